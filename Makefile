@@ -1,0 +1,36 @@
+# make demo   set up .venv and train a language model on Python's own library, books kept
+# make test   set up .venv and run every check: lint, types, tests
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo $$p && break; done)
+VENV := .venv
+READY := $(VENV)/.ready
+# The demo and the tests leave nothing outside the clone: the calibration of this machine is kept inside too.
+export NAPKIN_CACHE_DIR ?= $(CURDIR)/.cache
+
+.PHONY: demo test check torture clean
+.DELETE_ON_ERROR:
+
+demo: $(READY)
+	$(VENV)/bin/napkin demo
+
+test: check
+	$(VENV)/bin/python -m pytest -m "not torture"
+
+check: $(READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/basedpyright
+
+torture: $(READY)
+	$(VENV)/bin/python -m pytest -m torture
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found: install one, or name it with PYTHON=/path/to/python3" >&2; exit 2; }
+	@echo "setting up $(VENV) with $$($(PYTHON) --version): one to three minutes, once"
+	$(PYTHON) -m venv --clear $(VENV)
+	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .cache build dist src/*.egg-info

@@ -1,0 +1,138 @@
+"""Quantities as people write them ("70B", "80GiB", "1024xH100") and as napkin prints them.
+
+Decimal and binary prefixes are never confused: 1 GB is 10^9 bytes, 1 GiB is 2^30 bytes. Printed figures have
+three significant digits and one unit.
+"""
+
+import math
+import re
+from decimal import Decimal
+
+from napkin.errors import NapkinError
+
+_DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12, "P": 10**15}
+_BYTES = {
+    **{unit + "B": 1000**power for power, unit in enumerate(["", "k", "M", "G", "T", "P"])},
+    **{unit + "iB": 1024**power for power, unit in enumerate(["", "K", "M", "G", "T", "P"]) if power},
+    "KB": 1000,
+}
+_NUMBER = re.compile(r"\s*(\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_count(text: str) -> int:
+    """Read a number of things: parameters, tokens, steps.
+
+    >>> parse_count("70B"), parse_count("1.5T"), parse_count("4096"), parse_count("6.3e24")
+    (70000000000, 1500000000000, 4096, 6300000000000000000000000)
+
+    Raises NapkinError for anything else.
+    """
+    return _parse(text, _DECIMAL, "a count such as 4096, 124M, 70B or 1.5T")
+
+
+def parse_bytes(text: str) -> int:
+    """Read a number of bytes; a bare number is bytes.
+
+    >>> parse_bytes("80GB"), parse_bytes("80GiB"), parse_bytes("512")
+    (80000000000, 85899345920, 512)
+    """
+    return _parse(text, {**_BYTES, "": 1}, "a number of bytes such as 512, 80GB or 80GiB")
+
+
+def parse_devices(text: str) -> tuple[int, str]:
+    """Read a number of devices and their name; one is meant where no number stands.
+
+    >>> parse_devices("1024xH100"), parse_devices("A100-80GB")
+    ((1024, 'H100'), (1, 'A100-80GB'))
+    """
+    match = re.fullmatch(r"\s*(?:(\d+)\s*[x×]\s*)?(\S.*?)\s*", text)
+    if not match or match[1] == "0":
+        raise NapkinError(f"{text!r} names no devices: write for example H100 or 8xH100")
+    return int(match[1] or 1), match[2]
+
+
+def format_count(value: float) -> str:
+    """Print a number of things with three significant digits.
+
+    >>> format_count(124439808), format_count(512), format_count(6.3e24)
+    ('124 M', '512', '6.30e+24')
+    """
+    return _scaled(value, ["", "k", "M", "B", "T"], 1000)
+
+
+def format_flops(value: float) -> str:
+    """Print a number of FLOPs (not a rate).
+
+    >>> format_flops(2.916e11)
+    '292 GFLOP'
+    """
+    return _scaled(value, ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP"], 1000)
+
+
+def format_rate(flops_per_second: float) -> str:
+    """Print a rate in FLOP/s.
+
+    >>> format_rate(989.5e12)
+    '990 TFLOP/s'
+    """
+    return format_flops(flops_per_second) + "/s"
+
+
+def format_bytes(value: float) -> str:
+    """Print a number of bytes in decimal units.
+
+    >>> format_bytes(2.722e9), format_bytes(512)
+    ('2.72 GB', '512 B')
+    """
+    return _scaled(value, ["B", "kB", "MB", "GB", "TB", "PB"], 1000)
+
+
+def format_gibibytes(value: float) -> str:
+    """Print a number of bytes in binary units.
+
+    >>> format_gibibytes(32 * 2**30)
+    '32.0 GiB'
+    """
+    return _scaled(value, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"], 1024)
+
+
+def format_seconds(value: float) -> str:
+    """Print a duration.
+
+    >>> format_seconds(0.0123), format_seconds(151), format_seconds(12435264)
+    ('12.3 ms', '2 min 31 s', '143.9 days')
+    """
+    if value < 0 or not math.isfinite(value):
+        return "unknown"
+    if value < 60:
+        return _scaled(value * 1e9, ["ns", "µs", "ms", "s"], 1000)
+    if value < 3600:
+        minutes, seconds = divmod(round(value), 60)
+        return f"{minutes} min {seconds:02d} s"
+    if value < 48 * 3600:
+        hours, minutes = divmod(round(value / 60), 60)
+        return f"{hours} h {minutes:02d} min"
+    return f"{value / 86400:.1f} days"
+
+
+def _parse(text: str, factors: dict[str, int], expected: str) -> int:
+    match = _NUMBER.fullmatch(text)
+    if not match or match[2] not in factors:
+        raise NapkinError(f"{text!r} is not {expected}")
+    # Decimal keeps "1.1T" and integers beyond 2^53 exact, where a float would round.
+    return round(Decimal(match[1].replace("_", "")) * factors[match[2]])
+
+
+def _scaled(value: float, units: list[str], base: int) -> str:
+    magnitude, power = abs(value), 0
+    # 999.5 prints as 1.00 of the next unit, never as "1000".
+    while magnitude >= base - (0.5 if magnitude >= 999.5 else 0) and power < len(units) - 1:
+        magnitude, power = magnitude / base, power + 1
+    sign = "-" if value < 0 else ""
+    if magnitude >= 9999.5 or 0 < magnitude < 1e-3:
+        return f"{value:.2e} {units[0]}".rstrip()
+    if magnitude == int(magnitude) and power == 0:
+        number = str(int(magnitude))
+    else:
+        number = f"{magnitude:.{max(0, 2 - max(0, math.floor(math.log10(magnitude)) if magnitude else 0))}f}"
+    return f"{sign}{number} {units[power]}".rstrip()
