@@ -1,0 +1,9 @@
+from .batches import Batches as Batches
+from .batches import evaluation_windows as evaluation_windows
+from .corpus import Document as Document
+from .corpus import read_documents as read_documents
+from .corpus import standard_library as standard_library
+from .permutation import KeyedPermutation as KeyedPermutation
+from .split import is_validation as is_validation
+from .token_file import TokenFile as TokenFile
+from .token_file import write_token_file as write_token_file
