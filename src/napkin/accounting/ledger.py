@@ -1,0 +1,98 @@
+"""The ledger: one training step as rows, an operator call a row. The one currency of the accountant.
+
+A ledger comes from `count` (traced on fake tensors) or from `meter` (a real step); plans, progress bars, reports
+and tests read their figures from it, so that no second formula for the same thing stands anywhere.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal
+
+Phase = Literal["forward", "backward", "recompute", "optimizer"]
+Category = Literal["parameters", "gradients", "optimizer state", "activations", "inputs", "temporaries"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One call of one operator.
+
+    FLOPs are those of contractions (matrix products, attention, convolutions), a multiply and an add counting
+    two; elementwise work is left to the bytes, which is what bounds it.
+    """
+
+    module: str
+    """Path of the innermost module whose forward pass the call belongs to; "" outside of any."""
+    phase: Phase
+    operator: str
+    format: str
+    """Number format of the contraction or, elsewhere, of the output: "bf16", "fp32", ..."""
+    flops: int
+    """FLOPs of the contraction; attention counted over all query-key pairs, recomputation left out."""
+    causal_flops: int
+    """The same over the pairs that a causal mask leaves; equal to `flops` where nothing is masked."""
+    recomputed_flops: int
+    """FLOPs spent again on what an earlier operator had computed (flash attention's backward pass)."""
+    contraction: tuple[int, int, int, int] | None
+    """(batch, m, n, k): `batch` products of [m, k] and [k, n]; None for other operators."""
+    bytes_read: int
+    bytes_written: int
+    bytes_allocated: int
+    """Bytes of the storages that the call created."""
+    bytes_kept: int
+    """Those of them that the forward pass leaves alive for the backward pass."""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """A step's rows, and the memory that was alive while they ran."""
+
+    rows: tuple[Row, ...]
+    parameters: int
+    """Number of parameters; shared ones count once."""
+    peak_bytes: int
+    """Largest number of bytes alive in tensors at one time, over the step."""
+    resident_bytes: int
+    """Bytes alive before the step begins: parameters, optimizer state, whatever stays from step to step."""
+    peak_by_category: dict[Category, int]
+    """What was alive at the peak; adds up to `peak_bytes`."""
+    timeline: tuple[tuple[int, int], ...] = field(repr=False)
+    """(row, bytes alive) after each row that changed the number of bytes alive."""
+    unknown_operators: dict[str, int]
+    """Calls of operators for which no formula stands: their FLOPs are missing from every sum."""
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of the step; recomputation left out (the F in MFU), attention over all pairs."""
+        return sum(row.flops for row in self.rows if row.phase != "recompute")
+
+    @property
+    def hardware_flops(self) -> int:
+        """FLOPs of the step, recomputation counted (the F in HFU), attention over all pairs."""
+        return sum(row.flops + row.recomputed_flops for row in self.rows)
+
+    @property
+    def causal_flops(self) -> int:
+        """FLOPs of the step over the query-key pairs that causal masks leave; recomputation left out."""
+        return sum(row.causal_flops for row in self.rows if row.phase != "recompute")
+
+    @property
+    def forward_flops(self) -> int:
+        """FLOPs of the forward pass."""
+        return self.flops_by("phase").get("forward", 0)
+
+    @property
+    def backward_flops(self) -> int:
+        """FLOPs of the backward pass; recomputation left out."""
+        return self.flops_by("phase").get("backward", 0)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that the forward pass leaves alive for the backward pass."""
+        return sum(row.bytes_kept for row in self.rows)
+
+    def flops_by(self, column: Literal["module", "phase", "operator", "format"]) -> dict[str, int]:
+        """FLOPs summed over the rows that agree in `column`, largest first."""
+        sums: Counter[str] = Counter()
+        for row in self.rows:
+            sums[getattr(row, column)] += row.flops
+        return dict(sums.most_common())

@@ -1,0 +1,40 @@
+"""Put the meter beside rule and count, once a run has ended."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from napkin.accounting.plan import Plan
+from napkin.accounting.witnesses import WitnessRow
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a run turned out to be."""
+
+    parameters: int
+    flops: int
+    """Of one real step, by the operators that ran."""
+    peak_bytes: int
+    """Of one real step, by the allocator."""
+    seconds_a_step: float
+    """Median over the steps, without the one that was watched."""
+    seconds: float
+    """Of the whole training, evaluations and checkpoints included."""
+    steps: int
+    mfu: float
+    hfu: float
+    seconds_by_part: dict[str, float]
+    """data, forward, backward, optimizer, evaluation, checkpoints, other."""
+
+
+def reconcile(plan: Plan, measurement: Measurement) -> list[WitnessRow]:
+    """The plan's table with its third column filled."""
+    meters = {
+        "parameters": measurement.parameters,
+        "FLOPs a step": measurement.flops,
+        "peak bytes": measurement.peak_bytes,
+        "seconds a step": measurement.seconds_a_step,
+        "MFU": measurement.mfu,
+        "seconds in all": measurement.seconds,
+    }
+    return [dataclasses.replace(row, meter=meters[row.quantity]) for row in plan.table()]
