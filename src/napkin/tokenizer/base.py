@@ -1,0 +1,155 @@
+"""What every tokenizer offers, whatever its tokens are.
+
+A tokenizer is a table of byte strings, one an id, and a way to cut text into them. Ordinary tokens come first,
+special tokens last. decode(encode(text)) == text.
+"""
+
+import hashlib
+import json
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, SupportsIndex
+
+from napkin.errors import NapkinError
+from napkin.files import StrPath, atomic_write_text
+from napkin.tokenizer.texts import check_special_tokens, check_texts, split_at, utf8
+
+if TYPE_CHECKING:
+    import numpy
+
+FORMAT = "napkin-tokenizer"
+VERSION = 1
+
+
+class Tokenizer(ABC):
+    """Base of all tokenizers: a kind adds how ordinary text is encoded and what its file holds.
+
+    `vocabulary[id]` is the byte string an id stands for; `special_tokens` maps the text of each special
+    token to its id.
+    """
+
+    kind: ClassVar[str]
+    vocabulary: list[bytes]
+    special_tokens: dict[str, int]
+
+    def __init__(self, ordinary: Sequence[bytes], special_tokens: Sequence[str]) -> None:
+        check_special_tokens(special_tokens)
+        self.special_tokens = {token: len(ordinary) + i for i, token in enumerate(special_tokens)}
+        self.vocabulary = [*ordinary, *(utf8(token) for token in special_tokens)]
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, special tokens included."""
+        return len(self.vocabulary)
+
+    def encode(
+        self, text: str, *, allowed_special: frozenset[str] | set[str] | Literal["all"] = frozenset()
+    ) -> list[int]:
+        """Turn text into ids.
+
+        A special token written out in `text` is ordinary text unless `allowed_special` names it, so that a
+        document cannot forge a boundary. Raises NapkinError for a lone surrogate (the message gives its
+        position), for a character the vocabulary lacks and for an allowed token that is not special.
+        """
+        utf8(text)
+        if not allowed_special:
+            return self._encode_ordinary(text)
+        allowed = self.special_tokens.keys() if allowed_special == "all" else allowed_special
+        if unknown := sorted(allowed - self.special_tokens.keys()):
+            known = ", ".join(map(repr, self.special_tokens)) or "none"
+            raise NapkinError(f"{unknown[0]!r} is no special token of this tokenizer: it knows {known}")
+        ids: list[int] = []
+        for i, part in enumerate(split_at(text, allowed)):
+            if i % 2:
+                ids.append(self.special_tokens[part])
+            else:
+                ids.extend(self._encode_ordinary(part))
+        return ids
+
+    def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
+        """Turn each text into its own list of ids; special tokens in them are ordinary text."""
+        return [self.encode(text) for text in check_texts(texts)]
+
+    def encode_iterable(self, texts: Iterable[str]) -> Iterator[int]:
+        """Yield the ids of one text after the other; never more than one text is held in memory.
+
+        Nothing is put between texts, and no token reaches from one text into the next.
+        """
+        for text in check_texts(texts):
+            yield from self.encode(text)
+
+    def encode_to_numpy(self, text: str) -> "numpy.ndarray":
+        """Turn text into ids of shape [n_tokens]: uint16 where every id fits in it, otherwise uint32."""
+        import numpy
+
+        return numpy.array(self.encode(text), dtype=numpy.uint16 if self.vocab_size <= 2**16 else numpy.uint32)
+
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
+        """Turn ids into text. Bytes that are no UTF-8 (a character cut in two) become U+FFFD.
+
+        Raises NapkinError for an id outside the vocabulary.
+        """
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def decode_bytes(self, ids: Iterable[SupportsIndex]) -> bytes:
+        """Turn ids into the bytes they stand for: lossless where `decode` would replace half a character."""
+        numbers = [operator.index(i) for i in ids]
+        # A negative index would silently count from the end of the vocabulary.
+        if numbers and (min(numbers) < 0 or max(numbers) >= self.vocab_size):
+            wrong = next(i for i in numbers if not 0 <= i < self.vocab_size)
+            raise NapkinError(
+                f"token id {wrong} is outside 0 to {self.vocab_size - 1}, the ids of this vocabulary: "
+                "decode with the tokenizer that made them"
+            )
+        return b"".join(map(self.vocabulary.__getitem__, numbers))
+
+    def compression_ratio(self, text: str) -> float:
+        """UTF-8 bytes of `text` a token; 1.0 for bytes. Raises NapkinError for the empty text."""
+        if not text:
+            raise NapkinError("the empty text has no compression ratio: give at least one character")
+        return len(utf8(text)) / len(self.encode(text))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of everything that determines the ids, in hexadecimal: equal for equal tokenizers only."""
+        canonical = json.dumps(self._content(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the tokenizer's file holds, as plain JSON values."""
+        return {"format": FORMAT, "version": VERSION, **self._content(), "fingerprint": self.fingerprint}
+
+    def save(self, path: StrPath, *, overwrite: bool = False) -> None:
+        """Write the tokenizer to one JSON file, whole or not at all.
+
+        Raises NapkinError if the file exists and `overwrite` is not set, or if it cannot be written.
+        """
+        atomic_write_text(path, _layout(self.to_dict()), overwrite=overwrite)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(vocab_size={self.vocab_size}, fingerprint={self.fingerprint[:12]!r})"
+
+    @abstractmethod
+    def _encode_ordinary(self, text: str) -> list[int]:
+        """Encode text in which nothing is special and every character has a UTF-8 form."""
+
+    @abstractmethod
+    def _content(self) -> dict[str, Any]:
+        """Kind, parameters and special tokens: what the file holds and the fingerprint covers."""
+
+
+def _layout(document: dict[str, Any]) -> str:
+    # JSON with a line a key, and a line an item for what is a list: a diff shows which merge changed.
+    return "{\n" + ",\n".join(f"{_json(key)}: {_value(value)}" for key, value in document.items()) + "\n}\n"
+
+
+def _value(value: Any) -> str:
+    if not isinstance(value, list) or not value:
+        return _json(value)
+    return "[\n" + ",\n".join(f"  {_json(item)}" for item in value) + "\n]"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,101 @@
+"""Tokenizers on disk: JSON with format, version, kind, what the kind needs, and the fingerprint of it all.
+
+    {
+    "format": "napkin-tokenizer",
+    "version": 1,
+    "kind": "bpe",
+    "pattern": "gpt2",
+    "special_tokens": [
+      "<|endoftext|>"
+    ],
+    "merges": [
+      [32, 116],
+      ...
+    ],
+    "fingerprint": "3f1c..."
+    }
+
+Merge i joins two earlier ids into id 256 + i; the vocabulary follows from the merges. Nothing that is read is
+trusted: every field's type, every id and the fingerprint are checked.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from napkin.errors import CorruptFile, NapkinError
+from napkin.files import StrPath
+from napkin.tokenizer.base import FORMAT, VERSION, Tokenizer
+from napkin.tokenizer.bpe import BPETokenizer
+from napkin.tokenizer.byte_level import ByteTokenizer
+from napkin.tokenizer.characters import CharacterTokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, path: StrPath, *, overwrite: bool = False) -> None:
+    """Write a tokenizer to one JSON file; see `Tokenizer.save`."""
+    tokenizer.save(path, overwrite=overwrite)
+
+
+def load_tokenizer(path: StrPath) -> Tokenizer:
+    """Read a tokenizer that `save_tokenizer` wrote.
+
+    Raises CorruptFile if the file is not one, or is not what was written; NapkinError if it cannot be read.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise NapkinError(f"{path} cannot be read ({error.strerror}): give the file of a tokenizer") from error
+    try:
+        _check_header(path, msgspec.json.decode(content, type=_Header))
+        file = msgspec.json.decode(content, type=_BPEFile | _ByteFile | _CharacterFile)
+        tokenizer = file.tokenizer()
+    except CorruptFile:
+        raise
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, NapkinError) as error:
+        raise _corrupt(path, str(error)) from error
+    if file.fingerprint != tokenizer.fingerprint:
+        raise _corrupt(path, f"its fingerprint is {file.fingerprint}, its content's {tokenizer.fingerprint}")
+    return tokenizer
+
+
+def _corrupt(path: StrPath, fact: str) -> CorruptFile:
+    return CorruptFile(f"{path} is no intact tokenizer file: {fact}; restore it from a copy or train it again")
+
+
+class _Header(msgspec.Struct):
+    format: str
+    version: int
+
+
+def _check_header(path: StrPath, header: _Header) -> None:
+    if header.format != FORMAT:
+        raise CorruptFile(f"{path} is no tokenizer file: its format is {header.format!r}; give one with {FORMAT!r}")
+    if header.version != VERSION:
+        raise CorruptFile(
+            f"{path} has version {header.version}, this napkin reads {VERSION}: use the napkin that wrote it"
+        )
+
+
+class _File(_Header, tag_field="kind", forbid_unknown_fields=True):
+    special_tokens: list[str]
+    fingerprint: str
+
+
+class _BPEFile(_File, tag=BPETokenizer.kind):
+    pattern: str
+    merges: list[tuple[int, int]]
+
+    def tokenizer(self) -> BPETokenizer:
+        return BPETokenizer(self.merges, self.special_tokens, self.pattern)
+
+
+class _ByteFile(_File, tag=ByteTokenizer.kind):
+    def tokenizer(self) -> ByteTokenizer:
+        return ByteTokenizer(self.special_tokens)
+
+
+class _CharacterFile(_File, tag=CharacterTokenizer.kind):
+    characters: str
+
+    def tokenizer(self) -> CharacterTokenizer:
+        return CharacterTokenizer(self.characters, self.special_tokens)
