@@ -1,0 +1,5 @@
+"""The Transformer: its parts, its loss, and the config that chooses its shape."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

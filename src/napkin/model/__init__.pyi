@@ -1,0 +1,13 @@
+from .attention import CausalSelfAttention as CausalSelfAttention
+from .attention import attention_reference as attention_reference
+from .block import Block as Block
+from .config import ModelConfig as ModelConfig
+from .embedding import Embedding as Embedding
+from .feed_forward import SwiGLU as SwiGLU
+from .linear import Linear as Linear
+from .loss import cross_entropy as cross_entropy
+from .loss import linear_cross_entropy as linear_cross_entropy
+from .normalization import RMSNorm as RMSNorm
+from .position import RotaryEmbedding as RotaryEmbedding
+from .position import rotate as rotate
+from .transformer import Transformer as Transformer

@@ -1,0 +1,24 @@
+"""The embedding: a row of a matrix for each token id."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from napkin.model.initialization import truncated_normal
+
+
+class Embedding(nn.Module):
+    """A learned vector for each of vocab_size ids; it starts truncated-normal at ±3 std."""
+
+    weight: Float[Tensor, "vocab_size d_model"]
+
+    def __init__(
+        self, vocab_size: int, d_model: int, *, std: float = 1.0, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        self.weight = truncated_normal(vocab_size, d_model, std=std, generator=generator)
+
+    def forward(self, tokens: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
+        """Look up each id; an id outside the vocabulary is an IndexError on the CPU, an assert on a GPU."""
+        return F.embedding(tokens, self.weight)

@@ -1,0 +1,28 @@
+"""Where parameters start: a pure function of a generator's state, the same numbers on every device."""
+
+import math
+
+import torch
+from torch import nn
+
+_CUT = 3.0
+
+
+def truncated_normal(*shape: int, std: float, generator: torch.Generator | None = None) -> nn.Parameter:
+    """A new parameter, each number drawn from a normal distribution cut off at ±3 std.
+
+    It lies on the current default device and in the current default dtype. The numbers are drawn on the CPU in
+    fp32 with `generator` (a CPU generator; None is torch's global one), so they do not depend on the device. On
+    the meta device and under FakeTensorMode nothing is drawn.
+    """
+    parameter = nn.Parameter(torch.empty(shape))
+    if parameter.is_meta:
+        return parameter
+    # The inverse of the distribution function needs no rejected draws, whose number would depend on the data:
+    # fake tensors have none.
+    limit = math.erf(_CUT / math.sqrt(2))
+    draws = torch.empty(shape, dtype=torch.float32, device="cpu")
+    draws.uniform_(-limit, limit, generator=generator).erfinv_().mul_(std * math.sqrt(2))
+    with torch.no_grad():
+        parameter.copy_(draws)
+    return parameter

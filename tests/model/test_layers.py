@@ -1,0 +1,136 @@
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from napkin.model.attention import CausalSelfAttention, attention_reference
+from napkin.model.feed_forward import SwiGLU
+from napkin.model.initialization import truncated_normal
+from napkin.model.linear import Linear
+from napkin.model.normalization import RMSNorm
+from napkin.model.position import RotaryEmbedding, rotate
+from oracles import numpy_transformer as oracle
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def double(tensor: Tensor) -> oracle.Array:
+    return tensor.detach().double().numpy()
+
+
+def assert_equals_float64(actual: Tensor, expected: oracle.Array) -> None:
+    np.testing.assert_allclose(double(actual), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_rms_norm_equals_torch_and_numpy() -> None:
+    norm = RMSNorm(48, eps=1e-3)
+    x = 0.1 * normal(5, 7, 48)
+    with torch.no_grad():
+        norm.gain.copy_(normal(48, seed=1))
+    expected = np.stack([oracle.rms_norm(row, double(norm.gain), 1e-3) for row in double(x)])
+    assert_equals_float64(norm(x), expected)
+    torch.testing.assert_close(norm(x), torch.nn.functional.rms_norm(x, (48,), norm.gain, 1e-3), rtol=1e-5, atol=1e-6)
+
+
+def test_rms_norm_of_bf16_is_rounded_once() -> None:
+    x = (100 * normal(4, 1000)).bfloat16()
+    assert torch.equal(RMSNorm(1000)(x), RMSNorm(1000)(x.float()).bfloat16())
+
+
+def test_rms_norm_of_zeros_is_zero_with_a_finite_gradient() -> None:
+    x = torch.zeros(2, 8, requires_grad=True)
+    out = RMSNorm(8)(x)
+    out.sum().backward()
+    assert out.count_nonzero() == 0
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
+def test_rotation_equals_multiplication_by_complex_numbers() -> None:
+    x = normal(2, 11, 3, 16)
+    rotated = rotate(x, *RotaryEmbedding(16, 32, theta=500.0)(11))
+    for sequence in range(2):
+        for head in range(3):
+            assert_equals_float64(rotated[sequence, :, head], oracle.rope(double(x[sequence, :, head]), theta=500.0))
+
+
+def test_rotated_dot_products_depend_on_distance_alone() -> None:
+    query, key = normal(32), normal(32, seed=1)
+    rotary = RotaryEmbedding(32, 100)
+    queries = rotate(query.expand(1, 100, 1, 32), *rotary(100))[0, :, 0]
+    keys = rotate(key.expand(1, 100, 1, 32), *rotary(100))[0, :, 0]
+    products = queries @ keys.T
+    torch.testing.assert_close(products[:-7, :-7], products[7:, 7:], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
+def test_attention_equals_the_reference_and_numpy(n_kv_heads: int) -> None:
+    queries, keys, values = normal(2, 4, 9, 8), normal(2, n_kv_heads, 9, 8, seed=1), normal(2, n_kv_heads, 9, 8)
+    fused = torch.nn.functional.scaled_dot_product_attention(
+        queries, keys, values, is_causal=True, enable_gqa=n_kv_heads != 4
+    )
+    plain = attention_reference(queries, keys, values)
+    torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-5)
+    for head in range(4):
+        shared = head * n_kv_heads // 4
+        expected = oracle.attention(double(queries[1, head]), double(keys[1, shared]), double(values[1, shared]))
+        assert_equals_float64(plain[1, head], expected)
+
+
+@pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
+def test_self_attention_equals_numpy(n_kv_heads: int) -> None:
+    layer = CausalSelfAttention(32, 4, n_kv_heads, generator=torch.Generator().manual_seed(1))
+    x = normal(2, 9, 32)
+    weights = double(layer.query_key_value.weight), double(layer.output.weight)
+    for sequence, output in zip(x, layer(x, *RotaryEmbedding(8, 16, theta=100.0)(9)), strict=True):
+        expected = oracle.self_attention(double(sequence), *weights, n_heads=4, n_kv_heads=n_kv_heads, theta=100.0)
+        assert_equals_float64(output, expected)
+
+
+@pytest.mark.parametrize("n_kv_heads", [4, 2])
+def test_gradients_of_attention_equal_those_of_the_reference(n_kv_heads: int) -> None:
+    queries, keys, values = inputs = [
+        normal(2, heads, 9, 8, seed=seed).requires_grad_() for seed, heads in enumerate((4, n_kv_heads, n_kv_heads))
+    ]
+    fused = torch.nn.functional.scaled_dot_product_attention(
+        queries, keys, values, is_causal=True, enable_gqa=n_kv_heads != 4
+    )
+    upstream = normal(2, 4, 9, 8, seed=9)
+    actual = torch.autograd.grad(fused, inputs, upstream)
+    expected = torch.autograd.grad(attention_reference(queries, keys, values), inputs, upstream)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_swiglu_equals_numpy() -> None:
+    layer = SwiGLU(24, 40, generator=torch.Generator().manual_seed(1))
+    x = normal(6, 24)
+    assert_equals_float64(layer(x), oracle.swiglu(double(x), double(layer.gate_up.weight), double(layer.down.weight)))
+
+
+def test_draws_are_a_normal_distribution_cut_at_three_std() -> None:
+    draws = double(truncated_normal(400, 500, std=0.5, generator=torch.Generator().manual_seed(0))).ravel() / 0.5
+    limit_density = np.exp(-4.5) / np.sqrt(2 * np.pi)
+    kept = 0.9973002039367398
+    assert np.abs(draws).max() <= 3
+    assert abs(draws.mean()) < 0.01
+    assert abs(draws.var() - (1 - 6 * limit_density / kept)) < 0.01
+    # A clamped normal would pile 0.13% of the draws onto each limit; here 0.03% lie in the last twentieth.
+    assert (draws > 2.95).mean() < 0.0006
+    assert abs((draws < 1).mean() - (0.8413447 - 0.00135) / kept) < 0.005
+
+
+def test_a_linear_layer_keeps_the_variance_of_its_input() -> None:
+    out = Linear(256, 512, generator=torch.Generator().manual_seed(0))(normal(64, 256))
+    assert abs(out.var().item() - 1) < 0.1
+
+
+def test_parameters_are_born_in_the_default_dtype_with_the_same_draws() -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        narrow = Linear(8, 8, generator=torch.Generator().manual_seed(0)).weight
+    finally:
+        torch.set_default_dtype(torch.float32)
+    wide = Linear(8, 8, generator=torch.Generator().manual_seed(0)).weight
+    assert torch.equal(narrow, wide.bfloat16())
