@@ -1,0 +1,13 @@
+from .calibration import Calibration as Calibration
+from .calibration import CalibrationSettings as CalibrationSettings
+from .calibration import calibrate as calibrate
+from .calibration_cache import calibration_of_this_machine as calibration_of_this_machine
+from .calibration_cache import load_calibration as load_calibration
+from .calibration_cache import save_calibration as save_calibration
+from .catalogue import Device as Device
+from .catalogue import Price as Price
+from .catalogue import catalogue as catalogue
+from .catalogue import find_device as find_device
+from .host import Accelerator as Accelerator
+from .host import Host as Host
+from .host import detect_host as detect_host

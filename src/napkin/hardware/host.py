@@ -1,0 +1,123 @@
+"""This machine: its processor, what of it this process may use, its memory and its accelerators."""
+
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from napkin.hardware.cgroup import read_limits
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One CUDA (or ROCm) device: the driver's name for it, its memory, and whether bf16 runs in its matrix units."""
+
+    name: str
+    memory_bytes: int
+    native_bf16: bool
+
+
+@dataclass(frozen=True)
+class Host:
+    """This machine as this process may use it: affinity and container limits are taken off.
+
+    `native_bf16` says whether the processor multiplies bf16 matrices in hardware (AVX512-BF16, AMX or ARM BF16);
+    without that, bf16 on the CPU is slower than fp32.
+    """
+
+    cpu_name: str
+    cores: int
+    memory_bytes: int
+    available_bytes: int
+    native_bf16: bool
+    accelerators: tuple[Accelerator, ...]
+
+
+def detect_host() -> Host:
+    """Look at this machine; imports torch to ask for accelerators, which takes a second or two."""
+    limits, memory = read_limits(), psutil.virtual_memory()
+    return Host(
+        cpu_name=cpu_name(),
+        cores=usable_cores(),
+        memory_bytes=int(min(memory.total, limits.memory_bytes)),
+        available_bytes=int(min(memory.available, limits.available_bytes)),
+        native_bf16=has_native_bf16(),
+        accelerators=_accelerators(),
+    )
+
+
+def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
+    """The processor's own name, as far as the system tells it."""
+    fields = _first_processor(cpuinfo)
+    for key in ("model name", "Model", "Hardware"):
+        if name := fields.get(key):
+            return name
+    return _sysctl("machdep.cpu.brand_string") or platform.processor() or platform.machine() or "unknown CPU"
+
+
+def usable_cores() -> int:
+    """Cores this process can keep busy: its affinity, or the whole cores its control group grants it, at least 1."""
+    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return max(1, int(min(allowed, read_limits().cores)))
+
+
+def has_native_bf16(cpuinfo: Path = _CPUINFO) -> bool:
+    """Whether the processor has bf16 matrix or dot-product instructions: AVX512-BF16, AMX, or ARM's."""
+    fields = _first_processor(cpuinfo)
+    flags = set(f"{fields.get('flags', '')} {fields.get('Features', '')}".split())
+    if flags:
+        return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
+    return _sysctl("hw.optional.arm.FEAT_BF16") == "1" or _torch_says_bf16()
+
+
+def _first_processor(path: Path) -> dict[str, str]:
+    """The fields of the first processor in Linux's /proc/cpuinfo; empty elsewhere."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    fields: dict[str, str] = {}
+    for line in lines:
+        key, colon, value = line.partition(":")
+        if colon:
+            fields.setdefault(key.strip(), value.strip())
+    return fields
+
+
+def _sysctl(name: str) -> str:
+    if sys.platform != "darwin":
+        return ""
+    answer = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=False)
+    return answer.stdout.strip()
+
+
+def _torch_says_bf16() -> bool:
+    import torch
+
+    # These helpers are private to torch: where one is gone, nothing is claimed.
+    helpers = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return any(bool(helper()) for helper in helpers if helper)
+
+
+def _accelerators() -> tuple[Accelerator, ...]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return ()
+    return tuple(_accelerator(index) for index in range(torch.cuda.device_count()))
+
+
+def _accelerator(index: int) -> Accelerator:
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    # torch.cuda.is_bf16_supported asks the current device only and may count emulation.
+    with torch.cuda.device(index):
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    return Accelerator(properties.name, properties.total_memory, native)

@@ -1,0 +1,176 @@
+import dataclasses
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from napkin.errors import NapkinError
+from napkin.hardware.catalogue import Device, catalogue, find_device
+
+DRIVER_NAMES = {
+    "Tesla V100-SXM2-16GB": "V100-SXM2-16GB",
+    "Tesla V100-SXM2-32GB": "V100-SXM2-32GB",
+    "Tesla V100-PCIE-32GB": "V100-PCIe-32GB",
+    "Tesla T4": "T4",
+    "NVIDIA A10": "A10",
+    "NVIDIA A10G": "A10G",
+    "NVIDIA A100-SXM4-40GB": "A100-SXM-40GB",
+    "NVIDIA A100-SXM4-80GB": "A100-SXM-80GB",
+    "NVIDIA A100-PCIE-40GB": "A100-PCIe-40GB",
+    "NVIDIA A100 80GB PCIe": "A100-PCIe-80GB",
+    "NVIDIA RTX A6000": "RTX-A6000",
+    "NVIDIA GeForce RTX 3090": "RTX-3090",
+    "NVIDIA GeForce RTX 4090": "RTX-4090",
+    "NVIDIA GeForce RTX 5090": "RTX-5090",
+    "NVIDIA L4": "L4",
+    "NVIDIA L40S": "L40S",
+    "NVIDIA H100 80GB HBM3": "H100-SXM-80GB",
+    "NVIDIA H100 PCIe": "H100-PCIe-80GB",
+    "NVIDIA H100 NVL": "H100-NVL-94GB",
+    "NVIDIA H800": "H800-SXM-80GB",
+    "NVIDIA H200": "H200-SXM-141GB",
+    "NVIDIA B200": "B200-SXM-180GB",
+    "NVIDIA GB200": "GB200-186GB",
+    "NVIDIA GH200 480GB": "GH200-96GB",
+    "AMD Instinct MI300X": "MI300X",
+    "AMD Instinct MI355X": "MI355X",
+    "TPU v4": "TPU-v4",
+    "TPU v5 lite": "TPU-v5e",
+    "TPU v5": "TPU-v5p",
+    "TPU v6 lite": "TPU-v6e",
+    "Apple M2 Ultra": "M2-Ultra",
+}
+
+# Dense FLOP/s and bytes/s as published; where a datasheet prints the sparse figure, half of it.
+PUBLISHED = {
+    "H100": {"bf16": 1979e12 / 2, "fp32": 67e12, "fp8-e4m3": 3958e12 / 2},
+    "H100-PCIe": {"bf16": 1513e12 / 2},
+    "H800": {"bf16": 1979e12 / 2},
+    "H200": {"bf16": 1979e12 / 2},
+    "A100": {"bf16": 312e12, "fp32": 19.5e12, "tf32": 156e12},
+    "B200": {"bf16": 4.5e15 / 2},
+    "L4": {"bf16": 242e12 / 2},
+    "RTX-4090": {"bf16": 165.2e12},
+    "V100": {"fp16": 125e12},
+    "MI300X": {"bf16": 1307.4e12},
+    "TPU-v5e": {"bf16": 197e12},
+}
+
+
+@pytest.fixture(params=catalogue(), ids=lambda device: device.name)
+def device(request: pytest.FixtureRequest) -> Device:
+    return request.param
+
+
+def test_every_device_has_a_source_a_peak_and_plausible_magnitudes(device: Device):
+    assert len(device.source) > 10
+    assert all(1e11 < flops < 1e17 for flops in [*device.peaks.values(), *device.sparse.values()])
+    assert 1e10 < device.memory_bytes < 1e12
+    assert 1e11 < device.memory_bandwidth < 1e14
+    assert device.link_bandwidth is None or 1e10 < device.link_bandwidth < 1e12
+    assert device.host_bandwidth is None or 1e10 < device.host_bandwidth < 1e12
+    assert device.watts is None or 50 < device.watts < 2000
+    assert device.price is None or (0.1 < device.price.usd_per_hour < 20 and device.price.offer)
+
+
+def test_a_link_has_a_name_where_it_has_a_bandwidth(device: Device):
+    assert (device.link is None) == (device.link_bandwidth is None)
+    assert (device.host_link is None) == (device.host_bandwidth is None)
+
+
+def test_sparse_figures_are_twice_the_dense_ones(device: Device):
+    for name, sparse in device.sparse.items():
+        assert sparse == pytest.approx(2 * device.peaks[name], rel=0.02)
+
+
+def test_narrower_formats_are_never_slower(device: Device):
+    order = [device.peaks[name] for name in ("fp32", "tf32", "bf16", "fp8", "int4") if name in device.peaks]
+    assert order == sorted(order)
+    if "bf16" in device.peaks and "fp16" in device.peaks:
+        assert device.peaks["bf16"] == device.peaks["fp16"]
+
+
+def test_a_name_that_states_gigabytes_has_about_as_many(device: Device):
+    stated = re.search(r"(\d+)GB", device.name)
+    if stated:
+        # Between the decimal and the binary reading, less what error correction and firmware keep.
+        assert int(stated[1]) * 1e9 <= device.memory_bytes <= int(stated[1]) * 1.075e9
+
+
+def test_no_two_devices_share_a_name_however_it_is_spelt():
+    spellings = Counter(
+        spelling
+        for device in catalogue()
+        for spelling in {re.sub(r"[-_\s]", "", name.lower()) for name in (device.name, *device.aliases)}
+    )
+    assert [name for name, times in spellings.items() if times > 1] == []
+
+
+def test_every_name_and_alias_finds_its_device(device: Device):
+    for name in (device.name, *device.aliases):
+        for spelling in (name, name.upper(), name.replace("-", " "), name.replace("-", "_").lower()):
+            assert find_device(spelling) is device
+
+
+@pytest.mark.parametrize(("printed", "name"), DRIVER_NAMES.items())
+def test_names_that_drivers_print_are_known(printed: str, name: str):
+    assert find_device(printed).name == name
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_peaks_are_the_published_dense_figures(name: str):
+    for format_name, flops in PUBLISHED[name].items():
+        assert find_device(name).peak(format_name) == pytest.approx(flops, rel=1e-3)
+
+
+def test_bandwidths_are_the_published_ones():
+    assert find_device("L4").memory_bandwidth == 300e9
+    assert find_device("H100").memory_bandwidth == 3.35e12
+    assert find_device("H200").memory_bandwidth == 4.8e12
+    # 900 GB/s and 400 GB/s are both directions together.
+    assert find_device("H100").link_bandwidth == 900e9 / 2
+    assert find_device("H800").link_bandwidth == 400e9 / 2
+
+
+def test_short_names_mean_the_commonest_form():
+    assert find_device("H100").name == "H100-SXM-80GB"
+    assert find_device("A100-80GB").name == "A100-SXM-80GB"
+    assert find_device("a100").name == "A100-SXM-80GB"
+    assert find_device("A100-40GB").name == "A100-SXM-40GB"
+
+
+def test_an_unknown_name_is_refused_with_the_nearest():
+    with pytest.raises(NapkinError, match=r"^'H10O' is no accelerator .* H100-SXM-80GB[^\n]*$"):
+        find_device("H10O")
+    with pytest.raises(NapkinError, match="use one of V100-SXM2-16GB, "):
+        find_device("?")
+
+
+def test_a_laptop_is_not_taken_for_the_desktop_card():
+    with pytest.raises(NapkinError, match="RTX-4090"):
+        find_device("NVIDIA GeForce RTX 4090 Laptop GPU")
+
+
+def test_peak_takes_any_name_of_a_format_and_refuses_what_the_device_lacks():
+    h100 = find_device("H100")
+    assert h100.peak("torch.bfloat16") == h100.peak("bf16")
+    assert h100.peak("fp8-e5m2") == h100.peak("fp8-e4m3") == h100.peaks["fp8"]
+    with pytest.raises(NapkinError, match="V100-SXM2-16GB has no arithmetic in bf16: choose one of fp64, fp32"):
+        find_device("V100").peak("bf16")
+
+
+def test_devices_are_frozen_and_can_be_keys():
+    h100 = find_device("H100")
+    assert {h100: 1}[find_device("h100 sxm")] == 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        h100.name = "H200"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_the_catalogue_loads_without_torch():
+    program = (
+        "import sys, napkin.hardware as h; h.find_device('H100'); h.Host; h.calibrate; h.load_calibration; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
