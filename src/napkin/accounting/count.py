@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from napkin.accounting.ledger import Ledger
@@ -46,7 +46,7 @@ def count(
         try:
             # The second step is the steady one: the optimizer's state is born in the first.
             return record(twin, lambda: run(twin, inputs), warm_up=1)
-        except torch._subclasses.fake_tensor.DataDependentOutputException as error:
+        except DataDependentOutputException as error:
             raise NapkinError(
                 f"the step reads values that exist only when it runs ({error.func}): "
                 "pass a `step` without `.item()`, printing or branches on data"

@@ -4,11 +4,15 @@ An operator takes the longer of two times, that of its FLOPs at the measured rat
 its bytes at the measured bandwidth, and a fixed time to launch (Williams et al. 2009, "Roofline").
 """
 
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from napkin.accounting.ledger import Ledger, Row
 from napkin.hardware.calibration import Calibration
+
+# A CPU's allocator takes blocks of at least this size from the system, and gives them back, each time.
+FRESH_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -26,17 +30,22 @@ class Price:
 
 def price(ledger: Ledger, calibration: Calibration) -> Price:
     """Predict the seconds of a step on the calibrated machine."""
-    by_operator: Counter[str] = Counter()
-    by_module: Counter[str] = Counter()
+    by_operator: defaultdict[str, float] = defaultdict(float)
+    by_module: defaultdict[str, float] = defaultdict(float)
     total = byte_bound = 0.0
     for row in ledger.rows:
         arithmetic, traffic = _seconds_of_flops(row, calibration), _seconds_of_bytes(row, calibration)
-        seconds = max(arithmetic, traffic) + calibration.overhead_seconds
+        fresh = row.bytes_allocated * calibration.seconds_per_fresh_byte if row.bytes_allocated >= FRESH_BYTES else 0.0
+        seconds = max(arithmetic, traffic) + fresh + calibration.seconds_per_operator
         total += seconds
         byte_bound += seconds if traffic > arithmetic else 0.0
         by_operator[row.operator] += seconds
         by_module[row.module] += seconds
-    return Price(total, dict(by_operator.most_common()), dict(by_module.most_common()), byte_bound / total)
+    return Price(total, _largest_first(by_operator), _largest_first(by_module), byte_bound / total)
+
+
+def _largest_first(seconds: Mapping[str, float]) -> dict[str, float]:
+    return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
 
 def _seconds_of_flops(row: Row, calibration: Calibration) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._autograd import _get_sequence_nr  # pyright: ignore[reportMissingImports]
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -227,7 +228,7 @@ class _Recorder(TorchDispatchMode):
             return self.path_of_node.get(node._sequence_nr(), "") if node is not None else ""
         path = self.stack[-1] if self.stack else ""
         if phase == "forward":
-            self.path_of_node[torch._C._autograd._get_sequence_nr() - 1] = path
+            self.path_of_node[_get_sequence_nr() - 1] = path
         return path
 
     def _describe(

@@ -1,10 +1,31 @@
 """Which documents are held out for validation: decided by each document's text alone."""
 
+import itertools
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
+from typing import Literal
 
 from napkin.data.corpus import Document
 from napkin.errors import NapkinError
 from napkin.tokenizer.texts import utf8
+
+
+def split_documents(
+    documents: Iterable[Document], fraction: float, side: Literal["training", "validation"]
+) -> Iterator[Document]:
+    """The documents of one side; `fraction` (0 to 1) of all are held out, as `is_validation` says.
+
+    A text that is a single document is cut instead: its last part is held out, from a line's beginning where it has
+    lines. Memory stays that of two documents.
+    """
+    remaining = iter(documents)
+    first = list(itertools.islice(remaining, 2))
+    if len(first) == 1 and 0 < fraction < 1:
+        yield _cut(first[0], fraction, side)
+        return
+    for document in itertools.chain(first, remaining):
+        if is_validation(document, fraction) == (side == "validation"):
+            yield document
 
 
 def is_validation(document: Document, fraction: float) -> bool:
@@ -18,3 +39,10 @@ def is_validation(document: Document, fraction: float) -> bool:
         raise NapkinError(f"a validation fraction of {fraction} is not possible: choose from 0 to 1")
     digest = blake2b(utf8(document.text, f"'{document.name}'"), digest_size=8).digest()
     return int.from_bytes(digest, "little") < fraction * 2**64
+
+
+def _cut(document: Document, fraction: float, side: Literal["training", "validation"]) -> Document:
+    text = document.text
+    middle = round(len(text) * (1 - fraction))
+    middle = text.rfind("\n", 0, middle) + 1 or middle
+    return Document(f"{document.name} ({side})", text[:middle] if side == "training" else text[middle:])

@@ -1,0 +1,94 @@
+"""`napkin demo`: the main job, command by command, on text that is on every machine."""
+
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from napkin.cli.terminal import out, parse
+from napkin.cli.texts import STANDARD_LIBRARY
+from napkin.errors import NapkinError
+from napkin.files import atomic_write_text
+from napkin.model.config import ModelConfig
+from napkin.training.recipe import DataConfig, OptimizerConfig, Recipe, TrainingConfig, format_recipe
+from napkin.units import format_seconds
+
+PROMPTS = ("def main(", "import os\n", 'class Error(Exception):\n    """')
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """Train a language model on Python's own library, with the commands that do the same for a text of yours."""
+
+    folder: str = "demo"
+    """Folder to make for everything; where it exists, the next free one is taken: demo-2, demo-3, ..."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the demo; returns the exit status of the first command that fails."""
+    folder = _free(Path(parse(DemoOptions, "demo", arguments).folder))
+    folder.mkdir(parents=True)
+    recipe, run = folder / "recipe.toml", folder / "run"
+    atomic_write_text(recipe, _recipe(folder))
+    stages = [
+        ("tokenizer", ["tokenizer", "train", STANDARD_LIBRARY, "--out", f"{folder}/tokenizer.json"]),
+        (
+            "tokens",
+            ["tokenizer", "encode", STANDARD_LIBRARY, "--tokenizer", f"{folder}/tokenizer.json", "--out", str(folder)],
+        ),
+        ("plan, train, reconcile", ["train", str(recipe), "--run", str(run)]),
+        ("evaluate", ["evaluate", str(run)]),
+        ("generate", ["generate", str(run), "--save", "--tokens", "100", "--prompts", *PROMPTS]),
+        ("report", ["report", str(run)]),
+    ]
+    taken: dict[str, float] = {}
+    for name, command in stages:
+        out.print(f"\n[bold]$ napkin {shlex.join(command)}[/bold]", soft_wrap=True)
+        start = time.perf_counter()
+        status = _run(command)
+        if status:
+            return status
+        taken[name] = time.perf_counter() - start
+    _summarise(taken, run)
+    return 0
+
+
+def _run(command: list[str]) -> int:
+    from napkin.cli import main as napkin
+
+    return napkin(command)
+
+
+def _recipe(folder: Path) -> str:
+    return format_recipe(
+        Recipe(
+            data=DataConfig(
+                train=f"{folder}/train.tokens",
+                validation=f"{folder}/validation.tokens",
+                tokenizer=f"{folder}/tokenizer.json",
+            ),
+            model=ModelConfig(context_length=256, d_model=192, n_layers=4, n_heads=3),
+            optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=50),
+            training=TrainingConfig(steps=800, batch_size=8, checkpoint_every=200, evaluate_every=100),
+        )
+    )
+
+
+def _free(folder: Path) -> Path:
+    for candidate in (folder, *(folder.with_name(f"{folder.name}-{number}") for number in range(2, 1000))):
+        if not candidate.exists():
+            return candidate
+    raise NapkinError(f"'{folder}' and 998 numbered ones after it exist: remove some or choose another --folder")
+
+
+def _summarise(taken: dict[str, float], run: Path) -> None:
+    table = Table("stage", "time", box=None, header_style="bold")
+    table.columns[1].justify = "right"
+    for name, seconds in taken.items():
+        table.add_row(name, format_seconds(seconds))
+    table.add_row("in all", format_seconds(sum(taken.values())))
+    out.print("")
+    out.print(table)
+    out.print(f"\nopen {run}/report.html; the same for a text of yours: the commands above, with its path for stdlib:")

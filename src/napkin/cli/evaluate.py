@@ -1,0 +1,69 @@
+"""`napkin evaluate`."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+import tyro
+from rich.table import Table
+
+from napkin.cli.terminal import out, parse, print_json, progress_line
+from napkin.errors import NapkinError
+from napkin.units import format_bytes
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Predict all validation tokens of a run: loss, perplexity, bits a byte, beside gzip and xz on the same bytes."""
+
+    run: Annotated[str, tyro.conf.Positional]
+    """Folder of the run."""
+    tokens: str | None = None
+    """Token file to predict; None is the run's validation file."""
+    json: bool = False
+    """Print the result for programs."""
+
+
+def main(arguments: list[str]) -> None:
+    """Evaluate a run and keep the result in its folder."""
+    options = parse(EvaluateOptions, "evaluate", arguments)
+    with progress_line("opening the run") as line:
+        from napkin.cli.trained import open_trained
+        from napkin.data.token_file import TokenFile
+        from napkin.report.page import write_report
+        from napkin.training.evaluation import evaluate
+
+        trained = open_trained(options.run)
+        path = options.tokens or trained.recipe.data.validation
+        if path is None:
+            raise NapkinError(f"'{options.run}' has no validation tokens: name a token file with --tokens")
+        tokens = TokenFile.open(path, tokenizer_fingerprint=trained.tokenizer.fingerprint, verify=True)
+        line.retitle("evaluating")
+        evaluation = evaluate(
+            trained.model,
+            tokens,
+            trained.tokenizer,
+            trained.precision,
+            step=trained.checkpoint.state.step,
+            progress=lambda done, total: line(done, total, f"{done:,} of {total:,} tokens"),
+        )
+        if options.tokens is None:
+            trained.run.write_json("evaluation.json", evaluation)
+            write_report(trained.run.path)
+    if options.json:
+        print_json(msgspec.to_builtins(evaluation))
+        return
+    out.print(
+        f"{path}: {evaluation.tokens:,} tokens, {format_bytes(evaluation.bytes)}; step {evaluation.step:,}: "
+        f"loss {evaluation.loss:.4f} nats a token, perplexity {evaluation.perplexity:.2f}",
+        soft_wrap=True,
+    )
+    table = Table("", "bits a byte", box=None, header_style="bold")
+    table.columns[1].justify = "right"
+    for name, bits in (
+        ("gzip -9", evaluation.gzip_bits_per_byte),
+        ("this model", evaluation.bits_per_byte),
+        ("xz -9", evaluation.xz_bits_per_byte),
+    ):
+        table.add_row(name, f"{bits:.4f}")
+    out.print(table)

@@ -1,0 +1,79 @@
+"""`napkin generate`."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import tyro
+
+from napkin.cli.terminal import out, parse, print_json, progress_line
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are drawn."""
+
+    temperature: float = 0.8
+    """Below 1 the likely becomes likelier; 0 always takes the likeliest token."""
+    top_k: int | None = None
+    """Draw among this many likeliest tokens; None is all."""
+    top_p: float = 0.95
+    """Draw among the likeliest tokens that together reach this probability."""
+    seed: int = 0
+    """Seed of the draws; completion i of a call uses seed + i."""
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """Let a trained model continue a text."""
+
+    run: Annotated[str, tyro.conf.Positional]
+    """Folder of the run."""
+    prompts: tuple[str, ...] = ("",)
+    """Texts to continue; an empty one begins a new document."""
+    tokens: int = 120
+    """Most tokens a completion has; it ends where the model ends the document."""
+    sampling: Annotated[SamplingOptions, tyro.conf.arg(name="")] = field(default_factory=SamplingOptions)
+    save: bool = False
+    """Keep the completions as the run's samples.txt, and show them in its report."""
+    json: bool = False
+    """Print the result for programs."""
+
+
+def main(arguments: list[str]) -> None:
+    """Print completions."""
+    options = parse(GenerateOptions, "generate", arguments)
+    with progress_line("opening the run") as line:
+        from napkin.cli.trained import open_trained
+
+        trained = open_trained(options.run)
+        line.retitle("generating")
+        completions = []
+        for number, prompt in enumerate(options.prompts):
+            line(number, len(options.prompts))
+            completions.append(_complete(trained, prompt, options, number))
+    texts = [
+        f"=== {number} (seed {options.sampling.seed + number - 1})\n{prompt}{completion}\n"
+        for number, (prompt, completion) in enumerate(zip(options.prompts, completions, strict=True), start=1)
+    ]
+    if options.save:
+        from napkin.files import atomic_write_text
+        from napkin.report.page import write_report
+
+        atomic_write_text(trained.run.path / "samples.txt", "\n".join(texts), overwrite=True)
+        write_report(trained.run.path)
+    if options.json:
+        print_json([{"prompt": p, "completion": c} for p, c in zip(options.prompts, completions, strict=True)])
+        return
+    for text in texts:
+        out.print(text, markup=False, soft_wrap=True)
+
+
+def _complete(trained, prompt: str, options: GenerateOptions, number: int) -> str:
+    from napkin.data.token_file import SEPARATOR
+    from napkin.inference.sampling import Sampling, generate
+
+    chosen = options.sampling
+    sampling = Sampling(chosen.temperature, chosen.top_k, chosen.top_p, chosen.seed + number)
+    separator = trained.tokenizer.special_tokens[SEPARATOR]
+    start = [separator, *trained.tokenizer.encode(prompt)]
+    return trained.tokenizer.decode(list(generate(trained.model, start, options.tokens, sampling, stop=separator)))

@@ -1,0 +1,17 @@
+"""The TEXT arguments of commands: files, folders, or `stdlib:`."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from napkin.data.corpus import Document, read_documents, standard_library
+
+STANDARD_LIBRARY = "stdlib:"
+
+
+def open_documents(texts: Sequence[str], suffixes: Sequence[str] = ()) -> Iterator[Document]:
+    """The documents of every TEXT in turn."""
+    for text in texts:
+        if text == STANDARD_LIBRARY:
+            yield from standard_library()
+        else:
+            yield from read_documents([Path(text)], suffixes=suffixes or None)

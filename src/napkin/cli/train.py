@@ -1,0 +1,28 @@
+"""`napkin train`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from napkin.cli.recipes import RecipeOptions, parse_with_recipe
+from napkin.cli.terminal import progress_line
+
+
+@dataclass(frozen=True)
+class TrainOptions(RecipeOptions):
+    """Plan a run, train it, meter it, and reconcile the two."""
+
+    run: str = ""
+    """Folder to make for the run; the default is runs/ and the recipe's name. It must not exist."""
+    json: bool = False
+    """Print the outcome for programs."""
+
+
+def main(arguments: list[str]) -> int:
+    """Train a new run."""
+    options, path = parse_with_recipe(TrainOptions, "train", arguments)
+    folder = options.run or str(Path("runs") / (Path(path).stem if path else "run"))
+    with progress_line("starting") as line:
+        from napkin.cli.training import new_run, start
+
+        preparation, run = new_run(options.recipe, folder, line.retitle)
+    return start(preparation, run, as_json=options.json)

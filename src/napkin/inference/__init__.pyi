@@ -1,0 +1,2 @@
+from .sampling import Sampling as Sampling
+from .sampling import generate as generate

@@ -1,0 +1,74 @@
+"""Text out of a model: one token after another, each drawn from the distribution that the model gives."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from napkin.errors import NapkinError
+from napkin.model.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is drawn; the same settings and seed draw the same tokens."""
+
+    temperature: float = 0.8
+    """Logits are divided by it: below 1 the likely becomes likelier; 0 always takes the likeliest token."""
+
+    top_k: int | None = None
+    """Draw among this many likeliest tokens (Fan et al. 2018); None is all."""
+
+    top_p: float = 0.95
+    """Draw among the likeliest tokens that together reach this probability (Holtzman et al. 2020); 1 is all."""
+
+    seed: int = 0
+    """Seed of the draws."""
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise NapkinError(f"temperature is {self.temperature}: use 0 or more")
+        if self.top_k is not None and self.top_k < 1:
+            raise NapkinError(f"top_k is {self.top_k}: use 1 or more, or leave it out")
+        if not 0 < self.top_p <= 1:
+            raise NapkinError(f"top_p is {self.top_p}: use a probability above 0, up to 1")
+
+
+@torch.no_grad()
+def generate(
+    model: Transformer, prompt: list[int], n_tokens: int, sampling: Sampling, *, stop: int | None = None
+) -> Iterator[int]:
+    """Yield up to `n_tokens` token ids that continue `prompt`, which holds at least one; end before a `stop`.
+
+    Past the model's context length the oldest tokens fall out of sight.
+    """
+    if not prompt:
+        raise NapkinError("the prompt holds no token: begin with a separator or with text")
+    device = model.head_weight.device
+    generator = torch.Generator().manual_seed(sampling.seed)
+    tokens = list(prompt)
+    for _ in range(n_tokens):
+        window = torch.tensor([tokens[-model.config.context_length :]], device=device)
+        # The logits of the last position alone: the others would be thrown away.
+        logits = model.hidden(window)[0, -1].float() @ model.head_weight.float().T
+        token = draw(logits.cpu(), sampling, generator)
+        if token == stop:
+            return
+        tokens.append(token)
+        yield token
+
+
+def draw(logits: Float[Tensor, " vocab_size"], sampling: Sampling, generator: torch.Generator) -> int:
+    """Draw one token id."""
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    likeliest, ids = logits.sort(descending=True)
+    probabilities = torch.softmax(likeliest / sampling.temperature, dim=0)
+    before = probabilities.cumsum(dim=0) - probabilities
+    # The likeliest token always stays: nothing stands before it.
+    probabilities = probabilities.where(before < sampling.top_p, 0)
+    if sampling.top_k is not None:
+        probabilities[sampling.top_k :] = 0
+    return int(ids[torch.multinomial(probabilities, 1, generator=generator)])

@@ -1,0 +1,5 @@
+from .recipe import Recipe as Recipe
+from .recipe import read_recipe as read_recipe
+from .step import Learner as Learner
+from .step import build_learner as build_learner
+from .step import count_step as count_step

@@ -1,0 +1,96 @@
+"""How well a model predicts a text: loss, perplexity, bits a byte; and what general compressors make of it."""
+
+import gzip
+import lzma
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from napkin.data.batches import evaluation_windows
+from napkin.data.token_file import TokenFile
+from napkin.model.transformer import Transformer
+from napkin.tokenizer.base import Tokenizer
+from napkin.training.precision import Precision
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Bits a byte compares across tokenizers; loss and perplexity do not."""
+
+    step: int
+    tokens: int
+    """Tokens predicted, separators included."""
+    bytes: int
+    """UTF-8 bytes of the text, separators not included."""
+    loss: float
+    """Nats a token."""
+    perplexity: float
+    """exp(loss)."""
+    bits_per_byte: float
+    """All nats over ln 2 over all bytes; separators are paid for and bring no bytes."""
+    gzip_bits_per_byte: float
+    """Of the same bytes by `gzip -9`."""
+    xz_bits_per_byte: float
+    """Of the same bytes by `xz -9`."""
+
+
+def evaluate(
+    model: Transformer,
+    token_file: TokenFile,
+    tokenizer: Tokenizer,
+    precision: Precision,
+    *,
+    step: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Predict every token of a token file but the first, each once, with at least half a context before it.
+
+    `progress(done, total)` counts tokens. The compressors get the whole text as one stream, so that they, too, learn
+    from one document for the next.
+    """
+    loss = mean_loss(model, token_file, precision, progress=progress)
+    tokens = token_file.n_tokens - 1
+    ids = np.asarray(token_file.tokens)
+    text = tokenizer.decode_bytes(ids[ids != token_file.separator].tolist())
+    return Evaluation(
+        step=step,
+        tokens=tokens,
+        bytes=len(text),
+        loss=loss,
+        perplexity=math.exp(min(loss, 700.0)),
+        bits_per_byte=loss * tokens / math.log(2) / len(text),
+        gzip_bits_per_byte=8 * len(gzip.compress(text, compresslevel=9)) / len(text),
+        xz_bits_per_byte=8 * len(lzma.compress(text, preset=9)) / len(text),
+    )
+
+
+@torch.no_grad()
+def mean_loss(
+    model: Transformer,
+    token_file: TokenFile,
+    precision: Precision,
+    *,
+    max_tokens: int | None = None,
+    batch_size: int = 16,
+    progress: Callable[[int, int], None] | None = None,
+) -> float:
+    """Nats a token over the first `max_tokens` tokens of a file, or all, in a sliding window of half a context."""
+    context_length = model.config.context_length
+    total = token_file.n_tokens - 1 if max_tokens is None else min(max_tokens, token_file.n_tokens - 1)
+    nats, done = 0.0, 0
+    for inputs, targets in evaluation_windows(
+        token_file, context_length=context_length, stride=max(1, context_length // 2), batch_size=batch_size
+    ):
+        inputs, targets = inputs.to(precision.device_type), targets.to(precision.device_type)
+        with precision.autocast():
+            loss = model.loss(inputs, targets)
+        scored = int((targets >= 0).sum())
+        nats, done = nats + loss.item() * scored, done + scored
+        if progress is not None:
+            progress(min(done, total), total)
+        if done >= total:
+            break
+    return nats / done

@@ -1,0 +1,211 @@
+"""The training loop: steps, metrics, evaluations, checkpoints, and an orderly end however it comes."""
+
+import math
+import signal
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import torch
+
+from napkin.accounting.meter import StepMeasurement, Stopwatch, meter_step
+from napkin.accounting.plan import hfu, mfu
+from napkin.accounting.reconcile import Measurement
+from napkin.errors import CorruptFile, NapkinError
+from napkin.training.checkpoint import (
+    Checkpoint,
+    checkpoints_newest_first,
+    load_learner,
+    prune_checkpoints,
+    save_checkpoint,
+)
+from napkin.training.evaluation import mean_loss
+from napkin.training.interruption import catch_interruption
+from napkin.training.preparation import Preparation
+from napkin.training.run_folder import MetricsFile, RunFolder, StepMetrics
+from napkin.training.step import Learner, build_learner
+
+# The first step makes the optimizer's state, the second one warms caches: the third is like all that follow.
+METERED_STEP = 2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended."""
+
+    learner: Learner
+    step: int
+    """Updates done."""
+    checkpoint: Path
+    interrupted_by: signal.Signals | None
+    measurement: Measurement | None
+    """None where no step was left to do."""
+
+
+def train(
+    preparation: Preparation,
+    run: RunFolder,
+    *,
+    on_step: Callable[[StepMetrics], None] = lambda metrics: None,
+    on_message: Callable[[str], None] = lambda message: None,
+) -> Outcome:
+    """Train a run to its end, from its newest good checkpoint if it has one, and write its metrics and checkpoints.
+
+    The steps that remain are bit for bit those of a run that was never stopped, on the same machine with the same
+    number of threads: weights, moments and step number come from the checkpoint, everything else is a function of the
+    step number. SIGINT and SIGTERM end it after the step at hand, with a checkpoint.
+    """
+    with run.locked(), catch_interruption() as interruption:
+        loop = _Loop(preparation, run, on_message)
+        loop.restore()
+        while loop.step < preparation.recipe.training.steps and interruption.signal is None:
+            on_step(loop.advance())
+        checkpoint = loop.save()
+        if loop.step == preparation.recipe.training.steps:
+            interruption.signal = None
+        return Outcome(loop.learner, loop.step, checkpoint.path, interruption.signal, loop.measurement())
+
+
+@dataclass
+class _Loop:
+    preparation: Preparation
+    run: RunFolder
+    on_message: Callable[[str], None]
+    step: int = 0
+    seconds_before: float = 0.0
+    step_seconds: list[float] = field(default_factory=list)
+    metered: StepMeasurement | None = None
+
+    def __post_init__(self) -> None:
+        recipe = self.preparation.recipe
+        assert recipe.training.threads is not None
+        torch.set_num_threads(recipe.training.threads)
+        self.device_type = self.preparation.precision.device_type
+        self.learner = build_learner(recipe, self.preparation.precision)
+        self.batches = self.preparation.batches
+        self.metrics = MetricsFile(self.run)
+        self.watch = Stopwatch(self.device_type)
+        self.process = psutil.Process()
+
+    def restore(self) -> None:
+        """Go to the newest checkpoint that is whole; to the beginning where there is none at all."""
+        damaged: CorruptFile | None = None
+        for found in checkpoints_newest_first(self.run.checkpoints):
+            if isinstance(found, Checkpoint):
+                load_learner(found, self.learner)
+                self.step, self.seconds_before = found.state.step, found.state.seconds
+                break
+            damaged = found
+            self.on_message(f"skipped a damaged checkpoint: {damaged}")
+        else:
+            if damaged is not None:
+                raise damaged
+        self.metrics.rewind(self.step)
+        self.start = time.perf_counter()
+        self.first_step = self.step
+
+    @property
+    def seconds(self) -> float:
+        """Of training so far, time between a kill and a resume left out."""
+        return self.seconds_before + time.perf_counter() - self.start
+
+    def advance(self) -> StepMetrics:
+        """Do one step and what is due after it."""
+        training = self.preparation.recipe.training
+        begin = time.perf_counter()
+        with self.watch("data"):
+            inputs, targets = (tensor.to(self.device_type) for tensor in self.batches[self.step])
+        loss, norm = self._watched_step(inputs, targets)
+        loss, norm = loss.item(), norm.item()
+        step_seconds = time.perf_counter() - begin
+        if not math.isfinite(loss + norm):
+            raise NapkinError(
+                f"step {self.step + 1}: the loss is {loss}, the gradient's norm {norm}: lower "
+                f"--optimizer.learning-rate; earlier checkpoints in '{self.run.checkpoints}' are kept"
+            )
+        learning_rate = self.learner.learning_rate(self.step)
+        self.step += 1
+        last = self.step == training.steps
+        validation_loss = self._evaluate() if last or self.step % training.evaluate_every == 0 else None
+        metrics = StepMetrics(
+            step=self.step,
+            tokens=self.step * inputs.numel(),
+            loss=loss,
+            learning_rate=learning_rate,
+            gradient_norm=norm,
+            seconds=self.seconds,
+            step_seconds=step_seconds,
+            tokens_per_second=inputs.numel() / step_seconds,
+            mfu=mfu(self.preparation.plan.ledger, step_seconds, self.preparation.plan.matmul_peak),
+            bytes=self._bytes(),
+            validation_loss=validation_loss,
+        )
+        if last or validation_loss is not None or self.step % training.log_every == 0:
+            self.metrics.append(metrics)
+        if self.step % training.checkpoint_every == 0 and not last:
+            self.save()
+        return metrics
+
+    def save(self) -> Checkpoint:
+        """Write a checkpoint of the state as it is."""
+        with self.watch("checkpoints"):
+            checkpoint = save_checkpoint(
+                self.run.checkpoints,
+                self.learner,
+                step=self.step,
+                seconds=self.seconds,
+                tokenizer=self.preparation.tokenizer.fingerprint,
+            )
+            prune_checkpoints(self.run.checkpoints, keep=self.preparation.recipe.training.keep_checkpoints)
+        return checkpoint
+
+    def measurement(self) -> Measurement | None:
+        """What the steps of this process came to."""
+        if self.metered is None or not self.step_seconds:
+            return None
+        plan, seconds = self.preparation.plan, time.perf_counter() - self.start
+        median = statistics.median(self.step_seconds)
+        parts = dict(self.watch.seconds)
+        return Measurement(
+            parameters=sum(parameter.numel() for parameter in self.learner.model.parameters()),
+            flops=self.metered.ledger.flops,
+            peak_bytes=self.metered.peak_bytes,
+            seconds_a_step=median,
+            seconds=self.seconds,
+            steps=self.step - self.first_step,
+            mfu=mfu(plan.ledger, median, plan.matmul_peak),
+            hfu=hfu(plan.ledger, median, plan.matmul_peak),
+            seconds_by_part={**parts, "other": seconds - sum(parts.values())},
+        )
+
+    def _watched_step(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        done = self.step - self.first_step
+        begin = time.perf_counter()
+        if done != min(METERED_STEP, self.preparation.recipe.training.steps - self.first_step - 1):
+            result = self.learner.step(self.step, inputs, targets, watch=self.watch)
+            self.step_seconds.append(time.perf_counter() - begin)
+            return result
+        results: list[tuple[torch.Tensor, torch.Tensor]] = []
+        with self.watch("metering"):
+            self.metered = meter_step(
+                self.learner.model,
+                lambda: results.append(self.learner.step(self.step, inputs, targets)),
+                device_type=self.device_type,
+            )
+        return results[0]
+
+    def _evaluate(self) -> float | None:
+        tokens = self.preparation.validation_tokens
+        if tokens is None:
+            return None
+        with self.watch("evaluation"):
+            limit = self.preparation.recipe.training.evaluation_tokens
+            return mean_loss(self.learner.model, tokens, self.preparation.precision, max_tokens=limit)
+
+    def _bytes(self) -> int:
+        if self.device_type == "cuda":
+            return torch.cuda.max_memory_allocated()
+        return self.process.memory_info().rss

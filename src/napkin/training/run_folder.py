@@ -1,0 +1,173 @@
+"""The folder of a run: what was chosen, what was predicted, what was measured, and the checkpoints.
+
+A run folder appears whole: it is prepared under a hidden name and renamed. One process at a time trains in it.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from napkin.errors import CorruptFile, NapkinError
+from napkin.files import StrPath, atomic_write_text
+from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.storage import load_tokenizer
+from napkin.training.recipe import Recipe, format_recipe, read_recipe
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths and small files of one run."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: StrPath, recipe: Recipe, tokenizer: Tokenizer) -> "RunFolder":
+        """Make the folder with its recipe and tokenizer; a NapkinError where it exists."""
+        path = Path(path)
+        cls.refuse_existing(path)
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        try:
+            draft.mkdir(parents=True)
+            (draft / "checkpoints").mkdir()
+            atomic_write_text(draft / "recipe.toml", format_recipe(recipe))
+            tokenizer.save(draft / "tokenizer.json")
+            # Renaming a folder onto one that is not empty fails: a run that appeared meanwhile is not touched.
+            draft.rename(path)
+        except OSError as error:
+            raise NapkinError(f"'{path}' cannot be made ({error.strerror}): choose another --run") from None
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        return cls(path)
+
+    @staticmethod
+    def refuse_existing(path: StrPath) -> None:
+        """Raise NapkinError where a run, or anything else, is at `path`."""
+        if Path(path).exists():
+            raise NapkinError(
+                f"'{path}' exists and is not overwritten: "
+                f"continue it with `napkin resume {path}` or choose another --run"
+            )
+
+    @classmethod
+    def open(cls, path: StrPath) -> "RunFolder":
+        """The folder of a run that was started before."""
+        path = Path(path)
+        if not (path / "recipe.toml").is_file():
+            raise NapkinError(f"'{path}' is not a run, it holds no recipe.toml: name a folder that `napkin train` made")
+        return cls(path)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The resolved recipe."""
+        return read_recipe(self.path / "recipe.toml")
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The run's own copy of its tokenizer."""
+        return load_tokenizer(self.path / "tokenizer.json")
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder that holds the checkpoints."""
+        return self.path / "checkpoints"
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write one of the run's JSON files, whole, in place of an earlier one."""
+        text = json.dumps(msgspec.to_builtins(value), indent=2) + "\n"
+        atomic_write_text(self.path / name, text, overwrite=True)
+
+    def read_json(self, name: str) -> Any:
+        """One of the run's JSON files, or None where it is not there yet."""
+        path = self.path / name
+        try:
+            return msgspec.json.decode(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError as error:
+            raise CorruptFile(f"'{path}' is not JSON ({error}): remove it") from None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run for this process; a NapkinError where another one trains in it."""
+        try:
+            import fcntl
+        except ImportError:  # Windows has no flock; there the promise is the user's.
+            yield
+            return
+        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise NapkinError(
+                    f"'{self.path}' is being trained by another process: wait for it, or stop it, and try again"
+                ) from None
+            yield
+        finally:
+            os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """A line of metrics.jsonl."""
+
+    step: int
+    """Updates done."""
+    tokens: int
+    """Tokens learned from."""
+    loss: float
+    """Nats a token, over the batch, before the update."""
+    learning_rate: float
+    gradient_norm: float
+    seconds: float
+    """Since the start of the run; time between a kill and a resume left out."""
+    step_seconds: float
+    tokens_per_second: float
+    mfu: float
+    """FLOPs of the count a second, over this machine's measured matmul peak."""
+    bytes: int
+    """Resident bytes of the process; on a GPU the largest number allocated there."""
+    validation_loss: float | None = None
+
+
+class MetricsFile:
+    """metrics.jsonl: a line a logged step, appended; a resumed run first drops what lies past its checkpoint."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.path = run.path / "metrics.jsonl"
+        self.last: StepMetrics | None = None
+
+    def rewind(self, step: int) -> None:
+        """Keep the lines up to `step`; a line that a kill cut off goes too."""
+        kept = [metrics for metrics in read_metrics(self.path) if metrics.step <= step]
+        atomic_write_text(self.path, "".join(map(_line, kept)), overwrite=True)
+        self.last = kept[-1] if kept else None
+
+    def append(self, metrics: StepMetrics) -> None:
+        """Add one line."""
+        # One write a line: a kill cuts off at most the last one.
+        with open(self.path, "ab", buffering=0) as file:
+            file.write(_line(metrics).encode())
+        self.last = metrics
+
+
+def read_metrics(path: Path) -> Iterator[StepMetrics]:
+    """The lines of a metrics.jsonl that are whole, in order; none where there is no file."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        for line in file:
+            with contextlib.suppress(msgspec.MsgspecError):
+                yield msgspec.json.decode(line, type=StepMetrics)
+
+
+def _line(metrics: StepMetrics) -> str:
+    values = {name: value for name, value in vars(metrics).items() if value is not None}
+    return json.dumps(values) + "\n"

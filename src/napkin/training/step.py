@@ -1,0 +1,93 @@
+"""One training step. The loop runs it, the accountant counts it: what is counted is what runs."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from napkin.accounting.count import count
+from napkin.accounting.ledger import Ledger
+from napkin.model.transformer import Transformer
+from napkin.optim.adamw import AdamW
+from napkin.optim.clipping import clip_gradients
+from napkin.optim.parameter_groups import decay_groups
+from napkin.optim.schedule import warmup_cosine
+from napkin.training.precision import Precision
+from napkin.training.recipe import Recipe
+
+Watch = Callable[[str], AbstractContextManager]
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What a step changes: the model and its optimizer; and how it computes."""
+
+    model: Transformer
+    optimizer: AdamW
+    recipe: Recipe
+    precision: Precision
+
+    def step(
+        self,
+        number: int,
+        inputs: Int[Tensor, "batch position"],
+        targets: Int[Tensor, "batch position"],
+        *,
+        watch: Watch = lambda part: nullcontext(),
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """Train on one batch; `number` counts steps from 0 and sets the learning rate.
+
+        Returns the loss in nats a token and the gradient's norm before clipping, on the model's device.
+        """
+        size = self.recipe.training.resolved_micro_batch_size
+        share = size / len(inputs)
+        loss = torch.zeros((), device=inputs.device)
+        for part, wanted in zip(inputs.split(size), targets.split(size), strict=True):
+            with watch("forward"), self.precision.autocast():
+                micro_loss = self.model.loss(part, wanted) * share
+            with watch("backward"):
+                micro_loss.backward()
+            loss += micro_loss.detach()
+        with watch("optimizer"):
+            norm = clip_gradients(self.model.parameters(), self.recipe.optimizer.clip_norm)
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.learning_rate(number)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        return loss, norm
+
+    def learning_rate(self, number: int) -> float:
+        """Learning rate of step `number`, counted from 0."""
+        optimizer = self.recipe.optimizer
+        return warmup_cosine(
+            number,
+            peak=optimizer.learning_rate,
+            warmup_steps=optimizer.warmup_steps,
+            total_steps=self.recipe.training.steps,
+            final_fraction=optimizer.final_fraction,
+        )
+
+
+def build_learner(recipe: Recipe, precision: Precision) -> Learner:
+    """A new model and its optimizer, weights drawn from `training.init_seed`."""
+    # Drawn on the CPU whatever the device, so that a seed means the same weights everywhere.
+    model = Transformer(recipe.model, seed=recipe.training.init_seed)
+    if precision.device_type != "cpu":
+        model = model.to(precision.device_type)
+    groups = decay_groups(model, recipe.optimizer.weight_decay)
+    optimizer = AdamW(groups, betas=(recipe.optimizer.beta1, recipe.optimizer.beta2), eps=recipe.optimizer.eps)
+    return Learner(model, optimizer, recipe, precision)
+
+
+def count_step(recipe: Recipe, precision: Precision) -> Ledger:
+    """The ledger of the recipe's step, traced on fake tensors: nothing is allocated, nothing computed."""
+    with FakeTensorMode():
+        # Fake tensors live on the CPU whatever the target: fake CUDA tensors abort a CPU build.
+        learner = build_learner(recipe, Precision(precision.products, "cpu"))
+        tokens = torch.zeros(recipe.training.batch_size, recipe.model.context_length, dtype=torch.int64)
+        batch = (tokens, tokens.clone())
+        return count(learner.model, batch, lambda model, batch: learner.step(0, *batch))
