@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from napkin.cli.planning import describe_plan, plan_as_json
+from napkin.cli.planning import describe_plan
 from napkin.cli.recipes import RecipeOptions, parse_with_recipe
 from napkin.cli.terminal import print_json, progress_line
 from napkin.errors import NapkinError
@@ -25,6 +25,7 @@ def main(arguments: list[str]) -> None:
         from napkin.hardware.host import detect_host
         from napkin.tokenizer.storage import load_tokenizer
         from napkin.training.preparation import make_plan, refuse_what_does_not_fit, resolve
+        from napkin.training.runs import plan_as_dict
 
         vocab_size = recipe.model.vocab_size
         if not vocab_size and not Path(recipe.data.tokenizer).exists():
@@ -36,7 +37,7 @@ def main(arguments: list[str]) -> None:
         recipe, precision = resolve(recipe, vocab_size or load_tokenizer(recipe.data.tokenizer).vocab_size, host)
         plan = make_plan(recipe, precision, host, line.retitle)
     if options.json:
-        print_json(plan_as_json(plan, precision))
+        print_json(plan_as_dict(plan, precision))
     else:
         describe_plan(plan, precision)
     refuse_what_does_not_fit(recipe, precision, plan)

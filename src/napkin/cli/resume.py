@@ -22,7 +22,8 @@ def main(arguments: list[str]) -> int:
     """Continue a run."""
     options = parse(ResumeOptions, "resume", arguments)
     with progress_line("starting") as line:
-        from napkin.cli.training import old_run, start
+        from napkin.cli.training import start
+        from napkin.training.runs import old_run
 
-        preparation, run = old_run(options.run, line.retitle)
+        preparation, run = old_run(options.run, progress=line.retitle)
     return start(preparation, run, as_json=options.json)

@@ -26,14 +26,20 @@ SECONDS_BETWEEN_LINES = 10.0
 
 def parse(options: type[Options], command: str, arguments: Sequence[str], default: Options | None = None) -> Options:
     """Read a command's options into its dataclass; `--help` shows its docstrings, defaults and units."""
-    given = {} if default is None else {"default": default}
-    config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
-    return tyro.cli(options, prog=f"napkin {command}", args=list(arguments), config=config, **given)
+    parsed = tyro.cli(
+        options,
+        prog=f"napkin {command}",
+        args=list(arguments),
+        default=default,
+        config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff),
+    )
+    assert parsed is not None
+    return parsed
 
 
 def print_json(value: Any) -> None:
     """Print a result for programs."""
-    sys.stdout.write(json.dumps(msgspec.to_builtins(value), indent=2) + "\n")
+    sys.stdout.write(json.dumps(msgspec.to_builtins(value, enc_hook=str), indent=2) + "\n")
 
 
 class _Ending(ProgressColumn):

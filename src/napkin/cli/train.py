@@ -22,7 +22,8 @@ def main(arguments: list[str]) -> int:
     options, path = parse_with_recipe(TrainOptions, "train", arguments)
     folder = options.run or str(Path("runs") / (Path(path).stem if path else "run"))
     with progress_line("starting") as line:
-        from napkin.cli.training import new_run, start
+        from napkin.cli.training import start
+        from napkin.training.runs import new_run
 
-        preparation, run = new_run(options.recipe, folder, line.retitle)
+        preparation, run = new_run(options.recipe, folder, progress=line.retitle)
     return start(preparation, run, as_json=options.json)

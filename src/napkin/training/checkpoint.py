@@ -77,7 +77,11 @@ def save_checkpoint(folder: Path, learner: Learner, *, step: int, seconds: float
             seconds=seconds,
             optimizer_steps=[group["step"] for group in learner.optimizer.param_groups],
             tokenizer=tokenizer,
-            libraries={"napkin": napkin.__version__, "torch": str(torch.__version__), "python": platform.python_version()},
+            libraries={
+                "napkin": napkin.__version__,
+                "torch": str(torch.__version__),
+                "python": platform.python_version(),
+            },
             files={file.name: _file_record(file) for file in sorted(draft.glob("*.safetensors"))},
         )
         for file in draft.glob("*.safetensors"):

@@ -13,7 +13,8 @@ import torch
 
 from napkin.accounting.meter import StepMeasurement, Stopwatch, meter_step
 from napkin.accounting.plan import hfu, mfu
-from napkin.accounting.reconcile import Measurement
+from napkin.accounting.reconcile import Measurement, reconcile
+from napkin.accounting.witnesses import WitnessRow
 from napkin.errors import CorruptFile, NapkinError
 from napkin.training.checkpoint import (
     Checkpoint,
@@ -43,6 +44,8 @@ class Outcome:
     interrupted_by: signal.Signals | None
     measurement: Measurement | None
     """None where no step was left to do."""
+    table: list[WitnessRow]
+    """Rule, count and meter of every quantity; without a measurement, empty."""
 
 
 def train(
@@ -66,7 +69,24 @@ def train(
         checkpoint = loop.save()
         if loop.step == preparation.recipe.training.steps:
             interruption.signal = None
-        return Outcome(loop.learner, loop.step, checkpoint.path, interruption.signal, loop.measurement())
+        measurement = loop.measurement()
+        table = [] if measurement is None else _keep_books(run, preparation, measurement)
+        return Outcome(loop.learner, loop.step, checkpoint.path, interruption.signal, measurement, table)
+
+
+def _keep_books(run: RunFolder, preparation: Preparation, measurement: Measurement) -> list[WitnessRow]:
+    table = reconcile(preparation.plan, measurement)
+    run.write_json(
+        "measurement.json",
+        {
+            "table": table,
+            "seconds": measurement.seconds_by_part,
+            "mfu": measurement.mfu,
+            "hfu": measurement.hfu,
+            "steps": measurement.steps,
+        },
+    )
+    return table
 
 
 @dataclass

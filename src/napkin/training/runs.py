@@ -1,0 +1,64 @@
+"""Begin a run, or take one up again: files checked, step planned, plan written down, nothing trained yet."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+import napkin
+from napkin.accounting.plan import Plan
+from napkin.files import StrPath
+from napkin.training.precision import Precision
+from napkin.training.preparation import Preparation, Progress, prepare, refuse_what_does_not_fit
+from napkin.training.recipe import Recipe
+from napkin.training.run_folder import RunFolder
+
+
+def new_run(
+    recipe: Recipe, folder: StrPath, *, progress: Progress = lambda doing: None
+) -> tuple[Preparation, RunFolder]:
+    """Check and plan a recipe, make its run folder and write plan.json.
+
+    Raises NapkinError where the folder exists, the files do not belong together or the step does not fit; nothing is
+    left behind then.
+    """
+    RunFolder.refuse_existing(folder)
+    preparation = _checked(prepare(recipe, progress=progress))
+    run = RunFolder.create(folder, preparation.recipe, preparation.tokenizer)
+    run.write_json("plan.json", plan_as_dict(preparation.plan, preparation.precision))
+    return preparation, run
+
+
+def old_run(folder: StrPath, *, progress: Progress = lambda doing: None) -> tuple[Preparation, RunFolder]:
+    """Open a run folder and plan what it holds; `train` goes on from its newest good checkpoint."""
+    run = RunFolder.open(folder)
+    return _checked(prepare(run.recipe, tokenizer=run.tokenizer, progress=progress)), run
+
+
+def plan_as_dict(plan: Plan, precision: Precision) -> dict[str, Any]:
+    """A plan as plan.json holds it; bytes, FLOPs and seconds are never scaled."""
+    return {
+        "napkin": napkin.__version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": {
+            "name": plan.device_name,
+            "kind": precision.device_type,
+            "matmul_peak": plan.matmul_peak,
+            "format": precision.products,
+            "memory_bytes": plan.memory_bytes,
+        },
+        "steps": plan.steps,
+        "tokens_per_step": plan.tokens_per_step,
+        "fits": plan.fits,
+        "seconds": plan.seconds,
+        "peak_by_category": plan.ledger.peak_by_category,
+        "flops_by_phase": plan.ledger.flops_by("phase"),
+        "seconds_by_operator": plan.price.seconds_by_operator,
+        "unknown_operators": plan.ledger.unknown_operators,
+        "table": msgspec.to_builtins(plan.table()),
+    }
+
+
+def _checked(preparation: Preparation) -> Preparation:
+    refuse_what_does_not_fit(preparation.recipe, preparation.precision, preparation.plan)
+    return preparation
