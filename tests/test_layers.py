@@ -1,0 +1,66 @@
+"""The house keeps its floors: imports run downwards, files stay readable, nothing reads a pickle."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "napkin"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+FLOORS = [
+    {"errors", "units", "files"},
+    {"tokenizer", "optim", "kernels"},
+    {"formats", "data", "model"},
+    {"hardware", "inference"},
+    {"accounting"},
+    {"training", "report"},
+    {"cli", "__init__"},
+    {"__main__"},
+]
+FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
+# Within a floor a house stands on its neighbour where the neighbour does not stand on it.
+NEIGHBOURS = {("files", "errors"), ("units", "errors")}
+
+
+def part_of(file: Path) -> str:
+    relative = file.relative_to(SOURCE)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def imported_parts(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        modules = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules = [node.module]
+        elif isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        for module in modules:
+            if module.startswith("napkin."):
+                yield module.split(".")[1]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_imports_run_downwards(file: Path) -> None:
+    part = part_of(file)
+    for imported in imported_parts(file):
+        allowed = imported == part or FLOOR_OF[imported] < FLOOR_OF[part] or (part, imported) in NEIGHBOURS
+        assert allowed, f"{part} imports {imported}, which stands on its floor or above"
+
+
+def test_every_part_has_a_floor() -> None:
+    assert {part_of(file) for file in FILES} <= FLOOR_OF.keys()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_a_file_can_be_read_in_one_sitting(file: Path) -> None:
+    assert len(file.read_text().splitlines()) <= 400
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_no_pickle_is_read(file: Path) -> None:
+    assert not re.search(
+        r"\bpickle\b.*(load|import)|import pickle|torch\.load\(|allow_pickle|marshal|shelve", file.read_text()
+    )
