@@ -1,0 +1,113 @@
+"""What stands at the head of the page: how far the run has come, and the few figures that sum it up."""
+
+from typing import NamedTuple
+
+from napkin.report.run_record import RunRecord
+from napkin.report.table import format_share, format_three_digits
+from napkin.units import format_bytes, format_seconds
+
+
+class KeyFigure(NamedTuple):
+    """A figure that a reader looks for first, with what it is and what to hold it against."""
+
+    label: str
+    value: str
+    detail: str = ""
+
+
+def status_of(run: RunRecord) -> str:
+    """Say in a sentence how far the run has come."""
+    plan = run.plan
+    device = f" on {plan.device.name}" if plan else ""
+    if not run.metrics:
+        if not plan:
+            return "Nothing is planned or logged yet."
+        return f"{plan.steps:,} steps of {plan.tokens_per_step:,} tokens planned{device}; none is logged yet."
+    last = run.metrics[-1]
+    if plan and last.step < plan.steps:
+        return f"At step {last.step:,} of {plan.steps:,}{device}: still in training, or interrupted."
+    return f"{last.step:,} steps over {last.tokens:,} tokens{device}."
+
+
+def warnings_of(run: RunRecord) -> list[str]:
+    """Say what is wrong, if something is: a loss that is no number, FLOPs not counted, a plan that does not fit."""
+    warnings, plan = [], run.plan
+    lost = [logged.step for logged in run.metrics if logged.loss is None]
+    if lost:
+        often = f"{len(lost):,} of {len(run.metrics):,} logged steps"
+        warnings.append(f"The loss was no finite number at {often}, first at step {lost[0]:,}.")
+    if plan and plan.unknown_operators:
+        names = ", ".join(plan.unknown_operators)
+        warnings.append(f"The FLOPs of these operators are not known and are missing from the count: {names}.")
+    if plan and not plan.fits:
+        warnings.append(
+            f"The plan does not fit into the {format_bytes(plan.device.memory_bytes)} of {plan.device.name}."
+        )
+    return warnings
+
+
+def key_figures(run: RunRecord) -> list[KeyFigure]:
+    """Choose the final loss, bits per byte, time and MFU; of a run that has not begun, what the plan says of it."""
+    if not run.metrics and not run.measurement and not run.evaluation:
+        return _planned_figures(run)
+    return [*_loss_figure(run), *_bits_figure(run), *_time_figure(run), *_mfu_figure(run)]
+
+
+def _planned_figures(run: RunRecord) -> list[KeyFigure]:
+    plan = run.plan
+    if plan is None:
+        return []
+    peak, verdict = sum(plan.peak_by_category.values(), 0.0), "fits" if plan.fits else "does not fit"
+    return [
+        KeyFigure("peak memory", format_bytes(peak), f"{verdict} in {format_bytes(plan.device.memory_bytes)}"),
+        KeyFigure("time", format_seconds(plan.seconds), f"{format_seconds(plan.seconds / max(1, plan.steps))} a step"),
+    ]
+
+
+def _loss_figure(run: RunRecord) -> list[KeyFigure]:
+    if run.evaluation:
+        return [
+            KeyFigure(
+                "held-out loss",
+                f"{run.evaluation.loss:.3f}",
+                f"perplexity {format_three_digits(run.evaluation.perplexity)}",
+            )
+        ]
+    for kind, name in [("validation", "validation_loss"), ("training", "loss")]:
+        for logged in reversed(run.metrics):
+            if (loss := getattr(logged, name)) is not None:
+                return [KeyFigure(f"{kind} loss", f"{loss:.3f}", f"at step {logged.step:,}")]
+    return []
+
+
+def _bits_figure(run: RunRecord) -> list[KeyFigure]:
+    if not (found := run.evaluation):
+        return []
+    compressors = (
+        f"xz {format_three_digits(found.xz_bits_per_byte)}, gzip {format_three_digits(found.gzip_bits_per_byte)}"
+    )
+    return [KeyFigure("bits per byte", format_three_digits(found.bits_per_byte), compressors)]
+
+
+def _time_figure(run: RunRecord) -> list[KeyFigure]:
+    # Each knows a part: the metrics end before the last checkpoint, the meter watched one process of perhaps several.
+    metered = sum(run.measurement.seconds.values(), 0.0) if run.measurement else 0.0
+    if not run.metrics:
+        return [KeyFigure("time", format_seconds(metered))] if run.measurement else []
+    last = run.metrics[-1]
+    spent = format_seconds(max(last.seconds, metered))
+    if not run.plan or not last.step or last.step >= run.plan.steps:
+        return [KeyFigure("time", spent, f"{last.step:,} steps")]
+    left = last.seconds / last.step * (run.plan.steps - last.step)
+    return [KeyFigure("time", spent, f"about {format_seconds(left)} to go")]
+
+
+def _mfu_figure(run: RunRecord) -> list[KeyFigure]:
+    if run.measurement and run.measurement.mfu is not None:
+        hfu = run.measurement.hfu
+        return [
+            KeyFigure("MFU", format_share(run.measurement.mfu), f"HFU {format_share(hfu)}" if hfu is not None else "")
+        ]
+    if run.metrics and (mfu := run.metrics[-1].mfu) is not None:
+        return [KeyFigure("MFU", format_share(mfu), f"at step {run.metrics[-1].step:,}")]
+    return []

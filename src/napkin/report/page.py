@@ -1,0 +1,231 @@
+"""The page a run leaves behind: one self-contained file, made of what the run folder holds and nothing else."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from napkin.files import atomic_write_text
+from napkin.report.charts import (
+    bits_chart,
+    loss_chart,
+    mfu_is_in_proportion,
+    shade,
+    smoothing_width,
+    stacked_bar,
+    throughput_chart,
+)
+from napkin.report.headline import key_figures, status_of, warnings_of
+from napkin.report.run_record import Plan, RunRecord, read_run_record
+from napkin.report.svg import COLOURS
+from napkin.report.table import format_figure, format_ratio, format_share, format_three_digits
+from napkin.units import format_bytes, format_flops, format_rate, format_seconds
+
+# A chart is drawn twice, so that its text is as large on a phone as on a desk.
+_WIDE, _NARROW = 760, 360
+_SAMPLE_CHARACTERS = 20_000
+_OPERATORS = 8
+
+
+def write_report(run: Path) -> Path:
+    """Write report.html into a run folder, in place of an earlier one, and return its path.
+
+    The page asks nothing of the network, runs no script, and is the same bytes for the same run. Files that the run
+    has not written yet are said to be missing. Raises NapkinError for a malformed file or a folder that is no run's.
+    """
+    page = run / "report.html"
+    atomic_write_text(page, render_report(read_run_record(run)), overwrite=True)
+    return page
+
+
+def render_report(run: RunRecord) -> str:
+    """Return the page as text; everything that the run wrote is escaped."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    page = environment.get_template("page.html").render(
+        run=run,
+        colours=COLOURS,
+        status=status_of(run),
+        warnings=warnings_of(run),
+        keys=key_figures(run),
+        witnesses=_witnesses(run),
+        loss=_loss(run),
+        bits=_bits(run),
+        memory=_memory(run.plan),
+        time=_time(run),
+        throughput=_throughput(run),
+        operators=_operators(run.plan),
+        samples=_samples(run.samples),
+        machine=_machine(run.plan),
+    )
+    # HTML has no NUL; a sample may.
+    return page.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+class _Drawing(NamedTuple):
+    wide: Markup
+    narrow: Markup
+    description: str
+
+
+def _drawing(description: str, draw: Callable[[int], str]) -> _Drawing:
+    return _Drawing(Markup(draw(_WIDE)), Markup(draw(_NARROW)), description)
+
+
+def _witnesses(run: RunRecord) -> dict[str, Any]:
+    rows = run.measurement.table if run.measurement else run.plan.table if run.plan else ()
+    metered = any(row.meter is not None for row in rows)
+    columns = ["rule", "count", *(["meter", "meter/count"] if metered else [])]
+    shown = []
+    for row in rows:
+        figures = [format_figure(value, row.unit) for value in (row.rule, row.count, row.meter)] + [format_ratio(row)]
+        # The columns come in the same order, and a plan has fewer.
+        shown.append({"quantity": row.quantity, "note": row.note, "figures": list(zip(columns, figures, strict=False))})
+    return {"columns": columns, "metered": metered, "rows": shown}
+
+
+def _loss(run: RunRecord) -> dict[str, Any] | None:
+    metrics = run.metrics
+    if not metrics:
+        return None
+    validated = any(logged.validation_loss is not None for logged in metrics)
+    losses = [logged.loss for logged in metrics if logged.loss is not None]
+    ends = f" falls from {losses[0]:.3g} to {losses[-1]:.3g}" if losses else ""
+    description = f"Line chart: the training loss over {metrics[-1].tokens:,} tokens{ends}."
+    return {
+        "chart": _drawing(description, lambda width: loss_chart(metrics, width)),
+        "smoothing": smoothing_width(metrics),
+        "validated": validated,
+    }
+
+
+def _bits(run: RunRecord) -> dict[str, Any] | None:
+    found = run.evaluation
+    if found is None:
+        return None
+    text = (
+        f"{found.bytes:,} bytes as {found.tokens:,} tokens, perplexity {format_three_digits(found.perplexity)} a token."
+    )
+    description = (
+        f"Bar chart of bits per byte: this model {found.bits_per_byte:.3g}, "
+        f"xz {found.xz_bits_per_byte:.3g}, gzip {found.gzip_bits_per_byte:.3g}."
+    )
+    return {"chart": _drawing(description, lambda width: bits_chart(found, width)), "text": text}
+
+
+def _memory(plan: Plan | None) -> dict[str, Any] | None:
+    if plan is None or not (total := sum(plan.peak_by_category.values(), 0.0)):
+        return None
+    parts, device = plan.peak_by_category, plan.device
+    share = format_share(total / device.memory_bytes) if device.memory_bytes else "–"
+    verdict = "it fits" if plan.fits else "it does not fit"
+    free = f"{format_bytes(device.memory_bytes)} free on {device.name}"
+    text = f"{format_bytes(total)} at the peak, {free} ({share}): {verdict}."
+    description = "Stacked bar of the peak memory; the table below holds its parts."
+    return {
+        "chart": _drawing(description, lambda width: stacked_bar("memory", parts, width, limit=device.memory_bytes)),
+        "text": text,
+        "total": format_bytes(total),
+        "parts": [
+            {"name": name, "colour": shade(name), "figure": format_bytes(size), "share": _part(size / total)}
+            for name, size in parts.items()
+        ],
+    }
+
+
+def _time(run: RunRecord) -> dict[str, Any]:
+    seconds = run.measurement.seconds if run.measurement else {}
+    flops = run.plan.flops_by_phase if run.plan else {}
+    all_seconds, all_flops = sum(seconds.values(), 0.0), sum(flops.values(), 0.0)
+    parts = [
+        {
+            "name": name,
+            "colour": shade(name),
+            "seconds": format_seconds(seconds[name]) if name in seconds else "–",
+            "seconds_share": _part(seconds[name] / all_seconds) if name in seconds else "–",
+            "flops": format_flops(flops[name]) if name in flops else "–",
+            "flops_share": _part(flops[name] / all_flops) if name in flops else "–",
+        }
+        for name in {**seconds, **flops}
+    ]
+    description = "Stacked bar of the run's seconds; the table below holds its parts."
+    return {
+        "measured": all_seconds > 0,
+        "span": _span(run),
+        "parts": parts,
+        "seconds": format_seconds(all_seconds),
+        "flops": format_flops(all_flops),
+        "chart": _drawing(description, lambda width: stacked_bar("time", seconds, width)) if all_seconds else None,
+    }
+
+
+def _span(run: RunRecord) -> str:
+    if not run.measurement or not run.metrics or run.measurement.steps >= run.metrics[-1].step:
+        return ""
+    return f"Over the {run.measurement.steps:,} of {run.metrics[-1].step:,} steps that one process took."
+
+
+def _throughput(run: RunRecord) -> dict[str, Any] | None:
+    metrics = run.metrics
+    rates = [logged.tokens_per_second for logged in metrics if logged.tokens_per_second is not None]
+    if not rates:
+        return None
+    description = f"Line chart: tokens a second, between {min(rates):.3g} and {max(rates):.3g}."
+    return {
+        "chart": _drawing(description, lambda width: throughput_chart(metrics, width)),
+        "mfu": any(logged.mfu for logged in metrics),
+        "in_proportion": mfu_is_in_proportion(metrics),
+    }
+
+
+def _operators(plan: Plan | None) -> list[dict[str, Any]]:
+    if plan is None or not (total := sum(plan.seconds_by_operator.values(), 0.0)):
+        return []
+    longest = sorted(plan.seconds_by_operator.items(), key=lambda entry: -entry[1])
+    shown, rest = longest[:_OPERATORS], longest[_OPERATORS:]
+    if rest:
+        shown.append((f"{len(rest)} others", sum((seconds for _, seconds in rest), 0.0)))
+    return [
+        {"name": _breakable(name), "figure": format_seconds(seconds), "share": _part(seconds / total)}
+        for name, seconds in shown
+    ]
+
+
+def _samples(samples: str | None) -> dict[str, str] | None:
+    if not samples:
+        return None
+    left_out = max(0, len(samples) - _SAMPLE_CHARACTERS)
+    return {"text": samples[:_SAMPLE_CHARACTERS], "left_out": f"{left_out:,}" if left_out else ""}
+
+
+def _machine(plan: Plan | None) -> dict[str, Any] | None:
+    if plan is None:
+        return None
+    device = plan.device
+    peak = format_rate(device.matmul_peak)
+    facts = [
+        ("device", f"{device.name} ({device.kind})"),
+        ("free memory", format_bytes(device.memory_bytes)),
+        ("peak", f"{peak}, dense {device.format} matrix products, measured"),
+        ("planned", plan.created.strftime("%Y-%m-%d %H:%M %Z").rstrip()),
+        ("napkin", plan.napkin),
+    ]
+    return {"peak": peak, "facts": [*facts, *plan.versions.items()]}
+
+
+def _part(share: float) -> str:
+    # Parts of a whole are held against one another: as many decimals for each.
+    return f"{share:.1%}" if share >= 0.001 or not share else "<0.1%"
+
+
+def _breakable(name: str) -> Markup:
+    # An operator's name may be wider than a phone; it breaks best after an underscore. join() escapes.
+    return Markup("_<wbr>").join(name.split("_"))
