@@ -14,7 +14,7 @@ FLOORS = [
     {"errors", "units", "files"},
     {"tokenizer", "optim", "kernels"},
     {"formats", "data", "model"},
-    {"hardware", "inference"},
+    {"hardware", "inference", "tensors"},
     {"accounting"},
     {"training", "report"},
     {"cli", "__init__"},

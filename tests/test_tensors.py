@@ -1,0 +1,59 @@
+"""Tensors are windows onto storages."""
+
+import itertools
+
+import pytest
+import torch
+
+from napkin.tensors import inspect, storage_bytes, view_obstacle
+
+
+def test_bytes_of_a_4_by_8_fp32_tensor_are_128() -> None:
+    assert inspect(torch.zeros(4, 8)).bytes == 128
+
+
+def test_a_gpt3_feed_forward_matrix_in_fp32_is_2304_mib() -> None:
+    matrix = torch.empty(12288 * 4, 12288, device="meta")
+    assert inspect(matrix).bytes == 2415919104 == 2304 * 2**20
+
+
+def test_views_share_a_storage_and_count_once() -> None:
+    tensor = torch.zeros(32, 32)
+    assert storage_bytes([tensor, tensor.T, tensor[3:], tensor.view(-1)]) == 4096
+    assert storage_bytes([tensor, tensor.clone()]) == 8192
+
+
+def test_a_small_slice_keeps_its_whole_storage_alive() -> None:
+    row = torch.zeros(1000, 1000)[7]
+    report = inspect(row)
+    assert (report.bytes, report.storage_bytes, report.offset) == (4000, 4_000_000, 7000)
+
+
+def test_who_shares_the_storage_is_found() -> None:
+    tensor = torch.zeros(6, 5)
+    column = tensor[:, 1]
+    assert inspect(tensor).shared_with == ("Tensor (6,), strides (5,), 24 B",)
+    assert inspect(column).shared_with == ("Tensor (6, 5), strides (5, 1), 120 B",)
+    del column
+    assert inspect(tensor).shared_with == ()
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize(
+    "shape", [(24,), (-1, 4), (6, 4), (2, 12), (8, 3), (3, 2, 4), (2, 3, 4), (4, 3, 2), (5,), (-1, -1)]
+)
+def test_an_obstacle_is_named_just_where_view_fails(order: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    tensor = torch.zeros(2, 3, 4).permute(order)
+    try:
+        tensor.view(shape)
+        works = True
+    except RuntimeError:
+        works = False
+    assert (view_obstacle(tensor, shape) is None) == works
+
+
+def test_the_report_reads_as_lines() -> None:
+    text = str(inspect(torch.zeros(2, 3, dtype=torch.bfloat16).T))
+    assert "bf16" in text
+    assert "not contiguous" in text
+    assert "fails: dimensions 0 and 1 cannot be merged: stride 1 is not 2 · 3" in text
