@@ -16,7 +16,9 @@ _BYTES = {
     **{unit + "iB": 1024**power for power, unit in enumerate(["", "K", "M", "G", "T", "P"]) if power},
     "KB": 1000,
 }
-_NUMBER = re.compile(r"\s*(\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*")
+_NUMBER = re.compile(r"\s*(\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)\s*([A-Za-z]*)\s*", re.ASCII)
+# Decimal keeps 28 digits, and nothing that can be counted is more.
+_LARGEST = 10**27
 
 
 def parse_count(text: str) -> int:
@@ -25,7 +27,7 @@ def parse_count(text: str) -> int:
     >>> parse_count("70B"), parse_count("1.5T"), parse_count("4096"), parse_count("6.3e24")
     (70000000000, 1500000000000, 4096, 6300000000000000000000000)
 
-    Raises NapkinError for anything else.
+    Raises NapkinError for anything else, a fraction of a thing among them.
     """
     return _parse(text, _DECIMAL, "a count such as 4096, 124M, 70B or 1.5T")
 
@@ -45,8 +47,8 @@ def parse_devices(text: str) -> tuple[int, str]:
     >>> parse_devices("1024xH100"), parse_devices("A100-80GB")
     ((1024, 'H100'), (1, 'A100-80GB'))
     """
-    match = re.fullmatch(r"\s*(?:(\d+)\s*[x×]\s*)?(\S.*?)\s*", text)
-    if not match or match[1] == "0":
+    match = re.fullmatch(r"\s*(?:([0-9]{1,12})\s*[x×]\s*)?(\S.*?)\s*", text)
+    if not match or (match[1] and not int(match[1])):
         raise NapkinError(f"{text!r} names no devices: write for example H100 or 8xH100")
     return int(match[1] or 1), match[2]
 
@@ -104,12 +106,13 @@ def format_seconds(value: float) -> str:
     """
     if value < 0 or not math.isfinite(value):
         return "unknown"
-    if value < 60:
+    # Compared as they will be printed: 59.96 s is "1 min 00 s", never "60.0 s".
+    if value < 59.95:
         return _scaled(value * 1e9, ["ns", "µs", "ms", "s"], 1000)
-    if value < 3600:
+    if round(value) < 3600:
         minutes, seconds = divmod(round(value), 60)
         return f"{minutes} min {seconds:02d} s"
-    if value < 48 * 3600:
+    if round(value / 60) < 48 * 60:
         hours, minutes = divmod(round(value / 60), 60)
         return f"{hours} h {minutes:02d} min"
     return f"{value / 86400:.1f} days"
@@ -120,10 +123,17 @@ def _parse(text: str, factors: dict[str, int], expected: str) -> int:
     if not match or match[2] not in factors:
         raise NapkinError(f"{text!r} is not {expected}")
     # Decimal keeps "1.1T" and integers beyond 2^53 exact, where a float would round.
-    return round(Decimal(match[1].replace("_", "")) * factors[match[2]])
+    value = Decimal(match[1].replace("_", "")) * factors[match[2]]
+    if value > _LARGEST:
+        raise NapkinError(f"{text!r} is beyond all counting: use at most {_LARGEST:.0e}")
+    if not match[2] and value != round(value):
+        raise NapkinError(f"{text!r} is not a whole number: round it")
+    return round(value)
 
 
 def _scaled(value: float, units: list[str], base: int) -> str:
+    if not math.isfinite(value):
+        return "unknown"
     magnitude, power = abs(value), 0
     # 999.5 prints as 1.00 of the next unit, never as "1000".
     while magnitude >= base - (0.5 if magnitude >= 999.5 else 0) and power < len(units) - 1:
@@ -131,8 +141,9 @@ def _scaled(value: float, units: list[str], base: int) -> str:
     sign = "-" if value < 0 else ""
     if magnitude >= 9999.5 or 0 < magnitude < 1e-3:
         return f"{value:.2e} {units[0]}".rstrip()
-    if magnitude == int(magnitude) and power == 0:
-        number = str(int(magnitude))
+    if magnitude >= 999.5 or (magnitude == int(magnitude) and power == 0):
+        number = f"{magnitude:.0f}"
     else:
-        number = f"{magnitude:.{max(0, 2 - max(0, math.floor(math.log10(magnitude)) if magnitude else 0))}f}"
+        # "#" keeps the zeros that are among the three digits, and a point that may then be the last character.
+        number = f"{magnitude:#.3g}".removesuffix(".")
     return f"{sign}{number} {units[power]}".rstrip()

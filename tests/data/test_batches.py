@@ -118,10 +118,10 @@ def test_batches_have_no_end_and_no_beginning_before_0(make: MakeTokenFile) -> N
 @pytest.mark.parametrize(
     ("n_tokens", "context_length", "way_out"),
     [
-        (31, 256, " or --context 16"),
-        (33, 33, " or --context 32"),
-        (32, 32, " or --context 16"),
-        (2, 2, " or --context 1"),
+        (31, 256, " or --model.context-length 16"),
+        (33, 33, " or --model.context-length 32"),
+        (32, 32, " or --model.context-length 16"),
+        (2, 2, " or --model.context-length 1"),
     ],
 )
 def test_too_few_tokens_for_one_window_are_told_with_the_way_out(

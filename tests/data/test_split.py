@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napkin.data import Document, is_validation
+from napkin.data.split import split_documents
 from napkin.errors import NapkinError
 
 
@@ -49,3 +50,54 @@ print([i for i in range(200) if is_validation(Document("", f"text {i}"), 0.1)])
 def test_an_impossible_fraction_is_refused(fraction: float) -> None:
     with pytest.raises(NapkinError, match="0 to 1"):
         is_validation(Document("", ""), fraction)
+
+
+def sides(documents: list[Document], fraction: float) -> tuple[list[Document], list[Document]]:
+    return (
+        list(split_documents(documents, fraction, "training")),
+        list(split_documents(documents, fraction, "validation")),
+    )
+
+
+@given(st.lists(st.text(min_size=1), min_size=2), st.floats(0, 1))
+def test_every_document_is_on_one_side(texts: list[str], fraction: float) -> None:
+    documents = [Document(str(i), text) for i, text in enumerate(texts)]
+    training, validation = sides(documents, fraction)
+    assert sorted(training + validation, key=lambda document: int(document.name)) == documents
+    assert not {document.text for document in training} & {document.text for document in validation}
+
+
+@given(st.text("ab \n\r🦊", min_size=1), st.floats(0.01, 0.99))
+def test_the_parts_of_a_single_document_are_that_document(text: str, fraction: float) -> None:
+    training, validation = sides([Document("one", text)], fraction)
+    parts = [*training, *validation]
+    assert all(part.text.strip() for part in parts)
+    if len(parts) == 2:
+        assert parts[0].text + parts[1].text == text
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.05, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize(
+    ("text", "boundary"),
+    [
+        ("a line of text\n" * 2000, "\n"),
+        ("a title\n" + "words " * 5000, " "),
+        ("x" * 30_000, "x"),
+        ("first\n" + "x" * 30_000, "x"),
+    ],
+    ids=["lines", "one endless line", "no boundary", "a line and no boundary"],
+)
+def test_a_single_document_is_cut_near_the_fraction_at_a_boundary(text: str, boundary: str, fraction: float) -> None:
+    (training,), (validation,) = sides([Document("one", text)], fraction)
+    assert training.text.endswith(boundary)
+    assert fraction * 0.9 <= len(validation.text) / len(text) <= fraction * 1.51
+
+
+def test_a_single_document_too_short_for_two_parts_is_on_one_side() -> None:
+    assert [len(side) for side in sides([Document("one", "hi")], 0.05)] == [1, 0]
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan")])
+def test_a_split_by_an_impossible_fraction_is_refused(fraction: float) -> None:
+    with pytest.raises(NapkinError, match="0 to 1"):
+        list(split_documents([Document("one", "some text")], fraction, "training"))

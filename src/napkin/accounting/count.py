@@ -4,12 +4,18 @@ Fake tensors have shapes, formats and storages, but no data: nothing is allocate
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.utils import _pytree as pytree
 
 from napkin.accounting.ledger import Ledger
@@ -36,47 +42,76 @@ def count(
         optimizer: for the plain step, a function of the parameters that returns an optimizer, for example
             `torch.optim.AdamW`. None counts no update.
 
-    Raises NapkinError where the step asks for data that fake tensors do not have.
+    Raises NapkinError where the module cannot be copied, and where the step fails on fake tensors.
     """
     mode = _mode_of(module) or FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = _Fakes(mode)
     with mode:
-        twin = module if _mode_of(module) else _fake_twin(module, mode)
-        inputs = pytree.tree_map_only(Tensor, lambda tensor: _fake(tensor, mode), batch)
+        twin = module if _mode_of(module) else _fake_twin(module, fakes)
+        inputs = pytree.tree_map_only(Tensor, fakes.of, batch)
         run = step or _plain_step(twin, optimizer)
-        try:
+        with _errors_on_one_line():
             # The second step is the steady one: the optimizer's state is born in the first.
             return record(twin, lambda: run(twin, inputs), warm_up=1)
-        except DataDependentOutputException as error:
-            raise NapkinError(
-                f"the step reads values that exist only when it runs ({error.func}): "
-                "pass a `step` without `.item()`, printing or branches on data"
-            ) from None
 
 
 def _mode_of(module: nn.Module) -> FakeTensorMode | None:
-    for parameter in module.parameters():
-        if isinstance(parameter, FakeTensor):
-            return parameter.fake_mode
+    for tensor in (*module.parameters(), *module.buffers()):
+        if isinstance(tensor, FakeTensor):
+            return tensor.fake_mode
     return None
 
 
-def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
-    if isinstance(tensor, FakeTensor):
-        return tensor
-    # Always a fake tensor of the CPU: fake CUDA tensors abort a CPU build as soon as autograd is involved.
-    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-    return fake.requires_grad_(tensor.requires_grad) if tensor.is_leaf else fake
+class _Fakes:
+    """Fake tensors in the likeness of others; those that share a storage share one here."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+        self.storages: dict[int, Tensor] = {}
+
+    def of(self, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, FakeTensor) and tensor.fake_mode is self.mode:
+            return tensor
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.storages:
+            # Always on the CPU: fake CUDA tensors abort a CPU build as soon as autograd is involved.
+            self.storages[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu")
+        numbers = self.storages[storage._cdata].view(tensor.dtype)
+        fake = numbers.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        return fake.requires_grad_(tensor.requires_grad and tensor.is_leaf)
 
 
-def _fake_twin(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
+def _fake_twin(module: nn.Module, fakes: _Fakes) -> nn.Module:
     """A copy of `module` whose parameters and buffers are fake; tied ones stay tied."""
-    memo: dict[int, Any] = {}
-    for tensor in (*module.parameters(), *module.buffers()):
-        fake = _fake(tensor.detach(), mode)
-        if isinstance(tensor, nn.Parameter):
-            fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
-        memo[id(tensor)] = fake
-    return copy.deepcopy(module, memo)
+    try:
+        memo: dict[int, Any] = {}
+        for tensor in module.buffers():
+            memo[id(tensor)] = fakes.of(tensor)
+        for parameter in module.parameters():
+            memo[id(parameter)] = nn.Parameter(fakes.of(parameter).detach(), requires_grad=parameter.requires_grad)
+        return copy.deepcopy(module, memo)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise NapkinError(
+            f"{type(module).__name__} cannot be copied ({_first_line(error)}): build it under FakeTensorMode() and "
+            "pass that"
+        ) from error
+
+
+@contextmanager
+def _errors_on_one_line() -> Iterator[None]:
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise NapkinError(
+            f"the step reads values that exist only when it runs ({error.func}): pass a `step` without `.item()`, "
+            "selection by masks or branches on data"
+        ) from None
+    except RuntimeError as error:
+        raise NapkinError(f"the step fails on fake tensors, which have no data: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _plain_step(
@@ -99,10 +134,22 @@ def _plain_step(
 
 def _scalar(output: Any) -> Tensor:
     """The loss that a model returned, or a plain one: the mean of all it returned."""
-    loss = getattr(output, "loss", None)
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, Tensor):
         return loss
-    leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    leaves = [leaf for leaf in _tensors_in(output) if leaf.requires_grad]
     if not leaves:
         raise NapkinError("the model returns no tensor that depends on a parameter: there is nothing to train")
     return leaves[0] if leaves[0].dim() == 0 else sum(leaf.float().mean() for leaf in leaves)  # pyright: ignore
+
+
+def _tensors_in(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        yield from _tensors_in(list(output.values()))
+    elif isinstance(output, (list, tuple)):
+        for item in output:
+            yield from _tensors_in(item)
+    elif hasattr(output, "__dict__"):
+        yield from _tensors_in(vars(output))

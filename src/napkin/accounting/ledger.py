@@ -56,9 +56,11 @@ class Ledger:
     peak_by_category: dict[Category, int]
     """What was alive at the peak; adds up to `peak_bytes`."""
     timeline: tuple[tuple[int, int], ...] = field(repr=False)
-    """(row, bytes alive) after each row that changed the number of bytes alive."""
+    """(row, most bytes alive while it ran) for each row that changed the number of bytes alive."""
     unknown_operators: dict[str, int]
     """Calls of operators for which no formula stands: their FLOPs are missing from every sum."""
+    watch_bytes: int = 0
+    """Bytes by which watching the step raised its peak; left out of `peak_bytes`."""
 
     @property
     def flops(self) -> int:

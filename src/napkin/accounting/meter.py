@@ -28,21 +28,22 @@ def meter_step(module: nn.Module, step: Callable[[], Any], *, device_type: str =
     """Run `step`, which trains `module` once, under watch, and return what it did. The step's results are unchanged.
 
     On CUDA the peak is the caching allocator's own maximum of allocated bytes. On a CPU it is the sum of the
-    allocator's events, as the profiler records them, over what was alive before the step.
+    allocator's events, as the profiler records them, over what was alive before the step. What the watch itself added
+    to the peak is taken off.
     """
     if device_type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         ledger = record(module, step)
         torch.cuda.synchronize()
-        return StepMeasurement(ledger, torch.cuda.max_memory_allocated())
+        return StepMeasurement(ledger, torch.cuda.max_memory_allocated() - ledger.watch_bytes)
     # The profiler's own log lines have no place in a user's terminal; the variable is read at its first use.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         ledger = record(module, step)
-    return StepMeasurement(ledger, ledger.resident_bytes + _peak_of_events(profiler))
+    return StepMeasurement(ledger, ledger.resident_bytes + _peak_of_events(profiler) - ledger.watch_bytes)
 
 
 def _peak_of_events(profiler: Any) -> int:
@@ -55,7 +56,7 @@ def _peak_of_events(profiler: Any) -> int:
         if event.name == "[memory]":
             changes.append((event.start_time_ns, event.extra_fields.alloc_size))
     alive = peak = 0
-    for _, change in sorted(changes, key=lambda entry: entry[0]):
+    for _, change in sorted(changes, key=lambda change: change[0]):
         alive += change
         peak = max(peak, alive)
     return peak

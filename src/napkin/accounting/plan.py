@@ -26,6 +26,8 @@ class Plan:
     """FLOP/s, dense, measured on this device in the format of the matrix products."""
     memory_bytes: int
     """What the device has for tensors."""
+    calibration_disturbed: bool = False
+    """Whether other programs held the machine while it was measured: seconds may be too many, peaks too low."""
 
     @property
     def fits(self) -> bool:

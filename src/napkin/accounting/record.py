@@ -5,21 +5,27 @@ its last reference is gone, wherever it is held (a variable, the autograd graph,
 its Python object for as long as it lives, so that a weak reference to it reports its end exactly.
 """
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._C._autograd import _get_sequence_nr  # pyright: ignore[reportMissingImports]
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from napkin.accounting.ledger import Category, Ledger, Phase, Row
 from napkin.accounting.operators import UnknownOperator, work_of
+from napkin.accounting.scratch import scratch_bytes
+
+aten = torch.ops.aten
 
 FORMATS = {
     torch.float64: "fp64",
@@ -52,6 +58,9 @@ class _Draft:
     """A row before it is known what outlives the forward pass."""
 
     fields: dict[str, Any]
+    sums_gradients: bool
+    """Whether this is autograd adding two gradients that meet. It adds into the first if nobody else holds it (a view
+    holds its base); except under a watch like this one, where it makes a third and then lets the first go."""
     allocated: list[int] = field(default_factory=list)
     kept: int = 0
 
@@ -69,20 +78,21 @@ class _Storage:
 class _Recorder(TorchDispatchMode):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.module = module
+        self.parameters = list(module.parameters())
         self.paths = {id(child): name for name, child in module.named_modules()}
         self.stack: list[str] = []
         self.path_of_node: dict[int, str] = {}
         self.storages: list[_Storage] = []
         self.alive: dict[int, int] = {}  # address of the storage -> its number
         self.references: dict[int, weakref.ref] = {}
-        self.in_optimizer = False
+        self.in_optimizer = self.seen_backward = False
         self.previous_phase: Phase = "forward"
         self.recording = False
         self.drafts: list[_Draft] = []
         self.events: list[tuple[int, int, int]] = []  # (row, storage, bytes gained or lost)
+        self.reusing: set[int] = set()  # events that unwatched would follow the next one
         self.unknown: dict[str, int] = {}
-        self.claim(tensor for tensor in (*module.parameters(), *module.buffers()))
+        self.claim((*self.parameters, *module.buffers()))
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -101,9 +111,9 @@ class _Recorder(TorchDispatchMode):
 
     def begin(self) -> None:
         """Forget the rows so far; what is alive stays, and is what the step starts from."""
-        self.drafts, self.events, self.unknown = [], [], {}
-        self.recording = True
-        self.previous_phase = "forward"
+        self.drafts, self.events, self.reusing, self.unknown = [], [], set(), {}
+        self._claim_gradients()
+        self.recording, self.seen_backward, self.previous_phase = True, False, "forward"
         for number in self.alive.values():
             self.storages[number].draft = None
         self.start_bytes = sum(self.storages[number].bytes for number in self.alive.values())
@@ -114,15 +124,16 @@ class _Recorder(TorchDispatchMode):
         rows = tuple(
             Row(**draft.fields, bytes_allocated=sum(draft.allocated), bytes_kept=draft.kept) for draft in self.drafts
         )
-        peak, timeline, by_category = self._replay()
+        peak, timeline, alive = self._replay(self._unwatched())
         return Ledger(
             rows=rows,
-            parameters=sum(parameter.numel() for parameter in self.module.parameters()),
+            parameters=sum(parameter.numel() for parameter in self.parameters),
             peak_bytes=peak,
             resident_bytes=self.start_bytes,
-            peak_by_category=by_category,
+            peak_by_category=self._by_category(alive),
             timeline=timeline,
             unknown_operators=dict(self.unknown),
+            watch_bytes=self._replay(self.events)[0] - peak,
         )
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -131,18 +142,23 @@ class _Recorder(TorchDispatchMode):
             return operator(*args, **kwargs)
         phase = self._phase()
         if phase != self.previous_phase:
-            if self.previous_phase == "forward":
-                self._mark_kept()
-            else:
-                self._claim_gradients()
-        self.previous_phase = phase
+            self._turn(phase)
         inputs = list(_tensors((args, kwargs)))
         self.claim(inputs, "inputs")
-        result = operator(*args, **kwargs)
+        try:
+            result = operator(*args, **kwargs)
+        except DataDependentOutputException:
+            # GradScaler asks whether a gradient overflowed, which fake tensors cannot say. In the usual step none does.
+            if not _runs_in("torch.amp.grad_scaler"):
+                raise
+            result = 0.0
         outputs = list(_tensors(result))
-        draft = _Draft(self._describe(operator, args, kwargs, inputs, result, outputs, phase))
+        sums_gradients = phase == "backward" and operator is aten.add.Tensor and not inputs[0]._is_view()
+        draft = _Draft(self._describe(operator, args, kwargs, inputs, result, outputs, phase), sums_gradients)
         self.drafts.append(draft)
         self.claim(outputs, "temporaries", draft, phase)
+        if inputs and inputs[0].device.type == "cpu":
+            self._take_and_give_back(scratch_bytes(operator, args, kwargs, inputs))
         return result
 
     def claim(
@@ -172,18 +188,38 @@ class _Recorder(TorchDispatchMode):
                     draft.allocated.append(size)
                     self.events.append((len(self.drafts) - 1, number, size))
 
+    def _take_and_give_back(self, size: int) -> None:
+        if self.recording and size:
+            number, row = len(self.storages), len(self.drafts) - 1
+            self.storages.append(_Storage(size, "temporaries", None, None))
+            self.events += [(row, number, size), (row, number, -size)]
+
     def _freed(self, address: int, number: int) -> None:
         del self.alive[address], self.references[number]
-        if self.recording:
-            self.events.append((len(self.drafts) - 1, number, -self.storages[number].bytes))
+        if not self.recording:
+            return
+        row, size = len(self.drafts) - 1, self.storages[number].bytes
+        if self.drafts and self.drafts[-1].sums_gradients and self.events and self.events[-1][::2] == (row, size):
+            self.reusing.add(len(self.events) - 1)
+        self.events.append((row, number, -size))
 
     def _phase(self) -> Phase:
         if torch._C._current_graph_task_id() != -1:
-            # A module's forward pass inside the backward pass is activation checkpointing at work.
-            return "recompute" if self.stack else "backward"
-        # Between the backward pass and the next forward pass stands what belongs to the update: clipping, say.
-        after_backward = self.previous_phase != "forward" and not self.stack and not torch.is_grad_enabled()
-        return "optimizer" if self.in_optimizer or after_backward else "forward"
+            # Checkpointing computes a forward pass again; without it, a graph is built here for second derivatives.
+            again = torch.is_grad_enabled() and _runs_in("torch.utils.checkpoint")
+            return "recompute" if again else "backward"
+        # What runs after a backward pass, outside of modules and without a graph, belongs to the update: clipping, say.
+        updates = self.seen_backward and not self.stack and not torch.is_grad_enabled()
+        return "optimizer" if self.in_optimizer or updates else "forward"
+
+    def _turn(self, phase: Phase) -> None:
+        was_backward, is_backward = (name in ("backward", "recompute") for name in (self.previous_phase, phase))
+        if is_backward and not was_backward:
+            self._mark_kept()
+        elif was_backward and not is_backward:
+            self._claim_gradients()
+        self.seen_backward |= is_backward
+        self.previous_phase = phase
 
     # Hooks return None: anything else would replace the arguments or the output of the module.
     def _enter_module(self, module: nn.Module, _: Any) -> None:
@@ -208,7 +244,7 @@ class _Recorder(TorchDispatchMode):
                 storage.draft.kept += storage.bytes
 
     def _claim_gradients(self) -> None:
-        gradients = (parameter.grad for parameter in self.module.parameters())
+        gradients = (parameter.grad for parameter in self.parameters)
         self._reclaim((gradient for gradient in gradients if gradient is not None), "gradients")
 
     def _reclaim(self, tensors: Iterable[Tensor], category: Category) -> None:
@@ -221,14 +257,15 @@ class _Recorder(TorchDispatchMode):
     def _module_path(self, phase: Phase) -> str:
         """The forward pass notes which module made which autograd node; the backward pass looks it up.
 
-        A node takes its sequence number just before its operator runs, and keeps it.
+        A node takes its sequence number just before its operator runs, and keeps it; an operator that makes no node
+        finds the number of the last one.
         """
         if phase == "backward":
             node = torch._C._current_autograd_node()
             return self.path_of_node.get(node._sequence_nr(), "") if node is not None else ""
         path = self.stack[-1] if self.stack else ""
-        if phase == "forward":
-            self.path_of_node[_get_sequence_nr() - 1] = path
+        if phase in ("forward", "recompute"):
+            self.path_of_node.setdefault(_get_sequence_nr() - 1, path)
         return path
 
     def _describe(
@@ -255,24 +292,41 @@ class _Recorder(TorchDispatchMode):
             "bytes_written": (sum(map(_bytes, outputs)) if moves else 0) + mutated,
         }
 
-    def _replay(self) -> tuple[int, tuple[tuple[int, int], ...], dict[Category, int]]:
+    def _replay(self, events: list[tuple[int, int, int]]) -> tuple[int, tuple[tuple[int, int], ...], set[int]]:
         """Follow the events once to find the peak, once more up to it to see what was alive there."""
         bytes_alive = peak = self.start_bytes
         peak_event = 0
         timeline: dict[int, int] = {}
-        for event, (row, _, change) in enumerate(self.events, start=1):
+        for event, (row, _, change) in enumerate(events, start=1):
             bytes_alive += change
-            timeline[row] = bytes_alive
+            timeline[row] = max(timeline.get(row, 0), bytes_alive)
             if bytes_alive > peak:
                 peak, peak_event = bytes_alive, event
         alive = set(self.start_alive)
-        for _, number, change in self.events[:peak_event]:
+        for _, number, change in events[:peak_event]:
             (alive.add if change >= 0 else alive.discard)(number)
-        by_category: dict[Category, int] = {}
-        for number in alive:
-            storage = self.storages[number]
-            by_category[storage.category] = by_category.get(storage.category, 0) + storage.bytes
-        return peak, tuple(timeline.items()), by_category
+        return peak, tuple(timeline.items()), alive
+
+    def _unwatched(self) -> list[tuple[int, int, int]]:
+        """The events as they come without the watch."""
+        events = list(self.events)
+        for first in self.reusing:
+            events[first : first + 2] = reversed(events[first : first + 2])
+        return events
+
+    def _by_category(self, alive: set[int]) -> dict[Category, int]:
+        sums: dict[Category, int] = {}
+        for storage in (self.storages[number] for number in alive):
+            sums[storage.category] = sums.get(storage.category, 0) + storage.bytes
+        return sums
+
+
+def _runs_in(module_name: str) -> bool:
+    """Whether a function of that module is among those that called."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != module_name:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

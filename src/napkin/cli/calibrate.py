@@ -1,31 +1,40 @@
 """`napkin calibrate`."""
 
 from dataclasses import dataclass
+from typing import Literal
 
-from napkin.cli.terminal import out, parse, print_json, progress_line
+from napkin.cli.options import Switch, parse
+from napkin.cli.terminal import out, print_json, progress_line
 from napkin.units import format_bytes, format_rate, format_seconds
 
 
 @dataclass(frozen=True)
 class CalibrateOptions:
-    """Measure this machine anew: matrix products, memory bandwidth, the cost of calling an operator."""
+    """Measure this machine again: matrix products, memory bandwidth, the cost of calling an operator. Of two
+    measurements of the same thing the faster one is kept, as other programs can only slow it down."""
 
-    device: str = "auto"
-    """auto, cpu or cuda."""
-    json: bool = False
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What to measure; auto is the GPU if there is one."""
+    json: Switch = False
     """Print the result for programs."""
 
 
 def main(arguments: list[str]) -> None:
     """Measure this machine and keep the result in the user's cache."""
     options = parse(CalibrateOptions, "calibrate", arguments)
-    with progress_line("measuring this machine"):
-        from napkin.hardware.calibration import calibrate
-        from napkin.hardware.calibration_cache import save_calibration
+    with progress_line("measuring this machine") as line:
+        import torch
+
+        from napkin.hardware.calibration_cache import calibration_of_this_machine, calibration_path
+        from napkin.hardware.host import usable_cores
         from napkin.training.precision import choose_device
 
-        calibration = calibrate(choose_device(options.device))  # pyright: ignore[reportArgumentType]
-        path = save_calibration(calibration)
+        device_type = choose_device(options.device)
+        # As many as training takes: a calibration holds for its number of threads.
+        torch.set_num_threads(usable_cores())
+        calibration = calibration_of_this_machine(
+            device_type, again=True, progress=lambda share: line(round(100 * share), 100)
+        )
     if options.json:
         print_json(calibration)
         return
@@ -33,4 +42,6 @@ def main(arguments: list[str]) -> None:
         out.print(f"{name} matrix products: {format_rate(calibration.matmul_peak(name))}")
     out.print(f"memory: {format_bytes(calibration.memory_bandwidth)}/s")
     out.print(f"calling an operator: {format_seconds(calibration.seconds_per_operator)}")
-    out.print(f"wrote {path}", soft_wrap=True)
+    if calibration.disturbed:
+        out.print("other programs held the processor meanwhile: measure again when it is idle")
+    out.print(f"kept in {calibration_path(calibration.machine)}", soft_wrap=True)

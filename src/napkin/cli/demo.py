@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from napkin.cli.terminal import out, parse
+from napkin.cli.options import parse
+from napkin.cli.terminal import out, say
 from napkin.cli.texts import STANDARD_LIBRARY
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
@@ -45,7 +46,7 @@ def main(arguments: list[str]) -> int:
     ]
     taken: dict[str, float] = {}
     for name, command in stages:
-        out.print(f"\n[bold]$ napkin {shlex.join(command)}[/bold]", soft_wrap=True)
+        say(f"\n$ napkin {shlex.join(command)}", style="bold")
         start = time.perf_counter()
         status = _run(command)
         if status:
@@ -77,6 +78,8 @@ def _recipe(folder: Path) -> str:
 
 
 def _free(folder: Path) -> Path:
+    if not folder.name:
+        raise NapkinError(f"'{folder}' is no name for a new folder: choose another --folder")
     for candidate in (folder, *(folder.with_name(f"{folder.name}-{number}") for number in range(2, 1000))):
         if not candidate.exists():
             return candidate
@@ -89,6 +92,6 @@ def _summarise(taken: dict[str, float], run: Path) -> None:
     for name, seconds in taken.items():
         table.add_row(name, format_seconds(seconds))
     table.add_row("in all", format_seconds(sum(taken.values())))
-    out.print("")
+    say("")
     out.print(table)
-    out.print(f"\nopen {run}/report.html; the same for a text of yours: the commands above, with its path for stdlib:")
+    say(f"\nopen {run}/report.html; the same for a text of yours: the commands above, with its path for stdlib:")

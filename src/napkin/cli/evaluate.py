@@ -1,13 +1,12 @@
 """`napkin evaluate`."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
 
-import msgspec
-import tyro
 from rich.table import Table
 
-from napkin.cli.terminal import out, parse, print_json, progress_line
+from napkin.cli.options import RunFolderArgument, Switch, parse
+from napkin.cli.terminal import out, print_json, progress_line, say
 from napkin.errors import NapkinError
 from napkin.units import format_bytes
 
@@ -16,11 +15,11 @@ from napkin.units import format_bytes
 class EvaluateOptions:
     """Predict all validation tokens of a run: loss, perplexity, bits a byte, beside gzip and xz on the same bytes."""
 
-    run: Annotated[str, tyro.conf.Positional]
+    run: RunFolderArgument
     """Folder of the run."""
     tokens: str | None = None
-    """Token file to predict; None is the run's validation file."""
-    json: bool = False
+    """Token file to predict; None is the run's validation file, whose result its folder and its report keep."""
+    json: Switch = False
     """Print the result for programs."""
 
 
@@ -34,9 +33,11 @@ def main(arguments: list[str]) -> None:
         from napkin.training.evaluation import evaluate
 
         trained = open_trained(options.run)
-        path = options.tokens or trained.recipe.data.validation
+        path = trained.recipe.data.validation if options.tokens is None else options.tokens
         if path is None:
             raise NapkinError(f"'{options.run}' has no validation tokens: name a token file with --tokens")
+        if not Path(path).is_file():
+            raise NapkinError(f"there is no token file '{path}': name one with --tokens")
         tokens = TokenFile.open(path, tokenizer_fingerprint=trained.tokenizer.fingerprint, verify=True)
         line.retitle("evaluating")
         evaluation = evaluate(
@@ -51,12 +52,11 @@ def main(arguments: list[str]) -> None:
             trained.run.write_json("evaluation.json", evaluation)
             write_report(trained.run.path)
     if options.json:
-        print_json(msgspec.to_builtins(evaluation))
+        print_json(evaluation)
         return
-    out.print(
+    say(
         f"{path}: {evaluation.tokens:,} tokens, {format_bytes(evaluation.bytes)}; step {evaluation.step:,}: "
-        f"loss {evaluation.loss:.4f} nats a token, perplexity {evaluation.perplexity:.2f}",
-        soft_wrap=True,
+        f"loss {evaluation.loss:.4f} nats a token, perplexity {evaluation.perplexity:.2f}"
     )
     table = Table("", "bits a byte", box=None, header_style="bold")
     table.columns[1].justify = "right"

@@ -1,11 +1,14 @@
 """`napkin generate`."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import tyro
+from napkin.cli.options import INLINED, RunFolderArgument, Switch, parse
+from napkin.cli.terminal import print_json, progress_line, say_verbatim
+from napkin.errors import NapkinError
 
-from napkin.cli.terminal import out, parse, print_json, progress_line
+LARGEST_SEED = 2**62
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,7 @@ class SamplingOptions:
     top_k: int | None = None
     """Draw among this many likeliest tokens; None is all."""
     top_p: float = 0.95
-    """Draw among the likeliest tokens that together reach this probability."""
+    """Draw among the likeliest tokens that together reach this probability; 1 is all."""
     seed: int = 0
     """Seed of the draws; completion i of a call uses seed + i."""
 
@@ -26,22 +29,23 @@ class SamplingOptions:
 class GenerateOptions:
     """Let a trained model continue a text."""
 
-    run: Annotated[str, tyro.conf.Positional]
+    run: RunFolderArgument
     """Folder of the run."""
     prompts: tuple[str, ...] = ("",)
-    """Texts to continue; an empty one begins a new document."""
+    """Texts to continue; an empty one begins a new document. One that begins with - goes as --prompts=-TEXT"""
     tokens: int = 120
     """Most tokens a completion has; it ends where the model ends the document."""
-    sampling: Annotated[SamplingOptions, tyro.conf.arg(name="")] = field(default_factory=SamplingOptions)
-    save: bool = False
+    sampling: Annotated[SamplingOptions, INLINED] = field(default_factory=SamplingOptions)
+    save: Switch = False
     """Keep the completions as the run's samples.txt, and show them in its report."""
-    json: bool = False
+    json: Switch = False
     """Print the result for programs."""
 
 
 def main(arguments: list[str]) -> None:
     """Print completions."""
     options = parse(GenerateOptions, "generate", arguments)
+    _refuse_impossible(options)
     with progress_line("opening the run") as line:
         from napkin.cli.trained import open_trained
 
@@ -65,7 +69,18 @@ def main(arguments: list[str]) -> None:
         print_json([{"prompt": p, "completion": c} for p, c in zip(options.prompts, completions, strict=True)])
         return
     for text in texts:
-        out.print(text, markup=False, soft_wrap=True)
+        say_verbatim(text)
+
+
+def _refuse_impossible(options: GenerateOptions) -> None:
+    if not options.prompts:
+        raise NapkinError('--prompts names no text: give one, or --prompts "" for a new document')
+    if options.tokens < 1:
+        raise NapkinError(f"--tokens is {options.tokens}: use 1 or more")
+    if not math.isfinite(options.sampling.temperature):
+        raise NapkinError(f"--temperature is {options.sampling.temperature}: use a finite number, 0 or more")
+    if not 0 <= options.sampling.seed <= LARGEST_SEED:
+        raise NapkinError(f"--seed is {options.sampling.seed}: use 0 to {LARGEST_SEED}")
 
 
 def _complete(trained, prompt: str, options: GenerateOptions, number: int) -> str:

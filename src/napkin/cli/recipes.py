@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
-import tyro
-
-from napkin.cli.terminal import parse
+from napkin.cli.options import INLINED, parse
 from napkin.training.recipe import Recipe, read_recipe
 
 
@@ -13,7 +11,7 @@ from napkin.training.recipe import Recipe, read_recipe
 class RecipeOptions:
     """A recipe: a TOML file, and options that override its fields."""
 
-    recipe: Annotated[Recipe, tyro.conf.arg(name="")]
+    recipe: Annotated[Recipe, INLINED]
 
 
 Options = TypeVar("Options", bound=RecipeOptions)
@@ -22,6 +20,6 @@ Options = TypeVar("Options", bound=RecipeOptions)
 def parse_with_recipe(options: type[Options], command: str, arguments: list[str]) -> tuple[Options, str | None]:
     """Read `[RECIPE.toml] [--field value ...]`; without a file, the defaults. Returns options and the file's path."""
     path = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    recipe = read_recipe(path) if path else Recipe()
-    rest = arguments[1:] if path else arguments
+    recipe = read_recipe(path) if path is not None else Recipe()
+    rest = arguments if path is None else arguments[1:]
     return parse(options, f"{command} [RECIPE.toml]", rest, default=options(recipe)), path

@@ -1,19 +1,19 @@
 """`napkin report`."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
-import tyro
-
-from napkin.cli.terminal import out, parse
+from napkin.cli.options import RunFolderArgument, Switch, parse
+from napkin.cli.terminal import out, print_json
 
 
 @dataclass(frozen=True)
 class ReportOptions:
     """Write a run's report.html from what its folder holds; a run still going can be reported at any time."""
 
-    run: Annotated[str, tyro.conf.Positional]
+    run: RunFolderArgument
     """Folder of the run."""
+    json: Switch = False
+    """Print the path for programs."""
 
 
 def main(arguments: list[str]) -> None:
@@ -22,4 +22,8 @@ def main(arguments: list[str]) -> None:
     from napkin.report.page import write_report
     from napkin.training.run_folder import RunFolder
 
-    out.print(f"wrote {write_report(RunFolder.open(options.run).path)}", soft_wrap=True)
+    report = write_report(RunFolder.open(options.run).path)
+    if options.json:
+        print_json({"run": options.run, "report": report})
+    else:
+        out.print(f"wrote {report}", markup=False, soft_wrap=True)

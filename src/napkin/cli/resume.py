@@ -1,20 +1,18 @@
 """`napkin resume`."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
-import tyro
-
-from napkin.cli.terminal import parse, progress_line
+from napkin.cli.options import RunFolderArgument, Switch, parse
+from napkin.cli.terminal import progress_line
 
 
 @dataclass(frozen=True)
 class ResumeOptions:
     """Continue a run from its newest good checkpoint, as if it had never stopped."""
 
-    run: Annotated[str, tyro.conf.Positional]
+    run: RunFolderArgument
     """Folder of the run."""
-    json: bool = False
+    json: Switch = False
     """Print the outcome for programs."""
 
 

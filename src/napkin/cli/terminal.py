@@ -3,55 +3,42 @@
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
-import tyro
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task
 from rich.text import Text
 
 from napkin.units import format_seconds
 
-out = Console(soft_wrap=False, highlight=False)
-err = Console(stderr=True, highlight=False)
-
-Options = TypeVar("Options")
+# No markup and no emoji codes: "[...]" and ":x:" in a file's name stand for themselves.
+out = Console(highlight=False, markup=False, emoji=False)
+err = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 # Lines of progress where there is no terminal to redraw: one in this many seconds.
 SECONDS_BETWEEN_LINES = 10.0
+BAR_WIDTH = 20
 
 
-def parse(options: type[Options], command: str, arguments: Sequence[str], default: Options | None = None) -> Options:
-    """Read a command's options into its dataclass; `--help` shows its docstrings, defaults and units."""
-    parsed = tyro.cli(
-        options,
-        prog=f"napkin {command}",
-        args=list(arguments),
-        default=default,
-        config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff),
-    )
-    assert parsed is not None
-    return parsed
+def say(text: str, **style: Any) -> None:
+    """Print a line of a result: wrapped at words on a terminal, whole elsewhere."""
+    out.print(text, soft_wrap=not out.is_terminal, **style)
+
+
+def say_verbatim(text: str) -> None:
+    """Print what a model wrote: as it is, but on a terminal without what would steer it."""
+    if out.is_terminal:
+        text = "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in text)
+    sys.stdout.write(text + "\n")
 
 
 def print_json(value: Any) -> None:
-    """Print a result for programs."""
-    sys.stdout.write(json.dumps(msgspec.to_builtins(value, enc_hook=str), indent=2) + "\n")
-
-
-class _Ending(ProgressColumn):
-    """The time left, from the rate so far; the time taken, once all is done."""
-
-    def render(self, task: Task) -> Text:
-        if task.finished:
-            return Text(format_seconds(task.finished_time or 0.0))
-        if not task.total or not task.completed or task.elapsed is None:
-            return Text("")
-        left = task.elapsed / task.completed * (task.total - task.completed)
-        return Text(f"{format_seconds(left)} left")
+    """Print a result for programs: JSON in ASCII, null for a number that is not finite."""
+    finite = msgspec.json.decode(msgspec.json.encode(value, enc_hook=str))
+    sys.stdout.write(json.dumps(finite, indent=2) + "\n")
 
 
 class ProgressLine:
@@ -59,33 +46,67 @@ class ProgressLine:
 
     def __init__(self, progress: Progress, title: str) -> None:
         self._progress = progress
-        self._task = progress.add_task(title, total=None, details="")
+        self._task = progress.add_task(title, total=None, share=None, details="", left="")
         self._title = title
         self._shown = time.monotonic()
+        self._first: tuple[int, float] | None = None
 
     def __call__(self, done: int, total: int | None, details: str = "") -> None:
         """Say how far the work is; `total` None or 0 where nobody knows."""
-        self._progress.update(self._task, completed=done, total=total or None, details=details)
+        left = self._left(done, total or 0)
+        self._progress.update(self._task, share=done / total if total else None, details=details, left=left)
         if not err.is_terminal and time.monotonic() - self._shown >= SECONDS_BETWEEN_LINES:
             self._shown = time.monotonic()
-            share = f" {done / total:.0%}" if total else ""
-            err.print(f"{self._title}{share} {details}".rstrip())
+            share = f"{done / total:.0%}" if total else ""
+            err.print("  ".join(filter(None, [self._title, share, details, left])), soft_wrap=True)
 
     def retitle(self, title: str) -> None:
         """Say what is being done now."""
-        self._title = title
-        self._progress.update(self._task, description=title)
+        if title != self._title:
+            self._title, self._first = title, None
+            self._progress.update(self._task, description=title, share=None, details="", left="")
+
+    def _left(self, done: int, total: int) -> str:
+        # From where this line began: a resumed run has done most of its steps in another process.
+        if self._first is None:
+            self._first = (done, time.monotonic())
+        first, begin = self._first
+        if not first < done < total:
+            return ""
+        return f"{format_seconds((time.monotonic() - begin) / (done - first) * (total - done))} left"
 
 
 @contextmanager
 def progress_line(title: str) -> Iterator[ProgressLine]:
     """Show progress while the block runs; nothing of it stays on the screen."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        TextColumn("{task.details}"),
-        _Ending(),
-    )
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+    with Progress(SpinnerColumn(), _Line(), console=err, transient=True, disable=not err.is_terminal) as progress:
         yield ProgressLine(progress, title)
+
+
+class _Line(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        shown = task.fields
+        # Two columns are the spinner's; a character in the last column of all would wrap on some terminals.
+        return compose_line(task.description, shown["share"], shown["details"], shown["left"], width=err.width - 3)
+
+
+def compose_line(title: str, share: float | None, details: str, left: str, *, width: int) -> Text:
+    """Title, bar, details and time left in at most `width` columns: the bar gives way first, then the title.
+
+    >>> compose_line("encoding", 0.5, "3 MB", "2 s left", width=40).plain
+    'encoding  ━━━━━━━━━━━━━━  3 MB  2 s left'
+    >>> compose_line("encoding", 0.5, "3 MB", "2 s left", width=15).plain
+    '3 MB  2 s left'
+    """
+    text = "  ".join(filter(None, [title, details, left]))
+    room = min(BAR_WIDTH, width - len(text) - 2)
+    if share is not None and room >= 4:
+        done = round(room * share)
+        bar = Text.assemble(("━" * done, "bar.complete"), ("━" * (room - done), "bar.back"))
+        parts = [Text(title), bar, Text(details), Text(left)]
+        return Text("  ").join([part for part in parts if part.plain])
+    if len(text) > width and details:
+        text = "  ".join(filter(None, [details, left]))
+    line = Text(text)
+    line.truncate(width, overflow="ellipsis")
+    return line

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from napkin.data.corpus import Document, read_documents, standard_library
+from napkin.errors import NapkinError
 
 STANDARD_LIBRARY = "stdlib:"
 
@@ -11,6 +12,8 @@ STANDARD_LIBRARY = "stdlib:"
 def open_documents(texts: Sequence[str], suffixes: Sequence[str] = ()) -> Iterator[Document]:
     """The documents of every TEXT in turn."""
     for text in texts:
+        if not text:
+            raise NapkinError("a TEXT is empty: name a file, a folder, or stdlib:")
         if text == STANDARD_LIBRARY:
             yield from standard_library()
         else:

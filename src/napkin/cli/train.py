@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from napkin.cli.options import Switch
 from napkin.cli.recipes import RecipeOptions, parse_with_recipe
 from napkin.cli.terminal import progress_line
 
@@ -11,9 +12,9 @@ from napkin.cli.terminal import progress_line
 class TrainOptions(RecipeOptions):
     """Plan a run, train it, meter it, and reconcile the two."""
 
-    run: str = ""
-    """Folder to make for the run; the default is runs/ and the recipe's name. It must not exist."""
-    json: bool = False
+    run: str | None = None
+    """Folder to make for the run, which must not exist; None is runs/ and the name of the recipe, or runs/run."""
+    json: Switch = False
     """Print the outcome for programs."""
 
 

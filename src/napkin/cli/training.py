@@ -1,7 +1,9 @@
 """What `napkin train` and `napkin resume` share: a run is trained, reconciled and reported."""
 
+import shlex
+
 from napkin.cli.planning import describe_plan
-from napkin.cli.terminal import err, out, print_json, progress_line
+from napkin.cli.terminal import err, out, print_json, progress_line, say
 from napkin.report.page import write_report
 from napkin.report.table import reconcile_table
 from napkin.training.loop import Outcome, train
@@ -26,35 +28,45 @@ def start(preparation: Preparation, run: RunFolder, *, as_json: bool) -> int:
         line.retitle("writing the report")
         report = write_report(run.path)
     if as_json:
-        print_json({"run": run.path, "step": outcome.step, "checkpoint": outcome.checkpoint, "table": outcome.table})
+        stopped_by = None if outcome.interrupted_by is None else outcome.interrupted_by.name
+        print_json(
+            {
+                "run": run.path,
+                "step": outcome.step,
+                "stopped_by": stopped_by,
+                "checkpoint": outcome.checkpoint,
+                "table": outcome.table,
+            }
+        )
     else:
         _describe(run, outcome, preparation)
         if outcome.interrupted_by is None:
-            out.print(f"report: {report}", soft_wrap=True)
+            say(f"report: {report}")
     if outcome.interrupted_by is not None:
-        err.print(f"{outcome.interrupted_by.name}: checkpoint saved; continue with: napkin resume {run.path}")
+        resume = f"napkin resume {shlex.quote(str(run.path))}"
+        err.print(f"{outcome.interrupted_by.name}: checkpoint saved; continue with: {resume}", soft_wrap=True)
         return 128 + outcome.interrupted_by
     return 0
 
 
 def _live(metrics: StepMetrics, steps: int) -> str:
     return (
-        f"step {metrics.step}/{steps}  loss {metrics.loss:.3f}  {format_count(metrics.tokens_per_second)} tokens/s  "
+        f"step {metrics.step}/{steps}  loss {metrics.loss:.3f}  {format_count(metrics.tokens_per_second)} tok/s  "
         f"MFU {metrics.mfu:.0%}  {format_bytes(metrics.bytes)}"
     )
 
 
 def _describe(run: RunFolder, outcome: Outcome, preparation: Preparation) -> None:
+    if outcome.step == outcome.first_step:
+        say(f"{run.path} stands at step {outcome.step:,} of {preparation.recipe.training.steps:,}: nothing was done")
+        return
+    taken = f"{outcome.step:,} steps, {format_count(outcome.step * preparation.recipe.tokens_per_step)} tokens"
     measurement = outcome.measurement
     if measurement is None:
-        out.print(f"{run.path} is complete: {outcome.step:,} steps, nothing left to do", soft_wrap=True)
+        say(f"trained {taken}, too few to be metered; checkpoint: {outcome.checkpoint}")
         return
     out.print(reconcile_table(outcome.table))
     seconds = sum(measurement.seconds_by_part.values())
     parts = sorted(measurement.seconds_by_part.items(), key=lambda item: -item[1])
-    out.print("where the time went: " + ", ".join(f"{part} {spent / seconds:.1%}" for part, spent in parts))
-    out.print(
-        f"trained {outcome.step:,} steps, {format_count(outcome.step * preparation.recipe.tokens_per_step)} tokens, "
-        f"in {format_seconds(measurement.seconds)}; checkpoint: {outcome.checkpoint}",
-        soft_wrap=True,
-    )
+    say("where the time went: " + ", ".join(f"{part} {spent / seconds:.1%}" for part, spent in parts))
+    say(f"trained {taken}, in {format_seconds(measurement.seconds)}; checkpoint: {outcome.checkpoint}")

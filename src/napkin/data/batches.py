@@ -130,7 +130,7 @@ def _require(possible: bool, name: str, value: int) -> None:
 
 def _too_few_tokens(token_file: TokenFile, context_length: int) -> NapkinError:
     n_tokens = token_file.n_tokens
-    way_out = f" or --context {1 << (n_tokens - 1).bit_length() - 1}" if n_tokens > 1 else ""
+    way_out = f" or --model.context-length {1 << (n_tokens - 1).bit_length() - 1}" if n_tokens > 1 else ""
     return NapkinError(
         f"'{token_file.path}' holds {n_tokens} tokens, a batch needs {context_length + 1}: use more text{way_out}"
     )

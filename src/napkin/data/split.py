@@ -15,13 +15,19 @@ def split_documents(
 ) -> Iterator[Document]:
     """The documents of one side; `fraction` (0 to 1) of all are held out, as `is_validation` says.
 
-    A text that is a single document is cut instead: its last part is held out, from a line's beginning where it has
-    lines. Memory stays that of two documents.
+    A text that is a single document is cut instead: about the last `fraction` of it is held out, from the beginning of
+    a line or a word where there is one nearby. A side that would get nothing but white space has no document. Memory
+    stays that of two documents.
+
+    Raises NapkinError where the fraction is not possible.
     """
+    _refuse_impossible(fraction)
     remaining = iter(documents)
     first = list(itertools.islice(remaining, 2))
     if len(first) == 1 and 0 < fraction < 1:
-        yield _cut(first[0], fraction, side)
+        part = _cut(first[0], fraction, side)
+        if part.text.strip():
+            yield part
         return
     for document in itertools.chain(first, remaining):
         if is_validation(document, fraction) == (side == "validation"):
@@ -35,14 +41,27 @@ def is_validation(document: Document, fraction: float) -> bool:
     often it occurs; neither the order, the machine nor the other documents matter; and what a small fraction
     holds out, a larger one holds out too.
     """
-    if not 0 <= fraction <= 1:
-        raise NapkinError(f"a validation fraction of {fraction} is not possible: choose from 0 to 1")
+    _refuse_impossible(fraction)
     digest = blake2b(utf8(document.text, f"'{document.name}'"), digest_size=8).digest()
     return int.from_bytes(digest, "little") < fraction * 2**64
 
 
 def _cut(document: Document, fraction: float, side: Literal["training", "validation"]) -> Document:
     text = document.text
-    middle = round(len(text) * (1 - fraction))
-    middle = text.rfind("\n", 0, middle) + 1 or middle
+    middle = _middle(text, fraction)
     return Document(f"{document.name} ({side})", text[:middle] if side == "training" else text[middle:])
+
+
+def _middle(text: str, fraction: float) -> int:
+    middle = round(len(text) * (1 - fraction))
+    # A text may be one endless line after a short one: a boundary too far back would leave one side next to nothing.
+    nearby = max(0, middle - min(middle, len(text) - middle) // 2)
+    for boundary in ("\n", " "):
+        if (found := text.rfind(boundary, nearby, middle)) >= 0:
+            return found + 1
+    return middle
+
+
+def _refuse_impossible(fraction: float) -> None:
+    if not 0 <= fraction <= 1:
+        raise NapkinError(f"a validation fraction of {fraction} is not possible: choose from 0 to 1")

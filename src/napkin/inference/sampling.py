@@ -61,11 +61,15 @@ def generate(
 
 
 def draw(logits: Float[Tensor, " vocab_size"], sampling: Sampling, generator: torch.Generator) -> int:
-    """Draw one token id."""
+    """Draw one token id; a NapkinError where the logits hold NaN or infinity, as a model gone wrong gives them."""
+    if not logits.isfinite().all():
+        raise NapkinError("the model's logits hold infinity or NaN, nothing can be drawn: use an earlier checkpoint")
     if sampling.temperature == 0:
         return int(logits.argmax())
-    likeliest, ids = logits.sort(descending=True)
-    probabilities = torch.softmax(likeliest / sampling.temperature, dim=0)
+    # Stable, so that among equals the one that argmax would take comes first. Doubles, so that a whole vocabulary
+    # adds up to 1; the largest is taken off first, so that no temperature is too small to divide by.
+    likeliest, ids = logits.double().sort(descending=True, stable=True)
+    probabilities = torch.softmax((likeliest - likeliest[0]) / sampling.temperature, dim=0)
     before = probabilities.cumsum(dim=0) - probabilities
     # The likeliest token always stays: nothing stands before it.
     probabilities = probabilities.where(before < sampling.top_p, 0)

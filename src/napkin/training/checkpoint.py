@@ -1,19 +1,21 @@
 """Checkpoints: the state of a run after a step, on disk, whole or not at all.
 
-`step-00000200/` holds model.safetensors, optimizer.safetensors and state.json, which names the two with their
-sizes and SHA-256. The folder is written under a hidden name, every file synced, and then renamed. Nothing in it is
-a program: tensors are safetensors, the rest is JSON.
+`step-00000200/` holds model.safetensors, optimizer.safetensors, state.json, and SHA256SUMS over the three, in the
+form that `sha256sum -c` reads. The folder is written under a hidden name, every file synced, and then renamed.
+Nothing in it is a program: tensors are safetensors, the rest is text.
 """
 
-import os
+import dataclasses
+import math
 import platform
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import torch
@@ -23,13 +25,15 @@ from torch import Tensor
 
 import napkin
 from napkin.errors import CorruptFile, NapkinError
-from napkin.files import atomic_write_bytes, sync_file, sync_folder
+from napkin.files import atomic_write_bytes, atomic_write_text, sync_file, sync_folder
+from napkin.model.transformer import Transformer
 from napkin.training.step import Learner
 
-
-class _FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    bytes: int
-    sha256: str
+_TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")
+_FILES = (*_TENSOR_FILES, "state.json")
+_SUMS = "SHA256SUMS"
+_NAME = re.compile(r"step-(\d{8,})")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,16 +41,17 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     format: Literal["napkin-checkpoint"]
     version: Literal[1]
-    step: int
+    step: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
     """Updates done."""
-    seconds: float
+    seconds: Annotated[float, msgspec.Meta(ge=0)]
     """Of training so far."""
-    optimizer_steps: list[int]
-    """`step` of each parameter group."""
     tokenizer: str
     """Fingerprint of the tokenizer."""
+    train_tokens: str
+    """SHA-256 of the tokens it has learned from."""
+    recipe: dict[str, dict[str, Any]]
+    """What was chosen, every field."""
     libraries: dict[str, str]
-    files: dict[str, _FileRecord]
 
 
 @dataclass(frozen=True)
@@ -57,41 +62,48 @@ class Checkpoint:
     state: State
 
 
-def save_checkpoint(folder: Path, learner: Learner, *, step: int, seconds: float, tokenizer: str) -> Checkpoint:
-    """Write `folder`/step-XXXXXXXX and return it; one that is there already is kept as it is.
+def save_checkpoint(
+    folder: Path, learner: Learner, *, step: int, seconds: float, tokenizer: str, train_tokens: str
+) -> Checkpoint:
+    """Write `folder`/step-XXXXXXXX and return it; one that is there already and whole is kept as it is.
 
-    Raises NapkinError where the disk is full or cannot be written; earlier checkpoints stay untouched.
+    The tensors go to the file from where they are: nothing is copied, but from a GPU. Raises NapkinError where the disk
+    is full or cannot be written, and where a tensor holds infinity or NaN; earlier checkpoints stay untouched.
     """
     path = folder / f"step-{step:08d}"
     if path.exists():
-        return read_checkpoint(path)
+        try:
+            return read_checkpoint(path)
+        except CorruptFile:
+            set_aside(path)
+    tensors = {"model.safetensors": _model_tensors(learner.model), "optimizer.safetensors": _optimizer_tensors(learner)}
+    _refuse_non_finite(tensors, step, folder)
+    state = State(
+        format="napkin-checkpoint",
+        version=1,
+        step=step,
+        seconds=seconds,
+        tokenizer=tokenizer,
+        train_tokens=train_tokens,
+        recipe=dataclasses.asdict(learner.recipe),
+        libraries={"napkin": napkin.__version__, "torch": str(torch.__version__), "python": platform.python_version()},
+    )
     draft = folder / f".{path.name}.{secrets.token_hex(8)}.tmp"
     try:
         draft.mkdir()
-        save_file(_model_tensors(learner), draft / "model.safetensors")
-        save_file(_optimizer_tensors(learner), draft / "optimizer.safetensors")
-        state = State(
-            format="napkin-checkpoint",
-            version=1,
-            step=step,
-            seconds=seconds,
-            optimizer_steps=[group["step"] for group in learner.optimizer.param_groups],
-            tokenizer=tokenizer,
-            libraries={
-                "napkin": napkin.__version__,
-                "torch": str(torch.__version__),
-                "python": platform.python_version(),
-            },
-            files={file.name: _file_record(file) for file in sorted(draft.glob("*.safetensors"))},
-        )
-        for file in draft.glob("*.safetensors"):
-            sync_file(file)
+        for name, named in tensors.items():
+            save_file(named, draft / name)
+            # The library makes files for their owner alone; a run's other files are made as the user's umask says.
+            (draft / name).chmod(draft.stat().st_mode & 0o666)
+            sync_file(draft / name)
         atomic_write_bytes(draft / "state.json", msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
+        atomic_write_text(draft / _SUMS, _format_sums({name: _checksum(draft / name) for name in _FILES}))
         draft.rename(path)
         sync_folder(folder)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, NapkinError) as error:
         raise NapkinError(
-            f"'{path}' cannot be written ({error}): make room and continue with `napkin resume {folder.parent}`"
+            f"'{path}' cannot be written ({error}): make room and continue with `napkin resume {folder.parent}`, "
+            "earlier checkpoints are kept"
         ) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -100,104 +112,174 @@ def save_checkpoint(folder: Path, learner: Learner, *, step: int, seconds: float
 
 def prune_checkpoints(folder: Path, *, keep: int) -> None:
     """Remove all but the `keep` newest checkpoints, and what killed writers left behind."""
-    for path in _newest_first(folder)[keep:]:
+    for path in checkpoint_paths(folder)[keep:]:
         # Renamed first: a kill half-way through leaves no checkpoint with files missing.
-        doomed = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-        path.rename(doomed)
+        path.rename(path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp"))
     for path in folder.glob(".step-*.tmp"):
         shutil.rmtree(path, ignore_errors=True)
 
 
+def set_aside(path: Path) -> Path:
+    """Rename a damaged checkpoint out of the way, so that it neither counts as one nor is removed; its new path."""
+    names = (path.with_name(f"damaged-{path.name}{suffix}") for suffix in ("", *(f"-{n}" for n in range(2, 1000))))
+    aside = next(name for name in names if not name.exists())
+    path.rename(aside)
+    sync_folder(path.parent)
+    return aside
+
+
 def checkpoints_newest_first(folder: Path) -> Iterator[Checkpoint | CorruptFile]:
     """Every checkpoint, verified bit by bit; in place of one that is damaged, the error that says how."""
-    for path in _newest_first(folder):
+    for path in checkpoint_paths(folder):
         try:
-            yield read_checkpoint(path, verify=True)
+            yield read_checkpoint(path)
         except CorruptFile as error:
             yield error
 
 
-def read_checkpoint(path: Path, *, verify: bool = False) -> Checkpoint:
-    """A checkpoint's state; with `verify`, sizes and checksums of its files are compared.
+def checkpoint_paths(folder: Path) -> list[Path]:
+    """Folders with the name of a checkpoint, newest first; what else somebody keeps beside them is left alone."""
+    numbered = [(int(match[1]), path) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(numbered, reverse=True)]
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """A checkpoint whose files are, to the bit, as they were written.
 
     Raises CorruptFile naming the file and what is wrong with it.
     """
-    state_path = path / "state.json"
-    try:
-        state = msgspec.json.decode(state_path.read_bytes(), type=State)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CorruptFile(f"'{state_path}' does not describe a checkpoint ({error}): remove '{path}'") from None
-    if path.name != f"step-{state.step:08d}" or set(state.files) != {"model.safetensors", "optimizer.safetensors"}:
-        raise CorruptFile(f"'{state_path}' describes another checkpoint, of step {state.step}: remove '{path}'")
-    for name, expected in state.files.items() if verify else ():
+    expected = _read_sums(path / _SUMS)
+    for name in _FILES:
         try:
-            found = _file_record(path / name)
+            found = _checksum(path / name)
         except OSError as error:
-            raise CorruptFile(f"'{path / name}' cannot be read ({error.strerror}): remove '{path}'") from None
-        if found.bytes != expected.bytes:
-            raise CorruptFile(
-                f"'{path / name}' is {found.bytes} bytes long, its checkpoint says {expected.bytes}: remove '{path}'"
-            )
-        if found.sha256 != expected.sha256:
-            raise CorruptFile(f"'{path / name}' was altered, its SHA-256 is not the checkpoint's: remove '{path}'")
+            raise _damaged(path / name, f"cannot be read ({error.strerror})") from None
+        if found != expected[name]:
+            raise _damaged(path / name, f"was shortened or altered, its SHA-256 is not the one in {_SUMS}")
+    try:
+        state = msgspec.json.decode((path / "state.json").read_bytes(), type=State)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _damaged(path / "state.json", f"does not describe a checkpoint of this version ({error})") from None
+    if path.name != f"step-{state.step:08d}":
+        raise _damaged(path / "state.json", f"describes another checkpoint, of step {state.step}")
     return Checkpoint(path, state)
 
 
-def load_model(checkpoint: Checkpoint, model: torch.nn.Module) -> None:
-    """Copy a checkpoint's weights into `model`."""
-    _copy_into(dict(model.named_parameters()), checkpoint.path / "model.safetensors")
+def load_model(checkpoint: Checkpoint, model: Transformer) -> None:
+    """Copy a checkpoint's weights into `model`.
+
+    Raises NapkinError where `model` is of another config than the one that was trained, also where the weights would
+    fit; CorruptFile where they do not. `model` is untouched then.
+    """
+    changes = recipe_changes(checkpoint, {"model": dataclasses.asdict(model.config)})
+    if changes:
+        raise NapkinError(
+            f"the recipe is not the one that '{checkpoint.path}' was trained with: {', '.join(changes)}: "
+            "put that back, or begin a new run with `napkin train`"
+        )
+    _copy_into(_model_tensors(model), checkpoint.path / "model.safetensors")
 
 
 def load_learner(checkpoint: Checkpoint, learner: Learner) -> None:
-    """Copy a checkpoint's weights and optimizer state into `learner`, which then goes on as if never stopped."""
+    """Copy a checkpoint's weights and optimizer state into `learner`, which then goes on as if never stopped.
+
+    Raises as `load_model` does; after CorruptFile, `learner` is only fit to have another checkpoint loaded.
+    """
     load_model(checkpoint, learner.model)
-    for _, parameter in learner.model.named_parameters():
-        # Made by torch itself: tensors of a mapped file are aligned otherwise, and vector code then sums otherwise.
-        learner.optimizer.state[parameter] = {
-            name: torch.zeros_like(parameter, dtype=torch.float32) for name in ("exp_avg", "exp_avg_sq")
-        }
+    # Into tensors that torch itself has made: those of a mapped file are aligned otherwise, and vector code then sums
+    # in another order.
     _copy_into(_optimizer_tensors(learner), checkpoint.path / "optimizer.safetensors")
-    steps = checkpoint.state.optimizer_steps
-    for group, step in zip(learner.optimizer.param_groups, steps, strict=True):
-        group["step"] = step
+    for group in learner.optimizer.param_groups:
+        group["step"] = checkpoint.state.step
+
+
+def recipe_changes(checkpoint: Checkpoint, recipe: dict[str, dict[str, Any]]) -> list[str]:
+    """What differs between a checkpoint's recipe and the tables given of another: 'model.n_heads 4, was 2'."""
+    changes: list[str] = []
+    for table, values in recipe.items():
+        trained = checkpoint.state.recipe.get(table, {})
+        for name in dict.fromkeys((*values, *trained)):
+            now, before = values.get(name), trained.get(name)
+            if now != before:
+                changes.append(f"{table}.{name} is {now}, was {before}")
+    return changes
 
 
 def _copy_into(targets: dict[str, Tensor], path: Path) -> None:
     try:
         stored = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise CorruptFile(f"'{path}' cannot be read as safetensors ({error}): remove '{path.parent}'") from None
+        raise _damaged(path, f"cannot be read as safetensors ({error})") from None
     for name in sorted(targets.keys() | stored.keys()):
-        target, found = targets.get(name), stored.get(name)
-        if target is None or found is None or target.shape != found.shape:
-            raise NapkinError(
-                f"'{path}' does not fit the recipe's model: tensor '{name}' is "
-                f"{tuple(found.shape) if found is not None else 'missing'} there and "
-                f"{tuple(target.shape) if target is not None else 'unknown'} in the model: use the run's own recipe"
-            )
-        with torch.no_grad():
-            target.copy_(found)
+        found, wanted = _describe(stored.get(name)), _describe(targets.get(name))
+        if found != wanted:
+            raise _damaged(path, f"does not fit its recipe: tensor '{name}' is {found}, the model's is {wanted}")
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(stored[name])
 
 
-def _model_tensors(learner: Learner) -> dict[str, Tensor]:
-    return {name: parameter.detach().contiguous() for name, parameter in learner.model.named_parameters()}
+def _describe(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def _model_tensors(model: Transformer) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:
-    return {
-        f"{moment}.{name}": tensor
-        for name, parameter in learner.model.named_parameters()
-        for moment, tensor in learner.optimizer.state[parameter].items()
-    }
+    """The moments, by parameter; before the first step they are the zeros that it would make."""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in learner.model.named_parameters():
+        state = learner.optimizer.state[parameter]
+        for moment in _MOMENTS:
+            if moment not in state:
+                state[moment] = torch.zeros_like(parameter, dtype=torch.float32)
+            tensors[f"{moment}.{name}"] = state[moment]
+    return tensors
+
+
+def _refuse_non_finite(tensors: dict[str, dict[str, Tensor]], step: int, folder: Path) -> None:
+    for named in tensors.values():
+        for name, tensor in named.items():
+            smallest, largest = torch.aminmax(tensor)
+            if not math.isfinite(smallest.item()) or not math.isfinite(largest.item()):
+                raise NapkinError(
+                    f"step {step}: tensor '{name}' holds infinity or NaN, no checkpoint is made of it: lower "
+                    f"--optimizer.learning-rate; earlier checkpoints in '{folder}' are kept"
+                )
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*"), reverse=True)
+    """Folders with the name of a checkpoint; what else somebody keeps beside them is left alone."""
+    numbered = [(int(match[1]), path) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(numbered, reverse=True)]
 
 
-def _file_record(path: Path) -> _FileRecord:
+def _read_sums(path: Path) -> dict[str, str]:
+    try:
+        text = path.read_text(encoding="ascii")
+    except OSError as error:
+        raise _damaged(path, f"cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise _damaged(path, "is no text") from None
+    sums = {name: checksum for checksum, _, name in (line.partition("  ") for line in text.splitlines())}
+    if sums.keys() != set(_FILES) or text != _format_sums(sums):
+        raise _damaged(path, f"does not list {', '.join(_FILES)}")
+    return sums
+
+
+def _format_sums(sums: dict[str, str]) -> str:
+    return "".join(f"{sums[name]}  {name}\n" for name in _FILES)
+
+
+def _checksum(path: Path) -> str:
     checksum = sha256()
     with open(path, "rb") as file:
         while chunk := file.read(2**20):
             checksum.update(chunk)
-    return _FileRecord(os.path.getsize(path), checksum.hexdigest())
+    return checksum.hexdigest()
+
+
+def _damaged(path: Path, how: str) -> CorruptFile:
+    return CorruptFile(f"'{path}' {how}: put it back as it was, or remove its folder to begin from an earlier step")

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from napkin.data.batches import evaluation_windows
+from napkin.data.batches import IGNORED, evaluation_windows
 from napkin.data.token_file import TokenFile
+from napkin.errors import NapkinError
 from napkin.model.transformer import Transformer
 from napkin.tokenizer.base import Tokenizer
 from napkin.training.precision import Precision
+
+EVALUATION_BATCH_SIZE = 16
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,10 @@ def evaluate(
     """Predict every token of a token file but the first, each once, with at least half a context before it.
 
     `progress(done, total)` counts tokens. The compressors get the whole text as one stream, so that they, too, learn
-    from one document for the next.
+    from one document for the next. Raises NapkinError where the file holds no text.
     """
+    if not token_file.text_bytes:
+        raise NapkinError(f"'{token_file.path}' holds no text, only separators: name a token file that does")
     stride = max(1, model.config.context_length // 2)
     loss = mean_loss(model, token_file, precision, stride=stride, progress=progress)
     tokens = token_file.n_tokens - 1
@@ -76,10 +81,10 @@ def mean_loss(
     *,
     max_tokens: int | None = None,
     stride: int | None = None,
-    batch_size: int = 16,
+    batch_size: int = EVALUATION_BATCH_SIZE,
     progress: Callable[[int, int], None] | None = None,
 ) -> float:
-    """Nats a token over the first `max_tokens` tokens of a file, or all, in windows that begin every `stride` tokens.
+    """Nats a token over the first `max_tokens` predictions of a file, or all, in windows every `stride` tokens.
 
     None is a stride of the context length: fastest, and the first tokens of each window have little before them.
     """
@@ -90,13 +95,15 @@ def mean_loss(
     for inputs, targets in evaluation_windows(
         token_file, context_length=context_length, stride=stride, batch_size=batch_size
     ):
+        scores = targets >= 0
+        targets[scores & (scores.flatten().cumsum(0).view_as(scores) > total - done)] = IGNORED
+        scored = int((targets >= 0).sum())
         inputs, targets = inputs.to(precision.device_type), targets.to(precision.device_type)
         with precision.autocast():
             loss = model.loss(inputs, targets)
-        scored = int((targets >= 0).sum())
         nats, done = nats + loss.item() * scored, done + scored
         if progress is not None:
-            progress(min(done, total), total)
+            progress(done, total)
         if done >= total:
             break
     return nats / done

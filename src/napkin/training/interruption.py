@@ -29,7 +29,9 @@ def catch_interruption() -> Iterator[Interruption]:
 
     try:
         for number in (signals.SIGINT, signals.SIGTERM):
-            previous[number] = signals.signal(number, note)
+            # Ignored is what a shell makes of SIGINT for jobs in the background, so that Ctrl-C does not reach them.
+            if signals.getsignal(number) != signals.SIG_IGN:
+                previous[number] = signals.signal(number, note)
     except ValueError:
         # Signals belong to the main thread; in another one the caller stops the run its own way.
         restore()

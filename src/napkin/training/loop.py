@@ -1,5 +1,6 @@
 """The training loop: steps, metrics, evaluations, checkpoints, and an orderly end however it comes."""
 
+import dataclasses
 import math
 import signal
 import statistics
@@ -15,19 +16,16 @@ from napkin.accounting.meter import StepMeasurement, Stopwatch, meter_step
 from napkin.accounting.plan import hfu, mfu
 from napkin.accounting.reconcile import Measurement, reconcile
 from napkin.accounting.witnesses import WitnessRow
-from napkin.errors import CorruptFile, NapkinError
-from napkin.training.checkpoint import (
-    Checkpoint,
-    checkpoints_newest_first,
-    load_learner,
-    prune_checkpoints,
-    save_checkpoint,
-)
-from napkin.training.evaluation import mean_loss
+from napkin.errors import NapkinError
+from napkin.training.checkpoint import Checkpoint, prune_checkpoints, save_checkpoint
+from napkin.training.evaluation import EVALUATION_BATCH_SIZE, mean_loss
 from napkin.training.interruption import catch_interruption
 from napkin.training.preparation import Preparation
+from napkin.training.restoring import restore_newest
 from napkin.training.run_folder import MetricsFile, RunFolder, StepMetrics
+from napkin.training.runs import plan_as_dict
 from napkin.training.step import Learner, build_learner
+from napkin.training.token_guard import TokenGuard
 
 # The first step makes the optimizer's state, the second one warms caches: the third is like all that follow.
 METERED_STEP = 2
@@ -43,9 +41,11 @@ class Outcome:
     checkpoint: Path
     interrupted_by: signal.Signals | None
     measurement: Measurement | None
-    """None where no step was left to do."""
+    """Of this process's steps; None where they were too few for one to be metered and another to be timed."""
     table: list[WitnessRow]
     """Rule, count and meter of every quantity; without a measurement, empty."""
+    first_step: int
+    """Updates that were done before: by the checkpoint that training went on from, or none."""
 
 
 def train(
@@ -62,6 +62,10 @@ def train(
     step number. SIGINT and SIGTERM end it after the step at hand, with a checkpoint.
     """
     with run.locked(), catch_interruption() as interruption:
+        run.remove_leftovers()
+        # A kill may have come between the making of the folder and the plan.
+        if not (run.path / "plan.json").exists():
+            run.write_json("plan.json", plan_as_dict(preparation.plan, preparation.precision))
         loop = _Loop(preparation, run, on_message)
         loop.restore()
         while loop.step < preparation.recipe.training.steps and interruption.signal is None:
@@ -70,12 +74,18 @@ def train(
         if loop.step == preparation.recipe.training.steps:
             interruption.signal = None
         measurement = loop.measurement()
-        table = [] if measurement is None else _keep_books(run, preparation, measurement)
-        return Outcome(loop.learner, loop.step, checkpoint.path, interruption.signal, measurement, table)
+        whole = loop.step == preparation.recipe.training.steps
+        table = [] if measurement is None else _keep_books(run, preparation, measurement, whole=whole)
+        return Outcome(
+            loop.learner, loop.step, checkpoint.path, interruption.signal, measurement, table, loop.first_step
+        )
 
 
-def _keep_books(run: RunFolder, preparation: Preparation, measurement: Measurement) -> list[WitnessRow]:
+def _keep_books(run: RunFolder, preparation: Preparation, measurement: Measurement, *, whole: bool) -> list[WitnessRow]:
     table = reconcile(preparation.plan, measurement)
+    if not whole:
+        # The plan's figure is of all steps: there is nothing to put beside it yet.
+        table = [dataclasses.replace(row, meter=None) if row.quantity == "seconds in all" else row for row in table]
     run.write_json(
         "measurement.json",
         {
@@ -107,22 +117,21 @@ class _Loop:
         self.learner = build_learner(recipe, self.preparation.precision)
         self.batches = self.preparation.batches
         self.metrics = MetricsFile(self.run)
+        self.guard = TokenGuard(self.preparation.train_tokens)
         self.watch = Stopwatch(self.device_type)
         self.process = psutil.Process()
 
     def restore(self) -> None:
         """Go to the newest checkpoint that is whole; to the beginning where there is none at all."""
-        damaged: CorruptFile | None = None
-        for found in checkpoints_newest_first(self.run.checkpoints):
-            if isinstance(found, Checkpoint):
-                load_learner(found, self.learner)
-                self.step, self.seconds_before = found.state.step, found.state.seconds
-                break
-            damaged = found
-            self.on_message(f"skipped a damaged checkpoint: {damaged}")
-        else:
-            if damaged is not None:
-                raise damaged
+        checkpoint = restore_newest(
+            self.run.checkpoints,
+            self.learner,
+            tokenizer=self.preparation.tokenizer.fingerprint,
+            train_tokens=self.preparation.train_tokens._sha256,
+            on_message=self.on_message,
+        )
+        if checkpoint is not None:
+            self.step, self.seconds_before = checkpoint.state.step, checkpoint.state.seconds
         self.metrics.rewind(self.step)
         self.start = time.perf_counter()
         self.first_step = self.step
@@ -141,15 +150,12 @@ class _Loop:
         loss, norm = self._watched_step(inputs, targets)
         loss, norm = loss.item(), norm.item()
         step_seconds = time.perf_counter() - begin
-        if not math.isfinite(loss + norm):
-            raise NapkinError(
-                f"step {self.step + 1}: the loss is {loss}, the gradient's norm {norm}: lower "
-                f"--optimizer.learning-rate; earlier checkpoints in '{self.run.checkpoints}' are kept"
-            )
         learning_rate = self.learner.learning_rate(self.step)
         self.step += 1
+        self._refuse_non_finite(f"the loss is {loss}, the gradient's norm {norm}", loss, norm)
         last = self.step == training.steps
         validation_loss = self._evaluate() if last or self.step % training.evaluate_every == 0 else None
+        self._refuse_non_finite(f"the validation loss is {validation_loss}", validation_loss or 0.0)
         metrics = StepMetrics(
             step=self.step,
             tokens=self.step * inputs.numel(),
@@ -172,12 +178,16 @@ class _Loop:
     def save(self) -> Checkpoint:
         """Write a checkpoint of the state as it is."""
         with self.watch("checkpoints"):
+            self.guard.refuse_changes()
+            # A checkpoint on the disk promises the lines up to its step.
+            self.metrics.sync()
             checkpoint = save_checkpoint(
                 self.run.checkpoints,
                 self.learner,
                 step=self.step,
                 seconds=self.seconds,
                 tokenizer=self.preparation.tokenizer.fingerprint,
+                train_tokens=self.preparation.train_tokens._sha256,
             )
             prune_checkpoints(self.run.checkpoints, keep=self.preparation.recipe.training.keep_checkpoints)
         return checkpoint
@@ -204,7 +214,9 @@ class _Loop:
     def _watched_step(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         done = self.step - self.first_step
         begin = time.perf_counter()
-        if done != min(METERED_STEP, self.preparation.recipe.training.steps - self.first_step - 1):
+        last = self.preparation.recipe.training.steps - self.first_step - 1
+        # A last step that is also the first is timed: a metered one takes longer than it would alone.
+        if done != min(METERED_STEP, last) or last == 0:
             result = self.learner.step(self.step, inputs, targets, watch=self.watch)
             self.step_seconds.append(time.perf_counter() - begin)
             return result
@@ -222,8 +234,22 @@ class _Loop:
         if tokens is None:
             return None
         with self.watch("evaluation"):
-            limit = self.preparation.recipe.training.evaluation_tokens
-            return mean_loss(self.learner.model, tokens, self.preparation.precision, max_tokens=limit)
+            training = self.preparation.recipe.training
+            return mean_loss(
+                self.learner.model,
+                tokens,
+                self.preparation.precision,
+                max_tokens=training.evaluation_tokens,
+                # No more at a time than a step computes: what was planned for that is enough for this.
+                batch_size=min(training.resolved_micro_batch_size, EVALUATION_BATCH_SIZE),
+            )
+
+    def _refuse_non_finite(self, what: str, *figures: float) -> None:
+        if not all(map(math.isfinite, figures)):
+            raise NapkinError(
+                f"step {self.step}: {what}: lower --optimizer.learning-rate; "
+                f"earlier checkpoints in '{self.run.checkpoints}' are kept"
+            )
 
     def _bytes(self) -> int:
         if self.device_type == "cuda":

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import torch
@@ -19,10 +20,10 @@ from napkin.hardware.calibration_cache import calibration_of_this_machine
 from napkin.hardware.host import Host, detect_host
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.storage import load_tokenizer
+from napkin.training.fitting import refuse_far_too_much
 from napkin.training.precision import Precision, choose_device, choose_precision
 from napkin.training.recipe import Recipe
 from napkin.training.step import count_step
-from napkin.units import format_bytes
 
 Progress = Callable[[str], None]
 
@@ -42,13 +43,7 @@ class Preparation:
     @property
     def batches(self) -> Batches:
         """The training batches, in their order."""
-        training = self.recipe.training
-        return Batches(
-            self.train_tokens,
-            context_length=self.recipe.model.context_length,
-            batch_size=training.batch_size,
-            seed=training.data_seed,
-        )
+        return _batches(self.recipe, self.train_tokens)
 
 
 def prepare(
@@ -59,18 +54,20 @@ def prepare(
     `tokenizer` stands in for the file that the recipe names: a run keeps its own copy. `progress` is told what is
     being done. Raises NapkinError for files that are missing, damaged or do not belong together.
     """
-    tokenizer = tokenizer or load_tokenizer(recipe.data.tokenizer)
+    data = recipe.data
+    tokenizer = tokenizer or open_tokenizer(data.tokenizer)
     progress("checking the token files")
-    train_tokens = _open_tokens(recipe.data.train, tokenizer, recipe)
-    validation_tokens = _open_tokens(recipe.data.validation, tokenizer, recipe) if recipe.data.validation else None
+    train_tokens = _open_tokens(data.train, tokenizer, data.verify, "or name yours with --data.train")
+    validation_tokens = None
+    if data.validation is not None:
+        way_out = "name yours with --data.validation, or do without: --data.validation None"
+        validation_tokens = _open_tokens(data.validation, tokenizer, data.verify, way_out)
     host = detect_host()
     recipe, precision = resolve(recipe, tokenizer.vocab_size, host)
-    preparation = Preparation(
-        recipe, tokenizer, train_tokens, validation_tokens, precision, make_plan(recipe, precision, host, progress)
-    )
-    # Refuses a text that is shorter than one window, before anything is made.
-    _ = preparation.batches
-    return preparation
+    # Refuses a text that is shorter than one window, before anything is measured or counted.
+    _batches(recipe, train_tokens)
+    plan = make_plan(recipe, precision, host, progress)
+    return Preparation(recipe, tokenizer, train_tokens, validation_tokens, precision, plan)
 
 
 def resolve(recipe: Recipe, vocab_size: int, host: Host) -> tuple[Recipe, Precision]:
@@ -89,41 +86,63 @@ def resolve(recipe: Recipe, vocab_size: int, host: Host) -> tuple[Recipe, Precis
         threads=recipe.training.threads or host.cores,
     )
     model = dataclasses.replace(recipe.model, vocab_size=vocab_size)
-    return dataclasses.replace(recipe, model=model, training=training), precision
+    optimizer = dataclasses.replace(recipe.optimizer, warmup_steps=recipe.warmup_steps)
+    return dataclasses.replace(recipe, model=model, optimizer=optimizer, training=training), precision
 
 
 def make_plan(recipe: Recipe, precision: Precision, host: Host, progress: Progress = lambda doing: None) -> Plan:
-    """Count and price a resolved recipe's step on this machine."""
+    """Count and price a resolved recipe's step on this machine.
+
+    Raises NapkinError where the step is so far beyond the memory that counting it in full would take minutes.
+    """
     assert recipe.training.threads is not None
     torch.set_num_threads(recipe.training.threads)
-    progress("measuring this machine, once")
-    calibration = calibration_of_this_machine(precision.device_type)
     progress("counting the step")
-    return _plan(recipe, precision, count_step(recipe, precision), calibration, host)
+    refuse_far_too_much(recipe, precision, device_name(precision, host), free_bytes(precision, host))
+    ledger = count_step(recipe, precision)
+    progress("measuring this machine, once")
+    return _plan(recipe, precision, ledger, calibration_of_this_machine(precision.device_type), host)
 
 
-def refuse_what_does_not_fit(recipe: Recipe, precision: Precision, plan: Plan) -> None:
-    """Raise NapkinError, with a micro-batch that fits if there is one, where the plan exceeds the memory."""
-    if plan.fits:
-        return
-    size = recipe.training.resolved_micro_batch_size
-    way_out = "use a smaller --model.context-length or --model.d-model"
-    while size > 1:
-        size = max(divisor for divisor in range(1, size) if recipe.training.batch_size % divisor == 0)
-        training = dataclasses.replace(recipe.training, micro_batch_size=size)
-        needed = count_step(dataclasses.replace(recipe, training=training), precision).peak_bytes
-        if needed <= plan.memory_bytes:
-            way_out = f"with --training.micro-batch-size {size} it needs {format_bytes(needed)}"
-            break
-    raise NapkinError(
-        f"a step needs {format_bytes(plan.ledger.peak_bytes)}, {plan.device_name} has "
-        f"{format_bytes(plan.memory_bytes)} free: {way_out}"
+def device_name(precision: Precision, host: Host) -> str:
+    """The device that trains, as its maker calls it."""
+    return host.cpu_name if precision.device_type == "cpu" else host.accelerators[0].name
+
+
+def free_bytes(precision: Precision, host: Host) -> int:
+    """What the device has for tensors now."""
+    if precision.device_type == "cpu":
+        return min(host.available_bytes, psutil.virtual_memory().available)
+    return torch.cuda.mem_get_info()[0]
+
+
+def open_tokenizer(path: str) -> Tokenizer:
+    """The tokenizer that a recipe names; a NapkinError that says how to make one where it is missing."""
+    if not Path(path).is_file():
+        raise NapkinError(
+            f"there is no tokenizer file '{path}': make one with `napkin tokenizer train TEXT`, "
+            "or name yours with --data.tokenizer"
+        )
+    return load_tokenizer(path)
+
+
+def _open_tokens(path: str, tokenizer: Tokenizer, verify: bool, way_out: str) -> TokenFile:
+    if not Path(path).is_file():
+        raise NapkinError(f"there is no token file '{path}': make it with `napkin tokenizer encode TEXT`, {way_out}")
+    return TokenFile.open(path, tokenizer_fingerprint=tokenizer.fingerprint, verify=verify)
+
+
+def _batches(recipe: Recipe, train_tokens: TokenFile) -> Batches:
+    return Batches(
+        train_tokens,
+        context_length=recipe.model.context_length,
+        batch_size=recipe.training.batch_size,
+        seed=recipe.training.data_seed,
     )
 
 
 def _plan(recipe: Recipe, precision: Precision, ledger: Ledger, calibration: Calibration, host: Host) -> Plan:
     model = recipe.model
-    on_cpu = precision.device_type == "cpu"
     return Plan(
         ledger=ledger,
         price=price(ledger, calibration),
@@ -132,15 +151,8 @@ def _plan(recipe: Recipe, precision: Precision, ledger: Ledger, calibration: Cal
         ),
         steps=recipe.training.steps,
         tokens_per_step=recipe.tokens_per_step,
-        device_name=host.cpu_name if on_cpu else host.accelerators[0].name,
+        device_name=device_name(precision, host),
         matmul_peak=calibration.matmul_peak(precision.products),
-        memory_bytes=_free_bytes(host) if on_cpu else torch.cuda.mem_get_info()[0],
+        memory_bytes=free_bytes(precision, host),
+        calibration_disturbed=calibration.disturbed,
     )
-
-
-def _free_bytes(host: Host) -> int:
-    return min(host.available_bytes, psutil.virtual_memory().available)
-
-
-def _open_tokens(path: str, tokenizer: Tokenizer, recipe: Recipe) -> TokenFile:
-    return TokenFile.open(path, tokenizer_fingerprint=tokenizer.fingerprint, verify=recipe.data.verify)

@@ -27,13 +27,18 @@ class DataConfig:
     """Token file to train on, as `napkin tokenizer encode` makes it."""
 
     validation: str | None = "data/validation.tokens"
-    """Token file that is only evaluated on; None is no evaluation."""
+    """Token file that is only evaluated on; None, or "" in a TOML file, is no evaluation."""
 
     tokenizer: str = "data/tokenizer.json"
     """The tokenizer that made both."""
 
     verify: bool = True
     """Whether the checksums of the token files are checked before training; about a second a gigabyte."""
+
+    def __post_init__(self) -> None:
+        # TOML has no None, and leaving the field out means its default.
+        if self.validation == "":
+            object.__setattr__(self, "validation", None)
 
 
 @dataclass(frozen=True)
@@ -44,11 +49,12 @@ class OptimizerConfig:
     """Largest learning rate, at the end of the warm-up. 3e-3 suits models of a few million parameters; larger ones
     want less (Kaplan et al. 2020, appendix D.6)."""
 
-    warmup_steps: int = 50
-    """Steps over which the learning rate climbs to its largest value: Adam's moments need some to settle."""
+    warmup_steps: int | None = None
+    """Steps over which the learning rate climbs to its largest value: Adam's moments need some to settle. None is 50,
+    or a tenth of the steps of a run that is shorter than 500."""
 
     final_fraction: float = 0.05
-    """Learning rate of the last step, as a fraction of the largest."""
+    """Learning rate of the last step, as a fraction of the largest; 1 is no decay."""
 
     beta1: float = 0.9
     """Decay a step of the first moment."""
@@ -57,13 +63,16 @@ class OptimizerConfig:
     """Decay a step of the second moment; 0.95 forgets a loss spike sooner than the classical 0.999."""
 
     eps: float = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the root of the second moment, so that a gradient of zero divides by something."""
 
     weight_decay: float = 0.1
-    """Decoupled decay, of matrices alone."""
+    """Decoupled decay of matrices, a step and a unit of learning rate; gains and other vectors do not decay."""
 
     clip_norm: float = 1.0
     """Largest global norm of a step's gradient; a larger gradient is scaled down to it."""
+
+    def __post_init__(self) -> None:
+        _refuse_outside("optimizer", self, _OPTIMIZER_RANGES)
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,7 @@ class TrainingConfig:
     """Where to train; auto is the GPU if there is one."""
 
     threads: int | None = None
-    """CPU threads; None is all cores that this process may use."""
+    """CPU threads; None is one a core that this process may use."""
 
     init_seed: int = 0
     """Seed of the initial weights."""
@@ -108,15 +117,10 @@ class TrainingConfig:
     """Steps between two evaluations on a sample of the validation tokens."""
 
     evaluation_tokens: int = 16384
-    """Size of that sample. `napkin evaluate` takes all of them."""
+    """Tokens in that sample. `napkin evaluate` takes all there are."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "log_every", "checkpoint_every", "keep_checkpoints", "evaluate_every"):
-            if getattr(self, name) < 1:
-                raise NapkinError(f"training.{name} is {getattr(self, name)}: use 1 or more")
-        for name in ("micro_batch_size", "threads"):
-            if (getattr(self, name) or 1) < 1:
-                raise NapkinError(f"training.{name} is {getattr(self, name)}: use 1 or more, or leave it out")
+        _refuse_outside("training", self, _TRAINING_RANGES)
         if self.batch_size % self.resolved_micro_batch_size:
             raise NapkinError(
                 f"training.batch_size {self.batch_size} does not divide into micro-batches of {self.micro_batch_size}: "
@@ -139,11 +143,25 @@ class Recipe:
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
     def __post_init__(self) -> None:
-        steps, warmup_steps = self.training.steps, self.optimizer.warmup_steps
-        if not 0 <= warmup_steps < steps:
+        _refuse_outside("model", self.model, _MODEL_RANGES)
+        steps = self.training.steps
+        if self.warmup_steps >= steps:
             raise NapkinError(
-                f"optimizer.warmup_steps {warmup_steps} does not fit into training.steps {steps}: use 0 to {steps - 1}"
+                f"optimizer.warmup_steps {self.warmup_steps} does not fit into training.steps {steps}: "
+                f"use 0 to {steps - 1}, or leave it out"
             )
+        if self.tokens_per_step > _MOST_TOKENS_PER_STEP:
+            raise NapkinError(
+                f"training.batch_size {self.training.batch_size} times model.context_length "
+                f"{self.model.context_length} is {self.tokens_per_step} tokens a step: "
+                f"use numbers whose product is at most {_MOST_TOKENS_PER_STEP}"
+            )
+
+    @property
+    def warmup_steps(self) -> int:
+        """optimizer.warmup_steps, its default filled in."""
+        chosen = self.optimizer.warmup_steps
+        return min(50, self.training.steps // 10) if chosen is None else chosen
 
     @property
     def tokens_per_step(self) -> int:
@@ -154,17 +172,22 @@ class Recipe:
 def read_recipe(path: StrPath) -> Recipe:
     """Read a recipe from a TOML file; fields that it does not name keep their defaults.
 
-    Raises NapkinError for a missing file, TOML that cannot be read, an unknown field, a value of the wrong type.
+    Raises NapkinError for a missing file, TOML that cannot be read, an unknown field, a value of the wrong type or out
+    of its range.
     """
     path = Path(path)
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        # Some editors begin a file with a byte order mark.
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise NapkinError(f"'{path}' does not exist: name a recipe, a TOML file as `napkin recipe` prints it") from None
     except OSError as error:
         raise NapkinError(f"'{path}' cannot be read ({error.strerror}): name a recipe, a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise NapkinError(f"'{path}' is not TOML ({error}): correct that line") from None
+        raise NapkinError(f"'{path}' is not TOML ({error}): correct it there") from None
+    except (RecursionError, ValueError) as error:
+        # Nested without end, or a number of thousands of digits: well-formed and absurd.
+        raise NapkinError(f"'{path}' holds a value that cannot be read ({error}): correct it") from None
     _refuse_unknown(values, Recipe, str(path))
     try:
         return msgspec.convert(values, Recipe)
@@ -172,16 +195,22 @@ def read_recipe(path: StrPath) -> Recipe:
         raise NapkinError(
             f"'{path}': {str(error).replace('`$.', '`')}: `napkin train --help` lists the types"
         ) from None
+    except NapkinError as error:
+        raise NapkinError(f"'{path}': {error}") from None
 
 
 def format_recipe(recipe: Recipe) -> str:
-    """A recipe as TOML, every field in it; None, which TOML cannot say, is left out."""
-    return tomli_w.dumps(
-        {
-            table: {name: value for name, value in values.items() if value is not None}
-            for table, values in dataclasses.asdict(recipe).items()
-        }
-    )
+    """A recipe as TOML, every field in it; None, which TOML cannot say, is left out where it is the default."""
+    return tomli_w.dumps({field.name: _toml_table(getattr(recipe, field.name)) for field in dataclasses.fields(recipe)})
+
+
+def _toml_table(table: Any) -> dict[str, Any]:
+    values = {field: getattr(table, field.name) for field in dataclasses.fields(table)}
+    return {
+        field.name: "" if value is None else value
+        for field, value in values.items()
+        if value is not None or field.default is not None
+    }
 
 
 def _refuse_unknown(values: dict[str, Any], cls: type, where: str, prefix: str = "") -> None:
@@ -193,3 +222,52 @@ def _refuse_unknown(values: dict[str, Any], cls: type, where: str, prefix: str =
             raise NapkinError(f"'{where}': unknown field '{prefix}{name}': {hint}")
         if dataclasses.is_dataclass(types[name]) and isinstance(value, dict):
             _refuse_unknown(value, types[name], where, f"{prefix}{name}.")
+
+
+# Least and most of each number: beyond them it is a slip of the hand, or more than tensors can be counted in.
+_MOST = 10**12
+_MOST_TOKENS_PER_STEP = 2**34
+_LARGEST_SEED = 2**63 - 1
+
+_MODEL_RANGES: dict[str, tuple[float, float]] = {
+    "vocab_size": (0, 2**24),
+    "context_length": (1, 2**30),
+    "d_model": (1, 2**20),
+    "n_layers": (1, 4096),
+    "n_heads": (1, 2**20),
+    "n_kv_heads": (1, 2**20),
+    "d_ff": (1, 2**22),
+    "rope_theta": (1, 10**12),
+    "norm_eps": (1e-30, 1),
+}
+_OPTIMIZER_RANGES: dict[str, tuple[float, float]] = {
+    "learning_rate": (0, 10),
+    "warmup_steps": (0, _MOST),
+    "final_fraction": (0, 1),
+    "beta1": (0, 0.999999),
+    "beta2": (0, 0.999999),
+    "eps": (1e-30, 1),
+    "weight_decay": (0, 100),
+    "clip_norm": (1e-12, 10**12),
+}
+_TRAINING_RANGES: dict[str, tuple[float, float]] = {
+    "steps": (1, _MOST),
+    "batch_size": (1, _MOST_TOKENS_PER_STEP),
+    "micro_batch_size": (1, _MOST_TOKENS_PER_STEP),
+    "threads": (1, 1024),
+    "init_seed": (0, _LARGEST_SEED),
+    "data_seed": (0, _LARGEST_SEED),
+    "log_every": (1, _MOST),
+    "checkpoint_every": (1, _MOST),
+    "keep_checkpoints": (1, _MOST),
+    "evaluate_every": (1, _MOST),
+    "evaluation_tokens": (1, _MOST),
+}
+
+
+def _refuse_outside(table: str, values: Any, ranges: dict[str, tuple[float, float]]) -> None:
+    for name, (least, most) in ranges.items():
+        value = getattr(values, name)
+        # A negated comparison catches NaN too.
+        if value is not None and not least <= value <= most:
+            raise NapkinError(f"{table}.{name} is {value}: use {least} to {most}")

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from napkin.errors import CorruptFile, NapkinError
-from napkin.files import StrPath, atomic_write_text
+from napkin.files import StrPath, atomic_write_text, sync_file, sync_folder
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.storage import load_tokenizer
 from napkin.training.recipe import Recipe, format_recipe, read_recipe
@@ -42,6 +42,7 @@ class RunFolder:
             tokenizer.save(draft / "tokenizer.json")
             # Renaming a folder onto one that is not empty fails: a run that appeared meanwhile is not touched.
             draft.rename(path)
+            sync_folder(path.parent)
         except OSError as error:
             raise NapkinError(f"'{path}' cannot be made ({error.strerror}): choose another --run") from None
         finally:
@@ -95,6 +96,12 @@ class RunFolder:
         except msgspec.DecodeError as error:
             raise CorruptFile(f"'{path}' is not JSON ({error}): remove it") from None
 
+    def remove_leftovers(self) -> None:
+        """Remove what killed writers left beside the files that training alone writes; the lock must be held."""
+        for name in ("plan.json", "metrics.jsonl", "measurement.json"):
+            for path in self.path.glob(f".{name}.*.tmp"):
+                path.unlink(missing_ok=True)
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the run for this process; a NapkinError where another one trains in it."""
@@ -103,7 +110,7 @@ class RunFolder:
         except ImportError:  # Windows has no flock; there the promise is the user's.
             yield
             return
-        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
+        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,20 +151,32 @@ class MetricsFile:
 
     def __init__(self, run: RunFolder) -> None:
         self.path = run.path / "metrics.jsonl"
-        self.last: StepMetrics | None = None
 
     def rewind(self, step: int) -> None:
         """Keep the lines up to `step`; a line that a kill cut off goes too."""
-        kept = [metrics for metrics in read_metrics(self.path) if metrics.step <= step]
-        atomic_write_text(self.path, "".join(map(_line, kept)), overwrite=True)
-        self.last = kept[-1] if kept else None
+        kept = "".join(_line(metrics) for metrics in read_metrics(self.path) if metrics.step <= step)
+        # A file that needs no change is not written: a run resumes on a full disk as far as it can.
+        if not self.path.exists() or self.path.read_bytes() != kept.encode():
+            atomic_write_text(self.path, kept, overwrite=True)
 
     def append(self, metrics: StepMetrics) -> None:
-        """Add one line."""
-        # One write a line: a kill cuts off at most the last one.
-        with open(self.path, "ab", buffering=0) as file:
-            file.write(_line(metrics).encode())
-        self.last = metrics
+        """Add one line; a NapkinError where the disk is full."""
+        line = _line(metrics).encode()
+        try:
+            # One write a line: a kill cuts off at most the last one. A full disk may take a part of it.
+            with open(self.path, "ab", buffering=0) as file:
+                while line:
+                    line = line[file.write(line) :]
+        except OSError as error:
+            raise NapkinError(
+                f"'{self.path}' cannot be written ({error.strerror}) after step {metrics.step}: make room and continue "
+                f"with `napkin resume {self.path.parent}`, earlier checkpoints are kept"
+            ) from None
+
+    def sync(self) -> None:
+        """Return when all lines are on the disk."""
+        if self.path.exists():
+            sync_file(self.path)
 
 
 def read_metrics(path: Path) -> Iterator[StepMetrics]:

@@ -1,15 +1,20 @@
 """Begin a run, or take one up again: files checked, step planned, plan written down, nothing trained yet."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 import napkin
 from napkin.accounting.plan import Plan
+from napkin.errors import NapkinError
 from napkin.files import StrPath
+from napkin.hardware.host import detect_host
+from napkin.tokenizer.storage import load_tokenizer
+from napkin.training.fitting import refuse_what_does_not_fit
 from napkin.training.precision import Precision
-from napkin.training.preparation import Preparation, Progress, prepare, refuse_what_does_not_fit
+from napkin.training.preparation import Preparation, Progress, make_plan, prepare, resolve
 from napkin.training.recipe import Recipe
 from napkin.training.run_folder import RunFolder
 
@@ -33,6 +38,21 @@ def old_run(folder: StrPath, *, progress: Progress = lambda doing: None) -> tupl
     """Open a run folder and plan what it holds; `train` goes on from its newest good checkpoint."""
     run = RunFolder.open(folder)
     return _checked(prepare(run.recipe, tokenizer=run.tokenizer, progress=progress)), run
+
+
+def plan_only(recipe: Recipe, *, progress: Progress = lambda doing: None) -> tuple[Recipe, Precision, Plan]:
+    """Plan a recipe without its token files; where it gives model.vocab_size, without its tokenizer too."""
+    vocab_size = recipe.model.vocab_size
+    if not vocab_size:
+        if not Path(recipe.data.tokenizer).is_file():
+            raise NapkinError(
+                f"there is no tokenizer file '{recipe.data.tokenizer}', so the vocabulary is unknown: "
+                "give its size with --model.vocab-size, or a tokenizer with --data.tokenizer"
+            )
+        vocab_size = load_tokenizer(recipe.data.tokenizer).vocab_size
+    host = detect_host()
+    recipe, precision = resolve(recipe, vocab_size, host)
+    return recipe, precision, make_plan(recipe, precision, host, progress)
 
 
 def plan_as_dict(plan: Plan, precision: Precision) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class Learner:
         return warmup_cosine(
             number,
             peak=optimizer.learning_rate,
-            warmup_steps=optimizer.warmup_steps,
+            warmup_steps=self.recipe.warmup_steps,
             total_steps=self.recipe.training.steps,
             final_fraction=optimizer.final_fraction,
         )

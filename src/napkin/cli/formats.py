@@ -1,0 +1,80 @@
+"""`napkin formats`."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import tyro
+from rich.table import Table
+
+from napkin.cli.options import Switch, parse
+from napkin.cli.terminal import out, print_json
+from napkin.formats import FORMATS, NumberFormat, Rounded, bit_fields, round_to
+
+
+@dataclass(frozen=True)
+class FormatsOptions:
+    """Print the number formats; or what each of them makes of VALUE (write `-- -1.5` for a negative one)."""
+
+    value: Annotated[float | None, tyro.conf.Positional, tyro.conf.arg(metavar="VALUE")] = None
+    """A number to round to each format, for example 1e-8."""
+    json: Switch = False
+    """Print the result for programs."""
+
+
+def main(arguments: list[str]) -> None:
+    """Print bits, range and resolution of every format, or a value in every format."""
+    options = parse(FormatsOptions, "formats", arguments)
+    if options.value is None:
+        _print_formats(options.json)
+    else:
+        _print_value(options.value, options.json)
+
+
+def _print_formats(as_json: bool) -> None:
+    if as_json:
+        print_json({name: _describe(number) for name, number in FORMATS.items()})
+        return
+    headings = ("format", "bits", "s+e+f", "largest", "normal from", "subnormal from", "resolution")
+    table = Table(*headings, box=None, header_style="bold")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, number in FORMATS.items():
+        fields = f"{number.sign_bits}+{number.exponent_bits}+{number.fraction_bits}"
+        figures = (number.largest, number.smallest_normal, number.smallest_subnormal, number.resolution)
+        table.add_row(name, str(number.bits), fields, *(f"{figure:.5g}" for figure in figures))
+    out.print(table)
+
+
+def _print_value(value: float, as_json: bool) -> None:
+    # NaN has no place among integers.
+    formats = {name: number for name, number in FORMATS.items() if not (number.is_integer and math.isnan(value))}
+    rounded = {name: round_to(value, number) for name, number in formats.items()}
+    if as_json:
+        print_json({name: asdict(each) for name, each in rounded.items()})
+        return
+    table = Table("format", "value", "relative error", "", "sign exponent fraction", box=None, header_style="bold")
+    table.columns[1].justify = table.columns[2].justify = "right"
+    table.columns[4].overflow = "fold"
+    for name, each in rounded.items():
+        fields = bit_fields(each.bits, name)
+        table.add_row(name, f"{each.value:.9g}", f"{each.relative_error:.3g}", _verdict(each), fields)
+    out.print(table)
+
+
+def _verdict(rounded: Rounded) -> str:
+    return "underflow" if rounded.underflow else "overflow" if rounded.overflow else ""
+
+
+def _describe(number: NumberFormat) -> dict[str, float | int]:
+    return {
+        "bits": number.bits,
+        "bytes": number.bytes,
+        "sign_bits": number.sign_bits,
+        "exponent_bits": number.exponent_bits,
+        "fraction_bits": number.fraction_bits,
+        "largest": number.largest,
+        "smallest_normal": number.smallest_normal,
+        "smallest_subnormal": number.smallest_subnormal,
+        "resolution": number.resolution,
+    }

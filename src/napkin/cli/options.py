@@ -1,0 +1,189 @@
+"""Options of a command, read by tyro into the command's dataclass; what is wrong with them is said in one line.
+
+The docstring below a field is its help. tyro would keep the line breaks of the source in it: a rule of our own gives
+it the same text as paragraphs.
+"""
+
+import ast
+import dataclasses
+import difflib
+import functools
+import inspect
+import io
+import typing
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr
+from typing import Annotated, Any, TypeVar
+
+import tyro
+from rich.text import Text
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
+
+from napkin.errors import NapkinError
+
+Options = TypeVar("Options")
+
+Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+"""An option that is off unless it is given; other booleans have a --no- form too."""
+
+INLINED = tyro.conf.arg(name="")
+"""The options of a group that bear no prefix: --temperature, not --sampling.temperature."""
+
+RunFolderArgument = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+
+_REGISTRY = ConstructorRegistry()
+
+
+def parse(options: type[Options], command: str, arguments: Sequence[str], default: Options | None = None) -> Options:
+    """Read a command's options into its dataclass; `--help` shows its docstrings, types and defaults.
+
+    Raises NapkinError for an option that does not exist, a value of the wrong type, an argument too many or missing.
+    """
+    complaint = io.StringIO()
+    try:
+        with redirect_stderr(complaint):
+            parsed, unknown = tyro.cli(
+                options,
+                prog=f"napkin {command}",
+                args=list(arguments),
+                default=default,
+                registry=_REGISTRY,
+                config=(tyro.conf.AvoidSubcommands,),
+                return_unknown_args=True,
+            )
+    except SystemExit as leaving:
+        if not leaving.code:
+            raise
+        raise NapkinError(f"{_first_paragraph(complaint.getvalue())}: {_tells_more(command)}") from None
+    assert parsed is not None
+    if unknown:
+        raise NapkinError(_unknown(unknown[0], options, command))
+    return parsed
+
+
+def _first_paragraph(box: str) -> str:
+    """What stands in tyro's box up to its first rule, as one line."""
+    found: list[str] = []
+    # The first line is the box's upper edge and bears a title.
+    for line in Text.from_ansi(box).plain.splitlines()[1:]:
+        # Where the output is not UTF-8 the box is drawn in ASCII.
+        line = line.strip("│| ")
+        if found and not line.strip("─╰╯-+"):
+            break
+        found += line.strip("─-+").split()
+    text = " ".join(found).removeprefix("Error parsing ").removesuffix("(required)").rstrip(" .")
+    return text[:1].lower() + text[1:]
+
+
+def _unknown(argument: str, options: type, command: str) -> str:
+    if not argument.startswith("-"):
+        return f"'{argument}' is one argument too many, or stands in the wrong place: {_tells_more(command)}"
+    name = argument.partition("=")[0]
+    names = list(_option_names(options))
+    # A field's own name is enough to find it: --steps is --training.steps.
+    near = [found for found in names if found.rpartition(".")[2] == name.lstrip("-")] or [
+        found.removeprefix("--") for found in difflib.get_close_matches(name, [f"--{found}" for found in names], n=1)
+    ]
+    if near:
+        return f"there is no option '{name}': did you mean --{near[0]}?"
+    return f"there is no option '{name}': {_tells_more(command)}; a value that begins with - goes as --option=VALUE"
+
+
+def _option_names(options: type, prefix: str = "") -> Iterator[str]:
+    for field, hint in _fields(options):
+        inner, *marks = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+        name = field.name.replace("_", "-")
+        if dataclasses.is_dataclass(inner):
+            yield from _option_names(typing.cast(type, inner), prefix if INLINED in marks else f"{prefix}{name}.")
+        elif tyro.conf.Positional not in marks:
+            yield prefix + name
+            if inner is bool:
+                yield f"{prefix}no-{name}"
+
+
+def _tells_more(command: str) -> str:
+    return f"`napkin {command.partition(' [')[0]} --help` tells more"
+
+
+@_REGISTRY.struct_rule
+def _dataclass(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """A dataclass whose help texts are paragraphs; of a group's own docstring the first one is for users."""
+    if not dataclasses.is_dataclass(info.type):
+        return None
+    cls = typing.cast(type, info.type)
+    fields = []
+    for field, hint in _fields(cls):
+        default = getattr(info.default, field.name) if isinstance(info.default, cls) else _default(field)
+        texts = _field_docstrings(cls)
+        inner = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+        text = _paragraphs(inner.__doc__ or "")[0] if dataclasses.is_dataclass(inner) else texts.get(field.name, "")
+        fields.append(StructFieldSpec(name=field.name, type=hint, default=default, helptext=text))
+    return StructConstructorSpec(instantiate=cls, fields=tuple(fields))
+
+
+def _fields(cls: type) -> list[tuple[dataclasses.Field, Any]]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return [(field, hints[field.name]) for field in dataclasses.fields(cls)]
+
+
+def _default(field: dataclasses.Field) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    return tyro.MISSING if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+@functools.cache
+def _field_docstrings(cls: type) -> dict[str, str]:
+    """The docstring below each field of a dataclass and of those it inherits from."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        (definition,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(base))).body
+        assert isinstance(definition, ast.ClassDef)
+        for statement, following in zip(definition.body, definition.body[1:], strict=False):
+            match statement, following:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = "\n\n".join(_paragraphs(text))
+    return found
+
+
+def _paragraphs(docstring: str) -> list[str]:
+    """A docstring's paragraphs, each as one line."""
+    return [" ".join(paragraph.split()) for paragraph in inspect.cleandoc(docstring).split("\n\n")]
+
+
+@_REGISTRY.primitive_rule
+def _value(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """Numbers, and values that may be None; refused in words where Python would speak of literals and bases."""
+    kinds: list[Any] = list(typing.get_args(info.type)) or [info.type]
+    optional = type(None) in kinds
+    kind: Any = next((kind for kind in kinds if kind is not type(None)), None)
+    if kind not in _EXPECTED or len(kinds) > 1 + optional or (kind is str and not optional):
+        return None
+
+    def read(texts: list[str]) -> Any:
+        if optional and texts[0] == "None":
+            return None
+        try:
+            return kind(texts[0])
+        except ValueError:
+            raise ValueError(f"'{texts[0]}' is not {_EXPECTED[kind]}{' and not None' * optional}") from None
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=kind.__name__.upper() + "|None" * optional,
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, kind) or (optional and value is None),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+_EXPECTED: dict[Any, str] = {int: "a whole number", float: "a number", str: "text"}

@@ -1,0 +1,150 @@
+"""What `napkin tokenizer train` and `napkin tokenizer encode` do."""
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from rich.table import Table
+
+from napkin.cli.folders import folder_for
+from napkin.cli.terminal import ProgressLine, out, print_json, progress_line, say
+from napkin.cli.texts import open_documents
+from napkin.cli.tokenizer import EncodeOptions, TrainOptions
+from napkin.data.corpus import Document
+from napkin.data.split import split_documents
+from napkin.data.token_file import SEPARATOR, TokenFile, write_token_file
+from napkin.errors import NapkinError
+from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.bpe_training import train_bpe
+from napkin.tokenizer.byte_level import ByteTokenizer
+from napkin.tokenizer.characters import CharacterTokenizer
+from napkin.tokenizer.storage import load_tokenizer
+from napkin.units import format_bytes, format_count, format_seconds
+
+Side = Literal["training", "validation"]
+
+SAMPLE_DOCUMENTS = 100
+FILE_NAMES: dict[Side, str] = {"training": "train.tokens", "validation": "validation.tokens"}
+
+
+def train(options: TrainOptions) -> None:
+    """Train a tokenizer, compare it with simpler ones, write its file."""
+    path = Path(options.out)
+    _refuse_existing(path)
+    start = time.perf_counter()
+    with progress_line("training the tokenizer") as line:
+        texts = (document.text for document in _documents(options, "training"))
+        tokenizer = train_bpe(
+            texts,
+            options.vocab_size,
+            special_tokens=[SEPARATOR],
+            pattern=options.pattern,
+            progress=lambda stage, done, total: _show(line, stage, done, total),
+        )
+        seconds = time.perf_counter() - start
+        line.retitle("comparing tokenizers")
+        comparison = _compare(tokenizer, options)
+    with folder_for(path):
+        tokenizer.save(path)
+    if options.json:
+        kinds = {kind: {"vocab_size": size, "bytes_per_token": ratio} for kind, (size, ratio) in comparison.items()}
+        print_json({"tokenizer": path, "fingerprint": tokenizer.fingerprint, "kinds": kinds})
+        return
+    table = Table("tokenizer", "vocabulary", "bytes a token", box=None, header_style="bold")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for kind, (vocab_size, ratio) in comparison.items():
+        table.add_row(kind, f"{vocab_size:,}", f"{ratio:.3f}")
+    out.print(table)
+    if tokenizer.vocab_size < options.vocab_size:
+        say(f"the text has no more pairs to merge: the vocabulary ends at {tokenizer.vocab_size:,}")
+    say(f"wrote {path} in {format_seconds(seconds)}")
+
+
+def encode(options: EncodeOptions) -> None:
+    """Write a token file a side of the split."""
+    tokenizer = load_tokenizer(options.tokenizer)
+    sides: list[Side] = ["training", "validation"] if options.validation_fraction else ["training"]
+    paths: dict[Side, Path] = {side: Path(options.out) / FILE_NAMES[side] for side in sides}
+    for path in paths.values():
+        _refuse_existing(path)
+        _refuse_existing(path.with_name(f"{path.name}.json"))
+    start = time.perf_counter()
+    with progress_line("reading the text") as line:
+        for side in sides:
+            # Both before either is written: a side that would be empty leaves nothing behind.
+            next(_documents(options, side))
+        with folder_for(paths["training"]):
+            written = {side: _write(path, options, side, tokenizer, line) for side, path in paths.items()}
+    if options.json:
+        print_json({side: _describe(tokens) for side, tokens in written.items()})
+        return
+    for tokens in written.values():
+        say(
+            f"wrote {tokens.path}: {tokens.n_tokens:,} tokens of {tokens.n_documents:,} documents, "
+            f"{format_bytes(tokens.text_bytes)}, {tokens.text_bytes / tokens.n_tokens:.3f} bytes a token"
+        )
+    say(f"encoded in {format_seconds(time.perf_counter() - start)}")
+
+
+def _write(path: Path, options: EncodeOptions, side: Side, tokenizer: Tokenizer, line: ProgressLine) -> TokenFile:
+    line.retitle(f"encoding {path}")
+    documents = _documents(options, side)
+    return write_token_file(
+        path,
+        documents,
+        tokenizer,
+        progress=lambda size, count: line(size, None, f"{format_bytes(size)}, {format_count(count)} tokens"),
+    )
+
+
+def _documents(options: TrainOptions | EncodeOptions, side: Side) -> Iterator[Document]:
+    """The documents of one side, of which there is at least one."""
+    fraction = options.validation_fraction
+    documents = split_documents(open_documents(options.texts, options.suffixes), fraction, side)
+    first = next(documents, None)
+    if first is None:
+        raise NapkinError(
+            f"--validation-fraction {fraction} leaves no text for {side}: "
+            "use more text, another fraction, or 0 to hold nothing out"
+        )
+    return itertools.chain([first], documents)
+
+
+def _compare(tokenizer: Tokenizer, options: TrainOptions) -> dict[str, tuple[int, float]]:
+    """Vocabulary and compression ratio of three kinds, on text that the tokenizer was not trained on if there is."""
+    held_out = split_documents(
+        open_documents(options.texts, options.suffixes), options.validation_fraction, "validation"
+    )
+    sample = "".join(_sample(held_out) or _sample(_documents(options, "training")))
+    kinds = {
+        "byte-level BPE": tokenizer,
+        "characters": CharacterTokenizer.train([sample]),
+        "bytes": ByteTokenizer(),
+    }
+    return {kind: (each.vocab_size, each.compression_ratio(sample)) for kind, each in kinds.items()}
+
+
+def _sample(documents: Iterable[Document]) -> list[str]:
+    return [document.text for document in itertools.islice(documents, SAMPLE_DOCUMENTS)]
+
+
+def _show(line: ProgressLine, stage: str, done: int, total: int) -> None:
+    line.retitle("counting pre-tokens" if stage == "counting" else "merging")
+    line(done, total, f"{done:,} documents" if stage == "counting" else f"{done:,} merges")
+
+
+def _describe(tokens: TokenFile) -> dict[str, object]:
+    return {
+        "path": tokens.path,
+        "tokens": tokens.n_tokens,
+        "documents": tokens.n_documents,
+        "text_bytes": tokens.text_bytes,
+    }
+
+
+def _refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise NapkinError(f"'{path}' exists and is not overwritten: remove it or choose another --out")

@@ -1,0 +1,69 @@
+"""Where a run goes on from: its newest checkpoint that is whole and that belongs to it."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from napkin.errors import CorruptFile, NapkinError
+from napkin.training.checkpoint import (
+    Checkpoint,
+    checkpoint_paths,
+    load_learner,
+    read_checkpoint,
+    recipe_changes,
+    set_aside,
+)
+from napkin.training.step import Learner
+
+
+def restore_newest(
+    folder: Path, learner: Learner, *, tokenizer: str, train_tokens: str, on_message: Callable[[str], None]
+) -> Checkpoint | None:
+    """Load the newest checkpoint that is whole into `learner` and return it; None where there is none at all.
+
+    Damaged ones before it are set aside and named in a message, as are changes of the recipe that leave the model as
+    it is. Raises CorruptFile where all are damaged, NapkinError where model, tokenizer or tokens are not those that
+    the checkpoint was trained with.
+    """
+    damaged: dict[Path, CorruptFile] = {}
+    for path in checkpoint_paths(folder):
+        try:
+            checkpoint = read_checkpoint(path)
+            _refuse_other_text(checkpoint, tokenizer, train_tokens)
+            load_learner(checkpoint, learner)
+        except CorruptFile as error:
+            damaged[path] = error
+            continue
+        for bad, error in damaged.items():
+            on_message(
+                f"a damaged checkpoint, now '{set_aside(bad).name}', is skipped for '{checkpoint.path.name}': {error}"
+            )
+        _tell_changes(checkpoint, learner, on_message)
+        return checkpoint
+    if damaged:
+        # To begin anew unasked would throw away work that a copy of these files may still bring back.
+        raise next(iter(damaged.values()))
+    return None
+
+
+def _refuse_other_text(checkpoint: Checkpoint, tokenizer: str, train_tokens: str) -> None:
+    for what, before, now in (
+        ("tokenizer", checkpoint.state.tokenizer, tokenizer),
+        ("training tokens", checkpoint.state.train_tokens, train_tokens),
+    ):
+        if now != before:
+            raise NapkinError(
+                f"the {what} are not those of '{checkpoint.path}': {before[:12]} before, {now[:12]} now: "
+                "put the file back, or begin a new run with `napkin train`"
+            )
+
+
+def _tell_changes(checkpoint: Checkpoint, learner: Learner, on_message: Callable[[str], None]) -> None:
+    recipe = dataclasses.asdict(learner.recipe)
+    # Files may lie elsewhere by now; that they are the same ones is checked by their content.
+    changes = recipe_changes(checkpoint, {table: recipe[table] for table in ("optimizer", "training")})
+    if changes:
+        on_message(
+            f"the recipe has changed since '{checkpoint.path.name}', from here on the run is another one than the "
+            f"recipe alone would make: {', '.join(changes)}"
+        )

@@ -1,0 +1,188 @@
+"""Figures of published lectures, by their row in the table of figures (F01, F02, ...)."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from napkin import Ledger, count
+from napkin.accounting.rules import (
+    activation_bytes_rule,
+    attention_flops_rule,
+    backward_flops_rule,
+    bytes_a_parameter,
+    decode_seconds_rule,
+    forward_flops_rule,
+    gated_parameters_rule,
+    kv_cache_bytes_rule,
+    largest_model_rule,
+    matmul_flops_rule,
+    matmul_intensity_rule,
+    seconds_rule,
+    training_flops_rule,
+)
+from oracles.torch_models import GPT2, DeepLinear, Llama
+
+H100_BF16 = 1979e12 / 2
+H100_BYTES_PER_SECOND = 3.35e12
+FUSED_ADAMW = partial(torch.optim.AdamW, fused=True)
+
+
+def _tokens(batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.zeros(batch_size, 1024, dtype=torch.int64)
+    return tokens, tokens.clone()
+
+
+def _gpt2_xl(*, checkpointing: bool) -> Ledger:
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("meta"):
+        model = GPT2(n_layers=48, d_model=1600, n_heads=25, checkpointing=checkpointing)
+    torch.set_default_dtype(torch.float32)
+    return count(model, _tokens(8), optimizer=FUSED_ADAMW)
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> Ledger:
+    with torch.device("meta"):
+        return count(GPT2(), _tokens(1), optimizer=FUSED_ADAMW)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Ledger:
+    with torch.device("meta"):
+        model = Llama()
+    return count(model, _tokens(1), optimizer=FUSED_ADAMW)
+
+
+@pytest.fixture(scope="module")
+def gpt2_xl() -> Ledger:
+    return _gpt2_xl(checkpointing=False)
+
+
+def test_f01_f02_days_to_train_70b_parameters_on_15t_tokens():
+    flops = training_flops_rule(70e9, 15e12)
+    assert flops == 6.3e24
+    assert seconds_rule(flops, 1024 * H100_BF16) / 86400 == pytest.approx(143.92659381842682, rel=1e-12)
+
+
+def test_f03_largest_model_on_eight_h100_with_adamw():
+    assert largest_model_rule(8 * 80e9, bytes_a_parameter=bytes_a_parameter("AdamW")) == 4.0e10
+
+
+def test_f05_bytes_of_one_gpt3_feed_forward_matrix():
+    with torch.device("meta"):
+        matrix = torch.nn.Linear(12288, 4 * 12288, bias=False)
+    x = torch.zeros(1, 12288)
+    assert count(matrix, x).resident_bytes - x.nbytes == 2415919104
+
+
+def test_f14_flops_of_eight_h100_in_a_week():
+    assert seconds_rule(4.7875968e21, 8 * H100_BF16, mfu=1) == pytest.approx(7 * 86400, rel=1e-12)
+
+
+def test_f15_f17_flops_of_a_matrix_product():
+    assert matmul_flops_rule(1024, 512, 256) == 268435456
+    assert matmul_flops_rule(16384, 32768, 8192) == 8796093022208
+    with torch.device("meta"):
+        layer = torch.nn.Linear(32768, 8192, bias=False)
+    assert count(layer, torch.zeros(16384, 32768, device="meta")).forward_flops == 8796093022208
+
+
+def test_f18_f22_forward_and_backward_are_six_flops_a_parameter_and_example_by_the_rule():
+    for parameters, examples in ((8256, 8), (36, 2)):
+        forward, backward = forward_flops_rule(parameters, examples), backward_flops_rule(parameters, examples)
+        assert forward + backward == training_flops_rule(parameters, examples) == 6 * parameters * examples
+    assert training_flops_rule(36, 2) == 432
+
+
+def test_f19_the_deep_linear_models_first_layer_needs_no_gradient_of_its_input():
+    ledger = count(DeepLinear(64, 2), torch.zeros(8, 64))
+    rule = training_flops_rule(ledger.parameters, 8)
+    assert (ledger.flops, rule) == (330752, 396288)
+    assert rule / ledger.flops == pytest.approx(1.198, abs=5e-4)
+
+
+def test_f20_f21_parameters_and_rule_bytes_of_a_small_deep_linear_model():
+    parameters = count(DeepLinear(4, 2), torch.zeros(2, 4)).parameters
+    assert parameters == 36
+    activations = 2 * 4 * 2
+    assert bytes_a_parameter("AdaGrad") * parameters + 4 * activations == 496
+
+
+def test_f24_bytes_a_parameter():
+    assert [bytes_a_parameter("AdaGrad"), bytes_a_parameter("AdamW"), bytes_a_parameter("AdamW", mixed=True)] == [12, 16, 16]
+
+
+def test_f35_decoding_one_token_is_bound_by_bytes_up_to_a_batch_of_hundreds():
+    balance = H100_BF16 / H100_BYTES_PER_SECOND
+    assert balance == pytest.approx(295, abs=0.5)
+    assert matmul_intensity_rule(1, 8192, 8192) == pytest.approx(1, rel=1e-3)
+    assert matmul_intensity_rule(256, 8192, 8192) < balance < matmul_intensity_rule(1024, 8192, 8192)
+
+
+@pytest.mark.parametrize(
+    ("n_kv_heads", "batch_size", "gigabytes", "milliseconds", "tokens_per_second"),
+    [
+        pytest.param(40, 1, 26.87, 8.02, 124.7, id="F37"),
+        pytest.param(40, 64, 79.72, 23.80, 2689, id="F38"),
+        pytest.param(8, 64, 33.41, 9.97, 6417, id="F39"),
+        pytest.param(8, 256, 65.63, 19.59, 13068, id="F39 at 256"),
+    ],
+)
+def test_f36_to_f39_decoding_llama_2_13b(
+    n_kv_heads: int, batch_size: int, gigabytes: float, milliseconds: float, tokens_per_second: float
+):
+    sizes = dict(vocab_size=32000, d_model=5120, n_layers=40, d_ff=13824, n_heads=40)
+    parameters = gated_parameters_rule(**sizes, n_kv_heads=n_kv_heads, tied=False)
+    cache = kv_cache_bytes_rule(n_layers=40, n_kv_heads=n_kv_heads, head_dim=128, context_length=1024)
+    if n_kv_heads == 40:
+        assert (parameters, cache) == (13015449600, 838860800)
+    seconds = decode_seconds_rule(2 * parameters, cache, H100_BYTES_PER_SECOND, batch_size=batch_size)
+    assert (2 * parameters + batch_size * cache) / 1e9 == pytest.approx(gigabytes, abs=0.005)
+    assert 1e3 * seconds == pytest.approx(milliseconds, abs=0.005)
+    assert batch_size / seconds == pytest.approx(tokens_per_second, rel=5e-4)
+
+
+def test_f40_peak_of_gpt2_xl_in_bf16_with_and_without_checkpointing(gpt2_xl: Ledger):
+    # Resident at the peak: weights and both of AdamW's moments in bf16; gradients are not yet born.
+    assert round(gpt2_xl.peak_bytes / 2**30, 1) == 29.8
+    checkpointed = _gpt2_xl(checkpointing=True)
+    assert round(checkpointed.peak_bytes / 2**30, 1) == 12.2
+    assert checkpointed.flops == gpt2_xl.flops
+    assert checkpointed.hardware_flops > gpt2_xl.hardware_flops
+
+
+def test_f41_gpt2_small(gpt2: Ledger):
+    assert (gpt2.parameters, gpt2.forward_flops) == (124439808, 291648307200)
+
+
+def test_f42_llama_like(llama: Ledger):
+    assert (llama.parameters, llama.forward_flops) == (124668672, 243605176320)
+    rule = gated_parameters_rule(
+        vocab_size=32000, d_model=768, n_layers=12, d_ff=2048, n_heads=12, n_kv_heads=4, tied=False
+    )
+    assert rule / llama.parameters - 1 == pytest.approx(-0.00015, abs=1e-5)
+
+
+def test_f43_peak_bytes_of_a_full_step_in_fp32_with_adamw(gpt2: Ledger, llama: Ledger):
+    assert round(gpt2.peak_bytes / 1e9, 3) == 2.722
+    assert round(llama.peak_bytes / 1e9, 3) == 2.667
+    for ledger, error in ((gpt2, -0.27), (llama, -0.25)):
+        assert 16 * ledger.parameters / ledger.peak_bytes - 1 == pytest.approx(error, abs=0.005)
+
+
+def test_rules_of_flops_are_as_far_off_as_they_say(gpt2: Ledger, llama: Ledger):
+    attention = attention_flops_rule(n_layers=12, d_model=768, context_length=1024, tokens=1024)
+    for ledger, error, error_with_attention in ((gpt2, -0.13, 0.006), (llama, 0.05, 0.21)):
+        flops = training_flops_rule(ledger.parameters, 1024)
+        assert flops / ledger.flops - 1 == pytest.approx(error, abs=0.005)
+        assert (flops + attention) / ledger.flops - 1 == pytest.approx(error_with_attention, abs=0.005)
+        assert sum(row.flops for row in ledger.rows if "attention" in row.operator) == attention
+    deep_linear = count(DeepLinear(64, 2), torch.zeros(8, 64))
+    assert backward_flops_rule(deep_linear.parameters, 8) / deep_linear.backward_flops == pytest.approx(1.33, abs=0.005)
+
+
+def test_the_rule_of_activations_is_as_far_off_as_it_says(gpt2_xl: Ledger):
+    rule = activation_bytes_rule(batch_size=8, context_length=1024, d_model=1600, n_heads=25)
+    kept = sum(row.bytes_kept for row in gpt2_xl.rows if row.module.split(".")[:2] == ["blocks", "5"])
+    assert rule / kept - 1 == pytest.approx(0.06, abs=0.005)

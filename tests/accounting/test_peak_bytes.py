@@ -1,0 +1,159 @@
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from napkin import Ledger, count
+from napkin.accounting.meter import meter_step
+from napkin.model.config import ModelConfig
+from napkin.model.transformer import Transformer
+from napkin.optim.adamw import AdamW
+from napkin.optim.clipping import clip_gradients
+from oracles.allocator import growth_at_peak, storage_bytes
+from oracles.tiny_models import LossOf
+from oracles.torch_models import GPT2, Llama
+
+# oneDNN's products in bf16 take this much a thread, at most, while they run.
+SCRATCH_OF_A_PRODUCT = 1_400_000
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "AdamW for-loop": partial(torch.optim.AdamW, foreach=False),
+    "AdamW foreach": partial(torch.optim.AdamW, foreach=True),
+    "AdamW fused": partial(torch.optim.AdamW, fused=True),
+    "SGD": partial(torch.optim.SGD, lr=0.1),
+    "SGD momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "napkin AdamW": AdamW,
+}
+
+
+@dataclass(frozen=True)
+class Configuration:
+    model: str
+    precision: str
+    optimizer: str
+    batch_size: int
+    micro_batches: int
+    length: int
+    vocab_size: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    checkpointing: bool
+    tied: bool
+    clipped: bool
+    gradients_zeroed: bool
+
+    @classmethod
+    def drawn(cls, seed: int) -> "Configuration":
+        random = Random(seed)
+        n_kv_heads = random.choice([1, 2, 4])
+        return cls(
+            model=random.choice(["GPT-2", "Llama", "napkin"]),
+            precision=random.choice(["fp32", "bf16 autocast", "bf16"]),
+            optimizer=random.choice(list(OPTIMIZERS)),
+            batch_size=random.choice([4, 8]),
+            micro_batches=random.choice([1, 1, 2]),
+            length=random.choice([48, 64, 128, 200]),
+            vocab_size=random.choice([4000, 6000, 8000]),
+            n_layers=random.choice([1, 1, 2]),
+            n_heads=n_kv_heads * random.choice([2, 4]) if n_kv_heads < 4 else 4,
+            n_kv_heads=n_kv_heads,
+            head_dim=64,
+            checkpointing=random.random() < 0.5,
+            tied=random.random() < 0.5,
+            clipped=random.random() < 0.3,
+            gradients_zeroed=random.random() < 0.2,
+        )
+
+
+class Training:
+    """A configuration's module, optimizer, batch and step; on fake tensors or on real ones."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self.configuration = c = configuration
+        torch.set_default_dtype(torch.bfloat16 if c.precision == "bf16" else torch.float32)
+        self.module = _model(c)
+        torch.set_default_dtype(torch.float32)
+        self.optimizer = OPTIMIZERS[c.optimizer](self.module.parameters())
+        tokens = torch.zeros(c.batch_size, c.length, dtype=torch.int64)
+        self.batch = (tokens, tokens.clone())
+
+    def step(self, module: nn.Module, batch: tuple[Tensor, ...]) -> None:
+        c = self.configuration
+        for inputs in zip(*(tensor.chunk(c.micro_batches) for tensor in batch), strict=True):
+            mixed = torch.autocast("cpu", torch.bfloat16) if c.precision == "bf16 autocast" else nullcontext()
+            with mixed:
+                loss = module(*inputs)
+            (loss / c.micro_batches).backward()
+        if c.clipped:
+            clip_gradients(module.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=not c.gradients_zeroed)
+
+    def tensors(self) -> list[Tensor]:
+        """What stays from step to step."""
+        gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        state = [value for entry in self.optimizer.state.values() for value in entry.values()]
+        moments = [value for value in state if isinstance(value, Tensor)]
+        return [*self.module.parameters(), *self.module.buffers(), *self.batch, *gradients, *moments]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    # Scratch grows with the threads.
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n_threads)
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(54), *(pytest.param(seed, marks=pytest.mark.torture) for seed in range(1000, 1200))]
+)
+def test_peak_and_resident_bytes_are_the_allocators(seed: int):
+    configuration = Configuration.drawn(seed)
+    counted = _count(configuration)
+    assert sum(counted.peak_by_category.values()) == counted.peak_bytes
+    assert not counted.unknown_operators
+
+    training = Training(configuration)
+    training.step(training.module, training.batch)
+    resident = storage_bytes(training.tensors())
+    assert counted.resident_bytes == pytest.approx(resident, abs=16)
+
+    whole, without_scratch = growth_at_peak(lambda: training.step(training.module, training.batch))
+    print(f"{seed} {counted.peak_bytes / (resident + without_scratch) - 1:+.4%} {counted.peak_bytes / (resident + whole) - 1:+.4%} {counted.peak_bytes / 1e6:.1f} MB {configuration}")
+    assert counted.peak_bytes == pytest.approx(resident + without_scratch, rel=1e-3)
+    assert whole - without_scratch <= SCRATCH_OF_A_PRODUCT
+
+
+def _count(configuration: Configuration) -> Ledger:
+    with FakeTensorMode():
+        training = Training(configuration)
+        return count(training.module, training.batch, training.step)
+
+
+def _model(c: Configuration) -> nn.Module:
+    d_model = c.n_heads * c.head_dim
+    if c.model == "GPT-2":
+        return GPT2(c.vocab_size, c.length, c.n_layers, d_model, c.n_heads, checkpointing=c.checkpointing)
+    if c.model == "Llama":
+        sizes = (c.vocab_size, c.length, c.n_layers, d_model, c.n_heads, c.n_kv_heads, 2 * d_model)
+        return Llama(*sizes, checkpointing=c.checkpointing)
+    config = ModelConfig(
+        vocab_size=c.vocab_size,
+        context_length=c.length,
+        d_model=d_model,
+        n_layers=c.n_layers,
+        n_heads=c.n_heads,
+        n_kv_heads=c.n_kv_heads,
+        tie_embeddings=c.tied,
+    )
+    return LossOf(Transformer(config))

@@ -1,0 +1,117 @@
+"""What a newcomer types, one command after the other."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from napkin.cli.planning import describe_plan
+from napkin.data import TokenFile
+from napkin.tokenizer import load_tokenizer
+from napkin.training import read_recipe
+from napkin.training.runs import plan_only
+
+pytestmark = pytest.mark.usefixtures("place")
+
+
+def test_a_run_leaves_its_books_and_can_be_used(napkin, place: Path) -> None:
+    run = Path("runs/new")
+    done = napkin("train", "tiny.toml", "--run", str(run))
+    assert done.status == 0
+    assert "it fits, and takes about" in done.out
+    assert "meter/count" in done.out
+    assert "where the time went" in done.out
+    assert "trained 6 steps" in done.out
+    assert {"recipe.toml", "plan.json", "metrics.jsonl", "measurement.json", "report.html", "tokenizer.json"} <= {
+        path.name for path in run.iterdir()
+    }
+    assert "bits a byte" in napkin("evaluate", str(run)).out
+    assert (run / "evaluation.json").exists()
+    report = (run / "report.html").read_text()
+    assert "gzip" in report
+    assert napkin("generate", str(run), "--save", "--tokens", "5", "--prompts", "fox", "<|endoftext|>").status == 0
+    assert "<|endoftext|>" in (run / "samples.txt").read_text()
+    assert napkin("report", str(run)).out == f"wrote {run}/report.html\n"
+    assert "nothing was done" in napkin("resume", str(run)).out
+
+
+def test_every_result_is_pure_json_where_it_is_asked_for(napkin) -> None:
+    commands = (
+        "tokenizer train docs --vocab-size 300 --out new/tokenizer.json",
+        "tokenizer encode docs --tokenizer new/tokenizer.json --out new",
+        "plan tiny.toml",
+        "train tiny.toml --run runs/json",
+        "resume runs/json",
+        "evaluate runs/json",
+        "generate runs/json --tokens 3",
+        "report runs/json",
+    )
+    results = {command.split()[0]: napkin(*command.split(), "--json") for command in commands}
+    for command, done in results.items():
+        assert (done.status, done.err) == (0, ""), command
+        assert done.out.isascii()
+    assert json.loads(results["train"].out)["step"] == 6
+    assert json.loads(results["generate"].out)[0]["prompt"] == ""
+    assert json.loads(results["plan"].out)["fits"] is True
+
+
+@pytest.mark.parametrize(
+    "text",
+    {
+        "crlf": "line one\r\nline two\r\n" * 200,
+        "byte order mark": "\ufefffirst line\nsecond\n" * 50,
+        "one endless line": "title\n" + "abc def " * 5000,
+        "no boundary at all": "x" * 5000,
+        "emoji": "👩‍👩‍👧‍👦🦊é" * 1000,
+        "carriage returns": "abc\rdef\r" * 300,
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_a_single_file_is_cut_in_two_and_no_byte_is_lost(napkin, text: tuple[str, str]) -> None:
+    Path("text.txt").write_bytes(text[1].encode())
+    assert napkin(*"tokenizer train text.txt --vocab-size 270 --out new/tokenizer.json".split()).status == 0
+    assert napkin(*"tokenizer encode text.txt --tokenizer new/tokenizer.json --out new".split()).status == 0
+    tokenizer = load_tokenizer("new/tokenizer.json")
+    sides = []
+    for side in ("train", "validation"):
+        tokens = TokenFile.open(f"new/{side}.tokens", tokenizer_fingerprint=tokenizer.fingerprint, verify=True)
+        sides.append(tokenizer.decode_bytes(tokens.tokens[1:-1].tolist()))
+    assert b"".join(sides) == text[1].encode()
+    assert 0.03 < len(sides[1]) / len(b"".join(sides)) < 0.07
+
+
+def test_several_texts_are_read_one_after_the_other(napkin) -> None:
+    done = napkin("tokenizer", "encode", "docs", "one.txt", "--out", "new", "--validation-fraction", "0", "--json")
+    assert json.loads(done.out)["training"]["documents"] == 41
+    assert not Path("new/validation.tokens").exists()
+
+
+def test_the_standard_library_is_a_text(napkin) -> None:
+    done = napkin("tokenizer", "train", "stdlib:", "--vocab-size", "257", "--out", "new.json", "--json")
+    assert done.status == 0
+    assert json.loads(done.out)["kinds"]["bytes"]["bytes_per_token"] == 1
+
+
+def test_a_short_run_needs_no_warmup_of_its_own(napkin) -> None:
+    done = napkin("train", "tiny.toml", "--run", "new", "--training.steps", "20", "--data.validation", "None", "--json")
+    assert done.status == 0
+    recipe = read_recipe("new/recipe.toml")
+    assert recipe.optimizer.warmup_steps == 2
+    assert recipe.data.validation is None
+
+
+@pytest.mark.parametrize("disturbed", [False, True])
+def test_figures_taken_on_a_busy_machine_come_with_a_hint(capsys, disturbed: bool) -> None:
+    _, precision, plan = plan_only(read_recipe("runs/tiny/recipe.toml"))
+    describe_plan(dataclasses.replace(plan, calibration_disturbed=disturbed), precision)
+    assert ("`napkin calibrate` measures it again" in capsys.readouterr().out) is disturbed
+
+
+def test_a_plan_needs_no_text(napkin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    done = napkin("plan", "--model.vocab-size", "300", "--model.n-layers", "1", "--training.threads", "1", "--json")
+    assert done.status == 0
+    assert json.loads(done.out)["tokens_per_step"] == 16 * 256
+    assert not list(Path().iterdir())

@@ -1,0 +1,110 @@
+"""Options: help, and every field of a recipe from the command line."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from napkin.cli import COMMANDS
+from napkin.training.recipe import Recipe, format_recipe, read_recipe
+
+OTHER: dict[str, Any] = {
+    "data.validation": None,
+    "model.d_model": 64,
+    "model.n_heads": 8,
+    "model.n_kv_heads": 2,
+    "model.d_ff": 96,
+    "optimizer.warmup_steps": 7,
+    "training.micro_batch_size": 4,
+    "training.precision": "fp32",
+    "training.device": "cpu",
+    "training.threads": 3,
+}
+FIELDS = [
+    f"{table.name}.{field.name}"
+    for table in dataclasses.fields(Recipe)
+    for field in dataclasses.fields(getattr(Recipe(), table.name))
+]
+
+
+def value_of(recipe: Recipe, name: str) -> Any:
+    table, _, field = name.partition(".")
+    return getattr(getattr(recipe, table), field)
+
+
+def option(name: str, value: Any) -> list[str]:
+    table, _, field = name.replace("_", "-").partition(".")
+    if isinstance(value, bool):
+        return [f"--{table}.{field}" if value else f"--{table}.no-{field}"]
+    return [f"--{table}.{field}", str(value)]
+
+
+def another(name: str, value: Any) -> Any:
+    if name in OTHER:
+        return OTHER[name]
+    if isinstance(value, bool):
+        return not value
+    return f"other/{value}" if isinstance(value, str) else value * 2 if isinstance(value, int) else value / 2
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_of_a_recipe_can_be_set_printed_and_read_back(napkin, tmp_path: Path, name: str) -> None:
+    wanted = another(name, value_of(Recipe(), name))
+    file = tmp_path / "recipe.toml"
+    file.write_text(napkin("recipe", *option(name, wanted)).out)
+    assert value_of(read_recipe(file), name) == wanted
+    changed = {field for field in FIELDS if value_of(read_recipe(file), field) != value_of(Recipe(), field)}
+    assert changed == ({name} if wanted != value_of(Recipe(), name) else set())
+
+
+@pytest.mark.parametrize("name", ["data.validation", "model.n_kv_heads", "training.threads", "optimizer.warmup_steps"])
+def test_an_option_may_take_back_what_the_file_says(napkin, tmp_path: Path, name: str) -> None:
+    file = tmp_path / "recipe.toml"
+    table, _, field = name.partition(".")
+    said = "other" if name == "data.validation" else 2
+    file.write_text(
+        format_recipe(
+            dataclasses.replace(Recipe(), **{table: dataclasses.replace(getattr(Recipe(), table), **{field: said})})
+        )
+    )
+    done = napkin("recipe", str(file), *option(name, None))
+    file.write_text(done.out)
+    assert value_of(read_recipe(file), name) is None
+
+
+def test_a_file_and_options_make_one_recipe(napkin, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text("[model]\nn_layers = 7\ntie_embeddings = false\n")
+    file.write_text(napkin("recipe", str(file), "--model.d-model", "64", "--model.tie-embeddings").out)
+    recipe = read_recipe(file)
+    assert (recipe.model.n_layers, recipe.model.d_model, recipe.model.tie_embeddings) == (7, 64, True)
+
+
+def test_help_shows_every_field_with_type_default_and_meaning(napkin) -> None:
+    done = napkin("train", "--help")
+    assert done.status == 0
+    words = " ".join(done.out.replace("│", " ").replace("|", " ").split())
+    for name in FIELDS:
+        flag = "--" + name.replace("_", "-")
+        assert flag in done.out
+        default = value_of(Recipe(), name)
+        after = words[words.index(flag + (" " if not isinstance(default, bool) else ",")) :]
+        assert after.index("(default: ") < 600
+        assert after[after.index("(default: ") :].replace(" ", "").startswith(f"(default:{default})"), name
+    assert "NapkinError" not in done.out
+
+
+def test_the_help_of_all_commands_imports_neither_torch_nor_numpy() -> None:
+    program = f"""
+import sys
+from napkin.cli import main
+for command in [[], *([name] for name in {list(COMMANDS)}), ["tokenizer", "train"], ["tokenizer", "encode"]]:
+    assert main([*command, "--help"]) == 0, command
+    assert not {{"torch", "numpy"}} & sys.modules.keys(), command
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(f"\n  {name} " in done.stdout for name in COMMANDS)

@@ -1,0 +1,148 @@
+import dataclasses
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from napkin.errors import NapkinError
+from napkin.inference.sampling import Sampling, draw, generate
+from napkin.model.transformer import Transformer
+from training.tiny_run import MODEL
+
+LOGITS = torch.tensor([1.0, 3.0, -2.0, 3.0, 0.5, 2.5, -9.0, 0.0])
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    model = Transformer(dataclasses.replace(MODEL, vocab_size=50, context_length=12), seed=5)
+    # A model as it begins would answer anything to everything.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    return model
+
+
+def draws(sampling: Sampling, n: int, logits: torch.Tensor = LOGITS) -> Counter[int]:
+    generator = torch.Generator().manual_seed(sampling.seed)
+    return Counter(draw(logits, sampling, generator) for _ in range(n))
+
+
+def assert_distributed(counts: Counter[int], probabilities: torch.Tensor) -> None:
+    """Pearson's chi-square; its mean is the degrees of freedom, its variance twice that."""
+    n, possible = counts.total(), [i for i, p in enumerate(probabilities.tolist()) if p > 0]
+    assert set(counts) <= set(possible)
+    expected = {i: n * probabilities[i].item() for i in possible}
+    assert min(expected.values()) > 5
+    statistic = sum((counts[i] - expected[i]) ** 2 / expected[i] for i in possible)
+    freedom = len(possible) - 1
+    assert statistic < freedom + 4 * math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 3.0])
+def test_draws_follow_the_softmax(temperature: float) -> None:
+    logits = LOGITS.clamp(min=-1)
+    expected = torch.softmax(logits.double() / temperature, dim=0)
+    assert_distributed(draws(Sampling(temperature, None, 1.0, seed=1), 5000, logits), expected)
+
+
+def test_top_k_draws_among_the_k_likeliest_in_their_proportions() -> None:
+    expected = torch.softmax(LOGITS.double(), dim=0)
+    expected[[0, 2, 4, 6, 7]] = 0
+    assert_distributed(draws(Sampling(1.0, 3, 1.0, seed=2), 3000), expected / expected.sum())
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.8, 0.9, 0.99, 0.999999, 1.0])
+def test_top_p_draws_among_the_fewest_tokens_that_reach_the_mass(top_p: float) -> None:
+    logits = torch.randn(30, generator=torch.Generator().manual_seed(4))
+    probabilities = torch.softmax(logits.double(), dim=0).tolist()
+    kept: list[int] = []
+    for token in sorted(range(30), key=lambda token: -probabilities[token]):
+        if kept and sum(probabilities[other] for other in kept) >= top_p:
+            break
+        kept.append(token)
+    counts = draws(Sampling(1.0, None, top_p, seed=3), 4000, logits)
+    assert set(counts) <= set(kept)
+    # Draws so many that all the likelier ones come.
+    assert {token for token in kept if probabilities[token] > 0.01} <= set(counts)
+
+
+def test_equally_likely_tokens_are_cut_off_in_the_order_of_their_ids() -> None:
+    counts = draws(Sampling(1.0, 3, 1.0), 300, torch.zeros(1000))
+    assert set(counts) == {0, 1, 2}
+
+
+def test_without_temperature_the_likeliest_token_always_comes(model: Transformer) -> None:
+    tokens = [3, 1, 4]
+    for token in generate(model, [3, 1, 4], 6, Sampling(temperature=0)):
+        with torch.no_grad():
+            assert token == int(model(torch.tensor([tokens]))[0, -1].argmax())
+        tokens.append(token)
+    assert len(tokens) == 9
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(5.0, top_k=1), Sampling(5.0, top_p=1e-9), Sampling(1e-6), Sampling(1e-300), Sampling(5e-324, top_p=1.0)],
+)
+def test_what_leaves_one_token_is_greedy(model: Transformer, sampling: Sampling) -> None:
+    greedy = list(generate(model, [7], 20, Sampling(temperature=0)))
+    assert list(generate(model, [7], 20, sampling)) == greedy
+
+
+def test_the_same_seed_continues_in_the_same_way_and_another_one_in_another(model: Transformer) -> None:
+    first = [list(generate(model, [7, 8], 30, Sampling(1.5, seed=seed))) for seed in (0, 1)]
+    again = [list(generate(model, [7, 8], 30, Sampling(1.5, seed=seed))) for seed in (0, 1)]
+    assert first == again
+    assert first[0] != first[1]
+
+
+def test_generation_ends_before_the_stop_token(model: Transformer) -> None:
+    whole = list(generate(model, [7], 40, Sampling(1.5, seed=2)))
+    stop = whole[10]
+    assert list(generate(model, [7], 40, Sampling(1.5, seed=2), stop=stop)) == whole[: whole.index(stop)]
+
+
+def test_past_the_context_the_oldest_tokens_fall_out_of_sight(model: Transformer) -> None:
+    prompt = list(range(30))
+    generated = list(generate(model, prompt, 20, Sampling(temperature=0)))
+    assert generated == list(generate(model, prompt[-12:], 20, Sampling(temperature=0)))
+    assert len(generated) == 20
+
+
+def test_nothing_is_asked_of_the_random_state_of_torch(model: Transformer) -> None:
+    state = torch.get_rng_state()
+    list(generate(model, [7], 5, Sampling()))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_no_tokens_wanted_are_no_tokens(model: Transformer) -> None:
+    assert list(generate(model, [7], 0, Sampling())) == []
+
+
+def test_an_empty_prompt_is_refused(model: Transformer) -> None:
+    with pytest.raises(NapkinError, match="no token"):
+        next(generate(model, [], 5, Sampling()))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_are_refused(value: float, temperature: float) -> None:
+    with pytest.raises(NapkinError, match="infinity or NaN"):
+        draws(Sampling(temperature), 1, torch.tensor([0.0, value]))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"top_k": 0},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"top_p": float("nan")},
+    ],
+)
+def test_settings_out_of_their_range_are_refused_by_name(wrong: dict) -> None:
+    with pytest.raises(NapkinError, match=next(iter(wrong))):
+        Sampling(**wrong)

@@ -1,0 +1,49 @@
+"""The CPU allocator's own events: what torch.profiler records of every allocation and release in a step."""
+
+import os
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+from typing import Any
+
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the storages behind `tensors`, each counted once."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def growth_at_peak(step: Callable[[], Any]) -> tuple[int, int]:
+    """Bytes by which the allocator grew, at most, while `step` ran; and without the scratch of products.
+
+    Scratch is what a kernel takes and gives back within one call.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        step()
+    results: Any = profiler.profiler
+    changes: list[tuple[int, int, bool]] = []
+    pending = list(results.kineto_results.experimental_event_tree())
+    while pending:
+        event = pending.pop()
+        pending.extend(event.children)
+        if event.name == "[memory]":
+            changes.append((event.start_time_ns, event.extra_fields.alloc_size, _is_scratch_of_a_product(event)))
+    changes.sort(key=lambda change: change[0])
+    return _peak(size for _, size, _ in changes), _peak(size for _, size, scratch in changes if not scratch)
+
+
+def _is_scratch_of_a_product(memory_event: Any) -> bool:
+    operator = memory_event.parent
+    if operator is None or operator.name not in _PRODUCTS:
+        return False
+    sizes = [event.extra_fields.alloc_size for event in operator.children if event.name == "[memory]"]
+    return -memory_event.extra_fields.alloc_size in sizes
+
+
+def _peak(changes: Iterable[int]) -> int:
+    return max(accumulate(changes, initial=0))

@@ -1,0 +1,109 @@
+"""Starts `napkin` commands in milliseconds: each is a fork of this process, which has imported torch and run nothing.
+
+A command is a line of JSON on standard input, the answer a line on standard output. What runs is `napkin.cli.main` in
+a process of its own, with its own exit status: it can be killed, signalled and limited like any other.
+"""
+
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+import traceback
+from typing import Any
+
+IMPORTED = (
+    "napkin.cli.resume",
+    "napkin.cli.train",
+    "napkin.cli.training",
+    "napkin.training.runs",
+    "torch.profiler",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_svg",
+)
+
+
+def main() -> None:
+    """Answer requests until standard input ends: start a command, or wait for one."""
+    warm_up()
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "wait" in request:
+            _, status = os.waitpid(request["wait"], 0)
+            answer = os.waitstatus_to_exitcode(status)
+        else:
+            answer = start(request)
+        print(json.dumps(answer), flush=True)
+
+
+def warm_up() -> None:
+    """Import what commands import, and no more: a process with threads must not fork."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    from napkin.model.config import ModelConfig
+    from napkin.training.precision import Precision
+    from napkin.training.recipe import Recipe, TrainingConfig
+    from napkin.training.step import count_step
+
+    # The first tracing imports half of torch; on fake tensors nothing computes, so no thread is born.
+    model = ModelConfig(vocab_size=8, context_length=4, d_model=8, n_layers=1, n_heads=2)
+    count_step(Recipe(model=model, training=TrainingConfig(batch_size=2)), Precision("bf16", "cpu"))
+    threads = len(os.listdir("/proc/self/task"))
+    assert threads == 1, f"{threads} threads at the fork"
+
+
+def start(request: dict[str, Any]) -> int:
+    """Fork; the child becomes the command and this process returns its id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        become(request)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def become(request: dict[str, Any]) -> None:
+    """Run the command with its own streams, folder and limits."""
+    os.chdir(request["folder"])
+    # Whatever started the server may have had Ctrl-C ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, name in ((0, os.devnull), (1, request["out"]), (2, request["err"])):
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    if request["largest_file"] is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (request["largest_file"], request["largest_file"]))
+    if request["signal_at"] is not None:
+        signal_at(request["signal_at"], request["near"], signal.Signals(request["signal"]))
+    from napkin.cli import main as napkin
+
+    status = napkin(request["arguments"])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def signal_at(number: int, near: str, what: signal.Signals) -> None:
+    """Signal this process before its `number`-th operation on a file whose path contains `near`."""
+    done = 0
+
+    def look(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal done
+        if event not in ("open", "os.mkdir", "os.rename", "os.link", "os.remove", "os.rmdir", "os.chmod"):
+            return
+        if any(near in str(argument) for argument in arguments if isinstance(argument, str | os.PathLike)):
+            done += 1
+            if done == number:
+                os.kill(os.getpid(), what)
+
+    sys.addaudithook(look)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Ctrl-C and SIGTERM: the step at hand ends, a checkpoint is written, and the run goes on from there when asked."""
+
+import dataclasses
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from napkin.training.recipe import format_recipe
+from reliability.harness import Command, Napkin, assert_same_run, checkpoints, figures, lines_of_metrics, wait_until
+from training.tiny_run import TRAINING, tiny_recipe
+
+
+@pytest.mark.parametrize("what", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_with_a_checkpoint_and_a_line_that_says_how_to_resume(
+    napkin: Napkin, uninterrupted: Path, what: signal.Signals
+) -> None:
+    run = napkin.folder / "run"
+    command = napkin.start("train", "recipe.toml", "--run", "run")
+    wait_until(lambda: lines_of_metrics(run) >= 5, command)
+    command.send(what)
+    assert_stopped(command, what, run)
+    assert 5 <= checkpoints(run)[-1] < TRAINING.steps
+    assert napkin.run("resume", "run").status == 0
+    assert_same_run(run, uninterrupted)
+
+
+def test_a_signal_before_the_first_step_leaves_a_run_that_resumes(napkin: Napkin, uninterrupted: Path) -> None:
+    run = napkin.folder / "run"
+    # The file of metrics is made right before the first step.
+    command = napkin.run(
+        "train", "recipe.toml", "--run", "run", signal_at=1, near=".metrics.jsonl.", signal=signal.SIGTERM
+    )
+    assert_stopped(command, signal.SIGTERM, run)
+    assert checkpoints(run) == [0]
+    assert napkin.run("resume", "run").status == 0
+    assert_same_run(run, uninterrupted)
+
+
+@pytest.mark.torture
+def test_a_signal_while_a_checkpoint_is_written_waits_for_it(napkin: Napkin, uninterrupted: Path) -> None:
+    run = napkin.folder / "run"
+    command = napkin.run(
+        "train", "recipe.toml", "--run", "run", signal_at=5, near=".step-00000012.", signal=signal.SIGINT
+    )
+    assert_stopped(command, signal.SIGINT, run)
+    assert checkpoints(run) == [6, 12]
+    assert napkin.run("resume", "run").status == 0
+    assert_same_run(run, uninterrupted)
+
+
+def test_a_signal_in_the_last_checkpoint_comes_too_late_to_stop_anything(napkin: Napkin, uninterrupted: Path) -> None:
+    command = napkin.run(
+        "train", "recipe.toml", "--run", "run", signal_at=5, near=".step-00000040.", signal=signal.SIGTERM
+    )
+    assert command.status == 0
+    assert_same_run(napkin.folder / "run", uninterrupted)
+
+
+def test_a_signal_while_the_run_is_evaluated_keeps_the_evaluation(napkin: Napkin) -> None:
+    write_recipe_with_long_evaluations(napkin)
+    assert napkin.run("train", "recipe.toml", "--run", "uninterrupted").status == 0
+    run = napkin.folder / "run"
+    command = start_and_wait_for_the_evaluation(napkin)
+    command.send(signal.SIGTERM)
+    assert_stopped(command, signal.SIGTERM, run)
+    assert checkpoints(run)[-1] == 2
+    assert figures(run)[-1]["validation_loss"] is not None
+    assert napkin.run("resume", "run").status == 0
+    assert_same_run(run, napkin.folder / "uninterrupted")
+
+
+@pytest.mark.parametrize(("what", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_second_signal_ends_the_run_at_once(napkin: Napkin, what: signal.Signals, status: int) -> None:
+    write_recipe_with_long_evaluations(napkin)
+    command = start_and_wait_for_the_evaluation(napkin)
+    command.send(what)
+    time.sleep(0.03)
+    command.send(what)
+    assert command.wait() == status
+    assert lines_of_metrics(napkin.folder / "run") == 1
+    assert checkpoints(napkin.folder / "run") == []
+    assert len(command.errors) <= 1
+
+
+def assert_stopped(command: Command, what: signal.Signals, run: Path) -> None:
+    """The exit status, a checkpoint after the last step that was logged, one line."""
+    assert command.wait() == 128 + what
+    assert checkpoints(run)[-1] == (figures(run)[-1]["step"] if figures(run) else 0)
+    assert len(command.errors) == 1
+    assert f"napkin resume {run.name}" in command.errors[0]
+
+
+def write_recipe_with_long_evaluations(napkin: Napkin) -> None:
+    # A window at a time: hundreds of them take a hundred times as long as a step.
+    recipe = tiny_recipe(".", steps=4, micro_batch_size=1, evaluate_every=2, evaluation_tokens=100_000)
+    recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, validation=recipe.data.train))
+    (napkin.folder / "recipe.toml").write_text(format_recipe(recipe))
+
+
+def start_and_wait_for_the_evaluation(napkin: Napkin) -> Command:
+    """The one after step 2."""
+    run = napkin.folder / "run"
+    command = napkin.start("train", "recipe.toml", "--run", "run")
+    wait_until(lambda: lines_of_metrics(run) >= 1, command)
+    time.sleep(0.05)
+    return command

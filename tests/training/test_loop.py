@@ -1,0 +1,232 @@
+import dataclasses
+import itertools
+import json
+import math
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from napkin.errors import NapkinError
+from napkin.training.checkpoint import checkpoints_newest_first
+from napkin.training.loop import Outcome, train
+from napkin.training.preparation import Preparation
+from napkin.training.recipe import Recipe
+from napkin.training.run_folder import RunFolder, StepMetrics, read_metrics
+from napkin.training.runs import new_run, old_run
+from training.tiny_run import TRAINING, tiny_recipe, write_tiny_text
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    write_tiny_text(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, RunFolder, Preparation]:
+    """A run that was never stopped; copy it before you change it."""
+    recipe = tiny_recipe(text, steps=STEPS, checkpoint_every=5, evaluate_every=4)
+    preparation, run = new_run(recipe, tmp_path_factory.mktemp("finished") / "run")
+    return train(preparation, run), run, preparation
+
+
+def lines(run: RunFolder) -> list[StepMetrics]:
+    return list(read_metrics(run.path / "metrics.jsonl"))
+
+
+def losses(run: RunFolder) -> list[tuple[int, float, float, float | None]]:
+    return [(line.step, line.loss, line.gradient_norm, line.validation_loss) for line in lines(run)]
+
+
+def stop_after(step: int) -> Callable[[StepMetrics], None]:
+    """What Ctrl-C and `kill` do, from within."""
+    return lambda metrics: signal.raise_signal(signal.SIGTERM) if metrics.step == step else None
+
+
+def meters(table: list) -> dict[str, object]:
+    return {row.quantity: row.meter for row in table}
+
+
+def test_a_run_ends_with_its_books_kept(finished: tuple[Outcome, RunFolder, Preparation]) -> None:
+    outcome, run, preparation = finished
+    assert (outcome.first_step, outcome.step, outcome.interrupted_by) == (0, STEPS, None)
+    assert outcome.checkpoint == run.checkpoints / f"step-{STEPS:08d}"
+    assert outcome.measurement is not None
+    assert outcome.measurement.steps == STEPS
+    assert outcome.measurement.flops == preparation.plan.ledger.flops
+    assert outcome.measurement.seconds == pytest.approx(sum(outcome.measurement.seconds_by_part.values()), rel=0.05)
+    assert None not in meters(outcome.table).values()
+    assert {"plan.json", "measurement.json", "metrics.jsonl"} <= {path.name for path in run.path.iterdir()}
+
+
+def test_metrics_tell_every_step_and_the_evaluations_that_were_due(
+    finished: tuple[Outcome, RunFolder, Preparation],
+) -> None:
+    _, run, preparation = finished
+    found = lines(run)
+    assert [line.step for line in found] == list(range(1, STEPS + 1))
+    assert [line.step for line in found if line.validation_loss is not None] == [4, 8, 12]
+    assert [line.tokens for line in found] == [line.step * preparation.recipe.tokens_per_step for line in found]
+    clock = [0.0, *(line.seconds for line in found)]
+    assert all(before < after for before, after in itertools.pairwise(clock))
+
+
+def test_only_the_lines_asked_for_are_logged_and_the_last_one_always(text: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe(text, steps=11, log_every=3, evaluate_every=5)
+    preparation, run = new_run(recipe, tmp_path / "run")
+    train(preparation, run)
+    assert [line.step for line in lines(run)] == [3, 5, 6, 9, 10, 11]
+
+
+def test_a_stopped_run_says_what_it_measured_and_nothing_of_the_whole(
+    finished: tuple[Outcome, RunFolder, Preparation], tmp_path: Path
+) -> None:
+    _, whole, _ = finished
+    preparation, run = new_run(whole.recipe, tmp_path / "run")
+    stopped = train(preparation, run, on_step=stop_after(7))
+    assert (stopped.step, stopped.interrupted_by) == (7, signal.SIGTERM)
+    assert stopped.measurement is not None
+    assert stopped.measurement.steps == 7
+    figures = meters(stopped.table)
+    assert figures.pop("seconds in all") is None
+    assert None not in figures.values()
+    kept = json.loads((run.path / "measurement.json").read_text())
+    assert [row["quantity"] for row in kept["table"] if row["meter"] is None] == ["seconds in all"]
+
+    resumed = train(*old_run(run.path))
+    assert (resumed.first_step, resumed.step, resumed.interrupted_by) == (7, STEPS, None)
+    assert resumed.measurement is not None
+    assert resumed.measurement.steps == STEPS - 7
+    # The clock of the run goes on where it stopped; that of this process is shorter.
+    assert resumed.measurement.seconds > stopped.measurement.seconds
+    assert sum(resumed.measurement.seconds_by_part.values()) < resumed.measurement.seconds
+    clock = [line.seconds for line in lines(run)]
+    assert clock == sorted(clock)
+    assert losses(run) == losses(whole)
+
+
+def test_a_run_that_is_stopped_after_every_step_is_the_run_that_never_was(
+    finished: tuple[Outcome, RunFolder, Preparation], tmp_path: Path
+) -> None:
+    whole_outcome, whole, _ = finished
+    preparation, run = new_run(whole.recipe, tmp_path / "run")
+    for step in range(1, STEPS):
+        outcome = train(preparation, run, on_step=stop_after(step))
+        assert outcome.step == step
+        # One step alone is timed, and none is left to be metered.
+        assert outcome.measurement is None
+        assert outcome.table == []
+    outcome = train(preparation, run)
+    assert losses(run) == losses(whole)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (outcome.checkpoint / name).read_bytes() == (whole_outcome.checkpoint / name).read_bytes()
+
+
+def test_a_finished_run_has_nothing_left_to_do_and_stays_as_it_is(
+    finished: tuple[Outcome, RunFolder, Preparation], tmp_path: Path
+) -> None:
+    _, whole, preparation = finished
+    run = RunFolder(tmp_path / "run")
+    shutil.copytree(whole.path, run.path)
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    outcome = train(preparation, run)
+    assert (outcome.first_step, outcome.step, outcome.measurement) == (STEPS, STEPS, None)
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+
+def test_the_last_step_alone_keeps_the_measurement_of_those_before(
+    finished: tuple[Outcome, RunFolder, Preparation], tmp_path: Path
+) -> None:
+    _, whole, _ = finished
+    preparation, run = new_run(whole.recipe, tmp_path / "run")
+    train(preparation, run, on_step=stop_after(STEPS - 1))
+    before = (run.path / "measurement.json").read_bytes()
+    outcome = train(preparation, run)
+    assert (outcome.first_step, outcome.step, outcome.measurement) == (STEPS - 1, STEPS, None)
+    assert (run.path / "measurement.json").read_bytes() == before
+
+
+def test_training_asks_nothing_of_the_random_state_of_torch(text: Path, tmp_path: Path) -> None:
+    state = torch.get_rng_state()
+    train(*new_run(tiny_recipe(text, steps=4), tmp_path / "run"))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_plan_that_a_kill_prevented_is_written_on_resuming(
+    finished: tuple[Outcome, RunFolder, Preparation], tmp_path: Path
+) -> None:
+    _, whole, preparation = finished
+    run = RunFolder(tmp_path / "run")
+    shutil.copytree(whole.path, run.path)
+    (run.path / "plan.json").unlink()
+    (run.path / ".plan.json.0123.tmp").touch()
+    train(preparation, run)
+    plans = [json.loads((folder.path / "plan.json").read_text()) for folder in (run, whole)]
+    assert [plan["steps"] for plan in plans] == [STEPS, STEPS]
+    assert plans[0].keys() == plans[1].keys()
+    assert not list(run.path.glob(".plan*"))
+
+
+def diverging(text: Path) -> Recipe:
+    """Weights grow a thousandfold a step, until they or the loss are no numbers any more."""
+    recipe = tiny_recipe(text, checkpoint_every=1, keep_checkpoints=100)
+    return dataclasses.replace(
+        recipe,
+        optimizer=dataclasses.replace(recipe.optimizer, learning_rate=10.0, weight_decay=100.0, final_fraction=1.0),
+    )
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_no_checkpoint_is_made_of_it(text: Path, tmp_path: Path) -> None:
+    preparation, run = new_run(diverging(text), tmp_path / "run")
+    with pytest.raises(NapkinError, match=r"^step \d+: .*lower --optimizer.learning-rate") as caught:
+        train(preparation, run)
+    failed = int(str(caught.value).split(":")[0].removeprefix("step "))
+    assert 1 < failed <= TRAINING.steps
+    kept = list(checkpoints_newest_first(run.checkpoints))
+    assert [found.state.step for found in kept if not isinstance(found, NapkinError)] == list(range(failed - 1, 0, -1))
+    assert all(math.isfinite(line.loss + line.gradient_norm) for line in lines(run))
+    with pytest.raises(NapkinError) as again:
+        train(preparation, run)
+    assert str(again.value) == str(caught.value)
+
+
+@pytest.mark.parametrize("change", ["altered", "shrunk"])
+def test_tokens_that_change_under_the_run_are_noticed_before_the_next_checkpoint(
+    text: Path, tmp_path: Path, change: str
+) -> None:
+    shutil.copytree(text, tmp_path / "text")
+    tokens = tmp_path / "text" / "train.tokens"
+    preparation, run = new_run(tiny_recipe(tmp_path / "text"), tmp_path / "run")
+
+    def spoil(metrics: StepMetrics) -> None:
+        if metrics.step == 11:
+            with open(tokens, "r+b") as file:
+                file.write(b"\x05\x00")
+            if change == "shrunk":
+                # A page's worth: what is still mapped can be read.
+                os.truncate(tokens, tokens.stat().st_size - 2)
+
+    with pytest.raises(NapkinError, match=r"train\.tokens"):
+        train(preparation, run, on_step=spoil)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-00000006"]
+    with pytest.raises(NapkinError, match=r"train\.tokens"):
+        old_run(run.path)
+    shutil.copy(text / "train.tokens", tokens)
+    assert train(*old_run(run.path)).step == TRAINING.steps
+
+
+@pytest.mark.torture
+def test_memory_stays_flat_over_thousands_of_steps(text: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe(text, steps=5000, checkpoint_every=500, evaluate_every=250, log_every=10)
+    preparation, run = new_run(recipe, tmp_path / "run")
+    train(preparation, run)
+    settled, *_, last = [line.bytes for line in lines(run) if line.step >= 500]
+    assert last <= 1.01 * settled
