@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import torch
 
+from napkin.cli.terminal import err
 from napkin.errors import CorruptFile, NapkinError
 from napkin.hardware.host import detect_host
 from napkin.model.transformer import Transformer
 from napkin.tokenizer.base import Tokenizer
-from napkin.training.checkpoint import Checkpoint, checkpoints_newest_first, load_model
+from napkin.training.checkpoint import Checkpoint, checkpoint_paths, load_model, read_checkpoint
 from napkin.training.precision import Precision, choose_device, choose_precision
 from napkin.training.recipe import Recipe
 from napkin.training.run_folder import RunFolder
@@ -27,22 +28,29 @@ class TrainedRun:
 
 
 def open_trained(folder: str) -> TrainedRun:
-    """Load the newest good checkpoint of a run, on the GPU if there is one."""
+    """Load the newest good checkpoint of a run, on the GPU if there is one; a damaged one is named and passed over."""
     run = RunFolder.open(folder)
     recipe, tokenizer, host = run.recipe, run.tokenizer, detect_host()
     torch.set_num_threads(host.cores)
-    checkpoint = _newest_good(run)
     device_type = choose_device("auto")
     model = Transformer(recipe.model)
-    load_model(checkpoint, model)
+    checkpoint = _load_newest(run, model)
     precision = choose_precision("auto", device_type, host)
     return TrainedRun(run, recipe, tokenizer, model.to(device_type), precision, checkpoint)
 
 
-def _newest_good(run: RunFolder) -> Checkpoint:
-    damaged: CorruptFile | None = None
-    for found in checkpoints_newest_first(run.checkpoints):
-        if isinstance(found, Checkpoint):
-            return found
-        damaged = found
-    raise damaged or NapkinError(f"'{run.path}' has no checkpoint yet: train it with `napkin resume {run.path}`")
+def _load_newest(run: RunFolder, model: Transformer) -> Checkpoint:
+    damaged: list[CorruptFile] = []
+    for path in checkpoint_paths(run.checkpoints):
+        try:
+            checkpoint = read_checkpoint(path)
+            load_model(checkpoint, model)
+        except CorruptFile as error:
+            damaged.append(error)
+            continue
+        for error in damaged:
+            err.print(f"a damaged checkpoint is passed over for '{checkpoint.path.name}': {error}", soft_wrap=True)
+        return checkpoint
+    if damaged:
+        raise damaged[0]
+    raise NapkinError(f"'{run.path}' has no checkpoint yet: train it with `napkin resume {run.path}`")

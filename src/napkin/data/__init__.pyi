@@ -5,5 +5,6 @@ from .corpus import read_documents as read_documents
 from .corpus import standard_library as standard_library
 from .permutation import KeyedPermutation as KeyedPermutation
 from .split import is_validation as is_validation
+from .split import split_documents as split_documents
 from .token_file import TokenFile as TokenFile
 from .token_file import write_token_file as write_token_file

@@ -48,6 +48,7 @@ class TokenFile:
     vocab_size: int
     separator: int
     tokenizer_fingerprint: str
+    sha256: str
 
     def __init__(self, path: Path, tokens: TokenArray, sidecar: "_Sidecar") -> None:
         self.path = path
@@ -58,7 +59,7 @@ class TokenFile:
         self.vocab_size = sidecar.vocab_size
         self.separator = sidecar.separator
         self.tokenizer_fingerprint = sidecar.tokenizer
-        self._sha256 = sidecar.sha256
+        self.sha256 = sidecar.sha256
 
     @classmethod
     def open(cls, path: StrPath, *, tokenizer_fingerprint: str | None = None, verify: bool = False) -> "TokenFile":
@@ -87,10 +88,10 @@ class TokenFile:
             checksum.update(chunk.tobytes())
             n_separators += int(np.count_nonzero(chunk == self.separator))
             largest = max(largest, int(chunk.max()))
-        if checksum.hexdigest() != self._sha256:
+        if checksum.hexdigest() != self.sha256:
             raise CorruptFile(
                 f"'{self.path}' was altered: its SHA-256 is {checksum.hexdigest()}, its sidecar says "
-                f"{self._sha256}: make the tokens again"
+                f"{self.sha256}: make the tokens again"
             )
         if largest >= self.vocab_size:
             raise CorruptFile(

@@ -127,7 +127,7 @@ class _Loop:
             self.run.checkpoints,
             self.learner,
             tokenizer=self.preparation.tokenizer.fingerprint,
-            train_tokens=self.preparation.train_tokens._sha256,
+            train_tokens=self.preparation.train_tokens.sha256,
             on_message=self.on_message,
         )
         if checkpoint is not None:
@@ -187,7 +187,7 @@ class _Loop:
                 step=self.step,
                 seconds=self.seconds,
                 tokenizer=self.preparation.tokenizer.fingerprint,
-                train_tokens=self.preparation.train_tokens._sha256,
+                train_tokens=self.preparation.train_tokens.sha256,
             )
             prune_checkpoints(self.run.checkpoints, keep=self.preparation.recipe.training.keep_checkpoints)
         return checkpoint

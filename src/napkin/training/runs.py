@@ -1,10 +1,12 @@
 """Begin a run, or take one up again: files checked, step planned, plan written down, nothing trained yet."""
 
+import platform
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 import napkin
 from napkin.accounting.plan import Plan
@@ -59,6 +61,7 @@ def plan_as_dict(plan: Plan, precision: Precision) -> dict[str, Any]:
     """A plan as plan.json holds it; bytes, FLOPs and seconds are never scaled."""
     return {
         "napkin": napkin.__version__,
+        "versions": {"torch": str(torch.__version__), "python": platform.python_version()},
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": {
             "name": plan.device_name,
