@@ -1,4 +1,5 @@
 import copy
+from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -77,7 +78,9 @@ def test_real_meta_and_fake_modules_have_the_same_ledger():
 
 def test_a_tensor_a_tuple_and_a_dict_are_batches():
     one = count(Classifier(), X)
-    assert one == count(Classifier(), (X,)) == count(Classifier(), {"x": X}) == count(Classifier(), {"x": X, "scale": 1.0})
+    assert (
+        one == count(Classifier(), (X,)) == count(Classifier(), {"x": X}) == count(Classifier(), {"x": X, "scale": 1.0})
+    )
     two = count(Classifier(), {"x": X, "more": torch.ones(5, 8)})
     assert [row.operator for row in two.rows[:1]] == ["add"]
     assert two.flops == one.flops
@@ -98,7 +101,9 @@ def test_a_tensor_a_tuple_and_a_dict_are_batches():
 )
 def test_whatever_a_model_returns_its_backward_pass_is_counted(form: Callable[[Tensor, Tensor], Any]):
     # The input needs no gradient, but batch normalisation's weight comes before the first layer.
-    assert count(Classifier(form), X).backward_flops == 2 * count(Classifier(form), X).forward_flops == 2 * 2 * 5 * 8 * 12
+    assert (
+        count(Classifier(form), X).backward_flops == 2 * count(Classifier(form), X).forward_flops == 2 * 2 * 5 * 8 * 12
+    )
 
 
 def test_the_module_is_left_untouched():
@@ -132,17 +137,16 @@ def test_counting_twice_is_the_same():
 
 
 def test_tied_parameters_and_parameters_over_one_storage_take_their_bytes_once():
-    module = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
+    first, second = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+    module = nn.Sequential(first, second)
     apart = count(module, torch.ones(1, 64)).resident_bytes
-    assert isinstance(module[0], nn.Linear)
-    assert isinstance(module[1], nn.Linear)
 
-    module[1].weight = nn.Parameter(module[0].weight.detach())
+    second.weight = nn.Parameter(first.weight.detach())
     shared = count(module, torch.ones(1, 64))
     assert shared.resident_bytes == apart - 64 * 64 * 4
     assert shared.parameters == 2 * 64 * 64
 
-    module[1].weight = module[0].weight
+    second.weight = first.weight
     tied = count(module, torch.ones(1, 64))
     assert tied.resident_bytes == apart - 64 * 64 * 4
     assert tied.parameters == 64 * 64
@@ -194,11 +198,13 @@ def test_a_step_with_a_gradient_scaler_is_counted_as_it_runs(foreach: bool):
     step(module, X)
     metered = meter_step(module, lambda: step(module, X)).ledger
     assert not counted.unknown_operators
-    assert _what_ran(counted) == [row for row in _what_ran(metered) if row[0] != "_local_scalar_dense"]
+    assert _what_ran(counted) == _what_ran(metered)
 
 
 def _what_ran(ledger: Ledger) -> list[tuple[str, str, int]]:
-    return [(row.operator, row.phase, row.flops) for row in ledger.rows]
+    # Numbers made for the step's own arithmetic differ: a fake tensor of a known number answers without an operator.
+    rows = [(row.operator, row.phase, row.flops) for row in ledger.rows]
+    return [row for row in rows if row[0] not in ("_local_scalar_dense", "lift_fresh")]
 
 
 def test_operators_without_a_formula_are_listed_whatever_their_name():
@@ -252,3 +258,9 @@ def test_a_module_that_cannot_be_copied_is_refused_and_its_fake_twin_is_counted(
         assert count(KeepsItsOutput(8, 4), X).forward_flops == 2 * 5 * 8 * 4
     with pytest.raises(NapkinError, match="LazyLinear cannot be copied"):
         count(nn.LazyLinear(4), X)
+
+
+def test_lists_and_mappings_of_any_kind_are_batches_and_a_view_of_a_corpus_counts_alone():
+    corpus = torch.ones(1000, 8)
+    one = count(Classifier(), X)
+    assert one == count(Classifier(), [corpus[100:105]]) == count(Classifier(), UserDict(x=corpus[3:8]))

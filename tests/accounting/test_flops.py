@@ -23,15 +23,15 @@ from oracles.tiny_models import (
     products,
 )
 
-# Random configurations a family: 214 in all.
+# Random configurations a family: 210 in all.
 CONFIGURATIONS = {
     linear_stack: 40,
-    deep_linear: 30,
-    products: 40,
+    deep_linear: 40,
+    products: 50,
     convolutions: 40,
-    attention: 36,
-    language_model: 14,
-    napkin_transformer: 14,
+    attention: 24,
+    language_model: 8,
+    napkin_transformer: 8,
 }
 MORE = pytest.mark.torture
 
@@ -77,11 +77,12 @@ def test_flops_equal_the_multiplications_and_additions_done_one_by_one(family: C
 
 
 @pytest.mark.parametrize("family", [*CONFIGURATIONS, own_function])
-@pytest.mark.parametrize("seed", range(100, 104))
+@pytest.mark.parametrize("seed", range(100, 103))
 def test_flops_of_matrix_products_equal_torchs_own_count(family: Callable[[Random], Case], seed: int):
     torch.manual_seed(seed)
     module, batch = family(Random(seed))
-    # torch's counter finds no FLOPs in the CPU's flash attention, addmm_, mv and dot, and too many in grouped convolutions.
+    # torch's counter finds no FLOPs in the CPU's flash attention, addmm_, mv and dot, and too many in grouped
+    # convolutions.
     with sdpa_kernel(SDPBackend.MATH):
         ledger = count(module, batch)
         with FlopCounterMode(display=False) as counter:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin import Ledger, count
-from napkin.accounting.meter import meter_step
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.optim.adamw import AdamW
@@ -59,10 +58,10 @@ class Configuration:
             precision=random.choice(["fp32", "bf16 autocast", "bf16"]),
             optimizer=random.choice(list(OPTIMIZERS)),
             batch_size=random.choice([4, 8]),
-            micro_batches=random.choice([1, 1, 2]),
+            micro_batches=random.choice([1, 1, 1, 2]),
             length=random.choice([48, 64, 128, 200]),
             vocab_size=random.choice([4000, 6000, 8000]),
-            n_layers=random.choice([1, 1, 2]),
+            n_layers=random.choice([1, 1, 1, 1, 2]),
             n_heads=n_kv_heads * random.choice([2, 4]) if n_kv_heads < 4 else 4,
             n_kv_heads=n_kv_heads,
             head_dim=64,
@@ -115,7 +114,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(54), *(pytest.param(seed, marks=pytest.mark.torture) for seed in range(1000, 1200))]
+    "seed", [*range(26), *(pytest.param(seed, marks=pytest.mark.torture) for seed in range(1000, 1226))]
 )
 def test_peak_and_resident_bytes_are_the_allocators(seed: int):
     configuration = Configuration.drawn(seed)
@@ -129,7 +128,6 @@ def test_peak_and_resident_bytes_are_the_allocators(seed: int):
     assert counted.resident_bytes == pytest.approx(resident, abs=16)
 
     whole, without_scratch = growth_at_peak(lambda: training.step(training.module, training.batch))
-    print(f"{seed} {counted.peak_bytes / (resident + without_scratch) - 1:+.4%} {counted.peak_bytes / (resident + whole) - 1:+.4%} {counted.peak_bytes / 1e6:.1f} MB {configuration}")
     assert counted.peak_bytes == pytest.approx(resident + without_scratch, rel=1e-3)
     assert whole - without_scratch <= SCRATCH_OF_A_PRODUCT
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from napkin.accounting.scratch import scratch_bytes
@@ -26,7 +27,7 @@ class _LargestScratch(TorchDispatchMode):
     bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        inputs = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         self.bytes = max(self.bytes, scratch_bytes(func, args, kwargs or {}, inputs))
         return func(*args, **kwargs or {})
 
@@ -57,7 +58,7 @@ ROW, SCALAR, MASK = torch.ones(512, dtype=torch.bfloat16), torch.tensor(2.0), to
         lambda: NARROW.mean(0),
         lambda: WIDE.mean(0),
         lambda: torch.linalg.vector_norm(NARROW, dtype=torch.float32),
-        lambda: torch._foreach_norm([NARROW, NARROW[:100]], 2, dtype=torch.float32),
+        lambda: torch.ops.aten._foreach_norm([NARROW, NARROW[:100]], 2, dtype=torch.float32),
         lambda: WIDE.logsumexp(-1),
         lambda: NARROW.logsumexp(-1),
     ],
@@ -75,12 +76,16 @@ def test_scratch_of_attention_is_what_the_allocator_gives_and_takes_back(queries
     # The layout in which a layer has its heads, and the plain one, of which the backward pass makes a copy.
     query, key, value = (torch.ones(2, length, 3, 32, dtype=dtype).transpose(1, 2) for length in (queries, keys, keys))
     kept: list[Any] = []
-    _agree(lambda: kept.append(F.scaled_dot_product_attention(query, key, value)), lambda: kept[-1], beside=2 * 3 * queries * 8)
+    _agree(
+        lambda: kept.append(F.scaled_dot_product_attention(query, key, value)),
+        lambda: kept[-1],
+        beside=2 * 3 * queries * 8,
+    )
 
     if dtype == torch.bfloat16:
         return  # inside are products of bf16
-    leaves = [part.detach().requires_grad_() for part in (query, key, value)]
-    output = F.scaled_dot_product_attention(*leaves)
+    leaves = q, k, v = [part.detach().requires_grad_() for part in (query, key, value)]
+    output = F.scaled_dot_product_attention(q, k, v)
     for gradient in (torch.ones_like(output), torch.ones(output.shape, dtype=dtype)):
         _agree(
             lambda gradient=gradient: kept.append(torch.autograd.grad(output, leaves, gradient, retain_graph=True)),
@@ -93,6 +98,6 @@ def _agree(call: Callable[[], Any], result: Callable[[], Any], *, beside: int = 
     with _LargestScratch() as counted:
         call()
     growth, _ = growth_at_peak(call)
-    results = torch.utils._pytree.tree_leaves(result())
+    results = pytree.tree_leaves(result())
     outputs = sum({tensor.data_ptr(): tensor.untyped_storage().nbytes() for tensor in results}.values())
     assert growth - outputs == pytest.approx(counted.bytes, abs=SMALL + beside)

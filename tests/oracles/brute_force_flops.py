@@ -89,7 +89,10 @@ class ScalarProducts(TorchFunctionMode):
 def _offsets(labels: str, operands: list[str], sizes: dict[str, int]) -> Any:
     """For each value of `labels`, how far it moves into each flattened operand."""
     strides = [
-        [math.prod(sizes[later] for later in operand[operand.index(label) + 1 :]) if label in operand else 0 for label in labels]
+        [
+            math.prod(sizes[later] for later in operand[operand.index(label) + 1 :]) if label in operand else 0
+            for label in labels
+        ]
         for operand in operands
     ]
     for index in product(*(range(sizes[label]) for label in labels)):
@@ -122,7 +125,11 @@ class _NoOtherProducts(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         name = func.overloadpacket.__name__
         products = ("mm", "addmm", "bmm", "mv", "dot", "linear", "einsum", "trilinear")
-        if name.strip("_").removeprefix("add").removeprefix("badd") in products or "conv" in name or "attention" in name:
+        if (
+            name.strip("_").removeprefix("add").removeprefix("badd") in products
+            or "conv" in name
+            or "attention" in name
+        ):
             raise AssertionError(f"{name} ran beside the oracle")
         return func(*args, **kwargs or {})
 
@@ -141,7 +148,9 @@ def _matmul(self: ScalarProducts, left: Tensor, right: Tensor, *, out: Tensor | 
     return y if out is None else out.copy_(y)
 
 
-def _added_matmul(self: ScalarProducts, x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def _added_matmul(
+    self: ScalarProducts, x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
     return beta * x + alpha * _matmul(self, a, b)
 
 
@@ -234,7 +243,9 @@ def _each(value: Any, n_axes: int) -> tuple[int, ...]:
 
 _OWN: dict[Any, Callable] = {
     F.linear: _linear,
-    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm), _matmul),
+    **dict.fromkeys(
+        (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm), _matmul
+    ),
     **dict.fromkeys((torch.mv, Tensor.mv, torch.dot, Tensor.dot), _matmul),
     **dict.fromkeys((torch.addmm, Tensor.addmm, torch.baddbmm, Tensor.baddbmm), _added_matmul),
     Tensor.addmm_: _added_matmul_in_place,

@@ -1,6 +1,7 @@
 """Random models of a few dozen parameters, for oracles that do one multiplication at a time. Each returns a loss."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -32,9 +33,9 @@ Case = tuple[nn.Module, tuple[Tensor, ...]]
 
 def linear_stack(random: Random) -> Case:
     """Linear layers; some frozen, some used twice, the input with or without a gradient."""
-    widths = [random.randint(1, 6) for _ in range(random.randint(2, 5))]
+    widths = [random.randint(1, 6) for _ in range(random.randint(2, 4))]
     layers: list[nn.Module] = []
-    for wide, narrow in zip(widths, widths[1:], strict=False):
+    for wide, narrow in pairwise(widths):
         layers.append(nn.Linear(wide, narrow, bias=random.random() < 0.5))
         if random.random() < 0.3:
             layers[-1].requires_grad_(False)
@@ -84,7 +85,8 @@ def convolutions(random: Random) -> Case:
     groups = random.randint(1, 2)
     wide, narrow = groups * random.randint(1, 2), groups * random.randint(1, 2)
     taps, stride, dilation = random.randint(1, 3), random.randint(1, 2), random.randint(1, 2)
-    settings: dict[str, Any] = dict(stride=stride, groups=groups, padding=random.randint(0, 1), dilation=dilation)
+    padding = random.randint(0, 1)
+    settings: dict[str, Any] = {"stride": stride, "groups": groups, "padding": padding, "dilation": dilation}
     kind = random.choice([nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d])
     convolution = kind(wide, narrow, taps, bias=random.random() < 0.5, **settings)
     first = nn.Linear(7, 7) if random.random() < 0.5 else nn.Identity()
@@ -123,7 +125,9 @@ def language_model(random: Random) -> Case:
     if random.random() < 0.5:
         model: nn.Module = GPT2(vocab_size, length, n_layers, d_model, n_heads, checkpointing=again)
     else:
-        model = Llama(vocab_size, length, n_layers, d_model, n_heads, n_kv_heads, random.randint(1, 6), checkpointing=again)
+        model = Llama(
+            vocab_size, length, n_layers, d_model, n_heads, n_kv_heads, random.randint(1, 6), checkpointing=again
+        )
     return model, _token_batch(random, vocab_size, length)
 
 
@@ -194,4 +198,3 @@ class _Product(torch.autograd.Function):
 def _token_batch(random: Random, vocab_size: int, length: int) -> tuple[Tensor, Tensor]:
     shape = (random.randint(1, 2), length)
     return torch.randint(0, vocab_size, shape), torch.randint(0, vocab_size, shape)
-

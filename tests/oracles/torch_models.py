@@ -51,6 +51,9 @@ class GPT2Block(nn.Module):
 class Llama(nn.Module):
     """Llama (Touvron et al. 2023) with grouped-query attention and untied head; returns the loss."""
 
+    cosines: Tensor
+    sines: Tensor
+
     def __init__(
         self,
         vocab_size: int = 32000,

@@ -6,6 +6,7 @@ Fake tensors have shapes, formats and storages, but no data: nothing is allocate
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -34,8 +35,8 @@ def count(
 
     Args:
         module: any `torch.nn.Module`, on real, meta or fake tensors. It is left untouched.
-        batch: a tensor, or a tuple or dict of them (positional or keyword arguments of `module`). Only shapes,
-            formats and strides are read.
+        batch: a tensor, or a tuple, list or mapping of them (positional or keyword arguments of `module`). Only
+            shapes, formats and strides are read.
         step: `step(module, batch)` trains once. Without one: forward pass, loss, backward pass, update. Where the
             step closes over an optimizer, build module and optimizer under one `FakeTensorMode` and pass the fake
             module: it is used as it is.
@@ -48,7 +49,8 @@ def count(
     fakes = _Fakes(mode)
     with mode:
         twin = module if _mode_of(module) else _fake_twin(module, fakes)
-        inputs = pytree.tree_map_only(Tensor, fakes.of, batch)
+        arguments = dict(batch) if isinstance(batch, Mapping) else batch
+        inputs = pytree.tree_map_only(Tensor, fakes.of_input, arguments)
         run = step or _plain_step(twin, optimizer)
         with _errors_on_one_line():
             # The second step is the steady one: the optimizer's state is born in the first.
@@ -63,32 +65,40 @@ def _mode_of(module: nn.Module) -> FakeTensorMode | None:
 
 
 class _Fakes:
-    """Fake tensors in the likeness of others; those that share a storage share one here."""
+    """Fake tensors in the likeness of others, always on the CPU.
+
+    Fake CUDA tensors abort a CPU build as soon as autograd is involved.
+    """
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
         self.storages: dict[int, Tensor] = {}
+        self.inputs: dict[int, Tensor] = {}
 
-    def of(self, tensor: Tensor) -> Tensor:
-        if isinstance(tensor, FakeTensor) and tensor.fake_mode is self.mode:
-            return tensor
+    def of_parameter(self, tensor: Tensor) -> Tensor:
+        """Those that share a storage share one here."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self.storages:
-            # Always on the CPU: fake CUDA tensors abort a CPU build as soon as autograd is involved.
             self.storages[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu")
         numbers = self.storages[storage._cdata].view(tensor.dtype)
-        fake = numbers.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-        return fake.requires_grad_(tensor.requires_grad and tensor.is_leaf)
+        return numbers.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def of_input(self, tensor: Tensor) -> Tensor:
+        """Alone: a batch may be a view of a whole corpus."""
+        if isinstance(tensor, FakeTensor) and tensor.fake_mode is self.mode:
+            return tensor
+        if id(tensor) not in self.inputs:
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+            self.inputs[id(tensor)] = fake.requires_grad_(tensor.requires_grad and tensor.is_leaf)
+        return self.inputs[id(tensor)]
 
 
 def _fake_twin(module: nn.Module, fakes: _Fakes) -> nn.Module:
     """A copy of `module` whose parameters and buffers are fake; tied ones stay tied."""
     try:
-        memo: dict[int, Any] = {}
-        for tensor in module.buffers():
-            memo[id(tensor)] = fakes.of(tensor)
+        memo: dict[int, Any] = {id(buffer): fakes.of_parameter(buffer) for buffer in module.buffers()}
         for parameter in module.parameters():
-            memo[id(parameter)] = nn.Parameter(fakes.of(parameter).detach(), requires_grad=parameter.requires_grad)
+            memo[id(parameter)] = nn.Parameter(fakes.of_parameter(parameter), requires_grad=parameter.requires_grad)
         return copy.deepcopy(module, memo)
     except (RuntimeError, TypeError, ValueError) as error:
         raise NapkinError(
@@ -123,7 +133,7 @@ def _plain_step(
         if isinstance(batch, dict):
             output = module(**batch)
         else:
-            output = module(*batch) if isinstance(batch, tuple) else module(batch)
+            output = module(*batch) if isinstance(batch, (tuple, list)) else module(batch)
         _scalar(output).backward()
         if update is not None:
             update.step()
@@ -151,5 +161,5 @@ def _tensors_in(output: Any) -> Iterator[Tensor]:
     elif isinstance(output, (list, tuple)):
         for item in output:
             yield from _tensors_in(item)
-    elif hasattr(output, "__dict__"):
+    elif is_dataclass(output):
         yield from _tensors_in(vars(output))

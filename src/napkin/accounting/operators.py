@@ -7,6 +7,7 @@ neither table are reported as unknown, never counted as zero.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -154,9 +155,11 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     aten._scaled_dot_product_cudnn_attention_backward: _attention_backward,
 }
 
+# Namespaces of operators that move numbers between devices.
+_COLLECTIVES = {"c10d", "_c10d_functional"}
+
 # Operators without a contraction that carry neither the tag `pointwise` nor an alias in their schema; a trailing
 # underscore, the mark of an in-place form, is left out.
-_MOVING = {"c10d", "_c10d_functional"}  # collectives
 _OTHERS = frozenset(
     """
     _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _amp_foreach_non_finite_check_and_unscale _amp_update_scale
@@ -190,10 +193,11 @@ _OTHERS = frozenset(
 )
 
 
+@cache
 def _is_no_contraction(operator: torch._ops.OpOverload) -> bool:
     # The names are aten's: elsewhere they may mean anything.
     if operator.namespace != "aten":
-        return operator.namespace in _MOVING
+        return operator.namespace in _COLLECTIVES
     name = operator.overloadpacket.__name__
     return (
         torch.Tag.pointwise in operator.tags

@@ -1,17 +1,11 @@
-"""Watches a training step, operator by operator, and writes its ledger; on fake tensors or on real ones.
-
-Memory is followed by storage, not by tensor: views share a storage and count once, and a storage is alive until
-its last reference is gone, wherever it is held (a variable, the autograd graph, autocast's cache). A storage keeps
-its Python object for as long as it lives, so that a weak reference to it reports its end exactly.
-"""
+"""Watches a training step, operator by operator, and writes its ledger; on fake tensors or on real ones."""
 
 import sys
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +15,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from napkin.accounting.ledger import Category, Ledger, Phase, Row
+from napkin.accounting.ledger import Ledger, Phase, Row
+from napkin.accounting.memory import Memory
 from napkin.accounting.operators import UnknownOperator, work_of
 from napkin.accounting.scratch import scratch_bytes
 
@@ -53,28 +48,8 @@ def record(module: nn.Module, step: Callable[[], Any], *, warm_up: int = 0) -> L
         return recorder.ledger()
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A row before it is known what outlives the forward pass."""
-
-    fields: dict[str, Any]
-    sums_gradients: bool
-    """Whether this is autograd adding two gradients that meet. It adds into the first if nobody else holds it (a view
-    holds its base); except under a watch like this one, where it makes a third and then lets the first go."""
-    allocated: list[int] = field(default_factory=list)
-    kept: int = 0
-
-
-@dataclass(slots=True)
-class _Storage:
-    """What is known of one storage."""
-
-    bytes: int
-    category: Category
-    draft: _Draft | None
-    phase: Phase | None
-
-
+# Every operator of a step passes here: checks of types, which are on while tests run, would take half of their time.
+@no_type_check
 class _Recorder(TorchDispatchMode):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -82,17 +57,12 @@ class _Recorder(TorchDispatchMode):
         self.paths = {id(child): name for name, child in module.named_modules()}
         self.stack: list[str] = []
         self.path_of_node: dict[int, str] = {}
-        self.storages: list[_Storage] = []
-        self.alive: dict[int, int] = {}  # address of the storage -> its number
-        self.references: dict[int, weakref.ref] = {}
-        self.in_optimizer = self.seen_backward = False
+        self.recording = self.in_optimizer = self.seen_backward = False
         self.previous_phase: Phase = "forward"
-        self.recording = False
-        self.drafts: list[_Draft] = []
-        self.events: list[tuple[int, int, int]] = []  # (row, storage, bytes gained or lost)
-        self.reusing: set[int] = set()  # events that unwatched would follow the next one
-        self.unknown: dict[str, int] = {}
-        self.claim((*self.parameters, *module.buffers()))
+        self.rows: list[dict[str, Any]] = []  # fields of each but for what memory knows
+        self.unknown: Counter[str] = Counter()
+        self.memory = Memory()
+        self.memory.claim((*self.parameters, *module.buffers()), "parameters")
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -110,98 +80,52 @@ class _Recorder(TorchDispatchMode):
                 hook.remove()
 
     def begin(self) -> None:
-        """Forget the rows so far; what is alive stays, and is what the step starts from."""
-        self.drafts, self.events, self.reusing, self.unknown = [], [], set(), {}
+        """The step begins: what came before was warm-up."""
         self._claim_gradients()
-        self.recording, self.seen_backward, self.previous_phase = True, False, "forward"
-        for number in self.alive.values():
-            self.storages[number].draft = None
-        self.start_bytes = sum(self.storages[number].bytes for number in self.alive.values())
-        self.start_alive = set(self.alive.values())
+        self.memory.begin()
+        self.recording = True
 
     def ledger(self) -> Ledger:
         self._claim_gradients()
-        rows = tuple(
-            Row(**draft.fields, bytes_allocated=sum(draft.allocated), bytes_kept=draft.kept) for draft in self.drafts
-        )
-        peak, timeline, alive = self._replay(self._unwatched())
+        allocated, kept = self.memory.allocated, self.memory.kept()
+        peak, watched = self.memory.peak(watched=False), self.memory.peak(watched=True)
         return Ledger(
-            rows=rows,
+            rows=tuple(
+                Row(**fields, bytes_allocated=allocated[row], bytes_kept=kept[row])
+                for row, fields in enumerate(self.rows)
+            ),
             parameters=sum(parameter.numel() for parameter in self.parameters),
-            peak_bytes=peak,
-            resident_bytes=self.start_bytes,
-            peak_by_category=self._by_category(alive),
-            timeline=timeline,
+            peak_bytes=peak.bytes,
+            resident_bytes=self.memory.start_bytes(),
+            peak_by_category=peak.by_category,
+            timeline=peak.timeline,
             unknown_operators=dict(self.unknown),
-            watch_bytes=self._replay(self.events)[0] - peak,
+            watch_bytes=watched.bytes - peak.bytes,
         )
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if operator.namespace in ("prim", "profiler"):
             return operator(*args, **kwargs)
+        if not self.recording:
+            result = _call(operator, args, kwargs)
+            self.memory.claim(_tensors(result), "temporaries")
+            return result
         phase = self._phase()
         if phase != self.previous_phase:
             self._turn(phase)
-        inputs = list(_tensors((args, kwargs)))
-        self.claim(inputs, "inputs")
-        try:
-            result = operator(*args, **kwargs)
-        except DataDependentOutputException:
-            # GradScaler asks whether a gradient overflowed, which fake tensors cannot say. In the usual step none does.
-            if not _runs_in("torch.amp.grad_scaler"):
-                raise
-            result = 0.0
-        outputs = list(_tensors(result))
-        sums_gradients = phase == "backward" and operator is aten.add.Tensor and not inputs[0]._is_view()
-        draft = _Draft(self._describe(operator, args, kwargs, inputs, result, outputs, phase), sums_gradients)
-        self.drafts.append(draft)
-        self.claim(outputs, "temporaries", draft, phase)
+        inputs = _tensors((args, kwargs))
+        self.memory.claim(inputs, "inputs")
+        result = _call(operator, args, kwargs)
+        outputs = _tensors(result)
+        self.memory.row = len(self.rows)
+        # A view is held by its base too, and never added into.
+        self.memory.sums_gradients = phase == "backward" and operator is aten.add.Tensor and not inputs[0]._is_view()
+        self.rows.append(self._describe(operator, args, kwargs, inputs, result, outputs, phase))
+        self.memory.claim(outputs, "temporaries", made=True)
         if inputs and inputs[0].device.type == "cpu":
-            self._take_and_give_back(scratch_bytes(operator, args, kwargs, inputs))
+            self.memory.take_and_give_back(scratch_bytes(operator, args, kwargs, inputs))
         return result
-
-    def claim(
-        self,
-        tensors: Iterable[Tensor],
-        category: Category = "parameters",
-        draft: _Draft | None = None,
-        phase: Phase | None = None,
-    ) -> None:
-        """Follow the storages of `tensors` that are not followed yet."""
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            address = storage._cdata
-            if address in self.alive:
-                continue
-            number = len(self.storages)
-            size = storage.nbytes()
-            self.storages.append(_Storage(size, category, draft, phase))
-            self.alive[address] = number
-            self.references[number] = weakref.ref(storage, lambda _, a=address, n=number: self._freed(a, n))
-            if self.recording:
-                if draft is None:
-                    # Made outside of any operator seen here: it was there before the step.
-                    self.start_bytes += size
-                    self.start_alive.add(number)
-                else:
-                    draft.allocated.append(size)
-                    self.events.append((len(self.drafts) - 1, number, size))
-
-    def _take_and_give_back(self, size: int) -> None:
-        if self.recording and size:
-            number, row = len(self.storages), len(self.drafts) - 1
-            self.storages.append(_Storage(size, "temporaries", None, None))
-            self.events += [(row, number, size), (row, number, -size)]
-
-    def _freed(self, address: int, number: int) -> None:
-        del self.alive[address], self.references[number]
-        if not self.recording:
-            return
-        row, size = len(self.drafts) - 1, self.storages[number].bytes
-        if self.drafts and self.drafts[-1].sums_gradients and self.events and self.events[-1][::2] == (row, size):
-            self.reusing.add(len(self.events) - 1)
-        self.events.append((row, number, -size))
 
     def _phase(self) -> Phase:
         if torch._C._current_graph_task_id() != -1:
@@ -215,7 +139,7 @@ class _Recorder(TorchDispatchMode):
     def _turn(self, phase: Phase) -> None:
         was_backward, is_backward = (name in ("backward", "recompute") for name in (self.previous_phase, phase))
         if is_backward and not was_backward:
-            self._mark_kept()
+            self.memory.keep({row for row, fields in enumerate(self.rows) if fields["phase"] == "forward"})
         elif was_backward and not is_backward:
             self._claim_gradients()
         self.seen_backward |= is_backward
@@ -233,26 +157,11 @@ class _Recorder(TorchDispatchMode):
 
     def _leave_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.in_optimizer = False
-        self._reclaim(_tensors(list(optimizer.state.values())), "optimizer state")
-
-    def _mark_kept(self) -> None:
-        """The backward pass begins: what the forward pass made and is still alive was kept for it."""
-        for number in self.alive.values():
-            storage = self.storages[number]
-            if storage.phase == "forward" and storage.draft is not None and storage.category == "temporaries":
-                storage.category = "activations"
-                storage.draft.kept += storage.bytes
+        self.memory.reclaim(_tensors(list(optimizer.state.values())), "optimizer state")
 
     def _claim_gradients(self) -> None:
         gradients = (parameter.grad for parameter in self.parameters)
-        self._reclaim((gradient for gradient in gradients if gradient is not None), "gradients")
-
-    def _reclaim(self, tensors: Iterable[Tensor], category: Category) -> None:
-        """Say what storages turned out to be."""
-        for tensor in tensors:
-            number = self.alive.get(tensor.untyped_storage()._cdata)
-            if number is not None:
-                self.storages[number].category = category
+        self.memory.reclaim((gradient for gradient in gradients if gradient is not None), "gradients")
 
     def _module_path(self, phase: Phase) -> str:
         """The forward pass notes which module made which autograd node; the backward pass looks it up.
@@ -275,9 +184,9 @@ class _Recorder(TorchDispatchMode):
             work = work_of(operator, args, kwargs, result)
         except UnknownOperator as unknown:
             work = None
-            self.unknown[str(unknown)] = self.unknown.get(str(unknown), 0) + 1
+            self.unknown[str(unknown)] += 1
         moves = not _is_view_call(inputs, outputs)
-        mutated = sum(_bytes(tensor) for tensor in _mutated(operator, args, kwargs)) if not outputs else 0
+        mutated = sum(tensor.nbytes for tensor in _mutated(operator, args, kwargs)) if not outputs else 0
         sample = (inputs if work else outputs or inputs)[:1]
         return {
             "module": self._module_path(phase),
@@ -288,37 +197,19 @@ class _Recorder(TorchDispatchMode):
             "causal_flops": work.causal_flops if work else 0,
             "recomputed_flops": work.recomputed_flops if work else 0,
             "contraction": work.contraction if work else None,
-            "bytes_read": sum(map(_bytes, inputs)) if moves else 0,
-            "bytes_written": (sum(map(_bytes, outputs)) if moves else 0) + mutated,
+            "bytes_read": sum(tensor.nbytes for tensor in inputs) if moves else 0,
+            "bytes_written": (sum(tensor.nbytes for tensor in outputs) if moves else 0) + mutated,
         }
 
-    def _replay(self, events: list[tuple[int, int, int]]) -> tuple[int, tuple[tuple[int, int], ...], set[int]]:
-        """Follow the events once to find the peak, once more up to it to see what was alive there."""
-        bytes_alive = peak = self.start_bytes
-        peak_event = 0
-        timeline: dict[int, int] = {}
-        for event, (row, _, change) in enumerate(events, start=1):
-            bytes_alive += change
-            timeline[row] = max(timeline.get(row, 0), bytes_alive)
-            if bytes_alive > peak:
-                peak, peak_event = bytes_alive, event
-        alive = set(self.start_alive)
-        for _, number, change in events[:peak_event]:
-            (alive.add if change >= 0 else alive.discard)(number)
-        return peak, tuple(timeline.items()), alive
 
-    def _unwatched(self) -> list[tuple[int, int, int]]:
-        """The events as they come without the watch."""
-        events = list(self.events)
-        for first in self.reusing:
-            events[first : first + 2] = reversed(events[first : first + 2])
-        return events
-
-    def _by_category(self, alive: set[int]) -> dict[Category, int]:
-        sums: dict[Category, int] = {}
-        for storage in (self.storages[number] for number in alive):
-            sums[storage.category] = sums.get(storage.category, 0) + storage.bytes
-        return sums
+def _call(operator: Any, args: tuple, kwargs: dict) -> Any:
+    try:
+        return operator(*args, **kwargs)
+    except DataDependentOutputException:
+        # GradScaler asks whether a gradient overflowed, which fake tensors cannot say. In the usual step none does.
+        if not _runs_in("torch.amp.grad_scaler"):
+            raise
+        return 0.0
 
 
 def _runs_in(module_name: str) -> bool:
@@ -329,19 +220,19 @@ def _runs_in(module_name: str) -> bool:
     return frame is not None
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+def _tensors(value: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists and dicts, in order."""
+    found: list[Tensor] = []
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, (tuple, list)):
+            pending.extend(reversed(item))
+        elif isinstance(item, dict):
+            pending.extend(reversed(item.values()))
+    return found
 
 
 def _is_view_call(inputs: list[Tensor], outputs: list[Tensor]) -> bool:

@@ -6,6 +6,7 @@ errors given here are those found by it.
 
 from typing import Literal
 
+
 def parameters_rule(*, vocab_size: int, d_model: int, n_layers: int, tied: bool) -> int:
     """Parameters of a Transformer: 12·L·d² for the blocks and V·d for each embedding table.
 

@@ -11,7 +11,6 @@ import platform
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -126,15 +125,6 @@ def set_aside(path: Path) -> Path:
     path.rename(aside)
     sync_folder(path.parent)
     return aside
-
-
-def checkpoints_newest_first(folder: Path) -> Iterator[Checkpoint | CorruptFile]:
-    """Every checkpoint, verified bit by bit; in place of one that is damaged, the error that says how."""
-    for path in checkpoint_paths(folder):
-        try:
-            yield read_checkpoint(path)
-        except CorruptFile as error:
-            yield error
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:

@@ -1,0 +1,154 @@
+"""Follows which storages are alive while a step runs, and replays it to find the peak.
+
+Memory is followed by storage, not by tensor: views share a storage and count once, and a storage is alive until its
+last reference is gone, wherever it is held (a variable, the autograd graph, autocast's cache). A storage keeps its
+Python object for as long as it lives, so that a weak reference to it reports its end exactly.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import no_type_check
+
+from torch import Tensor
+
+from napkin.accounting.ledger import Category
+
+Event = tuple[int, int, int]
+"""(row, storage, bytes gained or lost)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most that was alive at one time."""
+
+    bytes: int
+    by_category: dict[Category, int]
+    timeline: tuple[tuple[int, int], ...]
+    """(row, most bytes alive while it ran) for each row that changed the number of bytes alive."""
+
+
+@dataclass(slots=True)
+class _Storage:
+    bytes: int
+    category: Category
+    row: int | None
+    """The row that made it; None for those that were there before."""
+    kept: bool = False
+
+
+# Every operator of a step passes here: checks of types, which are on while tests run, would take half of their time.
+@no_type_check
+class Memory:
+    """The storages of a step, by number, and the events that they are born and freed in."""
+
+    def __init__(self) -> None:
+        self.storages: list[_Storage] = []
+        self.alive: dict[int, int] = {}  # address of the storage -> its number
+        self.references: dict[int, weakref.ref] = {}
+        self.begin()
+        self.recording = False
+
+    def begin(self) -> None:
+        """Forget the events so far; what is alive stays, and is what the step starts from."""
+        self.recording = True
+        self.row = 0
+        """The row of the ledger that runs, or ran last."""
+        self.sums_gradients = False
+        """Whether in this row autograd adds two gradients that meet."""
+        self.events: list[Event] = []
+        self.reusing: set[int] = set()  # events that unwatched would follow the next one
+        self.allocated: Counter[int] = Counter()  # bytes by row
+        for number in self.alive.values():
+            self.storages[number].row = None
+        self.start_alive = set(self.alive.values())
+
+    def claim(self, tensors: Iterable[Tensor], category: Category, *, made: bool = False) -> None:
+        """Follow the storages of `tensors` that are not followed yet, made by this row or there before the step."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            address = storage._cdata
+            if address in self.alive:
+                continue
+            number = self._new(storage.nbytes(), category, made=made)
+            self.alive[address] = number
+            self.references[number] = weakref.ref(storage, lambda _, a=address, n=number: self._freed(a, n))
+
+    def take_and_give_back(self, size: int) -> None:
+        """Scratch of this row: memory that its operator takes and gives back."""
+        if size:
+            self.events.append((self.row, self._new(size, "temporaries", made=True), -size))
+
+    def reclaim(self, tensors: Iterable[Tensor], category: Category) -> None:
+        """Say what storages turned out to be."""
+        for tensor in tensors:
+            number = self.alive.get(tensor.untyped_storage()._cdata)
+            if number is not None:
+                self.storages[number].category = category
+
+    def keep(self, rows: set[int]) -> None:
+        """What `rows` made and is still alive was kept for the backward pass."""
+        for number in self.alive.values():
+            storage = self.storages[number]
+            if storage.row in rows and storage.category == "temporaries":
+                storage.category, storage.kept = "activations", True
+
+    def kept(self) -> Counter[int]:
+        """Bytes kept for the backward pass, by row."""
+        sums: Counter[int] = Counter()
+        for storage in self.storages:
+            sums[storage.row] += storage.bytes * storage.kept
+        return sums
+
+    def start_bytes(self) -> int:
+        """Bytes alive before the step."""
+        return sum(self.storages[number].bytes for number in self.start_alive)
+
+    def peak(self, *, watched: bool) -> Peak:
+        """Follow the events once to find the peak, once more up to it to see what was alive there."""
+        events = self.events if watched else self._unwatched()
+        bytes_alive = peak = self.start_bytes()
+        peak_event = 0
+        timeline: dict[int, int] = {}
+        for event, (row, _, change) in enumerate(events, start=1):
+            bytes_alive += change
+            timeline[row] = max(timeline.get(row, 0), bytes_alive)
+            if bytes_alive > peak:
+                peak, peak_event = bytes_alive, event
+        alive = set(self.start_alive)
+        for _, number, change in events[:peak_event]:
+            (alive.add if change >= 0 else alive.discard)(number)
+        by_category: Counter[Category] = Counter()
+        for number in alive:
+            by_category[self.storages[number].category] += self.storages[number].bytes
+        return Peak(peak, dict(by_category), tuple(timeline.items()))
+
+    def _unwatched(self) -> list[Event]:
+        events = list(self.events)
+        for first in self.reusing:
+            events[first : first + 2] = reversed(events[first : first + 2])
+        return events
+
+    def _new(self, size: int, category: Category, *, made: bool) -> int:
+        number = len(self.storages)
+        self.storages.append(_Storage(size, category, self.row if made else None))
+        if not self.recording:
+            return number
+        if made:
+            self.allocated[self.row] += size
+            self.events.append((self.row, number, size))
+        else:
+            self.start_alive.add(number)
+        return number
+
+    def _freed(self, address: int, number: int) -> None:
+        del self.alive[address], self.references[number]
+        if not self.recording:
+            return
+        size = self.storages[number].bytes
+        # Where two gradients meet, autograd adds into the first if nobody else holds it; except under a watch like this
+        # one, where it makes a third and then lets the first go.
+        if self.sums_gradients and self.events and self.events[-1][::2] == (self.row, size):
+            self.reusing.add(len(self.events) - 1)
+        self.events.append((self.row, number, -size))
