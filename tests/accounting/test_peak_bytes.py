@@ -155,3 +155,24 @@ def _model(c: Configuration) -> nn.Module:
         tie_embeddings=c.tied,
     )
     return LossOf(Transformer(config))
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("model", [GPT2, Llama])
+def test_peak_bytes_of_a_whole_124m_model_are_the_allocators(model: Callable[[], nn.Module]):
+    tokens = torch.zeros(1, 1024, dtype=torch.int64)
+    batch = (tokens, tokens.clone())
+    module = model()
+    optimizer = torch.optim.AdamW(module.parameters(), fused=True)
+
+    def step() -> None:
+        module(*batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    moments = [value for state in optimizer.state.values() for value in state.values()]
+    resident = storage_bytes([*module.parameters(), *module.buffers(), *moments, *batch])
+    counted = count(module, batch, optimizer=lambda parameters: torch.optim.AdamW(parameters, fused=True))
+    assert counted.resident_bytes == resident
+    assert counted.peak_bytes == pytest.approx(resident + growth_at_peak(step)[0], rel=1e-6)

@@ -98,7 +98,8 @@ class Memory:
         """Bytes kept for the backward pass, by row."""
         sums: Counter[int] = Counter()
         for storage in self.storages:
-            sums[storage.row] += storage.bytes * storage.kept
+            if storage.kept and storage.row is not None:
+                sums[storage.row] += storage.bytes
         return sums
 
     def start_bytes(self) -> int:

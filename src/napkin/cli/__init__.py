@@ -26,11 +26,19 @@ COMMANDS = {
     "calibrate": "measure this machine's matrix products, memory and operator overhead",
 }
 
+# GNU's OpenMP lets threads spin for long while they wait for one another. Beside any other busy program that makes a
+# step many times slower; sleeping sooner costs little where the machine is one's own (benchmarks/waiting_threads.py).
+WAITING = {"GOMP_SPINCOUNT": "1000"}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 done, 2 a wrong input, 128 + n stopped by signal n."""
     arguments = sys.argv[1:] if arguments is None else arguments
     command = arguments[0] if arguments else "--help"
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # Read once, when torch is loaded: here that is still to come.
+        for name, value in WAITING.items():
+            os.environ.setdefault(name, value)
     for stream in (sys.stdout, sys.stderr):
         # A "·" that the terminal's encoding lacks is no reason to fail.
         if isinstance(stream, io.TextIOWrapper):

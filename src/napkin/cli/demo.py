@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     folder = _free(Path(parse(DemoOptions, "demo", arguments).folder))
     folder.mkdir(parents=True)
     recipe, run = folder / "recipe.toml", folder / "run"
-    atomic_write_text(recipe, _recipe(folder))
+    atomic_write_text(recipe, format_recipe(demo_recipe(str(folder))))
     stages = [
         ("tokenizer", ["tokenizer", "train", STANDARD_LIBRARY, "--out", f"{folder}/tokenizer.json"]),
         (
@@ -56,25 +56,24 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def demo_recipe(folder: str) -> Recipe:
+    """The demo's recipe: 800 steps that take about two and a half minutes on two cores with native bf16."""
+    return Recipe(
+        data=DataConfig(
+            train=f"{folder}/train.tokens",
+            validation=f"{folder}/validation.tokens",
+            tokenizer=f"{folder}/tokenizer.json",
+        ),
+        model=ModelConfig(context_length=256, d_model=192, n_layers=4, n_heads=3),
+        optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=50),
+        training=TrainingConfig(steps=800, batch_size=8, checkpoint_every=200, evaluate_every=100),
+    )
+
+
 def _run(command: list[str]) -> int:
     from napkin.cli import main as napkin
 
     return napkin(command)
-
-
-def _recipe(folder: Path) -> str:
-    return format_recipe(
-        Recipe(
-            data=DataConfig(
-                train=f"{folder}/train.tokens",
-                validation=f"{folder}/validation.tokens",
-                tokenizer=f"{folder}/tokenizer.json",
-            ),
-            model=ModelConfig(context_length=256, d_model=192, n_layers=4, n_heads=3),
-            optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=50),
-            training=TrainingConfig(steps=800, batch_size=8, checkpoint_every=200, evaluate_every=100),
-        )
-    )
 
 
 def _free(folder: Path) -> Path:
