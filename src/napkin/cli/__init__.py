@@ -26,9 +26,9 @@ COMMANDS = {
     "calibrate": "measure this machine's matrix products, memory and operator overhead",
 }
 
-# GNU's OpenMP lets threads spin for long while they wait for one another. Beside any other busy program that makes a
-# step many times slower; sleeping sooner costs little where the machine is one's own (benchmarks/waiting_threads.py).
-WAITING = {"GOMP_SPINCOUNT": "1000"}
+# GNU's OpenMP lets threads spin for long while they wait for one another. Beside another busy program they hold the
+# core that they wait for; sleeping sooner costs nothing where the machine is one's own (benchmarks/waiting_threads.py).
+WAITING = {"GOMP_SPINCOUNT": "5000"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
