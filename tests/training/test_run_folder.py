@@ -4,6 +4,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -122,22 +123,24 @@ def test_rewinding_makes_the_file_and_leaves_one_alone_that_needs_nothing(run: R
     assert (file.path.stat().st_ino, file.path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-@pytest.fixture
-def small_files() -> Iterator[int]:
-    """No file of this process may grow beyond so many bytes."""
+@contextmanager
+def files_of_at_most(limit: int) -> Iterator[None]:
+    """No file of this process may grow beyond so many bytes: for moments only, its output may be a file too."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (400, before[1]))
-    yield 400
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_is_a_clear_line_and_its_broken_line_is_dropped(run: RunFolder, small_files: int) -> None:
+def test_a_full_disk_is_a_clear_line_and_its_broken_line_is_dropped(run: RunFolder) -> None:
     file = MetricsFile(run)
     file.append(metrics(1))
     file.append(metrics(2))
-    with pytest.raises(NapkinError, match="after step 3: make room"):
+    with pytest.raises(NapkinError, match="after step 3: make room"), files_of_at_most(400):
         file.append(metrics(3))
-    assert file.path.stat().st_size == small_files
+    assert file.path.stat().st_size == 400
     file.rewind(9)
     assert list(read_metrics(file.path)) == [metrics(1), metrics(2)]
 

@@ -5,6 +5,7 @@ and tests read their figures from it, so that no second formula for the same thi
 """
 
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -40,6 +41,8 @@ class Row:
     """Bytes of the storages that the call created."""
     bytes_kept: int
     """Those of them that the forward pass leaves alive for the backward pass."""
+    call: Hashable = field(default=None, repr=False)
+    """What the operator was called with, as `rehearse` repeats it; None where it cannot be repeated."""
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class Plan:
                 "seconds",
                 rule_seconds,
                 self.price.seconds,
-                note=f"rule: MFU {RULE_MFU}; count: each operator at measured rates, "
+                note=f"rule: MFU {RULE_MFU}; count: each operator alone, on this machine; "
                 f"{self.price.byte_bound_share:.0%} of the time bound by bytes",
             ),
             WitnessRow(

@@ -5,7 +5,7 @@ its bytes at the measured bandwidth, and a fixed time to launch (Williams et al.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from napkin.accounting.ledger import Ledger, Row
@@ -28,20 +28,34 @@ class Price:
     """Share of the seconds in operators that wait for memory, not for arithmetic."""
 
 
-def price(ledger: Ledger, calibration: Calibration) -> Price:
-    """Predict the seconds of a step on the calibrated machine."""
+def price(ledger: Ledger, calibration: Calibration, rehearsed: Mapping[Hashable, float] | None = None) -> Price:
+    """Predict the seconds of a step on the calibrated machine.
+
+    A call that was rehearsed there takes what it took (`rehearse`), every other one what its roofline says.
+    """
     by_operator: defaultdict[str, float] = defaultdict(float)
     by_module: defaultdict[str, float] = defaultdict(float)
     total = byte_bound = 0.0
     for row in ledger.rows:
-        arithmetic, traffic = _seconds_of_flops(row, calibration), _seconds_of_bytes(row, calibration)
-        fresh = row.bytes_allocated * calibration.seconds_per_fresh_byte if row.bytes_allocated >= FRESH_BYTES else 0.0
-        seconds = max(arithmetic, traffic) + fresh + calibration.seconds_per_operator
+        seconds = (rehearsed or {}).get(row.call)
+        if seconds is None:
+            seconds = roofline_seconds(row, calibration)
         total += seconds
-        byte_bound += seconds if traffic > arithmetic else 0.0
+        byte_bound += seconds if _is_byte_bound(row, calibration) else 0.0
         by_operator[row.operator] += seconds
         by_module[row.module] += seconds
     return Price(total, _largest_first(by_operator), _largest_first(by_module), byte_bound / total)
+
+
+def roofline_seconds(row: Row, calibration: Calibration) -> float:
+    """Seconds of one call: FLOPs or bytes, whichever takes longer; memory taken from the system; the launch."""
+    fresh = row.bytes_allocated * calibration.seconds_per_fresh_byte if row.bytes_allocated >= FRESH_BYTES else 0.0
+    bound = max(_seconds_of_flops(row, calibration), _seconds_of_bytes(row, calibration))
+    return bound + fresh + calibration.seconds_per_operator
+
+
+def _is_byte_bound(row: Row, calibration: Calibration) -> bool:
+    return _seconds_of_bytes(row, calibration) > _seconds_of_flops(row, calibration)
 
 
 def _largest_first(seconds: Mapping[str, float]) -> dict[str, float]:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from napkin.accounting.ledger import Ledger, Phase, Row
 from napkin.accounting.memory import Memory
 from napkin.accounting.operators import UnknownOperator, work_of
+from napkin.accounting.rehearse import call_of
 from napkin.accounting.scratch import scratch_bytes
 
 aten = torch.ops.aten
@@ -199,6 +200,7 @@ class _Recorder(TorchDispatchMode):
             "contraction": work.contraction if work else None,
             "bytes_read": sum(tensor.nbytes for tensor in inputs) if moves else 0,
             "bytes_written": (sum(tensor.nbytes for tensor in outputs) if moves else 0) + mutated,
+            "call": call_of(operator, args, kwargs),
         }
 
 

@@ -10,7 +10,8 @@ import torch
 
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.plan import Plan
-from napkin.accounting.price import price
+from napkin.accounting.price import Price, price, roofline_seconds
+from napkin.accounting.rehearse import rehearse
 from napkin.accounting.rules import parameters_rule
 from napkin.data.batches import Batches
 from napkin.data.token_file import TokenFile
@@ -101,7 +102,16 @@ def make_plan(recipe: Recipe, precision: Precision, host: Host, progress: Progre
     refuse_far_too_much(recipe, precision, device_name(precision, host), free_bytes(precision, host))
     ledger = count_step(recipe, precision)
     progress("measuring this machine, once")
-    return _plan(recipe, precision, ledger, calibration_of_this_machine(precision.device_type), host)
+    calibration = calibration_of_this_machine(precision.device_type)
+    progress("rehearsing the operators")
+    rehearsed = rehearse(
+        ledger,
+        lambda row: roofline_seconds(row, calibration),
+        device_type=precision.device_type,
+        # An operator's tensors in the rehearsal, in a fraction of what the step may take in all.
+        max_bytes=free_bytes(precision, host) // 4,
+    )
+    return _plan(recipe, precision, ledger, price(ledger, calibration, rehearsed), calibration, host)
 
 
 def device_name(precision: Precision, host: Host) -> str:
@@ -141,11 +151,13 @@ def _batches(recipe: Recipe, train_tokens: TokenFile) -> Batches:
     )
 
 
-def _plan(recipe: Recipe, precision: Precision, ledger: Ledger, calibration: Calibration, host: Host) -> Plan:
+def _plan(
+    recipe: Recipe, precision: Precision, ledger: Ledger, priced: Price, calibration: Calibration, host: Host
+) -> Plan:
     model = recipe.model
     return Plan(
         ledger=ledger,
-        price=price(ledger, calibration),
+        price=priced,
         rule_parameters=parameters_rule(
             vocab_size=model.vocab_size, d_model=model.d_model, n_layers=model.n_layers, tied=model.tie_embeddings
         ),

@@ -1,0 +1,111 @@
+"""Rehearse a step's operators: each distinct call is run alone, on this machine, on tensors of its shapes.
+
+A roofline knows matrix products and bytes; it does not know that an exponential, a change of format or a broken stride
+costs many times a copy. Where the machine that will train is at hand, asking it is simpler and nearer.
+"""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from napkin.accounting.ledger import Ledger, Row
+
+REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What an operator was called with, its tensors by form alone: equal calls take equal time."""
+
+    operator: Any
+    arguments: Hashable
+    keywords: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def call_of(operator: Any, args: tuple, kwargs: dict) -> Call | None:
+    """The call as it can be repeated; None where it holds what is no plain value, a random generator say."""
+    try:
+        call = Call(operator, _freeze(args), _freeze(tuple(kwargs.items())))
+        hash(call)
+    except TypeError:
+        return None
+    return call
+
+
+def rehearse(
+    ledger: Ledger,
+    expected: Callable[[Row], float],
+    *,
+    device_type: str = "cpu",
+    max_bytes: int = 2**62,
+    max_seconds: float = 20.0,
+) -> Mapping[Hashable, float]:
+    """Seconds of each distinct call of a ledger, the median of three runs after a warm-up.
+
+    The calls that are `expected` to take longest in all come first; after `max_seconds` the rest is left out, as are
+    calls whose tensors exceed `max_bytes`. The global random state is left as it was.
+    """
+    weights: Counter[Hashable] = Counter()
+    sizes: dict[Hashable, int] = {}
+    for row in ledger.rows:
+        if row.call is not None and row.bytes_read + row.bytes_written:
+            weights[row.call] += int(1e9 * expected(row))
+            sizes[row.call] = row.bytes_read + row.bytes_written
+    generator = torch.Generator().manual_seed(0)
+    seconds: dict[Hashable, float] = {}
+    begin = time.perf_counter()
+    with torch.no_grad(), torch.random.fork_rng(devices=[0] if device_type == "cuda" else []):
+        for call, _ in weights.most_common():
+            if time.perf_counter() - begin > max_seconds:
+                break
+            if sizes[call] <= max_bytes and isinstance(call, Call):
+                seconds[call] = _time(call, generator, device_type)
+    return seconds
+
+
+def _time(call: Call, generator: torch.Generator, device_type: str) -> float:
+    args = _thaw(call.arguments, generator, device_type)
+    kwargs = dict(_thaw(call.keywords, generator, device_type))
+    taken: list[float] = []
+    for _ in range(REPEATS + 1):
+        begin = time.perf_counter()
+        call.operator(*args, **kwargs)
+        if device_type == "cuda":
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken[1:])
+
+
+def _freeze(value: Any) -> Hashable:
+    if isinstance(value, Tensor):
+        return _Form(tuple(value.shape), tuple(value.stride()), value.dtype)
+    if isinstance(value, torch.Generator):
+        raise TypeError("a generator is not a value: to repeat the call would draw from it")
+    return tuple(map(_freeze, value)) if isinstance(value, (tuple, list)) else value
+
+
+def _thaw(value: Any, generator: torch.Generator, device_type: str) -> Any:
+    if isinstance(value, _Form):
+        return _make(value, generator).to(device_type)
+    return [_thaw(item, generator, device_type) for item in value] if isinstance(value, tuple) else value
+
+
+def _make(form: _Form, generator: torch.Generator) -> Tensor:
+    reach = sum((size - 1) * stride for size, stride in zip(form.shape, form.strides, strict=True))
+    storage = torch.empty(max(reach + 1, 0), dtype=form.dtype)
+    # Numbers around one stay ordinary under whatever is done to them; zero is an index that every table has.
+    filled = storage.uniform_(0.5, 1.5, generator=generator) if form.dtype.is_floating_point else storage.zero_()
+    return filled.as_strided(form.shape, form.strides)
