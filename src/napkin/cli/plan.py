@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from napkin.cli import budget
 from napkin.cli.options import Switch
 from napkin.cli.recipes import RecipeOptions, parse_with_recipe
 from napkin.cli.terminal import print_json, progress_line
@@ -10,7 +11,8 @@ from napkin.cli.terminal import print_json, progress_line
 @dataclass(frozen=True)
 class PlanOptions(RecipeOptions):
     """Say what a run will take, before it starts and without allocating anything of it. No text is needed: without a
-    tokenizer, --model.vocab-size says how many tokens it would have."""
+    tokenizer, --model.vocab-size says how many tokens it would have. By rule alone, for any size and any accelerator:
+    napkin plan --params 70B --tokens 15T --on 1024xH100."""
 
     json: Switch = False
     """Print the plan for programs."""
@@ -18,6 +20,9 @@ class PlanOptions(RecipeOptions):
 
 def main(arguments: list[str]) -> None:
     """Print rule and count side by side, and whether the run fits; status 2 where it does not."""
+    if any(argument.split("=")[0] == "--params" for argument in arguments):
+        budget.main(arguments)
+        return
     options, _ = parse_with_recipe(PlanOptions, "plan", arguments)
     with progress_line("planning") as line:
         from napkin.cli.planning import describe_plan

@@ -12,7 +12,7 @@ import napkin
 from napkin.accounting.plan import Plan
 from napkin.errors import NapkinError
 from napkin.files import StrPath
-from napkin.hardware.host import detect_host
+from napkin.hardware.host import Host, detect_host
 from napkin.tokenizer.storage import load_tokenizer
 from napkin.training.fitting import refuse_what_does_not_fit
 from napkin.training.precision import Precision
@@ -44,6 +44,12 @@ def old_run(folder: StrPath, *, progress: Progress = lambda doing: None) -> tupl
 
 def plan_only(recipe: Recipe, *, progress: Progress = lambda doing: None) -> tuple[Recipe, Precision, Plan]:
     """Plan a recipe without its token files; where it gives model.vocab_size, without its tokenizer too."""
+    recipe, precision, host = resolve_alone(recipe)
+    return recipe, precision, make_plan(recipe, precision, host, progress)
+
+
+def resolve_alone(recipe: Recipe) -> tuple[Recipe, Precision, Host]:
+    """Resolve a recipe without its token files; where it gives model.vocab_size, without its tokenizer too."""
     vocab_size = recipe.model.vocab_size
     if not vocab_size:
         if not Path(recipe.data.tokenizer).is_file():
@@ -54,7 +60,7 @@ def plan_only(recipe: Recipe, *, progress: Progress = lambda doing: None) -> tup
         vocab_size = load_tokenizer(recipe.data.tokenizer).vocab_size
     host = detect_host()
     recipe, precision = resolve(recipe, vocab_size, host)
-    return recipe, precision, make_plan(recipe, precision, host, progress)
+    return recipe, precision, host
 
 
 def plan_as_dict(plan: Plan, precision: Precision) -> dict[str, Any]:

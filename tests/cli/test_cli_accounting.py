@@ -1,0 +1,52 @@
+import json
+
+import pytest
+
+from napkin.cli import main
+
+TINY = "--model.vocab-size 64 --model.d-model 16 --model.n-heads 2 --model.n-layers 1 --model.context-length 8".split()
+
+
+def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def test_70b_parameters_on_15t_tokens_take_1024_h100_143_93_days(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", "--params", "70B", "--tokens", "15T", "--on", "1024xH100", "--mfu", "0.5"]
+    assert "143.93 days" in output(capsys, *arguments)
+    figures = json.loads(output(capsys, *arguments, "--json"))
+    assert figures["flops"] == 6.3e24
+    assert figures["days"] == pytest.approx(143.92659381842682)
+    assert figures["dollars"] == pytest.approx(figures["days"] * 24 * 1024 * 2.69)
+
+
+def test_an_unknown_device_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--params", "7B", "--tokens", "1T", "--on", "H1000"]) == 2
+    assert "H100-SXM-80GB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("by", ["operator", "module", "phase"])
+def test_a_count_adds_up_however_it_is_summed(capsys: pytest.CaptureFixture[str], by: str) -> None:
+    counted = json.loads(output(capsys, "count", *TINY, "--by", by, "--json"))
+    assert sum(row["flops"] for row in counted["rows"].values()) == counted["flops"] > 0
+    assert sum(counted["peak_by_category"].values()) == counted["peak_bytes"]
+    assert counted["unknown_operators"] == {}
+
+
+def test_a_count_is_shown_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = output(capsys, "count", *TINY, "--by", "phase")
+    assert all(phase in shown for phase in ("forward", "backward", "optimizer"))
+
+
+def test_formats_say_what_becomes_of_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "65504" in output(capsys, "formats")
+    rounded = json.loads(output(capsys, "formats", "1e-8", "--json"))
+    assert rounded["fp16"]["underflow"]
+    assert rounded["bf16"]["value"] != 0
+
+
+def test_a_device_is_found_by_the_name_its_driver_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "990 TFLOP/s" in output(capsys, "hardware", "NVIDIA H100 80GB HBM3")
+    (device,) = json.loads(output(capsys, "hardware", "L4", "--json"))
+    assert device["memory_bandwidth"] == 300e9
