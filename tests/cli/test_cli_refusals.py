@@ -140,7 +140,7 @@ def test_a_wrong_recipe_is_refused_with_its_field(refusal: Refusal, toml: str | 
         ("generate runs/tiny --temperature nan", "temperature is nan"),
         ("generate runs/tiny --temperature inf", "temperature is inf"),
         ("generate runs/tiny --top-p 2", "top_p is 2.0"),
-        ("generate runs/tiny --seed -1", "--seed is -1"),
+        ("generate runs/tiny --seed -1", "seed is -1"),
         ("generate runs/tiny --prompts", "--prompts names no text"),
         ("generate runs/tiny --prompts \ud800", r"argument '\\ud800' is not UTF-8 at character 0"),
         ("demo --folder one.txt/x", "'one.txt/x' cannot be used"),

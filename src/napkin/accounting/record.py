@@ -20,18 +20,9 @@ from napkin.accounting.memory import Memory
 from napkin.accounting.operators import UnknownOperator, work_of
 from napkin.accounting.rehearse import call_of
 from napkin.accounting.scratch import scratch_bytes
+from napkin.tensors import FORMAT_OF
 
 aten = torch.ops.aten
-
-FORMATS = {
-    torch.float64: "fp64",
-    torch.float32: "fp32",
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.float8_e4m3fn: "fp8-e4m3",
-    torch.float8_e5m2: "fp8-e5m2",
-    torch.int8: "int8",
-}
 
 
 def record(module: nn.Module, step: Callable[[], Any], *, warm_up: int = 0) -> Ledger:
@@ -193,7 +184,7 @@ class _Recorder(TorchDispatchMode):
             "module": self._module_path(phase),
             "phase": phase,
             "operator": operator.overloadpacket.__name__,
-            "format": FORMATS.get(sample[0].dtype, str(sample[0].dtype).removeprefix("torch.")) if sample else "",
+            "format": FORMAT_OF.get(sample[0].dtype, str(sample[0].dtype).removeprefix("torch.")) if sample else "",
             "flops": work.flops if work else 0,
             "causal_flops": work.causal_flops if work else 0,
             "recomputed_flops": work.recomputed_flops if work else 0,

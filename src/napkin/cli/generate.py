@@ -1,28 +1,13 @@
 """`napkin generate`."""
 
-import math
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from napkin.cli.options import INLINED, RunFolderArgument, Switch, parse
 from napkin.cli.terminal import print_json, progress_line, say_verbatim
 from napkin.errors import NapkinError
-
-LARGEST_SEED = 2**62
-
-
-@dataclass(frozen=True)
-class SamplingOptions:
-    """How tokens are drawn."""
-
-    temperature: float = 0.8
-    """Below 1 the likely becomes likelier; 0 always takes the likeliest token."""
-    top_k: int | None = None
-    """Draw among this many likeliest tokens; None is all."""
-    top_p: float = 0.95
-    """Draw among the likeliest tokens that together reach this probability; 1 is all."""
-    seed: int = 0
-    """Seed of the draws; completion i of a call uses seed + i."""
+from napkin.inference.settings import Sampling
 
 
 @dataclass(frozen=True)
@@ -35,7 +20,7 @@ class GenerateOptions:
     """Texts to continue; an empty one begins a new document. One that begins with - goes as --prompts=-TEXT"""
     tokens: int = 120
     """Most tokens a completion has; it ends where the model ends the document."""
-    sampling: Annotated[SamplingOptions, INLINED] = field(default_factory=SamplingOptions)
+    sampling: Annotated[Sampling, INLINED] = field(default_factory=Sampling)
     save: Switch = False
     """Keep the completions as the run's samples.txt, and show them in its report."""
     json: Switch = False
@@ -77,18 +62,13 @@ def _refuse_impossible(options: GenerateOptions) -> None:
         raise NapkinError('--prompts names no text: give one, or --prompts "" for a new document')
     if options.tokens < 1:
         raise NapkinError(f"--tokens is {options.tokens}: use 1 or more")
-    if not math.isfinite(options.sampling.temperature):
-        raise NapkinError(f"--temperature is {options.sampling.temperature}: use a finite number, 0 or more")
-    if not 0 <= options.sampling.seed <= LARGEST_SEED:
-        raise NapkinError(f"--seed is {options.sampling.seed}: use 0 to {LARGEST_SEED}")
 
 
 def _complete(trained, prompt: str, options: GenerateOptions, number: int) -> str:
     from napkin.data.token_file import SEPARATOR
-    from napkin.inference.sampling import Sampling, generate
+    from napkin.inference.sampling import generate
 
-    chosen = options.sampling
-    sampling = Sampling(chosen.temperature, chosen.top_k, chosen.top_p, chosen.seed + number)
+    sampling = dataclasses.replace(options.sampling, seed=options.sampling.seed + number)
     separator = trained.tokenizer.special_tokens[SEPARATOR]
     start = [separator, *trained.tokenizer.encode(prompt)]
     return trained.tokenizer.decode(list(generate(trained.model, start, options.tokens, sampling, stop=separator)))

@@ -1,2 +1,2 @@
-from .sampling import Sampling as Sampling
 from .sampling import generate as generate
+from .settings import Sampling as Sampling

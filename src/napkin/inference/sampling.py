@@ -1,39 +1,14 @@
 """Text out of a model: one token after another, each drawn from the distribution that the model gives."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from napkin.errors import NapkinError
+from napkin.inference.settings import Sampling
 from napkin.model.transformer import Transformer
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How a token is drawn; the same settings and seed draw the same tokens."""
-
-    temperature: float = 0.8
-    """Logits are divided by it: below 1 the likely becomes likelier; 0 always takes the likeliest token."""
-
-    top_k: int | None = None
-    """Draw among this many likeliest tokens (Fan et al. 2018); None is all."""
-
-    top_p: float = 0.95
-    """Draw among the likeliest tokens that together reach this probability (Holtzman et al. 2020); 1 is all."""
-
-    seed: int = 0
-    """Seed of the draws."""
-
-    def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise NapkinError(f"temperature is {self.temperature}: use 0 or more")
-        if self.top_k is not None and self.top_k < 1:
-            raise NapkinError(f"top_k is {self.top_k}: use 1 or more, or leave it out")
-        if not 0 < self.top_p <= 1:
-            raise NapkinError(f"top_p is {self.top_p}: use a probability above 0, up to 1")
 
 
 @torch.no_grad()
