@@ -5,13 +5,14 @@ from dataclasses import dataclass
 import torch
 
 from napkin.cli.terminal import err
-from napkin.errors import CorruptFile, NapkinError
+from napkin.errors import NapkinError
 from napkin.hardware.host import detect_host
 from napkin.model.transformer import Transformer
 from napkin.tokenizer.base import Tokenizer
-from napkin.training.checkpoint import Checkpoint, checkpoint_paths, load_model, read_checkpoint
+from napkin.training.checkpoint import Checkpoint, load_model
 from napkin.training.precision import Precision, choose_device, choose_precision
 from napkin.training.recipe import Recipe
+from napkin.training.restoring import load_newest
 from napkin.training.run_folder import RunFolder
 
 
@@ -40,17 +41,9 @@ def open_trained(folder: str) -> TrainedRun:
 
 
 def _load_newest(run: RunFolder, model: Transformer) -> Checkpoint:
-    damaged: list[CorruptFile] = []
-    for path in checkpoint_paths(run.checkpoints):
-        try:
-            checkpoint = read_checkpoint(path)
-            load_model(checkpoint, model)
-        except CorruptFile as error:
-            damaged.append(error)
-            continue
-        for error in damaged:
-            err.print(f"a damaged checkpoint is passed over for '{checkpoint.path.name}': {error}", soft_wrap=True)
-        return checkpoint
-    if damaged:
-        raise damaged[0]
-    raise NapkinError(f"'{run.path}' has no checkpoint yet: train it with `napkin resume {run.path}`")
+    checkpoint, damaged = load_newest(run.checkpoints, lambda checkpoint: load_model(checkpoint, model))
+    if checkpoint is None:
+        raise NapkinError(f"'{run.path}' has no checkpoint yet: train it with `napkin resume {run.path}`")
+    for error in damaged.values():
+        err.print(f"a damaged checkpoint is passed over for '{checkpoint.path.name}': {error}", soft_wrap=True)
+    return checkpoint

@@ -240,12 +240,6 @@ def _refuse_non_finite(tensors: dict[str, dict[str, Tensor]], step: int, folder:
                 )
 
 
-def _newest_first(folder: Path) -> list[Path]:
-    """Folders with the name of a checkpoint; what else somebody keeps beside them is left alone."""
-    numbered = [(int(match[1]), path) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(numbered, reverse=True)]
-
-
 def _read_sums(path: Path) -> dict[str, str]:
     try:
         text = path.read_text(encoding="ascii")

@@ -25,25 +25,41 @@ def restore_newest(
     it is. Raises CorruptFile where all are damaged, NapkinError where model, tokenizer or tokens are not those that
     the checkpoint was trained with.
     """
+
+    def load(checkpoint: Checkpoint) -> None:
+        _refuse_other_text(checkpoint, tokenizer, train_tokens)
+        load_learner(checkpoint, learner)
+
+    checkpoint, damaged = load_newest(folder, load)
+    if checkpoint is None:
+        return None
+    for bad, error in damaged.items():
+        on_message(
+            f"a damaged checkpoint, now '{set_aside(bad).name}', is skipped for '{checkpoint.path.name}': {error}"
+        )
+    _tell_changes(checkpoint, learner, on_message)
+    return checkpoint
+
+
+def load_newest(folder: Path, load: Callable[[Checkpoint], None]) -> tuple[Checkpoint | None, dict[Path, CorruptFile]]:
+    """Give `load` the newest checkpoint that is whole; return it, None where there is none at all, and the damaged
+    ones that were passed over.
+
+    `load` may find damage too. Raises the newest one's CorruptFile where all are damaged: to begin anew unasked would
+    throw away work that a copy of these files may still bring back.
+    """
     damaged: dict[Path, CorruptFile] = {}
     for path in checkpoint_paths(folder):
         try:
             checkpoint = read_checkpoint(path)
-            _refuse_other_text(checkpoint, tokenizer, train_tokens)
-            load_learner(checkpoint, learner)
+            load(checkpoint)
         except CorruptFile as error:
             damaged[path] = error
-            continue
-        for bad, error in damaged.items():
-            on_message(
-                f"a damaged checkpoint, now '{set_aside(bad).name}', is skipped for '{checkpoint.path.name}': {error}"
-            )
-        _tell_changes(checkpoint, learner, on_message)
-        return checkpoint
+        else:
+            return checkpoint, damaged
     if damaged:
-        # To begin anew unasked would throw away work that a copy of these files may still bring back.
         raise next(iter(damaged.values()))
-    return None
+    return None, damaged
 
 
 def _refuse_other_text(checkpoint: Checkpoint, tokenizer: str, train_tokens: str) -> None:
