@@ -68,7 +68,7 @@ def compare(recipe: Recipe) -> tuple[str, float, float, float, float]:
         metered.ledger.flops / ledger.flops,
         metered.peak_bytes / ledger.peak_bytes,
         taken / plan.price.seconds,
-        ledger.flops / taken / plan.matmul_peak,
+        ledger.flops / taken / plan.site.matmul_peak,
     )
 
 

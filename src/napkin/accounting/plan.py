@@ -1,60 +1,114 @@
-"""The plan of a run, before its first step: what count and rule say, and whether it fits."""
+"""The plan of a run, before its first step: what count and rule say, what it costs, and whether it fits."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from napkin.accounting.ledger import Ledger
+from napkin.accounting.ledger import Category, Ledger
 from napkin.accounting.price import Price
 from napkin.accounting.rules import adamw_bytes_rule, seconds_rule, training_flops_rule
 from napkin.accounting.witnesses import WitnessRow
 from napkin.units import format_flops
 
 RULE_MFU = 0.5
+SHARDED: tuple[Category, ...] = ("parameters", "gradients", "optimizer state")
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a run takes place: one device or several alike, the batch split among them, each with the whole model."""
+
+    device_name: str
+    matmul_peak: float
+    """Dense FLOP/s of one device in the format of the matrix products."""
+    memory_bytes: int
+    """What one device has for tensors."""
+    n_devices: int = 1
+    usd_per_hour: float | None = None
+    """Of all devices; None where nobody said."""
+    watts: float | None = None
+    """Of all devices; None where nobody said."""
+    measured: bool = True
+    """Whether the peak was measured there, or is the datasheet's."""
+    disturbed: bool = False
+    """Whether other programs held the machine while it was measured: seconds may be too many, peaks too low."""
+
+    @property
+    def name(self) -> str:
+        """The device's name, and how many there are."""
+        return self.device_name if self.n_devices == 1 else f"{self.n_devices} × {self.device_name}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run as predicted: a ledger, its price, and the machine they are for."""
+    """A run as predicted: the ledger of one device's step, its price, and the site they are for."""
 
     ledger: Ledger
     price: Price
+    site: Site
     rule_parameters: int
     """Parameters by the closed form."""
     steps: int
     tokens_per_step: int
-    device_name: str
-    matmul_peak: float
-    """FLOP/s, dense, measured on this device in the format of the matrix products."""
-    memory_bytes: int
-    """What the device has for tensors."""
-    calibration_disturbed: bool = False
-    """Whether other programs held the machine while it was measured: seconds may be too many, peaks too low."""
+    """Of all devices together."""
+    exchange_seconds: float = 0.0
+    """Seconds a step in which the devices wait for each other's gradients."""
 
     @property
     def fits(self) -> bool:
         """Whether the peak is within the device's memory."""
-        return self.ledger.peak_bytes <= self.memory_bytes
+        return self.ledger.peak_bytes <= self.site.memory_bytes
+
+    @property
+    def seconds_a_step(self) -> float:
+        """Of one step, the exchange of gradients included."""
+        return self.price.seconds + self.exchange_seconds
 
     @property
     def seconds(self) -> float:
         """Of all steps; evaluations and checkpoints come on top."""
-        return self.steps * self.price.seconds
+        return self.steps * self.seconds_a_step
+
+    @property
+    def dollars(self) -> float | None:
+        """Of all steps, at the site's price."""
+        return None if self.site.usd_per_hour is None else dollars(self.seconds, self.site.usd_per_hour)
+
+    @property
+    def kilowatt_hours(self) -> float | None:
+        """Of all steps, every board at its full power."""
+        return None if self.site.watts is None else kilowatt_hours(self.seconds, self.site.watts)
+
+    def at(self, *, usd_per_hour: float | None = None, watts: float | None = None) -> "Plan":
+        """The same plan at another price or power of one device; None leaves the site's own."""
+        site, n = self.site, self.site.n_devices
+        changed = replace(
+            site,
+            usd_per_hour=site.usd_per_hour if usd_per_hour is None else n * usd_per_hour,
+            watts=site.watts if watts is None else n * watts,
+        )
+        return replace(self, site=changed)
+
+    @property
+    def sharded_peak_bytes(self) -> int:
+        """The peak were parameters, gradients and optimizer state spread over the site's devices."""
+        return sharded_peak_bytes(self.ledger, self.site.n_devices)
 
     @property
     def mfu(self) -> float:
         """Predicted model-FLOPs utilisation."""
-        return mfu(self.ledger, self.price.seconds, self.matmul_peak)
+        return mfu(self.ledger, self.seconds_a_step, self.site.matmul_peak)
 
     def table(self) -> list[WitnessRow]:
-        """Rule and count, side by side; `reconcile` adds the meter."""
-        parameters = self.ledger.parameters
-        rule_flops = training_flops_rule(self.rule_parameters, self.tokens_per_step)
-        rule_seconds = seconds_rule(rule_flops, self.matmul_peak, mfu=RULE_MFU)
-        return [
+        """Rule and count, side by side; `reconcile` adds the meter. FLOPs and bytes are those of one device."""
+        site = self.site
+        rule_flops = training_flops_rule(self.rule_parameters, self.tokens_per_step / site.n_devices)
+        rule_seconds = seconds_rule(rule_flops, site.matmul_peak, mfu=RULE_MFU)
+        in_all = self.steps * rule_seconds
+        rows = [
             WitnessRow(
                 "parameters",
                 "count",
                 self.rule_parameters,
-                parameters,
+                self.ledger.parameters,
                 note="rule 12·L·d² + V·d: no norms, widths not rounded",
             ),
             WitnessRow("FLOPs a step", "FLOP", rule_flops, self.ledger.flops, note=self._why_flops_differ()),
@@ -65,29 +119,23 @@ class Plan:
                 self.ledger.peak_bytes,
                 note="rule 16 bytes a parameter: no activations, no logits, no batch",
             ),
-            WitnessRow(
-                "seconds a step",
-                "seconds",
-                rule_seconds,
-                self.price.seconds,
-                note=f"rule: MFU {RULE_MFU}; count: each operator alone, on this machine; "
-                f"{self.price.byte_bound_share:.0%} of the time bound by bytes",
-            ),
-            WitnessRow(
-                "MFU",
-                "share",
-                RULE_MFU,
-                self.mfu,
-                note="of the matmul peak measured on this machine; full attention, no recomputation",
-            ),
+            WitnessRow("seconds a step", "seconds", rule_seconds, self.seconds_a_step, note=self._how_priced()),
+            WitnessRow("MFU", "share", RULE_MFU, self.mfu, note=self._of_what_peak()),
             WitnessRow(
                 "seconds in all",
                 "seconds",
-                self.steps * rule_seconds,
+                in_all,
                 self.seconds,
                 note=f"{self.steps} steps; the meter includes evaluations and checkpoints",
             ),
         ]
+        if site.usd_per_hour is not None:
+            note = f"${site.usd_per_hour:.2f} an hour in all"
+            rows.append(WitnessRow("dollars", "USD", dollars(in_all, site.usd_per_hour), self.dollars, note=note))
+        if site.watts is not None:
+            note = f"{site.watts:,.0f} W in all, the boards alone"
+            rows.append(WitnessRow("energy", "kWh", kilowatt_hours(in_all, site.watts), self.kilowatt_hours, note=note))
+        return rows
 
     def _why_flops_differ(self) -> str:
         ledger = self.ledger
@@ -96,6 +144,36 @@ class Plan:
             f"rule 6·N·T leaves attention out: {attention / ledger.flops:.1%} of count; "
             f"causal pairs alone: {format_flops(ledger.causal_flops)} in all"
         )
+
+    def _how_priced(self) -> str:
+        how = "each operator alone, on this machine" if self.site.measured else "each operator's roofline"
+        return (
+            f"rule: MFU {RULE_MFU}; count: {how}, within a factor of {self.price.factor:.2f} in nine cases of ten; "
+            f"{self.price.byte_bound_share:.0%} of the time bound by bytes"
+        )
+
+    def _of_what_peak(self) -> str:
+        peak = "measured on this machine" if self.site.measured else "of the datasheet, dense"
+        return f"of the matmul peak {peak}; full attention, no recomputation"
+
+
+def sharded_peak_bytes(ledger: Ledger, n_devices: int) -> int:
+    """The peak of a step where each device holds its part of parameters, gradients and optimizer state, and no more.
+
+    Rajbhandari et al. 2020, "ZeRO", stage 3. The parameters of the layers at work, gathered for a moment, come on top.
+    """
+    held = sum(ledger.peak_by_category.get(category, 0) for category in SHARDED)
+    return ledger.peak_bytes - held + -(-held // n_devices)
+
+
+def dollars(seconds: float, usd_per_hour: float) -> float:
+    """What `seconds` cost."""
+    return seconds / 3600 * usd_per_hour
+
+
+def kilowatt_hours(seconds: float, watts: float) -> float:
+    """What `seconds` at so many watts use."""
+    return seconds / 3600 * watts / 1000
 
 
 def mfu(ledger: Ledger, seconds: float, matmul_peak: float) -> float:

@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 
-from napkin.accounting.plan import Plan
+from napkin.accounting.plan import Plan, dollars
 from napkin.accounting.witnesses import WitnessRow
 
 
@@ -37,4 +37,7 @@ def reconcile(plan: Plan, measurement: Measurement) -> list[WitnessRow]:
         "MFU": measurement.mfu,
         "seconds in all": measurement.seconds,
     }
-    return [dataclasses.replace(row, meter=meters[row.quantity]) for row in plan.table()]
+    if plan.site.usd_per_hour is not None:
+        meters["dollars"] = dollars(measurement.seconds, plan.site.usd_per_hour)
+    # What the boards drew is not metered.
+    return [dataclasses.replace(row, meter=meters.get(row.quantity)) for row in plan.table()]

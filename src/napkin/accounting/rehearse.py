@@ -52,11 +52,13 @@ def rehearse(
     device_type: str = "cpu",
     max_bytes: int = 2**62,
     max_seconds: float = 20.0,
+    known: Mapping[Hashable, float] | None = None,
 ) -> Mapping[Hashable, float]:
     """Seconds of each distinct call of a ledger, the median of three runs after a warm-up.
 
     The calls that are `expected` to take longest in all come first; after `max_seconds` the rest is left out, as are
-    calls whose tensors exceed `max_bytes`. The global random state is left as it was.
+    calls whose tensors exceed `max_bytes`. What is `known` is not run again, and is returned too. The global random
+    state is left as it was.
     """
     weights: Counter[Hashable] = Counter()
     sizes: dict[Hashable, int] = {}
@@ -65,13 +67,13 @@ def rehearse(
             weights[row.call] += int(1e9 * expected(row))
             sizes[row.call] = row.bytes_read + row.bytes_written
     generator = torch.Generator().manual_seed(0)
-    seconds: dict[Hashable, float] = {}
+    seconds: dict[Hashable, float] = dict(known or {})
     begin = time.perf_counter()
     with torch.no_grad(), torch.random.fork_rng(devices=[0] if device_type == "cuda" else []):
         for call, _ in weights.most_common():
             if time.perf_counter() - begin > max_seconds:
                 break
-            if sizes[call] <= max_bytes and isinstance(call, Call):
+            if call not in seconds and sizes[call] <= max_bytes and isinstance(call, Call):
                 seconds[call] = _time(call, generator, device_type)
     return seconds
 

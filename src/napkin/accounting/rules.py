@@ -136,6 +136,14 @@ def seconds_rule(flops: float, peak_flops_per_second: float, *, mfu: float = 0.5
     return flops / (peak_flops_per_second * mfu)
 
 
+def all_reduce_seconds_rule(message_bytes: float, n_devices: int, link_bytes_per_second: float) -> float:
+    """Seconds until n devices in a ring have the sum of what each holds: 2·(n-1)/n of it over each link, one way.
+
+    Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms". A lower bound: no link delivers all it promises.
+    """
+    return 2 * (n_devices - 1) / n_devices * message_bytes / link_bytes_per_second
+
+
 def kv_cache_bytes_rule(
     *, n_layers: int, n_kv_heads: int, head_dim: int, context_length: int, bytes_a_number: int = 2
 ) -> int:

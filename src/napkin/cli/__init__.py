@@ -16,6 +16,7 @@ COMMANDS = {
     "tokenizer": "train a tokenizer; encode text into token files",
     "recipe": "print a recipe, the TOML file that says everything a run does",
     "plan": "say what a run will take before it starts: parameters, FLOPs, bytes, seconds",
+    "fit": "say how large a model some accelerators can train, by rule and by count",
     "count": "trace a training step: FLOPs and bytes by operator, module or phase",
     "train": "plan, train, meter and reconcile a run",
     "resume": "continue a run from its newest good checkpoint",

@@ -1,11 +1,15 @@
 """`napkin plan`."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from napkin.cli import budget
 from napkin.cli.options import Switch
 from napkin.cli.recipes import RecipeOptions, parse_with_recipe
 from napkin.cli.terminal import print_json, progress_line
+from napkin.errors import NapkinError
+from napkin.hardware.catalogue import find_device
+from napkin.units import parse_devices
 
 
 @dataclass(frozen=True)
@@ -14,6 +18,15 @@ class PlanOptions(RecipeOptions):
     tokenizer, --model.vocab-size says how many tokens it would have. By rule alone, for any size and any accelerator:
     napkin plan --params 70B --tokens 15T --on 1024xH100."""
 
+    on: str | None = None
+    """Accelerators that are not at hand: A100-80GB, 8xH100; `napkin hardware` lists them. The batch is split among
+    several. None is this machine."""
+    by: Literal["operator", "module", "phase"] = "operator"
+    """What the seconds are split by."""
+    usd_per_hour: float | None = None
+    """Price of one device; None is the catalogue's, if it knows one."""
+    watts: float | None = None
+    """Power of one device; None is the catalogue's, if it knows it."""
     json: Switch = False
     """Print the plan for programs."""
 
@@ -24,14 +37,25 @@ def main(arguments: list[str]) -> None:
         budget.main(arguments)
         return
     options, _ = parse_with_recipe(PlanOptions, "plan", arguments)
+    for name in ("usd_per_hour", "watts"):
+        value = getattr(options, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise NapkinError(f"--{name.replace('_', '-')} is {value}: use a number above 0")
     with progress_line("planning") as line:
         from napkin.cli.planning import describe_plan
         from napkin.training.fitting import refuse_what_does_not_fit
         from napkin.training.runs import plan_as_dict, plan_only
 
-        recipe, precision, plan = plan_only(options.recipe, progress=line.retitle)
+        if options.on is None:
+            recipe, precision, plan = plan_only(options.recipe, progress=line.retitle)
+        else:
+            from napkin.training.elsewhere import plan_elsewhere
+
+            n_devices, name = parse_devices(options.on)
+            recipe, precision, plan = plan_elsewhere(options.recipe, find_device(name), n_devices)
+        plan = plan.at(usd_per_hour=options.usd_per_hour, watts=options.watts)
     if options.json:
         print_json(plan_as_dict(plan, precision))
     else:
-        describe_plan(plan, precision)
+        describe_plan(plan, precision, by=options.by)
     refuse_what_does_not_fit(recipe, precision, plan)

@@ -1,27 +1,66 @@
 """A plan as people see it."""
 
+from typing import Literal
+
+from rich.table import Table
+
 from napkin.accounting.plan import Plan
+from napkin.accounting.price import Spent
 from napkin.cli.terminal import out, say
-from napkin.report.table import reconcile_table
+from napkin.report.table import format_share, reconcile_table
 from napkin.training.precision import Precision
 from napkin.units import format_bytes, format_rate, format_seconds
 
+LARGEST = 8
 
-def describe_plan(plan: Plan, precision: Precision) -> None:
-    """Print the plan's table and its verdict."""
-    say(
-        f"plan for {plan.device_name}: {precision.products} matrix products at most "
-        f"{format_rate(plan.matmul_peak)}, measured; {format_bytes(plan.memory_bytes)} free"
-    )
+
+def describe_plan(
+    plan: Plan, precision: Precision, *, by: Literal["operator", "module", "phase"] | None = None
+) -> None:
+    """Print the plan's table, where its seconds go (where `by` says how to split them) and its verdict."""
+    site = plan.site
+    peak = f"{precision.products} matrix products at most {format_rate(site.matmul_peak)}"
+    if site.measured:
+        say(f"plan for {site.name}: {peak}, measured; {format_bytes(site.memory_bytes)} free")
+    else:
+        say(f"plan for {site.name}: {peak} each, by the datasheet; {format_bytes(site.memory_bytes)} each for tensors")
+    if site.n_devices > 1:
+        tokens = plan.tokens_per_step // site.n_devices
+        say(f"each has the whole model and {tokens:,} of a step's {plan.tokens_per_step:,} tokens; the table is of one")
     out.print(reconcile_table(plan.table()))
     alive = ", ".join(
         f"{category} {format_bytes(size)}"
         for category, size in sorted(plan.ledger.peak_by_category.items(), key=lambda item: -item[1])
     )
     say(f"alive at the peak: {alive}")
+    if by:
+        out.print(_seconds_table(getattr(plan.price, f"by_{by}"), plan.price.seconds, by))
+    if site.n_devices > 1:
+        waited = format_seconds(plan.exchange_seconds) if plan.exchange_seconds else "nothing"
+        say(f"waiting for the others' gradients once the own backward pass is over: {waited}")
     for operator, calls in plan.ledger.unknown_operators.items():
         say(f"operator {operator} is not in napkin's tables: the FLOPs of {calls} calls are missing above")
-    if plan.calibration_disturbed:
+    if site.disturbed:
         say("other programs held this machine while it was measured: `napkin calibrate` measures it again")
     if plan.fits:
         say(f"it fits, and takes about {format_seconds(plan.seconds)}")
+
+
+def _seconds_table(spent: dict[str, Spent], total: float, by: str) -> Table:
+    table = Table(by, "seconds a step", "share", "bound by bytes", box=None, header_style="bold")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    table.columns[0].overflow = "fold"
+    largest, rest = list(spent.items())[:LARGEST], list(spent.values())[LARGEST:]
+    if rest:
+        others = Spent(sum(each.seconds for each in rest), sum(each.byte_bound_seconds for each in rest))
+        largest.append((f"{len(rest)} others", others))
+    for name, each in largest:
+        bound = each.byte_bound_seconds / each.seconds if each.seconds else 0.0
+        table.add_row(
+            name or "(outside of modules)",
+            format_seconds(each.seconds),
+            format_share(each.seconds / total),
+            format_share(bound),
+        )
+    return table

@@ -121,6 +121,11 @@ class Calibration:
     version: Literal[1] = 1
 
     @property
+    def calls_overlap(self) -> bool:
+        """Whether the call of an operator costs nothing while the one before still runs: a GPU has a queue."""
+        return self.machine.device_type != "cpu"
+
+    @property
     def formats(self) -> tuple[str, ...]:
         """The number formats whose matrix products were measured."""
         return tuple(dict.fromkeys(matmul.format for matmul in self.matmuls))

@@ -20,6 +20,10 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 _BRANDS = {"nvidia", "geforce", "tesla", "quadro", "amd", "instinct", "google", "cloud", "apple", "gpu"}
 
 
+CONTEXT_BYTES = 600_000_000
+"""A CUDA context and its libraries, about: half a gigabyte on an H100, by nvidia-smi."""
+
+
 @dataclass(frozen=True)
 class Price:
     """A typical hourly price of one device: dollars, the month it was asked, and whose offer it was."""
@@ -33,9 +37,10 @@ class Price:
 class Device:
     """One accelerator: FLOP/s of dense matrix products by format, bytes, bytes/s, watts of the board, dollars.
 
-    `sparse` holds the 2:4 structured-sparsity figures that vendors advertise; nothing is computed from them.
-    Link bandwidths are one way, half of what datasheets add up. None means that the vendor states no figure or
-    that there is no such link or offer.
+    `memory_bytes` is what the driver reports in all, `advertised_bytes` the round figure of the datasheet. `sparse`
+    holds the 2:4 structured-sparsity figures that vendors advertise; nothing is computed from them. Link bandwidths are
+    one way, half of what datasheets add up. None means that the vendor states no figure or that there is no such link
+    or offer.
     """
 
     name: str
@@ -43,6 +48,7 @@ class Device:
     source: Annotated[str, msgspec.Meta(min_length=1)]
     peaks: dict[PeakFormat, Positive] = field(hash=False)
     memory_bytes: Annotated[int, msgspec.Meta(gt=0)]
+    advertised_bytes: Annotated[int, msgspec.Meta(gt=0)]
     memory_bandwidth: Positive
     sparse: dict[PeakFormat, Positive] = field(default_factory=dict, hash=False)
     aliases: tuple[str, ...] = ()
@@ -52,6 +58,11 @@ class Device:
     host_bandwidth: Positive | None = None
     watts: Positive | None = None
     price: Price | None = None
+
+    @property
+    def usable_bytes(self) -> int:
+        """What is left of `memory_bytes` for tensors once a CUDA context and its libraries are loaded."""
+        return self.memory_bytes - CONTEXT_BYTES
 
     def peak(self, format_name: str) -> float:
         """Dense FLOP/s in a number format, given by any of its names; both fp8 formats run at one rate.

@@ -58,6 +58,9 @@ def format_figure(value: int | float | None, unit: Unit) -> str:
         return f"{int(value):,}" if value == int(value) and abs(value) < 1e12 else format_count(float(value))
     if unit == "share":
         return format_share(float(value))
+    if unit in ("USD", "kWh"):
+        amount = format_count(float(value)) if abs(value) >= 1000 else format_three_digits(float(value))
+        return f"${amount}" if unit == "USD" else f"{amount} kWh"
     formats = {"FLOP": format_flops, "bytes": format_bytes, "seconds": format_seconds, "FLOP/s": format_rate}
     return formats[unit](float(value))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from napkin.accounting.plan import Plan
 from napkin.accounting.rules import adamw_bytes_rule, parameters_rule
 from napkin.errors import NapkinError
+from napkin.hardware.catalogue import catalogue
 from napkin.training.precision import Precision
 from napkin.training.recipe import Recipe
 from napkin.training.step import count_step
@@ -25,7 +26,9 @@ _BYTES_OF_A_TOKEN = 16
 def refuse_what_does_not_fit(recipe: Recipe, precision: Precision, plan: Plan) -> None:
     """Raise NapkinError, with a micro-batch that fits if there is one, where the plan exceeds the memory."""
     if not plan.fits:
-        raise _too_much(recipe, precision, plan.ledger.peak_bytes, plan.device_name, plan.memory_bytes)
+        site = plan.site
+        refused = _too_much(recipe, precision, plan.ledger.peak_bytes, site.device_name, site.memory_bytes)
+        raise NapkinError("; ".join([str(refused), *_other_ways(plan)])) from None
 
 
 def refuse_far_too_much(recipe: Recipe, precision: Precision, device_name: str, memory_bytes: int) -> None:
@@ -45,6 +48,22 @@ def _too_much(recipe: Recipe, precision: Precision, needed: int, device_name: st
         f"a step needs {format_bytes(needed)}, {device_name} has {format_bytes(memory_bytes)} free: "
         f"{_way_out(recipe, precision, memory_bytes)}"
     )
+
+
+def _other_ways(plan: Plan) -> list[str]:
+    """What other devices, or the same ones otherwise, would make of a plan that does not fit."""
+    site, peak, ways = plan.site, plan.ledger.peak_bytes, []
+    if site.n_devices > 1:
+        fits = "would fit" if plan.sharded_peak_bytes <= site.memory_bytes else "would not fit either"
+        ways.append(
+            f"parameters, gradients and optimizer state sharded over the {site.n_devices} devices it {fits}, with "
+            f"{format_bytes(plan.sharded_peak_bytes)} each"
+        )
+    large_enough = [device for device in catalogue() if device.usable_bytes >= peak]
+    if not site.measured and large_enough:
+        smallest = min(large_enough, key=lambda device: device.memory_bytes)
+        ways.append(f"as it is, it would fit a {smallest.name} of {format_bytes(smallest.advertised_bytes)}")
+    return ways
 
 
 def _way_out(recipe: Recipe, precision: Precision, memory_bytes: int) -> str:

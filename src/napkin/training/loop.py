@@ -165,7 +165,7 @@ class _Loop:
             seconds=self.seconds,
             step_seconds=step_seconds,
             tokens_per_second=inputs.numel() / step_seconds,
-            mfu=mfu(self.preparation.plan.ledger, step_seconds, self.preparation.plan.matmul_peak),
+            mfu=mfu(self.preparation.plan.ledger, step_seconds, self.preparation.plan.site.matmul_peak),
             bytes=self._bytes(),
             validation_loss=validation_loss,
         )
@@ -206,8 +206,8 @@ class _Loop:
             seconds_a_step=median,
             seconds=self.seconds,
             steps=self.step - self.first_step,
-            mfu=mfu(plan.ledger, median, plan.matmul_peak),
-            hfu=hfu(plan.ledger, median, plan.matmul_peak),
+            mfu=mfu(plan.ledger, median, plan.site.matmul_peak),
+            hfu=hfu(plan.ledger, median, plan.site.matmul_peak),
             seconds_by_part={**parts, "other": seconds - sum(parts.values())},
         )
 

@@ -8,22 +8,22 @@ from pathlib import Path
 import psutil
 import torch
 
-from napkin.accounting.ledger import Ledger
-from napkin.accounting.plan import Plan
-from napkin.accounting.price import Price, price, roofline_seconds
+from napkin.accounting.plan import Plan, Site
+from napkin.accounting.price import price, roofline_seconds
 from napkin.accounting.rehearse import rehearse
 from napkin.accounting.rules import parameters_rule
 from napkin.data.batches import Batches
 from napkin.data.token_file import TokenFile
 from napkin.errors import NapkinError
-from napkin.hardware.calibration import Calibration
 from napkin.hardware.calibration_cache import calibration_of_this_machine
+from napkin.hardware.catalogue import Device, find_device
 from napkin.hardware.host import Host, detect_host
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.storage import load_tokenizer
 from napkin.training.fitting import refuse_far_too_much
 from napkin.training.precision import Precision, choose_device, choose_precision
 from napkin.training.recipe import Recipe
+from napkin.training.slice import time_slice
 from napkin.training.step import count_step
 
 Progress = Callable[[str], None]
@@ -111,7 +111,40 @@ def make_plan(recipe: Recipe, precision: Precision, host: Host, progress: Progre
         # An operator's tensors in the rehearsal, in a fraction of what the step may take in all.
         max_bytes=free_bytes(precision, host) // 4,
     )
-    return _plan(recipe, precision, ledger, price(ledger, calibration, rehearsed), calibration, host)
+    progress("training a slice of the model")
+    free = free_bytes(precision, host)
+    between, factor = time_slice(recipe, precision, calibration, rehearsed, max_bytes=free // 2)
+    accelerator = _in_catalogue(device_name(precision, host)) if precision.device_type != "cpu" else None
+    return Plan(
+        ledger=ledger,
+        price=price(ledger, calibration, rehearsed, between=between, factor=factor),
+        site=Site(
+            device_name=device_name(precision, host),
+            matmul_peak=calibration.matmul_peak(precision.products),
+            memory_bytes=free,
+            usd_per_hour=accelerator.price.usd_per_hour if accelerator and accelerator.price else None,
+            watts=accelerator.watts if accelerator else None,
+            disturbed=calibration.disturbed,
+        ),
+        rule_parameters=rule_parameters(recipe),
+        steps=recipe.training.steps,
+        tokens_per_step=recipe.tokens_per_step,
+    )
+
+
+def rule_parameters(recipe: Recipe) -> int:
+    """Parameters of the recipe's model by the closed form."""
+    model = recipe.model
+    return parameters_rule(
+        vocab_size=model.vocab_size, d_model=model.d_model, n_layers=model.n_layers, tied=model.tie_embeddings
+    )
+
+
+def _in_catalogue(name: str) -> Device | None:
+    try:
+        return find_device(name)
+    except NapkinError:
+        return None
 
 
 def device_name(precision: Precision, host: Host) -> str:
@@ -148,23 +181,4 @@ def _batches(recipe: Recipe, train_tokens: TokenFile) -> Batches:
         context_length=recipe.model.context_length,
         batch_size=recipe.training.batch_size,
         seed=recipe.training.data_seed,
-    )
-
-
-def _plan(
-    recipe: Recipe, precision: Precision, ledger: Ledger, priced: Price, calibration: Calibration, host: Host
-) -> Plan:
-    model = recipe.model
-    return Plan(
-        ledger=ledger,
-        price=priced,
-        rule_parameters=parameters_rule(
-            vocab_size=model.vocab_size, d_model=model.d_model, n_layers=model.n_layers, tied=model.tie_embeddings
-        ),
-        steps=recipe.training.steps,
-        tokens_per_step=recipe.tokens_per_step,
-        device_name=device_name(precision, host),
-        matmul_peak=calibration.matmul_peak(precision.products),
-        memory_bytes=free_bytes(precision, host),
-        calibration_disturbed=calibration.disturbed,
     )

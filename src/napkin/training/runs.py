@@ -10,6 +10,7 @@ import torch
 
 import napkin
 from napkin.accounting.plan import Plan
+from napkin.accounting.price import Spent
 from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.hardware.host import Host, detect_host
@@ -50,17 +51,21 @@ def plan_only(recipe: Recipe, *, progress: Progress = lambda doing: None) -> tup
 
 def resolve_alone(recipe: Recipe) -> tuple[Recipe, Precision, Host]:
     """Resolve a recipe without its token files; where it gives model.vocab_size, without its tokenizer too."""
-    vocab_size = recipe.model.vocab_size
-    if not vocab_size:
-        if not Path(recipe.data.tokenizer).is_file():
-            raise NapkinError(
-                f"there is no tokenizer file '{recipe.data.tokenizer}', so the vocabulary is unknown: "
-                "give its size with --model.vocab-size, or a tokenizer with --data.tokenizer"
-            )
-        vocab_size = load_tokenizer(recipe.data.tokenizer).vocab_size
     host = detect_host()
-    recipe, precision = resolve(recipe, vocab_size, host)
+    recipe, precision = resolve(recipe, vocab_size_of(recipe), host)
     return recipe, precision, host
+
+
+def vocab_size_of(recipe: Recipe) -> int:
+    """The recipe's model.vocab_size or, where it is left open, its tokenizer's."""
+    if recipe.model.vocab_size:
+        return recipe.model.vocab_size
+    if not Path(recipe.data.tokenizer).is_file():
+        raise NapkinError(
+            f"there is no tokenizer file '{recipe.data.tokenizer}', so the vocabulary is unknown: "
+            "give its size with --model.vocab-size, or a tokenizer with --data.tokenizer"
+        )
+    return load_tokenizer(recipe.data.tokenizer).vocab_size
 
 
 def plan_as_dict(plan: Plan, precision: Precision) -> dict[str, Any]:
@@ -70,11 +75,11 @@ def plan_as_dict(plan: Plan, precision: Precision) -> dict[str, Any]:
         "versions": {"torch": str(torch.__version__), "python": platform.python_version()},
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": {
-            "name": plan.device_name,
+            "name": plan.site.name,
             "kind": precision.device_type,
-            "matmul_peak": plan.matmul_peak,
+            "matmul_peak": plan.site.matmul_peak,
             "format": precision.products,
-            "memory_bytes": plan.memory_bytes,
+            "memory_bytes": plan.site.memory_bytes,
         },
         "steps": plan.steps,
         "tokens_per_step": plan.tokens_per_step,
@@ -82,10 +87,25 @@ def plan_as_dict(plan: Plan, precision: Precision) -> dict[str, Any]:
         "seconds": plan.seconds,
         "peak_by_category": plan.ledger.peak_by_category,
         "flops_by_phase": plan.ledger.flops_by("phase"),
-        "seconds_by_operator": plan.price.seconds_by_operator,
+        "seconds_factor": plan.price.factor,
+        "dollars": plan.dollars,
+        "kilowatt_hours": plan.kilowatt_hours,
+        "seconds_by_phase": _seconds(plan.price.by_phase),
+        "seconds_by_operator": _seconds(plan.price.by_operator),
+        "byte_bound_by_operator": _byte_bound_seconds(plan.price.by_operator),
+        "seconds_by_module": _seconds(plan.price.by_module),
+        "byte_bound_by_module": _byte_bound_seconds(plan.price.by_module),
         "unknown_operators": plan.ledger.unknown_operators,
         "table": msgspec.to_builtins(plan.table()),
     }
+
+
+def _seconds(spent: dict[str, Spent]) -> dict[str, float]:
+    return {name: each.seconds for name, each in spent.items()}
+
+
+def _byte_bound_seconds(spent: dict[str, Spent]) -> dict[str, float]:
+    return {name: each.byte_bound_seconds for name, each in spent.items()}
 
 
 def _checked(preparation: Preparation) -> Preparation:

@@ -1,0 +1,85 @@
+"""Plan a recipe for accelerators that are not at hand: its step is counted, and priced by the catalogue."""
+
+import dataclasses
+
+from napkin.accounting.plan import Plan, Site
+from napkin.accounting.price import price
+from napkin.accounting.rules import all_reduce_seconds_rule
+from napkin.errors import NapkinError
+from napkin.hardware.catalogue import Device
+from napkin.hardware.ceilings import CatalogueCeilings
+from napkin.training.fitting import refuse_far_too_much
+from napkin.training.precision import Precision
+from napkin.training.preparation import rule_parameters
+from napkin.training.recipe import Recipe
+from napkin.training.runs import vocab_size_of
+from napkin.training.step import count_step
+
+CATALOGUE_FACTOR = 2.0
+"""How far off the seconds may be where nothing was measured on the device; not verified yet."""
+
+
+def plan_elsewhere(recipe: Recipe, device: Device, n_devices: int) -> tuple[Recipe, Precision, Plan]:
+    """Count one device's part of a step, and price it by the device's datasheet.
+
+    The devices hold the whole model each and split the batch; they add up their gradients over the device's link
+    while the backward pass still runs. Returns the recipe of one device, which has that
+    device's part of the batch.
+
+    Raises NapkinError where the batch does not divide among the devices or the device lacks the precision.
+    """
+    recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, vocab_size=vocab_size_of(recipe)))
+    share, precision = _one_share(recipe, device, n_devices)
+    refuse_far_too_much(share, precision, device.name, device.usable_bytes)
+    ledger = count_step(share, precision)
+    priced = price(ledger, CatalogueCeilings(device), factor=CATALOGUE_FACTOR)
+    site = Site(
+        device_name=device.name,
+        matmul_peak=device.peak(precision.products),
+        memory_bytes=device.usable_bytes,
+        n_devices=n_devices,
+        usd_per_hour=n_devices * device.price.usd_per_hour if device.price else None,
+        watts=n_devices * device.watts if device.watts else None,
+        measured=False,
+    )
+    backward = priced.by_phase["backward"].seconds
+    plan = Plan(
+        ledger=ledger,
+        price=priced,
+        site=site,
+        rule_parameters=rule_parameters(recipe),
+        steps=recipe.training.steps,
+        tokens_per_step=recipe.tokens_per_step,
+        exchange_seconds=max(0.0, _exchange_seconds(ledger.parameters, device, n_devices) - backward),
+    )
+    return share, precision, plan
+
+
+def _one_share(recipe: Recipe, device: Device, n_devices: int) -> tuple[Recipe, Precision]:
+    """The recipe with one device's part of the batch, and the precision there."""
+    training = recipe.training
+    batch_size, rest = divmod(training.batch_size, n_devices)
+    if rest or not batch_size:
+        raise NapkinError(
+            f"training.batch_size {training.batch_size} does not divide among {n_devices} devices: "
+            f"use a multiple, --training.batch-size {n_devices * -(-training.batch_size // n_devices)}"
+        )
+    size = min(training.resolved_micro_batch_size, batch_size)
+    if batch_size % size:
+        raise NapkinError(
+            f"each of {n_devices} devices gets {batch_size} sequences, which do not divide into micro-batches of "
+            f"{size}: choose a --training.micro-batch-size that divides them"
+        )
+    wanted = training.precision
+    products = ("bf16" if "bf16" in device.peaks else "fp32") if wanted == "auto" else wanted
+    device.peak(products)
+    training = dataclasses.replace(training, batch_size=batch_size, micro_batch_size=size, precision=products)
+    return dataclasses.replace(recipe, training=training), Precision(products, "cuda")
+
+
+def _exchange_seconds(parameters: int, device: Device, n_devices: int) -> float:
+    bandwidth = device.link_bandwidth or device.host_bandwidth
+    if n_devices == 1 or bandwidth is None:
+        return 0.0
+    bytes_of_a_gradient = 4
+    return all_reduce_seconds_rule(bytes_of_a_gradient * parameters, n_devices, bandwidth)
