@@ -1,0 +1,135 @@
+"""Seconds of a training step, planned and then measured, over 24 shapes: how far off is the plan?
+
+    python benchmarks/step_seconds.py
+
+The plan is the one that `napkin train` prints: operators rehearsed one by one, and a slice of the model timed. Beside
+it stand what users have otherwise: 6·N·T FLOPs at half of the measured matmul peak, and the roofline of each operator.
+The shapes are drawn with a fixed seed from a grid of widths, depths, batches, contexts and precisions. The table is also
+written to benchmarks/results/.
+"""
+
+import argparse
+import itertools
+import platform
+import random
+import statistics
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from napkin.accounting.plan import RULE_MFU
+from napkin.accounting.price import price
+from napkin.accounting.rules import seconds_rule, training_flops_rule
+from napkin.hardware.calibration_cache import calibration_of_this_machine
+from napkin.hardware.host import detect_host
+from napkin.model.config import ModelConfig
+from napkin.training.precision import Precision
+from napkin.training.preparation import device_name, make_plan, resolve
+from napkin.training.recipe import Recipe, TrainingConfig
+from napkin.training.step import build_learner
+
+RESULTS = Path(__file__).parent / "results"
+TIMED_STEPS = 12
+VOCAB_SIZES = {"cpu": 4096, "cuda": 50304}
+GRIDS = {
+    "cpu": ((128, 192, 256, 384, 512), (2, 4, 6), (2, 4, 8), (128, 256), ("bf16", "fp32"), (1, 2)),
+    "cuda": ((512, 768, 1024, 2048), (4, 8, 12), (4, 8, 16), (512, 1024), ("bf16", "fp32"), (1, 2)),
+}
+
+
+def recipes(device: str, how_many: int) -> list[Recipe]:
+    """As many shapes of the device's grid."""
+    drawn = random.Random(0).sample(list(itertools.product(*GRIDS[device])), how_many)
+    return [
+        Recipe(
+            model=ModelConfig(VOCAB_SIZES[device], length, d_model=width, n_layers=depth, n_heads=width // 64),
+            training=TrainingConfig(
+                batch_size=batch,
+                micro_batch_size=batch // micro_batches,
+                precision=precision,  # pyright: ignore[reportArgumentType]
+                device=device,  # pyright: ignore[reportArgumentType]
+            ),
+        )
+        for width, depth, batch, length, precision, micro_batches in drawn
+    ]
+
+
+def measure(recipe: Recipe, precision: Precision) -> float:
+    """Median seconds of a step, after two that warm up."""
+    learner = build_learner(recipe, precision)
+    shape = (recipe.training.batch_size, recipe.model.context_length)
+    tokens = torch.randint(recipe.model.vocab_size, shape, device=precision.device_type)
+    seconds = []
+    for number in range(2 + TIMED_STEPS):
+        begin = time.perf_counter()
+        learner.step(number, tokens, tokens)
+        if precision.device_type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds[2:])
+
+
+def compare(recipe: Recipe) -> tuple[str, float, float, float, float, float]:
+    """The shape's name, measured seconds, those over plan, roofline and rule, and the plan's stated factor."""
+    host = detect_host()
+    recipe, precision = resolve(recipe, recipe.model.vocab_size, host)
+    plan = make_plan(recipe, precision, host)
+    roofline = price(plan.ledger, calibration_of_this_machine(precision.device_type)).seconds
+    flops = training_flops_rule(plan.rule_parameters, plan.tokens_per_step)
+    rule = seconds_rule(flops, plan.site.matmul_peak, mfu=RULE_MFU)
+    taken = measure(recipe, precision)
+    model, training = recipe.model, recipe.training
+    batch = f"{training.batch_size // training.resolved_micro_batch_size}×{training.resolved_micro_batch_size}"
+    name = f"d {model.d_model} L {model.n_layers} B {batch} T {model.context_length} {precision.products}"
+    return name, taken, taken / plan.seconds_a_step, taken / roofline, taken / rule, plan.price.factor
+
+
+def off(ratio: float) -> float:
+    """How far off a prediction was, whichever way: 0.1 is a tenth too much or too little."""
+    return max(ratio, 1 / ratio) - 1
+
+
+def main() -> None:
+    """Print the table and what it comes to, and write it where results are kept."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--shapes", type=int, default=24)
+    options = parser.parse_args()
+    drawn = recipes(options.device, options.shapes)
+    _, precision = resolve(drawn[0], drawn[0].model.vocab_size, detect_host())
+    lines = [
+        f"# Seconds a step: {device_name(precision, detect_host())}, {torch.get_num_threads()} threads, "
+        f"{datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}, Python {platform.python_version()}",
+        "",
+        "| shape (batch as micro-batches × sequences) | measured ms | over plan | over roofline | over rule |",
+        "|---|---|---|---|---|",
+    ]
+    print("\n".join(lines), flush=True)
+    ratios: list[tuple[float, float, float]] = []
+    covered = 0
+    for recipe in drawn:
+        name, taken, *of, factor = compare(recipe)
+        ratios.append((of[0], of[1], of[2]))
+        covered += off(of[0]) <= factor - 1
+        lines.append(f"| {name} | {1e3 * taken:.1f} | {of[0]:.3f} | {of[1]:.3f} | {of[2]:.3f} |")
+        print(lines[-1], flush=True)
+    summary = []
+    for witness, column in zip(("plan", "roofline", "rule"), zip(*ratios, strict=True), strict=True):
+        errors = sorted(map(off, column))
+        summary.append(
+            f"{witness}: median {statistics.median(errors):.1%} off, nine in ten within "
+            f"{errors[int(0.9 * len(errors)) - 1]:.1%}, worst {errors[-1]:.1%}"
+        )
+    summary.append(f"within the factor that the plan states: {covered} of {len(drawn)}")
+    lines += ["", *(f"- {line}" for line in summary)]
+    print("\n" + "\n".join(summary))
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"step-seconds-{options.device}-{datetime.now(UTC):%Y-%m-%d-%H%M%S}.md"
+    path.write_text("\n".join(lines) + "\n")
+    print(f"\nwrote {path}")
+
+
+if __name__ == "__main__":
+    main()
