@@ -116,7 +116,9 @@ class CachingAllocator:
         return block
 
     def _split(self, block: Block, size: int) -> None:
-        rest = Block(block.address + size, block.size - size, block.small, in_use=False, before=block, after=block.after)
+        rest = Block(
+            block.address + size, block.size - size, block.small, in_use=False, before=block, after=block.after
+        )
         if block.after is not None:
             block.after.before = rest
         block.after, block.size = rest, size

@@ -51,7 +51,8 @@ def choose_attention(call: AttentionCall, target: CudaTarget) -> SDPBackend:
     takes = {
         SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.cudnn_sdp_enabled() and _cudnn_takes(call, target),
         SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled() and _flash_takes(call, target),
-        SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled() and _efficient_takes(call, target),
+        SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled()
+        and _efficient_takes(call, target),
         SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled(),
     }
     for backend in _order_of_preference(target):
@@ -82,7 +83,9 @@ def _cudnn_takes(call: AttentionCall, target: CudaTarget) -> bool:
         target.capability >= (8, 0)
         and _is_dense(call, gqa=True, ignore_single=True)
         and _mask_fits(call)
-        and not (torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled())
+        and not (
+            torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+        )
         and _in_format(call, HALF)
         # Its probabilities are multiples of 1/16.
         and 16 * call.dropout == floor(16 * call.dropout)
@@ -156,7 +159,8 @@ def _is_dense(call: AttentionCall, *, gqa: bool, ignore_single: bool) -> bool:
     heads, kv_heads, value_heads = (tensor.shape[1] for tensor in tensors)
     grouped = gqa and call.enable_gqa and kv_heads == value_heads and heads % kv_heads == 0
     same_batch = call.query.shape[0] == call.key.shape[0] == call.value.shape[0]
-    return same_batch and (grouped or heads == kv_heads == value_heads) and min(call.query.shape[-2], call.key.shape[-2]) > 0
+    not_empty = min(call.query.shape[-2], call.key.shape[-2]) > 0
+    return same_batch and not_empty and (grouped or heads == kv_heads == value_heads)
 
 
 def _mask_fits(call: AttentionCall) -> bool:

@@ -29,7 +29,7 @@ def as_on_cuda(target: CudaTarget) -> Iterator[None]:
     only CUDA's autocast takes in half precision and that call others which both take (einsum), recurrent layers, and
     the choice of kernels for convolutions.
     """
-    library = torch.library.Library("aten", "IMPL")  # noqa: TOR901 - it ends with this context
+    library = torch.library.Library("aten", "IMPL")
     try:
         for name, form in (
             ("scaled_dot_product_attention", _attention(target)),
@@ -72,7 +72,28 @@ def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
 def _rms_norm(input: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     if weight is not None and weight.dtype != input.dtype:
         return aten.rms_norm.default.decompose(input, shape, weight, eps)
-    return aten._fused_rms_norm(input, shape, weight, eps)[0]
+    return _FusedRMSNorm.apply(input, shape, weight, eps)  # pyright: ignore[reportReturnType]
+
+
+class _FusedRMSNorm(torch.autograd.Function):
+    """CUDA's own operator, forward and backward, which a CPU takes apart above autograd."""
+
+    @staticmethod
+    @no_type_check
+    def forward(ctx, input, shape, weight, eps):
+        with torch._C._AutoDispatchBelowAutograd():
+            normed, inverse_rms = aten._fused_rms_norm(input, shape, weight, eps)
+        ctx.save_for_backward(input, inverse_rms, weight)
+        ctx.shape = shape
+        return normed
+
+    @staticmethod
+    @no_type_check
+    def backward(ctx, gradient):
+        input, inverse_rms, weight = ctx.saved_tensors
+        wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
+        gradients = aten._fused_rms_norm_backward(gradient, input, ctx.shape, inverse_rms, weight, wanted)
+        return gradients[0], None, gradients[1], None
 
 
 def _in_fp32(name: str) -> Callable[..., Any]:
@@ -83,7 +104,7 @@ def _in_fp32(name: str) -> Callable[..., Any]:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
             if any(isinstance(value, FakeTensor) for value in (first, *args)):
                 if name in _FP32:
-                    first, *args = (_wide(value) for value in (first, *args))
+                    first, args = _wide(first), tuple(_wide(value) for value in args)
                     kwargs = {key: _wide(value) for key, value in kwargs.items()}
                 elif kwargs.get("dtype") is None and len(args) < _POSITION_OF_DTYPE.get(name, 9) and _is_narrow(first):
                     kwargs["dtype"] = torch.float32

@@ -127,7 +127,7 @@ class _Recorder(TorchDispatchMode):
         self.rows.append(self._describe(operator, args, kwargs, inputs, result, outputs, phase))
         self.memory.claim(outputs, "temporaries", made=True, elsewhere=elsewhere)
         if self.cuda:
-            self._take_more_on_cuda(operator, args, inputs)
+            self._take_more(self.cuda, operator, args, inputs)
         elif inputs and inputs[0].device.type == "cpu":
             self.memory.take_and_give_back(scratch_bytes(operator, args, kwargs, inputs))
         return result
@@ -143,19 +143,19 @@ class _Recorder(TorchDispatchMode):
         in_backward = torch._C._current_graph_task_id() != -1
         self.memory.sums_gradients = _sums_gradients(operator, inputs, in_backward=in_backward)
         self.memory.claim(_tensors(result), "temporaries", elsewhere=elsewhere)
-        self._take_more_on_cuda(operator, args, inputs)
+        self._take_more(self.cuda, operator, args, inputs)
         return result
 
     def _is_elsewhere(self, operator: Any) -> bool:
         # A tensor of a Python number is made in the host's memory, a step count of torch.optim's say, and stays there.
         return self.cuda is not None and operator.overloadpacket is aten.lift_fresh
 
-    def _take_more_on_cuda(self, operator: Any, args: tuple, inputs: list[Tensor]) -> None:
+    def _take_more(self, cuda: CudaTarget, operator: Any, args: tuple, inputs: list[Tensor]) -> None:
         # A backward pass on CUDA runs in a thread of autograd's.
         thread = torch._C._current_graph_task_id() != -1
         if operator.overloadpacket in MATRIX_PRODUCTS and thread not in self.multiplied:
             self.multiplied.add(thread)
-            self.memory.take(self.cuda.workspace_bytes)
+            self.memory.take(cuda.workspace_bytes)
         self.memory.take_and_give_back(*cuda_scratch_bytes(operator, args, inputs))
 
     def _phase(self) -> Phase:
