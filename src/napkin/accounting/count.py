@@ -4,8 +4,9 @@ Fake tensors have shapes, formats and storages, but no data: nothing is allocate
 """
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 
+from napkin.accounting.cuda_target import Target, cuda_target
+from napkin.accounting.cuda_trace import as_on_cuda
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.record import record
 from napkin.errors import NapkinError
@@ -30,6 +33,7 @@ def count(
     step: Callable[[nn.Module, Any], Any] | None = None,
     *,
     optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+    target: Target = "cpu",
 ) -> Ledger:
     """Trace one training step in its steady state and return its ledger.
 
@@ -42,19 +46,26 @@ def count(
             module: it is used as it is.
         optimizer: for the plain step, a function of the parameters that returns an optimizer, for example
             `torch.optim.AdamW`. None counts no update.
+        target: the device that the step is counted for. "cpu"; "cuda", which is this machine's GPU or, without one,
+            an H100; or a `CudaTarget` for another. For a CUDA device the tensors of the trace stay on the CPU, where
+            `step` must leave them, but the operators are those that torch calls on that device: its attention,
+            dropout and normalisation, its autocast (also where `step` says `torch.autocast("cuda")`: softmax, norms,
+            sums and losses in fp32), foreach optimizers. Memory is that of CUDA's caching allocator, from the first
+            parameter on; a module that is on fake CUDA tensors is always counted so.
 
     Raises NapkinError where the module cannot be copied, and where the step fails on fake tensors.
     """
     mode = _mode_of(module) or FakeTensorMode(allow_non_fake_inputs=True)
     fakes = _Fakes(mode)
-    with mode:
+    cuda = cuda_target("cuda" if _is_on_fake_cuda(module) else target)
+    with mode, as_on_cuda(cuda) if cuda else nullcontext():
         twin = module if _mode_of(module) else _fake_twin(module, fakes)
         arguments = dict(batch) if isinstance(batch, Mapping) else batch
         inputs = pytree.tree_map_only(Tensor, fakes.of_input, arguments)
         run = step or _plain_step(twin, optimizer)
         with _errors_on_one_line():
             # The second step is the steady one: the optimizer's state is born in the first.
-            return record(twin, lambda: run(twin, inputs), warm_up=1)
+            return record(twin, lambda: run(twin, inputs), warm_up=1, cuda=cuda)
 
 
 def _mode_of(module: nn.Module) -> FakeTensorMode | None:
@@ -62,6 +73,11 @@ def _mode_of(module: nn.Module) -> FakeTensorMode | None:
         if isinstance(tensor, FakeTensor):
             return tensor.fake_mode
     return None
+
+
+def _is_on_fake_cuda(module: nn.Module) -> bool:
+    tensor = next(module.parameters(), None)
+    return isinstance(tensor, FakeTensor) and tensor.device.type == "cuda"
 
 
 class _Fakes:
@@ -128,6 +144,10 @@ def _plain_step(
     module: nn.Module, optimizer: Callable[..., torch.optim.Optimizer] | None
 ) -> Callable[[nn.Module, Any], None]:
     update = optimizer(module.parameters()) if optimizer else None
+    if update is not None and inspect.signature(update.step).parameters["closure"].default is inspect.Parameter.empty:
+        raise NapkinError(
+            f"{type(update).__name__} evaluates the model inside its update: pass a `step` that calls it with a closure"
+        )
 
     def step(module: nn.Module, batch: Any) -> None:
         if isinstance(batch, dict):

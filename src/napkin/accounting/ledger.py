@@ -6,7 +6,8 @@ and tests read their figures from it, so that no second formula for the same thi
 
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal
 
 Phase = Literal["forward", "backward", "recompute", "optimizer"]
@@ -53,7 +54,8 @@ class Ledger:
     parameters: int
     """Number of parameters; shared ones count once."""
     peak_bytes: int
-    """Largest number of bytes alive in tensors at one time, over the step."""
+    """Largest number of bytes alive in tensors at one time, over the step. Counted for a CUDA device, in blocks of
+    its caching allocator, with scratch and cuBLAS's workspaces: what torch.cuda.max_memory_allocated reports."""
     resident_bytes: int
     """Bytes alive before the step begins: parameters, optimizer state, whatever stays from step to step."""
     peak_by_category: dict[Category, int]
@@ -62,6 +64,10 @@ class Ledger:
     """(row, most bytes alive while it ran) for each row that changed the number of bytes alive."""
     unknown_operators: dict[str, int]
     """Calls of operators for which no formula stands: their FLOPs are missing from every sum."""
+    reserved_bytes: int | None = None
+    """Counted for a CUDA device, what torch's caching allocator has taken of it when the step ends, and does not give
+    back while memory lasts: what torch.cuda.max_memory_reserved reports. The first steps are in it. None on a CPU,
+    whose allocator keeps nothing."""
     watch_bytes: int = 0
     """Bytes by which watching the step raised its peak; left out of `peak_bytes`."""
 
@@ -101,3 +107,29 @@ class Ledger:
         for row in self.rows:
             sums[getattr(row, column)] += row.flops
         return dict(sums.most_common())
+
+    def with_more_micro_batches(self, times: int) -> "Ledger":
+        """The ledger of the same step with `times` more micro-batches, each like the last but one.
+
+        Micro-batches are alike from the second on, when there are gradients to add to; so three tell of any number.
+        The batch itself must be at its full size here already. Raises ValueError where there are fewer than three.
+        """
+        begins = [
+            number
+            for number, (before, row) in enumerate(pairwise(self.rows), start=1)
+            if row.phase == "forward" and before.phase in ("backward", "recompute")
+        ]
+        if len(begins) < 2:
+            raise ValueError("a ledger of fewer than three micro-batches does not tell what more would be like")
+        begin, end = begins[-2:]
+        length = end - begin
+        timeline = [
+            (number + length * (times if number >= end else again), level)
+            for number, level in self.timeline
+            for again in range(times + 1 if begin <= number < end else 1)
+        ]
+        return replace(
+            self,
+            rows=(*self.rows[:end], *(self.rows[begin:end] * times), *self.rows[end:]),
+            timeline=tuple(sorted(timeline)),
+        )

@@ -13,6 +13,7 @@ from typing import no_type_check
 
 from torch import Tensor
 
+from napkin.accounting.caching_allocator import Replay, replay
 from napkin.accounting.ledger import Category
 
 Event = tuple[int, int, int]
@@ -41,17 +42,26 @@ class _Storage:
 # Every operator of a step passes here: checks of types, which are on while tests run, would take half of their time.
 @no_type_check
 class Memory:
-    """The storages of a step, by number, and the events that they are born and freed in."""
+    """The storages of a step, by number, and the events that they are born and freed in.
 
-    def __init__(self) -> None:
+    With `from_birth`, what happens before the step is kept too: an allocator with a cache remembers it.
+    """
+
+    def __init__(self, *, from_birth: bool = False) -> None:
         self.storages: list[_Storage] = []
         self.alive: dict[int, int] = {}  # address of the storage -> its number
         self.references: dict[int, weakref.ref] = {}
-        self.begin()
+        self.from_birth = from_birth
+        self.earlier: list[Event] = []
+        self._start_over()
         self.recording = False
 
     def begin(self) -> None:
-        """Forget the events so far; what is alive stays, and is what the step starts from."""
+        """The step begins: what is alive stays, and is what it starts from."""
+        self.earlier = self._unwatched()
+        self._start_over()
+
+    def _start_over(self) -> None:
         self.recording = True
         self.row = 0
         """The row of the ledger that runs, or ran last."""
@@ -64,21 +74,31 @@ class Memory:
             self.storages[number].row = None
         self.start_alive = set(self.alive.values())
 
-    def claim(self, tensors: Iterable[Tensor], category: Category, *, made: bool = False) -> None:
-        """Follow the storages of `tensors` that are not followed yet, made by this row or there before the step."""
+    def claim(
+        self, tensors: Iterable[Tensor], category: Category, *, made: bool = False, elsewhere: bool = False
+    ) -> None:
+        """Follow the storages of `tensors` that are not followed yet, made by this row or there before the step.
+
+        Those `elsewhere` take no memory of the device that is followed.
+        """
         for tensor in tensors:
             storage = tensor.untyped_storage()
             address = storage._cdata
             if address in self.alive:
                 continue
-            number = self._new(storage.nbytes(), category, made=made)
+            number = self._new(0 if elsewhere else storage.nbytes(), category, made=made)
             self.alive[address] = number
             self.references[number] = weakref.ref(storage, lambda _, a=address, n=number: self._freed(a, n))
 
-    def take_and_give_back(self, size: int) -> None:
-        """Scratch of this row: memory that its operator takes and gives back."""
-        if size:
-            self.events.append((self.row, self._new(size, "temporaries", made=True), -size))
+    def take_and_give_back(self, *sizes: int) -> None:
+        """Scratch of this row: pieces of memory that its operator takes, and gives back when it has all of them."""
+        taken = [(self._new(size, "temporaries", made=True), size) for size in sizes if size]
+        self.events += [(self.row, number, -size) for number, size in taken]
+
+    def take(self, size: int) -> None:
+        """Memory that no tensor holds, and that is never given back."""
+        number = self._new(size, "temporaries", made=True)
+        self.alive[-1 - number] = number
 
     def reclaim(self, tensors: Iterable[Tensor], category: Category) -> None:
         """Say what storages turned out to be."""
@@ -102,18 +122,27 @@ class Memory:
                 sums[storage.row] += storage.bytes
         return sums
 
-    def start_bytes(self) -> int:
-        """Bytes alive before the step."""
-        return sum(self.storages[number].bytes for number in self.start_alive)
+    def sizes(self) -> list[int]:
+        """Bytes of each storage."""
+        return [storage.bytes for storage in self.storages]
 
-    def peak(self, *, watched: bool) -> Peak:
+    def replayed(self) -> Replay:
+        """What CUDA's caching allocator makes of all events, from the first storage on."""
+        events = (*self.earlier, *self._unwatched())
+        return replay(((number, change) for _, number, change in events), len(self.storages))
+
+    def start_bytes(self, sizes: list[int]) -> int:
+        """Bytes alive before the step; `sizes` are those of the storages."""
+        return sum(sizes[number] for number in self.start_alive)
+
+    def peak(self, sizes: list[int], *, watched: bool) -> Peak:
         """Follow the events once to find the peak, once more up to it to see what was alive there."""
         events = self.events if watched else self._unwatched()
-        bytes_alive = peak = self.start_bytes()
+        bytes_alive = peak = self.start_bytes(sizes)
         peak_event = 0
         timeline: dict[int, int] = {}
-        for event, (row, _, change) in enumerate(events, start=1):
-            bytes_alive += change
+        for event, (row, number, change) in enumerate(events, start=1):
+            bytes_alive += sizes[number] if change >= 0 else -sizes[number]
             timeline[row] = max(timeline.get(row, 0), bytes_alive)
             if bytes_alive > peak:
                 peak, peak_event = bytes_alive, event
@@ -122,7 +151,7 @@ class Memory:
             (alive.add if change >= 0 else alive.discard)(number)
         by_category: Counter[Category] = Counter()
         for number in alive:
-            by_category[self.storages[number].category] += self.storages[number].bytes
+            by_category[self.storages[number].category] += sizes[number]
         return Peak(peak, dict(by_category), tuple(timeline.items()))
 
     def _unwatched(self) -> list[Event]:
@@ -135,17 +164,19 @@ class Memory:
         number = len(self.storages)
         self.storages.append(_Storage(size, category, self.row if made else None))
         if not self.recording:
-            return number
-        if made:
+            if self.from_birth:
+                self.events.append((self.row, number, size))
+        elif made:
             self.allocated[self.row] += size
             self.events.append((self.row, number, size))
         else:
             self.start_alive.add(number)
+            self.earlier.append((self.row, number, size))
         return number
 
     def _freed(self, address: int, number: int) -> None:
         del self.alive[address], self.references[number]
-        if not self.recording:
+        if not (self.recording or self.from_birth):
             return
         size = self.storages[number].bytes
         # Where two gradients meet, autograd adds into the first if nobody else holds it; except under a watch like this

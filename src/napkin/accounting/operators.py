@@ -155,6 +155,11 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     aten._scaled_dot_product_cudnn_attention_backward: _attention_backward,
 }
 
+# On CUDA, those that cuBLAS does.
+MATRIX_PRODUCTS = frozenset(
+    packet for packet, formula in CONTRACTIONS.items() if formula in (_mm, _addmm, _baddbmm, _mv, _dot, _linear)
+)
+
 # Namespaces of operators that move numbers between devices.
 _COLLECTIVES = {"c10d", "_c10d_functional"}
 

@@ -15,9 +15,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from napkin.accounting.cuda_scratch import cuda_scratch_bytes
+from napkin.accounting.cuda_target import CudaTarget
 from napkin.accounting.ledger import Ledger, Phase, Row
 from napkin.accounting.memory import Memory
-from napkin.accounting.operators import UnknownOperator, work_of
+from napkin.accounting.operators import MATRIX_PRODUCTS, UnknownOperator, work_of
 from napkin.accounting.rehearse import call_of
 from napkin.accounting.scratch import scratch_bytes
 from napkin.tensors import FORMAT_OF
@@ -25,13 +27,19 @@ from napkin.tensors import FORMAT_OF
 aten = torch.ops.aten
 
 
-def record(module: nn.Module, step: Callable[[], Any], *, warm_up: int = 0) -> Ledger:
+def record(
+    module: nn.Module,
+    step: Callable[[], Any],
+    *,
+    warm_up: int = 0,
+    cuda: CudaTarget | None = None,
+) -> Ledger:
     """Run `step` `warm_up` + 1 times and return the ledger of the last run.
 
     `step` trains `module` once. One step of warm-up shows the steady state: the optimizer's state is born in the
-    first step, after its peak.
+    first step, after its peak. With `cuda`, memory is that of this device: blocks of its caching allocator.
     """
-    recorder = _Recorder(module)
+    recorder = _Recorder(module, cuda)
     with recorder.attached():
         for _ in range(warm_up):
             step()
@@ -43,8 +51,10 @@ def record(module: nn.Module, step: Callable[[], Any], *, warm_up: int = 0) -> L
 # Every operator of a step passes here: checks of types, which are on while tests run, would take half of their time.
 @no_type_check
 class _Recorder(TorchDispatchMode):
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, cuda: CudaTarget | None) -> None:
         super().__init__()
+        self.cuda = cuda
+        self.multiplied: set[bool] = set()  # whether of autograd, for each thread that has multiplied
         self.parameters = list(module.parameters())
         self.paths = {id(child): name for name, child in module.named_modules()}
         self.stack: list[str] = []
@@ -53,7 +63,7 @@ class _Recorder(TorchDispatchMode):
         self.previous_phase: Phase = "forward"
         self.rows: list[dict[str, Any]] = []  # fields of each but for what memory knows
         self.unknown: Counter[str] = Counter()
-        self.memory = Memory()
+        self.memory = Memory(from_birth=cuda is not None)
         self.memory.claim((*self.parameters, *module.buffers()), "parameters")
 
     @contextmanager
@@ -80,7 +90,9 @@ class _Recorder(TorchDispatchMode):
     def ledger(self) -> Ledger:
         self._claim_gradients()
         allocated, kept = self.memory.allocated, self.memory.kept()
-        peak, watched = self.memory.peak(watched=False), self.memory.peak(watched=True)
+        replayed = self.memory.replayed() if self.cuda else None
+        sizes = replayed.block_bytes if replayed else self.memory.sizes()
+        peak, watched = (self.memory.peak(sizes, watched=watched) for watched in (False, True))
         return Ledger(
             rows=tuple(
                 Row(**fields, bytes_allocated=allocated[row], bytes_kept=kept[row])
@@ -88,10 +100,11 @@ class _Recorder(TorchDispatchMode):
             ),
             parameters=sum(parameter.numel() for parameter in self.parameters),
             peak_bytes=peak.bytes,
-            resident_bytes=self.memory.start_bytes(),
+            resident_bytes=self.memory.start_bytes(sizes),
             peak_by_category=peak.by_category,
             timeline=peak.timeline,
             unknown_operators=dict(self.unknown),
+            reserved_bytes=replayed.reserved_bytes if replayed else None,
             watch_bytes=watched.bytes - peak.bytes,
         )
 
@@ -100,24 +113,50 @@ class _Recorder(TorchDispatchMode):
         if operator.namespace in ("prim", "profiler"):
             return operator(*args, **kwargs)
         if not self.recording:
-            result = _call(operator, args, kwargs)
-            self.memory.claim(_tensors(result), "temporaries")
-            return result
+            return self._warm_up(operator, args, kwargs)
         phase = self._phase()
         if phase != self.previous_phase:
             self._turn(phase)
         inputs = _tensors((args, kwargs))
-        self.memory.claim(inputs, "inputs")
+        elsewhere = self._is_elsewhere(operator)
+        self.memory.claim(inputs, "inputs", elsewhere=elsewhere)
         result = _call(operator, args, kwargs)
         outputs = _tensors(result)
         self.memory.row = len(self.rows)
-        # A view is held by its base too, and never added into.
-        self.memory.sums_gradients = phase == "backward" and operator is aten.add.Tensor and not inputs[0]._is_view()
+        self.memory.sums_gradients = _sums_gradients(operator, inputs, in_backward=phase == "backward")
         self.rows.append(self._describe(operator, args, kwargs, inputs, result, outputs, phase))
-        self.memory.claim(outputs, "temporaries", made=True)
-        if inputs and inputs[0].device.type == "cpu":
+        self.memory.claim(outputs, "temporaries", made=True, elsewhere=elsewhere)
+        if self.cuda:
+            self._take_more(self.cuda, operator, args, inputs)
+        elif inputs and inputs[0].device.type == "cpu":
             self.memory.take_and_give_back(scratch_bytes(operator, args, kwargs, inputs))
         return result
+
+    def _warm_up(self, operator: Any, args: tuple, kwargs: dict) -> Any:
+        if not self.cuda:
+            result = _call(operator, args, kwargs)
+            self.memory.claim(_tensors(result), "temporaries")
+            return result
+        inputs, elsewhere = _tensors((args, kwargs)), self._is_elsewhere(operator)
+        self.memory.claim(inputs, "inputs", elsewhere=elsewhere)
+        result = _call(operator, args, kwargs)
+        in_backward = torch._C._current_graph_task_id() != -1
+        self.memory.sums_gradients = _sums_gradients(operator, inputs, in_backward=in_backward)
+        self.memory.claim(_tensors(result), "temporaries", elsewhere=elsewhere)
+        self._take_more(self.cuda, operator, args, inputs)
+        return result
+
+    def _is_elsewhere(self, operator: Any) -> bool:
+        # A tensor of a Python number is made in the host's memory, a step count of torch.optim's say, and stays there.
+        return self.cuda is not None and operator.overloadpacket is aten.lift_fresh
+
+    def _take_more(self, cuda: CudaTarget, operator: Any, args: tuple, inputs: list[Tensor]) -> None:
+        # A backward pass on CUDA runs in a thread of autograd's.
+        thread = torch._C._current_graph_task_id() != -1
+        if operator.overloadpacket in MATRIX_PRODUCTS and thread not in self.multiplied:
+            self.multiplied.add(thread)
+            self.memory.take(cuda.workspace_bytes)
+        self.memory.take_and_give_back(*cuda_scratch_bytes(operator, args, inputs))
 
     def _phase(self) -> Phase:
         if torch._C._current_graph_task_id() != -1:
@@ -195,14 +234,25 @@ class _Recorder(TorchDispatchMode):
         }
 
 
+def _sums_gradients(operator: Any, inputs: list[Tensor], *, in_backward: bool) -> bool:
+    """Whether autograd adds two gradients that meet."""
+    # A view is held by its base too, and never added into.
+    return in_backward and operator is aten.add.Tensor and not inputs[0]._is_view()
+
+
 def _call(operator: Any, args: tuple, kwargs: dict) -> Any:
     try:
         return operator(*args, **kwargs)
     except DataDependentOutputException:
-        # GradScaler asks whether a gradient overflowed, which fake tensors cannot say. In the usual step none does.
-        if not _runs_in("torch.amp.grad_scaler"):
-            raise
-        return 0.0
+        for module_name, answer in _ANSWERS.items():
+            if _runs_in(module_name):
+                return answer
+        raise
+
+
+# What fake tensors cannot say when torch's own functions ask for a number. GradScaler asks whether a gradient
+# overflowed, which in the usual step none does; Adafactor for norms, with which it multiplies and no more.
+_ANSWERS = {"torch.amp.grad_scaler": 0.0, "torch.optim._adafactor": 1.0}
 
 
 def _runs_in(module_name: str) -> bool:

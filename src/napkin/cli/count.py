@@ -1,7 +1,8 @@
 """`napkin count`."""
 
+import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from rich.table import Table
@@ -9,9 +10,11 @@ from rich.table import Table
 from napkin.cli.options import Switch
 from napkin.cli.recipes import RecipeOptions, parse_with_recipe
 from napkin.cli.terminal import out, print_json, progress_line, say
+from napkin.errors import NapkinError
 from napkin.units import format_bytes, format_flops
 
 if TYPE_CHECKING:
+    from napkin.accounting.cuda_target import CudaTarget
     from napkin.accounting.ledger import Ledger
 
 SUMS = ("calls", "flops", "bytes_read", "bytes_written", "bytes_allocated", "bytes_kept")
@@ -25,6 +28,11 @@ class CountOptions(RecipeOptions):
 
     by: Literal["operator", "module", "phase"] = "operator"
     """What the rows are summed by."""
+    target: Literal["auto", "cpu", "cuda"] = "auto"
+    """What to count for: the operators and the memory of a CPU or of a GPU, at hand or not; auto is the recipe's
+    device."""
+    capability: str | None = None
+    """Compute capability of the GPU: 8.0 is an A100, 9.0 an H100, 10.0 a B200. None is this machine's GPU, else 9.0."""
     json: Switch = False
     """Print the result for programs."""
 
@@ -36,11 +44,18 @@ def main(arguments: list[str]) -> None:
         from napkin.training.runs import resolve_alone
         from napkin.training.step import count_step
 
-        recipe, precision, _ = resolve_alone(options.recipe)
-        ledger = count_step(recipe, precision)
+        target, recipe = _target(options), options.recipe
+        if target is not None:
+            # What the recipe leaves to the machine is this target's to decide, not this machine's.
+            auto, formats = recipe.training.precision == "auto", "fp32" if target.capability < (8, 0) else "bf16"
+            precision = formats if auto else recipe.training.precision
+            recipe = replace(recipe, training=replace(recipe.training, device="cpu", precision=precision))
+        recipe, precision, _ = resolve_alone(recipe)
+        ledger = count_step(recipe, precision, target=target or ("cpu" if options.target == "cpu" else None))
     sums = _sum(ledger, options.by)
     if options.json:
-        totals = {name: getattr(ledger, name) for name in ("parameters", "flops", "causal_flops", "peak_bytes")}
+        names = ("parameters", "flops", "causal_flops", "peak_bytes", "reserved_bytes")
+        totals = {name: getattr(ledger, name) for name in names}
         peak = {"peak_by_category": ledger.peak_by_category, "unknown_operators": ledger.unknown_operators}
         print_json({**totals, **peak, "by": options.by, "rows": sums})
         return
@@ -58,8 +73,25 @@ def main(arguments: list[str]) -> None:
         f"{ledger.parameters:,} parameters; {ledger.flops:,} FLOPs a step, {ledger.causal_flops:,} with attention over "
         f"causal pairs alone; peak {ledger.peak_bytes:,} bytes; kept for the backward pass {ledger.kept_bytes:,} bytes"
     )
+    if ledger.reserved_bytes is not None:
+        say(f"reserved of the GPU by torch's caching allocator: {ledger.reserved_bytes:,} bytes")
     for operator, calls in ledger.unknown_operators.items():
         say(f"operator {operator} is not in napkin's tables: the FLOPs of {calls} calls are missing above")
+
+
+def _target(options: CountOptions) -> "CudaTarget | None":
+    if options.target != "cuda":
+        if options.capability is not None:
+            raise NapkinError(f"--capability {options.capability} is a GPU's: use it with --target cuda")
+        return None
+    from napkin.accounting.cuda_target import CudaTarget, cuda_target
+
+    if options.capability is None:
+        return cuda_target("cuda")
+    if not re.fullmatch(r"\d{1,2}\.\d", options.capability):
+        raise NapkinError(f"--capability {options.capability} is not a compute capability: use two numbers, as in 9.0")
+    major, minor = options.capability.split(".")
+    return CudaTarget((int(major), int(minor)))
 
 
 def _sum(ledger: "Ledger", by: Literal["operator", "module", "phase"]) -> dict[str, dict[str, int]]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin.accounting.count import count
+from napkin.accounting.cuda_target import Target
 from napkin.accounting.ledger import Ledger
 from napkin.model.transformer import Transformer
 from napkin.optim.adamw import AdamW
@@ -20,6 +21,9 @@ from napkin.training.precision import Precision
 from napkin.training.recipe import Recipe
 
 Watch = Callable[[str], AbstractContextManager]
+
+TRACED_MICRO_BATCHES = 3
+"""The others are like the second."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +87,24 @@ def build_learner(recipe: Recipe, precision: Precision) -> Learner:
     return Learner(model, optimizer, recipe, precision)
 
 
-def count_step(recipe: Recipe, precision: Precision) -> Ledger:
-    """The ledger of the recipe's step, traced on fake tensors: nothing is allocated, nothing computed."""
+def count_step(recipe: Recipe, precision: Precision, *, target: Target | None = None) -> Ledger:
+    """The ledger of the recipe's step, traced on fake tensors: nothing is allocated, nothing computed.
+
+    `target` is the device that it is counted for, as `count` takes it; None is the one that `precision` names.
+    """
+    size = recipe.training.resolved_micro_batch_size
+    traced = min(recipe.training.batch_size // size, TRACED_MICRO_BATCHES)
     with FakeTensorMode():
         # Fake tensors live on the CPU whatever the target: fake CUDA tensors abort a CPU build.
         learner = build_learner(recipe, Precision(precision.products, "cpu"))
         tokens = torch.zeros(recipe.training.batch_size, recipe.model.context_length, dtype=torch.int64)
-        batch = (tokens, tokens.clone())
-        return count(learner.model, batch, lambda model, batch: learner.step(0, *batch))
+        # Views, so that the whole batch takes its bytes.
+        batch = (tokens[: traced * size], tokens.clone()[: traced * size])
+        ledger = count(
+            learner.model,
+            batch,
+            lambda model, batch: learner.step(0, *batch),
+            target=precision.device_type if target is None else target,
+        )
+    more = recipe.training.batch_size // size - traced
+    return ledger.with_more_micro_batches(more) if more else ledger

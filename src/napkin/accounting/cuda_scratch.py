@@ -1,0 +1,86 @@
+"""Scratch memory on CUDA: bytes that an operator takes from torch's allocator and gives back within one call.
+
+Modelled is what grows with the tensors: what attention's backward pass sums the gradients in, the sorted indices and
+partial sums of an embedding's gradient, the partial norms of foreach clipping. Left out: the splits of flash attention
+over keys where batch and heads are fewer than the multiprocessors, and the staging areas of reductions, a few MB.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+def cuda_scratch_bytes(operator: torch._ops.OpOverload, args: tuple, inputs: list[Tensor]) -> list[int]:
+    """Bytes of each piece of scratch, in the order in which they are taken; all are given back at the end."""
+    formula = SCRATCH.get(operator.overloadpacket)
+    return [size for size in formula(args, inputs) if size] if formula else []
+
+
+def _flash_backward(args: Any, inputs: list[Tensor]) -> list[int]:
+    # csrc of flash attention 2, mha_bwd: softmax_d, dq_accum, and keys' and values' gradients by query head.
+    gradient, query, key, _, output = inputs[:5]
+    batch, heads, queries, head_dim = query.shape
+    rows, width = _up(queries, 128), _up(head_dim, 32) if head_dim <= 192 else 256
+    copies = [0 if tensor.transpose(1, 2).is_contiguous() else tensor.nbytes for tensor in (gradient, output)]
+    return [*copies, 4 * batch * heads * rows, 4 * batch * rows * heads * width, *_by_query_head(query, key)]
+
+
+def _cudnn_backward(args: Any, inputs: list[Tensor]) -> list[int]:
+    # cuDNN's frontend, scaled_dot_product_flash_attention.h: one workspace for dQ_accum, softmax_sum, and, for grouped
+    # queries, dK_fullhead and dV_fullhead. What the engine itself adds is not published.
+    query, key = inputs[1:3]
+    batch, heads, queries, head_dim = query.shape
+    return [4 * batch * heads * queries * (head_dim + 1) + sum(_by_query_head(query, key))]
+
+
+def _efficient_backward(args: Any, inputs: list[Tensor]) -> list[int]:
+    # mem_eff_attention/kernel_backward.h: delta, and the gradient of queries in tiles of 64 × 64 fp32 numbers with a
+    # lock of 16 bytes; keys and values alike where a head is wider than what stays in registers.
+    gradient, query, key = inputs[:3]
+    batch, heads, queries, head_dim = query.shape
+    copied = 0 if gradient.transpose(1, 2).is_contiguous() else gradient.nbytes
+    tiles = -(-queries // 64) * -(-head_dim // 64)
+    workspace = batch * heads * tiles * (4 * 64 * 64 + 16)
+    if head_dim > 128 and query.element_size() < 4:
+        workspace += 2 * 4 * batch * heads * _up(key.shape[2], 64) * _up(head_dim, 64)
+    return [copied, 4 * batch * heads * queries, workspace]
+
+
+def _embedding_backward(args: Any, inputs: list[Tensor]) -> list[int]:
+    # Embedding.cu and EmbeddingBackwardKernel.cu: few indices are added in place; many are sorted, and each run of
+    # equal ones is summed in parts of ten.
+    gradient, indices = inputs[:2]
+    count, width = indices.numel(), gradient.shape[-1]
+    if count <= 3072:
+        return []
+    segments = min(count, args[2])
+    parts = count // 10 + segments
+    lists = [8 * count] * 3 + [8 * segments] * 2 + [8 * parts]
+    return [*lists, parts * width * max(4, gradient.element_size())]
+
+
+def _norms(args: Any, inputs: list[Tensor]) -> list[int]:
+    # ForeachReduceOp.cu: one number for each chunk of 65,536, as many for every tensor as for the largest.
+    return [4 * len(inputs) * -(-max(tensor.numel() for tensor in inputs) // 65536)]
+
+
+def _by_query_head(query: Tensor, key: Tensor) -> list[int]:
+    heads = query.shape[1]
+    return [] if key.shape[1] == heads else [key.nbytes // key.shape[1] * heads] * 2
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+SCRATCH: dict[torch._ops.OpOverloadPacket, Callable[[Any, list[Tensor]], list[int]]] = {
+    aten._scaled_dot_product_flash_attention_backward: _flash_backward,
+    aten._scaled_dot_product_cudnn_attention_backward: _cudnn_backward,
+    aten._scaled_dot_product_efficient_attention_backward: _efficient_backward,
+    aten.embedding_dense_backward: _embedding_backward,
+    aten._foreach_norm: _norms,
+}

@@ -1,0 +1,37 @@
+"""The GPU that a step is counted for: what torch decides by its generation."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class CudaTarget:
+    """A CUDA device, as far as a count depends on it; the defaults are those of an H100 under torch 2.13."""
+
+    capability: tuple[int, int] = (9, 0)
+    """Compute capability: (8, 0) for A100, (9, 0) for H100 and H200, (10, 0) for B200, (12, 0) for RTX 5090."""
+    cudnn_attention: bool = True
+    """Whether torch has cuDNN 9.15.1 or newer, whose attention it then prefers on capabilities 9.x and 10.x."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes that cuBLAS takes through torch's allocator, for each thread that multiplies, and keeps.
+
+        32 MiB on Hopper and Blackwell, :4096:2:16:8 (8,519,680 bytes) elsewhere; cuBLASLt shares them.
+        aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize.
+        """
+        return 32 * 2**20 if self.capability[0] in (9, 10, 12) else 8_519_680
+
+
+Target = Literal["cpu", "cuda"] | CudaTarget
+
+
+def cuda_target(target: Target) -> CudaTarget | None:
+    """The device that `target` names: "cuda" is this machine's GPU if it has one, else an H100; "cpu" is none."""
+    if isinstance(target, CudaTarget):
+        return target
+    if target == "cpu":
+        return None
+    return CudaTarget(torch.cuda.get_device_capability()) if torch.cuda.is_available() else CudaTarget()
