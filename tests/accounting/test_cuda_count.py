@@ -68,7 +68,7 @@ def test_what_is_alive_at_the_peak_adds_up_in_blocks_and_is_reserved(target: Cud
     assert ledger.reserved_bytes is not None
     assert sum(ledger.peak_by_category.values()) == ledger.peak_bytes <= ledger.reserved_bytes
     assert ledger.reserved_bytes % (2 * MIB) == ledger.peak_bytes % 512 == 0
-    assert max(level for _, level in ledger.timeline) == ledger.peak_bytes
+    assert max(moment.bytes_alive for moment in ledger.timeline) == ledger.peak_bytes
     parameters = GPT2(97, 16, 2, 32, 2).parameters()
     assert ledger.peak_by_category["parameters"] == sum(rounded(parameter.nbytes) for parameter in parameters)
     assert count(GPT2(97, 16, 2, 32, 2), _tokens(2, 16)).reserved_bytes is None

@@ -136,10 +136,10 @@ def test_kept_bytes_are_the_tensors_saved_for_the_backward_pass():
 def test_the_timeline_starts_and_ends_at_what_is_resident_and_reaches_the_peak():
     model = GPT2(11, 6, 1, 8, 2)
     ledger = count(model, _tokens(), optimizer=lambda p: torch.optim.AdamW(p, fused=True))
-    levels = [bytes_alive for _, bytes_alive in ledger.timeline]
+    levels = [moment.bytes_alive for moment in ledger.timeline]
     assert max(levels) == ledger.peak_bytes
     assert min(levels) >= ledger.resident_bytes
-    assert [row for row, _ in ledger.timeline] == sorted({row for row, _ in ledger.timeline})
+    assert [moment.row for moment in ledger.timeline] == sorted({moment.row for moment in ledger.timeline})
 
 
 def test_gradients_that_stay_from_step_to_step_are_resident():

@@ -104,7 +104,7 @@ def test_a_short_run_needs_no_warmup_of_its_own(napkin) -> None:
 @pytest.mark.parametrize("disturbed", [False, True])
 def test_figures_taken_on_a_busy_machine_come_with_a_hint(capsys, disturbed: bool) -> None:
     _, precision, plan = plan_only(read_recipe("runs/tiny/recipe.toml"))
-    describe_plan(dataclasses.replace(plan, calibration_disturbed=disturbed), precision)
+    describe_plan(dataclasses.replace(plan, site=dataclasses.replace(plan.site, disturbed=disturbed)), precision)
     assert ("`napkin calibrate` measures it again" in capsys.readouterr().out) is disturbed
 
 

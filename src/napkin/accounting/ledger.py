@@ -8,10 +8,14 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Phase = Literal["forward", "backward", "recompute", "optimizer"]
-Category = Literal["parameters", "gradients", "optimizer state", "activations", "inputs", "temporaries"]
+Category = Literal[
+    "parameters", "gradients", "optimizer state", "weight copies", "activations", "inputs", "temporaries"
+]
+"""What a storage is for; weight copies are the parameters as autocast keeps them in a narrower format."""
+STATE: tuple[Category, ...] = ("parameters", "gradients", "optimizer state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,18 @@ class Row:
     """What the operator was called with, as `rehearse` repeats it; None where it cannot be repeated."""
 
 
+class Moment(NamedTuple):
+    """What was alive at one moment of a step."""
+
+    row: int
+    """Number of the row that ran."""
+    bytes_alive: int
+    state_bytes: int
+    """Those of them in parameters, gradients and optimizer state: what can be sharded."""
+    weight_copy_bytes: int
+    """Those of them in weight copies: what sharding makes anew for each layer at work."""
+
+
 @dataclass(frozen=True)
 class Ledger:
     """A step's rows, and the memory that was alive while they ran."""
@@ -60,8 +76,8 @@ class Ledger:
     """Bytes alive before the step begins: parameters, optimizer state, whatever stays from step to step."""
     peak_by_category: dict[Category, int]
     """What was alive at the peak; adds up to `peak_bytes`."""
-    timeline: tuple[tuple[int, int], ...] = field(repr=False)
-    """(row, most bytes alive while it ran) for each row that changed the number of bytes alive."""
+    timeline: tuple[Moment, ...] = field(repr=False)
+    """The moment of most bytes alive, of each row that changed their number."""
     unknown_operators: dict[str, int]
     """Calls of operators for which no formula stands: their FLOPs are missing from every sum."""
     reserved_bytes: int | None = None
@@ -108,6 +124,19 @@ class Ledger:
             sums[getattr(row, column)] += row.flops
         return dict(sums.most_common())
 
+    def sharded_peak_bytes(self, n_devices: int) -> int:
+        """The peak of a device that holds 1/n of parameters, gradients and optimizer state.
+
+        Rajbhandari et al. 2020, "ZeRO", stage 3. The parameters of the layers at work, gathered for a moment, come on
+        top. One device holds all, weight copies too.
+        """
+        if n_devices == 1:
+            return self.peak_bytes
+        return max(
+            moment.bytes_alive - moment.weight_copy_bytes - moment.state_bytes + -(-moment.state_bytes // n_devices)
+            for moment in self.timeline
+        )
+
     def with_more_micro_batches(self, times: int) -> "Ledger":
         """The ledger of the same step with `times` more micro-batches, each like the last but one.
 
@@ -124,9 +153,9 @@ class Ledger:
         begin, end = begins[-2:]
         length = end - begin
         timeline = [
-            (number + length * (times if number >= end else again), level)
-            for number, level in self.timeline
-            for again in range(times + 1 if begin <= number < end else 1)
+            moment._replace(row=moment.row + length * (times if moment.row >= end else again))
+            for moment in self.timeline
+            for again in range(times + 1 if begin <= moment.row < end else 1)
         ]
         return replace(
             self,

@@ -14,7 +14,7 @@ from typing import no_type_check
 from torch import Tensor
 
 from napkin.accounting.caching_allocator import Replay, replay
-from napkin.accounting.ledger import Category
+from napkin.accounting.ledger import STATE, Category, Moment
 
 Event = tuple[int, int, int]
 """(row, storage, bytes gained or lost)."""
@@ -26,7 +26,7 @@ class Peak:
 
     bytes: int
     by_category: dict[Category, int]
-    timeline: tuple[tuple[int, int], ...]
+    timeline: tuple[Moment, ...]
     """(row, most bytes alive while it ran) for each row that changed the number of bytes alive."""
 
 
@@ -100,6 +100,11 @@ class Memory:
         number = self._new(size, "temporaries", made=True)
         self.alive[-1 - number] = number
 
+    def holds(self, tensor: Tensor, category: Category) -> bool:
+        """Whether the storage of `tensor` is followed, and of that category."""
+        number = self.alive.get(tensor.untyped_storage()._cdata)
+        return number is not None and self.storages[number].category == category
+
     def reclaim(self, tensors: Iterable[Tensor], category: Category) -> None:
         """Say what storages turned out to be."""
         for tensor in tensors:
@@ -111,8 +116,10 @@ class Memory:
         """What `rows` made and is still alive was kept for the backward pass."""
         for number in self.alive.values():
             storage = self.storages[number]
-            if storage.row in rows and storage.category == "temporaries":
-                storage.category, storage.kept = "activations", True
+            if storage.row in rows and storage.category in ("temporaries", "weight copies"):
+                storage.kept = True
+                if storage.category == "temporaries":
+                    storage.category = "activations"
 
     def kept(self) -> Counter[int]:
         """Bytes kept for the backward pass, by row."""
@@ -139,11 +146,18 @@ class Memory:
         """Follow the events once to find the peak, once more up to it to see what was alive there."""
         events = self.events if watched else self._unwatched()
         bytes_alive = peak = self.start_bytes(sizes)
+        held = Counter[Category]()
+        for number in self.start_alive:
+            held[self.storages[number].category] += sizes[number]
         peak_event = 0
-        timeline: dict[int, int] = {}
+        timeline: dict[int, Moment] = {}
         for event, (row, number, change) in enumerate(events, start=1):
-            bytes_alive += sizes[number] if change >= 0 else -sizes[number]
-            timeline[row] = max(timeline.get(row, 0), bytes_alive)
+            size = sizes[number] if change >= 0 else -sizes[number]
+            bytes_alive += size
+            held[self.storages[number].category] += size
+            if row not in timeline or bytes_alive > timeline[row].bytes_alive:
+                state_bytes = sum(held[category] for category in STATE)
+                timeline[row] = Moment(row, bytes_alive, state_bytes, held["weight copies"])
             if bytes_alive > peak:
                 peak, peak_event = bytes_alive, event
         alive = set(self.start_alive)
@@ -152,7 +166,7 @@ class Memory:
         by_category: Counter[Category] = Counter()
         for number in alive:
             by_category[self.storages[number].category] += sizes[number]
-        return Peak(peak, dict(by_category), tuple(timeline.items()))
+        return Peak(peak, dict(by_category), tuple(timeline.values()))
 
     def _unwatched(self) -> list[Event]:
         events = list(self.events)

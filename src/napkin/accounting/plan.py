@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, replace
 
-from napkin.accounting.ledger import Category, Ledger
+from napkin.accounting.cuda_target import Target
+from napkin.accounting.ledger import Ledger
 from napkin.accounting.price import Price
 from napkin.accounting.rules import adamw_bytes_rule, seconds_rule, training_flops_rule
 from napkin.accounting.witnesses import WitnessRow
 from napkin.units import format_flops
 
 RULE_MFU = 0.5
-SHARDED: tuple[Category, ...] = ("parameters", "gradients", "optimizer state")
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Site:
     """Of all devices; None where nobody said."""
     watts: float | None = None
     """Of all devices; None where nobody said."""
+    target: Target | None = None
+    """What a step is counted for there, as `count` takes it; None is the machine at hand."""
     measured: bool = True
     """Whether the peak was measured there, or is the datasheet's."""
     disturbed: bool = False
@@ -90,7 +92,7 @@ class Plan:
     @property
     def sharded_peak_bytes(self) -> int:
         """The peak were parameters, gradients and optimizer state spread over the site's devices."""
-        return sharded_peak_bytes(self.ledger, self.site.n_devices)
+        return self.ledger.sharded_peak_bytes(self.site.n_devices)
 
     @property
     def mfu(self) -> float:
@@ -119,6 +121,7 @@ class Plan:
                 self.ledger.peak_bytes,
                 note="rule 16 bytes a parameter: no activations, no logits, no batch",
             ),
+            *self._reserved(),
             WitnessRow("seconds a step", "seconds", rule_seconds, self.seconds_a_step, note=self._how_priced()),
             WitnessRow("MFU", "share", RULE_MFU, self.mfu, note=self._of_what_peak()),
             WitnessRow(
@@ -136,6 +139,12 @@ class Plan:
             note = f"{site.watts:,.0f} W in all, the boards alone"
             rows.append(WitnessRow("energy", "kWh", kilowatt_hours(in_all, site.watts), self.kilowatt_hours, note=note))
         return rows
+
+    def _reserved(self) -> list[WitnessRow]:
+        if self.ledger.reserved_bytes is None:
+            return []
+        note = "what the caching allocator takes in segments, gaps included; it gives back what is free before it fails"
+        return [WitnessRow("reserved bytes", "bytes", None, self.ledger.reserved_bytes, note=note)]
 
     def _why_flops_differ(self) -> str:
         ledger = self.ledger
@@ -155,15 +164,6 @@ class Plan:
     def _of_what_peak(self) -> str:
         peak = "measured on this machine" if self.site.measured else "of the datasheet, dense"
         return f"of the matmul peak {peak}; full attention, no recomputation"
-
-
-def sharded_peak_bytes(ledger: Ledger, n_devices: int) -> int:
-    """The peak of a step where each device holds its part of parameters, gradients and optimizer state, and no more.
-
-    Rajbhandari et al. 2020, "ZeRO", stage 3. The parameters of the layers at work, gathered for a moment, come on top.
-    """
-    held = sum(ledger.peak_by_category.get(category, 0) for category in SHARDED)
-    return ledger.peak_bytes - held + -(-held // n_devices)
 
 
 def dollars(seconds: float, usd_per_hour: float) -> float:

@@ -125,7 +125,8 @@ class _Recorder(TorchDispatchMode):
         self.memory.row = len(self.rows)
         self.memory.sums_gradients = _sums_gradients(operator, inputs, in_backward=phase == "backward")
         self.rows.append(self._describe(operator, args, kwargs, inputs, result, outputs, phase))
-        self.memory.claim(outputs, "temporaries", made=True, elsewhere=elsewhere)
+        copies = operator.overloadpacket is aten._to_copy and self.memory.holds(inputs[0], "parameters")
+        self.memory.claim(outputs, "weight copies" if copies else "temporaries", made=True, elsewhere=elsewhere)
         if self.cuda:
             self._take_more(self.cuda, operator, args, inputs)
         elif inputs and inputs[0].device.type == "cpu":

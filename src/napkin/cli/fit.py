@@ -58,11 +58,16 @@ def main(arguments: list[str]) -> None:
             f"{a_parameter - 8}; no activations"
         )
     with progress_line("counting") as line:
+        from napkin.training.elsewhere import target_of
         from napkin.training.largest_model import Family, largest_model
         from napkin.training.precision import Precision
 
         family = Family(
-            options.vocab_size, options.context_length, options.batch_size, Precision(options.precision, "cuda")
+            options.vocab_size,
+            options.context_length,
+            options.batch_size,
+            Precision(options.precision, "cuda"),
+            target_of(device),
         )
         found = largest_model(family, device, n_devices, progress=line.retitle)
     config, ledger = found.config, found.ledger

@@ -51,6 +51,7 @@ class Device:
     advertised_bytes: Annotated[int, msgspec.Meta(gt=0)]
     memory_bandwidth: Positive
     sparse: dict[PeakFormat, Positive] = field(default_factory=dict, hash=False)
+    compute_capability: tuple[int, int] | None = None
     aliases: tuple[str, ...] = ()
     link: str | None = None
     link_bandwidth: Positive | None = None

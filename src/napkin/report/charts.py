@@ -18,6 +18,7 @@ _SHADES = {
     "parameters": "blue",
     "gradients": "orange",
     "optimizer state": "green",
+    "weight copies": "sky",
     "activations": "vermilion",
     "inputs": "grey",
     "temporaries": "purple",

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from napkin.accounting.cuda_target import CudaTarget, Target
 from napkin.accounting.plan import Plan, Site
 from napkin.accounting.price import price
 from napkin.accounting.rules import all_reduce_seconds_rule
@@ -30,8 +31,9 @@ def plan_elsewhere(recipe: Recipe, device: Device, n_devices: int) -> tuple[Reci
     """
     recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, vocab_size=vocab_size_of(recipe)))
     share, precision = _one_share(recipe, device, n_devices)
-    refuse_far_too_much(share, precision, device.name, device.usable_bytes)
-    ledger = count_step(share, precision)
+    target = target_of(device)
+    refuse_far_too_much(share, precision, device.name, device.usable_bytes, target=target)
+    ledger = count_step(share, precision, target=target)
     priced = price(ledger, CatalogueCeilings(device), factor=CATALOGUE_FACTOR)
     site = Site(
         device_name=device.name,
@@ -40,6 +42,7 @@ def plan_elsewhere(recipe: Recipe, device: Device, n_devices: int) -> tuple[Reci
         n_devices=n_devices,
         usd_per_hour=n_devices * device.price.usd_per_hour if device.price else None,
         watts=n_devices * device.watts if device.watts else None,
+        target=target,
         measured=False,
     )
     backward = priced.by_phase["backward"].seconds
@@ -53,6 +56,14 @@ def plan_elsewhere(recipe: Recipe, device: Device, n_devices: int) -> tuple[Reci
         exchange_seconds=max(0.0, _exchange_seconds(ledger.parameters, device, n_devices) - backward),
     )
     return share, precision, plan
+
+
+def target_of(device: Device) -> Target:
+    """The device as a count depends on it; one that runs no PyTorch kernels of its own is counted as a CPU."""
+    if device.compute_capability:
+        return CudaTarget(device.compute_capability)
+    # ROCm's PyTorch has the same allocator, and flash attention.
+    return CudaTarget(cudnn_attention=False) if device.vendor == "AMD" else "cpu"
 
 
 def _one_share(recipe: Recipe, device: Device, n_devices: int) -> tuple[Recipe, Precision]:

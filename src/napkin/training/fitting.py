@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 
+from napkin.accounting.cuda_target import Target
 from napkin.accounting.plan import Plan
 from napkin.accounting.rules import adamw_bytes_rule, parameters_rule
 from napkin.errors import NapkinError
@@ -27,26 +28,30 @@ def refuse_what_does_not_fit(recipe: Recipe, precision: Precision, plan: Plan) -
     """Raise NapkinError, with a micro-batch that fits if there is one, where the plan exceeds the memory."""
     if not plan.fits:
         site = plan.site
-        refused = _too_much(recipe, precision, plan.ledger.peak_bytes, site.device_name, site.memory_bytes)
+        refused = _too_much(recipe, precision, plan.ledger.peak_bytes, site.device_name, site.memory_bytes, site.target)
         raise NapkinError("; ".join([str(refused), *_other_ways(plan)])) from None
 
 
-def refuse_far_too_much(recipe: Recipe, precision: Precision, device_name: str, memory_bytes: int) -> None:
+def refuse_far_too_much(
+    recipe: Recipe, precision: Precision, device_name: str, memory_bytes: int, *, target: Target | None = None
+) -> None:
     """The same before the step is counted, for micro-batches so large that counting them takes long.
 
     Their peak follows from the counts of two small ones.
     """
     size = recipe.training.resolved_micro_batch_size
     if size * recipe.model.context_length > _MANY_TOKENS:
-        needed = _peak_by_size(recipe, precision, accumulated=size < recipe.training.batch_size)(size)
+        needed = _peak_by_size(recipe, precision, target, accumulated=size < recipe.training.batch_size)(size)
         if needed > memory_bytes:
-            raise _too_much(recipe, precision, needed, device_name, memory_bytes)
+            raise _too_much(recipe, precision, needed, device_name, memory_bytes, target)
 
 
-def _too_much(recipe: Recipe, precision: Precision, needed: int, device_name: str, memory_bytes: int) -> NapkinError:
+def _too_much(
+    recipe: Recipe, precision: Precision, needed: int, device_name: str, memory_bytes: int, target: Target | None
+) -> NapkinError:
     return NapkinError(
         f"a step needs {format_bytes(needed)}, {device_name} has {format_bytes(memory_bytes)} free: "
-        f"{_way_out(recipe, precision, memory_bytes)}"
+        f"{_way_out(recipe, precision, memory_bytes, target)}"
     )
 
 
@@ -66,14 +71,14 @@ def _other_ways(plan: Plan) -> list[str]:
     return ways
 
 
-def _way_out(recipe: Recipe, precision: Precision, memory_bytes: int) -> str:
+def _way_out(recipe: Recipe, precision: Precision, memory_bytes: int, target: Target | None) -> str:
     model, training = recipe.model, recipe.training
     parameters = parameters_rule(
         vocab_size=model.vocab_size, d_model=model.d_model, n_layers=model.n_layers, tied=model.tie_embeddings
     )
     if adamw_bytes_rule(parameters) > memory_bytes:
         return "no micro-batch helps, use a smaller --model.d-model or --model.n-layers"
-    peak_of = _peak_by_size(recipe, precision, accumulated=True)
+    peak_of = _peak_by_size(recipe, precision, target, accumulated=True)
     sizes = [size for size in _divisors(training.batch_size) if size < training.resolved_micro_batch_size]
     # The line may run a few percent below the count: what is advised should not be refused next.
     fitting = bisect.bisect_right(sizes, memory_bytes, key=lambda size: 1.05 * peak_of(size))
@@ -83,7 +88,9 @@ def _way_out(recipe: Recipe, precision: Precision, memory_bytes: int) -> str:
     return f"with --training.micro-batch-size {size} it needs about {format_bytes(peak_of(size))}"
 
 
-def _peak_by_size(recipe: Recipe, precision: Precision, *, accumulated: bool) -> Callable[[int], int]:
+def _peak_by_size(
+    recipe: Recipe, precision: Precision, target: Target | None, *, accumulated: bool
+) -> Callable[[int], int]:
     """The step's peak as a function of the micro-batch: on the line through the counts of two small ones.
 
     `accumulated` is whether a step has several, the gradients of all but the first being added. Smaller ones than
@@ -100,7 +107,8 @@ def _peak_by_size(recipe: Recipe, precision: Precision, *, accumulated: bool) ->
         counted = 2 * size if accumulated else size
         training = dataclasses.replace(recipe.training, batch_size=counted, micro_batch_size=size)
         model = dataclasses.replace(recipe.model, context_length=length)
-        peak = count_step(dataclasses.replace(recipe, model=model, training=training), precision).peak_bytes
+        probe = dataclasses.replace(recipe, model=model, training=training)
+        peak = count_step(probe, precision, target=target).peak_bytes
         return peak + (batch_size * context_length - counted * length) * _BYTES_OF_A_TOKEN
 
     def peak_of(size: int) -> int:

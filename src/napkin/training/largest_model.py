@@ -4,8 +4,8 @@ import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from napkin.accounting.cuda_target import Target
 from napkin.accounting.ledger import Ledger
-from napkin.accounting.plan import sharded_peak_bytes
 from napkin.errors import NapkinError
 from napkin.hardware.catalogue import Device
 from napkin.model.config import ModelConfig
@@ -42,6 +42,7 @@ class Family:
     batch_size: int
     """Sequences a device and step."""
     precision: Precision
+    target: Target
 
     def config(self, d_model: int, n_layers: int) -> ModelConfig:
         """The member of that size."""
@@ -51,7 +52,8 @@ class Family:
     def count(self, d_model: int, n_layers: int) -> Ledger:
         """The ledger of that member's step."""
         training = TrainingConfig(batch_size=self.batch_size)
-        return count_step(Recipe(model=self.config(d_model, n_layers), training=training), self.precision)
+        recipe = Recipe(model=self.config(d_model, n_layers), training=training)
+        return count_step(recipe, self.precision, target=self.target)
 
 
 def largest_model(
@@ -72,7 +74,12 @@ def largest_model(
     def fits(n_layers: int) -> bool:
         return width_of(n_layers).peak_bytes(n_layers) <= device.usable_bytes
 
-    n_layers = bisect.bisect_left(range(1, MOST_LAYERS + 1), True, key=lambda n_layers: not fits(n_layers))
+    too_many = 1
+    while too_many <= MOST_LAYERS and fits(too_many):
+        too_many *= 2
+    # The largest that fits lies between half of what does not and that.
+    candidates = range(too_many // 2 + 1, too_many)
+    n_layers = too_many // 2 + bisect.bisect_left(candidates, True, key=lambda n_layers: not fits(n_layers))
     if not n_layers:
         raise NapkinError(
             f"not even one layer of width {WIDTH_A_LAYER} fits into the {format_bytes(device.usable_bytes)} of a "
@@ -87,7 +94,7 @@ def largest_model(
         config=family.config(width.d_model, n_layers),
         ledger=ledger,
         gathered_bytes=width.gathered_bytes,
-        peak_bytes=sharded_peak_bytes(ledger, n_devices) + width.gathered_bytes,
+        peak_bytes=ledger.sharded_peak_bytes(n_devices) + width.gathered_bytes,
     )
 
 
@@ -99,9 +106,10 @@ class _Width:
         one, two = family.count(d_model, 1), family.count(d_model, 2)
         block = two.parameters - one.parameters
         embedding = one.parameters - block
-        # In fp32: two blocks' parameters, the next being fetched while one works, one's gradients, and the embedding.
-        self.gathered_bytes = 4 * (3 * block + embedding) if n_devices > 1 else 0
-        self._one, self._two = (sharded_peak_bytes(ledger, n_devices) for ledger in (one, two))
+        # Two blocks' parameters, the next being fetched while one works, one's gradients, and the embedding.
+        bytes_a_number = 2 if family.precision.products == "bf16" else 4
+        self.gathered_bytes = bytes_a_number * (3 * block + embedding) if n_devices > 1 else 0
+        self._one, self._two = (ledger.sharded_peak_bytes(n_devices) for ledger in (one, two))
 
     def peak_bytes(self, n_layers: int) -> int:
         """Of one device's step."""
