@@ -85,7 +85,7 @@ def compare(recipe: Recipe) -> Comparison:
     targets = tokens.clone()
     for number in range(3):
         learner.step(number, tokens, targets)
-    reserved = None
+    allocated = reserved = None
     if on_cuda:
         torch.cuda.reset_peak_memory_stats()
         learner.step(3, tokens, targets)
@@ -103,7 +103,7 @@ def compare(recipe: Recipe) -> Comparison:
         f"d {model.d_model} L {model.n_layers} H {model.n_heads}/{model.n_kv_heads} B {shape[0]}/{parts} T {shape[1]} "
         f"{precision.products}",
         metered.ledger.flops / ledger.flops,
-        (allocated if on_cuda else metered.peak_bytes) / ledger.peak_bytes,
+        (allocated or metered.peak_bytes) / ledger.peak_bytes,
         reserved / ledger.reserved_bytes if reserved and ledger.reserved_bytes else None,
         taken / plan.price.seconds,
         ledger.flops / taken / plan.matmul_peak,
