@@ -1,18 +1,21 @@
-"""Plan against meter on a GPU: FLOPs, peak allocated bytes and seconds of 24 training steps of different shapes.
+"""Plan against meter on a GPU: FLOPs, allocated and reserved bytes and seconds of 32 training steps.
 
 One command on a machine with a GPU, and the table it prints is also written to benchmarks/results/:
 
     python benchmarks/gpu_plan.py
 
-`--device cpu` runs the same on a CPU, smaller. The count knows nothing of CUDA's allocator yet (blocks of 512 bytes,
-segments) and traces the CPU's attention operator: the ratios say what that is worth.
+The steps differ in width, depth, batch, micro-batches, precision and key-value heads. Peak bytes are
+torch.cuda.max_memory_allocated over a step that nothing watches, reserved bytes torch.cuda.max_memory_reserved from the
+first step on, each over what count says. `--device cpu` runs the same on a CPU, smaller.
 """
 
 import argparse
+import gc
 import itertools
 import platform
 import statistics
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,44 +32,79 @@ RESULTS = Path(__file__).parent / "results"
 TIMED_STEPS = 10
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Meter over count, for one recipe."""
+
+    shape: str
+    flops: float
+    allocated: float
+    reserved: float | None
+    seconds: float
+    mfu: float
+
+
 def recipes(device: str) -> list[Recipe]:
-    """Twenty-four shapes: width, depth, batch, precision; on a CPU a few small ones."""
+    """Thirty-two shapes; on a CPU a few small ones."""
     widths, depths, batches = ((512, 1024, 2048), (4, 12), (4, 16)) if device == "cuda" else ((128, 256), (2,), (2, 8))
     length, vocab_size = (1024, 50304) if device == "cuda" else (128, 4096)
+    shapes = [(*shape, 1, 1) for shape in itertools.product(widths, depths, batches)]
+    # Micro-batches; groups of query heads.
+    shapes += [(*shapes[len(shapes) // 2][:3], parts, groups) for parts, groups in ((2, 1), (4, 1), (1, 2), (2, 2))]
     return [
         Recipe(
-            model=ModelConfig(vocab_size, length, d_model=width, n_layers=depth, n_heads=width // 64),
-            training=TrainingConfig(batch_size=batch, precision=precision, device=device),  # pyright: ignore[reportArgumentType]
+            model=ModelConfig(
+                vocab_size, length, d_model=width, n_layers=depth, n_heads=width // 64, n_kv_heads=width // 64 // groups
+            ),
+            training=TrainingConfig(
+                batch_size=batch,
+                micro_batch_size=batch // parts,
+                precision=precision,  # pyright: ignore[reportArgumentType]
+                device=device,  # pyright: ignore[reportArgumentType]
+            ),
         )
-        for width, depth, batch, precision in itertools.product(widths, depths, batches, ("bf16", "fp32"))
+        for (width, depth, batch, parts, groups), precision in itertools.product(shapes, ("bf16", "fp32"))
     ]
 
 
-def compare(recipe: Recipe) -> tuple[str, float, float, float, float]:
-    """The shape's name; meter over count of FLOPs, bytes and seconds; MFU."""
+def compare(recipe: Recipe) -> Comparison:
+    """Train a few steps of the recipe, and set what they took against its plan."""
     host = detect_host()
     recipe, precision = resolve(recipe, recipe.model.vocab_size, host)
     plan = make_plan(recipe, precision, host)
+    ledger = plan.ledger
+    on_cuda = precision.device_type == "cuda"
+    if on_cuda:
+        # What the plan's rehearsal left in the cache is not the step's.
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     learner = build_learner(recipe, precision)
     shape = (recipe.training.batch_size, recipe.model.context_length)
-    tokens = torch.randint(recipe.model.vocab_size, shape, device=precision.device_type)
+    tokens = torch.zeros(shape, dtype=torch.int64, device=precision.device_type)
+    targets = tokens.clone()
     for number in range(3):
-        learner.step(number, tokens, tokens)
-    metered = meter_step(learner.model, lambda: learner.step(3, tokens, tokens), device_type=precision.device_type)
+        learner.step(number, tokens, targets)
+    allocated = reserved = None
+    if on_cuda:
+        torch.cuda.reset_peak_memory_stats()
+        learner.step(3, tokens, targets)
+        allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     seconds = []
     for number in range(TIMED_STEPS):
         begin = time.perf_counter()
-        learner.step(4 + number, tokens, tokens)
+        learner.step(4 + number, tokens, targets)
         _wait(precision)
         seconds.append(time.perf_counter() - begin)
     taken = statistics.median(seconds)
-    model = recipe.model
-    name = f"d {model.d_model} L {model.n_layers} B {shape[0]} T {shape[1]} {precision.products}"
-    ledger = plan.ledger
-    return (
-        name,
+    metered = meter_step(learner.model, lambda: learner.step(3, tokens, targets), device_type=precision.device_type)
+    model, parts = recipe.model, shape[0] // recipe.training.resolved_micro_batch_size
+    return Comparison(
+        f"d {model.d_model} L {model.n_layers} H {model.n_heads}/{model.n_kv_heads} B {shape[0]}/{parts} T {shape[1]} "
+        f"{precision.products}",
         metered.ledger.flops / ledger.flops,
-        metered.peak_bytes / ledger.peak_bytes,
+        (allocated or metered.peak_bytes) / ledger.peak_bytes,
+        reserved / ledger.reserved_bytes if reserved and ledger.reserved_bytes else None,
         taken / plan.price.seconds,
         ledger.flops / taken / plan.site.matmul_peak,
     )
@@ -75,6 +113,16 @@ def compare(recipe: Recipe) -> tuple[str, float, float, float, float]:
 def _wait(precision: Precision) -> None:
     if precision.device_type == "cuda":
         torch.cuda.synchronize()
+
+
+def _worst(found: list[Comparison]) -> list[str]:
+    columns = {"FLOPs": [c.flops for c in found], "peak bytes allocated": [c.allocated for c in found]}
+    columns["bytes reserved"] = [c.reserved for c in found if c.reserved is not None]
+    return [
+        f"{name}: {max(abs(ratio - 1) for ratio in ratios):.2%} off at worst over {len(ratios)} shapes"
+        for name, ratios in columns.items()
+        if ratios
+    ]
 
 
 def main() -> None:
@@ -88,14 +136,21 @@ def main() -> None:
         f"# Plan against meter: {name}, {datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}, "
         f"Python {platform.python_version()}",
         "",
-        "| shape | FLOPs, meter/count | peak bytes, meter/count | seconds, meter/count | MFU |",
-        "|---|---|---|---|---|",
+        "Each figure is meter/count. H is heads/key-value heads, B batch/micro-batches.",
+        "",
+        "| shape | FLOPs | peak bytes allocated | bytes reserved | seconds | MFU |",
+        "|---|---|---|---|---|---|",
     ]
     print("\n".join(lines), flush=True)
+    found = []
     for recipe in recipes(device):
-        shape, flops, peak_bytes, seconds, mfu = compare(recipe)
-        lines.append(f"| {shape} | {flops:.4f} | {peak_bytes:.4f} | {seconds:.3f} | {mfu:.1%} |")
+        c = compare(recipe)
+        found.append(c)
+        reserved = "" if c.reserved is None else f"{c.reserved:.4f}"
+        lines.append(f"| {c.shape} | {c.flops:.4f} | {c.allocated:.4f} | {reserved} | {c.seconds:.3f} | {c.mfu:.1%} |")
         print(lines[-1], flush=True)
+    lines += ["", *_worst(found)]
+    print("\n".join(lines[-4:]))
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"plan-{device}-{datetime.now(UTC):%Y-%m-%d-%H%M%S}.md"
     path.write_text("\n".join(lines) + "\n")

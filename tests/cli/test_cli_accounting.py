@@ -39,6 +39,35 @@ def test_a_count_is_shown_as_a_table(capsys: pytest.CaptureFixture[str]) -> None
     assert all(phase in shown for phase in ("forward", "backward", "optimizer"))
 
 
+def test_a_count_for_a_gpu_has_its_operators_and_what_it_reserves(capsys: pytest.CaptureFixture[str]) -> None:
+    on_cpu, on_h100, on_t4 = (
+        json.loads(output(capsys, "count", *TINY, "--json", *more))
+        for more in ([], ["--target", "cuda", "--capability", "9.0"], ["--target", "cuda", "--capability", "7.5"])
+    )
+    assert on_cpu["reserved_bytes"] is None
+    assert sum(on_h100["peak_by_category"].values()) == on_h100["peak_bytes"] <= on_h100["reserved_bytes"]
+    assert "_scaled_dot_product_cudnn_attention" in on_h100["rows"]
+    assert "_scaled_dot_product_efficient_attention" in on_t4["rows"]
+    assert "reserved of the GPU" in output(capsys, "count", *TINY, "--target", "cuda", "--training.device", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (["--target", "cuda", "--capability", "nine"], "use two numbers"),
+        (["--capability", "9.0"], "--target cuda"),
+        (["--target", "tpu"], "tpu"),
+    ],
+)
+def test_a_target_that_cannot_be_is_refused_on_one_line(
+    capsys: pytest.CaptureFixture[str], more: list[str], reason: str
+) -> None:
+    assert main(["count", *TINY, *more]) == 2
+    complaint = capsys.readouterr().err
+    assert reason in complaint
+    assert complaint.count("\n") == 1
+
+
 def test_formats_say_what_becomes_of_a_number(capsys: pytest.CaptureFixture[str]) -> None:
     assert "65504" in output(capsys, "formats")
     rounded = json.loads(output(capsys, "formats", "1e-8", "--json"))

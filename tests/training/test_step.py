@@ -1,9 +1,11 @@
 import dataclasses
+from typing import Literal
 
 import pytest
 import torch
 from torch.nn import functional
 
+from napkin.accounting.ledger import Ledger
 from napkin.accounting.meter import meter_step
 from napkin.optim.schedule import warmup_cosine
 from napkin.training.precision import Precision
@@ -120,3 +122,37 @@ def test_a_metered_step_changes_nothing() -> None:
 def test_a_seed_means_the_same_weights_and_another_one_others() -> None:
     assert torch.equal(weights(make_learner(init_seed=3)), weights(make_learner(init_seed=3)))
     assert not torch.equal(weights(make_learner(init_seed=3)), weights(make_learner(init_seed=4)))
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@pytest.mark.parametrize("products", ["fp32", "bf16"])
+def test_many_micro_batches_are_counted_as_if_each_had_been_traced(
+    target: Literal["cpu", "cuda"], products: Literal["fp32", "bf16"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = make_recipe(batch_size=12, micro_batch_size=2)
+    told = count_step(recipe, Precision(products, "cpu"), target=target)
+    monkeypatch.setattr("napkin.training.step.TRACED_MICRO_BATCHES", 6)
+    traced = count_step(recipe, Precision(products, "cpu"), target=target)
+
+    # Rows that split the batch into its parts, and weigh a part in the loss, were called with other numbers.
+    def without_calls(ledger: Ledger) -> Ledger:
+        return dataclasses.replace(ledger, rows=tuple(dataclasses.replace(row, call=None) for row in ledger.rows))
+
+    assert without_calls(told) == without_calls(traced)
+    assert told.causal_flops == traced.causal_flops
+
+
+def test_one_micro_batch_does_not_tell_of_more() -> None:
+    ledger = count_step(make_recipe(batch_size=2), Precision("fp32", "cpu"))
+    with pytest.raises(ValueError, match="too few micro-batches"):
+        ledger.with_more_micro_batches(1)
+
+
+def test_a_step_is_counted_for_the_device_that_its_precision_names() -> None:
+    # Heads of 8 or 16 numbers, which no kernel pads.
+    recipe = dataclasses.replace(make_recipe(), model=dataclasses.replace(make_recipe().model, d_model=32, n_heads=2))
+    on_cpu, on_gpu = (count_step(recipe, Precision("bf16", name)) for name in ("cpu", "cuda"))
+    assert on_cpu.reserved_bytes is None
+    assert on_gpu.reserved_bytes is not None
+    assert on_gpu == count_step(recipe, Precision("bf16", "cpu"), target="cuda")
+    assert on_gpu.flops == on_cpu.flops

@@ -138,10 +138,10 @@ class Ledger:
         )
 
     def with_more_micro_batches(self, times: int) -> "Ledger":
-        """The ledger of the same step with `times` more micro-batches, each like the last but one.
+        """The ledger of the same step with `times` more micro-batches, each like the last.
 
         Micro-batches are alike from the second on, when there are gradients to add to; so three tell of any number.
-        The batch itself must be at its full size here already. Raises ValueError where there are fewer than three.
+        The batch itself must be at its full size here already. Raises ValueError where there are too few to tell.
         """
         begins = [
             number
@@ -149,7 +149,9 @@ class Ledger:
             if row.phase == "forward" and before.phase in ("backward", "recompute")
         ]
         if len(begins) < 2:
-            raise ValueError("a ledger of fewer than three micro-batches does not tell what more would be like")
+            raise ValueError(
+                "there are too few micro-batches in this ledger to tell what more would be like: trace three"
+            )
         begin, end = begins[-2:]
         length = end - begin
         timeline = [

@@ -22,6 +22,8 @@ class StepMeasurement:
     """The operators that ran, on real tensors."""
     peak_bytes: int
     """Largest number of bytes in tensors at one time, by the allocator's events."""
+    reserved_bytes: int | None = None
+    """On CUDA, the most that the caching allocator has held; None on a CPU."""
 
 
 def meter_step(module: nn.Module, step: Callable[[], Any], *, device_type: str = "cpu") -> StepMeasurement:
@@ -36,7 +38,8 @@ def meter_step(module: nn.Module, step: Callable[[], Any], *, device_type: str =
         torch.cuda.reset_peak_memory_stats()
         ledger = record(module, step)
         torch.cuda.synchronize()
-        return StepMeasurement(ledger, torch.cuda.max_memory_allocated() - ledger.watch_bytes)
+        allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        return StepMeasurement(ledger, allocated - ledger.watch_bytes, reserved)
     # The profiler's own log lines have no place in a user's terminal; the variable is read at its first use.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from torch.profiler import ProfilerActivity, profile
