@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from napkin import Ledger, count
+from napkin.accounting.record import record
 from napkin.accounting.rules import (
     activation_bytes_rule,
     attention_flops_rule,
@@ -86,6 +87,11 @@ def test_f15_f17_flops_of_a_matrix_product():
     with torch.device("meta"):
         layer = torch.nn.Linear(32768, 8192, bias=False)
     assert count(layer, torch.zeros(16384, 32768, device="meta")).forward_flops == 8796093022208
+
+
+def test_f16_squaring_a_matrix_costs_one_an_element_apart_from_products():
+    ledger = record(torch.nn.Module(), lambda: torch.zeros(1024, 512, device="meta").square())
+    assert (ledger.elementwise_flops, ledger.flops) == (524288, 0)
 
 
 def test_f18_f22_forward_and_backward_are_six_flops_a_parameter_and_example_by_the_rule():
