@@ -51,7 +51,7 @@ def test_products_cost_what_they_multiply_and_add(call: Callable[[], Tensor]):
         (lambda: torch.addbmm(C, A, B), lambda: torch.bmm(A, B)),
         (lambda: torch.addmv(C[:, 0], A[0], B[0, :, 0]), lambda: torch.mv(A[0], B[0, :, 0])),
         (lambda: torch.vdot(A[0, 0], B[0, :, 0]), lambda: torch.dot(A[0, 0], B[0, :, 0])),
-        (lambda: torch._int_mm(A[0].to(torch.int8), B[0].to(torch.int8)), lambda: torch.mm(A[0], B[0])),
+        (lambda: aten._int_mm(A[0].to(torch.int8), B[0].to(torch.int8)), lambda: torch.mm(A[0], B[0])),
     ],
     ids=["baddbmm_", "addbmm", "addmv", "vdot", "int8"],
 )
@@ -91,13 +91,14 @@ def test_recurrent_cells_cost_what_torch_counts():
 def test_an_lstm_costs_what_its_steps_multiply_and_add():
     lstm = nn.LSTM(5, 7)
     x, h, c = (torch.randn(*shape).requires_grad_() for shape in ((4, 2, 5), (1, 2, 7), (1, 2, 7)))
+    of_input, of_state, input_bias, state_bias = lstm.parameters()
     wanted = [*lstm.parameters(), x, h, c]
 
     def own() -> Tensor:
         state, cell, outputs = h[0], c[0], []
         for now in x:
-            gates = nn.functional.linear(now, lstm.weight_ih_l0, lstm.bias_ih_l0)
-            gates = gates + nn.functional.linear(state, lstm.weight_hh_l0, lstm.bias_hh_l0)
+            gates = nn.functional.linear(now, of_input, input_bias)
+            gates = gates + nn.functional.linear(state, of_state, state_bias)
             enter, forget, new, leave = gates.chunk(4, dim=-1)
             cell = forget.sigmoid() * cell + enter.sigmoid() * new.tanh()
             state = leave.sigmoid() * cell.tanh()
@@ -241,7 +242,7 @@ WIDE = torch.ones(3, 4)
         (lambda: WIDE.sum(), 12),
         (lambda: WIDE.softmax(-1), 12),
         (lambda: nn.functional.layer_norm(WIDE, (4,)), 12),
-        (lambda: torch._foreach_add([WIDE, torch.ones(5)], 1), 17),
+        (lambda: aten._foreach_add([WIDE, torch.ones(5)], 1), 17),
         (lambda: WIDE @ torch.ones(4, 2), 0),
         (lambda: WIDE.t(), 0),
         (lambda: torch.cat([WIDE, WIDE]), 0),

@@ -159,7 +159,8 @@ def _pair(left: dict[int, int], right: dict[int, int], summed: set[int]) -> Work
 
 def _euclidean_distance(given: dict, result: Tensor) -> Work:
     # |a|² + |b|² - 2·a·b as one product: the squares are two more columns.
-    return _product(math.prod(result.shape[:-2]), *result.shape[-2:], given["x1"].shape[-1] + 2)
+    *batch, m, n = result.shape
+    return _product(math.prod(batch), m, n, given["x1"].shape[-1] + 2)
 
 
 def _affine_grid(given: dict, result: Tensor) -> Work:
