@@ -217,7 +217,6 @@ def test_operators_without_a_formula_are_listed_whatever_their_name():
             return self.layer(own_operator(x) + own_operator(x))
 
     assert count(UsesOwn(), X).unknown_operators == {"napkin_tests.embedding.default": 2}
-    assert "aten.mkldnn_rnn_layer.default" in count(nn.LSTM(8, 4), X).unknown_operators
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from napkin.accounting.operators import CONTRACTIONS, Work, work_of
+from napkin import count
+from napkin.accounting.operators import _COMPUTING, _MOVING, CONTRACTIONS, Work, work_of
 from napkin.accounting.record import record
 from oracles.brute_force_flops import ScalarProducts
 
@@ -50,8 +51,9 @@ def test_products_cost_what_they_multiply_and_add(call: Callable[[], Tensor]):
         (lambda: torch.addbmm(C, A, B), lambda: torch.bmm(A, B)),
         (lambda: torch.addmv(C[:, 0], A[0], B[0, :, 0]), lambda: torch.mv(A[0], B[0, :, 0])),
         (lambda: torch.vdot(A[0, 0], B[0, :, 0]), lambda: torch.dot(A[0, 0], B[0, :, 0])),
+        (lambda: aten._int_mm(A[0].to(torch.int8), B[0].to(torch.int8)), lambda: torch.mm(A[0], B[0])),
     ],
-    ids=["baddbmm_", "addbmm", "addmv", "vdot"],
+    ids=["baddbmm_", "addbmm", "addmv", "vdot", "int8"],
 )
 def test_a_products_other_forms_cost_the_same(call: Callable[[], Tensor], same: Callable[[], Tensor]):
     with ScalarProducts() as oracle:
@@ -84,6 +86,79 @@ def test_recurrent_cells_cost_what_torch_counts():
     with FlopCounterMode(display=False) as counter:
         cell(x)[0].sum().backward()
     assert _flops(lambda: cell(x)[0].sum().backward()) == counter.get_total_flops()
+
+
+def test_an_lstm_costs_what_its_steps_multiply_and_add():
+    lstm = nn.LSTM(5, 7)
+    x, h, c = (torch.randn(*shape).requires_grad_() for shape in ((4, 2, 5), (1, 2, 7), (1, 2, 7)))
+    of_input, of_state, input_bias, state_bias = lstm.parameters()
+    wanted = [*lstm.parameters(), x, h, c]
+
+    def own() -> Tensor:
+        state, cell, outputs = h[0], c[0], []
+        for now in x:
+            gates = nn.functional.linear(now, of_input, input_bias)
+            gates = gates + nn.functional.linear(state, of_state, state_bias)
+            enter, forget, new, leave = gates.chunk(4, dim=-1)
+            cell = forget.sigmoid() * cell + enter.sigmoid() * new.tanh()
+            state = leave.sigmoid() * cell.tanh()
+            outputs.append(state)
+        return torch.stack(outputs).square().sum()
+
+    with ScalarProducts() as oracle:
+        gradients = torch.autograd.grad(own(), wanted)
+    torch.testing.assert_close(torch.autograd.grad(lstm(x, (h, c))[0].square().sum(), wanted), gradients)
+    ledger = record(lstm, lambda: lstm(x, (h, c))[0].square().sum().backward())
+    assert {row.operator for row in ledger.rows if row.flops} == {"mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"}
+    assert ledger.flops == oracle.flops
+    assert not ledger.unknown_operators
+
+    # On CUDA one operator runs all layers: here two, in both directions.
+    stack = nn.LSTM(5, 7, num_layers=2, bidirectional=True)
+    given = {"input": x, "weight": list(stack.parameters())}
+    once, twice = (
+        work_of(operator.default, (), given, None) for operator in (aten._cudnn_rnn, aten._cudnn_rnn_backward)
+    )
+    assert isinstance(once, Work)
+    assert isinstance(twice, Work)
+    assert once.flops + twice.flops == count(stack, {"input": x}).flops
+
+
+def test_a_bilinear_layer_costs_what_its_slices_multiply_and_add():
+    layer = nn.Bilinear(3, 4, 2, bias=False)
+    x, y, g = torch.randn(5, 3, requires_grad=True), torch.randn(5, 4, requires_grad=True), torch.randn(5, 2)
+    w = layer.weight.detach()
+    outputs, by_x, by_w, by_y = [], torch.zeros(5, 3), [], torch.zeros(5, 4)
+    with ScalarProducts() as oracle, torch.no_grad():
+        for o in range(2):
+            (one_g, one_w) = g[:, o : o + 1], w[o : o + 1]
+            outputs.append(oracle.contract("noj,nj->no", oracle.contract("ni,oij->noj", x, one_w), y))
+            by_x += oracle.contract("nij,nj->ni", oracle.contract("no,oij->nij", one_g, one_w), y)
+            by_w.append(oracle.contract("noi,nj->oij", oracle.contract("no,ni->noi", one_g, x), y))
+            by_y += oracle.contract("noj,no->nj", oracle.contract("ni,oij->noj", x, one_w), one_g)
+    output = layer(x, y)
+    gradients = torch.autograd.grad(output, (x, layer.weight, y), g)
+    torch.testing.assert_close((output, *gradients), (torch.cat(outputs, 1), by_x, torch.cat(by_w), by_y))
+    assert _flops(lambda: layer(x, y).backward(g)) == oracle.flops
+
+
+def test_distances_and_grids_cost_what_the_products_in_them_cost():
+    a, b = torch.randn(2, 30, 3), torch.randn(2, 40, 3)
+    one = torch.ones(2, 30, 1), torch.ones(2, 40, 1)
+    theta = torch.randn(2, 2, 3)
+    rows, columns = torch.meshgrid(torch.linspace(-1, 1, 3), torch.linspace(-1, 1, 5), indexing="ij")
+    positions = torch.stack((columns, rows, torch.ones(3, 5)), dim=-1).flatten(0, 1).expand(2, -1, -1)
+    with ScalarProducts() as oracle:
+        left = torch.cat((-2 * a, a.square().sum(-1, keepdim=True), one[0]), -1)
+        right = torch.cat((b, one[1], b.square().sum(-1, keepdim=True)), -1)
+        distances = (left @ right.mT).clamp(min=0).sqrt()
+        of_distances = oracle.flops
+        grid = (positions @ theta.mT).unflatten(1, (3, 5))
+    torch.testing.assert_close(torch.cdist(a, b), distances)
+    torch.testing.assert_close(nn.functional.affine_grid(theta, [2, 1, 3, 5], align_corners=True), grid)
+    assert _flops(lambda: torch.cdist(a, b)) == of_distances
+    of_grid = _flops(lambda: nn.functional.affine_grid(theta, [2, 1, 3, 5], align_corners=True))
+    assert of_grid == oracle.flops - of_distances
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -122,12 +197,17 @@ def test_attention_on_any_device_costs_what_its_pairs_cost(
 
 def test_every_formula_reads_arguments_that_its_operator_has():
     read = {
-        "self mat2": "mm bmm _scaled_mm _grouped_mm",
+        "self mat2": "mm bmm _scaled_mm _int_mm _grouped_mm",
         "mat1 mat2": "addmm addmm_",
         "batch1 batch2": "baddbmm baddbmm_ addbmm",
         "self": "mv dot vdot",
         "mat": "addmv",
-        "input weight": "linear convolution convolution_backward",
+        "input weight": "linear convolution convolution_backward _cudnn_rnn _cudnn_rnn_backward",
+        "input weight0 weight1 weight2 weight3": "mkldnn_rnn_layer",
+        "input weight1 weight2 weight3 weight4": "mkldnn_rnn_layer_backward",
+        "i1 i2 i3 expand1 expand2 expand3 sumdim unroll_dim": "_trilinear",
+        "x1 x2": "_euclidean_dist",
+        "theta": "affine_grid_generator",
         "query key value": " ".join(packet.__name__ for packet in CONTRACTIONS if "attention" in packet.__name__),
     }
     checked = set()
@@ -139,3 +219,39 @@ def test_every_formula_reads_arguments_that_its_operator_has():
                 assert set(names.split()) <= arguments, (operator, overload)
             checked.add(packet)
     assert checked == set(CONTRACTIONS)
+
+
+def test_no_operator_stands_in_two_tables_and_each_exists():
+    contractions = {packet.__name__.removesuffix("_") for packet in CONTRACTIONS}
+    assert not contractions & _COMPUTING
+    assert not contractions & _MOVING
+    assert not _COMPUTING & _MOVING
+    for name in _COMPUTING | _MOVING:
+        assert hasattr(aten, name) or hasattr(aten, name + "_"), name
+
+
+WIDE = torch.ones(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "flops"),
+    [
+        (lambda: torch.relu(WIDE), 12),
+        (lambda: WIDE.clone().mul_(2), 12),
+        (lambda: torch.ones(3, 1) + torch.ones(1, 4), 12),
+        (lambda: WIDE.sum(), 12),
+        (lambda: WIDE.softmax(-1), 12),
+        (lambda: nn.functional.layer_norm(WIDE, (4,)), 12),
+        (lambda: aten._foreach_add([WIDE, torch.ones(5)], 1), 17),
+        (lambda: WIDE @ torch.ones(4, 2), 0),
+        (lambda: WIDE.t(), 0),
+        (lambda: torch.cat([WIDE, WIDE]), 0),
+        (lambda: WIDE.to(torch.bfloat16), 0),
+        (lambda: nn.functional.embedding(torch.tensor([1, 2]), WIDE), 0),
+    ],
+    ids="pointwise in-place broadcast sum softmax norm foreach product view moved cast looked-up".split(),
+)
+def test_elementwise_work_is_one_an_element_and_apart_from_products(call: Callable[[], Any], flops: int):
+    ledger = record(nn.Module(), call)
+    assert ledger.elementwise_flops == flops
+    assert not (ledger.elementwise_flops and ledger.flops)

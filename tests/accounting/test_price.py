@@ -14,7 +14,7 @@ H100 = CatalogueCeilings(find_device("H100"))
 
 def row(operator: str, module: str = "", *, m: int = 0, read: int = 0, call: str | None = None) -> Row:
     contraction = (1, m, m, m) if m else None
-    return Row(module, "forward", operator, "bf16", 2 * m**3, 2 * m**3, 0, contraction, read, 0, 0, 0, call)
+    return Row(module, "forward", operator, "bf16", 2 * m**3, 2 * m**3, 0, contraction, read, 0, 0, 0, call=call)
 
 
 def ledger(*rows: Row) -> Ledger:

@@ -23,7 +23,7 @@ class Row:
     """One call of one operator.
 
     FLOPs are those of contractions (matrix products, attention, convolutions), a multiply and an add counting
-    two; elementwise work is left to the bytes, which is what bounds it.
+    two; elementwise work, which bytes bound, has a column of its own and is in no other sum.
     """
 
     module: str
@@ -46,6 +46,8 @@ class Row:
     """Bytes of the storages that the call created."""
     bytes_kept: int
     """Those of them that the forward pass leaves alive for the backward pass."""
+    elementwise_flops: int = 0
+    """One for each element of the largest operand or result, where the operator computes and is no contraction."""
     call: Hashable = field(default=None, repr=False)
     """What the operator was called with, as `rehearse` repeats it; None where it cannot be repeated."""
 
@@ -111,6 +113,11 @@ class Ledger:
     def backward_flops(self) -> int:
         """FLOPs of the backward pass; recomputation left out."""
         return self.flops_by("phase").get("backward", 0)
+
+    @property
+    def elementwise_flops(self) -> int:
+        """FLOPs of elementwise work at one an element, recomputation left out; not in `flops`."""
+        return sum(row.elementwise_flops for row in self.rows if row.phase != "recompute")
 
     @property
     def kept_bytes(self) -> int:

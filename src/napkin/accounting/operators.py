@@ -1,7 +1,8 @@
 """What each operator computes: FLOPs of the contractions, an operator a line; and which operators are none.
 
-A contraction of [m, k] with [k, n] costs 2·m·n·k: a multiply and an add a triple. Operators that appear in
-neither table are reported as unknown, never counted as zero.
+A contraction of [m, k] with [k, n] costs 2·m·n·k: a multiply and an add a triple. Elementwise work is kept apart: one
+FLOP an element, by convention, whatever is done to it. Operators that appear in none of the tables are reported as
+unknown, never counted as zero.
 """
 
 import math
@@ -29,7 +30,7 @@ class Work:
 def work_of(operator: torch._ops.OpOverload, arguments: tuple, keywords: dict, result: Any) -> Work | None:
     """FLOPs of one call; None where the operator is no contraction.
 
-    Raises UnknownOperator where neither table names it.
+    Raises UnknownOperator where no table names it.
     """
     formula = CONTRACTIONS.get(operator.overloadpacket)
     if formula is not None:
@@ -41,7 +42,19 @@ def work_of(operator: torch._ops.OpOverload, arguments: tuple, keywords: dict, r
 
 
 class UnknownOperator(Exception):
-    """An operator that is in neither table."""
+    """An operator that is in none of the tables."""
+
+
+def elementwise_flops_of(operator: torch._ops.OpOverload, arguments: tuple, tensors: list[Tensor]) -> int:
+    """One FLOP for each element of the largest of `tensors`, the operands and results of an operator that computes.
+
+    Zero for contractions, and where numbers are only moved, made or drawn.
+    """
+    if not _is_elementwise(operator):
+        return 0
+    if arguments and isinstance(arguments[0], (list, tuple)):
+        return sum(tensor.numel() for tensor in arguments[0])  # a list of tensors at a time: foreach and fused
+    return max((tensor.numel() for tensor in tensors), default=0)
 
 
 def _product(batch: int, m: int, n: int, k: int) -> Work:
@@ -101,6 +114,61 @@ def _convolved(given: dict, transposed: bool, output_shape: torch.Size) -> Work:
     return _product(1, positions[0] * math.prod(positions[2:]), weight[0], math.prod(weight[1:]))
 
 
+def _recurrent(given: dict, result: Any) -> Work:
+    # Each step multiplies the input and the state by a matrix each; matrices are the first two of a layer's weights.
+    weights = given["weight"] if "weight" in given else [given[name] for name in given if name.startswith("weight")][:2]
+    matrices = [weight for weight in weights if weight.dim() == 2]
+    positions = math.prod(given["input"].shape[:-1])
+    flops = 2 * positions * sum(matrix.numel() for matrix in matrices)
+    gates = matrices[0].shape[0]
+    return Work(flops, (1, positions, gates, flops // (2 * positions * gates)), flops)
+
+
+def _recurrent_backward(given: dict, result: Any) -> Work:
+    # The gradients of input, state and matrices are computed whether they are asked for or not.
+    once = _recurrent(given, result)
+    return Work(2 * once.flops, once.contraction, 2 * once.flops)
+
+
+def _trilinear(given: dict, result: Tensor) -> Work:
+    # The first two are multiplied, the product with the third, slice by slice along `unroll_dim`; where a pair sums
+    # over something, it is by a matrix product.
+    first, second, third = (_sizes(given[f"i{i}"], given[f"expand{i}"]) for i in (1, 2, 3))
+    summed, unrolled = set(given["sumdim"]), given.get("unroll_dim", 1)
+    early = summed - third.keys()
+    once = _pair(first, second, early)
+    mixed = {axis: size for axis, size in {**first, **second}.items() if axis not in early or axis == unrolled}
+    twice = _pair(mixed, third, summed & third.keys())
+    flops = once.flops + twice.flops
+    return Work(flops, max(once, twice, key=lambda work: work.flops).contraction, flops)
+
+
+def _sizes(tensor: Tensor, expanded: list[int]) -> dict[int, int]:
+    n_axes = tensor.dim() + len(expanded)
+    return dict(zip((axis for axis in range(n_axes) if axis not in expanded), tensor.shape, strict=True))
+
+
+def _pair(left: dict[int, int], right: dict[int, int], summed: set[int]) -> Work:
+    shared = left.keys() & right.keys()
+    batch = math.prod(left[axis] for axis in shared - summed)
+    m = math.prod(left[axis] for axis in left.keys() - shared)
+    n = math.prod(right[axis] for axis in right.keys() - shared)
+    k = math.prod(left[axis] for axis in shared & summed)
+    return _product(batch, m, n, k) if summed else Work(0, (batch, m, n, 1), 0)
+
+
+def _euclidean_distance(given: dict, result: Tensor) -> Work:
+    # |a|² + |b|² - 2·a·b as one product: the squares are two more columns.
+    *batch, m, n = result.shape
+    return _product(math.prod(batch), m, n, given["x1"].shape[-1] + 2)
+
+
+def _affine_grid(given: dict, result: Tensor) -> Work:
+    # Each position, with a 1 for the shift, times a matrix.
+    batch, *positions, n_axes = result.shape
+    return _product(batch, math.prod(positions), n_axes, n_axes + 1)
+
+
 def _attention(given: dict, result: Any) -> Work:
     # The scores, then their mix of the values.
     return _attended(given, over_head_dim=1, over_value_dim=1)
@@ -137,12 +205,20 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     aten.baddbmm_: _baddbmm,
     aten.addbmm: _baddbmm,
     aten._scaled_mm: _mm,
+    aten._int_mm: _mm,
     aten._grouped_mm: _grouped_mm,
     aten.mv: _mv,
     aten.addmv: _mv,
     aten.dot: _dot,
     aten.vdot: _dot,
     aten.linear: _linear,
+    aten._trilinear: _trilinear,
+    aten._euclidean_dist: _euclidean_distance,
+    aten.affine_grid_generator: _affine_grid,
+    aten.mkldnn_rnn_layer: _recurrent,
+    aten.mkldnn_rnn_layer_backward: _recurrent_backward,
+    aten._cudnn_rnn: _recurrent,
+    aten._cudnn_rnn_backward: _recurrent_backward,
     aten.convolution: _convolution,
     aten.convolution_backward: _convolution_backward,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
@@ -163,37 +239,61 @@ MATRIX_PRODUCTS = frozenset(
 # Namespaces of operators that move numbers between devices.
 _COLLECTIVES = {"c10d", "_c10d_functional"}
 
-# Operators without a contraction that carry neither the tag `pointwise` nor an alias in their schema; a trailing
-# underscore, the mark of an in-place form, is left out.
-_OTHERS = frozenset(
+# Operators without a contraction that compute and do not carry the tag `pointwise`; a trailing underscore, the mark of
+# an in-place form, is left out.
+_COMPUTING = frozenset(
     """
-    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _amp_foreach_non_finite_check_and_unscale _amp_update_scale
-    _chunk_cat _ctc_loss _ctc_loss_backward _embedding_bag _embedding_bag_backward _embedding_bag_forward_only
-    _foreach_copy _foreach_norm _foreach_zero _fused_adam _fused_adamw _fused_dropout
-    _fused_rms_norm _fused_rms_norm_backward _local_scalar_dense _log_softmax _log_softmax_backward_data
-    _logcumsumexp _pin_memory _safe_softmax _softmax _softmax_backward_data _thnn_fused_gru_cell
-    _thnn_fused_gru_cell_backward _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl _to_copy _unique2
-    _unsafe_index _unsafe_index_put _unsafe_view _weight_norm_interface _weight_norm_interface_backward
-    adaptive_max_pool2d adaptive_max_pool2d_backward all amax amin aminmax any arange argmax argmin argsort
-    as_strided_scatter avg_pool1d avg_pool2d avg_pool2d_backward bernoulli binary_cross_entropy
-    binary_cross_entropy_backward bincount bucketize cat cauchy channel_shuffle clone col2im constant_pad_nd copy
-    count_nonzero cudnn_batch_norm cudnn_batch_norm_backward cummax cumprod cumsum diagonal_scatter embedding
-    embedding_dense_backward empty empty_like empty_strided equal exponential eye fill flip full full_like gather
-    geometric glu glu_backward grid_sampler_2d grid_sampler_2d_backward histc huber_loss_backward im2col index
-    index_add index_copy index_put index_select index_select_backward is_pinned is_same_size isin item kthvalue
-    lift_fresh_copy linalg_vector_norm linspace log_normal log_softmax logcumsumexp logsumexp masked_fill
-    masked_scatter masked_select max max_pool2d_with_indices max_pool2d_with_indices_backward
-    max_pool3d_with_indices mean median min mode mse_loss_backward multinomial narrow_copy native_batch_norm
+    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
+    _amp_foreach_non_finite_check_and_unscale _amp_update_scale _cdist_backward _cdist_forward _ctc_loss
+    _ctc_loss_backward _embedding_bag _embedding_bag_forward_only _foreach_norm _fused_adagrad _fused_adam _fused_adamw
+    _fused_dropout _fused_rms_norm _fused_rms_norm_backward _fused_sgd _log_softmax _log_softmax_backward_data
+    _logcumsumexp _pdist_backward _pdist_forward _prelu_kernel _prelu_kernel_backward _safe_softmax
+    _segment_reduce_backward _softmax _softmax_backward_data _thnn_fused_gru_cell _thnn_fused_gru_cell_backward
+    _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl _unique2 _upsample_bicubic2d_aa
+    _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward
+    _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward
+    _weight_norm_interface _weight_norm_interface_backward adaptive_max_pool2d adaptive_max_pool2d_backward
+    adaptive_max_pool3d adaptive_max_pool3d_backward addr all amax amin aminmax any argmax argmin argsort avg_pool1d
+    avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward binary_cross_entropy binary_cross_entropy_backward
+    binary_cross_entropy_with_logits bincount bucketize count_nonzero cudnn_batch_norm cudnn_batch_norm_backward cummax
+    cumprod cumsum dist elu_backward embedding_renorm equal fractional_max_pool2d fractional_max_pool2d_backward
+    fractional_max_pool3d fractional_max_pool3d_backward glu glu_backward grid_sampler_2d grid_sampler_2d_backward
+    grid_sampler_3d grid_sampler_3d_backward hardshrink_backward hardsigmoid_backward hardswish hardswish_backward
+    hardtanh_backward histc huber_loss huber_loss_backward isin kthvalue leaky_relu_backward linalg_cross
+    linalg_vector_norm log_sigmoid_backward log_sigmoid_forward log_softmax logcumsumexp logsumexp max
+    max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices max_pool3d_with_indices_backward
+    mean median min mish_backward mode mse_loss mse_loss_backward multi_margin_loss multi_margin_loss_backward
+    multilabel_margin_loss_backward multilabel_margin_loss_forward nanmedian nansum native_batch_norm
     native_batch_norm_backward native_dropout native_dropout_backward native_group_norm native_group_norm_backward
-    native_layer_norm native_layer_norm_backward new_empty new_empty_strided new_full new_ones new_zeros
-    nll_loss_backward nll_loss_forward nonzero norm normal ones ones_like pixel_shuffle pixel_unshuffle prod
-    promote_types rand rand_like randint randint_like randn randn_like random randperm reflection_pad1d
-    reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward repeat repeat_interleave replication_pad2d
-    resize result_type roll rrelu_with_noise rsub scalar_tensor scatter scatter_add scatter_reduce searchsorted
-    select_backward select_scatter set slice_backward slice_scatter smooth_l1_loss_backward softmax sort stack std
-    sum threshold_backward topk trace tril tril_indices triu triu_indices unfold_backward uniform unique_consecutive
-    unique_dim unsafe_chunk unsafe_split unsafe_split_with_sizes upsample_bilinear2d upsample_bilinear2d_backward
-    upsample_nearest2d upsample_nearest2d_backward var var_mean where zero zeros zeros_like
+    native_layer_norm native_layer_norm_backward nll_loss2d_backward nll_loss2d_forward nll_loss_backward
+    nll_loss_forward norm polar prod renorm rrelu_with_noise rrelu_with_noise_backward rsub searchsorted segment_reduce
+    smooth_l1_loss smooth_l1_loss_backward soft_margin_loss soft_margin_loss_backward softmax softplus_backward
+    softshrink_backward sort std sum threshold_backward topk trace unique_consecutive unique_dim upsample_bicubic2d
+    upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward upsample_linear1d
+    upsample_linear1d_backward upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
+    upsample_trilinear3d upsample_trilinear3d_backward var var_mean
+    """.split()
+)
+
+# Operators that move, make or draw numbers, where neither an alias in their schema nor a missing tag says so.
+_MOVING = frozenset(
+    """
+    _chunk_cat _embedding_bag_backward _foreach_clone _foreach_copy _foreach_zero _local_scalar_dense _pin_memory
+    _to_copy _unsafe_index _unsafe_index_put _unsafe_view _upsample_nearest_exact1d _upsample_nearest_exact2d
+    _upsample_nearest_exact3d arange as_strided as_strided_scatter bernoulli block_diag cat cauchy channel_shuffle clone
+    col2im complex constant_pad_nd copy diag_embed diagonal_backward diagonal_scatter embedding embedding_dense_backward
+    embedding_sparse_backward empty empty_like empty_strided exponential eye fill flip full full_like gather geometric
+    im2col index index_add index_copy index_put index_reduce index_select index_select_backward is_pinned is_same_size
+    item lift_fresh_copy linspace log_normal masked_fill masked_scatter masked_select max_unpool2d max_unpool3d
+    multinomial narrow_copy new_empty new_empty_strided new_full new_ones new_zeros nonzero normal ones ones_like
+    pixel_shuffle pixel_unshuffle positive promote_types rand rand_like randint randint_like randn randn_like random
+    randperm reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d
+    reflection_pad3d_backward repeat repeat_interleave replication_pad1d replication_pad1d_backward replication_pad2d
+    replication_pad2d_backward replication_pad3d replication_pad3d_backward resize resize_as result_type roll rot90
+    scalar_tensor scatter scatter_add scatter_reduce select_backward select_scatter set slice_backward slice_scatter
+    squeeze stack swapaxes swapdims t transpose tril tril_indices triu triu_indices unfold_backward uniform unsafe_chunk
+    unsafe_split unsafe_split_with_sizes unsqueeze upsample_nearest1d upsample_nearest2d upsample_nearest3d where zero
+    zeros zeros_like
     """.split()
 )
 
@@ -204,12 +304,16 @@ def _is_no_contraction(operator: torch._ops.OpOverload) -> bool:
     if operator.namespace != "aten":
         return operator.namespace in _COLLECTIVES
     name = operator.overloadpacket.__name__
-    return (
-        torch.Tag.pointwise in operator.tags
-        or name.removesuffix("_") in _OTHERS
-        or name.startswith("_foreach_")
-        or _is_view(operator)
-    )
+    return _is_elementwise(operator) or name.removesuffix("_") in _MOVING or _is_view(operator)
+
+
+@cache
+def _is_elementwise(operator: torch._ops.OpOverload) -> bool:
+    """Whether the operator computes, and is no contraction."""
+    name = operator.overloadpacket.__name__.removesuffix("_")
+    if operator.namespace != "aten" or name in _MOVING:
+        return False
+    return torch.Tag.pointwise in operator.tags or name.startswith("_foreach_") or name in _COMPUTING
 
 
 def _is_view(operator: torch._ops.OpOverload) -> bool:

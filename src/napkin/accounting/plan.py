@@ -21,6 +21,8 @@ class Site:
     """Dense FLOP/s of one device in the format of the matrix products."""
     memory_bytes: int
     """What one device has for tensors."""
+    bytes_per_second: float
+    """To and from the memory of one device."""
     n_devices: int = 1
     usd_per_hour: float | None = None
     """Of all devices; None where nobody said."""

@@ -19,7 +19,7 @@ from napkin.accounting.cuda_scratch import cuda_scratch_bytes
 from napkin.accounting.cuda_target import CudaTarget
 from napkin.accounting.ledger import Ledger, Phase, Row
 from napkin.accounting.memory import Memory
-from napkin.accounting.operators import MATRIX_PRODUCTS, UnknownOperator, work_of
+from napkin.accounting.operators import MATRIX_PRODUCTS, UnknownOperator, elementwise_flops_of, work_of
 from napkin.accounting.rehearse import call_of
 from napkin.accounting.scratch import scratch_bytes
 from napkin.tensors import FORMAT_OF
@@ -231,6 +231,7 @@ class _Recorder(TorchDispatchMode):
             "contraction": work.contraction if work else None,
             "bytes_read": sum(tensor.nbytes for tensor in inputs) if moves else 0,
             "bytes_written": (sum(tensor.nbytes for tensor in outputs) if moves else 0) + mutated,
+            "elementwise_flops": elementwise_flops_of(operator, args, inputs + outputs),
             "call": call_of(operator, args, kwargs),
         }
 

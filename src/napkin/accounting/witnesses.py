@@ -6,7 +6,7 @@ What accounting reconciles, a run folder keeps (in plan.json and measurement.jso
 from dataclasses import dataclass
 from typing import Literal
 
-Unit = Literal["FLOP", "bytes", "seconds", "count", "FLOP/s", "share", "USD", "kWh"]
+Unit = Literal["FLOP", "bytes", "seconds", "count", "FLOP/s", "share", "USD", "kWh", "FLOP/byte", "tokens/s"]
 
 
 @dataclass(frozen=True)

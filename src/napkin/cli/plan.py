@@ -27,6 +27,8 @@ class PlanOptions(RecipeOptions):
     """Price of one device; None is the catalogue's, if it knows one."""
     watts: float | None = None
     """Power of one device; None is the catalogue's, if it knows it."""
+    rules: Switch = False
+    """Print napkin mathematics too: each rule beside the count of the same thing, and how far off it is."""
     json: Switch = False
     """Print the plan for programs."""
 
@@ -42,7 +44,7 @@ def main(arguments: list[str]) -> None:
         if value is not None and not 0 < value < float("inf"):
             raise NapkinError(f"--{name.replace('_', '-')} is {value}: use a number above 0")
     with progress_line("planning") as line:
-        from napkin.cli.planning import describe_plan
+        from napkin.cli.planning import describe_plan, describe_rules
         from napkin.training.fitting import refuse_what_does_not_fit
         from napkin.training.runs import plan_as_dict, plan_only
 
@@ -58,4 +60,6 @@ def main(arguments: list[str]) -> None:
         print_json(plan_as_dict(plan, precision))
     else:
         describe_plan(plan, precision, by=options.by)
+        if options.rules:
+            describe_rules(recipe, plan)
     refuse_what_does_not_fit(recipe, precision, plan)

@@ -6,10 +6,14 @@ from rich.table import Table
 
 from napkin.accounting.plan import Plan
 from napkin.accounting.price import Spent
+from napkin.accounting.rules_table import RuleRow, rules_table
+from napkin.accounting.witnesses import Unit
 from napkin.cli.terminal import out, say
-from napkin.report.table import format_share, reconcile_table
+from napkin.report.table import format_figure, format_share, reconcile_table
 from napkin.training.precision import Precision
-from napkin.units import format_bytes, format_rate, format_seconds
+from napkin.training.preparation import sizes_of
+from napkin.training.recipe import Recipe
+from napkin.units import format_bytes, format_count, format_rate, format_seconds
 
 LARGEST = 8
 
@@ -44,6 +48,39 @@ def describe_plan(
         say("other programs held this machine while it was measured: `napkin calibrate` measures it again")
     if plan.fits:
         say(f"it fits, and takes about {format_seconds(plan.seconds)}")
+
+
+def describe_rules(recipe: Recipe, plan: Plan) -> None:
+    """Print the rules of thumb beside the count of the same things; `recipe` is that of one device."""
+    site = plan.site
+    rows = rules_table(
+        plan.ledger,
+        sizes_of(recipe),
+        memory_bytes=site.memory_bytes,
+        flops_per_second=site.n_devices * site.matmul_peak,
+        bytes_per_second=site.bytes_per_second,
+        training_tokens=plan.steps * plan.tokens_per_step,
+    )
+    table = Table("rule", "formula", "by rule", "by count", "off", box=None, header_style="bold")
+    for column in table.columns[2:]:
+        column.justify = "right"
+        column.no_wrap = True
+    for row in rows:
+        table.add_row(row.quantity, row.formula, _figure(row.rule, row.unit), _figure(row.count, row.unit), _off(row))
+    out.print(table)
+    for row in rows:
+        if row.note:
+            say(f"{row.quantity}: {row.note}", style="dim")
+
+
+def _figure(value: float | None, unit: Unit) -> str:
+    return format_count(value) if value is not None and unit == "count" else format_figure(value, unit)
+
+
+def _off(row: RuleRow) -> str:
+    if row.error is None:
+        return ""
+    return f"{row.error:+.1%}" if abs(row.error) < 10 else f"{format_count(1 + row.error)} ×"
 
 
 def _seconds_table(spent: dict[str, Spent], total: float, by: str) -> Table:

@@ -61,6 +61,8 @@ def format_figure(value: int | float | None, unit: Unit) -> str:
     if unit in ("USD", "kWh"):
         amount = format_count(float(value)) if abs(value) >= 1000 else format_three_digits(float(value))
         return f"${amount}" if unit == "USD" else f"{amount} kWh"
+    if unit in ("FLOP/byte", "tokens/s"):
+        return f"{format_three_digits(float(value))} {unit}"
     formats = {"FLOP": format_flops, "bytes": format_bytes, "seconds": format_seconds, "FLOP/s": format_rate}
     return formats[unit](float(value))
 

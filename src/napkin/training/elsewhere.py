@@ -39,6 +39,7 @@ def plan_elsewhere(recipe: Recipe, device: Device, n_devices: int) -> tuple[Reci
         device_name=device.name,
         matmul_peak=device.peak(precision.products),
         memory_bytes=device.usable_bytes,
+        bytes_per_second=device.memory_bandwidth,
         n_devices=n_devices,
         usd_per_hour=n_devices * device.price.usd_per_hour if device.price else None,
         watts=n_devices * device.watts if device.watts else None,

@@ -12,6 +12,7 @@ from napkin.accounting.plan import Plan, Site
 from napkin.accounting.price import price, roofline_seconds
 from napkin.accounting.rehearse import rehearse
 from napkin.accounting.rules import parameters_rule
+from napkin.accounting.rules_table import Sizes
 from napkin.data.batches import Batches
 from napkin.data.token_file import TokenFile
 from napkin.errors import NapkinError
@@ -122,6 +123,7 @@ def make_plan(recipe: Recipe, precision: Precision, host: Host, progress: Progre
             device_name=device_name(precision, host),
             matmul_peak=calibration.matmul_peak(precision.products),
             memory_bytes=free,
+            bytes_per_second=calibration.memory_bandwidth,
             usd_per_hour=accelerator.price.usd_per_hour if accelerator and accelerator.price else None,
             watts=accelerator.watts if accelerator else None,
             disturbed=calibration.disturbed,
@@ -129,6 +131,23 @@ def make_plan(recipe: Recipe, precision: Precision, host: Host, progress: Progre
         rule_parameters=rule_parameters(recipe),
         steps=recipe.training.steps,
         tokens_per_step=recipe.tokens_per_step,
+    )
+
+
+def sizes_of(recipe: Recipe) -> Sizes:
+    """The recipe's sizes, as rules of thumb ask for them."""
+    model, training = recipe.model, recipe.training
+    return Sizes(
+        vocab_size=model.vocab_size,
+        d_model=model.d_model,
+        n_layers=model.n_layers,
+        n_heads=model.n_heads,
+        n_kv_heads=model.resolved_n_kv_heads,
+        d_ff=model.resolved_d_ff,
+        tied=model.tie_embeddings,
+        batch_size=training.resolved_micro_batch_size,
+        sequences=training.batch_size,
+        context_length=model.context_length,
     )
 
 
