@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from napkin import Ledger, count
@@ -242,6 +243,35 @@ def test_other_threads_and_what_comes_after_compute_as_ever():
     on_cpu = count(nn.Linear(4, 4), torch.zeros(1, 4), optimizer=torch.optim.AdamW)
     assert not any("foreach" in operator for operator in _operators(on_cpu))
     assert torch.autocast.__init__.__qualname__ == "autocast.__init__"
+
+
+def test_steps_are_counted_for_gpus_in_several_threads():
+    ledgers: dict[CudaTarget, Ledger] = {}
+
+    def run(target: CudaTarget) -> None:
+        ledgers[target] = count(GPT2(11, 8, 1, 16, 2), _tokens(), target=target)
+
+    threads = [threading.Thread(target=run, args=(target,)) for target in (A100, H100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {
+        target: ledger == count(GPT2(11, 8, 1, 16, 2), _tokens(), target=target) for target, ledger in ledgers.items()
+    } == {
+        A100: True,
+        H100: True,
+    }
+
+
+def test_a_call_that_no_kernel_takes_is_refused_on_one_line():
+    def step(module: nn.Module, x: Tensor) -> None:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            module(x, x).backward()
+
+    with pytest.raises(NapkinError, match="no kernel that is switched on takes") as refusal:
+        count(GPT2(11, 8, 1, 16, 2), torch.zeros(2, 8, dtype=torch.int64), step, target=A100)
+    assert "\n" not in str(refusal.value)
 
 
 def test_an_embeddings_gradient_takes_scratch_for_many_tokens_alone():

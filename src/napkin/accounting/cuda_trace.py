@@ -9,6 +9,7 @@ optimizers and its clipping choose by themselves.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from threading import RLock, get_ident
 from typing import Any, no_type_check
 
 import torch
@@ -29,18 +30,22 @@ def as_on_cuda(target: CudaTarget) -> Iterator[None]:
     only CUDA's autocast takes in half precision and that call others which both take (einsum), recurrent layers, and
     the choice of kernels for convolutions.
     """
-    library = torch.library.Library("aten", "IMPL")
-    try:
-        for name, form in (
-            ("scaled_dot_product_attention", _attention(target)),
-            ("dropout", _dropout),
-            ("rms_norm", _rms_norm),
-        ):
+    forms = {"scaled_dot_product_attention": _attention(target), "dropout": _dropout, "rms_norm": _rms_norm}
+    # torch's dispatcher is one for all threads.
+    with _ONE_AT_A_TIME, _library() as library:
+        for name, form in forms.items():
             library.impl(name, _on_fakes(getattr(aten, name).default, form), "AutogradCPU")
         for name in _FP32 + _FP32_UNLESS_TOLD:
             library.impl(name, _in_fp32(name), "AutocastCPU")
         with _autocast_on_cpu(), _foreach_by_default():
             yield
+
+
+@contextmanager
+def _library() -> Iterator[torch.library.Library]:
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        yield library
     finally:
         library._destroy()
 
@@ -124,10 +129,10 @@ def _is_narrow(value: Tensor) -> bool:
 @contextmanager
 def _autocast_on_cpu() -> Iterator[None]:
     # Without a GPU torch.autocast("cuda") warns and does nothing, and it never touches CPU tensors.
-    original = torch.autocast.__init__
+    original, thread = torch.autocast.__init__, get_ident()
 
     def on_cpu(self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
-        if device_type == "cuda":
+        if device_type == "cuda" and get_ident() == thread:
             device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
         original(self, device_type, dtype, *args, **kwargs)
 
@@ -139,9 +144,13 @@ def _autocast_on_cpu() -> Iterator[None]:
 def _foreach_by_default() -> Iterator[None]:
     # torch takes the foreach form by itself for parameters on CUDA, of types that it knows.
     optimizers, functions = (import_module(name) for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"))
-    devices = functions._get_foreach_kernels_supported_devices
+    original, thread = functions._get_foreach_kernels_supported_devices, get_ident()
+
+    def devices() -> list[str]:
+        return [*original(), "cpu"] if get_ident() == thread else original()
+
     with (
-        _swapped(optimizers, "_get_foreach_kernels_supported_devices", lambda: [*devices(), "cpu"]),
+        _swapped(optimizers, "_get_foreach_kernels_supported_devices", devices),
         _swapped(optimizers, "_foreach_supported_types", [*optimizers._foreach_supported_types, FakeTensor]),
         _swapped(functions, "_foreach_supported_types", [*functions._foreach_supported_types, FakeTensor]),
     ):
@@ -157,6 +166,8 @@ def _swapped(owner: Any, name: str, value: Any) -> Iterator[None]:
     finally:
         setattr(owner, name, original)
 
+
+_ONE_AT_A_TIME = RLock()
 
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
