@@ -95,7 +95,7 @@ NUMBERS = [
     (table, field.name)
     for table, cls in (("model", ModelConfig), ("optimizer", OptimizerConfig), ("training", TrainingConfig))
     for field in dataclasses.fields(cls)
-    if field.name not in ("tie_embeddings", "precision", "device")
+    if field.name not in ("tie_embeddings", "name", "schedule", "fused", "precision", "device")
 ]
 
 

@@ -1,5 +1,6 @@
 """`napkin recipe`."""
 
+import dataclasses
 import sys
 from dataclasses import dataclass
 
@@ -15,4 +16,6 @@ class PrintOptions(RecipeOptions):
 def main(arguments: list[str]) -> None:
     """Print a recipe as TOML."""
     options, _ = parse_with_recipe(PrintOptions, "recipe", arguments)
-    sys.stdout.write(format_recipe(options.recipe))
+    # With the optimizer's own numbers in it: a file to change them in.
+    recipe = dataclasses.replace(options.recipe, optimizer=options.recipe.optimizer.resolved)
+    sys.stdout.write(format_recipe(recipe))
