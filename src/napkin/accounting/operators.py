@@ -164,8 +164,8 @@ _OTHERS = frozenset(
     """
     _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _amp_foreach_non_finite_check_and_unscale _amp_update_scale
     _chunk_cat _ctc_loss _ctc_loss_backward _embedding_bag _embedding_bag_backward _embedding_bag_forward_only
-    _foreach_copy _foreach_norm _foreach_zero _fused_adam _fused_adamw _fused_dropout
-    _fused_rms_norm _fused_rms_norm_backward _local_scalar_dense _log_softmax _log_softmax_backward_data
+    _foreach_copy _foreach_norm _foreach_zero _fused_adagrad _fused_adam _fused_adamw _fused_dropout
+    _fused_rms_norm _fused_rms_norm_backward _fused_sgd _local_scalar_dense _log_softmax _log_softmax_backward_data
     _logcumsumexp _pin_memory _safe_softmax _softmax _softmax_backward_data _thnn_fused_gru_cell
     _thnn_fused_gru_cell_backward _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl _to_copy _unique2
     _unsafe_index _unsafe_index_put _unsafe_view _weight_norm_interface _weight_norm_interface_backward

@@ -1,6 +1,5 @@
 """`napkin recipe`."""
 
-import dataclasses
 import sys
 from dataclasses import dataclass
 
@@ -16,6 +15,4 @@ class PrintOptions(RecipeOptions):
 def main(arguments: list[str]) -> None:
     """Print a recipe as TOML."""
     options, _ = parse_with_recipe(PrintOptions, "recipe", arguments)
-    # With the optimizer's own numbers in it: a file to change them in.
-    recipe = dataclasses.replace(options.recipe, optimizer=options.recipe.optimizer.resolved)
-    sys.stdout.write(format_recipe(recipe))
+    sys.stdout.write(format_recipe(options.recipe))

@@ -181,6 +181,8 @@ def refuse_impossible(group: Group) -> None:
     for name in ("momentum", "beta2"):
         if name in group and not 0 <= group[name] < 1:
             raise NapkinError(f"{name} is {group[name]}: use 0 to below 1")
+    if "clip" in group and not group["clip"] > 0:
+        raise NapkinError(f"clip is {group['clip']}: use more than 0")
     for beta in group.get("betas", ()):
         if not 0 <= beta < 1:
             raise NapkinError(f"betas are {group['betas']}: use two numbers from 0 to below 1")
