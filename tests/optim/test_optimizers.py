@@ -1,7 +1,7 @@
 """Every optimizer, in all its forms, against torch's or against float64."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -72,16 +72,27 @@ EVERY_ONE = pytest.mark.parametrize("build", OURS.values(), ids=OURS.keys())
 
 @pytest.mark.parametrize(("name", "build"), [case for case in BUILDS if case.values[0] in TORCHS])
 def test_a_thousand_steps_equal_torch(name: str, build: Build) -> None:
-    ours, theirs = fresh_parameters(), fresh_parameters()
+    ours = fresh_parameters()
     train(ours, build(ours, lr=LEARNING_RATE), range(1000))
-    train(theirs, TORCHS[name](theirs, lr=LEARNING_RATE), range(1000))
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours, torchs_thousand_steps(name), rtol=1e-5, atol=1e-5)
+
+
+@cache
+def torchs_thousand_steps(name: str) -> list[Tensor]:
+    parameters = fresh_parameters()
+    train(parameters, TORCHS[name](parameters, lr=LEARNING_RATE), range(1000))
+    return parameters
 
 
 @pytest.mark.parametrize(("name", "build"), [case for case in BUILDS if case.values[0] in NUMPYS])
 def test_a_thousand_steps_equal_float64(name: str, build: Build) -> None:
     ours = fresh_parameters()
     train(ours, build(ours, lr=LEARNING_RATE), range(1000))
+    torch.testing.assert_close(ours, float64s_thousand_steps(name), rtol=1e-5, atol=1e-5, check_dtype=False)
+
+
+@cache
+def float64s_thousand_steps(name: str) -> list[Tensor]:
     theirs = [parameter.detach().double() for parameter in fresh_parameters()]
     rules = [NUMPYS[name]() for _ in SHAPES]
     for step in range(1000):
@@ -90,7 +101,7 @@ def test_a_thousand_steps_equal_float64(name: str, build: Build) -> None:
             rule.lr = learning_rate(step)
             gradient = gradient_of(theirs[place], place, generator)
             theirs[place] = torch.from_numpy(np.asarray(rule.updated(theirs[place].numpy(), gradient.numpy())))
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5, check_dtype=False)
+    return theirs
 
 
 def test_muon_in_bf16_takes_torchs_steps() -> None:
@@ -134,17 +145,11 @@ def test_all_forms_and_any_buckets_give_the_same_numbers(build: Build, monkeypat
 def test_bf16_parameters_take_the_fp32_update_rounded_once(name: str, build: Build) -> None:
     narrow = fresh_parameters(torch.bfloat16)
     wide = [p.detach().float().requires_grad_() for p in narrow]
+    for place, (parameter, other) in enumerate(zip(narrow, wide, strict=True)):
+        parameter.grad = gradient_of(parameter, place, torch.Generator().manual_seed(place))
+        other.grad = parameter.grad.float()
     for parameters in (narrow, wide):
         optimizer = build(parameters, lr=LEARNING_RATE)
-        for place, parameter in enumerate(parameters):
-            gradient = gradient_of(narrow[place], place, torch.Generator().manual_seed(place))
-            parameter.grad = gradient.to(parameter.dtype)
-        if parameters is narrow:
-            gradients = [p.grad for p in parameters]
-        else:
-            for parameter, gradient in zip(wide, gradients, strict=True):
-                assert gradient is not None
-                parameter.grad = gradient.float()
         optimizer.step()
         assert {t.dtype for state in optimizer.state.values() for t in state.values()} <= {torch.float32}
     assert all(torch.equal(a, b.bfloat16()) for a, b in zip(narrow, wide, strict=True))

@@ -112,11 +112,9 @@ def test_every_number_of_a_recipe_has_limits(tmp_path: Path, table: str, name: s
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "adamx"}, "no optimizer 'adamx': use one of sgd, momentum"),
         ({"momentum": 0.9}, "optimizer.momentum is 0.9, but adamw has none: leave it out, or use it with momentum"),
         ({"name": "lion", "eps": 1e-8}, "optimizer.eps is 1e-08, but lion has none"),
         ({"name": "lion", "fused": True}, "optimizer.fused is True, but there is no such kernel for lion"),
-        ({"schedule": "steps"}, "no schedule 'steps': use one of constant, linear"),
         ({"decay_steps": 3}, "optimizer.decay_steps is 3, but the schedule cosine has none"),
         ({"schedule": "constant", "final_fraction": 0.1}, "use it with linear, cosine, warmup-stable-decay"),
         ({"schedule": "warmup-stable-decay", "decay_steps": 950}, "optimizer.decay_steps is 950: the warm-up leaves"),
@@ -126,6 +124,13 @@ def test_an_option_that_the_choice_does_not_have_is_refused(options: dict[str, A
     with pytest.raises(NapkinError, match=message) as refused:
         Recipe(optimizer=OptimizerConfig(**options))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("field", ["name", "schedule"])
+def test_a_name_that_no_table_has_is_refused(tmp_path: Path, field: str) -> None:
+    (tmp_path / "recipe.toml").write_text(f'[optimizer]\n{field} = "adamx"\n')
+    with pytest.raises(NapkinError, match=f"'adamx'.*optimizer.{field}"):
+        read_recipe(tmp_path / "recipe.toml")
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
