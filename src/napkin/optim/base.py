@@ -13,6 +13,7 @@ from napkin.optim.parameter_groups import decay_groups
 Group = dict[str, Any]
 
 _BUCKET_NUMEL = 2**20
+_WIDE = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -107,14 +108,14 @@ class Optimizer(torch.optim.Optimizer):
 
     def apply(self, forms: Forms, parameters: list[Tensor], group: Group) -> None:
         """Apply one rule to one bucket, in fp32."""
-        # `.to` copies nothing that is wide already, so in fp32 these are the parameters and gradients themselves.
-        wide = [p.to(wide_dtype(p)) for p in parameters]
-        gradients = [p.grad.to(wide_dtype(p)) for p in parameters if p.grad is not None]
+        # Nothing that is wide already is copied: in fp32 these are the parameters and gradients themselves.
+        narrow = any(p.dtype not in _WIDE for p in parameters)
+        wide = [p.to(wide_dtype(p)) for p in parameters] if narrow else parameters
+        gradients = [p.grad.to(w.dtype) for p, w in zip(parameters, wide, strict=True) if p.grad is not None]
         states = [list(self.state_in(group, p).values()) for p in parameters]
         forms.pick(self.form)(wide, gradients, *map(list, zip(*states, strict=True)), group)
-        for parameter, updated in zip(parameters, wide, strict=True):
-            if updated is not parameter:
-                parameter.copy_(updated)
+        if narrow:
+            torch._foreach_copy_(parameters, wide)
 
     def new_state(self, parameter: Tensor, group: Group) -> dict[str, Tensor]:
         """A parameter's state before its first step: zeros."""
@@ -122,9 +123,10 @@ class Optimizer(torch.optim.Optimizer):
 
     def state_in(self, group: Group, parameter: Tensor) -> dict[str, Tensor]:
         """A parameter's state, made where there is none yet."""
-        if not self.state[parameter]:
-            self.state[parameter] = self.new_state(parameter, group)
-        return self.state[parameter]
+        state = self.state[parameter]
+        if not state:
+            state |= self.new_state(parameter, group)
+        return state
 
     def all_state(self) -> dict[Tensor, dict[str, Tensor]]:
         """The state of every parameter, made where there is none yet: what a checkpoint holds."""
