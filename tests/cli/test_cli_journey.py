@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,16 @@ def test_a_plan_needs_no_text(napkin, tmp_path: Path, monkeypatch: pytest.Monkey
     assert done.status == 0
     assert json.loads(done.out)["tokens_per_step"] == 16 * 256
     assert not list(Path().iterdir())
+
+
+def test_an_optimizer_and_a_schedule_are_options(napkin, place: Path) -> None:
+    chosen = ["--optimizer.name", "muon", "--optimizer.schedule", "warmup-stable-decay"]
+    assert napkin("plan", "tiny.toml", *chosen).status == 0
+    assert napkin("train", "tiny.toml", *chosen, "--run", "runs/muon").status == 0
+    written = tomllib.loads(Path("runs/muon/recipe.toml").read_text())["optimizer"]
+    assert (written["name"], written["momentum"], written["learning_rate"]) == ("muon", 0.95, 0.003)
+    assert napkin("evaluate", "runs/muon").status == 0
+    refused = napkin("train", "tiny.toml", "--optimizer.name", "sgd", "--optimizer.beta1", "0.9")
+    assert (refused.status, refused.out) == (2, "")
+    assert refused.err.count("\n") == 1
+    assert "optimizer.beta1 is 0.9, but sgd has none: leave it out" in refused.err

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin.errors import NapkinError
-from napkin.optim import adamw
+from napkin.optim import base
 from napkin.optim.adamw import AdamW
 
 SHAPES = [(5, 7), (7,), (3, 2, 2), ()]
@@ -46,7 +46,7 @@ def test_a_thousand_steps_equal_torch(foreach: bool) -> None:
 def test_both_forms_and_any_buckets_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for foreach, bucket_numel in ((False, 2**20), (True, 2**20), (True, 1), (True, 40)):
-        monkeypatch.setattr(adamw, "_BUCKET_NUMEL", bucket_numel)
+        monkeypatch.setattr(base, "_BUCKET_NUMEL", bucket_numel)
         parameters = fresh_parameters()
         train(parameters, AdamW(parameters, **SETTINGS, foreach=foreach), range(20))
         results.append(parameters)

@@ -1,11 +1,21 @@
 import doctest
 import math
+from collections.abc import Callable
 
 import pytest
 
 from napkin.errors import NapkinError
 from napkin.optim import schedule
-from napkin.optim.schedule import warmup_cosine
+from napkin.optim.schedule import (
+    SCHEDULES,
+    Constant,
+    Cosine,
+    InverseSquareRoot,
+    Linear,
+    Schedule,
+    WarmupStableDecay,
+    warmup_cosine,
+)
 
 
 def rates(total_steps: int, warmup_steps: int, *, peak: float = 2.0, final_fraction: float = 0.1) -> list[float]:
@@ -66,3 +76,57 @@ def test_impossible_shapes_are_refused(settings: dict[str, float], message: str)
 
 def test_the_example_in_the_docstring_holds() -> None:
     assert doctest.testmod(schedule).failed == 0
+
+
+TOTAL, WARMUP = 101, 20
+# Share of the peak at a step of the 81 that follow the warm-up, in closed form.
+CLOSED_FORMS: dict[str, tuple[Schedule, Callable[[int], float]]] = {
+    "constant": (Constant(WARMUP, TOTAL), lambda step: 1.0),
+    "linear": (Linear(WARMUP, TOTAL, 0.2), lambda step: 1 - 0.8 * (step - 20) / 80),
+    "cosine": (Cosine(WARMUP, TOTAL, 0.2), lambda step: 0.6 + 0.4 * math.cos(math.pi * (step - 20) / 80)),
+    "warmup-stable-decay": (
+        WarmupStableDecay(WARMUP, TOTAL, 0.2, 30),
+        lambda step: 1.0 if step <= 70 else 1 - 0.8 * (step - 70) / 30,
+    ),
+    "inverse-square-root": (InverseSquareRoot(WARMUP, TOTAL), lambda step: (21 / (step + 1)) ** 0.5),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_is_its_closed_form(name: str) -> None:
+    schedule, closed_form = CLOSED_FORMS[name]
+    assert type(schedule) is SCHEDULES[name]
+    assert [schedule(step) for step in range(WARMUP)] == pytest.approx([(step + 1) / 21 for step in range(WARMUP)])
+    after = range(WARMUP, TOTAL)
+    assert [schedule(step) for step in after] == pytest.approx([closed_form(step) for step in after], rel=1e-12)
+    assert [schedule(step, 3.0) for step in range(TOTAL)] == pytest.approx([3 * schedule(s) for s in range(TOTAL)])
+
+
+def test_inverse_square_root_is_the_transformers_own_up_to_scale() -> None:
+    """d^-0.5 · min(t^-0.5, t · warmup^-1.5), Vaswani et al. 2017, equation 3, steps counted from 1."""
+    schedule = InverseSquareRoot(39, 10**6)
+    for t in (1, 17, 40, 41, 1000, 400_000):
+        assert schedule(t - 1) == pytest.approx(min(t**-0.5, t * 40**-1.5) / 40**-0.5)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("warmup_steps", "total_steps"), [(0, 1), (0, 2), (7, 8), (3, 1000)])
+def test_every_schedule_fits_into_runs_of_any_length(name: str, warmup_steps: int, total_steps: int) -> None:
+    rates = [SCHEDULES[name](warmup_steps, total_steps)(step) for step in range(total_steps)]
+    assert all(0 < rate <= 1 for rate in rates)
+    assert rates[warmup_steps] == max(rates) == 1
+    assert rates[:warmup_steps] == sorted(rates[:warmup_steps])
+    assert rates[warmup_steps:] == sorted(rates[warmup_steps:], reverse=True)
+
+
+def test_the_decay_is_a_fifth_of_the_run_where_nothing_is_said() -> None:
+    rates = [WarmupStableDecay(10, 100, 0.0)(step) for step in range(100)]
+    assert rates[10:80] == [1.0] * 70
+    assert rates[79:] == pytest.approx([1 - k / 20 for k in range(21)])
+    assert WarmupStableDecay(10, 100, 0.3, 0)(99) == 1.0
+
+
+@pytest.mark.parametrize("decay_steps", [-1, 90])
+def test_a_decay_that_the_warm_up_leaves_no_room_for_is_refused(decay_steps: int) -> None:
+    with pytest.raises(NapkinError, match=f"decay_steps is {decay_steps}: the warm-up leaves 0 to 89"):
+        WarmupStableDecay(10, 100, 0.1, decay_steps)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
+from napkin.optim.names import OPTIMIZERS
 from napkin.training.recipe import (
     DataConfig,
     OptimizerConfig,
@@ -95,7 +96,7 @@ NUMBERS = [
     (table, field.name)
     for table, cls in (("model", ModelConfig), ("optimizer", OptimizerConfig), ("training", TrainingConfig))
     for field in dataclasses.fields(cls)
-    if field.name not in ("tie_embeddings", "precision", "device")
+    if field.name not in ("tie_embeddings", "name", "schedule", "fused", "precision", "device")
 ]
 
 
@@ -106,6 +107,38 @@ def test_every_number_of_a_recipe_has_limits(tmp_path: Path, table: str, name: s
     path.write_text(f"[{table}]\n{name} = {value}\n")
     with pytest.raises(NapkinError, match=name):
         read_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"momentum": 0.9}, "optimizer.momentum is 0.9, but adamw has none: leave it out, or use it with momentum"),
+        ({"name": "lion", "eps": 1e-8}, "optimizer.eps is 1e-08, but lion has none"),
+        ({"name": "lion", "fused": True}, "optimizer.fused is True, but there is no such kernel for lion"),
+        ({"decay_steps": 3}, "optimizer.decay_steps is 3, but the schedule cosine has none"),
+        ({"schedule": "constant", "final_fraction": 0.1}, "use it with linear, cosine, warmup-stable-decay"),
+        ({"schedule": "warmup-stable-decay", "decay_steps": 950}, "optimizer.decay_steps is 950: the warm-up leaves"),
+    ],
+)
+def test_an_option_that_the_choice_does_not_have_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(NapkinError, match=message) as refused:
+        Recipe(optimizer=OptimizerConfig(**options))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("field", ["name", "schedule"])
+def test_a_name_that_no_table_has_is_refused(tmp_path: Path, field: str) -> None:
+    (tmp_path / "recipe.toml").write_text(f'[optimizer]\n{field} = "adamx"\n')
+    with pytest.raises(NapkinError, match=f"'adamx'.*optimizer.{field}"):
+        read_recipe(tmp_path / "recipe.toml")
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_resolved_recipe_names_every_number_that_the_optimizer_takes(name: str) -> None:
+    resolved = OptimizerConfig(name=name, weight_decay=0.25).resolved
+    assert resolved.weight_decay == 0.25
+    assert resolved.options == {**OPTIMIZERS[name].options, "weight_decay": 0.25}
+    assert resolved.resolved == resolved
 
 
 @pytest.mark.parametrize(("batch_size", "context_length"), [(2**34, 2), (2**20, 2**20)])

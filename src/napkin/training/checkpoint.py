@@ -32,7 +32,6 @@ _TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")
 _FILES = (*_TENSOR_FILES, "state.json")
 _SUMS = "SHA256SUMS"
 _NAME = re.compile(r"step-(\d{8,})")
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -218,15 +217,13 @@ def _model_tensors(model: Transformer) -> dict[str, Tensor]:
 
 
 def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:
-    """The moments, by parameter; before the first step they are the zeros that it would make."""
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in learner.model.named_parameters():
-        state = learner.optimizer.state[parameter]
-        for moment in _MOMENTS:
-            if moment not in state:
-                state[moment] = torch.zeros_like(parameter, dtype=torch.float32)
-            tensors[f"{moment}.{name}"] = state[moment]
-    return tensors
+    """The optimizer's state, by parameter; before the first step it is the zeros that this would make."""
+    state_of = learner.optimizer.all_state()
+    return {
+        f"{key}.{name}": tensor
+        for name, parameter in learner.model.named_parameters()
+        for key, tensor in state_of.get(parameter, {}).items()
+    }
 
 
 def _refuse_non_finite(tensors: dict[str, dict[str, Tensor]], step: int, folder: Path) -> None:

@@ -88,7 +88,7 @@ def resolve(recipe: Recipe, vocab_size: int, host: Host) -> tuple[Recipe, Precis
         threads=recipe.training.threads or host.cores,
     )
     model = dataclasses.replace(recipe.model, vocab_size=vocab_size)
-    optimizer = dataclasses.replace(recipe.optimizer, warmup_steps=recipe.warmup_steps)
+    optimizer = dataclasses.replace(recipe.optimizer.resolved, warmup_steps=recipe.warmup_steps)
     return dataclasses.replace(recipe, model=model, optimizer=optimizer, training=training), precision
 
 

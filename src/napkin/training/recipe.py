@@ -9,7 +9,7 @@ import tomllib
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import tomli_w
@@ -17,6 +17,13 @@ import tomli_w
 from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.model.config import ModelConfig
+from napkin.optim.names import OPTIMIZERS, choice_of
+from napkin.optim.schedule import SCHEDULES, Schedule
+
+if TYPE_CHECKING:
+    OptimizerName = ScheduleName = str
+else:
+    OptimizerName, ScheduleName = Literal[tuple(OPTIMIZERS)], Literal[tuple(SCHEDULES)]
 
 
 @dataclass(frozen=True)
@@ -43,36 +50,90 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW (Loshchilov & Hutter 2019), warm-up, cosine decay, clipping."""
+    """How a step changes the weights: the rule, the learning rate over the run, decay, clipping.
 
-    learning_rate: float = 3e-3
-    """Largest learning rate, at the end of the warm-up. 3e-3 suits models of a few million parameters; larger ones
-    want less (Kaplan et al. 2020, appendix D.6)."""
+    None is the optimizer's own default, where it has the option at all: `resolved` fills it in.
+    """
+
+    name: OptimizerName = "adamw"
+    """The rule. adamw is the usual one; muon learns more a step; lion and adafactor need less memory; the others are
+    those they grew out of."""
+
+    learning_rate: float | None = None
+    """Largest learning rate, at the end of the warm-up. None is the optimizer's own, adamw's 3e-3: it suits models of
+    a few million parameters; larger ones want less (Kaplan et al. 2020, appendix D.6)."""
+
+    schedule: ScheduleName = "cosine"
+    """Course of the learning rate after the warm-up."""
 
     warmup_steps: int | None = None
     """Steps over which the learning rate climbs to its largest value: Adam's moments need some to settle. None is 50,
     or a tenth of the steps of a run that is shorter than 500."""
 
-    final_fraction: float = 0.05
-    """Learning rate of the last step, as a fraction of the largest; 1 is no decay."""
+    decay_steps: int | None = None
+    """Steps over which warmup-stable-decay comes down at the end; None is a fifth of the run."""
 
-    beta1: float = 0.9
-    """Decay a step of the first moment."""
+    final_fraction: float | None = None
+    """Learning rate of the last step, as a fraction of the largest; 1 is no decay. None is 0.05, for the schedules that
+    come down to it: linear, cosine, warmup-stable-decay."""
 
-    beta2: float = 0.95
-    """Decay a step of the second moment; 0.95 forgets a loss spike sooner than the classical 0.999."""
+    momentum: float | None = None
+    """Decay a step of the sum of gradients, for momentum, nesterov (0.9) and muon (0.95)."""
 
-    eps: float = 1e-8
-    """Added to the root of the second moment, so that a gradient of zero divides by something."""
+    beta1: float | None = None
+    """Decay a step of the first moment; 0.9."""
 
-    weight_decay: float = 0.1
-    """Decoupled decay of matrices, a step and a unit of learning rate; gains and other vectors do not decay."""
+    beta2: float | None = None
+    """Decay a step of the second moment; 0.95, which forgets a loss spike sooner than the classical 0.999, and 0.99 for
+    rmsprop and lion."""
+
+    eps: float | None = None
+    """Added to the root of the second moment, so that a gradient of zero divides by something; 1e-8, adagrad's 1e-10.
+    For adafactor the least size of a parameter that a step is relative to, 1e-3."""
+
+    weight_decay: float | None = None
+    """Decay of matrices, a step and a unit of learning rate; gains and other vectors do not decay. adamw's and muon's
+    0.1, lion's 0.6, otherwise 0. Decoupled but for sgd, momentum, nesterov, adagrad, rmsprop and adam, which take it
+    as a part of the gradient."""
 
     clip_norm: float = 1.0
     """Largest global norm of a step's gradient; a larger gradient is scaled down to it."""
 
+    fused: bool = False
+    """Whether torch's one-pass kernel does the update, for sgd, momentum, nesterov, adagrad, adam, adamw, and muon's
+    part of adamw: faster, with other last bits."""
+
     def __post_init__(self) -> None:
+        choice = choice_of(self.name)
         _refuse_outside("optimizer", self, _OPTIMIZER_RANGES)
+        for option in _OPTIMIZER_OPTIONS - choice.options.keys():
+            takers = ", ".join(name for name, other in OPTIMIZERS.items() if option in other.options)
+            self._refuse(option, self.name, takers)
+        if self.fused and not choice.fused:
+            raise NapkinError(f"optimizer.fused is True, but there is no such kernel for {self.name}: leave it out")
+        if self.schedule not in SCHEDULES:
+            raise NapkinError(f"there is no schedule '{self.schedule}': use one of {', '.join(SCHEDULES)}")
+        for option in _SCHEDULE_OPTIONS - _fields_of(SCHEDULES[self.schedule]):
+            takers = ", ".join(name for name, other in SCHEDULES.items() if option in _fields_of(other))
+            self._refuse(option, f"the schedule {self.schedule}", takers)
+
+    def _refuse(self, option: str, whose: str, takers: str) -> None:
+        value = getattr(self, option)
+        if value is not None:
+            raise NapkinError(
+                f"optimizer.{option} is {value}, but {whose} has none: leave it out, or use it with {takers}"
+            )
+
+    @property
+    def options(self) -> dict[str, float]:
+        """What `build_optimizer` takes: the rule's options, its own defaults filled in."""
+        own = choice_of(self.name).options
+        return {name: value if (chosen := getattr(self, name)) is None else chosen for name, value in own.items()}
+
+    @property
+    def resolved(self) -> "OptimizerConfig":
+        """The same with the rule's own defaults written out."""
+        return dataclasses.replace(self, **self.options)
 
 
 @dataclass(frozen=True)
@@ -150,6 +211,10 @@ class Recipe:
                 f"optimizer.warmup_steps {self.warmup_steps} does not fit into training.steps {steps}: "
                 f"use 0 to {steps - 1}, or leave it out"
             )
+        try:
+            _ = self.schedule
+        except NapkinError as error:
+            raise NapkinError(f"optimizer.{error}") from None
         if self.tokens_per_step > _MOST_TOKENS_PER_STEP:
             raise NapkinError(
                 f"training.batch_size {self.training.batch_size} times model.context_length "
@@ -162,6 +227,14 @@ class Recipe:
         """optimizer.warmup_steps, its default filled in."""
         chosen = self.optimizer.warmup_steps
         return min(50, self.training.steps // 10) if chosen is None else chosen
+
+    @property
+    def schedule(self) -> Schedule:
+        """The course of the learning rate."""
+        kind = SCHEDULES[self.optimizer.schedule]
+        chosen = {name: getattr(self.optimizer, name) for name in _SCHEDULE_OPTIONS & _fields_of(kind)}
+        chosen = {name: value for name, value in chosen.items() if value is not None}
+        return kind(self.warmup_steps, self.training.steps, **chosen)
 
     @property
     def tokens_per_step(self) -> int:
@@ -243,13 +316,18 @@ _MODEL_RANGES: dict[str, tuple[float, float]] = {
 _OPTIMIZER_RANGES: dict[str, tuple[float, float]] = {
     "learning_rate": (0, 10),
     "warmup_steps": (0, _MOST),
+    "decay_steps": (0, _MOST),
     "final_fraction": (0, 1),
+    "momentum": (0, 0.999999),
     "beta1": (0, 0.999999),
     "beta2": (0, 0.999999),
     "eps": (1e-30, 1),
     "weight_decay": (0, 100),
     "clip_norm": (1e-12, 10**12),
 }
+# Options that some optimizers and some schedules have; the others refuse them.
+_OPTIMIZER_OPTIONS = {"momentum", "beta1", "beta2", "eps"}
+_SCHEDULE_OPTIONS = {"decay_steps", "final_fraction"}
 _TRAINING_RANGES: dict[str, tuple[float, float]] = {
     "steps": (1, _MOST),
     "batch_size": (1, _MOST_TOKENS_PER_STEP),
@@ -263,6 +341,10 @@ _TRAINING_RANGES: dict[str, tuple[float, float]] = {
     "evaluate_every": (1, _MOST),
     "evaluation_tokens": (1, _MOST),
 }
+
+
+def _fields_of(cls: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(cls)}
 
 
 def _refuse_outside(table: str, values: Any, ranges: dict[str, tuple[float, float]]) -> None:

@@ -13,10 +13,9 @@ from napkin.accounting.count import count
 from napkin.accounting.cuda_target import Target
 from napkin.accounting.ledger import Ledger
 from napkin.model.transformer import Transformer
-from napkin.optim.adamw import AdamW
+from napkin.optim.base import Optimizer
 from napkin.optim.clipping import clip_gradients
-from napkin.optim.parameter_groups import decay_groups
-from napkin.optim.schedule import warmup_cosine
+from napkin.optim.names import build_optimizer
 from napkin.training.precision import Precision
 from napkin.training.recipe import Recipe
 
@@ -31,7 +30,7 @@ class Learner:
     """What a step changes: the model and its optimizer; and how it computes."""
 
     model: Transformer
-    optimizer: AdamW
+    optimizer: Optimizer
     recipe: Recipe
     precision: Precision
 
@@ -66,14 +65,7 @@ class Learner:
 
     def learning_rate(self, number: int) -> float:
         """Learning rate of step `number`, counted from 0."""
-        optimizer = self.recipe.optimizer
-        return warmup_cosine(
-            number,
-            peak=optimizer.learning_rate,
-            warmup_steps=self.recipe.warmup_steps,
-            total_steps=self.recipe.training.steps,
-            final_fraction=optimizer.final_fraction,
-        )
+        return self.recipe.schedule(number, self.recipe.optimizer.options["learning_rate"])
 
 
 def build_learner(recipe: Recipe, precision: Precision) -> Learner:
@@ -82,8 +74,9 @@ def build_learner(recipe: Recipe, precision: Precision) -> Learner:
     model = Transformer(recipe.model, seed=recipe.training.init_seed)
     if precision.device_type != "cpu":
         model = model.to(precision.device_type)
-    groups = decay_groups(model, recipe.optimizer.weight_decay)
-    optimizer = AdamW(groups, betas=(recipe.optimizer.beta1, recipe.optimizer.beta2), eps=recipe.optimizer.eps)
+    chosen = recipe.optimizer
+    products = torch.bfloat16 if precision.products == "bf16" else torch.float32
+    optimizer = build_optimizer(chosen.name, model, products=products, fused=chosen.fused, **chosen.options)
     return Learner(model, optimizer, recipe, precision)
 
 

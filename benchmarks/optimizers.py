@@ -1,0 +1,119 @@
+"""Seconds of an update beside torch.optim in its fastest setting, for 5 and 50 million parameters of a Transformer.
+
+    python benchmarks/optimizers.py
+
+Each figure is the best of several steps, the contestants taking turns in one process: a busy machine slows all of them.
+torch's setting is the fastest of fused, foreach and one by one; the ratio is its time over ours, so that 1 is level and
+more is faster. torch has no Lion. Its Muon multiplies in bf16, whatever the machine: ours is shown in both formats,
+and both have the matrices of the blocks alone.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from napkin.optim import SGD, Adafactor, AdaGrad, Adam, AdamW, Lion, Momentum, Muon, Nesterov, RMSProp
+
+Build = Callable[..., torch.optim.Optimizer]
+SIZES = {
+    "5 M": {"vocab_size": 8192, "d_model": 256, "n_layers": 4},
+    "50 M": {"vocab_size": 24576, "d_model": 512, "n_layers": 12},
+}
+DECAY = 0.1
+PAIRS: dict[str, tuple[Build, Build | None]] = {
+    "sgd": (SGD, partial(torch.optim.SGD, lr=0.1)),
+    "momentum": (Momentum, partial(torch.optim.SGD, lr=0.01, momentum=0.9)),
+    "nesterov": (Nesterov, partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True)),
+    "adagrad": (AdaGrad, torch.optim.Adagrad),
+    "rmsprop": (RMSProp, torch.optim.RMSprop),
+    "adam": (Adam, torch.optim.Adam),
+    "adamw": (AdamW, partial(torch.optim.AdamW, weight_decay=DECAY)),
+    "lion": (Lion, None),
+    "adafactor": (Adafactor, partial(torch.optim.Adafactor, weight_decay=DECAY)),
+    "muon bf16": (partial(Muon, products=torch.bfloat16), partial(torch.optim.Muon, adjust_lr_fn="match_rms_adamw")),
+    "muon fp32": (Muon, partial(torch.optim.Muon, adjust_lr_fn="match_rms_adamw")),
+}
+FORMS: dict[str, dict[str, bool]] = {
+    "one by one": {"foreach": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+}
+
+
+def parameters_of(size: dict[str, int], *, hidden: bool) -> list[Tensor]:
+    """The parameters of a GPT-like model, with gradients; only the blocks' matrices where `hidden`."""
+    d, layers = size["d_model"], size["n_layers"]
+    block = [*[(d, d)] * 4, (4 * d, d), (d, 4 * d)]
+    others = [] if hidden else [(size["vocab_size"], d), *[(d,)] * (2 * layers)]
+    parameters = [torch.randn(shape).mul_(0.02).requires_grad_() for shape in [*others, *block * layers]]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter) * 1e-3
+    return parameters
+
+
+def forms_of(build: Build | None, parameters: list[Tensor]) -> Iterator[tuple[str, torch.optim.Optimizer]]:
+    """Every form that the optimizer has."""
+    for form, settings in FORMS.items() if build else ():
+        assert build is not None
+        try:
+            yield form, build(parameters, **settings)
+        except Exception:  # Each library refuses what it does not have in its own way.
+            if form == "foreach":
+                yield "one form", build(parameters)
+
+
+def race(contestants: dict[tuple[str, str], torch.optim.Optimizer], seconds: float) -> dict[tuple[str, str], float]:
+    """Best seconds of a step each, in turns, after one that makes the state."""
+    best: dict[tuple[str, str], float] = {}
+    for optimizer in contestants.values():
+        optimizer.step()
+    until = time.perf_counter() + seconds
+    rounds = 0
+    while rounds < 3 or time.perf_counter() < until:
+        for who, optimizer in contestants.items():
+            begin = time.perf_counter()
+            optimizer.step()
+            best[who] = min(best.get(who, float("inf")), time.perf_counter() - begin)
+        rounds += 1
+    return best
+
+
+def main() -> None:
+    """Print a row an optimizer and size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each race")
+    parser.add_argument("--only", default="", help="names that begin so")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(f"torch {torch.__version__}, {options.threads} threads; ms a step")
+    print(f"{'':7}{'':12}{'one by one':>12}{'foreach':>10}{'fused':>10}{'torch':>10}  {'setting':12}{'ratio':>6}")
+    for size_name, size in SIZES.items():
+        for name, (ours, theirs) in PAIRS.items():
+            if name.startswith(options.only):
+                print(f"{size_name:7}{name:12}{row(ours, theirs, size, name, options.seconds)}", flush=True)
+
+
+def row(ours: Build, theirs: Build | None, size: dict[str, int], name: str, seconds: float) -> str:
+    """All forms of ours, torch's best, and the ratio of best to best."""
+    parameters = parameters_of(size, hidden=name.startswith("muon"))
+    contestants: dict[tuple[str, str], Any] = {("ours", form): o for form, o in forms_of(ours, parameters)}
+    contestants |= {("torch", form): o for form, o in forms_of(theirs, parameters)}
+    best = race(contestants, seconds)
+    of_ours = {form: t for (whose, form), t in best.items() if whose == "ours"}
+    of_torch = {form: t for (whose, form), t in best.items() if whose == "torch"}
+    cells = [f"{of_ours[form] * 1e3:.2f}" if form in of_ours else "-" for form in FORMS]
+    text = f"{cells[0]:>12}{cells[1]:>10}{cells[2]:>10}"
+    if not of_torch:
+        return f"{text}{'-':>10}"
+    setting = min(of_torch, key=lambda form: of_torch[form])
+    return f"{text}{of_torch[setting] * 1e3:>10.2f}  {setting:12}{of_torch[setting] / min(of_ours.values()):>6.2f}"
+
+
+if __name__ == "__main__":
+    main()

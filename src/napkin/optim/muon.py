@@ -1,0 +1,148 @@
+"""Muon (Jordan et al. 2024), at AdamW's step length (Liu et al. 2025, "Muon is Scalable for LLM Training").
+
+With gradient g of an m × n matrix::
+
+    b ← momentum · b + (1 - momentum) g
+    u ← orthogonalised((1 - momentum) g + momentum · b)
+    w ← (1 - lr · decay) w - lr · 0.2 sqrt(max(m, n)) · u
+
+Orthogonalised is U Vᵀ where the matrix is U S Vᵀ: all directions are stepped in alike. Newton-Schulz's iteration
+comes near it with products alone::
+
+    x ← a x + (b x xᵀ + c (x xᵀ)²) x
+"""
+
+# torch keeps its foreach functions under private names; its own optimizers are built on them.
+# pyright: reportPrivateImportUsage=false
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from napkin.errors import NapkinError
+from napkin.optim.adamw import ADAMW
+from napkin.optim.base import Forms, Group, Optimizer, buckets, zeros_wide
+from napkin.optim.parameter_groups import muon_groups
+
+# Jordan's coefficients: steepest at 0 of those that end, after five steps, with singular values near 1 (0.7 to 1.2).
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+_STEPS = 5
+_TINY = 1e-7
+
+
+def newton_schulz(matrix: Float[Tensor, "... m n"]) -> Float[Tensor, "... m n"]:
+    """The matrix with its singular values brought near 1, in its own number format: five steps of the iteration.
+
+    2·k·(2·m²·n + m³) FLOPs a step for k matrices with m ≤ n; a tall matrix is worked on transposed.
+    """
+    if matrix.shape[-2] > matrix.shape[-1]:
+        return newton_schulz(matrix.mT).mT
+    # No singular value exceeds the norm.
+    x = matrix / torch.linalg.vector_norm(matrix, dim=(-2, -1), keepdim=True).clamp_(min=_TINY)
+    for _ in range(_STEPS):
+        gram = x @ x.mT
+        x = _A * x + (_B * gram + _C * (gram @ gram)) @ x
+    return x
+
+
+def newton_schulz_stacked(matrices: Float[Tensor, "k m n"]) -> Float[Tensor, "k m n"]:
+    """The same, sums folded into the products and the input overwritten."""
+    if matrices.shape[-2] > matrices.shape[-1]:
+        return newton_schulz_stacked(matrices.mT).mT
+    x = matrices.div_(torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True).clamp_(min=_TINY))
+    for _ in range(_STEPS):
+        gram = torch.bmm(x, x.mT)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C)
+        x = torch.baddbmm(x, polynomial, x, beta=_A)
+    return x
+
+
+def _update(parameter: Tensor, gradient: Tensor, buffer: Tensor, group: Group) -> None:
+    buffer.lerp_(gradient, 1 - group["momentum"])
+    direction = newton_schulz(gradient.lerp(buffer, group["momentum"]).to(group["products"]))
+    parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-_step_length(parameter, group))
+
+
+def _update_foreach(parameters: list[Tensor], gradients: list[Tensor], buffers: list[Tensor], group: Group) -> None:
+    """For matrices of one shape: the iteration runs on a stack of them."""
+    torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
+    ahead = torch._foreach_lerp(gradients, buffers, group["momentum"])
+    stack = torch.stack([matrix.to(group["products"]) for matrix in ahead])
+    del ahead
+    directions = newton_schulz_stacked(stack.flatten(0, -3)).unflatten(0, stack.shape[:-2])
+    torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+    torch._foreach_add_(parameters, list(directions.unbind()), alpha=-_step_length(parameters[0], group))
+
+
+def _step_length(parameter: Tensor, group: Group) -> float:
+    """An orthogonal m × n matrix has a root mean square of 1 / sqrt(max(m, n)), AdamW's updates one of about 0.2."""
+    return group["lr"] * 0.2 * max(parameter.shape[-2:]) ** 0.5
+
+
+_MUON = Forms(_update, _update_foreach)
+
+
+class Muon(Optimizer):
+    """Orthogonalised momentum for the matrices inside the blocks; AdamW for embeddings, head and vectors.
+
+    Groups whose "orthogonal" is False are AdamW's; in the others it updates vectors alone. `muon_groups` makes both
+    from a model. As their steps are alike in size, one learning rate and one decay serve for both. More than two
+    dimensions are a stack of matrices, the last two being the matrix.
+
+    `products` is the format of Newton-Schulz's products; bf16 is enough where the hardware multiplies it natively.
+    `fused=True` concerns the part that is AdamW.
+
+    State: "momentum_buffer" in the matrix's shape, 4 bytes a parameter of the blocks; "exp_avg" and "exp_avg_sq", 8
+    bytes a parameter of the others. See `Optimizer` for the rest; matrices of one shape make a bucket. Its temporary
+    memory: up to three times the bucket and three times its Gram matrices, in the products' format.
+    """
+
+    forms = ADAMW
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[Group],
+        *,
+        lr: float = 1e-3,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.1,
+        products: torch.dtype = torch.float32,
+        foreach: bool = True,
+        fused: bool = False,
+    ) -> None:
+        defaults: dict[str, Any] = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "products": products}
+        defaults |= {"weight_decay": weight_decay, "orthogonal": True}
+        super().__init__(params, defaults, foreach=foreach, fused=fused)
+        if not products.is_floating_point:
+            raise NapkinError(f"products is {products}: use a format with a fraction, torch.float32 or torch.bfloat16")
+
+    @classmethod
+    def for_model(cls, model: nn.Module, *, weight_decay: float, products: torch.dtype, **settings: Any) -> Optimizer:
+        """The matrices of the blocks orthogonalised, the rest by AdamW."""
+        return cls(muon_groups(model, weight_decay), products=products, **settings)
+
+    def update_group(self, parameters: list[Tensor], group: Group) -> None:
+        """Matrices of one shape at a time, then what is AdamW's."""
+        shapes: dict[torch.Size, list[Tensor]] = {}
+        for parameter in parameters:
+            if _is_orthogonal(parameter, group):
+                shapes.setdefault(parameter.shape, []).append(parameter)
+        for alike in shapes.values():
+            for bucket in buckets(alike):
+                self.apply(_MUON, bucket, group)
+        for bucket in buckets(p for p in parameters if not _is_orthogonal(p, group)):
+            self.apply(ADAMW, bucket, group)
+
+    def new_state(self, parameter: Tensor, group: Group) -> dict[str, Tensor]:
+        """Zeros: one momentum, or AdamW's two."""
+        names = ("momentum_buffer",) if _is_orthogonal(parameter, group) else ("exp_avg", "exp_avg_sq")
+        return {name: zeros_wide(parameter) for name in names}
+
+
+def _is_orthogonal(parameter: Tensor, group: Group) -> bool:
+    return group["orthogonal"] and parameter.ndim >= 2

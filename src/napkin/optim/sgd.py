@@ -1,0 +1,142 @@
+"""Stochastic gradient descent (Robbins & Monro 1951), with momentum (Polyak 1964) and with Nesterov's (1983).
+
+With gradient g, into which decay · w is added first::
+
+    SGD        w ← w - lr · g
+    momentum   b ← momentum · b + g;   w ← w - lr · b
+    Nesterov   b ← momentum · b + g;   w ← w - lr · (g + momentum · b)
+
+The third is the form of Sutskever et al. 2013, which looks ahead without moving the parameters there and back.
+"""
+
+# torch keeps its foreach and fused functions under private names; its own optimizers are built on them.
+# pyright: reportPrivateImportUsage=false
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from napkin.optim.base import Forms, Group, Optimizer
+from napkin.optim.decay import decayed, decayed_foreach
+
+
+def _sgd(parameter: Tensor, gradient: Tensor, group: Group) -> None:
+    parameter.add_(decayed(gradient, parameter, group), alpha=-group["lr"])
+
+
+def _sgd_foreach(parameters: list[Tensor], gradients: list[Tensor], group: Group) -> None:
+    torch._foreach_add_(parameters, decayed_foreach(gradients, parameters, group), alpha=-group["lr"])
+
+
+def _sgd_fused(parameters: list[Tensor], gradients: list[Tensor], group: Group) -> None:
+    _fused(parameters, gradients, [], group, momentum=0.0, nesterov=False)
+
+
+def _momentum(parameter: Tensor, gradient: Tensor, buffer: Tensor, group: Group) -> None:
+    buffer.mul_(group["momentum"]).add_(decayed(gradient, parameter, group))
+    parameter.add_(buffer, alpha=-group["lr"])
+
+
+def _momentum_foreach(parameters: list[Tensor], gradients: list[Tensor], buffers: list[Tensor], group: Group) -> None:
+    torch._foreach_mul_(buffers, group["momentum"])
+    torch._foreach_add_(buffers, decayed_foreach(gradients, parameters, group))
+    torch._foreach_add_(parameters, buffers, alpha=-group["lr"])
+
+
+def _momentum_fused(parameters: list[Tensor], gradients: list[Tensor], buffers: list[Tensor], group: Group) -> None:
+    _fused(parameters, gradients, buffers, group, momentum=group["momentum"], nesterov=False)
+
+
+def _nesterov(parameter: Tensor, gradient: Tensor, buffer: Tensor, group: Group) -> None:
+    gradient = decayed(gradient, parameter, group)
+    buffer.mul_(group["momentum"]).add_(gradient)
+    parameter.add_(gradient.add(buffer, alpha=group["momentum"]), alpha=-group["lr"])
+
+
+def _nesterov_foreach(parameters: list[Tensor], gradients: list[Tensor], buffers: list[Tensor], group: Group) -> None:
+    gradients = decayed_foreach(gradients, parameters, group)
+    torch._foreach_mul_(buffers, group["momentum"])
+    torch._foreach_add_(buffers, gradients)
+    ahead = torch._foreach_add(gradients, buffers, alpha=group["momentum"])
+    torch._foreach_add_(parameters, ahead, alpha=-group["lr"])
+
+
+def _nesterov_fused(parameters: list[Tensor], gradients: list[Tensor], buffers: list[Tensor], group: Group) -> None:
+    _fused(parameters, gradients, buffers, group, momentum=group["momentum"], nesterov=True)
+
+
+def _fused(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    buffers: list[Tensor],
+    group: Group,
+    *,
+    momentum: float,
+    nesterov: bool,
+) -> None:
+    torch._fused_sgd_(
+        parameters,
+        gradients,
+        buffers,
+        weight_decay=group["weight_decay"],
+        momentum=momentum,
+        lr=group["lr"],
+        dampening=0.0,
+        nesterov=nesterov,
+        maximize=False,
+        # A buffer of zeros takes the first gradient by the rule itself.
+        is_first_step=False,
+    )
+
+
+class SGD(Optimizer):
+    """Plain stochastic gradient descent.
+
+    State: none, 0 bytes a parameter. See `Optimizer` for the rest.
+    """
+
+    forms = Forms(_sgd, _sgd_foreach, _sgd_fused)
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[Group],
+        *,
+        lr: float = 0.1,
+        weight_decay: float = 0.0,
+        foreach: bool = True,
+        fused: bool = False,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay}, foreach=foreach, fused=fused)
+
+
+class Momentum(Optimizer):
+    """SGD along a running sum of gradients, in which one of k steps ago weighs momentum^k.
+
+    State: "momentum_buffer" in the parameter's shape, 4 bytes a parameter. See `Optimizer` for the rest.
+    """
+
+    state_names = ("momentum_buffer",)
+    forms = Forms(_momentum, _momentum_foreach, _momentum_fused)
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[Group],
+        *,
+        lr: float = 0.01,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        foreach: bool = True,
+        fused: bool = False,
+    ) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__(params, defaults, foreach=foreach, fused=fused)
+
+
+class Nesterov(Momentum):
+    """Momentum that goes where the sum of gradients would take it next.
+
+    State: "momentum_buffer" in the parameter's shape, 4 bytes a parameter. See `Optimizer` for the rest.
+    """
+
+    forms = Forms(_nesterov, _nesterov_foreach, _nesterov_fused)
