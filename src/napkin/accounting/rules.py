@@ -6,6 +6,8 @@ errors given here are those found by it.
 
 from typing import Literal
 
+from napkin.optim.names import choice_of
+
 
 def parameters_rule(*, vocab_size: int, d_model: int, n_layers: int, tied: bool) -> int:
     """Parameters of a Transformer: 12·L·d² for the blocks and V·d for each embedding table.
@@ -82,15 +84,16 @@ def adamw_bytes_rule(parameters: float, *, bytes_a_parameter: int = 16) -> float
     return bytes_a_parameter * parameters
 
 
-def bytes_a_parameter(optimizer: Literal["SGD", "momentum", "AdaGrad", "AdamW"], *, mixed: bool = False) -> int:
-    """Bytes a parameter for weight, gradient and optimizer state.
+def bytes_a_parameter(optimizer: str, *, mixed: bool = False) -> int:
+    """Bytes a parameter for weight, gradient and the state of an optimizer, which a recipe names.
 
-    In fp32, 4 each: 8 for SGD, 12 with one moment (momentum, AdaGrad), 16 with two (AdamW). `mixed` is the scheme of
-    Rajbhandari et al. 2020, "ZeRO", section 3.1: weight and gradient in 2 bytes, an fp32 master copy, state in fp32.
+    In fp32, 4 for each: 8 for sgd, 12 with one moment (momentum, adagrad), 16 with two (adamw). `mixed` is the scheme
+    of Rajbhandari et al. 2020, "ZeRO", section 3.1: weight and gradient in 2 bytes, an fp32 master copy, state in fp32.
     Autocast, which keeps fp32 weights and gradients, is not `mixed` in that sense. Errors as for `adamw_bytes_rule`.
+
+    Raises NapkinError for an optimizer that does not exist.
     """
-    moments = {"SGD": 0, "momentum": 1, "AdaGrad": 1, "AdamW": 2}[optimizer]
-    return (2 + 2 + 4 if mixed else 4 + 4) + 4 * moments
+    return (2 + 2 + 4 if mixed else 4 + 4) + choice_of(optimizer).state_bytes
 
 
 def largest_model_rule(memory_bytes: float, *, bytes_a_parameter: int = 16) -> float:

@@ -8,15 +8,8 @@ from napkin.cli.options import Switch, parse
 from napkin.cli.terminal import print_json, progress_line, say
 from napkin.errors import NapkinError
 from napkin.hardware.catalogue import find_device
+from napkin.training.recipe import OptimizerName
 from napkin.units import format_bytes, format_count, parse_devices
-
-Optimizer = Literal["sgd", "momentum", "adagrad", "adamw"]
-RULE_NAMES: dict[Optimizer, Literal["SGD", "momentum", "AdaGrad", "AdamW"]] = {
-    "sgd": "SGD",
-    "momentum": "momentum",
-    "adagrad": "AdaGrad",
-    "adamw": "AdamW",
-}
 
 
 @dataclass(frozen=True)
@@ -26,8 +19,8 @@ class FitOptions:
 
     on: str
     """Devices: H100, 8xH100; `napkin hardware` lists them."""
-    optimizer: Optimizer = "adamw"
-    """What the update keeps: adamw two numbers a parameter, momentum and adagrad one, sgd none."""
+    optimizer: OptimizerName = "adamw"
+    """What updates the weights: adamw keeps two numbers a parameter, momentum, lion and muon one, sgd none."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """Format of the matrix products; weights, gradients and optimizer state are fp32."""
     batch_size: int = 1
@@ -49,7 +42,7 @@ def main(arguments: list[str]) -> None:
     n_devices, name = parse_devices(options.on)
     device = find_device(name)
     device.peak(options.precision)
-    a_parameter = bytes_a_parameter(RULE_NAMES[options.optimizer])
+    a_parameter = bytes_a_parameter(options.optimizer)
     by_rule = largest_model_rule(n_devices * device.advertised_bytes, bytes_a_parameter=a_parameter)
     if not options.json:
         say(
@@ -68,6 +61,7 @@ def main(arguments: list[str]) -> None:
             options.batch_size,
             Precision(options.precision, "cuda"),
             target_of(device),
+            options.optimizer,
         )
         found = largest_model(family, device, n_devices, progress=line.retitle)
     config, ledger = found.config, found.ledger

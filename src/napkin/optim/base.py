@@ -115,7 +115,7 @@ class Optimizer(torch.optim.Optimizer):
         states = [list(self.state_in(group, p).values()) for p in parameters]
         forms.pick(self.form)(wide, gradients, *map(list, zip(*states, strict=True)), group)
         if narrow:
-            torch._foreach_copy_(parameters, wide)
+            torch._foreach_copy_(parameters, wide)  # pyright: ignore[reportPrivateImportUsage]
 
     def new_state(self, parameter: Tensor, group: Group) -> dict[str, Tensor]:
         """A parameter's state before its first step: zeros."""

@@ -10,7 +10,7 @@ from napkin.errors import NapkinError
 from napkin.hardware.catalogue import Device
 from napkin.model.config import ModelConfig
 from napkin.training.precision import Precision
-from napkin.training.recipe import Recipe, TrainingConfig
+from napkin.training.recipe import OptimizerConfig, Recipe, TrainingConfig
 from napkin.training.step import count_step
 from napkin.units import format_bytes
 
@@ -43,6 +43,7 @@ class Family:
     """Sequences a device and step."""
     precision: Precision
     target: Target
+    optimizer: str = "adamw"
 
     def config(self, d_model: int, n_layers: int) -> ModelConfig:
         """The member of that size."""
@@ -52,7 +53,9 @@ class Family:
     def count(self, d_model: int, n_layers: int) -> Ledger:
         """The ledger of that member's step."""
         training = TrainingConfig(batch_size=self.batch_size)
-        recipe = Recipe(model=self.config(d_model, n_layers), training=training)
+        recipe = Recipe(
+            model=self.config(d_model, n_layers), optimizer=OptimizerConfig(name=self.optimizer), training=training
+        )
         return count_step(recipe, self.precision, target=self.target)
 
 
