@@ -26,9 +26,9 @@ aten = torch.ops.aten
 def as_on_cuda(target: CudaTarget) -> Iterator[None]:
     """Operators on fake CPU tensors do in this context what they do on `target`; those on real tensors stay theirs.
 
-    `torch.autocast("cuda")` acts on them too, even where no GPU is at hand. What is left as on a CPU: operators that
-    only CUDA's autocast takes in half precision and that call others which both take (einsum), recurrent layers, and
-    the choice of kernels for convolutions.
+    `torch.autocast("cuda")` acts on them too, even where no GPU is at hand. What is left as on a CPU: in
+    autocast, products of a matrix and a vector and the widening of mixed formats (index_put, scatter_add); recurrent
+    layers; the kernels of convolutions.
     """
     forms = {"scaled_dot_product_attention": _attention(target), "dropout": _dropout, "rms_norm": _rms_norm}
     # torch's dispatcher is one for all threads.
