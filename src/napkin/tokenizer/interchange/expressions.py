@@ -48,9 +48,9 @@ _COMMON = regex.compile(
 
 
 def known_pattern(spelling: str) -> str | None:
-    """napkin's name of a pattern that is spelled so, None if it is none of the known ones."""
+    """napkin's name of a pattern that is spelled or called so, None if it is none of the known ones."""
     for names, spellings in _KNOWN:
-        if spelling in spellings:
+        if spelling in (*names, *spellings):
             return next((name for name in names if name in PATTERNS), spellings[0])
     return None
 

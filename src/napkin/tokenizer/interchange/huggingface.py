@@ -27,8 +27,9 @@ def read_huggingface(path: StrPath, *, drop_template: bool = False, special_toke
     """Read a tokenizer.json; the ids are those of the library's `encode(text)`, with all special tokens allowed.
 
     `drop_template` leaves out what the file adds to every text (such as a token at its beginning), as the library's
-    `add_special_tokens=False` does; `special_tokens` that the file lacks get the ids after its own. Raises NapkinError, naming file and field, for what is damaged and for what
-    napkin cannot do exactly.
+    `add_special_tokens=False` does; `special_tokens` that the file lacks get the ids after its own.
+
+    Raises NapkinError, naming file and field, for what is damaged and for what napkin cannot do exactly.
     """
     content = read_bytes(path)
     with naming(path):
