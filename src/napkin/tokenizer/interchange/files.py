@@ -3,14 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
 from napkin.errors import NapkinError
 from napkin.files import StrPath
-
-T = TypeVar("T")
 
 
 def read_bytes(path: StrPath) -> bytes:
@@ -21,8 +19,8 @@ def read_bytes(path: StrPath) -> bytes:
         raise NapkinError(f"'{path}' cannot be read ({error.strerror}): name the file of a vocabulary") from error
 
 
-def decode_json(content: bytes, kind: type[T]) -> T:
-    """Read JSON into a type. Raises NapkinError where it is no JSON, or another."""
+def decode_json(content: bytes, kind: Any) -> Any:
+    """Read JSON into a type, which may be `dict[str, int]` too. Raises NapkinError where it is no JSON, or another."""
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:

@@ -61,7 +61,7 @@ def write_gpt2(tokenizer: Tokenizer, folder: StrPath, *, overwrite: bool = False
 
 def parse(vocabulary: bytes, merges: bytes, pattern: str, special_tokens: Sequence[str] | None) -> Tokenizer:
     """Read what the two files hold."""
-    vocab = decode_json(vocabulary, dict[str, int])
+    vocab: dict[str, int] = decode_json(vocabulary, dict[str, int])
     pairs = [tuple(line.split(" ")) for line in _lines(merges)]
     if special_tokens is None:
         made = {"".join(pair) for pair in pairs}

@@ -102,10 +102,10 @@ class _File(msgspec.Struct):
 
 def parse(content: bytes, *, drop_template: bool = False, more_special_tokens: Sequence[str] = ()) -> Tokenizer:
     """Read what a tokenizer.json holds."""
-    kind = decode_json(content, _Head).model.type
-    if kind != "BPE":
-        raise NapkinError(f"its model is of type {kind!r}: only byte-level BPE is read")
-    file = decode_json(content, _File)
+    head: _Head = decode_json(content, _Head)
+    if head.model.type != "BPE":
+        raise NapkinError(f"its model is of type {head.model.type!r}: only byte-level BPE is read")
+    file: _File = decode_json(content, _File)
     _refuse_inexact(file, drop_template)
     added = file.added_tokens or []
     special_tokens = _special_tokens(added, file.model.vocab)
