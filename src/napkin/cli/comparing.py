@@ -62,10 +62,8 @@ def compare(options: CompareOptions) -> None:
         print_json({**described, "tokenizers": rows, "refused": refused})
         return
     name = source or "given on the command line"
-    learned_names = (
-        "the same" if learned is text else f"{format_bytes(len(utf8(learned)))} of {', '.join(learned_from)}"
-    )
-    say(f"{name}: {format_bytes(text_bytes)}, {len(text):,} characters; vocabularies learned from {learned_names}")
+    learned_name = "itself" if learned is text else f"{format_bytes(len(utf8(learned)))} of {', '.join(learned_from)}"
+    say(f"text: {name}, {format_bytes(text_bytes)}, {len(text):,} characters; vocabularies learned from {learned_name}")
     out.print(_table(results, text_bytes))
     _say_what_is_lost(results, refused)
     for result in results if excerpt else []:

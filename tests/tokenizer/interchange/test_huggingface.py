@@ -60,7 +60,7 @@ def test_writing_undoes_reading_and_reading_writing(
     again = written(ours, tmp_path)
 
     assert read_huggingface(tmp_path / "written.json").fingerprint == ours.fingerprint
-    assert all(again.encode(text).ids == theirs.encode(text).ids for text in strings)
+    assert all(again.encode(text).ids == theirs.encode(text).ids for text in strings[::5])
     write_huggingface(napkins, tmp_path / "napkins.json")
     assert read_huggingface(tmp_path / "napkins.json").fingerprint == napkins.fingerprint
 
@@ -71,7 +71,7 @@ def test_a_tokenizer_read_is_kept_in_napkins_own_file(theirs: tokenizers.Tokeniz
     loaded = load_tokenizer(tmp_path / "napkin.json")
 
     assert loaded.fingerprint == ours.fingerprint
-    assert loaded.encode_batch(strings) == ours.encode_batch(strings)
+    assert loaded.encode_batch(strings[::5]) == ours.encode_batch(strings[::5])
 
 
 @pytest.mark.parametrize("pattern", ["gpt2", "gpt4"])
@@ -79,7 +79,7 @@ def test_every_character_is_cut_alike(pattern: str, tmp_path: Path):
     # Characters that are newer than this edition of Unicode may be of another class in one of the libraries; of those
     # that are in no case and for private use, tens of thousands, a sample does.
     classes = ((chr(i), unicodedata.ucd_3_2_0.category(chr(i))) for i in range(sys.maxunicode + 1))
-    many = {"Lo": 20, "Co": 1000}
+    many = {"Lo": 40, "Co": 1000}
     known = [c for c, category in classes if category not in ("Cn", "Cs") and ord(c) % many.get(category, 1) == 0]
     theirs = written(BPETokenizer([], pattern=pattern), tmp_path).pre_tokenizer
     ours = PreTokenizer(pattern)

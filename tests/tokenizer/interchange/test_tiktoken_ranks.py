@@ -79,7 +79,7 @@ def test_any_ranks_are_refused_or_exact(tmp_path: Path):
     draw = random.Random(0)
     texts = ["".join(draw.choices("abc  ", k=draw.randint(1, 12))) for _ in range(200)]
     exact, refused = 0, []
-    for _ in range(150):
+    for _ in range(80):
         tokens = [bytes([byte]) for byte in range(256)]
         draw.shuffle(tokens)
         made: dict[bytes, None] = {}
@@ -99,7 +99,7 @@ def test_any_ranks_are_refused_or_exact(tmp_path: Path):
         exact += 1
         theirs = theirs_of(ranks, GPT2, {})
         assert [ours.encode(text) for text in texts] == [theirs.encode_ordinary(text) for text in texts]
-    assert exact > 75
+    assert exact > 40
     assert all("learned after it" in reason for reason in refused)
 
 
