@@ -16,6 +16,7 @@ from tiktoken.load import load_tiktoken_bpe
 from napkin.errors import NapkinError
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.byte_level import ByteTokenizer
+from napkin.tokenizer.interchange.expressions import spelling_of
 from napkin.tokenizer.interchange.huggingface import read_huggingface
 from napkin.tokenizer.interchange.tiktoken import read_tiktoken, write_tiktoken
 
@@ -101,6 +102,43 @@ def test_any_ranks_are_refused_or_exact(tmp_path: Path):
         assert [ours.encode(text) for text in texts] == [theirs.encode_ordinary(text) for text in texts]
     assert exact > 40
     assert all("learned after it" in reason for reason in refused)
+
+
+PUBLISHED = {
+    "gpt2": GPT2,
+    "cl100k": (
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]"
+        r"|\s+(?!\S)|\s"
+    ),
+    "o200k": "|".join(
+        [
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+            r"\p{N}{1,3}",
+            r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+            r"\s*[\r\n]+",
+            r"\s+(?!\S)",
+            r"\s+",
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_patterns_that_tiktoken_has_are_known_by_name(
+    name: str, corpus: list[str], strings: list[str], tmp_path: Path
+):
+    ranks = {bytes([i]): i for i in range(256)}
+    for token in sorted({text[i : i + 2] for text in corpus[-9:] + strings[:300] for i in range(len(text))}):
+        if len(token.encode()) == 2:
+            ranks[token.encode()] = len(ranks)
+    theirs = theirs_of(ranks, PUBLISHED[name], {})
+    written = theirs_of(ranks, spelling_of(name), {})
+
+    ours = read_tiktoken(write_ranks(tmp_path / "ranks.tiktoken", ranks), pattern=name)
+
+    for text in strings:
+        assert ours.encode(text) == theirs.encode_ordinary(text) == written.encode_ordinary(text)
 
 
 def test_special_tokens_have_the_ids_given_or_the_ones_that_follow(tmp_path: Path):

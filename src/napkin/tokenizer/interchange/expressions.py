@@ -12,33 +12,24 @@ from napkin.tokenizer.patterns import PATTERNS
 
 _SUFFIXES = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LOWER, _UPPER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
+_WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+_WHITE_SPACE = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 
-# Names in napkin, the newest first, and spellings that all engines read alike; the first of them is written.
-_KNOWN: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
-    (
-        ("gpt2",),
-        (
-            r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-            r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-        ),
+# Names in napkin, and spellings that all engines read alike: the first of them is written.
+_KNOWN: dict[str, tuple[str, ...]] = {
+    "gpt2": (
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+        r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     ),
-    (
-        ("cl100k", "gpt4"),
-        (
-            _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-            r"|\s+(?!\S)|\s+",
-        ),
+    "gpt4": (_SUFFIXES + _WORDS + _WHITE_SPACE, "'(?i:[sdmt]|ll|ve|re)" + _WORDS + _WHITE_SPACE),
+    # As tiktoken has it: white space that ends the text is one piece.
+    "cl100k": (_SUFFIXES + _WORDS + r"|\s+(?![\s\S])" + _WHITE_SPACE,),
+    "o200k": (
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_SUFFIXES}?"
+        rf"|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_SUFFIXES}?"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _WHITE_SPACE,
     ),
-    (
-        ("o200k",),
-        (
-            rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_SUFFIXES}?"
-            rf"|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_SUFFIXES}?"
-            r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        ),
-    ),
-]
+}
 
 _CLASS = r"\\[pP]\{[A-Z][a-z]?\}|\\[sSdDrnt]|\\[^\w\s]"
 _COMMON = regex.compile(
@@ -49,16 +40,16 @@ _COMMON = regex.compile(
 
 def known_pattern(spelling: str) -> str | None:
     """napkin's name of a pattern that is spelled or called so, None if it is none of the known ones."""
-    for names, spellings in _KNOWN:
-        if spelling in (*names, *spellings):
-            return next((name for name in names if name in PATTERNS), spellings[0])
+    for name, spellings in _KNOWN.items():
+        if spelling in (name, *spellings):
+            return name if name in PATTERNS else spellings[0]
     return None
 
 
 def spelling_of(pattern: str) -> str:
     """napkin's `pattern` as a regular expression: the usual one where it is known."""
-    for names, spellings in _KNOWN:
-        if pattern in names or pattern in spellings:
+    for name, spellings in _KNOWN.items():
+        if pattern in (name, *spellings):
             return spellings[0]
     return PATTERNS.get(pattern, pattern)
 
