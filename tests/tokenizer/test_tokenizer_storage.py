@@ -74,8 +74,9 @@ def test_no_changed_byte_goes_unnoticed(tokenizer: Tokenizer, tmp_path: Path):
     tokenizer.save(path)
     whole = path.read_bytes()
 
-    for i, byte in enumerate(whole):
-        path.write_bytes(whole[:i] + bytes([byte ^ 1]) + whole[i + 1 :])
+    # Of the longest file, which is mostly a list of numbers, a sample of the bytes.
+    for i in range(0, len(whole), 1 + len(whole) // 1000):
+        path.write_bytes(whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :])
         with pytest.raises(CorruptFile, match=r"tokenizer\.json"):
             load_tokenizer(path)
 

@@ -9,9 +9,6 @@ _OTHERS = sorted(set(range(256)) - set(_PRINTABLE))
 _CHARACTERS = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + i) for i, byte in enumerate(_OTHERS)}
 _BYTES = {character: byte for byte, character in _CHARACTERS.items()}
 
-BYTES_IN_ORDER = bytes([*_PRINTABLE, *_OTHERS])
-"""All bytes in the order of their ids in GPT-2's vocabulary."""
-
 
 def to_characters(token: bytes) -> str:
     """Write a token as text.
