@@ -18,7 +18,7 @@ Refusal = Callable[..., str]
     [
         ("trian", r"napkin: there is no command 'trian': did you mean `napkin train`\?"),
         ("zzz", "napkin: there is no command 'zzz': `napkin --help` lists them"),
-        ("tokenizer trian docs", "tokenizer: there is no 'trian': use `napkin tokenizer train` or"),
+        ("tokenizer trian docs", r"tokenizer: there is no 'trian': did you mean `napkin tokenizer train`\?"),
         ("tokenizer train", "tokenizer: no TEXT is given: name a file, a folder, or stdlib:"),
         ("train --training.stepz 3", r"there is no option '--training.stepz': did you mean --training.steps\?"),
         ("train --steps 3", r"there is no option '--steps': did you mean --training.steps\?"),

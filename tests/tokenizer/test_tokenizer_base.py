@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,21 +14,31 @@ from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.byte_level import ByteTokenizer
 from napkin.tokenizer.characters import CharacterTokenizer
+from napkin.tokenizer.patterns import PreTokenizer
+from napkin.tokenizer.renumbered import RenumberedBPETokenizer
+from napkin.tokenizer.storage import load_tokenizer
+from napkin.tokenizer.words import WordTokenizer
 
 END = "<|endoftext|>"
 GREETING = "Hello, 🌍! 你好!"
 SPECIAL = [END, "<|end|>", "<|end|>!"]
 TEXT = f"{GREETING} {''.join(SPECIAL)}"
-KINDS: list[Tokenizer] = [
-    BPETokenizer([(72, 101), (60, 124), (101, 110)], SPECIAL),
+MERGES = [(72, 101), (60, 124), (101, 110)]
+WORDS = dict.fromkeys(word for text in (TEXT, "H", END, f"H{END}H") for word in PreTokenizer("gpt2").split(text))
+LOSSLESS: list[Tokenizer] = [
+    BPETokenizer(MERGES, SPECIAL),
+    RenumberedBPETokenizer(MERGES, SPECIAL, ids=range(261, -1, -1)),
+    RenumberedBPETokenizer(MERGES, SPECIAL, ids=range(262, -1, -1), unmerged=[b"endoftext"], whole=True),
     ByteTokenizer(SPECIAL),
     CharacterTokenizer.train([TEXT], SPECIAL),
 ]
+KINDS: list[Tokenizer] = [*LOSSLESS, WordTokenizer(list(WORDS), SPECIAL)]
 
 every_kind = pytest.mark.parametrize("tokenizer", KINDS, ids=lambda tokenizer: tokenizer.kind)
+every_lossless_kind = pytest.mark.parametrize("tokenizer", LOSSLESS, ids=lambda tokenizer: tokenizer.kind)
 
 
-@every_kind
+@every_lossless_kind
 @given(parts=st.lists(st.sampled_from([*SPECIAL, *"He<|endoftext>!🌍"])))
 def test_decode_undoes_encode_with_and_without_special_tokens(tokenizer: Tokenizer, parts: list[str]):
     text = "".join(parts)
@@ -77,6 +88,21 @@ def test_an_id_outside_the_vocabulary_is_refused(tokenizer: Tokenizer, wrong: in
 def test_a_lone_surrogate_is_refused_with_its_position(tokenizer: Tokenizer):
     with pytest.raises(NapkinError, match=r"lone surrogate \(U\+DC80\) at position 3"):
         tokenizer.encode(f"H{END[:2]}\udc80", allowed_special="all")
+
+
+@every_kind
+def test_every_kind_offers_the_same(tokenizer: Tokenizer, tmp_path: Path):
+    ids = tokenizer.encode(GREETING)
+
+    assert tokenizer.decode(ids) == GREETING
+    assert tokenizer.decode_bytes(ids) == GREETING.encode() == b"".join(tokenizer.vocabulary[i] for i in ids)
+    assert tokenizer.encode_batch([GREETING, "", GREETING]) == [ids, [], ids]
+    assert list(tokenizer.encode_iterable([GREETING, GREETING])) == [*ids, *ids]
+    assert tokenizer.compression_ratio(GREETING) == len(GREETING.encode()) / len(ids)
+    assert set(tokenizer.special_tokens.values()) < set(range(tokenizer.vocab_size))
+    assert tokenizer.vocab_size == len(tokenizer.vocabulary)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    assert load_tokenizer(tmp_path / "tokenizer.json").fingerprint == tokenizer.fingerprint
 
 
 def test_half_a_character_decodes_to_a_replacement_character():
@@ -149,6 +175,8 @@ def test_fingerprints_differ_wherever_the_ids_could():
         *KINDS,
         ByteTokenizer(),
         ByteTokenizer(SPECIAL[::-1]),
+        WordTokenizer(list(WORDS), SPECIAL, pattern="gpt4"),
+        WordTokenizer(list(WORDS)[::-1], SPECIAL),
         BPETokenizer([]),
         BPETokenizer([], pattern="whole"),
         BPETokenizer([(97, 98)]),

@@ -12,7 +12,9 @@ from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.byte_level import ByteTokenizer
 from napkin.tokenizer.characters import CharacterTokenizer
+from napkin.tokenizer.renumbered import RenumberedBPETokenizer
 from napkin.tokenizer.storage import load_tokenizer, save_tokenizer
+from napkin.tokenizer.words import WordTokenizer
 
 TEXT = 'the "cat"\\ in\r\n the\u2028hat 你好 🌍 \x00'
 KINDS: list[Tokenizer] = [
@@ -20,6 +22,8 @@ KINDS: list[Tokenizer] = [
     BPETokenizer([(97, 97)], pattern="[a-z]+"),
     ByteTokenizer(["<é>"]),
     CharacterTokenizer.train([TEXT], ["<end>"]),
+    WordTokenizer.train([TEXT], 9, ["<end>"]),
+    RenumberedBPETokenizer([(97, 97)], ["<s>"], ids=range(258, -1, -1), unmerged=[b"\xe4\xbd"], whole=True),
 ]
 
 every_kind = pytest.mark.parametrize("tokenizer", KINDS, ids=lambda tokenizer: tokenizer.kind)
@@ -70,8 +74,9 @@ def test_no_changed_byte_goes_unnoticed(tokenizer: Tokenizer, tmp_path: Path):
     tokenizer.save(path)
     whole = path.read_bytes()
 
-    for i, byte in enumerate(whole):
-        path.write_bytes(whole[:i] + bytes([byte ^ 1]) + whole[i + 1 :])
+    # Of the longest file, which is mostly a list of numbers, a sample of the bytes.
+    for i in range(0, len(whole), 1 + len(whole) // 1000):
+        path.write_bytes(whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :])
         with pytest.raises(CorruptFile, match=r"tokenizer\.json"):
             load_tokenizer(path)
 
@@ -93,7 +98,16 @@ def test_no_shortened_file_is_loaded(tmp_path: Path):
         ({"format": "other"}, "format is 'other'"),
         ({"version": 2}, "version 2, this napkin reads 1"),
         ({"version": True}, "got `bool`"),
-        ({"kind": "words"}, "'words'"),
+        ({"kind": "syllables"}, "'syllables'"),
+        ({"kind": "words"}, "unknown field `merges`"),
+        ({"ids": list(range(259))}, "of the fields `ids`, `unmerged` and `whole`"),
+        ({"ids": list(range(258)), "unmerged": [], "whole": False}, "258 ids are given for 259 tokens"),
+        ({"ids": [*range(258), 0], "unmerged": [], "whole": False}, "id 0 is given to two tokens"),
+        ({"ids": [*range(258), 259], "unmerged": [], "whole": False}, "id 259 is outside 0 to 258"),
+        ({"ids": [*range(258), -1], "unmerged": [], "whole": False}, "id -1 is outside"),
+        ({"ids": list(range(260)), "unmerged": ["xy"], "whole": False}, "'xy' are no bytes in hexadecimal"),
+        ({"ids": list(range(260)), "unmerged": ["6161"], "whole": False}, "name it once"),
+        ({"ids": list(range(260)), "unmerged": [""], "whole": False}, "unmerged token is empty"),
         ({"kind": "bytes"}, "unknown field"),
         ({"comment": ""}, "unknown field `comment`"),
         ({"pattern": "("}, "no regular expression"),

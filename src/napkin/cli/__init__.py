@@ -13,7 +13,7 @@ from napkin.errors import NapkinError
 
 COMMANDS = {
     "demo": "train a language model on Python's own library, books kept, in five minutes",
-    "tokenizer": "train a tokenizer; encode text into token files",
+    "tokenizer": "train, compare, show, import or export a tokenizer; encode text into token files",
     "recipe": "print a recipe, the TOML file that says everything a run does",
     "plan": "say what a run will take before it starts: parameters, FLOPs, bytes, seconds",
     "fit": "say how large a model some accelerators can train, by rule and by count",

@@ -2,16 +2,18 @@
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from rich.table import Table
 
 from napkin.cli.folders import folder_for
 from napkin.cli.terminal import ProgressLine, out, print_json, progress_line, say
 from napkin.cli.texts import open_documents
-from napkin.cli.tokenizer import EncodeOptions, TrainOptions
+from napkin.cli.tokenizer import EncodeOptions, Kind, TrainOptions
 from napkin.data.corpus import Document
 from napkin.data.split import split_documents
 from napkin.data.token_file import SEPARATOR, TokenFile, write_token_file
@@ -21,36 +23,37 @@ from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.byte_level import ByteTokenizer
 from napkin.tokenizer.characters import CharacterTokenizer
 from napkin.tokenizer.storage import load_tokenizer
+from napkin.tokenizer.words import UNK, UnknownCost, WordTokenizer, unknown_cost
 from napkin.units import format_bytes, format_count, format_seconds
 
 Side = Literal["training", "validation"]
 
 SAMPLE_DOCUMENTS = 100
+CHUNK_TOKENS = 2**20
+VOCAB_SIZE = 4096
+NAMES: dict[Kind, str] = {"bpe": "byte-level BPE", "words": "words", "characters": "characters", "bytes": "bytes"}
+LEARNED: dict[Kind, str] = {"bpe": "pairs to merge", "words": "words"}
+"""Kinds whose size is a choice, and what a text may have too few of."""
 FILE_NAMES: dict[Side, str] = {"training": "train.tokens", "validation": "validation.tokens"}
 
 
 def train(options: TrainOptions) -> None:
     """Train a tokenizer, compare it with simpler ones, write its file."""
+    _refuse_meaningless(options)
     path = Path(options.out)
     _refuse_existing(path)
     start = time.perf_counter()
     with progress_line("training the tokenizer") as line:
-        texts = (document.text for document in _documents(options, "training"))
-        tokenizer = train_bpe(
-            texts,
-            options.vocab_size,
-            special_tokens=[SEPARATOR],
-            pattern=options.pattern,
-            progress=lambda stage, done, total: _show(line, stage, done, total),
-        )
+        tokenizer = _train(options, lambda stage, done, total: _show(line, stage, done, total))
         seconds = time.perf_counter() - start
         line.retitle("comparing tokenizers")
-        comparison = _compare(tokenizer, options)
+        comparison, lost = _compare(tokenizer, options)
     with folder_for(path):
         tokenizer.save(path)
     if options.json:
         kinds = {kind: {"vocab_size": size, "bytes_per_token": ratio} for kind, (size, ratio) in comparison.items()}
-        print_json({"tokenizer": path, "fingerprint": tokenizer.fingerprint, "kinds": kinds})
+        described = {"tokenizer": path, "fingerprint": tokenizer.fingerprint, "kinds": kinds}
+        print_json({**described, "unknown_tokens": lost.tokens, "lost_bytes": lost.bytes})
         return
     table = Table("tokenizer", "vocabulary", "bytes a token", box=None, header_style="bold")
     for column in table.columns[1:]:
@@ -58,8 +61,10 @@ def train(options: TrainOptions) -> None:
     for kind, (vocab_size, ratio) in comparison.items():
         table.add_row(kind, f"{vocab_size:,}", f"{ratio:.3f}")
     out.print(table)
-    if tokenizer.vocab_size < options.vocab_size:
-        say(f"the text has no more pairs to merge: the vocabulary ends at {tokenizer.vocab_size:,}")
+    if options.kind in LEARNED and tokenizer.vocab_size < _size(options):
+        say(f"the text has no more {LEARNED[options.kind]}: the vocabulary ends at {tokenizer.vocab_size:,}")
+    if lost.tokens:
+        say(f"words that it does not know: {describe_loss(lost)}")
     say(f"wrote {path} in {format_seconds(seconds)}")
 
 
@@ -79,13 +84,15 @@ def encode(options: EncodeOptions) -> None:
         with folder_for(paths["training"]):
             written = {side: _write(path, options, side, tokenizer, line) for side, path in paths.items()}
     if options.json:
-        print_json({side: _describe(tokens) for side, tokens in written.items()})
+        print_json({side: _describe(tokens, tokenizer) for side, tokens in written.items()})
         return
     for tokens in written.values():
         say(
             f"wrote {tokens.path}: {tokens.n_tokens:,} tokens of {tokens.n_documents:,} documents, "
             f"{format_bytes(tokens.text_bytes)}, {tokens.text_bytes / tokens.n_tokens:.3f} bytes a token"
         )
+        if (lost := _lost(tokens, tokenizer)).tokens:
+            say(f"words that the tokenizer does not know: {describe_loss(lost)}")
     say(f"encoded in {format_seconds(time.perf_counter() - start)}")
 
 
@@ -113,18 +120,46 @@ def _documents(options: TrainOptions | EncodeOptions, side: Side) -> Iterator[Do
     return itertools.chain([first], documents)
 
 
-def _compare(tokenizer: Tokenizer, options: TrainOptions) -> dict[str, tuple[int, float]]:
-    """Vocabulary and compression ratio of three kinds, on text that the tokenizer was not trained on if there is."""
+def _refuse_meaningless(options: TrainOptions) -> None:
+    for name, value in (("--vocab-size", options.vocab_size), ("--pattern", options.pattern)):
+        if value is not None and options.kind not in LEARNED:
+            raise NapkinError(f"{name} is not for --kind {options.kind}, whose tokens are {options.kind}: leave it out")
+
+
+def _train(options: TrainOptions, progress: Callable[[str, int, int], None]) -> Tokenizer:
+    if options.kind == "bytes":
+        return ByteTokenizer([SEPARATOR])
+    if options.kind == "characters":
+        # Those of the held-out documents too, which could not be encoded otherwise.
+        everything = open_documents(options.texts, options.suffixes)
+        return CharacterTokenizer.train((document.text for document in everything), [SEPARATOR])
+    texts = (document.text for document in _documents(options, "training"))
+    pattern = "gpt2" if options.pattern is None else options.pattern
+    learn = train_bpe if options.kind == "bpe" else WordTokenizer.train
+    return learn(texts, _size(options), special_tokens=[SEPARATOR], pattern=pattern, progress=progress)
+
+
+def _size(options: TrainOptions) -> int:
+    return VOCAB_SIZE if options.vocab_size is None else options.vocab_size
+
+
+def _compare(tokenizer: Tokenizer, options: TrainOptions) -> tuple[dict[str, tuple[int, float]], UnknownCost]:
+    """Vocabulary and compression ratio of three kinds, on text that the tokenizer was not trained on if there is; and
+    what the tokenizer loses of it.
+    """
     held_out = split_documents(
         open_documents(options.texts, options.suffixes), options.validation_fraction, "validation"
     )
     sample = "".join(_sample(held_out) or _sample(_documents(options, "training")))
+    # In this order; the trained one takes the place of its kind.
     kinds = {
-        "byte-level BPE": tokenizer,
+        NAMES[options.kind]: tokenizer,
         "characters": CharacterTokenizer.train([sample]),
         "bytes": ByteTokenizer(),
+        NAMES[options.kind]: tokenizer,
     }
-    return {kind: (each.vocab_size, each.compression_ratio(sample)) for kind, each in kinds.items()}
+    comparison = {kind: (each.vocab_size, each.compression_ratio(sample)) for kind, each in kinds.items()}
+    return comparison, unknown_cost(tokenizer, Counter(tokenizer.encode(sample)), len(sample.encode()))
 
 
 def _sample(documents: Iterable[Document]) -> list[str]:
@@ -136,12 +171,29 @@ def _show(line: ProgressLine, stage: str, done: int, total: int) -> None:
     line(done, total, f"{done:,} documents" if stage == "counting" else f"{done:,} merges")
 
 
-def _describe(tokens: TokenFile) -> dict[str, object]:
+def describe_loss(lost: UnknownCost) -> str:
+    """What UNK takes of a text, in words."""
+    return f"{lost.tokens:.1%} of the tokens are {UNK}, and {lost.bytes:.1%} of the bytes are lost in them"
+
+
+def _lost(tokens: TokenFile, tokenizer: Tokenizer) -> UnknownCost:
+    counts: Counter[int] = Counter()
+    for start in range(0, tokens.n_tokens if tokenizer.unknown_id is not None else 0, CHUNK_TOKENS):
+        ids, n = np.unique(tokens.tokens[start : start + CHUNK_TOKENS], return_counts=True)
+        counts.update(dict(zip(ids.tolist(), n.tolist(), strict=True)))
+    del counts[tokens.separator]
+    return unknown_cost(tokenizer, counts, tokens.text_bytes)
+
+
+def _describe(tokens: TokenFile, tokenizer: Tokenizer) -> dict[str, object]:
+    lost = _lost(tokens, tokenizer)
     return {
         "path": tokens.path,
         "tokens": tokens.n_tokens,
         "documents": tokens.n_documents,
         "text_bytes": tokens.text_bytes,
+        "unknown_tokens": lost.tokens,
+        "lost_bytes": lost.bytes,
     }
 
 

@@ -1,4 +1,4 @@
-"""Strings to token ids and back: characters, bytes, byte-pair encoding; trained, kept in a file."""
+"""Strings to token ids and back: characters, bytes, words, byte-pair encoding; trained, kept in a file."""
 
 import lazy_loader
 

@@ -4,5 +4,8 @@ from .bpe_training import train_bpe as train_bpe
 from .byte_level import ByteTokenizer as ByteTokenizer
 from .characters import CharacterTokenizer as CharacterTokenizer
 from .patterns import PATTERNS as PATTERNS
+from .renumbered import RenumberedBPETokenizer as RenumberedBPETokenizer
 from .storage import load_tokenizer as load_tokenizer
 from .storage import save_tokenizer as save_tokenizer
+from .words import UNK as UNK
+from .words import WordTokenizer as WordTokenizer

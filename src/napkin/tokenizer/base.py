@@ -1,7 +1,7 @@
 """What every tokenizer offers, whatever its tokens are.
 
 A tokenizer is a table of byte strings, one an id, and a way to cut text into them. Ordinary tokens come first,
-special tokens last. decode(encode(text)) == text.
+special tokens last. decode(encode(text)) == text, but for what a vocabulary of words does not know.
 """
 
 import hashlib
@@ -27,12 +27,13 @@ class Tokenizer(ABC):
     """Base of all tokenizers: a kind adds how ordinary text is encoded and what its file holds.
 
     `vocabulary[id]` is the byte string an id stands for; `special_tokens` maps the text of each special
-    token to its id.
+    token to its id; `unknown_id` is the id of all that the vocabulary lacks, None where nothing can be lost.
     """
 
     kind: ClassVar[str]
     vocabulary: list[bytes]
     special_tokens: dict[str, int]
+    unknown_id: int | None = None
 
     def __init__(self, ordinary: Sequence[bytes], special_tokens: Sequence[str]) -> None:
         check_special_tokens(special_tokens)

@@ -15,8 +15,9 @@
     "fingerprint": "3f1c..."
     }
 
-Merge i joins two earlier ids into id 256 + i; the vocabulary follows from the merges. Nothing that is read is
-trusted: every field's type, every id and the fingerprint are checked.
+Merge i joins two earlier ids into id 256 + i; the vocabulary follows from the merges. A tokenizer with another
+library's ids has three fields more (see renumbered.py): "ids", "unmerged" tokens in hexadecimal, and "whole".
+Nothing that is read is trusted: every field's type, every id and the fingerprint are checked.
 """
 
 from pathlib import Path
@@ -29,6 +30,8 @@ from napkin.tokenizer.base import FORMAT, VERSION, Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.byte_level import ByteTokenizer
 from napkin.tokenizer.characters import CharacterTokenizer
+from napkin.tokenizer.renumbered import RenumberedBPETokenizer
+from napkin.tokenizer.words import WordTokenizer
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: StrPath, *, overwrite: bool = False) -> None:
@@ -47,7 +50,7 @@ def load_tokenizer(path: StrPath) -> Tokenizer:
         raise NapkinError(f"{path} cannot be read ({error.strerror}): give the file of a tokenizer") from error
     try:
         _check_header(path, msgspec.json.decode(content, type=_Header))
-        file = msgspec.json.decode(content, type=_BPEFile | _ByteFile | _CharacterFile)
+        file = msgspec.json.decode(content, type=_BPEFile | _ByteFile | _CharacterFile | _WordFile)
         tokenizer = file.tokenizer()
     except CorruptFile:
         raise
@@ -84,9 +87,19 @@ class _File(_Header, tag_field="kind", forbid_unknown_fields=True):
 class _BPEFile(_File, tag=BPETokenizer.kind):
     pattern: str
     merges: list[tuple[int, int]]
+    ids: list[int] | None = None
+    unmerged: list[str] | None = None
+    whole: bool | None = None
 
-    def tokenizer(self) -> BPETokenizer:
-        return BPETokenizer(self.merges, self.special_tokens, self.pattern)
+    def tokenizer(self) -> BPETokenizer | RenumberedBPETokenizer:
+        if self.ids is None and self.unmerged is None and self.whole is None:
+            return BPETokenizer(self.merges, self.special_tokens, self.pattern)
+        if self.ids is None or self.unmerged is None or self.whole is None:
+            raise NapkinError("of the fields `ids`, `unmerged` and `whole` it has some and not all")
+        unmerged = [_bytes(token) for token in self.unmerged]
+        return RenumberedBPETokenizer(
+            self.merges, self.special_tokens, self.pattern, ids=self.ids, unmerged=unmerged, whole=self.whole
+        )
 
 
 class _ByteFile(_File, tag=ByteTokenizer.kind):
@@ -99,3 +112,18 @@ class _CharacterFile(_File, tag=CharacterTokenizer.kind):
 
     def tokenizer(self) -> CharacterTokenizer:
         return CharacterTokenizer(self.characters, self.special_tokens)
+
+
+class _WordFile(_File, tag=WordTokenizer.kind):
+    pattern: str
+    words: list[str]
+
+    def tokenizer(self) -> WordTokenizer:
+        return WordTokenizer(self.words, self.special_tokens, self.pattern)
+
+
+def _bytes(hexadecimal: str) -> bytes:
+    try:
+        return bytes.fromhex(hexadecimal)
+    except ValueError as error:
+        raise NapkinError(f"{hexadecimal!r} are no bytes in hexadecimal") from error

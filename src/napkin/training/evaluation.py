@@ -52,14 +52,21 @@ def evaluate(
     """Predict every token of a token file but the first, each once, with at least half a context before it.
 
     `progress(done, total)` counts tokens. The compressors get the whole text as one stream, so that they, too, learn
-    from one document for the next. Raises NapkinError where the file holds no text.
+    from one document for the next. Raises NapkinError where the file holds no text, and where its words are unknown
+    to the tokenizer: bits a byte of bytes that nobody predicted would flatter the model.
     """
     if not token_file.text_bytes:
         raise NapkinError(f"'{token_file.path}' holds no text, only separators: name a token file that does")
+    ids = np.asarray(token_file.tokens)
+    if tokenizer.unknown_id is not None and (n_unknown := int(np.count_nonzero(ids == tokenizer.unknown_id))):
+        raise NapkinError(
+            f"{n_unknown:,} of the {token_file.n_tokens:,} tokens of '{token_file.path}' stand for words that the "
+            "tokenizer does not know, whose bytes are lost: bits a byte, which compare with other models, need a "
+            "tokenizer that loses nothing, such as --kind bpe"
+        )
     stride = max(1, model.config.context_length // 2)
     loss = mean_loss(model, token_file, precision, stride=stride, progress=progress)
     tokens = token_file.n_tokens - 1
-    ids = np.asarray(token_file.tokens)
     text = tokenizer.decode_bytes(ids[ids != token_file.separator].tolist())
     return Evaluation(
         step=step,

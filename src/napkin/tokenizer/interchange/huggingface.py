@@ -1,0 +1,276 @@
+"""Hugging Face's tokenizer.json, for byte-level BPE: the form of GPT-2 and of the models after it.
+
+A file says, one after the other, how text is changed (normalizer), cut (pre_tokenizer), encoded (model) and what is
+added (post_processor); `added_tokens` are found before all that. Read is what napkin does exactly: no normalizer,
+GPT-2's pattern or a Split by a regular expression, BPE on bytes, and nothing added.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeGuard
+
+import msgspec
+
+from napkin.errors import NapkinError
+from napkin.files import StrPath, atomic_write_bytes
+from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.inspection import pattern_of
+from napkin.tokenizer.interchange.assembly import Vocabulary, assemble, same_after_reading
+from napkin.tokenizer.interchange.expressions import common_spelling, known_pattern
+from napkin.tokenizer.interchange.files import decode_json, naming, read_bytes
+from napkin.tokenizer.interchange.merge_lists import ordinary_tokens, ranks_of, written
+from napkin.tokenizer.renumbered import RenumberedBPETokenizer
+
+Pair = tuple[str, str]
+
+
+def read_huggingface(path: StrPath, *, drop_template: bool = False, special_tokens: Sequence[str] = ()) -> Tokenizer:
+    """Read a tokenizer.json; the ids are those of the library's `encode(text)`, with all special tokens allowed.
+
+    `drop_template` leaves out what the file adds to every text (such as a token at its beginning), as the library's
+    `add_special_tokens=False` does; `special_tokens` that the file lacks get the ids after its own.
+
+    Raises NapkinError, naming file and field, for what is damaged and for what napkin cannot do exactly.
+    """
+    content = read_bytes(path)
+    with naming(path):
+        return parse(content, drop_template=drop_template, more_special_tokens=special_tokens)
+
+
+def write_huggingface(tokenizer: Tokenizer, path: StrPath, *, overwrite: bool = False) -> None:
+    """Write a BPE tokenizer as a tokenizer.json.
+
+    Raises NapkinError for another kind, for what the format cannot say exactly, and where the file exists or cannot
+    be written.
+    """
+    content = msgspec.json.format(msgspec.json.encode(_document(tokenizer)), indent=1) + b"\n"
+    same_after_reading(path, tokenizer, lambda: parse(content), "a tokenizer.json")
+    atomic_write_bytes(path, content, overwrite=overwrite)
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = True
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int]
+    merges: list[str | Pair]
+    type: str = "BPE"
+    dropout: float | None = None
+    continuing_subword_prefix: str | None = None
+    end_of_word_suffix: str | None = None
+    ignore_merges: bool = False
+
+
+class _Step(msgspec.Struct):
+    type: str = ""
+    add_prefix_space: bool = True
+    use_regex: bool = True
+    pattern: dict[str, str] | None = None
+    behavior: str = ""
+    invert: bool = False
+    pretokenizers: list["_Step"] | None = None
+    processors: list["_Step"] | None = None
+    normalizers: list["_Step"] | None = None
+    single: list[dict[str, Any]] | None = None
+
+
+class _TypeOnly(msgspec.Struct):
+    type: str = "BPE"
+
+
+class _Head(msgspec.Struct):
+    """Read first: the model of another type has other fields."""
+
+    model: _TypeOnly
+
+
+class _File(msgspec.Struct):
+    model: _Model
+    added_tokens: list[_AddedToken] | None = None
+    normalizer: _Step | None = None
+    pre_tokenizer: _Step | None = None
+    post_processor: _Step | None = None
+    decoder: _Step | None = None
+    truncation: dict[str, Any] | None = None
+    padding: dict[str, Any] | None = None
+
+
+def parse(content: bytes, *, drop_template: bool = False, more_special_tokens: Sequence[str] = ()) -> Tokenizer:
+    """Read what a tokenizer.json holds."""
+    head: _Head = decode_json(content, _Head)
+    if head.model.type != "BPE":
+        raise NapkinError(f"its model is of type {head.model.type!r}: only byte-level BPE is read")
+    file: _File = decode_json(content, _File)
+    _refuse_inexact(file, drop_template)
+    added = file.added_tokens or []
+    special_tokens = _special_tokens(added, file.model.vocab)
+    for token in more_special_tokens:
+        special_tokens.setdefault(token, max([len(file.model.vocab) - 1, *special_tokens.values()]) + 1)
+    ids = ordinary_tokens(file.model.vocab, special_tokens)
+    merges = (tuple(merge.split(" ")) if isinstance(merge, str) else merge for merge in file.model.merges)
+    ranks = ranks_of(merges, ids)
+    return assemble(
+        Vocabulary(
+            ids=ids,
+            special_tokens=special_tokens,
+            pattern=_pattern(file.pre_tokenizer),
+            rank=lambda first, second: ranks.get((first, second)),
+            whole=file.model.ignore_merges,
+        )
+    )
+
+
+def _refuse_inexact(file: _File, drop_template: bool) -> None:
+    model = file.model
+    for name, value in (
+        ("normalizer", None if _is_empty(file.normalizer) else file.normalizer and file.normalizer.type),
+        ("truncation", file.truncation and file.truncation.get("max_length")),
+        ("padding", file.padding and "on"),
+        ("model.dropout", model.dropout),
+        ("model.continuing_subword_prefix", model.continuing_subword_prefix),
+        ("model.end_of_word_suffix", model.end_of_word_suffix),
+        ("decoder", None if _is_byte_level(file.decoder) else file.decoder and file.decoder.type),
+    ):
+        if value:
+            raise NapkinError(f"its {name} is {value!r}, which napkin's BPE does not have: the ids would not be equal")
+    processors = (file.post_processor and file.post_processor.processors) or [file.post_processor]
+    for processor in processors:
+        if processor is None or _is_byte_level(processor) or drop_template:
+            continue
+        added = ", ".join(_template_tokens(processor))
+        raise NapkinError(
+            f"its post_processor {processor.type!r} adds {added or 'tokens'} to every text, which napkin's tokenizers "
+            "do not: read it without, with --drop-template"
+        )
+    for token in file.added_tokens or []:
+        for flag in ("single_word", "lstrip", "rstrip"):
+            if getattr(token, flag):
+                raise NapkinError(f"its added token {token.content!r} has {flag}: napkin finds it wherever it stands")
+
+
+def _is_empty(step: _Step | None) -> bool:
+    return step is not None and step.type == "Sequence" and not step.normalizers
+
+
+def _is_byte_level(step: _Step | None) -> TypeGuard[_Step]:
+    return step is not None and step.type == "ByteLevel"
+
+
+def _template_tokens(processor: _Step) -> Iterator[str]:
+    for piece in processor.single or []:
+        match piece:
+            case {"SpecialToken": {"id": str(name)}}:
+                yield repr(name)
+
+
+def _pattern(step: _Step | None) -> str:
+    """The pattern that cuts as `pre_tokenizer` does."""
+    steps = (step.pretokenizers or []) if step and step.type == "Sequence" else [step]
+    match steps:
+        case [last] if _is_byte_level(last):
+            split = None
+        case [split, last] if split and split.type == "Split" and _is_byte_level(last):
+            if last.use_regex:
+                raise NapkinError("its pre_tokenizer cuts twice, by a Split and by ByteLevel's own pattern")
+        case _:
+            types = " and ".join(each.type for each in steps if each) or "missing"
+            raise NapkinError(f"its pre_tokenizer is {types}: only ByteLevel, or a Split and ByteLevel, are read")
+    if last.add_prefix_space:
+        raise NapkinError("its pre_tokenizer has add_prefix_space, which puts a space before every text: set it false")
+    if split is not None:
+        return _split_pattern(split)
+    return "gpt2" if last.use_regex else "whole"
+
+
+def _split_pattern(split: _Step) -> str:
+    expression = (split.pattern or {}).get("Regex")
+    if expression is None:
+        raise NapkinError(f"its pre_tokenizer splits by {split.pattern}: only a Split by a Regex is read")
+    known = known_pattern(expression)
+    # Matches are the pre-tokens; the known patterns leave nothing between matches to be kept or removed.
+    if (split.behavior, split.invert) != ("Isolated", False) and not (
+        known and (split.behavior, split.invert) == ("Removed", True)
+    ):
+        inverted = ", inverted" * split.invert
+        raise NapkinError(f"its pre_tokenizer's Split is {split.behavior}{inverted}: only Isolated is read")
+    return known or common_spelling(expression)
+
+
+def _special_tokens(added: list[_AddedToken], vocab: dict[str, int]) -> dict[str, int]:
+    """Added tokens, text to id."""
+    special_tokens: dict[str, int] = {}
+    following = len(vocab)
+    for token in added:
+        if token.content in special_tokens:
+            raise NapkinError(f"its added token {token.content!r} is given twice: each needs one id")
+        # The library does not read the id here, but looks the token up, and numbers those it does not find.
+        given = vocab.get(token.content, following)
+        if given != token.id:
+            raise NapkinError(
+                f"its added token {token.content!r} says id {token.id}, the library would give it {given}"
+            )
+        special_tokens[token.content] = token.id
+        following = max(following, token.id + 1)
+    early = [token.content for token in added if not token.normalized]
+    late = [token.content for token in added if token.normalized]
+    # They are searched for in two passes. One pass finds the same unless two tokens can overlap.
+    for first in early:
+        for second in late:
+            if _may_overlap(first, second):
+                raise NapkinError(
+                    f"its added tokens {first!r} and {second!r} can overlap and differ in `normalized`: napkin finds "
+                    "the longest at the first place, it would not"
+                )
+    return special_tokens
+
+
+def _may_overlap(first: str, second: str) -> bool:
+    if first in second or second in first:
+        return True
+    sizes = range(1, min(len(first), len(second)))
+    return any(first[-n:] == second[:n] or second[-n:] == first[:n] for n in sizes)
+
+
+def _document(tokenizer: Tokenizer) -> dict[str, Any]:
+    vocab, merges = written(tokenizer)
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": i, "content": token, **flags} for token, i in tokenizer.special_tokens.items()],
+        "normalizer": None,
+        "pre_tokenizer": _pre_tokenizer(pattern_of(tokenizer)),
+        "post_processor": None,
+        "decoder": _byte_level(use_regex=False),
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": isinstance(tokenizer, RenumberedBPETokenizer) and tokenizer.whole,
+            # The special tokens too: one among the added tokens alone gets the next free id when it is read.
+            "vocab": vocab,
+            "merges": merges,
+        },
+    }
+
+
+def _pre_tokenizer(pattern: str) -> dict[str, Any]:
+    if pattern in ("gpt2", "whole"):
+        return _byte_level(use_regex=pattern == "gpt2")
+    expression = {"Regex": common_spelling(pattern)}
+    split = {"type": "Split", "pattern": expression, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [split, _byte_level(use_regex=False)]}
+
+
+def _byte_level(*, use_regex: bool) -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": use_regex}

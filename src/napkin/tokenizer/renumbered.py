@@ -1,0 +1,125 @@
+"""Byte-pair encoding with the ids of another library, which need not follow the order of the merges.
+
+Three things are free there that BPETokenizer fixes: which id a byte, a merge or a special token has; tokens that no
+merge makes; and whether such a token is used where it is a whole pre-token.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from napkin.errors import NapkinError
+from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.bpe import BPETokenizer
+from napkin.tokenizer.patterns import PreTokenizer
+
+if TYPE_CHECKING:
+    import numpy
+
+
+class RenumberedBPETokenizer(Tokenizer):
+    """A BPETokenizer of `merges` and `pattern`, whose tokens get other ids.
+
+    In `merges` the bytes are 0 to 255 and merge i makes 256 + i, whatever their ids are. `ids` are those of the
+    bytes, the merges, the `unmerged` tokens and the special tokens, in this order: each number from 0 on, once.
+    `whole`: a pre-token that is one of the `unmerged` is that token; otherwise those are only decoded.
+
+    Raises NapkinError for ids that are no such numbering, for an unmerged token that is empty, given twice or made
+    by a merge, and for what BPETokenizer refuses.
+
+    >>> ids = [*range(1, 257), 258, 257, 0]
+    >>> tokenizer = RenumberedBPETokenizer([(116, 104), (256, 101)], ["<s>"], ids=ids)
+    >>> tokenizer.encode("<s>th", allowed_special="all"), tokenizer.encode("the")
+    ([0, 258], [257])
+    """
+
+    kind: ClassVar[str] = BPETokenizer.kind
+
+    def __init__(
+        self,
+        merges: Sequence[tuple[int, int]],
+        special_tokens: Sequence[str] = (),
+        pattern: str = "gpt2",
+        *,
+        ids: Sequence[int],
+        unmerged: Sequence[bytes] = (),
+        whole: bool = False,
+    ) -> None:
+        # A pre-token that is to be looked up as a whole is cut off here and not again in there.
+        self._plain = BPETokenizer(merges, (), "whole" if whole else pattern)
+        self.merges = self._plain.merges
+        self.pattern = pattern
+        self.unmerged = list(unmerged)
+        self.whole = whole
+        super().__init__([*self._plain.vocabulary, *self.unmerged], special_tokens)
+        self._ids = _checked_ids(ids, len(self.vocabulary))
+        _check_unmerged(self.unmerged, self._plain.vocabulary)
+        tokens = dict(zip(self._ids, self.vocabulary, strict=True))
+        self.vocabulary = [tokens[i] for i in range(len(tokens))]
+        self.special_tokens = {token: self._ids[i] for token, i in self.special_tokens.items()}
+        n_merged = len(self._plain.vocabulary)
+        self._id_of_whole = dict(zip(self.unmerged, self._ids[n_merged:], strict=False))
+        self._pre_tokenizer = PreTokenizer(pattern)
+
+    def merge_ids(self) -> list[tuple[int, int, int]]:
+        """Of each merge, in order, the ids of the two tokens that it joins and of the one that it makes."""
+        ids = self._ids
+        return [(ids[first], ids[second], ids[256 + i]) for i, (first, second) in enumerate(self.merges)]
+
+    def whole_token(self, pre_token: str) -> int | None:
+        """The id of a pre-token that is a token made by no merge, None if it is none."""
+        return self._id_of_whole.get(pre_token.encode()) if self.whole else None
+
+    def encode_to_numpy(self, text: str) -> "numpy.ndarray":
+        """Turn text into ids of shape [n_tokens]: uint16 where every id fits in it, otherwise uint32."""
+        import numpy
+
+        if self.whole:
+            return super().encode_to_numpy(text)
+        table = numpy.array(self._ids, dtype=numpy.uint16 if self.vocab_size <= 2**16 else numpy.uint32)
+        return table[self._plain.encode_to_numpy(text)]
+
+    def _encode_ordinary(self, text: str) -> list[int]:
+        if not self.whole:
+            return list(map(self._ids.__getitem__, self._plain.encode(text)))
+        ids: list[int] = []
+        for pre_token in self._pre_tokenizer.split(text):
+            found = self.whole_token(pre_token)
+            if found is None:
+                ids.extend(map(self._ids.__getitem__, self._plain.encode(pre_token)))
+            else:
+                ids.append(found)
+        return ids
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "pattern": self.pattern,
+            "special_tokens": list(self.special_tokens),
+            "merges": [list(pair) for pair in self.merges],
+            "ids": self._ids,
+            "unmerged": [token.hex() for token in self.unmerged],
+            "whole": self.whole,
+        }
+
+
+def _checked_ids(ids: Sequence[int], n_tokens: int) -> list[int]:
+    if len(ids) != n_tokens:
+        raise NapkinError(f"{len(ids)} ids are given for {n_tokens} tokens: give each token one")
+    seen = bytearray(n_tokens)
+    for i in ids:
+        if not 0 <= i < n_tokens:
+            raise NapkinError(f"id {i} is outside 0 to {n_tokens - 1}, the ids of {n_tokens} tokens: leave no hole")
+        if seen[i]:
+            raise NapkinError(f"id {i} is given to two tokens: each needs its own")
+        seen[i] = 1
+    return list(ids)
+
+
+def _check_unmerged(unmerged: Sequence[bytes], merged: Sequence[bytes]) -> None:
+    seen = set(merged)
+    for token in unmerged:
+        if not token:
+            raise NapkinError("an unmerged token is empty: give it at least one byte")
+        if token in seen:
+            raise NapkinError(f"token {token!r} is unmerged, and a byte, a merge or unmerged before: name it once")
+        seen.add(token)
