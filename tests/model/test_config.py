@@ -35,4 +35,4 @@ def test_default_d_ff_is_the_first_multiple_of_32_from_8_thirds_of_d_model(d_mod
 
 def test_a_changed_copy_resolves_its_defaults_anew() -> None:
     wider = dataclasses.replace(ModelConfig(), d_model=512, n_heads=8)
-    assert (wider.resolved_n_kv_heads, wider.resolved_d_ff, wider.head_dim) == (8, 1376, 64)
+    assert (wider.resolved_n_kv_heads, wider.resolved_d_ff, wider.resolved_head_dim) == (8, 1376, 64)

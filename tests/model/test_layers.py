@@ -3,17 +3,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from napkin.model.attention import CausalSelfAttention, attention_reference
+from napkin.model.attention import CausalSelfAttention, Shared, attention_reference
 from napkin.model.feed_forward import SwiGLU
 from napkin.model.initialization import truncated_normal
 from napkin.model.linear import Linear
+from napkin.model.linear_maker import LinearMaker
 from napkin.model.normalization import RMSNorm
-from napkin.model.position import RotaryEmbedding, rotate
+from napkin.model.rotation import RotaryEmbedding, rotate
 from oracles import numpy_transformer as oracle
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def maker(seed: int = 1) -> LinearMaker:
+    return LinearMaker(generator=torch.Generator().manual_seed(seed))
 
 
 def double(tensor: Tensor) -> oracle.Array:
@@ -81,10 +86,10 @@ def test_attention_equals_the_reference_and_numpy(n_kv_heads: int) -> None:
 
 @pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
 def test_self_attention_equals_numpy(n_kv_heads: int) -> None:
-    layer = CausalSelfAttention(32, 4, n_kv_heads, generator=torch.Generator().manual_seed(1))
+    layer = CausalSelfAttention(32, 4, n_kv_heads, make=maker())
     x = normal(2, 9, 32)
     weights = double(layer.query_key_value.weight), double(layer.output.weight)
-    for sequence, output in zip(x, layer(x, *RotaryEmbedding(8, 16, theta=100.0)(9)), strict=True):
+    for sequence, output in zip(x, layer(x, Shared(RotaryEmbedding(8, 16, theta=100.0)(9))), strict=True):
         expected = oracle.self_attention(double(sequence), *weights, n_heads=4, n_kv_heads=n_kv_heads, theta=100.0)
         assert_equals_float64(output, expected)
 
@@ -104,7 +109,7 @@ def test_gradients_of_attention_equal_those_of_the_reference(n_kv_heads: int) ->
 
 
 def test_swiglu_equals_numpy() -> None:
-    layer = SwiGLU(24, 40, generator=torch.Generator().manual_seed(1))
+    layer = SwiGLU(24, 40, make=maker())
     x = normal(6, 24)
     assert_equals_float64(layer(x), oracle.swiglu(double(x), double(layer.gate_up.weight), double(layer.down.weight)))
 

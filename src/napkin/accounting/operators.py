@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import napkin.model.grouped_matmul  # makes the operators of torch.ops.napkin  # noqa: F401
+
 aten = torch.ops.aten
 
 
@@ -79,6 +81,15 @@ def _grouped_mm(given: dict, result: Tensor) -> Work:
     return _product(batch, left[-2], right[-1], left[-1])
 
 
+def _own_grouped_matmul(given: dict, result: Tensor) -> Work:
+    return _product(1, len(given["x"]), *given["weight"].shape[1:])
+
+
+def _own_grouped_outer(given: dict, result: Tensor) -> Work:
+    (rows, wide), narrow = given["left"].shape, given["right"].shape[1]
+    return _product(1, wide, narrow, rows)
+
+
 def _linear(given: dict, result: Tensor) -> Work:
     out_features, in_features = given["weight"].shape
     return _product(1, given["input"].numel() // in_features, out_features, in_features)
@@ -138,6 +149,8 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     aten.addbmm: _baddbmm,
     aten._scaled_mm: _mm,
     aten._grouped_mm: _grouped_mm,
+    torch.ops.napkin.grouped_matmul: _own_grouped_matmul,
+    torch.ops.napkin.grouped_outer: _own_grouped_outer,
     aten.mv: _mv,
     aten.addmv: _mv,
     aten.dot: _dot,
@@ -173,7 +186,7 @@ _OTHERS = frozenset(
     as_strided_scatter avg_pool1d avg_pool2d avg_pool2d_backward bernoulli binary_cross_entropy
     binary_cross_entropy_backward bincount bucketize cat cauchy channel_shuffle clone col2im constant_pad_nd copy
     count_nonzero cudnn_batch_norm cudnn_batch_norm_backward cummax cumprod cumsum diagonal_scatter embedding
-    embedding_dense_backward empty empty_like empty_strided equal exponential eye fill flip full full_like gather
+    embedding_dense_backward empty empty_like empty_strided equal exponential eye fill flip floor_divide full full_like gather
     geometric glu glu_backward grid_sampler_2d grid_sampler_2d_backward histc huber_loss_backward im2col index
     index_add index_copy index_put index_select index_select_backward is_pinned is_same_size isin item kthvalue
     lift_fresh_copy linalg_vector_norm linspace log_normal log_softmax logcumsumexp logsumexp masked_fill
