@@ -186,8 +186,8 @@ _OTHERS = frozenset(
     as_strided_scatter avg_pool1d avg_pool2d avg_pool2d_backward bernoulli binary_cross_entropy
     binary_cross_entropy_backward bincount bucketize cat cauchy channel_shuffle clone col2im constant_pad_nd copy
     count_nonzero cudnn_batch_norm cudnn_batch_norm_backward cummax cumprod cumsum diagonal_scatter embedding
-    embedding_dense_backward empty empty_like empty_strided equal exponential eye fill flip floor_divide full full_like gather
-    geometric glu glu_backward grid_sampler_2d grid_sampler_2d_backward histc huber_loss_backward im2col index
+    embedding_dense_backward empty empty_like empty_strided equal exponential eye fill flip floor_divide full full_like
+    gather geometric glu glu_backward grid_sampler_2d grid_sampler_2d_backward histc huber_loss_backward im2col index
     index_add index_copy index_put index_select index_select_backward is_pinned is_same_size isin item kthvalue
     lift_fresh_copy linalg_vector_norm linspace log_normal log_softmax logcumsumexp logsumexp masked_fill
     masked_scatter masked_select max max_pool2d_with_indices max_pool2d_with_indices_backward

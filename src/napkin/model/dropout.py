@@ -1,5 +1,8 @@
 """Dropout (Srivastava et al. 2014): in training, numbers set to 0 at random, the others scaled up to make good."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -26,3 +29,14 @@ class Dropout(nn.Module):
 def make_dropout(p: float) -> nn.Module:
     """A dropout, for p = 0 the one that does nothing."""
     return Dropout(p) if p else nn.Identity()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation, where nothing is dropped and the loss is cross-entropy alone, and back."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
