@@ -10,11 +10,15 @@ from .experts import Routing as Routing
 from .feed_forward import FeedForward as FeedForward
 from .feed_forward import GatedFeedForward as GatedFeedForward
 from .feed_forward import SwiGLU as SwiGLU
+from .huggingface import load_huggingface as load_huggingface
+from .huggingface import save_huggingface as save_huggingface
 from .linear import Linear as Linear
 from .loss import cross_entropy as cross_entropy
 from .loss import linear_cross_entropy as linear_cross_entropy
 from .normalization import LayerNorm as LayerNorm
 from .normalization import RMSNorm as RMSNorm
+from .presets import preset as preset
+from .presets import presets as presets
 from .rotation import RotaryEmbedding as RotaryEmbedding
 from .rotation import rotate as rotate
 from .transformer import Transformer as Transformer
