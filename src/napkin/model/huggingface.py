@@ -143,7 +143,7 @@ class _Weights:
             raise NapkinError(f"'{self.folder}' holds no safetensors ({error}): pickled weights are not read") from None
         except SafetensorError as error:
             raise CorruptFile(f"'{self.folder}': damaged safetensors ({error}): download it again") from None
-        self.file_of = {name: file for file in self.files for name in file.keys()}  # noqa: SIM118: it is no dict
+        self.file_of = {name: file for file in self.files for name in file.keys()}  # noqa: SIM118
         return self
 
     def __exit__(self, *exception: object) -> None:
