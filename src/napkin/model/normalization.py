@@ -39,7 +39,8 @@ class LayerNorm(nn.Module):
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Take each vector's mean off, scale it to a variance of 1, then each of its numbers by its gain."""
         # torch's operator sums in fp32 whatever the dtype, and keeps two numbers a vector for its backward pass.
-        return F.layer_norm(x.float(), self.gain.shape, self.gain.float(), self.bias, self.eps).to(x.dtype)
+        bias = None if self.bias is None else self.bias.float()
+        return F.layer_norm(x.float(), self.gain.shape, self.gain.float(), bias, self.eps).to(x.dtype)
 
 
 def layer_norm_reference(
