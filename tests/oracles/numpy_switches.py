@@ -55,7 +55,7 @@ def hidden(
             flat = x.reshape(-1, x.shape[-1])
             if "feed_forward.router.weight" in own:
                 return _mixture(own, flat, config, routings).reshape(x.shape)
-            return _feed_forward(own, "feed_forward", flat, config).reshape(x.shape)
+            return feed_forward(own, "feed_forward", flat, config).reshape(x.shape)
 
         x = _block(own, x, attend, think, config)
     if "norm.gain" in weights:
@@ -131,7 +131,7 @@ def _attention(own: Weights, x: Array, config: Any, documents: Any) -> Array:
         q = _norm(own, "attention.qk_norm.query_norm", q, config)
         k = _norm(own, "attention.qk_norm.key_norm", k, config)
     if config.positions == "rope":
-        q, k = _turned(q, config), _turned(k, config)
+        q, k = turned(q, config), turned(k, config)
     scale = config.attention_scale or 1 / math.sqrt(width)
     mixed = np.zeros((len(x), n_heads, width))
     for head in range(n_heads):
@@ -162,7 +162,8 @@ def _slope(head: int, n_heads: int) -> float:
     return (2 ** (-8 / (2 * power))) ** (2 * (head - power) + 1)
 
 
-def _turned(x: Array, config: Any) -> Array:
+def turned(x: Array, config: Any) -> Array:
+    """Heads [position, head, head_dim] turned by their positions."""
     frequencies, length = rope_frequencies(config, x.shape[-1])
     turned = np.empty_like(x)
     half = x.shape[-1] // 2
@@ -211,7 +212,8 @@ def rope_frequencies(config: Any, width: int) -> tuple[list[float], float]:
     return plain, 1.0
 
 
-def _feed_forward(own: Weights, name: str, x: Array, config: Any) -> Array:
+def feed_forward(own: Weights, name: str, x: Array, config: Any) -> Array:
+    """One feed-forward layer, on rows."""
     if f"{name}.gate_up.weight" in own:
         z = _between(_linear(own, f"{name}.gate_up", x, config), config.feed_forward)
     else:
@@ -284,5 +286,5 @@ def _mixture(own: Weights, x: Array, config: Any, routings: list | None) -> Arra
         logsumexps = [math.log(np.exp(row).sum()) for row in scores]
         routings.append((n * float(share @ probabilities.mean(axis=0)), float(np.mean(np.square(logsumexps)))))
     if config.n_shared_experts:
-        result = result + _feed_forward(own, "feed_forward.shared", x, config)
+        result = result + feed_forward(own, "feed_forward.shared", x, config)
     return result

@@ -6,7 +6,7 @@ call then mixes the values of one layer. Query head h reads key and value head h
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 import torch.nn.functional as F
@@ -106,12 +106,16 @@ class FlexAttention(PlainAttention):
         """The rules as functions of one pair, which the compiler builds into its kernel."""
         from torch.nn.attention.flex_attention import create_block_mask
 
+        # What the compiler reads nothing may be wrapped around, not even the checks of types while tests run.
+        @no_type_check
         def change(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return self.cap(score) + positions.bias(head, query - key)
 
+        @no_type_check
         def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return self.sees(query, key)
 
+        @no_type_check
         def sees_in_document(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             assert documents is not None
             return self.sees(query, key) & (documents[batch, query] == documents[batch, key])
@@ -142,6 +146,7 @@ class SoftCap:
     def __init__(self, cap: float) -> None:
         self.cap = cap
 
+    @no_type_check
     def __call__(self, scores: Tensor) -> Tensor:
         """Cap."""
         return self.cap * torch.tanh(scores / self.cap)

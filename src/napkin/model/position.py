@@ -7,7 +7,7 @@ many are before it (Kazemnejad et al. 2023).
 
 import math
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, no_type_check
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,7 @@ class NoPositions(nn.Module):
         """What `rotate` turns by: once a step, for all layers."""
         return ()
 
+    @no_type_check  # a kernel's compiler reads it, see napkin.model.visibility
     def bias(self, head: Int[Tensor, "*heads"], distance: Int[Tensor, "*pairs"]) -> Shaped[Tensor, "..."]:
         """Added to the score of a query and a key `distance` before it; both broadcast."""
         return torch.zeros_like(distance, dtype=torch.float32)
@@ -97,6 +98,7 @@ class AlibiPositions(NoPositions):
         super().__init__()
         self.register_buffer("slopes", torch.tensor(alibi_slopes(n_heads)), persistent=False)
 
+    @no_type_check  # a kernel's compiler reads it, see napkin.model.visibility
     def bias(self, head: Int[Tensor, "*heads"], distance: Int[Tensor, "*pairs"]) -> Shaped[Tensor, "..."]:
         """-slope · distance."""
         return -self.slopes[head] * distance

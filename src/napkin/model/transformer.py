@@ -109,7 +109,7 @@ class Transformer(nn.Module):
 
     def routings(self) -> list[Routing]:
         """What each router did in the last forward pass, first layer first; empty without experts."""
-        return [mixture.take_routing() for mixture in self._mixtures()]
+        return [mixture.take_routing().detach() for mixture in self._mixtures()]
 
     @property
     def head_weight(self) -> Float[Tensor, "vocab_size d_model"]:

@@ -1,4 +1,9 @@
-"""Which tokens a token sees: rules about positions, written so that tensors of any shape and a GPU kernel can ask."""
+"""Which tokens a token sees: rules about positions, written so that tensors of any shape and a GPU kernel can ask.
+
+What a kernel's compiler reads is left unwrapped by checks of types.
+"""
+
+from typing import no_type_check
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,6 +15,7 @@ from napkin.model.position import NoPositions
 class Causal:
     """Itself and all before it."""
 
+    @no_type_check
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         """Whether the query at one position sees the key at another."""
         return key <= query
@@ -21,6 +27,7 @@ class Window(Causal):
     def __init__(self, size: int) -> None:
         self.size = size
 
+    @no_type_check
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         """Whether the query at one position sees the key at another."""
         return (key <= query) & (query - key < self.size)
