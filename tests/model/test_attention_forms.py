@@ -34,12 +34,13 @@ ALL_RULES = pytest.mark.parametrize(
 CPU = torch.device("cpu")
 
 
-def problem(n_kv_heads: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def problem(n_kv_heads: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return [
-        torch.randn(2, n_heads, 16, 8, generator=generator).to(dtype).requires_grad_()
-        for n_heads in (4, n_kv_heads, n_kv_heads)
-    ]
+
+    def heads(n: int) -> Tensor:
+        return torch.randn(2, n, 16, 8, generator=generator).to(dtype).requires_grad_()
+
+    return heads(4), heads(n_kv_heads), heads(n_kv_heads)
 
 
 def mixed_by_hand(
@@ -97,13 +98,13 @@ def test_the_kernel_form_is_told_the_same_rules(sees: Causal, positions: NoPosit
     from torch.nn.attention.flex_attention import flex_attention
 
     # The kernel has no backward pass on a CPU, and no rule may depend on the compiler: it runs as it is.
-    inputs = [tensor.detach() for tensor in problem(2)]
+    queries, keys, values = (tensor.detach() for tensor in problem(2))
     cap = SoftCap(1.5)
     attend = FlexAttention(4, scale=0.3, sees=sees, cap=cap)
     with unfused():
         prepared = attend.prepare_kernel(positions, 16, documents, CPU)
-        actual = attend.call_kernel(flex_attention, *inputs, prepared)
-    expected = mixed_by_hand(*inputs, sees, positions, documents, cap)
+        actual = attend.call_kernel(flex_attention, queries, keys, values, prepared)
+    expected = mixed_by_hand(queries, keys, values, sees, positions, documents, cap)
     torch.testing.assert_close(actual, expected.float(), rtol=1e-5, atol=1e-5)
 
 
@@ -116,11 +117,11 @@ def test_capped_scores_never_pass_their_cap_and_small_ones_stay() -> None:
 def test_in_bf16_the_forms_are_as_close_to_exact_as_the_format_allows(
     sees: Causal, positions: NoPositions, documents: Tensor | None
 ) -> None:
-    narrow = [tensor.detach() for tensor in problem(2, torch.bfloat16)]
-    exact = mixed_by_hand(*narrow, sees, positions, documents, lambda scores: scores)
+    queries, keys, values = (tensor.detach() for tensor in problem(2, torch.bfloat16))
+    exact = mixed_by_hand(queries, keys, values, sees, positions, documents, lambda scores: scores)
     for form in (PlainAttention, MaskedFusedAttention):
         attend = form(4, scale=0.3, sees=sees)
-        actual = attend(*narrow, attend.prepare(positions, 16, documents, CPU))
+        actual = attend(queries, keys, values, attend.prepare(positions, 16, documents, CPU))
         assert actual.dtype == torch.bfloat16
         # Scores, weights and result are rounded to 2^-9 each.
         assert (actual - exact).norm() < 0.01 * exact.norm()

@@ -154,7 +154,7 @@ def test_layer_norm_equals_torch_and_its_spelled_out_form_with_gradients() -> No
     inputs, upstream = (x, norm.gain, norm.bias), normal(5, 7, 48, seed=3)
     ours = norm(x)
     theirs = torch.nn.functional.layer_norm(x, (48,), norm.gain, norm.bias, 1e-3)
-    by_hand = layer_norm_reference(*(tensor.double() for tensor in inputs), 1e-3)
+    by_hand = layer_norm_reference(x.double(), norm.gain.double(), norm.bias.double(), 1e-3)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(ours, by_hand.float(), rtol=1e-5, atol=1e-5)
     expected = torch.autograd.grad(by_hand, inputs, upstream.double())

@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, TypeVar
 
 from napkin.cli.options import INLINED, parse
@@ -35,8 +36,8 @@ def parse_with_recipe(options: type[Options], command: str, arguments: list[str]
 
 def _value_of(option: str, arguments: list[str]) -> str | None:
     """An option's value, found before the options are read: it decides their defaults."""
-    for argument, following in zip(arguments, [*arguments[1:], None], strict=True):
-        name, equals, value = argument.partition("=")
+    for argument, following in pairwise([*arguments, None]):
+        name, equals, value = (argument or "").partition("=")
         if name == option:
             return value if equals else following
     return None

@@ -12,7 +12,7 @@ from napkin.model.block import BLOCKS, Block, ParallelBlock
 from napkin.model.config import ModelConfig
 from napkin.model.dropout import make_dropout
 from napkin.model.experts import CapacityExperts, DroplessExperts, MixtureOfExperts, SharedMixtureOfExperts
-from napkin.model.feed_forward import FEED_FORWARDS
+from napkin.model.feed_forward import FEED_FORWARDS, FeedForward, GatedFeedForward
 from napkin.model.initialization import INITIAL_STDS
 from napkin.model.linear_maker import LinearMaker, MultipliedLinearMaker
 from napkin.model.normalization import NORMS, LayerNorm
@@ -119,7 +119,7 @@ class Composition:
         settings = {"bias": self.config.biases == "all"} if norm is LayerNorm else {}
         return functools.partial(norm, eps=self.config.norm_eps, **settings)
 
-    def _feed_forward(self, d_ff: int) -> nn.Module:
+    def _feed_forward(self, d_ff: int) -> FeedForward | GatedFeedForward:
         kind = FEED_FORWARDS[self.config.feed_forward]
         return kind(self.config.d_model, d_ff, bias=self.config.biases == "all", make=self.make)
 
