@@ -12,7 +12,7 @@ from napkin.accounting.operators import _COMPUTING, _MOVING, CONTRACTIONS, Work,
 from napkin.accounting.record import record
 from oracles.brute_force_flops import ScalarProducts
 
-aten = torch.ops.aten
+aten, own = torch.ops.aten, torch.ops.napkin
 
 
 def _flops(call: Callable[[], Any]) -> int:
@@ -218,6 +218,9 @@ def test_every_formula_reads_arguments_that_its_operator_has():
                 arguments = {argument.name for argument in getattr(packet, overload)._schema.arguments}
                 assert set(names.split()) <= arguments, (operator, overload)
             checked.add(packet)
+    for packet, names in ((own.grouped_matmul, "x weight"), (own.grouped_outer, "left right")):
+        assert set(names.split()) <= {argument.name for argument in packet.default._schema.arguments}
+        checked.add(packet)
     assert checked == set(CONTRACTIONS)
 
 

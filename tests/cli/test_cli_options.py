@@ -18,6 +18,30 @@ OTHER: dict[str, Any] = {
     "model.n_heads": 8,
     "model.n_kv_heads": 2,
     "model.d_ff": 96,
+    "model.head_dim": 32,
+    "model.embedding_scale": 2.0,
+    "model.positions": "alibi",
+    "model.rope_pairing": "interleaved",
+    "model.rope_scaling": "yarn",
+    "model.rope_factor": 4.0,
+    "model.rope_original_context": 128,
+    "model.attention": "plain",
+    "model.attention_window": 8,
+    "model.attention_softcap": 30.0,
+    "model.attention_scale": 0.5,
+    "model.qk_norm": "head",
+    "model.feed_forward": "gelu",
+    "model.norm": "layer",
+    "model.block": "parallel",
+    "model.biases": "qkv",
+    "model.dropout": 0.1,
+    "model.n_experts": 4,
+    "model.n_shared_experts": 1,
+    "model.n_dense_layers": 1,
+    "model.d_expert": 96,
+    "model.expert_capacity": 1.5,
+    "model.init": "glorot",
+    "model.mup_base_d_model": 64,
     "optimizer.name": "adam",
     "optimizer.learning_rate": 0.5,
     "optimizer.schedule": "linear",
@@ -34,10 +58,15 @@ OTHER: dict[str, Any] = {
     "training.device": "cpu",
     "training.threads": 3,
 }
-# Fields that only some optimizers or schedules have.
-TOGETHER_WITH = {
-    "optimizer.decay_steps": ("optimizer.schedule", "warmup-stable-decay"),
-    "optimizer.momentum": ("optimizer.name", "nesterov"),
+# Fields that make sense only with others.
+NEEDS: dict[str, dict[str, Any]] = {
+    "model.rope_scaling": {"model.rope_factor": 4.0},
+    "model.rope_factor": {"model.rope_scaling": "linear"},
+    "model.attention_softcap": {"model.attention": "plain"},
+    "model.n_shared_experts": {"model.n_experts": 4},
+    "model.n_dense_layers": {"model.n_experts": 4},
+    "optimizer.decay_steps": {"optimizer.schedule": "warmup-stable-decay"},
+    "optimizer.momentum": {"optimizer.name": "nesterov"},
 }
 FIELDS = [
     f"{table.name}.{field.name}"
@@ -70,11 +99,12 @@ def another(name: str, value: Any) -> Any:
 def test_every_field_of_a_recipe_can_be_set_printed_and_read_back(napkin, tmp_path: Path, name: str) -> None:
     wanted = another(name, value_of(Recipe(), name))
     file = tmp_path / "recipe.toml"
-    also = TOGETHER_WITH.get(name)
-    file.write_text(napkin("recipe", *option(name, wanted), *(option(*also) if also else ())).out)
+    needed = NEEDS.get(name, {})
+    options = [word for each in {**needed, name: wanted}.items() for word in option(*each)]
+    file.write_text(napkin("recipe", *options).out)
     assert value_of(read_recipe(file), name) == wanted
     changed = {field for field in FIELDS if value_of(read_recipe(file), field) != value_of(Recipe(), field)}
-    assert changed - set(also or ()) == ({name} if wanted != value_of(Recipe(), name) else set())
+    assert changed == needed.keys() | ({name} if wanted != value_of(Recipe(), name) else set())
 
 
 @pytest.mark.parametrize("name", ["data.validation", "model.n_kv_heads", "training.threads", "optimizer.warmup_steps"])

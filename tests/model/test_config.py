@@ -19,9 +19,28 @@ from napkin.model.config import ModelConfig
         ({"d_model": 12, "n_heads": 4}, "heads of 3.*use d_model 16"),
         ({"n_kv_heads": 3}, "n_heads 4 does not divide into n_kv_heads 3"),
         ({"n_kv_heads": 8}, "n_heads 4 does not divide into n_kv_heads 8"),
+        ({"head_dim": 7}, "head_dim is 7, rotary positions need an even number: use 8"),
+        ({"d_model": 33, "n_heads": 3, "positions": "sinusoidal"}, "use 34"),
+        ({"positions": "alibi", "rope_scaling": "yarn"}, "rope_scaling is 'yarn' and positions are 'alibi'"),
+        ({"rope_scaling": "linear"}, "rope_factor is 1.0: use a scaling with a factor above 1"),
+        ({"rope_factor": 2.0}, "rope_scaling is 'none' and rope_factor is 2.0"),
+        ({"rope_scaling": "linear", "rope_factor": 0.5}, "rope_factor is 0.5: use 1 or more"),
+        ({"rope_scaling": "ntk", "rope_factor": 2.0, "head_dim": 2}, "use 'linear'"),
+        ({"attention_softcap": 50.0}, "use attention 'plain' or 'flex'"),
+        ({"attention_window": 0}, "attention_window is 0"),
+        ({"dropout": 1.0}, "dropout is 1.0: use less than 1"),
+        ({"dropout": -0.1}, "dropout is -0.1: use 0 or more"),
+        ({"n_experts": 2, "experts_per_token": 3}, "experts_per_token 3 exceeds n_experts 2"),
+        ({"n_shared_experts": 1}, "n_shared_experts is 1 and there are no experts"),
+        ({"n_dense_layers": 1}, "n_dense_layers is 1 and there are no experts"),
+        ({"n_experts": 2, "n_dense_layers": 4}, "leaves none of n_layers 4 to the experts: use at most 3"),
+        ({"n_experts": 2, "biases": "all"}, "experts have no biases"),
+        ({"n_experts": 2, "mup_base_d_model": 64}, "experts have no multipliers"),
     ],
 )
-def test_an_impossible_model_is_refused_in_one_line_that_names_the_value(sizes: dict[str, float], message: str) -> None:
+def test_an_impossible_model_is_refused_in_one_line_that_names_the_value(
+    sizes: dict[str, float | str], message: str
+) -> None:
     with pytest.raises(NapkinError, match=message) as caught:
         ModelConfig(**sizes)  # pyright: ignore[reportArgumentType]
     assert "\n" not in str(caught.value)
@@ -35,4 +54,4 @@ def test_default_d_ff_is_the_first_multiple_of_32_from_8_thirds_of_d_model(d_mod
 
 def test_a_changed_copy_resolves_its_defaults_anew() -> None:
     wider = dataclasses.replace(ModelConfig(), d_model=512, n_heads=8)
-    assert (wider.resolved_n_kv_heads, wider.resolved_d_ff, wider.head_dim) == (8, 1376, 64)
+    assert (wider.resolved_n_kv_heads, wider.resolved_d_ff, wider.resolved_head_dim) == (8, 1376, 64)

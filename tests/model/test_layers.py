@@ -1,19 +1,28 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from napkin.model.attention import CausalSelfAttention, attention_reference
-from napkin.model.feed_forward import SwiGLU
-from napkin.model.initialization import truncated_normal
+from napkin.model.attention import CausalSelfAttention, Shared, attention_reference
+from napkin.model.dropout import Dropout
+from napkin.model.feed_forward import FEED_FORWARDS, SwiGLU
+from napkin.model.initialization import fan_in_std, glorot_std, truncated_normal
 from napkin.model.linear import Linear
-from napkin.model.normalization import RMSNorm
-from napkin.model.position import RotaryEmbedding, rotate
+from napkin.model.linear_maker import LinearMaker, MultipliedLinearMaker
+from napkin.model.normalization import LayerNorm, RMSNorm, layer_norm_reference
+from napkin.model.rotation import RotaryEmbedding, rotate
+from oracles import numpy_switches as switches
 from oracles import numpy_transformer as oracle
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def maker(seed: int = 1) -> LinearMaker:
+    return LinearMaker(generator=torch.Generator().manual_seed(seed))
 
 
 def double(tensor: Tensor) -> oracle.Array:
@@ -81,10 +90,10 @@ def test_attention_equals_the_reference_and_numpy(n_kv_heads: int) -> None:
 
 @pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
 def test_self_attention_equals_numpy(n_kv_heads: int) -> None:
-    layer = CausalSelfAttention(32, 4, n_kv_heads, generator=torch.Generator().manual_seed(1))
+    layer = CausalSelfAttention(32, 4, n_kv_heads, make=maker())
     x = normal(2, 9, 32)
     weights = double(layer.query_key_value.weight), double(layer.output.weight)
-    for sequence, output in zip(x, layer(x, *RotaryEmbedding(8, 16, theta=100.0)(9)), strict=True):
+    for sequence, output in zip(x, layer(x, Shared(RotaryEmbedding(8, 16, theta=100.0)(9))), strict=True):
         expected = oracle.self_attention(double(sequence), *weights, n_heads=4, n_kv_heads=n_kv_heads, theta=100.0)
         assert_equals_float64(output, expected)
 
@@ -104,7 +113,7 @@ def test_gradients_of_attention_equal_those_of_the_reference(n_kv_heads: int) ->
 
 
 def test_swiglu_equals_numpy() -> None:
-    layer = SwiGLU(24, 40, generator=torch.Generator().manual_seed(1))
+    layer = SwiGLU(24, 40, make=maker())
     x = normal(6, 24)
     assert_equals_float64(layer(x), oracle.swiglu(double(x), double(layer.gate_up.weight), double(layer.down.weight)))
 
@@ -134,3 +143,102 @@ def test_parameters_are_born_in_the_default_dtype_with_the_same_draws() -> None:
         torch.set_default_dtype(torch.float32)
     wide = Linear(8, 8, generator=torch.Generator().manual_seed(0)).weight
     assert torch.equal(narrow, wide.bfloat16())
+
+
+def test_layer_norm_equals_torch_and_its_spelled_out_form_with_gradients() -> None:
+    norm, x = LayerNorm(48, eps=1e-3), (3 + 0.1 * normal(5, 7, 48)).requires_grad_()
+    with torch.no_grad():
+        norm.gain.copy_(normal(48, seed=1))
+        assert norm.bias is not None
+        norm.bias.copy_(normal(48, seed=2))
+    inputs, upstream = (x, norm.gain, norm.bias), normal(5, 7, 48, seed=3)
+    ours = norm(x)
+    theirs = torch.nn.functional.layer_norm(x, (48,), norm.gain, norm.bias, 1e-3)
+    by_hand = layer_norm_reference(x.double(), norm.gain.double(), norm.bias.double(), 1e-3)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours, by_hand.float(), rtol=1e-5, atol=1e-5)
+    expected = torch.autograd.grad(by_hand, inputs, upstream.double())
+    torch.testing.assert_close(torch.autograd.grad(ours, inputs, upstream), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_layer_norm_of_bf16_is_rounded_once() -> None:
+    x = (100 * normal(4, 1000)).bfloat16()
+    assert torch.equal(LayerNorm(1000)(x), LayerNorm(1000)(x.float()).bfloat16())
+
+
+@pytest.mark.parametrize(("name", "kind"), FEED_FORWARDS.items())
+def test_feed_forward_layers_equal_numpy_with_gradients(name: str, kind: type) -> None:
+    layer, x = kind(12, 20, bias=True, make=maker()), (3 * normal(6, 12)).requires_grad_()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.3 * normal(*parameter.shape, seed=4))
+    config = SimpleNamespace(feed_forward=name, mup_base_d_model=None, d_model=12)
+
+    def expected(x: oracle.Array) -> oracle.Array:
+        weights = {f"f.{name}": double(parameter) for name, parameter in layer.named_parameters()}
+        return switches.feed_forward(weights, "f", x, config)
+
+    assert_equals_float64(layer(x), expected(double(x)))
+    upstream, way = normal(6, 12, seed=5), normal(6, 12, seed=6)
+    (gradient,) = torch.autograd.grad(layer(x), x, upstream)
+    ahead, behind = (expected(double(x) + step * double(way)) for step in (1e-6, -1e-6))
+    slope = float(((ahead - behind) * double(upstream)).sum()) / 2e-6
+    assert float((double(gradient) * double(way)).sum()) == pytest.approx(slope, rel=1e-4)
+
+
+def test_dropout_drops_its_share_keeps_the_mean_and_passes_all_in_evaluation() -> None:
+    torch.manual_seed(0)
+    layer, x = Dropout(0.25), torch.ones(200, 500, requires_grad=True)
+    out = layer(x)
+    assert (out == 0).float().mean().item() == pytest.approx(0.25, abs=0.01)
+    assert out.mean().item() == pytest.approx(1, abs=0.01)
+    assert out.detach().unique().tolist() == pytest.approx([0, 1 / 0.75])
+    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], out)
+    assert torch.equal(layer.eval()(x), x)
+
+
+@pytest.mark.parametrize(
+    ("pairing", "scaling"), [("halves", "yarn"), ("interleaved", "none"), ("interleaved", "llama3"), ("halves", "ntk")]
+)
+def test_rotations_equal_multiplication_by_complex_numbers(pairing: str, scaling: str) -> None:
+    x = normal(1, 40, 1, 16)
+    settings = {"theta": 500.0, "pairing": pairing, "scaling": scaling, "factor": 4.0, "original_context": 10.0}
+    embedding = RotaryEmbedding(16, 40, **settings)  # pyright: ignore[reportArgumentType]
+    config = SimpleNamespace(
+        rope_theta=500.0, rope_pairing=pairing, rope_scaling=scaling, rope_factor=4.0, rope_original_context=10
+    )
+    expected = switches.turned(double(x)[0], config)
+    assert_equals_float64(embedding.rotate(x, *embedding(40))[0], expected)
+
+
+def test_matrices_start_with_the_std_of_their_rule() -> None:
+    # 0.9866 is the std of a normal distribution cut off at ±3.
+    def std(make: LinearMaker, *shape: int) -> float:
+        return make.linear(*shape).weight.std().item() / 0.9866
+
+    generator = torch.Generator().manual_seed(0)
+    fan_in, glorot = (LinearMaker(std=rule, generator=generator) for rule in (fan_in_std, glorot_std))
+    assert std(fan_in, 400, 200) == pytest.approx(400**-0.5, rel=0.02)
+    assert std(glorot, 400, 200) == pytest.approx((2 / 600) ** 0.5, rel=0.02)
+    # Stacked matrices are drawn as each by itself.
+    assert std(glorot, 400, 200, 200, 200) == pytest.approx((2 / 600) ** 0.5, rel=0.02)
+
+
+def test_under_mup_one_adam_step_changes_the_output_equally_at_every_width() -> None:
+    def change(width: int) -> float:
+        make = MultipliedLinearMaker(64 / width, generator=torch.Generator().manual_seed(0))
+        layer, x = make.linear(width, width), normal(32, width)
+        before = layer(x)
+        (gradient,) = torch.autograd.grad((before * normal(32, width, seed=1)).sum(), layer.weight)
+        with torch.no_grad():
+            layer.weight -= 1e-3 * gradient.sign()
+        return (layer(x) - before).square().mean().sqrt().item()
+
+    # With one multiplier for all the change would be 4 times as large at 4 times the width.
+    assert change(1024) == pytest.approx(change(256), rel=0.1)
+
+
+def test_a_multiplied_layer_starts_as_any_other() -> None:
+    x = normal(16, 256)
+    make = MultipliedLinearMaker(0.25, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(make.linear(256, 128)(x), maker().linear(256, 128)(x))

@@ -109,7 +109,7 @@ def test_one_batch_can_be_learnt_by_heart() -> None:
 
 @CONFIGS
 def test_the_parameter_count_has_a_closed_form(config: ModelConfig) -> None:
-    kv_dim = config.resolved_n_kv_heads * config.head_dim
+    kv_dim = config.resolved_n_kv_heads * config.resolved_head_dim
     attention = 2 * config.d_model**2 + 2 * config.d_model * kv_dim
     block = attention + 3 * config.d_model * config.resolved_d_ff + 2 * config.d_model
     vocabulary = config.vocab_size * config.d_model * (1 if config.tie_embeddings else 2)

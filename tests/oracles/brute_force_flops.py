@@ -18,6 +18,8 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+import napkin.model.grouped_matmul  # makes the operators of torch.ops.napkin  # noqa: F401
+
 
 class ScalarProducts(TorchFunctionMode):
     """Counts, in `flops`, the multiplications and additions of every contraction that runs under it.
@@ -61,7 +63,9 @@ class ScalarProducts(TorchFunctionMode):
 
     def contract(self, equation: str, left: Tensor, right: Tensor, mask: Tensor | None = None) -> Tensor:
         """The einsum of two tensors; triples at which `mask`, over the labels i and j, is false are left out."""
-        return _Contraction.apply(self, equation, left, right, mask)  # pyright: ignore[reportReturnType]
+        result: Any = _Contraction.apply(self, equation, left, right, mask)
+        # A copy, since models may write into a product and a function's own result takes no writing into its views.
+        return result.clone()
 
     def multiply_and_add(self, equation: str, left: Tensor, right: Tensor, mask: Tensor | None) -> Tensor:
         """The loops."""
@@ -129,6 +133,7 @@ class _NoOtherProducts(TorchDispatchMode):
             name.strip("_").removeprefix("add").removeprefix("badd") in products
             or "conv" in name
             or "attention" in name
+            or "grouped" in name
         ):
             raise AssertionError(f"{name} ran beside the oracle")
         return func(*args, **kwargs or {})
@@ -176,6 +181,8 @@ def _attention(
     if enable_gqa:
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], dim=-3) for t in (key, value))
     shape = query.shape
+    if attn_mask is not None:
+        attn_mask = attn_mask.expand(*shape[:-1], key.shape[-2]).reshape(-1, shape[-2], key.shape[-2])
     query, key, value = (t.reshape(-1, *t.shape[-2:]) for t in (query, key, value))
     causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril() if is_causal else None
     skipped = causal if self.skip_masked else None
@@ -190,6 +197,15 @@ def _attention(
 
     w = checkpoint(weights, query, key, use_reentrant=False) if self.recompute_scores else weights(query, key)
     return self.contract("nij,njd->nid", w, value, skipped).reshape(*shape[:-1], -1)
+
+
+def _grouped_matmul(self: ScalarProducts, x: Tensor, weight: Tensor, begins: Tensor) -> Tensor:
+    ends = [*begins.tolist()[1:], len(x)]
+    groups = [
+        self.contract("nk,mk->nm", x[begin:end], matrix)
+        for begin, end, matrix in zip(begins.tolist(), ends, weight, strict=True)
+    ]
+    return torch.cat(groups)
 
 
 def _conv(
@@ -251,6 +267,7 @@ _OWN: dict[Any, Callable] = {
     Tensor.addmm_: _added_matmul_in_place,
     torch.einsum: _einsum,
     F.scaled_dot_product_attention: _attention,
+    torch.ops.napkin.grouped_matmul.default: _grouped_matmul,
     **dict.fromkeys((F.conv1d, F.conv2d), _conv),
     F.conv_transpose1d: _conv_transpose1d,
 }

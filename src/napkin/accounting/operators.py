@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import napkin.model.grouped_matmul  # makes the operators of torch.ops.napkin  # noqa: F401
+
 aten = torch.ops.aten
 
 
@@ -90,6 +92,15 @@ def _grouped_mm(given: dict, result: Tensor) -> Work:
     left, right = given["self"].shape, given["mat2"].shape
     batch = left[0] if len(left) == len(right) == 3 else 1
     return _product(batch, left[-2], right[-1], left[-1])
+
+
+def _own_grouped_matmul(given: dict, result: Tensor) -> Work:
+    return _product(1, len(given["x"]), *given["weight"].shape[1:])
+
+
+def _own_grouped_outer(given: dict, result: Tensor) -> Work:
+    (rows, wide), narrow = given["left"].shape, given["right"].shape[1]
+    return _product(1, wide, narrow, rows)
 
 
 def _linear(given: dict, result: Tensor) -> Work:
@@ -207,6 +218,8 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     aten._scaled_mm: _mm,
     aten._int_mm: _mm,
     aten._grouped_mm: _grouped_mm,
+    torch.ops.napkin.grouped_matmul: _own_grouped_matmul,
+    torch.ops.napkin.grouped_outer: _own_grouped_outer,
     aten.mv: _mv,
     aten.addmv: _mv,
     aten.dot: _dot,
@@ -256,7 +269,7 @@ _COMPUTING = frozenset(
     adaptive_max_pool3d adaptive_max_pool3d_backward addr all amax amin aminmax any argmax argmin argsort avg_pool1d
     avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward binary_cross_entropy binary_cross_entropy_backward
     binary_cross_entropy_with_logits bincount bucketize count_nonzero cudnn_batch_norm cudnn_batch_norm_backward cummax
-    cumprod cumsum dist elu_backward embedding_renorm equal fractional_max_pool2d fractional_max_pool2d_backward
+    cumprod cumsum dist elu_backward embedding_renorm equal floor_divide fractional_max_pool2d fractional_max_pool2d_backward
     fractional_max_pool3d fractional_max_pool3d_backward glu glu_backward grid_sampler_2d grid_sampler_2d_backward
     grid_sampler_3d grid_sampler_3d_backward hardshrink_backward hardsigmoid_backward hardswish hardswish_backward
     hardtanh_backward histc huber_loss huber_loss_backward isin kthvalue leaky_relu_backward linalg_cross

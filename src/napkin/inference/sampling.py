@@ -8,6 +8,7 @@ from torch import Tensor
 
 from napkin.errors import NapkinError
 from napkin.inference.settings import Sampling
+from napkin.model.dropout import evaluating
 from napkin.model.transformer import Transformer
 
 
@@ -27,7 +28,8 @@ def generate(
     for _ in range(n_tokens):
         window = torch.tensor([tokens[-model.config.context_length :]], device=device)
         # The logits of the last position alone: the others would be thrown away.
-        logits = model.hidden(window)[0, -1].float() @ model.head_weight.float().T
+        with evaluating(model):
+            logits = model.hidden(window)[0, -1].float() @ model.head_weight.float().T
         token = draw(logits.cpu(), sampling, generator)
         if token == stop:
             return

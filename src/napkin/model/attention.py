@@ -1,19 +1,36 @@
-"""Causal self-attention, multi-head or grouped-query: softmax(q · kᵀ / sqrt(head_dim)) · v over the past."""
+"""Self-attention, multi-head, grouped-query or multi-query: softmax(q · kᵀ / sqrt(head_dim)) · v over what is seen."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange, repeat
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from napkin.model.linear import Linear
-from napkin.model.position import rotate
+from napkin.model.attention_forms import FlexAttention, FusedAttention, PlainAttention
+from napkin.model.linear_maker import LinearMaker
+from napkin.model.qk_norm import NoQKNorm
+from napkin.model.rotation import Rotation, rotate
+from napkin.model.visibility import Causal
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all layers of one forward pass share."""
+
+    rotation: Rotation = ()
+    """The angles by which queries and keys turn."""
+    pairs: Any = None
+    """What the form of attention prepared: which tokens see each other."""
 
 
 class CausalSelfAttention(nn.Module):
     """Attention of each position to itself and those before it (Vaswani et al. 2017).
 
-    Query head h reads key and value head h // (n_heads / n_kv_heads) (Ainslie et al. 2023).
+    Query head h reads key and value head h // (n_heads / n_kv_heads) (Ainslie et al. 2023). `attend` is the form of
+    attention, `qk_norm` acts on queries and keys before `rotate` turns them.
     """
 
     def __init__(
@@ -22,32 +39,37 @@ class CausalSelfAttention(nn.Module):
         n_heads: int,
         n_kv_heads: int,
         *,
-        residual_scale: float = 1.0,
-        generator: torch.Generator | None = None,
+        head_dim: int | None = None,
+        attend: PlainAttention | FusedAttention | FlexAttention | None = None,
+        rotate: Callable[..., Tensor] = rotate,
+        qk_norm: nn.Module | None = None,
+        qkv_bias: bool = False,
+        output_bias: bool = False,
+        make: LinearMaker | None = None,
     ) -> None:
         super().__init__()
-        head_dim = d_model // n_heads
+        make = make or LinearMaker()
+        head_dim = head_dim or d_model // n_heads
         self.n_heads = n_heads
         self.n_kv_heads = n_kv_heads
-        # One matrix for all three: one product to launch, and under autocast one cast of the input.
-        self.query_key_value = Linear(d_model, (n_heads + 2 * n_kv_heads) * head_dim, generator=generator)
-        self.output = Linear(d_model, d_model, std=residual_scale * d_model**-0.5, generator=generator)
+        self.attend = attend or FusedAttention(n_heads, scale=head_dim**-0.5, sees=Causal())
+        self.rotate = rotate
+        widths = (n_heads * head_dim, n_kv_heads * head_dim, n_kv_heads * head_dim)
+        self.query_key_value = make.linear(d_model, *widths, bias=qkv_bias)
+        self.qk_norm = qk_norm or NoQKNorm()
+        self.output = make.writer(n_heads * head_dim, d_model, bias=output_bias)
 
     def forward(
-        self,
-        x: Float[Tensor, "batch position d_model"],
-        cosines: Float[Tensor, "position head_dim"],
-        signed_sines: Float[Tensor, "position head_dim"],
+        self, x: Float[Tensor, "batch position d_model"], shared: Shared
     ) -> Float[Tensor, "batch position d_model"]:
-        """Attend; the tables are RotaryEmbedding's for these positions."""
+        """Attend, as `shared` says for these positions."""
         n_queries_and_keys = self.n_heads + self.n_kv_heads
         heads = rearrange(self.query_key_value(x), "b t (h c) -> b t h c", h=n_queries_and_keys + self.n_kv_heads)
         queries_and_keys, values = heads.split((n_queries_and_keys, self.n_kv_heads), dim=2)
-        queries, keys = rotate(queries_and_keys, cosines, signed_sines).split((self.n_heads, self.n_kv_heads), dim=2)
+        turned = self.rotate(self.qk_norm(queries_and_keys), *shared.rotation)
+        queries, keys = turned.split((self.n_heads, self.n_kv_heads), dim=2)
         queries, keys, values = (rearrange(part, "b t h c -> b h t c") for part in (queries, keys, values))
-        mixed = F.scaled_dot_product_attention(
-            queries, keys, values, is_causal=True, enable_gqa=self.n_kv_heads != self.n_heads
-        )
+        mixed = self.attend(queries, keys, values, shared.pairs)
         return self.output(rearrange(mixed, "b h t c -> b t (h c)"))
 
 

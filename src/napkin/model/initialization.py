@@ -1,6 +1,7 @@
 """Where parameters start: a pure function of a generator's state, the same numbers on every device."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -26,3 +27,16 @@ def truncated_normal(*shape: int, std: float, generator: torch.Generator | None 
     with torch.no_grad():
         parameter.copy_(draws)
     return parameter
+
+
+def fan_in_std(inputs: int, outputs: int) -> float:
+    """1/sqrt(inputs): keeps the variance of what passes forward (LeCun et al. 1998)."""
+    return inputs**-0.5
+
+
+def glorot_std(inputs: int, outputs: int) -> float:
+    """sqrt(2/(inputs + outputs)): between what forward and backward pass each want (Glorot & Bengio 2010)."""
+    return (2 / (inputs + outputs)) ** 0.5
+
+
+INITIAL_STDS: dict[str, Callable[[int, int], float]] = {"fan_in": fan_in_std, "glorot": glorot_std}

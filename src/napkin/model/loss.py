@@ -39,8 +39,11 @@ def linear_cross_entropy(
     *,
     chunk_size: int = CHUNK_SIZE,
     ignore_index: int = -1,
+    z_weight: float = 0.0,
 ) -> Float[Tensor, ""]:
     """cross_entropy(hidden · weightᵀ, targets), with at most chunk_size rows of logits held at a time.
+
+    With a z_weight, z_weight · mean(logsumexp(logits)²) is added (Chowdhery et al. 2022, section 5).
 
     Products are taken in autocast's dtype where autocast is on; softmax, loss and the weight's gradient are fp32.
     Where a gradient is wanted it is formed here and kept, and the backward pass only scales it: in place, so a
@@ -54,17 +57,17 @@ def linear_cross_entropy(
     # The dtypes are chosen here, operator by operator.
     with torch.autocast(device_type, enabled=False):
         if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-            return _LinearCrossEntropy.apply(hidden, weight, targets, dtype, chunk_size, ignore_index)  # pyright: ignore[reportReturnType]
-        total, _, _ = _chunked(hidden, weight, targets, dtype, chunk_size, ignore_index, (False, False))
+            return _LinearCrossEntropy.apply(hidden, weight, targets, dtype, chunk_size, ignore_index, z_weight)  # pyright: ignore[reportReturnType]
+        total, _, _ = _chunked(hidden, weight, targets, dtype, chunk_size, ignore_index, z_weight, (False, False))
         return total / _count(targets, ignore_index)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, *settings: Any) -> Tensor:
-        dtype, chunk_size, ignore_index = settings
+        dtype, chunk_size, ignore_index, z_weight = settings
         total, grad_hidden, grad_weight = _chunked(
-            hidden, weight, targets, dtype, chunk_size, ignore_index, ctx.needs_input_grad[:2]
+            hidden, weight, targets, dtype, chunk_size, ignore_index, z_weight, ctx.needs_input_grad[:2]
         )
         count = _count(targets, ignore_index)
         ctx.dtypes = hidden.dtype, weight.dtype
@@ -82,7 +85,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None if gradient is None else gradient.mul_(factor).to(dtype)
             for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
         )
-        return (*scaled, None, None, None, None)
+        return (*scaled, None, None, None, None, None)
 
 
 def _chunked(
@@ -92,6 +95,7 @@ def _chunked(
     dtype: torch.dtype,
     chunk_size: int,
     ignore_index: int,
+    z_weight: float,
     wanted: tuple[bool, bool],
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The sum of the losses, and its gradients with respect to hidden and weight where wanted."""
@@ -106,10 +110,16 @@ def _chunked(
         chosen = targets[rows].unsqueeze(1).where(counts, 0)
         # A row of zeros puts nothing into the weight's gradient: cheaper here than clearing a row of logits later.
         inputs = hidden[rows].masked_fill(~counts, 0)
-        losses, probabilities = _softmax(inputs @ weight.T, chosen, wide)
+        target_logits, logsumexp, probabilities = _softmax(inputs @ weight.T, chosen, wide)
+        losses = logsumexp - target_logits
+        if z_weight:
+            losses += z_weight * logsumexp.square()
         total += losses.where(counts, 0).sum()
         if not any(wanted):
             continue
+        if z_weight:
+            # The gradient of logsumexp is softmax, once more.
+            probabilities *= 1 + 2 * z_weight * logsumexp
         # From here on the gradient of the sum of losses with respect to the logits.
         probabilities.scatter_(1, chosen, probabilities.gather(1, chosen) - 1)
         gradient = probabilities.to(dtype)
@@ -123,15 +133,15 @@ def _chunked(
     return total, grad_hidden, grad_weight
 
 
-def _softmax(logits: Tensor, targets: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Losses and probabilities of a chunk; logits that are wide already are overwritten."""
+def _softmax(logits: Tensor, targets: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """The targets' logits, logsumexp and probabilities of a chunk; logits that are wide already are overwritten."""
     target_logits = logits.gather(1, targets).to(wide)
     largest = logits.amax(dim=1, keepdim=True).to(wide)
     probabilities = torch.softmax(logits, dim=1, dtype=wide, out=logits if logits.dtype == wide else None)
     # log(largest probability) = largest logit - logsumexp: the sum of exponentials was taken inside softmax once
     # and is not taken again. The largest probability is at least 1/vocab_size, so its logarithm is safe.
     logsumexp = largest - probabilities.amax(dim=1, keepdim=True).log()
-    return logsumexp - target_logits, probabilities
+    return target_logits, logsumexp, probabilities
 
 
 def _count(targets: Tensor, ignore_index: int) -> Tensor:

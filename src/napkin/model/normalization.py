@@ -1,6 +1,7 @@
-"""Root-mean-square normalisation."""
+"""Normalisation: vectors brought to one length, so that no layer depends on the size of what it reads."""
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -21,3 +22,33 @@ class RMSNorm(nn.Module):
         wide = x.float()
         inverse_rms = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
         return (wide * inverse_rms * self.gain).to(x.dtype)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean(x)) / sqrt(var(x) + eps) · gain + bias (Ba et al. 2016), computed in fp32, returned in x's dtype."""
+
+    gain: Float[Tensor, " d_model"]
+    bias: Float[Tensor, " d_model"] | None
+
+    def __init__(self, d_model: int, *, eps: float = 1e-5, bias: bool = True) -> None:
+        super().__init__()
+        self.eps = eps
+        self.gain = nn.Parameter(torch.ones(d_model))
+        self.register_parameter("bias", nn.Parameter(torch.zeros(d_model)) if bias else None)
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Take each vector's mean off, scale it to a variance of 1, then each of its numbers by its gain."""
+        # torch's operator sums in fp32 whatever the dtype, and keeps two numbers a vector for its backward pass.
+        bias = None if self.bias is None else self.bias.float()
+        return F.layer_norm(x.float(), self.gain.shape, self.gain.float(), bias, self.eps).to(x.dtype)
+
+
+def layer_norm_reference(
+    x: Float[Tensor, "*batch d_model"], gain: Float[Tensor, " d_model"], bias: Float[Tensor, " d_model"], eps: float
+) -> Float[Tensor, "*batch d_model"]:
+    """Layer normalisation spelled out: what the fused operator computes."""
+    centred = x - x.mean(dim=-1, keepdim=True)
+    return centred * torch.rsqrt(centred.square().mean(dim=-1, keepdim=True) + eps) * gain + bias
+
+
+NORMS: dict[str, type[RMSNorm] | type[LayerNorm]] = {"rms": RMSNorm, "layer": LayerNorm}

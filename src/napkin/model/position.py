@@ -1,48 +1,125 @@
-"""Rotary positions (Su et al. 2021): a query and a key see how far apart they are, and nothing else.
+"""Positions: how a model knows where a token stands.
 
-Each head is split into a first and a second half; number i of the first and number i of the second are the
-coordinates of a point in a plane, which is turned by position · θ^(-2i/head_dim). The dot product of a query
-turned by m and a key turned by n depends on m - n alone.
+A scheme may act in three places, and most act in one: `embed` adds to the embedding, `rotate` turns queries and keys,
+`bias` lowers scores. The base class, no positions at all, does nothing in each: a causal mask alone tells a token how
+many are before it (Kazemnejad et al. 2023).
 """
 
+import math
+from collections.abc import Callable
+from typing import ClassVar, no_type_check
+
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
+from napkin.model.initialization import truncated_normal
+from napkin.model.rotation import RotaryEmbedding, Rotation, unrotated
 
-class RotaryEmbedding(nn.Module):
-    """The angles' cosines and sines for positions 0 .. context_length - 1, tabulated in fp32.
 
-    The tables are buffers that no checkpoint stores: they follow from the config.
-    """
+class NoPositions(nn.Module):
+    """No positions ("NoPE")."""
 
-    cosines: Float[Tensor, "context_length head_dim"]
-    signed_sines: Float[Tensor, "context_length head_dim"]
+    rotate: ClassVar[Callable[..., Tensor]] = staticmethod(unrotated)
 
-    def __init__(self, head_dim: int, context_length: int, *, theta: float = 10000.0) -> None:
+    def embed(
+        self, x: Float[Tensor, "batch position d_model"], documents: Int[Tensor, "batch position"] | None
+    ) -> Float[Tensor, "batch position d_model"]:
+        """Add to the embedding; each document begins at position 0."""
+        return x
+
+    def rotation(self, length: int) -> Rotation:
+        """What `rotate` turns by: once a step, for all layers."""
+        return ()
+
+    @no_type_check  # a kernel's compiler reads it, see napkin.model.visibility
+    def bias(self, head: Int[Tensor, "*heads"], distance: Int[Tensor, "*pairs"]) -> Shaped[Tensor, "..."]:
+        """Added to the score of a query and a key `distance` before it; both broadcast."""
+        return torch.zeros_like(distance, dtype=torch.float32)
+
+
+class LearnedPositions(NoPositions):
+    """A learned vector for each position, added to the embedding (Radford et al. 2018)."""
+
+    weight: Float[Tensor, "context_length d_model"]
+
+    def __init__(
+        self, context_length: int, d_model: int, *, std: float, generator: torch.Generator | None = None
+    ) -> None:
         super().__init__()
-        # In fp64: an fp32 angle at position 100,000 would be wrong in its third decimal.
-        frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        self.weight = truncated_normal(context_length, d_model, std=std, generator=generator)
+
+    def embed(
+        self, x: Float[Tensor, "batch position d_model"], documents: Int[Tensor, "batch position"] | None
+    ) -> Float[Tensor, "batch position d_model"]:
+        """Add each place's vector."""
+        return x + F.embedding(places(x.shape[1], documents, x.device), self.weight)
+
+
+class SinusoidalPositions(NoPositions):
+    """Sines and cosines of wavelengths from 2π to 2π · 10000, added to the embedding (Vaswani et al. 2017)."""
+
+    table: Float[Tensor, "context_length d_model"]
+
+    def __init__(self, context_length: int, d_model: int) -> None:
+        super().__init__()
+        frequencies = 10000.0 ** -(torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
         angles = torch.outer(torch.arange(context_length, dtype=torch.float64), frequencies)
-        cosines, sines = angles.cos().float(), angles.sin().float()
-        self.register_buffer("cosines", torch.cat((cosines, cosines), dim=-1), persistent=False)
-        self.register_buffer("signed_sines", torch.cat((-sines, sines), dim=-1), persistent=False)
+        table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).float()
+        self.register_buffer("table", table, persistent=False)
 
-    def forward(self, length: int) -> tuple[Float[Tensor, "length head_dim"], Float[Tensor, "length head_dim"]]:
-        """The tables' first `length` rows, as `rotate` wants them: once a step, for all layers."""
-        return self.cosines[:length], self.signed_sines[:length]
+    def embed(
+        self, x: Float[Tensor, "batch position d_model"], documents: Int[Tensor, "batch position"] | None
+    ) -> Float[Tensor, "batch position d_model"]:
+        """Add each place's row of the table."""
+        return x + F.embedding(places(x.shape[1], documents, x.device), self.table)
 
 
-def rotate(
-    x: Float[Tensor, "batch position heads head_dim"],
-    cosines: Float[Tensor, "position head_dim"],
-    signed_sines: Float[Tensor, "position head_dim"],
-) -> Float[Tensor, "batch position heads head_dim"]:
-    """Turn each head of x by its position's angles, in fp32, returned in x's dtype.
+class RotaryPositions(NoPositions):
+    """Queries and keys turned by their positions (Su et al. 2021)."""
 
-    (a, b) becomes (a·cos - b·sin, b·cos + a·sin). Rolling by half a head swaps the halves, and the tables carry
-    the sign, so three passes over whole tensors do what the four products of halves would do in seven.
+    def __init__(self, embedding: RotaryEmbedding) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.rotate = embedding.rotate  # pyright: ignore[reportAttributeAccessIssue]
+
+    def rotation(self, length: int) -> Rotation:
+        """The cosines and signed sines of the first `length` positions."""
+        return self.embedding(length)
+
+
+class AlibiPositions(NoPositions):
+    """Scores lowered by distance, in each head by another slope (Press et al. 2021)."""
+
+    slopes: Float[Tensor, " n_heads"]
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        self.register_buffer("slopes", torch.tensor(alibi_slopes(n_heads)), persistent=False)
+
+    @no_type_check  # a kernel's compiler reads it, see napkin.model.visibility
+    def bias(self, head: Int[Tensor, "*heads"], distance: Int[Tensor, "*pairs"]) -> Shaped[Tensor, "..."]:
+        """-slope · distance."""
+        return -self.slopes[head] * distance
+
+
+def alibi_slopes(n_heads: int) -> list[float]:
+    """2^(-8/n), 2^(-16/n), ... 2^-8 where n is a power of two.
+
+    For other numbers: those of the power below, then every second one of the power above (the authors' code).
     """
-    wide = x.float()
-    swapped = wide.roll(x.shape[-1] // 2, dims=-1)
-    return torch.addcmul(wide * cosines[:, None], swapped, signed_sines[:, None]).to(x.dtype)
+    power = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+    between = [2 ** (-4 * (head + 1) / power) for head in range(0, 2 * (n_heads - power), 2)]
+    return slopes + between
+
+
+def places(length: int, documents: Int[Tensor, "batch position"] | None, device: torch.device) -> Int[Tensor, "..."]:
+    """Each token's position in its own document, from 0; a document is a stretch of equal numbers."""
+    positions = torch.arange(length, device=device)
+    if documents is None:
+        return positions
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return positions - positions.expand(documents.shape).where(begins, 0).cummax(dim=1).values

@@ -12,6 +12,7 @@ import torch
 from napkin.data.batches import IGNORED, evaluation_windows
 from napkin.data.token_file import TokenFile
 from napkin.errors import NapkinError
+from napkin.model.dropout import evaluating
 from napkin.model.transformer import Transformer
 from napkin.tokenizer.base import Tokenizer
 from napkin.training.precision import Precision
@@ -106,7 +107,7 @@ def mean_loss(
         targets[scores & (scores.flatten().cumsum(0).view_as(scores) > total - done)] = IGNORED
         scored = int((targets >= 0).sum())
         inputs, targets = inputs.to(precision.device_type), targets.to(precision.device_type)
-        with precision.autocast():
+        with evaluating(model), precision.autocast():
             loss = model.loss(inputs, targets)
         nats, done = nats + loss.item() * scored, done + scored
         if progress is not None:

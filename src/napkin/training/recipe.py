@@ -165,6 +165,9 @@ class TrainingConfig:
     data_seed: int = 0
     """Seed of the order of the training sequences."""
 
+    dropout_seed: int = 0
+    """Seed of what dropout drops, where the model has any."""
+
     log_every: int = 1
     """Steps between two lines of metrics.jsonl."""
 
@@ -310,8 +313,27 @@ _MODEL_RANGES: dict[str, tuple[float, float]] = {
     "n_heads": (1, 2**20),
     "n_kv_heads": (1, 2**20),
     "d_ff": (1, 2**22),
+    "head_dim": (1, 2**20),
     "rope_theta": (1, 10**12),
     "norm_eps": (1e-30, 1),
+    "embedding_scale": (1e-6, 10**6),
+    "rope_factor": (1, 10**6),
+    "rope_original_context": (1, 2**30),
+    "attention_window": (1, 2**30),
+    "attention_softcap": (1e-3, 10**6),
+    "attention_scale": (1e-6, 10**6),
+    "dropout": (0, 0.99),
+    "n_experts": (0, 2**16),
+    "experts_per_token": (1, 2**16),
+    "n_shared_experts": (0, 2**10),
+    "d_expert": (1, 2**22),
+    "n_dense_layers": (0, 4096),
+    "expert_capacity": (1e-3, 10**6),
+    "balance_weight": (0, 1000),
+    "router_z_weight": (0, 1000),
+    "z_weight": (0, 1000),
+    "init_std": (1e-6, 1000),
+    "mup_base_d_model": (1, 2**20),
 }
 _OPTIMIZER_RANGES: dict[str, tuple[float, float]] = {
     "learning_rate": (0, 10),
@@ -335,6 +357,7 @@ _TRAINING_RANGES: dict[str, tuple[float, float]] = {
     "threads": (1, 1024),
     "init_seed": (0, _LARGEST_SEED),
     "data_seed": (0, _LARGEST_SEED),
+    "dropout_seed": (0, _LARGEST_SEED),
     "log_every": (1, _MOST),
     "checkpoint_every": (1, _MOST),
     "keep_checkpoints": (1, _MOST),

@@ -49,6 +49,9 @@ class Learner:
         size = self.recipe.training.resolved_micro_batch_size
         share = size / len(inputs)
         loss = torch.zeros((), device=inputs.device)
+        if self.recipe.model.dropout:
+            # What a step drops follows from seed and step alone: a resumed run drops what an uninterrupted one does.
+            torch.manual_seed((self.recipe.training.dropout_seed * 1_000_003 + number) % 2**63)
         for part, wanted in zip(inputs.split(size), targets.split(size), strict=True):
             with watch("forward"), self.precision.autocast():
                 micro_loss = self.model.loss(part, wanted) * share

@@ -1,0 +1,89 @@
+"""GPT-2 and Llama as one would write them with torch.nn and no further thought: what benchmarks compare with."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class PlainGPT2(nn.Module):
+    def __init__(self, vocab_size: int, length: int, n_layers: int, d_model: int, n_heads: int) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocab_size, d_model), nn.Embedding(length, d_model)
+        self.layers = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "norm1": nn.LayerNorm(d_model),
+                    "qkv": nn.Linear(d_model, 3 * d_model),
+                    "out": nn.Linear(d_model, d_model),
+                    "norm2": nn.LayerNorm(d_model),
+                    "up": nn.Linear(d_model, 4 * d_model),
+                    "down": nn.Linear(4 * d_model, d_model),
+                }
+            )
+            for _ in range(n_layers)
+        )
+        self.norm = nn.LayerNorm(d_model)
+        self.n_heads = n_heads
+        nn.init.normal_(self.tokens.weight, std=0.02)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
+        for layer in self.layers:
+            q, k, v = (
+                part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+                for part in layer["qkv"](layer["norm1"](x)).chunk(3, dim=-1)
+            )
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + layer["out"](mixed.transpose(1, 2).flatten(2))
+            x = x + layer["down"](F.gelu(layer["up"](layer["norm2"](x)), approximate="tanh"))
+        logits = F.linear(self.norm(x), self.tokens.weight)
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+class PlainLlama(nn.Module):
+    angles: Tensor
+
+    def __init__(
+        self, vocab_size: int, length: int, n_layers: int, d_model: int, n_heads: int, n_kv_heads: int, d_ff: int
+    ) -> None:
+        super().__init__()
+        self.n_heads, self.n_kv_heads, head_dim = n_heads, n_kv_heads, d_model // n_heads
+        self.tokens = nn.Embedding(vocab_size, d_model)
+        self.layers = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "norm1": nn.RMSNorm(d_model),
+                    "q": nn.Linear(d_model, d_model, bias=False),
+                    "k": nn.Linear(d_model, n_kv_heads * head_dim, bias=False),
+                    "v": nn.Linear(d_model, n_kv_heads * head_dim, bias=False),
+                    "out": nn.Linear(d_model, d_model, bias=False),
+                    "norm2": nn.RMSNorm(d_model),
+                    "gate": nn.Linear(d_model, d_ff, bias=False),
+                    "up": nn.Linear(d_model, d_ff, bias=False),
+                    "down": nn.Linear(d_ff, d_model, bias=False),
+                }
+            )
+            for _ in range(n_layers)
+        )
+        self.norm, self.head = nn.RMSNorm(d_model), nn.Linear(d_model, vocab_size, bias=False)
+        places = torch.arange(length)[:, None]
+        self.register_buffer("angles", places * 10000 ** (-torch.arange(0, head_dim, 2) / head_dim))
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x, angles = self.tokens(tokens), self.angles[: tokens.shape[1]]
+        cosines, sines = angles.cos(), angles.sin()
+
+        def turned(x: Tensor) -> Tensor:
+            a, b = x.chunk(2, dim=-1)
+            return torch.cat((a * cosines - b * sines, b * cosines + a * sines), dim=-1).to(x.dtype)
+
+        for layer in self.layers:
+            read = layer["norm1"](x)
+            q = turned(layer["q"](read).unflatten(-1, (self.n_heads, -1)).transpose(1, 2))
+            k = turned(layer["k"](read).unflatten(-1, (self.n_kv_heads, -1)).transpose(1, 2))
+            v = layer["v"](read).unflatten(-1, (self.n_kv_heads, -1)).transpose(1, 2)
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            x = x + layer["out"](mixed.transpose(1, 2).flatten(2))
+            read = layer["norm2"](x)
+            x = x + layer["down"](F.silu(layer["gate"](read)) * layer["up"](read))
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), targets.flatten())

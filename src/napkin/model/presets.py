@@ -1,0 +1,53 @@
+"""Published models by name: their configs, and how many parameters their makers say they have."""
+
+import dataclasses
+import difflib
+import functools
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from napkin.errors import NapkinError
+from napkin.model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A published model; figures and sources in presets.toml."""
+
+    name: str
+    model: ModelConfig
+    parameters: int
+    """As published, each tensor counted once."""
+    source: str
+    """Where the figures are from."""
+
+
+def preset(name: str, **changes: Any) -> ModelConfig:
+    """The config of a published model, with some fields changed.
+
+    >>> preset("gpt2").n_layers, preset("llama-3-8b", context_length=1024).context_length
+    (12, 1024)
+
+    Raises NapkinError for a name that is none.
+    """
+    known = presets()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(known)}"
+        raise NapkinError(f"there is no preset '{name}': {hint}")
+    return dataclasses.replace(known[name].model, **changes)
+
+
+@functools.cache
+def presets() -> dict[str, Preset]:
+    """All published models that are known here, by name."""
+    tables = tomllib.loads(resources.files("napkin.model").joinpath("presets.toml").read_text("utf-8"))
+    shapes = tables.pop("shapes")
+    return {name: _preset(name, table, shapes) for name, table in tables.items()}
+
+
+def _preset(name: str, table: dict[str, Any], shapes: dict[str, dict[str, Any]]) -> Preset:
+    own = dict(table["model"])
+    return Preset(name, ModelConfig(**shapes[own.pop("like")], **own), table["parameters"], table["source"])
