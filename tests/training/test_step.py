@@ -120,3 +120,18 @@ def test_a_metered_step_changes_nothing() -> None:
 def test_a_seed_means_the_same_weights_and_another_one_others() -> None:
     assert torch.equal(weights(make_learner(init_seed=3)), weights(make_learner(init_seed=3)))
     assert not torch.equal(weights(make_learner(init_seed=3)), weights(make_learner(init_seed=4)))
+
+
+def test_what_a_step_drops_follows_from_seed_and_step_alone() -> None:
+    def loss(number: int, seed: int) -> float:
+        recipe = make_recipe(dropout_seed=seed)
+        recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, dropout=0.5))
+        torch.manual_seed(number + 17)
+        return build_learner(recipe, Precision("fp32", "cpu")).step(number, *batch(0))[0].item()
+
+    torch.manual_seed(1)
+    first = loss(3, seed=0)
+    torch.manual_seed(2)
+    assert loss(3, seed=0) == first
+    assert loss(4, seed=0) != first
+    assert loss(3, seed=1) != first
