@@ -68,6 +68,19 @@ def test_a_target_that_cannot_be_is_refused_on_one_line(
     assert complaint.count("\n") == 1
 
 
+def test_a_preset_is_counted_and_options_change_it(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--model.n-layers", "2", "--model.context-length", "8", "--training.batch-size", "1"]
+    counted = json.loads(output(capsys, "count", "--preset", "gpt2", *small, "--json"))
+    again = json.loads(output(capsys, "count", *small, "--preset=gpt2", "--json"))
+    # GPT-2 small has 124,439,808, of which ten blocks of 7,087,872 and 1016 positions are left out.
+    assert counted["parameters"] == again["parameters"] == 124_439_808 - 10 * 7_087_872 - 1016 * 768
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["count", "--preset", "gpt-2"]) == 2
+    assert "there is no preset 'gpt-2': did you mean 'gpt2'?" in capsys.readouterr().err
+
+
 def test_formats_say_what_becomes_of_a_number(capsys: pytest.CaptureFixture[str]) -> None:
     assert "65504" in output(capsys, "formats")
     rounded = json.loads(output(capsys, "formats", "1e-8", "--json"))

@@ -146,3 +146,13 @@ def test_logits_that_are_not_finite_are_refused(value: float, temperature: float
 def test_settings_out_of_their_range_are_refused_by_name(wrong: dict) -> None:
     with pytest.raises(NapkinError, match=next(iter(wrong))):
         Sampling(**wrong)
+
+
+def test_generating_drops_nothing_and_leaves_the_model_in_training() -> None:
+    config = dataclasses.replace(MODEL, vocab_size=50)
+    dropping = Transformer(dataclasses.replace(config, dropout=0.5))
+    whole = Transformer(config)
+    whole.load_state_dict(dropping.state_dict())
+    texts = [list(generate(model, [1, 2, 3], 20, Sampling(seed=1))) for model in (dropping, whole)]
+    assert texts[0] == texts[1]
+    assert dropping.training

@@ -156,3 +156,18 @@ def test_a_step_is_counted_for_the_device_that_its_precision_names() -> None:
     assert on_gpu.reserved_bytes is not None
     assert on_gpu == count_step(recipe, Precision("bf16", "cpu"), target="cuda")
     assert on_gpu.flops == on_cpu.flops
+
+
+def test_what_a_step_drops_follows_from_seed_and_step_alone() -> None:
+    def loss(number: int, seed: int) -> float:
+        recipe = make_recipe(dropout_seed=seed)
+        recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, dropout=0.5))
+        torch.manual_seed(number + 17)
+        return build_learner(recipe, Precision("fp32", "cpu")).step(number, *batch(0))[0].item()
+
+    torch.manual_seed(1)
+    first = loss(3, seed=0)
+    torch.manual_seed(2)
+    assert loss(3, seed=0) == first
+    assert loss(4, seed=0) != first
+    assert loss(3, seed=1) != first

@@ -269,7 +269,8 @@ _COMPUTING = frozenset(
     adaptive_max_pool3d adaptive_max_pool3d_backward addr all amax amin aminmax any argmax argmin argsort avg_pool1d
     avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward binary_cross_entropy binary_cross_entropy_backward
     binary_cross_entropy_with_logits bincount bucketize count_nonzero cudnn_batch_norm cudnn_batch_norm_backward cummax
-    cumprod cumsum dist elu_backward embedding_renorm equal floor_divide fractional_max_pool2d fractional_max_pool2d_backward
+    cumprod cumsum dist elu_backward embedding_renorm equal floor_divide fractional_max_pool2d
+    fractional_max_pool2d_backward
     fractional_max_pool3d fractional_max_pool3d_backward glu glu_backward grid_sampler_2d grid_sampler_2d_backward
     grid_sampler_3d grid_sampler_3d_backward hardshrink_backward hardsigmoid_backward hardswish hardswish_backward
     hardtanh_backward histc huber_loss huber_loss_backward isin kthvalue leaky_relu_backward linalg_cross

@@ -5,12 +5,13 @@ through the activation as a gate for the other. A kind is its activation.
 """
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from napkin.model.linear_maker import LinearMaker
 
@@ -124,9 +125,33 @@ class TanhGEGLU(GatedFeedForward):
 
 
 class SwiGLU(GatedFeedForward):
-    """SiLU for a gate."""
+    """SiLU for a gate; the gate's activation is computed again in the backward pass and not kept for it."""
 
     activation = staticmethod(F.silu)
+
+    @classmethod
+    def between(cls, gate_up: Float[Tensor, "*batch two_d_ff"]) -> Float[Tensor, "*batch d_ff"]:
+        """silu(gate) · up."""
+        return _SiLUProduct.apply(gate_up)  # pyright: ignore[reportReturnType]
+
+
+class _SiLUProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (gate_up,) = ctx.saved_tensors
+        (gate, up), (gradient,) = gate_up.chunk(2, dim=-1), grad_outputs
+        result = torch.empty_like(gate_up)
+        grad_gate, grad_up = result.chunk(2, dim=-1)
+        torch.ops.aten.silu_backward.grad_input(gradient * up, gate, grad_input=grad_gate)
+        torch.mul(F.silu(gate), gradient, out=grad_up)
+        return result
 
 
 FEED_FORWARDS: dict[str, type[FeedForward] | type[GatedFeedForward]] = {
