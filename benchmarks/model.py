@@ -84,7 +84,7 @@ def contenders(shape: str, d_model: int) -> dict[str, Callable[[], nn.Module]]:
 
 
 def _of_transformers(shape: str, config: ModelConfig) -> nn.Module:
-    import transformers
+    import transformers  # pyright: ignore[reportMissingImports]
 
     tokens: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "attn_implementation": "sdpa"}
     if shape == "GPT-2":

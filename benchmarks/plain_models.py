@@ -1,3 +1,4 @@
+# pyright: reportIndexIssue=false
 """GPT-2 and Llama as one would write them with torch.nn and no further thought: what benchmarks compare with."""
 
 import torch
