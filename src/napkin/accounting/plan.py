@@ -50,6 +50,8 @@ class Plan:
     site: Site
     rule_parameters: int
     """Parameters by the closed form."""
+    rule_bytes_a_parameter: int
+    """Bytes a parameter for weight, gradient and optimizer state by the closed form."""
     steps: int
     tokens_per_step: int
     """Of all devices together."""
@@ -119,9 +121,9 @@ class Plan:
             WitnessRow(
                 "peak bytes",
                 "bytes",
-                adamw_bytes_rule(self.rule_parameters),
+                adamw_bytes_rule(self.rule_parameters, bytes_a_parameter=self.rule_bytes_a_parameter),
                 self.ledger.peak_bytes,
-                note="rule 16 bytes a parameter: no activations, no logits, no batch",
+                note=f"rule {self.rule_bytes_a_parameter} bytes a parameter: no activations, no logits, no batch",
             ),
             *self._reserved(),
             WitnessRow("seconds a step", "seconds", rule_seconds, self.seconds_a_step, note=self._how_priced()),

@@ -5,7 +5,7 @@ import dataclasses
 from napkin.accounting.cuda_target import CudaTarget, Target
 from napkin.accounting.plan import Plan, Site
 from napkin.accounting.price import price
-from napkin.accounting.rules import all_reduce_seconds_rule
+from napkin.accounting.rules import all_reduce_seconds_rule, bytes_a_parameter
 from napkin.errors import NapkinError
 from napkin.hardware.catalogue import Device
 from napkin.hardware.ceilings import CatalogueCeilings
@@ -52,6 +52,7 @@ def plan_elsewhere(recipe: Recipe, device: Device, n_devices: int) -> tuple[Reci
         price=priced,
         site=site,
         rule_parameters=rule_parameters(recipe),
+        rule_bytes_a_parameter=bytes_a_parameter(recipe.optimizer.name),
         steps=recipe.training.steps,
         tokens_per_step=recipe.tokens_per_step,
         exchange_seconds=max(0.0, _exchange_seconds(ledger.parameters, device, n_devices) - backward),

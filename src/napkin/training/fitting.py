@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from napkin.accounting.cuda_target import Target
 from napkin.accounting.plan import Plan
-from napkin.accounting.rules import adamw_bytes_rule, parameters_rule
+from napkin.accounting.rules import adamw_bytes_rule, bytes_a_parameter, parameters_rule
 from napkin.errors import NapkinError
 from napkin.hardware.catalogue import catalogue
 from napkin.training.precision import Precision
@@ -76,7 +76,8 @@ def _way_out(recipe: Recipe, precision: Precision, memory_bytes: int, target: Ta
     parameters = parameters_rule(
         vocab_size=model.vocab_size, d_model=model.d_model, n_layers=model.n_layers, tied=model.tie_embeddings
     )
-    if adamw_bytes_rule(parameters) > memory_bytes:
+    needed = adamw_bytes_rule(parameters, bytes_a_parameter=bytes_a_parameter(recipe.optimizer.name))
+    if needed > memory_bytes:
         return "no micro-batch helps, use a smaller --model.d-model or --model.n-layers"
     peak_of = _peak_by_size(recipe, precision, target, accumulated=True)
     sizes = [size for size in _divisors(training.batch_size) if size < training.resolved_micro_batch_size]

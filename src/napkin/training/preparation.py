@@ -11,7 +11,7 @@ import torch
 from napkin.accounting.plan import Plan, Site
 from napkin.accounting.price import price, roofline_seconds
 from napkin.accounting.rehearse import rehearse
-from napkin.accounting.rules import parameters_rule
+from napkin.accounting.rules import bytes_a_parameter, parameters_rule
 from napkin.accounting.rules_table import Sizes
 from napkin.data.batches import Batches
 from napkin.data.token_file import TokenFile
@@ -129,6 +129,7 @@ def make_plan(recipe: Recipe, precision: Precision, host: Host, progress: Progre
             disturbed=calibration.disturbed,
         ),
         rule_parameters=rule_parameters(recipe),
+        rule_bytes_a_parameter=bytes_a_parameter(recipe.optimizer.name),
         steps=recipe.training.steps,
         tokens_per_step=recipe.tokens_per_step,
     )
