@@ -63,9 +63,11 @@ def _slice(recipe: Recipe) -> Recipe:
     training = recipe.training
     # All micro-batches from the second on are alike.
     batch_size = min(training.batch_size, 2 * training.resolved_micro_batch_size)
+    # Layers with experts come after the dense ones.
+    layers = max(LAYERS, recipe.model.n_dense_layers + 1)
     return dataclasses.replace(
         recipe,
-        model=dataclasses.replace(recipe.model, n_layers=min(LAYERS, recipe.model.n_layers)),
+        model=dataclasses.replace(recipe.model, n_layers=min(layers, recipe.model.n_layers)),
         training=dataclasses.replace(training, batch_size=batch_size),
     )
 
