@@ -16,6 +16,7 @@ from oracles.tiny_models import (
     attention,
     convolutions,
     deep_linear,
+    encoder,
     language_model,
     linear_stack,
     napkin_transformer,
@@ -23,13 +24,14 @@ from oracles.tiny_models import (
     products,
 )
 
-# Random configurations a family: 210 in all.
+# Random configurations a family: 218 in all.
 CONFIGURATIONS = {
     linear_stack: 40,
     deep_linear: 40,
     products: 50,
     convolutions: 40,
     attention: 24,
+    encoder: 8,
     language_model: 8,
     napkin_transformer: 8,
 }

@@ -181,18 +181,18 @@ def _attention(
     if enable_gqa:
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], dim=-3) for t in (key, value))
     shape = query.shape
-    if attn_mask is not None:
-        attn_mask = attn_mask.expand(*shape[:-1], key.shape[-2]).reshape(-1, shape[-2], key.shape[-2])
     query, key, value = (t.reshape(-1, *t.shape[-2:]) for t in (query, key, value))
-    causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril() if is_causal else None
+    pairs = (query.shape[-2], key.shape[-2])
+    causal = torch.ones(pairs, dtype=torch.bool, device=query.device).tril() if is_causal else None
     skipped = causal if self.skip_masked else None
+    mask = None if attn_mask is None else attn_mask.expand(*shape[:-2], *pairs).reshape(-1, *pairs)
 
     def weights(query: Tensor, key: Tensor) -> Tensor:
         scores = self.contract("nid,njd->nij", query, key, skipped) * (scale or shape[-1] ** -0.5)
         if causal is not None:
             scores = scores.masked_fill(~causal, -math.inf)
-        if attn_mask is not None:
-            scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
         return scores.softmax(dim=-1)
 
     w = checkpoint(weights, query, key, use_reentrant=False) if self.recompute_scores else weights(query, key)
@@ -206,6 +206,22 @@ def _grouped_matmul(self: ScalarProducts, x: Tensor, weight: Tensor, begins: Ten
         for begin, end, matrix in zip(begins.tolist(), ends, weight, strict=True)
     ]
     return torch.cat(groups)
+
+
+def _self_attention(
+    self: ScalarProducts, x: Tensor, key: Tensor, value: Tensor, d_model: int, n_heads: int, *given: Any, **more: Any
+) -> tuple[Tensor, None]:
+    """`nn.MultiheadAttention` over one input [position, batch, width], without masks or dropout."""
+    assert x is key is value
+    assert not more["need_weights"]
+    in_weight, in_bias, _, _, _, _, out_weight, out_bias = given
+    length, batch, width = x.shape
+    q, k, v = (
+        part.reshape(length, batch * n_heads, width // n_heads).transpose(0, 1)
+        for part in _linear(self, x, in_weight, in_bias).chunk(3, dim=-1)
+    )
+    mixed = _attention(self, q, k, v).transpose(0, 1).reshape(length, batch, width)
+    return _linear(self, mixed, out_weight, out_bias), None
 
 
 def _conv(
@@ -268,6 +284,7 @@ _OWN: dict[Any, Callable] = {
     torch.einsum: _einsum,
     F.scaled_dot_product_attention: _attention,
     torch.ops.napkin.grouped_matmul.default: _grouped_matmul,
+    F.multi_head_attention_forward: _self_attention,
     **dict.fromkeys((F.conv1d, F.conv2d), _conv),
     F.conv_transpose1d: _conv_transpose1d,
 }

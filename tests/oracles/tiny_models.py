@@ -116,6 +116,24 @@ def attention(random: Random) -> Case:
     return Computes(compute, *heads), (torch.randn(batch, queries, width), torch.randn(batch, keys, width))
 
 
+def encoder(random: Random) -> Case:
+    """torch's own encoder layers."""
+    n_heads, batch = random.randint(1, 2), random.randint(1, 2)
+    d_model = n_heads * random.randint(1, 3)
+    layer = nn.TransformerEncoderLayer(
+        d_model,
+        n_heads,
+        random.randint(1, 6),
+        dropout=0.0,
+        activation=random.choice([F.relu, F.gelu]),
+        batch_first=random.random() < 0.5,
+        norm_first=random.random() < 0.5,
+        bias=random.random() < 0.5,
+    )
+    x = torch.randn(batch, random.randint(1, 5), d_model)
+    return Computes(lambda encoder, x: encoder(x), layer), (x,)
+
+
 def language_model(random: Random) -> Case:
     """GPT-2 with tied or Llama with untied embedding, with and without checkpointing."""
     n_kv_heads, group = random.randint(1, 2), random.randint(1, 2)

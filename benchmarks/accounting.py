@@ -1,0 +1,206 @@
+"""The accountant beside the calculators that people use: FLOPs, peak bytes, speed, and what metering costs.
+
+One command on a CPU; the tables it prints are also written to benchmarks/results/:
+
+    pip install calflops fvcore torchinfo thop ptflops deepspeed accelerate transformers
+    pip install --no-deps llm-analysis && pip install fire
+    python benchmarks/accounting.py
+
+What is not installed is left out. `--only flops` makes one table; `--quick` takes the small models alone.
+"""
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from napkin.cli import WAITING
+
+# Before torch is there: threads that spin while they wait stop a busy machine.
+os.environ.update(WAITING)
+sys.path.append(str(Path(__file__).parent.parent / "tests"))
+
+import torch
+
+from calculators import flops, metering, peak_bytes, speed
+from calculators.models import CASES
+from napkin.hardware.host import cpu_name
+from napkin.units import format_bytes, format_flops, format_seconds
+
+RESULTS = Path(__file__).parent / "results"
+PEERS = "accelerate calflops deepspeed fvcore llm-analysis ptflops thop torchinfo transformers".split()
+GOAL = 0.005
+
+
+def main() -> None:
+    """Print the tables, and write them where results are kept."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=tuple(SECTIONS), action="append", help="one table; may be repeated")
+    parser.add_argument("--quick", action="store_true", help="small models alone; nothing is written")
+    given = parser.parse_args()
+    lines = []
+    for line in _lines(given.only or tuple(SECTIONS), quick=given.quick):
+        lines.append(line)
+        print(line, flush=True)
+    if not given.quick:
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"accounting-cpu-{datetime.now(UTC):%Y-%m-%d-%H%M%S}.md"
+        path.write_text("\n".join(lines) + "\n")
+        print(f"\nwrote {path}")
+
+
+def _lines(sections: tuple[str, ...], *, quick: bool) -> Iterator[str]:
+    versions = {name: _version(name) for name in PEERS}
+    installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    missing = " ".join(name for name, version in versions.items() if not version)
+    yield f"# The accountant beside other calculators: {datetime.now(UTC):%Y-%m-%d}"
+    yield ""
+    machine = f"{cpu_name()}, {torch.get_num_threads()} threads"
+    yield f"{machine}, torch {torch.__version__}, Python {platform.python_version()}; {installed or 'no peers'}."
+    if missing:
+        yield f"Left out, not installed: `pip install {missing}`."
+    for section in sections:
+        yield ""
+        yield from SECTIONS[section](quick)
+
+
+def _flops(quick: bool) -> Iterator[str]:
+    names = ["deep linear"] if quick else list(CASES)
+    results = flops.table(names)
+    yield "## FLOPs of a forward and a backward pass, against the products of the step"
+    yield ""
+    yield "Error of each calculator, and of the model on which it is furthest off. The truth: every product that the"
+    yield "step does, its multiplications and additions summed by an oracle that knows no formula of an operator and"
+    yield "does them scalar by scalar on a small copy of each model first. Calculators of a forward pass alone are"
+    yield "taken times 3, those that count multiply-adds times 2; on real tensors of the CPU unless it says meta."
+    yield ""
+    yield from _errors(results, format_flops)
+
+
+def _bytes(quick: bool) -> Iterator[str]:
+    names = [name for name in peak_bytes.SETTINGS if not quick or "5M" in name]
+    results = peak_bytes.table(names)
+    yield "## Peak bytes of a training step with AdamW, against the allocator's events"
+    yield ""
+    yield "A steady step, fp32 weights, fused AdamW, one thread. torchinfo states no gradients and no optimizer: a"
+    yield "second column adds them. Rules and estimates that take no batch, length or checkpointing stand as they are."
+    yield ""
+    yield from _errors(results, format_bytes)
+
+
+def _errors(results: dict[str, Any], show: Callable[[float], str]) -> Iterator[str]:
+    truth = results["truth"]
+    if isinstance(truth, str):
+        yield f"No truth: {truth}"
+        return
+    yield f"| model | truth | {' | '.join(name for name in results if name != 'truth')} |"
+    yield "|---" * (len(results) + 1) + "|"
+    notes: dict[str, str] = {}
+    for model, true in truth.items():
+        if isinstance(true, str):
+            yield f"| {model} | {true} |"
+            continue
+        cells = [_error(found if isinstance(found, str) else found[model], true) for found in _peers(results)]
+        yield f"| {model} | {show(true)} | {' | '.join(cells)} |"
+    worst = []
+    for calculator, found in results.items():
+        if calculator == "truth":
+            continue
+        figures = {} if isinstance(found, str) else found
+        errors = [found[m] / truth[m] - 1 for m, n in figures.items() if not isinstance(n, str)]
+        worst.append(f"**{_percent(max(errors, key=abs))}**" if errors else "–")
+        reasons = [found] if isinstance(found, str) else [n for n in figures.values() if isinstance(n, str)]
+        notes |= {reason: calculator for reason in reasons if reason != "decoders only"}
+    yield f"| **worst** | | {' | '.join(worst)} |"
+    for reason, calculator in notes.items():
+        yield f"\nNo figure from {calculator}: {reason}"
+
+
+def _peers(results: dict[str, Any]) -> list[Any]:
+    return [found for name, found in results.items() if name != "truth"]
+
+
+def _error(found: float | str, truth: float) -> str:
+    return "–" if isinstance(found, str) else _percent(found / truth - 1)
+
+
+def _percent(error: float) -> str:
+    if error == 0:
+        return "0"
+    return f"{error:+.4%}" if abs(error) < 1e-4 else f"{error:+.2%}" if abs(error) < 0.0995 else f"{error:+.0%}"
+
+
+def _speed(quick: bool) -> Iterator[str]:
+    if quick:
+        speed.MODELS = speed.MODELS[:1]
+    results = speed.table()
+    yield "## Time to count, and the process's resident memory"
+    yield ""
+    yield "One sequence of 1,024 tokens, the better of two runs, each in a process of its own, model made on the meta"
+    yield "device (no peer needs weights there, though some count differently than with them). napkin: forward and"
+    yield "backward pass, update, FLOPs and bytes of every operator and the peak; FlopCounterMode: FLOPs of forward and"
+    yield "backward pass; the others: FLOPs of a forward pass."
+    yield ""
+    yield f"| | {' | '.join(speed.MODELS)} |"
+    yield "|---" * (len(speed.MODELS) + 1) + "|"
+    for calculator, found in results.items():
+        cells = [_time_and_rss(found.get(model, "")) for model in speed.MODELS]
+        yield f"| {calculator} | {' | '.join(cells)} |"
+
+
+def _time_and_rss(found: Any) -> str:
+    if isinstance(found, str):
+        return found
+    seconds, rss = found
+    return f"{format_seconds(seconds)}, {format_bytes(rss)}" if seconds else format_bytes(rss)
+
+
+def _metering(quick: bool) -> Iterator[str]:
+    if quick:
+        metering.TURNS = 5
+    found = metering.measure()
+    every = found["watch alone"] / found["plain"]
+    once = (found["metered step"] / found["plain"] - 1) / metering.STEPS_OF_A_RUN
+    verdict = "below" if every + once < GOAL else "ABOVE"
+    yield "## What metering adds to a run"
+    yield ""
+    yield f"The demo's model and batch; {metering.TURNS} steps each, in turns, in one process."
+    yield ""
+    yield "| | median | best |"
+    yield "|---|---|---|"
+    rows = {
+        "a step, not metered": ("plain", "plain, best"),
+        "a step, parts timed, memory read": ("watched", "watched, best"),
+        "the watch alone, around nothing": (None, "watch alone"),
+        "the one step whose operators and allocations are recorded": ("metered step", "metered step, best"),
+    }
+    for name, keys in rows.items():
+        yield f"| {name} | {' | '.join(format_seconds(found[key]) if key else '' for key in keys)} |"
+    extra = found["metered step"] - found["plain"]
+    enough = extra / ((GOAL - every) * found["plain"])
+    yield ""
+    yield f"{every:.3%} of each step; the recorded step {once:.3%} of a run of {metering.STEPS_OF_A_RUN} steps: "
+    yield f"{every + once:.2%} in all, {verdict} the goal of {GOAL:.1%}, which runs of {enough:.0f} steps or more meet."
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+SECTIONS: dict[str, Callable[[bool], Iterator[str]]] = {
+    "flops": _flops,
+    "bytes": _bytes,
+    "speed": _speed,
+    "metering": _metering,
+}
+
+if __name__ == "__main__":
+    main()

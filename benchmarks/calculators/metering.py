@@ -1,0 +1,67 @@
+"""What metering adds to a run: the demo's model, metered and not, in turns in one process."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import psutil
+import torch
+
+from napkin.accounting.meter import Stopwatch, meter_step
+from napkin.hardware.host import detect_host
+from napkin.training.preparation import resolve
+from napkin.training.recipe import ModelConfig, Recipe, TrainingConfig
+from napkin.training.step import build_learner
+
+STEPS_OF_A_RUN = 800
+TURNS = 40
+
+
+def measure() -> dict[str, float]:
+    """Seconds: of a step, of one with its parts timed and memory read, of that alone, and of the one metered step."""
+    recipe = Recipe(
+        model=ModelConfig(vocab_size=4096, context_length=256, d_model=192, n_layers=4, n_heads=3),
+        training=TrainingConfig(batch_size=8, steps=STEPS_OF_A_RUN),
+    )
+    recipe, precision = resolve(recipe, 4096, detect_host())
+    assert recipe.training.threads is not None
+    torch.set_num_threads(recipe.training.threads)
+    learner = build_learner(recipe, precision)
+    tokens = torch.randint(4096, (recipe.training.batch_size, recipe.model.context_length))
+    watch, process = Stopwatch(), psutil.Process()
+
+    def plain() -> None:
+        learner.step(0, tokens, tokens)
+
+    def watched() -> None:
+        with watch("data"):
+            pass
+        learner.step(0, tokens, tokens, watch=watch)
+        process.memory_info()
+
+    def watch_alone() -> None:
+        for part in ("data", "forward", "backward", "optimizer"):
+            with watch(part):
+                pass
+        process.memory_info()
+
+    for _ in range(3):
+        watched()
+    pairs = [(_seconds(plain), _seconds(watched)) for _ in range(TURNS)]
+    alone, metered = zip(*pairs, strict=True)
+    whole = [_seconds(lambda: meter_step(learner.model, plain)) for _ in range(5)]
+    return {
+        "plain": statistics.median(alone),
+        "plain, best": min(alone),
+        "watched": statistics.median(metered),
+        "watched, best": min(metered),
+        "watch alone": min(_seconds(lambda: [watch_alone() for _ in range(100)]) / 100 for _ in range(20)),
+        "metered step": statistics.median(whole),
+        "metered step, best": min(whole),
+    }
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
