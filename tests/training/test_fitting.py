@@ -22,7 +22,7 @@ def soon_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def recipe(batch_size: int, micro_batch_size: int | None = None, context_length: int = 512) -> Recipe:
     return Recipe(
-        model=ModelConfig(vocab_size=300, context_length=context_length, d_model=16, n_layers=1, n_heads=2),
+        model=ModelConfig(vocab_size=300, context_length=context_length, d_model=64, n_layers=1, n_heads=2),
         optimizer=OptimizerConfig(warmup_steps=0),
         training=TrainingConfig(batch_size=batch_size, micro_batch_size=micro_batch_size),
     )
@@ -36,9 +36,8 @@ def recipe(batch_size: int, micro_batch_size: int | None = None, context_length:
 def test_what_is_refused_before_it_is_counted_is_what_the_count_would_refuse(large: Recipe) -> None:
     peak = count_step(large, PRECISION).peak_bytes
     refuse_far_too_much(large, PRECISION, "a device", peak)
-    # In a model as narrow as this the line runs up to a tenth below: the rotary tables grow with the context alone.
     with pytest.raises(NapkinError, match=r"a step needs .* a device has .* free"):
-        refuse_far_too_much(large, PRECISION, "a device", int(0.85 * peak))
+        refuse_far_too_much(large, PRECISION, "a device", int(0.98 * peak))
 
 
 def test_small_batches_are_left_to_the_count() -> None:

@@ -8,14 +8,16 @@ from pathlib import Path
 import psutil
 import torch
 
+from napkin.accounting.ledger import Ledger
 from napkin.accounting.plan import Plan, Site
-from napkin.accounting.price import price, roofline_seconds
+from napkin.accounting.price import Price, price, roofline_seconds
 from napkin.accounting.rehearse import rehearse
 from napkin.accounting.rules import bytes_a_parameter, parameters_rule
 from napkin.accounting.rules_table import Sizes
 from napkin.data.batches import Batches
 from napkin.data.token_file import TokenFile
 from napkin.errors import NapkinError
+from napkin.hardware.calibration import Calibration
 from napkin.hardware.calibration_cache import calibration_of_this_machine
 from napkin.hardware.catalogue import Device, find_device
 from napkin.hardware.host import Host, detect_host
@@ -104,21 +106,14 @@ def make_plan(recipe: Recipe, precision: Precision, host: Host, progress: Progre
     ledger = count_step(recipe, precision)
     progress("measuring this machine, once")
     calibration = calibration_of_this_machine(precision.device_type)
-    progress("rehearsing the operators")
-    rehearsed = rehearse(
-        ledger,
-        lambda row: roofline_seconds(row, calibration),
-        device_type=precision.device_type,
-        # An operator's tensors in the rehearsal, in a fraction of what the step may take in all.
-        max_bytes=free_bytes(precision, host) // 4,
-    )
-    progress("training a slice of the model")
     free = free_bytes(precision, host)
-    between, factor = time_slice(recipe, precision, calibration, rehearsed, max_bytes=free // 2)
+    priced = price(ledger, calibration)
+    if ledger.peak_bytes <= free:
+        priced = _rehearsed(recipe, precision, ledger, calibration, free, progress)
     accelerator = _in_catalogue(device_name(precision, host)) if precision.device_type != "cpu" else None
     return Plan(
         ledger=ledger,
-        price=price(ledger, calibration, rehearsed, between=between, factor=factor),
+        price=priced,
         site=Site(
             device_name=device_name(precision, host),
             matmul_peak=calibration.matmul_peak(precision.products),
@@ -133,6 +128,22 @@ def make_plan(recipe: Recipe, precision: Precision, host: Host, progress: Progre
         steps=recipe.training.steps,
         tokens_per_step=recipe.tokens_per_step,
     )
+
+
+def _rehearsed(
+    recipe: Recipe, precision: Precision, ledger: Ledger, calibration: Calibration, free: int, progress: Progress
+) -> Price:
+    progress("rehearsing the operators")
+    rehearsed = rehearse(
+        ledger,
+        lambda row: roofline_seconds(row, calibration),
+        device_type=precision.device_type,
+        # An operator's tensors in the rehearsal, in a fraction of what the step may take in all.
+        max_bytes=free // 4,
+    )
+    progress("training a slice of the model")
+    between, factor = time_slice(recipe, precision, calibration, rehearsed, max_bytes=free // 2)
+    return price(ledger, calibration, rehearsed, between=between, factor=factor)
 
 
 def sizes_of(recipe: Recipe) -> Sizes:
