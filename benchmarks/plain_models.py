@@ -1,6 +1,8 @@
 # pyright: reportIndexIssue=false
 """GPT-2 and Llama as one would write them with torch.nn and no further thought: what benchmarks compare with."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,7 +12,7 @@ class PlainGPT2(nn.Module):
     def __init__(self, vocab_size: int, length: int, n_layers: int, d_model: int, n_heads: int) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocab_size, d_model), nn.Embedding(length, d_model)
-        self.layers = nn.ModuleList(
+        self.layers: Any = nn.ModuleList(
             nn.ModuleDict(
                 {
                     "norm1": nn.LayerNorm(d_model),
@@ -50,7 +52,7 @@ class PlainLlama(nn.Module):
         super().__init__()
         self.n_heads, self.n_kv_heads, head_dim = n_heads, n_kv_heads, d_model // n_heads
         self.tokens = nn.Embedding(vocab_size, d_model)
-        self.layers = nn.ModuleList(
+        self.layers: Any = nn.ModuleList(
             nn.ModuleDict(
                 {
                     "norm1": nn.RMSNorm(d_model),
