@@ -91,6 +91,15 @@ def _publish(temporary: Path, path: Path, overwrite: bool) -> None:
     os.replace(temporary, path)
 
 
+def cache_folder() -> Path:
+    """Where what can be made again is kept: NAPKIN_CACHE_DIR, or the system's folder for caches."""
+    if chosen := os.environ.get("NAPKIN_CACHE_DIR"):
+        return Path(chosen)
+    import platformdirs
+
+    return platformdirs.user_cache_path("napkin")
+
+
 def sync_file(path: Path) -> None:
     """Return when a file that somebody else wrote is on the disk."""
     with open(path, "rb") as file:

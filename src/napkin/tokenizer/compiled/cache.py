@@ -93,7 +93,7 @@ def same_bytes(first, second, length):
     return load_u64(first + length - 8) == load_u64(second + length - 8)
 
 
-@compiled
+@compiled("void(uint64[:, ::1], uint64[:, ::1])")
 def move_entries(old, new):
     """Put the entries of a table, uint64 of shape [n_slots, 4], into a larger one that is empty. Plain twin: a dict."""
     mask = len(new) - 1

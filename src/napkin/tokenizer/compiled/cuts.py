@@ -35,9 +35,9 @@ class Piece:
         return len(self.document_ends)
 
 
-def pieces_of(text: bytes, document_ends: NDArray[np.int64], size: int) -> list[Piece]:
-    """Divide documents that lie one after the other into pieces of about `size` bytes, cutting long ones."""
-    return list(_pieces(text, document_ends, max(size, 1)))
+def pieces_of(text: bytes, document_ends: NDArray[np.int64], size: int, *, cut: bool = True) -> list[Piece]:
+    """Divide documents that lie one after the other into pieces of about `size` bytes, with `cut` also long ones."""
+    return list(_pieces(text, document_ends, max(size, 1), cut))
 
 
 def find_cut(text: bytes | memoryview, start: int) -> int | None:
@@ -47,7 +47,7 @@ def find_cut(text: bytes | memoryview, start: int) -> int | None:
     return match.start() if match else None
 
 
-def _pieces(text: bytes, document_ends: NDArray[np.int64], size: int) -> Iterator[Piece]:
+def _pieces(text: bytes, document_ends: NDArray[np.int64], size: int, may_cut: bool) -> Iterator[Piece]:
     start, first, n_documents = 0, 0, len(document_ends)
     while first < n_documents:
         # Documents that end within the size, or else a part of the one that does not.
@@ -57,7 +57,7 @@ def _pieces(text: bytes, document_ends: NDArray[np.int64], size: int) -> Iterato
             start, first = int(document_ends[last - 1]), last
             continue
         stop = int(document_ends[first])
-        cut = find_cut(text, start + size)
+        cut = find_cut(text, start + size) if may_cut else None
         end = stop if cut is None or cut >= stop else cut
         yield Piece(start, np.array([end], np.int64), first)
         start = end

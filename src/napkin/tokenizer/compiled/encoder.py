@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from napkin.tokenizer.compiled import jobs
 from napkin.tokenizer.compiled.cuts import pieces_of
 from napkin.tokenizer.compiled.encoding import IDS_MARGIN, encode_documents
-from napkin.tokenizer.compiled.merging import NEVER, SHORT, fill_pairs
-from napkin.tokenizer.compiled.patterns import scanner_of
-from napkin.tokenizer.compiled.workspace import Workspace
+from napkin.tokenizer.compiled.loading import load, parts_for_encoding, scanner_of
+from napkin.tokenizer.compiled.merging import NEVER, NO_ID, SHORT, fill_pairs
+from napkin.tokenizer.compiled.workspace import Workspace, aligned_zeros
 
 CACHE_BYTES = 2**26
 
@@ -35,7 +35,9 @@ class Encoder:
 
     def __init__(self, merges: Sequence[tuple[int, int]], pattern: str, *, cache_bytes: int = CACHE_BYTES) -> None:
         self._arguments = (merges, pattern, cache_bytes)
+        load(*parts_for_encoding(pattern))
         self._scanner = scanner_of(pattern)
+        self._cuts = pattern != "whole"
         self._cache_bytes = cache_bytes
         self._vocabulary = _Vocabulary(merges)
         self._idle: list[Workspace] = []
@@ -46,20 +48,24 @@ class Encoder:
         return _rebuild, (merges, pattern, cache_bytes)
 
     def encode(
-        self, text: bytes, document_ends: NDArray[np.int64] | None = None, *, dtype: Any = np.uint32, threads: int = 1
+        self,
+        text: bytes,
+        document_ends: Sequence[int] | None = None,
+        *,
+        dtype: Literal["uint16", "uint32"] = "uint32",
+        threads: int = 1,
     ) -> tuple[NDArray, NDArray[np.int64]]:
         """Ids of shape [n_ids] of all documents, one after the other, and how many each has, of shape [n_documents].
 
-        The documents lie in `text` one after the other and end at `document_ends`; without, it is one document. `dtype`
-        is uint16 or uint32, the former for at most 65536 ids.
+        The documents lie in `text` one after the other and end at `document_ends`; without, it is one document. uint16
+        will do for up to 65536 ids.
         """
-        if document_ends is None:
-            document_ends = np.array([len(text)], np.int64)
+        ends = np.array([len(text)] if document_ends is None else document_ends, np.int64)
         data = np.frombuffer(text, np.uint8)
-        n_ids = np.zeros(len(document_ends), np.int64)
+        n_ids = np.zeros(len(ends), np.int64)
         # A token has at least a byte. What is not written to takes no memory.
         ids = np.empty(len(data), dtype)
-        pieces = pieces_of(text, document_ends, _PIECE_BYTES if threads > 1 else len(text))
+        pieces = pieces_of(text, ends, _PIECE_BYTES if threads > 1 else len(text), cut=self._cuts)
         places = [(0, 0)] * len(pieces)
 
         def encode_piece(workspace: Workspace, number: int) -> None:
@@ -112,20 +118,21 @@ class _Vocabulary:
 
     def __init__(self, merges: Sequence[tuple[int, int]]) -> None:
         self.size = 256 + len(merges)
-        bits = max(4, (2 * len(merges)).bit_length())
+        # Three of the eight slots of a bucket are taken on average.
+        bits = max(1, (len(merges) // 4).bit_length())
         self.shift = 64 - bits
         self.byte_pairs = np.full(2**16, NEVER, np.uint32)
-        self.pairs = np.zeros(2**bits, np.uint64)
+        self.pairs = aligned_zeros((2**bits, 8))
         fill_pairs(np.array(merges, np.int64).reshape(-1, 2), self.byte_pairs, self.pairs, self.shift)
 
     def give_to(self, workspace: Workspace) -> None:
         workspace.point(jobs.BYTE_PAIRS, self.byte_pairs)
         workspace.point(jobs.PAIRS, self.pairs)
-        workspace.job[jobs.N_PAIR_SLOTS] = len(self.pairs)
+        workspace.job[jobs.N_BUCKETS] = len(self.pairs)
         workspace.job[jobs.PAIRS_SHIFT] = self.shift
         workspace.job[jobs.VOCABULARY] = self.size
-        workspace.point(jobs.SHORT_IDS, np.zeros(SHORT + 4, np.uint32))
-        workspace.point(jobs.SHORT_RANKS, np.zeros(SHORT + 16, np.uint32))
+        workspace.point(jobs.SHORT_IDS, np.full(SHORT + 6, NO_ID, np.uint32))
+        workspace.point(jobs.SHORT_RANKS, np.zeros(SHORT + 10, np.uint32))
         workspace.point(jobs.RANKS, np.full((self.size, 2), NEVER, np.uint32))
         workspace.point(jobs.RANK_BITS, np.zeros(self.size // 64 + 1, np.uint64))
 

@@ -70,7 +70,7 @@ from napkin.tokenizer.compiled.scanners import MARGIN
 IDS_MARGIN = 4
 
 
-@compiled
+@compiled("int64(int64)")
 def encode_documents(job):
     """Encode documents from DOCUMENT and POSITION on until they end, or until there is no room.
 
@@ -195,7 +195,7 @@ def _add(job, entry, start, end, low, high):
         n_ids = merge_long(job, text, n_bytes, address)
     else:
         n_ids = merge_short(job, text, n_bytes)
-        address = get(job, SHORT_IDS)
+        address = get(job, SHORT_IDS) + 4
     if n_ids <= INLINE_IDS:
         # What stands beyond the last id is copied along and overwritten by what follows.
         store_u64(entry + 16, np.uint64(n_ids | load_u32(address) << 8) | load_u64(address + 4) << _32)

@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 
 _I1, _I8, _I32, _I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _BLOCK = ir.VectorType(_I8, 64)
-_RANKS = ir.VectorType(_I32, 16)
+_ENTRIES = ir.VectorType(_I64, 8)
 _SCANNER = ir.FunctionType(_I64, [_I64] * 7)
 
 _Generated = tuple[Any, Callable[..., Any]]
@@ -145,14 +145,22 @@ def block_masks(typing_context: Any, address: Any) -> _Generated:
 
 
 @intrinsic
-def least_of_16(typing_context: Any, address: Any) -> _Generated:
-    """The least of 16 uint32 at `address`, as int64. Reads 64 bytes."""
+def find_in_bucket(typing_context: Any, address: Any, key: Any) -> _Generated:
+    """The low 24 bits of the one of 8 uint64 at `address` whose other 40 are `key`; 2^32 - 1 where none is. Reads 64 bytes.
+
+    Without a branch, as which of them it is cannot be foretold.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        least = _declared(builder, "llvm.vector.reduce.umin.v16i32", ir.FunctionType(_I32, [_RANKS]))
-        return builder.zext(builder.call(least, [_load(builder, arguments[0], _RANKS)]), _I64)
+        entries = _load(builder, arguments[0], _ENTRIES)
+        key = builder.insert_element(ir.Constant(_ENTRIES, ir.Undefined), arguments[1], ir.Constant(_I32, 0))
+        keys = builder.shuffle_vector(key, key, ir.Constant(ir.VectorType(_I32, 8), [0] * 8))
+        found = builder.icmp_unsigned("==", builder.lshr(entries, _each_entry(24)), keys)
+        values = builder.select(found, builder.and_(entries, _each_entry(2**24 - 1)), _each_entry(2**32 - 1))
+        least = _declared(builder, "llvm.vector.reduce.umin.v8i64", ir.FunctionType(_I64, [_ENTRIES]))
+        return builder.call(least, [values])
 
-    return types.int64(types.int64), generate
+    return types.int64(types.int64, types.int64), generate
 
 
 @intrinsic
@@ -165,6 +173,10 @@ def call_scanner(
         return builder.call(builder.inttoptr(arguments[0], _SCANNER.as_pointer()), list(arguments[1:]))
 
     return types.int64(*[types.int64] * 8), generate
+
+
+def _each_entry(value: int) -> Any:
+    return ir.Constant(_ENTRIES, [value] * 8)
 
 
 def _load(builder: Any, address: Any, kind: Any) -> Any:

@@ -19,7 +19,7 @@ TABLE, N_SLOTS, N_ENTRIES, ENTRIES_ROOM = range(14, 18)
 # Bytes of pre-tokens too long for the table, and uint32 ids of those that have too many for it.
 LONG_BYTES, LONG_BYTES_USED, LONG_BYTES_ROOM, LONG_IDS, LONG_IDS_USED, LONG_IDS_ROOM = range(18, 24)
 # The vocabulary: merged ids of byte pairs, a hash table of the other pairs; see merging.py.
-BYTE_PAIRS, PAIRS, PAIRS_SHIFT, N_PAIR_SLOTS = range(24, 28)
+BYTE_PAIRS, PAIRS, PAIRS_SHIFT, N_BUCKETS = range(24, 28)
 # Room for merging pre-tokens of up to SHORT bytes; for longer ones, of at most LONG_ROOM bytes; see merging.py.
 SHORT_IDS, SHORT_RANKS, PLACES, LONG_ROOM, RANKS, RANK_BITS, VOCABULARY = range(28, 35)
 # Bytes that the long pre-token needs at which a compiled function stopped.

@@ -1,20 +1,37 @@
-"""How napkin's numba functions are compiled: without checks, without Python's lock, kept on disk."""
+"""How napkin's numba functions are compiled: without checks, without Python's lock, kept in napkin's cache."""
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import numba
 
+from napkin.tokenizer.compiled.loading import code_folder
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that Python calls: compiled at its first call, loaded from disk from then on."""
-    return numba.njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")(function)
+_OPTIONS = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
+_SCANNER = "int64(int64, int64, int64, int64, int64, int64, int64)"
+
+# What makes the machine code of each module's functions.
+_makers: defaultdict[str, list[Callable[[], object]]] = defaultdict(list)
+
+
+def compiled(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A function that Python calls: compiled by `make_machine_code` or its first call, loaded from disk from then on."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        with _kept_in_cache():
+            dispatcher = numba.njit(cache=True, **_OPTIONS)(function)
+        _makers[function.__module__].append(lambda: dispatcher.compile(signature))
+        return dispatcher
+
+    return decorate
 
 
 def part(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that only compiled functions call; it is compiled into each of them."""
-    return numba.njit(nogil=True, boundscheck=False, error_model="numpy")(function)
+    return numba.njit(**_OPTIONS)(function)
 
 
 class Scanner:
@@ -22,6 +39,7 @@ class Scanner:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
+        _makers[function.__module__].append(lambda: self.address)
 
     @cached_property
     def address(self) -> int:
@@ -31,6 +49,22 @@ class Scanner:
     @cached_property
     def compiled(self) -> Any:
         """numba's C function."""
-        return numba.cfunc("int64(int64, int64, int64, int64, int64, int64, int64)", nopython=True, cache=True)(
-            self.function
-        )
+        with _kept_in_cache():
+            return numba.cfunc(_SCANNER, nopython=True, cache=True)(self.function)
+
+
+def make_machine_code(module: str) -> None:
+    """Compile or load all compiled functions of a module that has been imported."""
+    for make in _makers[module]:
+        make()
+
+
+@contextmanager
+def _kept_in_cache() -> Iterator[None]:
+    # numba asks where to keep machine code while it decorates; what the program wants for its own is left alone.
+    before = numba.config.CACHE_DIR  # pyright: ignore[reportAttributeAccessIssue]
+    numba.config.CACHE_DIR = str(code_folder())  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = before  # pyright: ignore[reportAttributeAccessIssue]

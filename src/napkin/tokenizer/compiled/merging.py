@@ -3,15 +3,16 @@
 Twins of `merge_by_scanning` and `merge_by_place` in bpe_merging.py. The id that a pair makes is its rank, so merges that
 become possible by a merge always come after it.
 
-Ranks of pairs of bytes are a table of 256 x 256 uint32. All other pairs are in a hash table of uint64: first id, second
-id and merged id, of 20, 20 and 24 bits; 0 is an empty slot.
+Ranks of pairs of bytes are a table of 256 x 256 uint32. All other pairs are in a hash table of buckets of 8 uint64, a line
+of the processor's cache: first id, second id and merged id, of 20, 20 and 24 bits; 0 is an empty slot. What a full bucket
+has no room for is in the next.
 """
 
 import numpy as np
 
 from napkin.tokenizer.compiled.intrinsics import (
+    find_in_bucket,
     leading_zeros,
-    least_of_16,
     load_u8,
     load_u32,
     load_u64,
@@ -22,7 +23,7 @@ from napkin.tokenizer.compiled.intrinsics import (
 )
 from napkin.tokenizer.compiled.jobs import (
     BYTE_PAIRS,
-    N_PAIR_SLOTS,
+    N_BUCKETS,
     PAIRS,
     PAIRS_SHIFT,
     PLACES,
@@ -38,8 +39,8 @@ from napkin.tokenizer.compiled.machine_code import compiled, part
 NEVER = 0xFFFFFFFF
 # A set of places is one 64-bit word.
 SHORT = 64
-# Ids of the two halves of a pair take 20 bits each.
-LARGEST_VOCABULARY = 2**20
+# An id that is in no merge.
+NO_ID = 2**20 - 1
 
 _ONE = np.uint64(1)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -49,47 +50,58 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 def merge_short(job, text, n_bytes):
     """Ids of the at most SHORT bytes at `text`, put at SHORT_IDS; returns their number.
 
-    Bit i of `alive` says that a token begins at byte i; `ranks` holds, for each token that can be merged with the next,
-    rank and place in one number, so that the least of them is the merge to make.
+    Bit i of `alive` says that a token begins at byte i. `ranks` holds, for each token, the rank of the pair it makes with
+    the next one and its own place in one number, so that the least of them is the merge to make. There is an id that
+    makes no pair before the first token and after the last, so that no merge is a special case: what a word is like
+    cannot be foretold, and a wrong guess of the processor costs more than a lookup.
     """
-    ids, ranks = get(job, SHORT_IDS), get(job, SHORT_RANKS)
+    ids, ranks = get(job, SHORT_IDS) + 4, get(job, SHORT_RANKS) + 4
     byte_pairs = get(job, BYTE_PAIRS)
     store_u32(ids, load_u8(text))
     for i in range(1, n_bytes):
         store_u32(ids + 4 * i, load_u8(text + i))
-        rank = load_u32(byte_pairs + 4 * (load_u8(text + i - 1) << 8 | load_u8(text + i)))
-        store_u32(ranks + 4 * (i - 1), NEVER if rank == NEVER else rank << 6 | (i - 1))
-    # Ranks are read 16 at a time.
-    for i in range(n_bytes - 1, (n_bytes + 14) & ~15):
-        store_u32(ranks + 4 * i, NEVER)
+        _set_rank(ranks, i - 1, load_u32(byte_pairs + 4 * (load_u8(text + i - 1) << 8 | load_u8(text + i))))
+    for i in range(n_bytes - 1, n_bytes + 7):
+        _set_rank(ranks, i, NEVER)
     alive = ~np.uint64(0) >> np.uint64(64 - n_bytes)
     while True:
-        best = NEVER
-        for i in range(0, n_bytes - 1, 16):
-            best = min(best, least_of_16(ranks + 4 * i))
-        if best == NEVER:
+        best = _least_of_8(ranks)
+        for i in range(8, n_bytes - 1, 8):
+            best = min(best, _least_of_8(ranks + 4 * i))
+        if best >= _NO_MERGE:
             break
         i, merged = best & 63, best >> 6
         later = alive & (~_ONE << np.uint64(i))
         gone = trailing_zeros(later)
-        store_u32(ids + 4 * i, merged)
-        store_u32(ranks + 4 * gone, NEVER)
+        before = 63 - leading_zeros(alive & ((_ONE << np.uint64(i)) - _ONE))
         alive &= ~(_ONE << np.uint64(gone))
-        later &= later - _ONE
-        rank = NEVER
-        if later:
-            rank = _rank(job, merged, load_u32(ids + 4 * trailing_zeros(later)))
-        store_u32(ranks + 4 * i, NEVER if rank == NEVER else rank << 6 | i)
-        earlier = alive & ((_ONE << np.uint64(i)) - _ONE)
-        if earlier:
-            before = 63 - leading_zeros(earlier)
-            rank = _rank(job, load_u32(ids + 4 * before), merged)
-            store_u32(ranks + 4 * before, NEVER if rank == NEVER else rank << 6 | before)
+        following = trailing_zeros(later & (later - _ONE))
+        store_u32(ids + 4 * i, merged)
+        _set_rank(ranks, gone, NEVER)
+        _set_rank(ranks, i, _rank_of_made(job, merged, load_u32(ids + 4 * following)))
+        _set_rank(ranks, before, _rank_of_made(job, load_u32(ids + 4 * before), merged))
     n_ids = set_bits(alive)
     for k in range(n_ids):
         store_u32(ids + 4 * k, load_u32(ids + 4 * trailing_zeros(alive)))
         alive &= alive - _ONE
     return n_ids
+
+
+# What NEVER is as a rank with a place, whatever the place.
+_NO_MERGE = (NEVER << 6) & NEVER
+
+
+@part
+def _set_rank(ranks, i, rank):
+    store_u32(ranks + 4 * i, rank << 6 | (i & 63))
+
+
+@part
+def _least_of_8(ranks):
+    # One by one: a vector could not be loaded before the stores just made have reached the cache.
+    first = min(min(load_u32(ranks), load_u32(ranks + 4)), min(load_u32(ranks + 8), load_u32(ranks + 12)))
+    second = min(min(load_u32(ranks + 16), load_u32(ranks + 20)), min(load_u32(ranks + 24), load_u32(ranks + 28)))
+    return min(first, second)
 
 
 @part
@@ -202,32 +214,36 @@ def _rank(job, first, second):
     """The id that two tokens make; NEVER where they make none."""
     if first < 256 and second < 256:
         return load_u32(get(job, BYTE_PAIRS) + 4 * (first << 8 | second))
-    pairs, mask = get(job, PAIRS), get(job, N_PAIR_SLOTS) - 1
-    key = first << 20 | second
-    slot = _slot_of(key, get(job, PAIRS_SHIFT))
-    while True:
-        entry = load_u64(pairs + 8 * slot)
-        if entry >> _MERGED_BITS == np.uint64(key):
-            return np.int64(entry & _MERGED)
-        if entry == _EMPTY:
-            return NEVER
-        slot = (slot + 1) & mask
-
-
-_EMPTY, _MERGED_BITS, _MERGED = np.uint64(0), np.uint64(24), np.uint64(2**24 - 1)
+    return _rank_of_made(job, first, second)
 
 
 @part
-def _slot_of(key, shift):
+def _rank_of_made(job, first, second):
+    """The same where not both are bytes."""
+    pairs, mask = get(job, PAIRS), get(job, N_BUCKETS) - 1
+    key = first << 20 | second
+    bucket = _bucket_of(key, get(job, PAIRS_SHIFT))
+    while True:
+        merged = find_in_bucket(pairs + 64 * bucket, key)
+        if merged != NEVER or load_u64(pairs + 64 * bucket + 56) == _EMPTY:
+            return merged
+        bucket = (bucket + 1) & mask
+
+
+_EMPTY, _MERGED_BITS = np.uint64(0), np.uint64(24)
+
+
+@part
+def _bucket_of(key, shift):
     return np.int64((np.uint64(key) * _GOLDEN) >> np.uint64(shift))
 
 
-@compiled
+@compiled("void(int64[:, ::1], uint32[::1], uint64[:, ::1], int64)")
 def fill_pairs(merges, byte_pairs, pairs, shift):
-    """Put merges, int64 of shape [n, 2] of which merge i makes id 256 + i, into uint32[65536] and uint64[n_slots].
+    """Put merges, int64 of shape [n, 2] of which merge i makes id 256 + i, into uint32[65536] and uint64[n_buckets, 8].
 
-    `byte_pairs` comes filled with NEVER, `pairs` with zeros and more than twice as long as there are merges; `shift` is
-    64 less the bits of a slot's number. Plain twin: a dict.
+    `byte_pairs` comes filled with NEVER, `pairs` with zeros and with room to spare; `shift` is 64 less the bits of a
+    bucket's number. Plain twin: a dict.
     """
     mask = len(pairs) - 1
     for i in range(len(merges)):
@@ -236,7 +252,10 @@ def fill_pairs(merges, byte_pairs, pairs, shift):
             byte_pairs[first << 8 | second] = 256 + i
             continue
         key = first << 20 | second
-        slot = _slot_of(key, shift)
-        while pairs[slot] != _EMPTY:
-            slot = (slot + 1) & mask
-        pairs[slot] = np.uint64(key) << _MERGED_BITS | np.uint64(256 + i)
+        bucket = _bucket_of(key, shift)
+        while pairs[bucket, 7] != _EMPTY:
+            bucket = (bucket + 1) & mask
+        slot = 0
+        while pairs[bucket, slot] != _EMPTY:
+            slot += 1
+        pairs[bucket, slot] = np.uint64(key) << _MERGED_BITS | np.uint64(256 + i)

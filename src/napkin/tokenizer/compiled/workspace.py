@@ -3,8 +3,6 @@
 A workspace serves one thread at a time.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -86,7 +84,7 @@ class Workspace:
             self.array(jobs.LONG_IDS)[: len(ids)] = ids
 
     def _make_table(self, n_slots: int) -> None:
-        self.point(jobs.TABLE, np.zeros((n_slots, ENTRY_BYTES // 8), np.uint64))
+        self.point(jobs.TABLE, aligned_zeros((n_slots, ENTRY_BYTES // 8)))
         self.job[jobs.N_SLOTS] = n_slots
         self.job[jobs.ENTRIES_ROOM] = n_slots // 8 * 5
 
@@ -97,6 +95,9 @@ class Workspace:
         self.job[jobs.LONG_IDS_ROOM] = n_bytes
 
 
-def document_ends(lengths: Sequence[int]) -> NDArray[np.int64]:
-    """Where documents of so many bytes end that lie one after the other."""
-    return np.cumsum(np.asarray(lengths, np.int64), dtype=np.int64)
+def aligned_zeros(shape: tuple[int, int]) -> NDArray[np.uint64]:
+    """Zeros that begin at a line of the processor's cache, so that no entry lies on two."""
+    size = shape[0] * shape[1]
+    memory = np.zeros(size + 7, np.uint64)
+    begin = -memory.ctypes.data % 64 // 8
+    return memory[begin : begin + size].reshape(shape)
