@@ -10,8 +10,8 @@ their place in LONG_IDS in the upper half of the first word.
 
 import numpy as np
 
-from napkin.tokenizer.compiled.intrinsics import load_u8, load_u64, store_u64
-from napkin.tokenizer.compiled.jobs import LONG_BYTES, N_SLOTS, TABLE, get
+from napkin.tokenizer.compiled.intrinsics import load_i64, load_u8, load_u64, prefetch, store_u64
+from napkin.tokenizer.compiled.jobs import ENDS, KEYS, LIMIT, LONG_BYTES, N_SLOTS, POSITION, TABLE, TEXT, get
 from napkin.tokenizer.compiled.machine_code import compiled, part
 
 ENTRY_BYTES = 32
@@ -23,6 +23,21 @@ _ZERO = np.uint64(0)
 _29, _32, _56 = np.uint64(29), np.uint64(32), np.uint64(56)
 _PLACE = np.uint64(2**56 - 1)
 _GOLDEN, _OTHER = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x9FB21C651E98DF25)
+
+
+@part
+def prepare_keys(job, count):
+    """Work out the keys of the `count` pre-tokens whose ends are in ENDS, and send for their entries."""
+    text, limit, ends, keys = get(job, TEXT), get(job, LIMIT), get(job, ENDS), get(job, KEYS)
+    table, mask = get(job, TABLE), get(job, N_SLOTS) - 1
+    start = get(job, POSITION)
+    for i in range(count):
+        end = load_i64(ends + 8 * i)
+        low, high = key_of(text, start, end, limit)
+        store_u64(keys + 16 * i, low)
+        store_u64(keys + 16 * i + 8, high)
+        prefetch(table + ENTRY_BYTES * slot_of(low, high, mask))
+        start = end
 
 
 @part

@@ -5,22 +5,13 @@ Plain twin: `apply_merges` of each pre-token of `PreTokenizer.split`, document b
 
 import numpy as np
 
-from napkin.tokenizer.compiled.cache import (
-    ENTRY_BYTES,
-    INLINE_BYTES,
-    INLINE_IDS,
-    LONGEST,
-    find,
-    key_of,
-    slot_of,
-)
+from napkin.tokenizer.compiled.cache import INLINE_BYTES, INLINE_IDS, find, prepare_keys
 from napkin.tokenizer.compiled.intrinsics import (
     call_scanner,
     load_i64,
     load_u8,
     load_u32,
     load_u64,
-    prefetch,
     store_i64,
     store_u8,
     store_u32,
@@ -48,7 +39,6 @@ from napkin.tokenizer.compiled.jobs import (
     N_ENTRIES,
     N_IDS,
     N_IDS_BY_DOCUMENT,
-    N_SLOTS,
     NEEDED_BYTES,
     NEEDS_IDS,
     NEEDS_LONG_ROOM,
@@ -57,7 +47,6 @@ from napkin.tokenizer.compiled.jobs import (
     QUEUE,
     SCANNER,
     SHORT_IDS,
-    TABLE,
     TEXT,
     get,
     put,
@@ -116,7 +105,7 @@ def _encode_until(job, stop):
 @part
 def encode_queue(job, count):
     """Encode the `count` pre-tokens from POSITION on whose ends are in ENDS, or as many as there is room for."""
-    _prepare_keys(job, count)
+    prepare_keys(job, count)
     text, ends, keys = get(job, TEXT), get(job, ENDS), get(job, KEYS)
     out, room = get(job, IDS) + 4 * get(job, N_IDS), get(job, IDS) + 4 * (get(job, IDS_ROOM) - IDS_MARGIN)
     start, status = get(job, POSITION), DONE
@@ -157,21 +146,6 @@ def encode_queue(job, count):
 
 _ZERO, _8, _32 = np.uint64(0), np.uint64(8), np.uint64(32)
 _LOW_8, _LOW_24, _LOW_32 = np.uint64(2**8 - 1), np.uint64(2**24 - 1), np.uint64(2**32 - 1)
-
-
-@part
-def _prepare_keys(job, count):
-    """Work out the keys of the queue and send for their entries."""
-    text, limit, ends, keys = get(job, TEXT), get(job, LIMIT), get(job, ENDS), get(job, KEYS)
-    table, mask = get(job, TABLE), get(job, N_SLOTS) - 1
-    start = get(job, POSITION)
-    for i in range(count):
-        end = load_i64(ends + 8 * i)
-        low, high = key_of(text, start, end, limit)
-        store_u64(keys + 16 * i, low)
-        store_u64(keys + 16 * i + 8, high)
-        prefetch(table + ENTRY_BYTES * slot_of(low, high, mask))
-        start = end
 
 
 @part

@@ -66,6 +66,11 @@ def load(*parts: str) -> None:
         _load(part)
 
 
+def parts_for_training(pattern: str) -> tuple[str, ...]:
+    """What training by a pattern needs."""
+    return "cache", "counting", "learning", f"scan_{pattern}"
+
+
 def scanner_of(pattern: str) -> Any:
     """The scanner of a pattern whose parts are loaded."""
     name = f"scan_{pattern}"
