@@ -1,8 +1,8 @@
 """Real text for benchmarks, assembled from what a development machine has; nothing is fetched.
 
 Sources of installed Python packages, C headers, documentation, and the translations of programs' messages (compiled
-gettext catalogues), in many scripts. Which files there are differs from machine to machine, so figures compare within one
-run only.
+gettext catalogues), in many scripts. Which files there are differs from machine to machine, so figures compare within
+one run only.
 """
 
 import gettext
@@ -17,11 +17,10 @@ SCRIPTS = "ru uk el ja zh_CN zh_TW ko ar he hi th ta bn te ml gu fa bg sr ka hy"
 
 
 def mixed_text(size: int) -> str:
-    """Documents of about `size` bytes together: nearly half Python, the rest headers, documentation and translations."""
-    packages = [Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))]
-    packages += [Path(__file__).parent.parent, Path("/usr/lib/python3")]
-    documents = ["/usr/share/doc", "/usr/share/perl", "/usr/share/info", "/usr/lib", "/opt", str(Path.home())]
-    sources = [
+    """Documents of about `size` bytes together: nearly half Python, the rest headers, documentation and
+    translations.""" packages = [Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))] packages +=
+    [Path(__file__).parent.parent, Path("/usr/lib/python3")] documents = ["/usr/share/doc", "/usr/share/perl",
+    "/usr/share/info", "/usr/lib", "/opt", str(Path.home())] sources = [
         (0.45, _files(packages, (".py", ".pyi"))),
         (0.12, _files([Path("/usr/include")], (".h", ".hpp", ""))),
         (0.23, _files(map(Path, documents), (".html", ".md", ".rst", ".txt", ".pod", ".pm"))),
@@ -84,7 +83,8 @@ def _catalogues(language: str) -> Iterator[str]:
     for file in itertools.chain.from_iterable(files[start::7] for start in range(7)):
         try:
             with open(file, "rb") as opened:
-                messages = gettext.GNUTranslations(opened)._catalog.values()  # pyright: ignore[reportAttributeAccessIssue]
+                messages = gettext.GNUTranslations(opened)._catalog.values()  # pyright:
+                ignore[reportAttributeAccessIssue]
         except (OSError, ValueError, UnicodeDecodeError):
             continue
         yield "\n".join(message for message in messages if isinstance(message, str))

@@ -6,3 +6,4 @@ from .characters import CharacterTokenizer as CharacterTokenizer
 from .patterns import PATTERNS as PATTERNS
 from .storage import load_tokenizer as load_tokenizer
 from .storage import save_tokenizer as save_tokenizer
+from .text_files import read_chunks as read_chunks

@@ -1,8 +1,8 @@
 """A table from pre-tokens to their ids, compiled: few pre-tokens make up most of a text.
 
 An entry is four uint64: two of key, two of value. A pre-token of at most 15 bytes is its own key: its bytes, zeros, and
-its length in the highest byte. Of a longer one, up to LONGEST bytes, the key is a hash, and length and place of its bytes
-in LONG_BYTES, where they are compared. Lengths are never 0, so an entry whose second word is 0 is empty.
+its length in the highest byte. Of a longer one, up to LONGEST bytes, the key is a hash, and length and place of its
+bytes in LONG_BYTES, where they are compared. Lengths are never 0, so an entry whose second word is 0 is empty.
 
 The value is the number of ids in the low 8 bits and then up to four ids: 24 bits, and three of 32; or, of more ids,
 their place in LONG_IDS in the upper half of the first word.

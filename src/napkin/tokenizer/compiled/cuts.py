@@ -1,17 +1,21 @@
 """Where a text may be cut so that its parts, scanned one by one, give the pre-tokens of the whole.
 
-The compiled patterns, but for `whole`, end a pre-token between a letter and a blank that a letter follows, and between a
-line feed that alone follows a sign and a letter: whatever stands before and after.
+The compiled patterns, but for `whole`, end a pre-token between a letter and a blank that a letter follows, and between
+a line feed that alone follows a sign and a letter: whatever stands before and after.
 """
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _CUT = re.compile(rb"(?<=[A-Za-z])(?= [A-Za-z])|(?<=[!-~]\n)(?=[A-Za-z])")
+# Patterns for which that holds.
+CUTTABLE_PATTERNS = frozenset({"gpt2", "gpt4", "cl100k", "o200k"})
 # How far to look for a place to cut before giving up.
 _WINDOW_BYTES = 2**16
 
@@ -21,7 +25,7 @@ class Piece:
     """Text from `start` on that holds documents, or parts of them, that end at `document_ends`."""
 
     start: int
-    document_ends: NDArray[np.int64]
+    document_ends: "NDArray[np.int64]"
     first_document: int
 
     @property
@@ -35,7 +39,7 @@ class Piece:
         return len(self.document_ends)
 
 
-def pieces_of(text: bytes, document_ends: NDArray[np.int64], size: int, *, cut: bool = True) -> list[Piece]:
+def pieces_of(text: bytes, document_ends: "NDArray[np.int64]", size: int, *, cut: bool = True) -> list[Piece]:
     """Divide documents that lie one after the other into pieces of about `size` bytes, with `cut` also long ones."""
     return list(_pieces(text, document_ends, max(size, 1), cut))
 
@@ -47,7 +51,9 @@ def find_cut(text: bytes | memoryview, start: int) -> int | None:
     return match.start() if match else None
 
 
-def _pieces(text: bytes, document_ends: NDArray[np.int64], size: int, may_cut: bool) -> Iterator[Piece]:
+def _pieces(text: bytes, document_ends: "NDArray[np.int64]", size: int, may_cut: bool) -> Iterator[Piece]:
+    import numpy as np
+
     start, first, n_documents = 0, 0, len(document_ends)
     while first < n_documents:
         # Documents that end within the size, or else a part of the one that does not.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from napkin.tokenizer.compiled import jobs
-from napkin.tokenizer.compiled.cuts import pieces_of
+from napkin.tokenizer.compiled.cuts import CUTTABLE_PATTERNS, pieces_of
 from napkin.tokenizer.compiled.encoding import IDS_MARGIN, encode_documents
 from napkin.tokenizer.compiled.loading import load, parts_for_encoding, scanner_of
 from napkin.tokenizer.compiled.merging import NEVER, NO_ID, SHORT, fill_pairs
@@ -37,7 +37,7 @@ class Encoder:
         self._arguments = (merges, pattern, cache_bytes)
         load(*parts_for_encoding(pattern))
         self._scanner = scanner_of(pattern)
-        self._cuts = pattern != "whole"
+        self._cuts = pattern in CUTTABLE_PATTERNS
         self._cache_bytes = cache_bytes
         self._vocabulary = _Vocabulary(merges)
         self._idle: list[Workspace] = []

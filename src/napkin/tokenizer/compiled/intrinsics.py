@@ -146,7 +146,8 @@ def block_masks(typing_context: Any, address: Any) -> _Generated:
 
 @intrinsic
 def find_in_bucket(typing_context: Any, address: Any, key: Any) -> _Generated:
-    """The low 24 bits of the one of 8 uint64 at `address` whose other 40 are `key`; 2^32 - 1 where none is. Reads 64 bytes.
+    """The low 24 bits of the one of 8 uint64 at `address` whose other 40 are `key`; 2^32 - 1 where none is. Reads 64
+    bytes.
 
     Without a branch, as which of them it is cannot be foretold.
     """

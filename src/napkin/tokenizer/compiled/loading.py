@@ -1,7 +1,8 @@
-"""When the compiled core is used, and how it gets its machine code: made once, kept in napkin's cache, loaded from there.
+"""When the compiled core is used, and how it gets its machine code: made once, kept in napkin's cache, loaded from
+there.
 
-Importing numba and loading takes about half a second, making the machine code half a minute. A text has to be long enough
-to make up for it; until then the plain forms serve.
+Importing numba and loading takes about half a second, making the machine code half a minute. A text has to be long
+enough to make up for it; until then the plain forms serve.
 """
 
 import contextlib
@@ -48,6 +49,13 @@ def worth_it(n_bytes: int, pattern: str) -> bool:
     return _plain_bytes >= KEPT_BYTES and (_plain_bytes >= MISSING_BYTES or not missing(parts))
 
 
+def worth_training(n_bytes: int, pattern: str) -> bool:
+    """Whether the core should train on a text of at least so many bytes."""
+    if pattern not in COMPILED_PATTERNS:
+        return False
+    return n_bytes >= (MISSING_BYTES if missing(parts_for_training(pattern)) else KEPT_BYTES)
+
+
 def parts_for_encoding(pattern: str) -> tuple[str, ...]:
     """What encoding by a pattern needs."""
     return "cache", "merging", "encoding", f"scan_{pattern}"
@@ -68,7 +76,7 @@ def load(*parts: str) -> None:
 
 def parts_for_training(pattern: str) -> tuple[str, ...]:
     """What training by a pattern needs."""
-    return "cache", "counting", "learning", f"scan_{pattern}"
+    return "cache", "counting", "pairs", "learning", f"scan_{pattern}"
 
 
 def scanner_of(pattern: str) -> Any:

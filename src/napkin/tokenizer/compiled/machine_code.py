@@ -18,7 +18,8 @@ _makers: defaultdict[str, list[Callable[[], object]]] = defaultdict(list)
 
 
 def compiled(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A function that Python calls: compiled by `make_machine_code` or its first call, loaded from disk from then on."""
+    """A function that Python calls: compiled by `make_machine_code` or its first call, loaded from disk from then
+    on."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         with _kept_in_cache():

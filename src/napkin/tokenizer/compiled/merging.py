@@ -1,11 +1,11 @@
 """Merging the bytes of one pre-token, compiled: the lowest rank first and, where ranks are equal, from left to right.
 
-Twins of `merge_by_scanning` and `merge_by_place` in bpe_merging.py. The id that a pair makes is its rank, so merges that
-become possible by a merge always come after it.
+Twins of `merge_by_scanning` and `merge_by_place` in bpe_merging.py. The id that a pair makes is its rank, so merges
+that become possible by a merge always come after it.
 
-Ranks of pairs of bytes are a table of 256 x 256 uint32. All other pairs are in a hash table of buckets of 8 uint64, a line
-of the processor's cache: first id, second id and merged id, of 20, 20 and 24 bits; 0 is an empty slot. What a full bucket
-has no room for is in the next.
+Ranks of pairs of bytes are a table of 256 x 256 uint32. All other pairs are in a hash table of buckets of 8 uint64, a
+line of the processor's cache: first id, second id and merged id, of 20, 20 and 24 bits; 0 is an empty slot. What a full
+bucket has no room for is in the next.
 """
 
 import numpy as np
@@ -50,10 +50,10 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 def merge_short(job, text, n_bytes):
     """Ids of the at most SHORT bytes at `text`, put at SHORT_IDS; returns their number.
 
-    Bit i of `alive` says that a token begins at byte i. `ranks` holds, for each token, the rank of the pair it makes with
-    the next one and its own place in one number, so that the least of them is the merge to make. There is an id that
-    makes no pair before the first token and after the last, so that no merge is a special case: what a word is like
-    cannot be foretold, and a wrong guess of the processor costs more than a lookup.
+    Bit i of `alive` says that a token begins at byte i. `ranks` holds, for each token, the rank of the pair it makes
+    with the next one and its own place in one number, so that the least of them is the merge to make. There is an id
+    that makes no pair before the first token and after the last, so that no merge is a special case: what a word is
+    like cannot be foretold, and a wrong guess of the processor costs more than a lookup.
     """
     ids, ranks = get(job, SHORT_IDS) + 4, get(job, SHORT_RANKS) + 4
     byte_pairs = get(job, BYTE_PAIRS)

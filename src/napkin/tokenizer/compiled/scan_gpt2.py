@@ -1,10 +1,10 @@
 """GPT-2's pattern, 64 bytes at a time.
 
-A block becomes masks, one bit a byte: letters, numbers, white space, and the rest, "signs". A pre-token starts where the
-kind changes, except after a blank, which belongs to what follows it; white space starts one where it begins, and at its
-last character. That is shifts and ands, and what is left to look at one by one are apostrophes. Characters beyond ASCII
-are looked up and put into the masks with all their bytes. Stretches with white space beyond ASCII, whose last character
-is not its last byte, and the end of the buffer go character by character, as in `gpt2_end`.
+A block becomes masks, one bit a byte: letters, numbers, white space, and the rest, "signs". A pre-token starts where
+the kind changes, except after a blank, which belongs to what follows it; white space starts one where it begins, and at
+its last character. That is shifts and ands, and what is left to look at one by one are apostrophes. Characters beyond
+ASCII are looked up and put into the masks with all their bytes. Stretches with white space beyond ASCII, whose last
+character is not its last byte, and the end of the buffer go character by character, as in `gpt2_end`.
 """
 
 import numpy as np

@@ -1,10 +1,10 @@
 """Scanners: where pre-tokens end, for the patterns that have a compiled form.
 
-A scanner is a C function (text, start, stop, limit, classes, ends, room) -> count. `text` is an address, `start`, `stop`
-and `limit` are offsets into it: a pre-token begins at `start`, the text ends at `stop`, and bytes up to `limit`, not
-before `stop`, may be read. From `start` on it writes the ends of pre-tokens, in order, as int64 at the address `ends`,
-until the text ends or about `room` are written; fewer than `room + MARGIN` in any case. `classes` is the address of the
-table of character_classes.py. To go on, call it with the last end as `start`.
+A scanner is a C function (text, start, stop, limit, classes, ends, room) -> count. `text` is an address, `start`,
+`stop` and `limit` are offsets into it: a pre-token begins at `start`, the text ends at `stop`, and bytes up to `limit`,
+not before `stop`, may be read. From `start` on it writes the ends of pre-tokens, in order, as int64 at the address
+`ends`, until the text ends or about `room` are written; fewer than `room + MARGIN` in any case. `classes` is the
+address of the table of character_classes.py. To go on, call it with the last end as `start`.
 
 The plain twin of each is `PreTokenizer(name).split`.
 """

@@ -6,19 +6,19 @@ alone, so it is the same for any number of threads and wherever the texts were d
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 import numpy as np
 from numpy.typing import NDArray
 
-from napkin.tokenizer.compiled import jobs, learning
+from napkin.tokenizer.compiled import jobs, learning, pairs
 from napkin.tokenizer.compiled.counting import add_counts, count_documents, count_symbols, list_words
+from napkin.tokenizer.compiled.cuts import CUTTABLE_PATTERNS, Piece, pieces_of
 from napkin.tokenizer.compiled.loading import load, parts_for_training, scanner_of
 from napkin.tokenizer.compiled.workspace import Workspace
 
-# A text of one document or several: bytes that are UTF-8, and where each document ends.
-Batch = tuple[bytes, list[int]]
+_PIECE_BYTES = 2**22
 
 
 class Counts:
@@ -30,6 +30,7 @@ class Counts:
     def __init__(self, pattern: str, threads: int) -> None:
         load(*parts_for_training(pattern))
         self._scanner = scanner_of(pattern)
+        self._cuts = pattern in CUTTABLE_PATTERNS
         self._threads = threads
         self._tables: list[Workspace] = []
         self._idle: list[Workspace] = []
@@ -39,10 +40,15 @@ class Counts:
         self._pool = ThreadPoolExecutor(threads)
         self._running: set[Future[None]] = set()
 
-    def add(self, batch: Batch) -> None:
-        """Count a batch, now or soon; returns when there are few enough waiting."""
-        self._running.add(self._pool.submit(self._count, batch))
-        self._wait_for(self._threads)
+    def add(self, text: bytes, document_ends: Sequence[int]) -> None:
+        """Count documents that lie in `text`, which is UTF-8, one after the other; now or soon.
+
+        Returns when there are few enough waiting.
+        """
+        data = np.frombuffer(text, np.uint8)
+        for piece in pieces_of(text, np.array(document_ends, np.int64), _PIECE_BYTES, cut=self._cuts):
+            self._running.add(self._pool.submit(self._count, text, data, piece))
+            self._wait_for(self._threads)
 
     def finish(self) -> None:
         """Wait for all counting and bring it together."""
@@ -85,15 +91,14 @@ class Counts:
             for future in done:
                 future.result()
 
-    def _count(self, batch: Batch) -> None:
-        text, document_ends = batch
+    def _count(self, text: bytes, data: NDArray[np.uint8], piece: Piece) -> None:
         with self._adding:
             if self._idle:
                 table = self._idle.pop()
             else:
                 table = Workspace(self._scanner, 0)
                 self._tables.append(table)
-        table.give_text(np.frombuffer(text, np.uint8), np.array(document_ends, np.int64))
+        table.give_text(data, piece.document_ends, piece.start)
         while (status := count_documents(table.address)) != jobs.DONE:
             if status == jobs.NEEDS_TABLE:
                 table.make_room(may_forget=False)
@@ -152,35 +157,35 @@ class _Learner:
         n_merges: int,
         threshold: int | None,
     ) -> None:
-        self.job = np.zeros(learning.N_FIELDS, np.int64)
+        self.job = np.zeros(pairs.N_FIELDS, np.int64)
         self.address = self.job.ctypes.data
         self._arrays: dict[int, NDArray] = {}
         lengths = np.diff(starts)
-        self._point(learning.SYMBOLS, symbols)
-        self._point(learning.STARTS, starts)
-        self._point(learning.LENGTHS, lengths)
-        self._point(learning.COUNTS, counts)
-        self.job[learning.N_WORDS] = len(counts)
+        self._point(pairs.SYMBOLS, symbols)
+        self._point(pairs.STARTS, starts)
+        self._point(pairs.LENGTHS, lengths)
+        self._point(pairs.COUNTS, counts)
+        self.job[pairs.N_WORDS] = len(counts)
         vocab_size = 256 + n_merges
         self.merges = np.empty((n_merges, 2), np.int64)
-        self._point(learning.MERGES, self.merges)
+        self._point(pairs.MERGES, self.merges)
         token_starts = np.zeros(vocab_size + 1, np.int64)
         token_starts[:257] = np.arange(257)
         prefixes = np.zeros(vocab_size, np.uint64)
         prefixes[:256] = np.arange(256, dtype=np.uint64) << np.uint64(56)
-        self._point(learning.TOKEN_STARTS, token_starts)
-        self._point(learning.TOKEN_PREFIXES, prefixes)
-        self._give(learning.TOKEN_BYTES, learning.TOKEN_BYTES_ROOM, np.arange(max(256, 8 * vocab_size)).astype(np.uint8))
-        for field in (learning.BEFORE, learning.BEHIND):
-            self._point(field, np.full(vocab_size, learning.NONE, np.uint32))
-        self._point(learning.RENUMBERED, np.empty(2 * vocab_size + 1, np.uint32))
-        self._give(learning.NOTES, learning.NOTES_ROOM, np.empty((2**12, 2), np.uint32))
-        self._give(learning.LISTS, learning.LISTS_ROOM, np.empty(len(symbols), np.uint32))
+        self._point(pairs.TOKEN_STARTS, token_starts)
+        self._point(pairs.TOKEN_PREFIXES, prefixes)
+        self._give(pairs.TOKEN_BYTES, pairs.TOKEN_BYTES_ROOM, np.arange(max(256, 8 * vocab_size)).astype(np.uint8))
+        for field in (pairs.BEFORE, pairs.BEHIND):
+            self._point(field, np.full(vocab_size, pairs.NONE, np.uint32))
+        self._point(pairs.RENUMBERED, np.empty(2 * vocab_size + 1, np.uint32))
+        self._give(pairs.NOTES, pairs.NOTES_ROOM, np.empty((2**12, 2), np.uint32))
+        self._give(pairs.LISTS, pairs.LISTS_ROOM, np.empty(len(symbols), np.uint32))
         self._give_pairs(2**16)
         if threshold is None:
             n_occurrences = int((counts * (lengths - np.uint32(1))).sum()) if len(counts) else 0
-            threshold = n_occurrences // (256 * max(n_merges, 1))
-        self.job[learning.THRESHOLD] = max(threshold, 1)
+            threshold = n_occurrences // (128 * max(n_merges, 1))
+        self.job[pairs.THRESHOLD] = max(threshold, 1)
         self._index()
 
     def learn(self, until: int) -> int:
@@ -189,12 +194,12 @@ class _Learner:
         while (status := learning.learn(self.address, until)) != jobs.DONE:
             if status != learning.EXHAUSTED:
                 self._make_room(status)
-            elif job[learning.THRESHOLD] == 1:
+            elif job[pairs.THRESHOLD] == 1:
                 break
             else:
-                job[learning.THRESHOLD] = max(1, int(job[learning.THRESHOLD]) // 16)
+                job[pairs.THRESHOLD] = max(1, int(job[pairs.THRESHOLD]) // 16)
                 self._index()
-        return int(job[learning.N_MERGES])
+        return int(job[pairs.N_MERGES])
 
     def _index(self) -> None:
         while (status := learning.index_pairs(self.address)) != jobs.DONE:
@@ -203,31 +208,31 @@ class _Learner:
     def _make_room(self, status: int) -> None:
         job = self.job
         if status == learning.NEEDS_PAIRS:
-            self._give_pairs(2 * int(job[learning.PAIRS_ROOM]))
+            self._give_pairs(2 * int(job[pairs.PAIRS_ROOM]))
             return
         field, room = {
-            learning.NEEDS_LISTS: (learning.LISTS, learning.LISTS_ROOM),
-            learning.NEEDS_NOTES: (learning.NOTES, learning.NOTES_ROOM),
-            learning.NEEDS_TOKEN_BYTES: (learning.TOKEN_BYTES, learning.TOKEN_BYTES_ROOM),
+            learning.NEEDS_LISTS: (pairs.LISTS, pairs.LISTS_ROOM),
+            learning.NEEDS_NOTES: (pairs.NOTES, pairs.NOTES_ROOM),
+            learning.NEEDS_TOKEN_BYTES: (pairs.TOKEN_BYTES, pairs.TOKEN_BYTES_ROOM),
         }[status]
         old = self._arrays[field]
-        wanted = {learning.NOTES: job[learning.N_NOTES], learning.LISTS: job[learning.LISTS_USED]}.get(field, 0)
+        wanted = {pairs.NOTES: job[pairs.N_NOTES], pairs.LISTS: job[pairs.LISTS_USED]}.get(field, 0)
         new = np.empty((max(2 * len(old), int(wanted)), *old.shape[1:]), old.dtype)
         new[: len(old)] = old
         self._give(field, room, new)
 
     def _give_pairs(self, room: int) -> None:
-        pairs, heap = np.empty((room, 6), np.int64), np.empty((room, 2), np.int64)
+        fields, heap = np.empty((room, 6), np.int64), np.empty((room, 2), np.int64)
         n_slots = 4 * room
-        if learning.PAIRS in self._arrays:
-            pairs[: self.job[learning.N_PAIRS]] = self._arrays[learning.PAIRS][: self.job[learning.N_PAIRS]]
-            heap[: self.job[learning.N_HEAP]] = self._arrays[learning.HEAP][: self.job[learning.N_HEAP]]
-        self._point(learning.PAIRS, pairs)
-        self._point(learning.HEAP, heap)
-        self._point(learning.PAIR_SLOTS, np.empty(n_slots, np.uint32))
-        self.job[learning.PAIRS_ROOM] = room
-        self.job[learning.N_PAIR_SLOTS] = n_slots
-        learning.enter_pairs(self.address)
+        if pairs.PAIRS in self._arrays:
+            fields[: self.job[pairs.N_PAIRS]] = self._arrays[pairs.PAIRS][: self.job[pairs.N_PAIRS]]
+            heap[: self.job[pairs.N_HEAP]] = self._arrays[pairs.HEAP][: self.job[pairs.N_HEAP]]
+        self._point(pairs.PAIRS, fields)
+        self._point(pairs.HEAP, heap)
+        self._point(pairs.PAIR_SLOTS, np.empty(n_slots, np.uint32))
+        self.job[pairs.PAIRS_ROOM] = room
+        self.job[pairs.N_PAIR_SLOTS] = n_slots
+        pairs.enter_pairs(self.address)
 
     def _give(self, field: int, room: int, array: NDArray) -> None:
         self._point(field, array)

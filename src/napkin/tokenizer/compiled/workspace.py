@@ -66,9 +66,7 @@ class Workspace:
         table_bytes = n_slots * ENTRY_BYTES
         long_bytes = self.array(jobs.LONG_BYTES).nbytes + self.array(jobs.LONG_IDS).nbytes
         table_is_short = job[jobs.N_ENTRIES] + jobs.QUEUE + MARGIN > job[jobs.ENTRIES_ROOM]
-        grown = (
-            table_bytes * _TABLE_GROWTH + long_bytes if table_is_short else table_bytes + 2 * long_bytes
-        )
+        grown = table_bytes * _TABLE_GROWTH + long_bytes if table_is_short else table_bytes + 2 * long_bytes
         if may_forget and grown > self.cache_bytes:
             self.array(jobs.TABLE)[:] = 0
             for field in (jobs.N_ENTRIES, jobs.LONG_BYTES_USED, jobs.LONG_IDS_USED):
