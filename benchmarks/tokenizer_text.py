@@ -17,10 +17,11 @@ SCRIPTS = "ru uk el ja zh_CN zh_TW ko ar he hi th ta bn te ml gu fa bg sr ka hy"
 
 
 def mixed_text(size: int) -> str:
-    """Documents of about `size` bytes together: nearly half Python, the rest headers, documentation and
-    translations.""" packages = [Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))] packages +=
-    [Path(__file__).parent.parent, Path("/usr/lib/python3")] documents = ["/usr/share/doc", "/usr/share/perl",
-    "/usr/share/info", "/usr/lib", "/opt", str(Path.home())] sources = [
+    """Documents of about `size` bytes: nearly half Python, the rest headers, documentation and translations."""
+    packages = [Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))]
+    packages += [Path(__file__).parent.parent, Path("/usr/lib/python3")]
+    documents = ["/usr/share/doc", "/usr/share/perl", "/usr/share/info", "/usr/lib", "/opt", str(Path.home())]
+    sources = [
         (0.45, _files(packages, (".py", ".pyi"))),
         (0.12, _files([Path("/usr/include")], (".h", ".hpp", ""))),
         (0.23, _files(map(Path, documents), (".html", ".md", ".rst", ".txt", ".pod", ".pm"))),
@@ -83,8 +84,8 @@ def _catalogues(language: str) -> Iterator[str]:
     for file in itertools.chain.from_iterable(files[start::7] for start in range(7)):
         try:
             with open(file, "rb") as opened:
-                messages = gettext.GNUTranslations(opened)._catalog.values()  # pyright:
-                ignore[reportAttributeAccessIssue]
+                catalogue = gettext.GNUTranslations(opened)
         except (OSError, ValueError, UnicodeDecodeError):
             continue
+        messages = vars(catalogue)["_catalog"].values()
         yield "\n".join(message for message in messages if isinstance(message, str))

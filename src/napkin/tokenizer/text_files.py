@@ -34,8 +34,9 @@ def read_chunks(
         try:
             yield from _read(path, special_tokens, pattern in CUTTABLE_PATTERNS, chunk_bytes)
         except OSError as error:
-            raise NapkinError(f"'{path}' cannot be read ({error.strerror}): leave it out or make it readable") from
-            error
+            raise NapkinError(
+                f"'{path}' cannot be read ({error.strerror}): leave it out or make it readable"
+            ) from error
 
 
 def _read(path: Path, special_tokens: Sequence[str], may_cut: bool, chunk_bytes: int) -> Iterator[str]:

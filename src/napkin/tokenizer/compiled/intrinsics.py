@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
+from numba import extending, types
 
 _I1, _I8, _I32, _I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _BLOCK = ir.VectorType(_I8, 64)
@@ -18,6 +17,11 @@ _ENTRIES = ir.VectorType(_I64, 8)
 _SCANNER = ir.FunctionType(_I64, [_I64] * 7)
 
 _Generated = tuple[Any, Callable[..., Any]]
+
+
+def intrinsic(function: Callable[..., _Generated]) -> Callable[..., Any]:
+    """numba's decorator: what compiled functions call is told apart from what generates the code for it."""
+    return extending.intrinsic(function)
 
 
 @intrinsic

@@ -194,8 +194,9 @@ def _rewrite(job, word, first, second, new):
 
 @part
 def _arise(job, number, first, second, word, count):
-    """Note a place of a pair with the new token; `number` is the address of the pair's number, NONE until it has
-    one.""" pair = load_u32(number) if pair == NONE:
+    """Note a place of a pair with the new token, whose number, NONE until it has one, is at the address `number`."""
+    pair = load_u32(number)
+    if pair == NONE:
         pair = new_pair(job, first, second)
         store_u32(number, pair)
     change_pair_field(job, pair, COUNT, count)

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import numba
+from numba.core import config
 
 from napkin.tokenizer.compiled.loading import code_folder
 
@@ -51,7 +52,7 @@ class Scanner:
     def compiled(self) -> Any:
         """numba's C function."""
         with _kept_in_cache():
-            return numba.cfunc(_SCANNER, nopython=True, cache=True)(self.function)
+            return numba.cfunc(_SCANNER, cache=True)(self.function)
 
 
 def make_machine_code(module: str) -> None:
@@ -63,9 +64,9 @@ def make_machine_code(module: str) -> None:
 @contextmanager
 def _kept_in_cache() -> Iterator[None]:
     # numba asks where to keep machine code while it decorates; what the program wants for its own is left alone.
-    before = numba.config.CACHE_DIR  # pyright: ignore[reportAttributeAccessIssue]
-    numba.config.CACHE_DIR = str(code_folder())  # pyright: ignore[reportAttributeAccessIssue]
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(code_folder())
     try:
         yield
     finally:
-        numba.config.CACHE_DIR = before  # pyright: ignore[reportAttributeAccessIssue]
+        config.CACHE_DIR = before
