@@ -6,6 +6,7 @@ processor without 64-byte registers runs the same code in several steps.
 """
 
 from collections.abc import Callable
+from inspect import unwrap
 from typing import Any
 
 from llvmlite import ir
@@ -21,7 +22,7 @@ _Generated = tuple[Any, Callable[..., Any]]
 
 def intrinsic(function: Callable[..., _Generated]) -> Callable[..., Any]:
     """numba's decorator: what compiled functions call is told apart from what generates the code for it."""
-    return extending.intrinsic(function)
+    return extending.intrinsic(unwrap(function))
 
 
 @intrinsic

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from inspect import unwrap
 from typing import Any
 
 import numba
@@ -14,6 +15,7 @@ from napkin.tokenizer.compiled.loading import code_folder
 _OPTIONS = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
 _SCANNER = "int64(int64, int64, int64, int64, int64, int64, int64)"
 
+# Functions are unwrapped: a checker of types may have put one of its own around them, which cannot be compiled.
 # What makes the machine code of each module's functions.
 _makers: defaultdict[str, list[Callable[[], object]]] = defaultdict(list)
 
@@ -24,7 +26,7 @@ def compiled(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         with _kept_in_cache():
-            dispatcher = numba.njit(cache=True, **_OPTIONS)(function)
+            dispatcher = numba.njit(cache=True, **_OPTIONS)(unwrap(function))
         _makers[function.__module__].append(lambda: dispatcher.compile(signature))
         return dispatcher
 
@@ -33,14 +35,14 @@ def compiled(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any
 
 def part(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that only compiled functions call; it is compiled into each of them."""
-    return numba.njit(**_OPTIONS)(function)
+    return numba.njit(**_OPTIONS)(unwrap(function))
 
 
 class Scanner:
     """A function that compiled functions call by its address; scanners.py says how."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
+        self.function = unwrap(function)
         _makers[function.__module__].append(lambda: self.address)
 
     @cached_property
@@ -64,9 +66,10 @@ def make_machine_code(module: str) -> None:
 @contextmanager
 def _kept_in_cache() -> Iterator[None]:
     # numba asks where to keep machine code while it decorates; what the program wants for its own is left alone.
-    before = config.CACHE_DIR
-    config.CACHE_DIR = str(code_folder())
+    settings = vars(config)
+    before = settings["CACHE_DIR"]
+    settings["CACHE_DIR"] = str(code_folder())
     try:
         yield
     finally:
-        config.CACHE_DIR = before
+        settings["CACHE_DIR"] = before
