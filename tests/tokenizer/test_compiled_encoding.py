@@ -22,12 +22,18 @@ from oracles.tiktoken_encodings import tiktoken_encoding
 
 CUT = ["gpt2", "cl100k", "o200k"]
 ALL = [*CUT, "gpt4", "whole"]
-SAMPLE = "the cat in the hat isn't THE rat's. " * 4 + "naïve 你好 你好 🌍🌍 \n\n    indented\n\n12345 1234, don't; ΑΒΓ αβγ x=-1\t"
+SAMPLE = (
+    "the cat in the hat isn't THE rat's. " * 4
+    + "naïve 你好 你好 🌍🌍 \n\n    indented\n\n12345 1234, don't; ΑΒΓ αβγ x=-1\t"
+)
 TRICKY = "'sdmtlvreST aé19½Ⅳ.,_-/\t\n\r\x1c\x85\u00a0\u3000\u0301你🌍ʰſKǅ"
+# Editions of Unicode differ in what they assign: a character that Python does not know yet may be a letter to others.
 TEXTS = (
-    st.text()
+    st.text(st.characters(exclude_categories=["Cs", "Cn"]))
     | st.text(alphabet=TRICKY, max_size=300)
-    | st.lists(st.sampled_from([*TRICKY, "the", " the", "'ll", "  ", "\n\n", "a" * 70, "你" * 30, "1" * 20])).map("".join)
+    | st.lists(st.sampled_from([*TRICKY, "the", " the", "'ll", "  ", "\n\n", "a" * 70, "你" * 30, "1" * 20])).map(
+        "".join
+    )
 )
 
 
@@ -102,7 +108,6 @@ def test_every_code_point_is_cut_as_tiktoken_cuts_it(pattern: str):
 
 
 def check_contexts(pattern: str, codes: Iterable[int]) -> None:
-    # Editions of Unicode differ in what they assign; neither surrogates nor characters that are new are asked for.
     characters = [chr(code) for code in codes if unicodedata.category(chr(code)) not in ("Cs", "Cn")]
     texts = [text for character in characters for text in in_contexts(character)]
     data = [text.encode() for text in texts]
@@ -152,7 +157,9 @@ def test_pieces_are_cut_only_where_every_pattern_ends_a_pre_token(text: str, siz
         ends = itertools.accumulate(len(piece.encode()) for piece in PreTokenizer(pattern).split(text))
         assert cuts <= {len(data), *ends}
         parts = [data[a:b].decode() for a, b in itertools.pairwise([0, *sorted(cuts)])]
-        assert [p for part in parts for p in PreTokenizer(pattern).split(part)] == list(PreTokenizer(pattern).split(text))
+        assert [p for part in parts for p in PreTokenizer(pattern).split(part)] == list(
+            PreTokenizer(pattern).split(text)
+        )
 
 
 @pytest.mark.parametrize("unit", ["a", " ", "\n", "ab", "=-", "你", "\x00"])
