@@ -8,6 +8,7 @@ one run only.
 import gettext
 import itertools
 import sysconfig
+import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -72,9 +73,14 @@ def _files(folders: Iterable[Path], suffixes: tuple[str, ...]) -> Iterator[str]:
                 text = file.read_bytes().decode()
             except (OSError, UnicodeDecodeError):
                 continue
-            if len(text) > 200 and "\0" not in text and hash(text) not in seen:
+            if len(text) > 200 and "\0" not in text and hash(text) not in seen and is_settled(text):
                 seen.add(hash(text))
                 yield text
+
+
+def is_settled(text: str) -> bool:
+    """Whether all characters are in Python's edition of Unicode: of newer ones peers differ in what is a letter."""
+    return all(unicodedata.category(character) != "Cn" for character in set(text))
 
 
 def _catalogues(language: str) -> Iterator[str]:

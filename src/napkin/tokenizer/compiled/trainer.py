@@ -106,7 +106,7 @@ class Counts:
             start = int(table.job[jobs.POSITION])
             end = start + int(table.job[jobs.NEEDED_BYTES])
             with self._adding:
-                self._long[text[start:end]] += 1
+                self._long[bytes(text[start:end])] += 1
             table.job[jobs.POSITION] = end
         table.take_text()
         with self._adding:
