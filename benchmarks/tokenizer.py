@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,7 @@ def hostile_table(tokenizer: BPETokenizer, rounds: int) -> list[str]:
         "one letter": lambda n: "a" * n,
         "spaces": lambda n: " " * n,
         "newlines": lambda n: "\n" * n,
-        "English without spaces": lambda n: ("".join(filter(str.isalpha, __doc__)) * (n // 100))[:n],
+        "English without spaces": lambda n: ("".join(filter(str.isalpha, str(__doc__))) * (n // 100))[:n],
         "random ASCII": lambda n: "".join(draw.choices(ascii_, k=n)),
         "random bytes": lambda n: draw.randbytes(n).decode("utf-8", "replace")[: n // 2],
         "CJK": lambda n: "".join(map(chr, (draw.randint(0x4E00, 0x9FFF) for _ in range(n // 3)))),
@@ -233,7 +234,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, float]:
 
 def in_new_process(script: str, *arguments: str) -> str:
     """What a script prints."""
-    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    paths = os.pathsep.join([str(Path(__file__).parent), *(path for path in sys.path if path)])
     environment = {**os.environ, "PYTHONPATH": paths}
     command = [sys.executable, "-c", script, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
@@ -282,22 +283,22 @@ def tiktoken_encode(merges: list[tuple[int, int]]) -> Callable[[str], list[int]]
 
 
 def hugging_face_tokenizer(merges: list[tuple[int, int]]) -> Any:
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    hugging_face = import_module("tokenizers")
 
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in printable]
     letter = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
     names = ["".join(letter[byte] for byte in token) for token in BPETokenizer(merges).vocabulary]
-    model = models.BPE({name: i for i, name in enumerate(names)}, [(names[a], names[b]) for a, b in merges])
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model = hugging_face.models.BPE(
+        {name: i for i, name in enumerate(names)}, [(names[a], names[b]) for a, b in merges]
+    )
+    tokenizer = hugging_face.Tokenizer(model)
+    tokenizer.pre_tokenizer = hugging_face.pre_tokenizers.ByteLevel(add_prefix_space=False)
     return tokenizer
 
 
 def gigatoken_tokenizer(merges: list[tuple[int, int]]) -> Any:
-    import gigatoken
-
-    return gigatoken.Tokenizer.from_json(hugging_face_tokenizer(merges).to_str())
+    return import_module("gigatoken").Tokenizer.from_json(hugging_face_tokenizer(merges).to_str())
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ TEXTS = (
 
 def every_pair_of_bytes() -> list[tuple[int, int]]:
     """Merges that show where text was cut: any two bytes make a token, in an order that has no reason."""
-    pairs = list(itertools.product(range(256), repeat=2))
+    pairs = list(itertools.product(range(256), range(256)))
     random.Random(0).shuffle(pairs)
     return pairs
 

@@ -19,7 +19,7 @@ INLINE_BYTES = 15
 INLINE_IDS = 4
 LONGEST = 255
 
-_ZERO = np.uint64(0)
+_ZERO, _ONE, _ALL = np.uint64(0), np.uint64(1), np.uint64(2**64 - 1)
 _29, _32, _56 = np.uint64(29), np.uint64(32), np.uint64(56)
 _PLACE = np.uint64(2**56 - 1)
 _GOLDEN, _OTHER = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x9FB21C651E98DF25)
@@ -46,12 +46,9 @@ def key_of(text, start, end, limit):
     length = end - start
     if length <= INLINE_BYTES:
         if start + 16 <= limit:
-            low, high = load_u64(text + start), load_u64(text + start + 8)
-            if length < 8:
-                low &= (np.uint64(1) << np.uint64(8 * length)) - np.uint64(1)
-                high = _ZERO
-            else:
-                high &= (np.uint64(1) << np.uint64(8 * (length - 8))) - np.uint64(1)
+            # Shifts and not a branch: how long a word is cannot be foretold.
+            low = load_u64(text + start) & (_ALL >> np.uint64(64 - 8 * min(length, 8)))
+            high = load_u64(text + start + 8) & ((_ONE << np.uint64(8 * max(length - 8, 0))) - _ONE)
         else:
             low, high = _ZERO, _ZERO
             for i in range(min(length, 8)):
@@ -83,16 +80,16 @@ def find(job, text, start, low, high):
     slot = slot_of(low, high, mask)
     while True:
         entry = table + ENTRY_BYTES * slot
-        found = load_u64(entry + 8)
+        same, found = load_u64(entry) == low, load_u64(entry + 8)
+        if found == high and same:
+            return entry
         if found == _ZERO:
             return entry
-        if load_u64(entry) == low:
-            if found == high:
+        # Of a long one only a hash is compared so far.
+        if same and high >> _56 > _LONGEST_INLINE and found >> _56 == high >> _56:
+            place = get(job, LONG_BYTES) + np.int64(found & _PLACE)
+            if same_bytes(place, text + start, np.int64(high >> _56)):
                 return entry
-            if high >> _56 > _LONGEST_INLINE and found >> _56 == high >> _56:
-                place = get(job, LONG_BYTES) + np.int64(found & _PLACE)
-                if same_bytes(place, text + start, np.int64(high >> _56)):
-                    return entry
         slot = (slot + 1) & mask
 
 

@@ -18,7 +18,7 @@ from napkin.tokenizer.compiled import jobs
 from napkin.tokenizer.compiled.cuts import CUTTABLE_PATTERNS, pieces_of
 from napkin.tokenizer.compiled.encoding import IDS_MARGIN, encode_documents
 from napkin.tokenizer.compiled.loading import load, parts_for_encoding, scanner_of
-from napkin.tokenizer.compiled.merging import NEVER, NO_ID, SHORT, fill_pairs
+from napkin.tokenizer.compiled.merging import NEVER, NO_ID, SHORT_ROOM, fill_pairs
 from napkin.tokenizer.compiled.workspace import Workspace, aligned_zeros
 
 CACHE_BYTES = 2**26
@@ -131,8 +131,8 @@ class _Vocabulary:
         workspace.job[jobs.N_BUCKETS] = len(self.pairs)
         workspace.job[jobs.PAIRS_SHIFT] = self.shift
         workspace.job[jobs.VOCABULARY] = self.size
-        workspace.point(jobs.SHORT_IDS, np.full(SHORT + 6, NO_ID, np.uint32))
-        workspace.point(jobs.SHORT_RANKS, np.zeros(SHORT + 10, np.uint32))
+        workspace.point(jobs.SHORT_IDS, np.full(2 * SHORT_ROOM, NO_ID, np.uint32))
+        workspace.point(jobs.SHORT_RANKS, np.zeros(2 * SHORT_ROOM, np.uint32))
         workspace.point(jobs.RANKS, np.full((self.size, 2), NEVER, np.uint32))
         workspace.point(jobs.RANK_BITS, np.zeros(self.size // 64 + 1, np.uint64))
 

@@ -39,20 +39,21 @@ from napkin.tokenizer.compiled.jobs import (
     N_ENTRIES,
     N_IDS,
     N_IDS_BY_DOCUMENT,
+    N_NEW,
     NEEDED_BYTES,
     NEEDS_IDS,
     NEEDS_LONG_ROOM,
     NEEDS_TABLE,
+    NEW,
     POSITION,
     QUEUE,
     SCANNER,
-    SHORT_IDS,
     TEXT,
     get,
     put,
 )
 from napkin.tokenizer.compiled.machine_code import compiled, part
-from napkin.tokenizer.compiled.merging import SHORT, merge_long, merge_short
+from napkin.tokenizer.compiled.merging import SHORT, merge_long, merge_short, merge_two_short, short_ids
 from napkin.tokenizer.compiled.scanners import MARGIN
 
 # Ids are stored four at a time, whether there are as many or not.
@@ -96,38 +97,126 @@ def _encode_until(job, stop):
             get(job, ENDS),
             QUEUE,
         )
-        status = encode_queue(job, count)
+        status = _encode_queue(job, count)
         if status != DONE:
             return status
     return DONE
 
 
 @part
-def encode_queue(job, count):
-    """Encode the `count` pre-tokens from POSITION on whose ends are in ENDS, or as many as there is room for."""
+def _encode_queue(job, count):
+    """Encode the `count` pre-tokens from POSITION on whose ends are in ENDS, or as many as there is room for.
+
+    In three rounds, so that in each many wait for memory together: find all, merge the new ones, write all ids.
+    """
     prepare_keys(job, count)
+    found = _find_all(job, count)
+    status = DONE if found == count else NEEDS_TABLE
+    _merge_new(job)
+    written = _write_ids(job, found)
+    return status if written == DONE else written
+
+
+@part
+def _find_all(job, count):
+    """Put the address of each pre-token's entry in place of its key, 0 for one that is too long; how many were done.
+
+    New pre-tokens get an entry, which has its ids later, and are noted in NEW.
+    """
+    text, ends, keys, new = get(job, TEXT), get(job, ENDS), get(job, KEYS), get(job, NEW)
+    start, n_new = get(job, POSITION), 0
+    n_entries, long_used = get(job, N_ENTRIES), get(job, LONG_BYTES_USED)
+    # As many ids as bytes, if nothing merges.
+    ids_room = get(job, LONG_IDS_ROOM) - get(job, LONG_IDS_USED)
+    done = count
+    for i in range(count):
+        end = load_i64(ends + 8 * i)
+        low, high = load_u64(keys + 16 * i), load_u64(keys + 16 * i + 8)
+        entry = 0
+        if high != _ZERO:
+            entry = find(job, text, start, low, high)
+            if load_u64(entry + 8) == _ZERO:
+                n_bytes = end - start
+                ids_room -= n_bytes
+                if ids_room < 0 or (n_bytes > INLINE_BYTES and long_used + n_bytes > get(job, LONG_BYTES_ROOM)):
+                    done = i
+                    break
+                if n_bytes > INLINE_BYTES:
+                    for k in range(n_bytes):
+                        store_u8(get(job, LONG_BYTES) + long_used + k, load_u8(text + start + k))
+                    high |= np.uint64(long_used)
+                    long_used += n_bytes
+                store_u64(entry, low)
+                store_u64(entry + 8, high)
+                store_i64(new + 24 * n_new, entry)
+                store_i64(new + 24 * n_new + 8, text + start)
+                store_i64(new + 24 * n_new + 16, n_bytes)
+                n_new += 1
+        store_i64(keys + 16 * i, entry)
+        start = end
+    put(job, N_NEW, n_new)
+    put(job, N_ENTRIES, n_entries + n_new)
+    put(job, LONG_BYTES_USED, long_used)
+    return done
+
+
+@part
+def _merge_new(job):
+    """Work out the ids of the pre-tokens in NEW: short ones two at a time, as they come."""
+    new, waiting = get(job, NEW), -1
+    for i in range(get(job, N_NEW)):
+        text, n_bytes = load_i64(new + 24 * i + 8), load_i64(new + 24 * i + 16)
+        if n_bytes > SHORT:
+            address = get(job, LONG_IDS) + 4 * get(job, LONG_IDS_USED)
+            _remember(job, load_i64(new + 24 * i), address, merge_long(job, text, n_bytes, address))
+        elif waiting < 0:
+            waiting = i
+        else:
+            other = new + 24 * waiting
+            n_ids, n_other = merge_two_short(job, text, n_bytes, load_i64(other + 8), load_i64(other + 16))
+            _remember(job, load_i64(new + 24 * i), short_ids(job, 0), n_ids)
+            _remember(job, load_i64(other), short_ids(job, 1), n_other)
+            waiting = -1
+    if waiting >= 0:
+        last = new + 24 * waiting
+        n_ids = merge_short(job, load_i64(last + 8), load_i64(last + 16))
+        _remember(job, load_i64(last), short_ids(job, 0), n_ids)
+
+
+@part
+def _remember(job, entry, ids, n_ids):
+    """Put ids into an entry, or where there are too many for it beside the table."""
+    if n_ids <= INLINE_IDS:
+        # What stands beyond the last id is copied along and overwritten by what follows.
+        store_u64(entry + 16, np.uint64(n_ids | load_u32(ids) << 8) | load_u64(ids + 4) << _32)
+        store_u64(entry + 24, load_u64(ids + 8))
+        return
+    place = get(job, LONG_IDS_USED)
+    for k in range(n_ids):
+        store_u32(get(job, LONG_IDS) + 4 * (place + k), load_u32(ids + 4 * k))
+    put(job, LONG_IDS_USED, place + n_ids)
+    store_u64(entry + 16, np.uint64(n_ids) | np.uint64(place) << _32)
+
+
+@part
+def _write_ids(job, count):
+    """Write the ids of the queue, and leave POSITION behind the last pre-token for which there was room."""
     text, ends, keys = get(job, TEXT), get(job, ENDS), get(job, KEYS)
     out, room = get(job, IDS) + 4 * get(job, N_IDS), get(job, IDS) + 4 * (get(job, IDS_ROOM) - IDS_MARGIN)
     start, status = get(job, POSITION), DONE
     for i in range(count):
-        end = load_i64(ends + 8 * i)
+        end, entry = load_i64(ends + 8 * i), load_i64(keys + 16 * i)
         if out + 4 * (end - start) > room:
             put(job, NEEDED_BYTES, end - start)
             status = NEEDS_IDS
             break
-        low, high = load_u64(keys + 16 * i), load_u64(keys + 16 * i + 8)
-        if high == _ZERO:
+        if entry == 0:
             if end - start > get(job, LONG_ROOM):
                 put(job, NEEDED_BYTES, end - start)
                 status = NEEDS_LONG_ROOM
                 break
             out += 4 * merge_long(job, text + start, end - start, out)
         else:
-            entry = find(job, text, start, low, high)
-            if load_u64(entry + 8) == _ZERO:
-                status = _add(job, entry, start, end, low, high)
-                if status != DONE:
-                    break
             value = load_u64(entry + 16)
             n_ids = np.int64(value & _LOW_8)
             if n_ids <= INLINE_IDS:
@@ -146,41 +235,3 @@ def encode_queue(job, count):
 
 _ZERO, _8, _32 = np.uint64(0), np.uint64(8), np.uint64(32)
 _LOW_8, _LOW_24, _LOW_32 = np.uint64(2**8 - 1), np.uint64(2**24 - 1), np.uint64(2**32 - 1)
-
-
-@part
-def _add(job, entry, start, end, low, high):
-    """Merge a pre-token that is not in the table and put it there."""
-    text, n_bytes = get(job, TEXT) + start, end - start
-    # As many ids as bytes, if nothing merges.
-    if get(job, LONG_IDS_USED) + n_bytes > get(job, LONG_IDS_ROOM):
-        return NEEDS_TABLE
-    place = get(job, LONG_IDS_USED)
-    address = get(job, LONG_IDS) + 4 * place
-    if n_bytes > INLINE_BYTES:
-        used = get(job, LONG_BYTES_USED)
-        if used + n_bytes > get(job, LONG_BYTES_ROOM):
-            return NEEDS_TABLE
-        for i in range(n_bytes):
-            store_u8(get(job, LONG_BYTES) + used + i, load_u8(text + i))
-        put(job, LONG_BYTES_USED, used + n_bytes)
-        high |= np.uint64(used)
-    if n_bytes > SHORT:
-        n_ids = merge_long(job, text, n_bytes, address)
-    else:
-        n_ids = merge_short(job, text, n_bytes)
-        address = get(job, SHORT_IDS) + 4
-    if n_ids <= INLINE_IDS:
-        # What stands beyond the last id is copied along and overwritten by what follows.
-        store_u64(entry + 16, np.uint64(n_ids | load_u32(address) << 8) | load_u64(address + 4) << _32)
-        store_u64(entry + 24, load_u64(address + 8))
-    else:
-        if n_bytes <= SHORT:
-            for k in range(n_ids):
-                store_u32(get(job, LONG_IDS) + 4 * (place + k), load_u32(address + 4 * k))
-        put(job, LONG_IDS_USED, place + n_ids)
-        store_u64(entry + 16, np.uint64(n_ids) | np.uint64(place) << _32)
-    store_u64(entry, low)
-    store_u64(entry + 8, high)
-    put(job, N_ENTRIES, get(job, N_ENTRIES) + 1)
-    return DONE

@@ -24,7 +24,9 @@ BYTE_PAIRS, PAIRS, PAIRS_SHIFT, N_BUCKETS = range(24, 28)
 SHORT_IDS, SHORT_RANKS, PLACES, LONG_ROOM, RANKS, RANK_BITS, VOCABULARY = range(28, 35)
 # Bytes that the long pre-token needs at which a compiled function stopped.
 NEEDED_BYTES = 35
-N_FIELDS = 36
+# Pre-tokens of the queue that are new, three int64 each: address of the entry, address of the text, bytes.
+NEW, N_NEW = 36, 37
+N_FIELDS = 38
 
 # What a compiled function returns: done, or what it needs before it is called again.
 DONE, NEEDS_TABLE, NEEDS_IDS, NEEDS_LONG_ROOM = range(4)

@@ -66,7 +66,7 @@ def make_machine_code(module: str) -> None:
 @contextmanager
 def _kept_in_cache() -> Iterator[None]:
     # numba asks where to keep machine code while it decorates; what the program wants for its own is left alone.
-    settings = vars(config)
+    settings = config.__dict__
     before = settings["CACHE_DIR"]
     settings["CACHE_DIR"] = str(code_folder())
     try:

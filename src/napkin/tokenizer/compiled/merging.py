@@ -39,6 +39,8 @@ from napkin.tokenizer.compiled.machine_code import compiled, part
 NEVER = 0xFFFFFFFF
 # A set of places is one 64-bit word.
 SHORT = 64
+# Places of an id, or a rank, for each of them, with some before and behind.
+SHORT_ROOM = SHORT + 10
 # An id that is in no merge.
 NO_ID = 2**20 - 1
 
@@ -48,14 +50,52 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @part
 def merge_short(job, text, n_bytes):
-    """Ids of the at most SHORT bytes at `text`, put at SHORT_IDS; returns their number.
+    """Ids of the at most SHORT bytes at `text`, put at the first of the two places of SHORT_IDS; returns their number.
 
     Bit i of `alive` says that a token begins at byte i. `ranks` holds, for each token, the rank of the pair it makes
     with the next one and its own place in one number, so that the least of them is the merge to make. There is an id
     that makes no pair before the first token and after the last, so that no merge is a special case: what a word is
     like cannot be foretold, and a wrong guess of the processor costs more than a lookup.
     """
-    ids, ranks = get(job, SHORT_IDS) + 4, get(job, SHORT_RANKS) + 4
+    ids, ranks = short_ids(job, 0), _short_ranks(job, 0)
+    alive = _begin(job, text, n_bytes, ids, ranks)
+    return _finish(job, n_bytes, ids, ranks, alive)
+
+
+@part
+def merge_two_short(job, text, n_bytes, other, other_bytes):
+    """The same for two pre-tokens, put at both places; returns the number of ids of each.
+
+    Merging waits for memory most of the time; two at once wait together.
+    """
+    ids, ranks = short_ids(job, 0), _short_ranks(job, 0)
+    other_ids, other_ranks = short_ids(job, 1), _short_ranks(job, 1)
+    alive = _begin(job, text, n_bytes, ids, ranks)
+    other_alive = _begin(job, other, other_bytes, other_ids, other_ranks)
+    while True:
+        best, other_best = _least(ranks, n_bytes), _least(other_ranks, other_bytes)
+        if best >= _NO_MERGE or other_best >= _NO_MERGE:
+            break
+        alive = _merge_best(job, ids, ranks, alive, best)
+        other_alive = _merge_best(job, other_ids, other_ranks, other_alive, other_best)
+    n_ids = _finish(job, n_bytes, ids, ranks, alive)
+    return n_ids, _finish(job, other_bytes, other_ids, other_ranks, other_alive)
+
+
+@part
+def short_ids(job, which):
+    """Where the ids of the first or the second of two short pre-tokens are put."""
+    return get(job, SHORT_IDS) + 4 + 4 * SHORT_ROOM * which
+
+
+@part
+def _short_ranks(job, which):
+    return get(job, SHORT_RANKS) + 4 + 4 * SHORT_ROOM * which
+
+
+@part
+def _begin(job, text, n_bytes, ids, ranks):
+    """Put bytes and the ranks of their pairs; which tokens are alive."""
     byte_pairs = get(job, BYTE_PAIRS)
     store_u32(ids, load_u8(text))
     for i in range(1, n_bytes):
@@ -63,23 +103,40 @@ def merge_short(job, text, n_bytes):
         _set_rank(ranks, i - 1, load_u32(byte_pairs + 4 * (load_u8(text + i - 1) << 8 | load_u8(text + i))))
     for i in range(n_bytes - 1, n_bytes + 7):
         _set_rank(ranks, i, NEVER)
-    alive = ~np.uint64(0) >> np.uint64(64 - n_bytes)
+    return ~np.uint64(0) >> np.uint64(64 - n_bytes)
+
+
+@part
+def _least(ranks, n_bytes):
+    best = _least_of_8(ranks)
+    for i in range(8, n_bytes - 1, 8):
+        best = min(best, _least_of_8(ranks + 4 * i))
+    return best
+
+
+@part
+def _merge_best(job, ids, ranks, alive, best):
+    """Make the merge of that rank and place; which tokens are alive then."""
+    i, merged = best & 63, best >> 6
+    later = alive & (~_ONE << np.uint64(i))
+    gone = trailing_zeros(later)
+    before = 63 - leading_zeros(alive & ((_ONE << np.uint64(i)) - _ONE))
+    following = trailing_zeros(later & (later - _ONE))
+    store_u32(ids + 4 * i, merged)
+    _set_rank(ranks, gone, NEVER)
+    _set_rank(ranks, i, _rank_of_made(job, merged, load_u32(ids + 4 * following)))
+    _set_rank(ranks, before, _rank_of_made(job, load_u32(ids + 4 * before), merged))
+    return alive & ~(_ONE << np.uint64(gone))
+
+
+@part
+def _finish(job, n_bytes, ids, ranks, alive):
+    """Make all merges that are left and close the gaps; the number of ids."""
     while True:
-        best = _least_of_8(ranks)
-        for i in range(8, n_bytes - 1, 8):
-            best = min(best, _least_of_8(ranks + 4 * i))
+        best = _least(ranks, n_bytes)
         if best >= _NO_MERGE:
             break
-        i, merged = best & 63, best >> 6
-        later = alive & (~_ONE << np.uint64(i))
-        gone = trailing_zeros(later)
-        before = 63 - leading_zeros(alive & ((_ONE << np.uint64(i)) - _ONE))
-        alive &= ~(_ONE << np.uint64(gone))
-        following = trailing_zeros(later & (later - _ONE))
-        store_u32(ids + 4 * i, merged)
-        _set_rank(ranks, gone, NEVER)
-        _set_rank(ranks, i, _rank_of_made(job, merged, load_u32(ids + 4 * following)))
-        _set_rank(ranks, before, _rank_of_made(job, load_u32(ids + 4 * before), merged))
+        alive = _merge_best(job, ids, ranks, alive, best)
     n_ids = set_bits(alive)
     for k in range(n_ids):
         store_u32(ids + 4 * k, load_u32(ids + 4 * trailing_zeros(alive)))

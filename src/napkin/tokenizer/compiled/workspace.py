@@ -33,6 +33,7 @@ class Workspace:
         self.job[jobs.SCANNER] = scanner.address
         self.point(jobs.CLASSES, character_classes())
         self.point(jobs.ENDS, np.zeros(jobs.QUEUE + MARGIN, np.int64))
+        self.point(jobs.NEW, np.zeros((jobs.QUEUE + MARGIN, 3), np.int64))
         self.point(jobs.KEYS, np.zeros((jobs.QUEUE + MARGIN, 2), np.uint64))
         self._make_table(_FIRST_SLOTS)
         self._make_long(_FIRST_LONG_BYTES)
