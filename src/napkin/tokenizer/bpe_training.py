@@ -113,7 +113,7 @@ def _is_long(texts: Iterable[str], pattern: str) -> tuple[bool, Iterable[str]]:
         n_characters += len(text)
         if worth_training(n_characters, pattern):
             return True, chain(taken, rest)
-    return False, taken
+    return False, iter(taken)
 
 
 def _parts(
