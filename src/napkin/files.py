@@ -42,7 +42,7 @@ def atomic_file(path: StrPath, mode: Literal["wb", "w"] = "wb", *, overwrite: bo
             yield file
             file.flush()
             os.fsync(file.fileno())
-        _publish(temporary, path, overwrite)
+        publish(temporary, path, overwrite=overwrite)
         sync_folder(path.parent)
     except OSError as error:
         # The block may read other files: their errors keep their own name.
@@ -75,7 +75,8 @@ def _create(path: Path, mode: Literal["wb", "w"]) -> IO[Any]:
     return open(path, "x", encoding="utf-8", newline="")
 
 
-def _publish(temporary: Path, path: Path, overwrite: bool) -> None:
+def publish(temporary: Path, path: Path, *, overwrite: bool = False) -> None:
+    """Give a finished file its name. Raises NapkinError where the name is taken, unless `overwrite`."""
     if not overwrite:
         # A hard link is the one portable rename that refuses to replace.
         try:
@@ -89,6 +90,15 @@ def _publish(temporary: Path, path: Path, overwrite: bool) -> None:
         else:
             return
     os.replace(temporary, path)
+
+
+def cache_folder() -> Path:
+    """Where what can be made again is kept: NAPKIN_CACHE_DIR, or the system's folder for caches."""
+    if chosen := os.environ.get("NAPKIN_CACHE_DIR"):
+        return Path(chosen)
+    import platformdirs
+
+    return platformdirs.user_cache_path("napkin")
 
 
 def sync_file(path: Path) -> None:

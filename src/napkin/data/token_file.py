@@ -118,9 +118,9 @@ def write_token_file(
     """
     path = Path(path)
     # The inner file gets its name first, so that a sidecar never stands beside tokens that are not complete.
-    with atomic_file(_sidecar_path(path)) as sidecar_file, atomic_file(path) as file:
+    with atomic_file(sidecar_path(path)) as sidecar_file, atomic_file(path) as file:
         sidecar = _write_tokens(path, file, documents, tokenizer, progress)
-        sidecar_file.write(msgspec.json.format(msgspec.json.encode(sidecar), indent=2) + b"\n")
+        sidecar_file.write(sidecar.to_json())
         sidecar_file.flush()
     return TokenFile.open(path)
 
@@ -145,6 +145,9 @@ class _Sidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.tokens <= self.documents:
             raise ValueError(f"{self.tokens} tokens cannot hold {self.documents} documents")
 
+    def to_json(self) -> bytes:
+        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+
 
 def _write_tokens(
     path: Path,
@@ -153,64 +156,91 @@ def _write_tokens(
     tokenizer: Tokenizer,
     progress: Callable[[int, int], None] | None,
 ) -> _Sidecar:
-    separator = tokenizer.special_tokens.get(SEPARATOR)
-    if separator is None:
-        raise NapkinError(f"the tokenizer has no {SEPARATOR} to divide documents: make one that has it")
-    dtype = _dtype_name(tokenizer.vocab_size)
-    separator_data = np.array([separator], _DTYPES[dtype]).tobytes()
-    checksum = sha256()
-    n_documents = n_tokens = text_bytes = 0
+    writer = TokenWriter(file, tokenizer)
     for document in documents:
-        text_bytes += len(utf8(document.text, f"'{document.name}'"))
-        ids = tokenizer.encode_to_numpy(document.text)
-        in_vocabulary = ids.size == 0 or (ids.min() >= 0 and ids.max() < tokenizer.vocab_size)
-        if not in_vocabulary or (ids == separator).any():
+        writer.add(document)
+        if progress is not None:
+            progress(writer.text_bytes, writer.n_tokens)
+    return writer.finish(path)
+
+
+class TokenWriter:
+    """Writes documents as tokens to an open file, counting and checksumming what it writes.
+
+    Raises NapkinError where the tokenizer has no `<|endoftext|>`.
+    """
+
+    def __init__(self, file: BinaryIO, tokenizer: Tokenizer) -> None:
+        separator = tokenizer.special_tokens.get(SEPARATOR)
+        if separator is None:
+            raise NapkinError(f"the tokenizer has no {SEPARATOR} to divide documents: make one that has it")
+        self.file = file
+        self.tokenizer = tokenizer
+        self.separator = separator
+        self.dtype: Literal["uint16", "uint32"] = _dtype_name(tokenizer.vocab_size)
+        self.checksum = sha256()
+        self.n_documents = self.n_tokens = self.text_bytes = 0
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that one token takes."""
+        return np.dtype(_DTYPES[self.dtype]).itemsize
+
+    def add(self, document: Document) -> None:
+        """Write the separator and a document; raises NapkinError where its tokens are not ordinary ones."""
+        text_bytes = len(utf8(document.text, f"'{document.name}'"))
+        ids = self.tokenizer.encode_to_numpy(document.text)
+        in_vocabulary = ids.size == 0 or (ids.min() >= 0 and ids.max() < self.tokenizer.vocab_size)
+        if not in_vocabulary or (ids == self.separator).any():
             raise NapkinError(
                 f"'{document.name}' encodes to {SEPARATOR} or to a token outside the vocabulary of "
-                f"{tokenizer.vocab_size}: the tokenizer must keep ordinary text to ordinary tokens"
+                f"{self.tokenizer.vocab_size}: the tokenizer must keep ordinary text to ordinary tokens"
             )
-        for data in (separator_data, ids.astype(_DTYPES[dtype]).tobytes()):
-            file.write(data)
-            checksum.update(data)
-        n_documents += 1
-        n_tokens += 1 + len(ids)
-        if progress is not None:
-            progress(text_bytes, n_tokens)
-    if not n_documents:
-        raise NapkinError(f"there are no documents to write to '{path}': name a corpus that holds text")
-    file.write(separator_data)
-    checksum.update(separator_data)
-    return _Sidecar(
-        format="napkin-tokens",
-        version=1,
-        dtype=dtype,
-        tokens=n_tokens + 1,
-        documents=n_documents,
-        text_bytes=text_bytes,
-        vocab_size=tokenizer.vocab_size,
-        tokenizer=tokenizer.fingerprint,
-        separator=separator,
-        sha256=checksum.hexdigest(),
-    )
+        self._write(np.array([self.separator]))
+        self._write(ids)
+        self.n_documents += 1
+        self.text_bytes += text_bytes
+
+    def finish(self, path: Path) -> "_Sidecar":
+        """Write the last separator; what the sidecar of the file says, whose name will be `path`."""
+        if not self.n_documents:
+            raise NapkinError(f"there are no documents to write to '{path}': name a corpus that holds text")
+        self._write(np.array([self.separator]))
+        return _Sidecar(
+            format="napkin-tokens",
+            version=1,
+            dtype=self.dtype,
+            tokens=self.n_tokens,
+            documents=self.n_documents,
+            text_bytes=self.text_bytes,
+            vocab_size=self.tokenizer.vocab_size,
+            tokenizer=self.tokenizer.fingerprint,
+            separator=self.separator,
+            sha256=self.checksum.hexdigest(),
+        )
+
+    def _write(self, ids: NDArray) -> None:
+        data = ids.astype(_DTYPES[self.dtype]).tobytes()
+        self.file.write(data)
+        self.checksum.update(data)
+        self.n_tokens += len(ids)
 
 
 def _read_sidecar(path: Path) -> _Sidecar:
-    sidecar_path = _sidecar_path(path)
+    described = sidecar_path(path)
     try:
-        return msgspec.json.decode(sidecar_path.read_bytes(), type=_Sidecar)
+        return msgspec.json.decode(described.read_bytes(), type=_Sidecar)
     except FileNotFoundError:
         if not path.exists():
             raise NapkinError(f"'{path}' does not exist: name a token file or make one") from None
         raise NapkinError(
-            f"'{sidecar_path}' is missing, without it '{path}' cannot be read: "
+            f"'{described}' is missing, without it '{path}' cannot be read: "
             "put it back, or remove the tokens and make them again"
         ) from None
     except OSError as error:
-        raise NapkinError(f"'{sidecar_path}' cannot be read ({error.strerror}): make it readable") from error
+        raise NapkinError(f"'{described}' cannot be read ({error.strerror}): make it readable") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CorruptFile(
-            f"'{sidecar_path}' does not describe a token file ({error}): make the tokens again"
-        ) from error
+        raise CorruptFile(f"'{described}' does not describe a token file ({error}): make the tokens again") from error
 
 
 def _map_tokens(path: Path, sidecar: _Sidecar) -> TokenArray:
@@ -231,7 +261,8 @@ def _map_tokens(path: Path, sidecar: _Sidecar) -> TokenArray:
     return np.frombuffer(mapped, dtype)
 
 
-def _sidecar_path(path: Path) -> Path:
+def sidecar_path(path: Path) -> Path:
+    """Where the description of a token file is."""
     return path.with_name(path.name + ".json")
 
 

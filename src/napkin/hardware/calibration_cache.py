@@ -5,16 +5,14 @@ holds for another machine is as good as none: the machine is measured again and 
 """
 
 import hashlib
-import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import platformdirs
 
 from napkin.errors import NapkinError
-from napkin.files import atomic_write_text
+from napkin.files import atomic_write_text, cache_folder
 from napkin.hardware.calibration import Calibration, CalibrationSettings, Machine, calibrate, faster_of, measured_alike
 
 
@@ -70,9 +68,3 @@ def calibration_path(machine: Machine) -> Path:
     """Where the calibration of a machine is kept."""
     key = hashlib.sha256(msgspec.json.encode(machine)).hexdigest()[:16]
     return cache_folder() / f"calibration-{key}.json"
-
-
-def cache_folder() -> Path:
-    """NAPKIN_CACHE_DIR, or the system's folder for caches."""
-    chosen = os.environ.get("NAPKIN_CACHE_DIR")
-    return Path(chosen) if chosen else platformdirs.user_cache_path("napkin")

@@ -7,5 +7,6 @@ from .patterns import PATTERNS as PATTERNS
 from .renumbered import RenumberedBPETokenizer as RenumberedBPETokenizer
 from .storage import load_tokenizer as load_tokenizer
 from .storage import save_tokenizer as save_tokenizer
+from .text_files import read_chunks as read_chunks
 from .words import UNK as UNK
 from .words import WordTokenizer as WordTokenizer

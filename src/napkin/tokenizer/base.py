@@ -85,7 +85,12 @@ class Tokenizer(ABC):
         """Turn text into ids of shape [n_tokens]: uint16 where every id fits in it, otherwise uint32."""
         import numpy
 
-        return numpy.array(self.encode(text), dtype=numpy.uint16 if self.vocab_size <= 2**16 else numpy.uint32)
+        return numpy.array(self.encode(text), self.id_dtype)
+
+    @property
+    def id_dtype(self) -> Literal["uint16", "uint32"]:
+        """The smallest type of number in which every id fits."""
+        return "uint16" if self.vocab_size <= 2**16 else "uint32"
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Turn ids into text. Bytes that are no UTF-8 (a character cut in two) become U+FFFD.

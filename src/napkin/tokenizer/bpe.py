@@ -4,17 +4,27 @@ Text is cut into pre-tokens; each starts as the bytes of its UTF-8 form, then pa
 the pair learned first before all others, until no neighbours can be merged.
 """
 
-from collections.abc import Sequence
-from itertools import chain
-from typing import Any, ClassVar
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import accumulate, chain, pairwise
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe_merging import Merges, apply_merges
+from napkin.tokenizer.compiled.loading import can_encode, worth_it
 from napkin.tokenizer.patterns import PreTokenizer
+from napkin.tokenizer.texts import check_texts, utf8
+
+if TYPE_CHECKING:
+    import numpy
+
+    from napkin.tokenizer.compiled.encoder import Encoder
 
 _CACHED_PRE_TOKENS = 2**17
 _CACHED_LENGTH = 256
+# Characters of a text about which it is worth asking whether the compiled core should encode it.
+_NOT_SHORT = 2**10
 _VOCABULARY_BYTES = 2**28
 
 
@@ -39,10 +49,42 @@ class BPETokenizer(Tokenizer):
         self.pattern = pattern
         super().__init__(_ordinary_tokens(self.merges), special_tokens)
         self._pre_tokenizer = PreTokenizer(pattern)
+        self._can_be_compiled = can_encode(self.vocab_size, pattern)
         self._ids_of = _Cache({pair: 256 + i for i, pair in enumerate(self.merges)})
 
+    def encode_batch(self, texts: Iterable[str], *, threads: int = 1) -> list[list[int]]:
+        """Turn each text into its own list of ids; special tokens in them are ordinary text."""
+        texts = list(check_texts(texts))
+        if not self._encodes_compiled(sum(map(len, texts))):
+            return [self.encode(text) for text in texts]
+        data = [utf8(text) for text in texts]
+        joined, counts = self._encoder.encode(b"".join(data), list(accumulate(map(len, data))), threads=threads)
+        ids = joined.tolist()
+        return [ids[start:end] for start, end in pairwise(accumulate(counts.tolist(), initial=0))]
+
+    def encode_to_numpy(self, text: str, *, threads: int = 1) -> "numpy.ndarray":
+        """Turn text into ids of shape [n_tokens]: uint16 where every id fits in it, otherwise uint32.
+
+        A long text is divided among `threads`; the ids do not depend on their number.
+        """
+        if not self._encodes_compiled(len(text)):
+            return super().encode_to_numpy(text)
+        ids, _ = self._encoder.encode(utf8(text), dtype=self.id_dtype, threads=threads)
+        return ids
+
     def _encode_ordinary(self, text: str) -> list[int]:
+        if len(text) >= _NOT_SHORT and self._encodes_compiled(len(text)):
+            return self._encoder.encode(text.encode())[0].tolist()
         return list(chain.from_iterable(map(self._ids_of.__getitem__, self._pre_tokenizer.split(text))))
+
+    def _encodes_compiled(self, n_bytes: int) -> bool:
+        return self._can_be_compiled and worth_it(n_bytes, self.pattern)
+
+    @cached_property
+    def _encoder(self) -> "Encoder":
+        from napkin.tokenizer.compiled.encoder import Encoder
+
+        return Encoder(self.merges, self.pattern)
 
     def _content(self) -> dict[str, Any]:
         return {

@@ -5,13 +5,16 @@ the distinct pre-tokens and the longest single text, not with the corpus.
 """
 
 import heapq
+import os
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import accumulate, chain
 from operator import add
 
 from napkin.errors import NapkinError
 from napkin.tokenizer.bpe import BPETokenizer
+from napkin.tokenizer.compiled.loading import worth_training
 from napkin.tokenizer.patterns import PreTokenizer
 from napkin.tokenizer.texts import check_special_tokens, check_texts, split_at, utf8
 
@@ -19,6 +22,7 @@ Progress = Callable[[str, int, int], None]
 
 _CHARACTERS_A_REPORT = 2**20
 _MERGES_A_REPORT = 64
+_BYTES_A_PART = 2**22
 
 
 def train_bpe(
@@ -27,6 +31,7 @@ def train_bpe(
     special_tokens: Sequence[str] = ("<|endoftext|>",),
     pattern: str = "gpt2",
     progress: Progress | None = None,
+    threads: int | None = None,
 ) -> BPETokenizer:
     """Learn a BPE vocabulary of `vocab_size` ids: 256 bytes, the merges, the special tokens.
 
@@ -34,7 +39,8 @@ def train_bpe(
     (bytes of its first token, bytes of its second). Special tokens are boundaries: nothing in or across them
     is counted. A corpus whose pre-tokens are all merged before `vocab_size` is reached gives a smaller
     vocabulary. `progress` is called with the stage ("counting" texts, "merging"), how many are done and of how
-    many (0 where that is unknown); the last call of a stage has both equal.
+    many (0 where that is unknown); the last call of a stage has both equal. Long texts are counted by the compiled core
+    in `threads` threads, by default as many as there are processors; the vocabulary does not depend on their number.
 
     Raises NapkinError if `vocab_size` has no room for the bytes and the special tokens, or if there is no text.
     """
@@ -48,10 +54,86 @@ def train_bpe(
             "choose one in between"
         )
     progress = progress or (lambda stage, done, total: None)
+    is_long, texts = _is_long(check_texts(texts), pattern)
+    learn = _count_and_learn_compiled if is_long else _count_and_learn
+    merges = learn(texts, special_tokens, pattern, vocab_size - smallest, progress, threads)
+    return BPETokenizer(merges, special_tokens, pattern)
+
+
+def _count_and_learn(
+    texts: Iterable[str],
+    special_tokens: Sequence[str],
+    pattern: str,
+    n_merges: int,
+    progress: Progress,
+    threads: int | None,
+) -> list[tuple[int, int]]:
     counts = count_pre_tokens(texts, special_tokens, pattern, progress)
+    _check_any(counts)
+    return learn_merges(counts, n_merges, progress)
+
+
+def _count_and_learn_compiled(
+    texts: Iterable[str],
+    special_tokens: Sequence[str],
+    pattern: str,
+    n_merges: int,
+    progress: Progress,
+    threads: int | None,
+) -> list[tuple[int, int]]:
+    from napkin.tokenizer.compiled.trainer import Counts, learn_compiled
+
+    counts = Counts(pattern, threads or _usable_processors())
+    try:
+        for part in _parts(texts, special_tokens, progress):
+            counts.add(*part)
+        counts.finish()
+    finally:
+        counts.close()
+    _check_any(counts)
+    return learn_compiled(counts.words(), n_merges, progress)
+
+
+def _check_any(counts: object) -> None:
     if not counts:
         raise NapkinError("there is no text to train on: give at least one text that holds more than special tokens")
-    return BPETokenizer(learn_merges(counts, vocab_size - smallest, progress), special_tokens, pattern)
+
+
+def _usable_processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _is_long(texts: Iterable[str], pattern: str) -> tuple[bool, Iterable[str]]:
+    """Whether the texts are long enough for the compiled core, and the texts, of which only some have been taken."""
+    if isinstance(texts, Collection):
+        return worth_training(sum(map(len, texts)), pattern), texts
+    rest, taken, n_characters = iter(texts), [], 0
+    for text in rest:
+        taken.append(text)
+        n_characters += len(text)
+        if worth_training(n_characters, pattern):
+            return True, chain(taken, rest)
+    return False, iter(taken)
+
+
+def _parts(
+    texts: Iterable[str], special_tokens: Sequence[str], progress: Progress
+) -> Iterator[tuple[bytes, list[int]]]:
+    """The text between special tokens, some documents at a time, and where each of them ends."""
+    total = len(texts) if isinstance(texts, Sized) else 0
+    done = n_bytes = 0
+    parts: list[bytes] = []
+    for done, text in enumerate(texts, start=1):
+        utf8(text, f"text {done - 1}")
+        new = [ordinary.encode() for ordinary in split_at(text, special_tokens)[::2]]
+        parts += new
+        n_bytes += sum(map(len, new))
+        if n_bytes >= _BYTES_A_PART:
+            yield b"".join(parts), list(accumulate(map(len, parts)))
+            parts, n_bytes = [], 0
+            progress("counting", done, total)
+    yield b"".join(parts), list(accumulate(map(len, parts)))
+    progress("counting", done, done)
 
 
 def count_pre_tokens(

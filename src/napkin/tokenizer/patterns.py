@@ -5,6 +5,7 @@ two matches is kept as a pre-token of its own, so that no pattern can lose text.
 """
 
 import operator
+import re
 from collections.abc import Iterator
 
 import regex
@@ -23,9 +24,24 @@ PATTERNS: dict[str, str] = {
         r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
         r"|\s*[\r\n]|\s+(?!\S)|\s"
     ),
+    # The same as OpenAI's tiktoken has it since: white space at the end of a text is one pre-token, line ends and all.
+    "cl100k": (
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
+        r"|\s++\Z|\s*[\r\n]|\s+(?!\S)|\s"
+    ),
+    # GPT-4o: a word may begin with capitals, ends where small letters are followed by a capital and takes its
+    # contraction with it; marks are letters; signs keep line ends and slashes.
+    "o200k": (
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]++(?i:'(?:[sdmt]|ll|ve|re))?"
+        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]++[\p{Ll}\p{Lm}\p{Lo}\p{M}]*+(?i:'(?:[sdmt]|ll|ve|re))?"
+        r"|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n/]*+|\s*[\r\n]|\s+(?!\S)|\s"
+    ),
     # No pre-tokenization: merges may cross words and lines.
     "whole": r"(?s:.+)",
 }
+
+
+_SHORT = 2**14
 
 
 class PreTokenizer:
@@ -36,6 +52,7 @@ class PreTokenizer:
 
     def __init__(self, pattern: str) -> None:
         self._may_leave_gaps = pattern not in PATTERNS
+        self._find_in_ascii = None if self._may_leave_gaps else re.compile(in_ascii(PATTERNS[pattern])).findall
         try:
             self._compiled = regex.compile(PATTERNS.get(pattern, pattern))
         except regex.error as error:
@@ -53,6 +70,9 @@ class PreTokenizer:
         """
         if self._may_leave_gaps:
             return self._matches_and_gaps(text)
+        # Python's own `re` is three times as fast, and a list faster than an iterator of which there is no need.
+        if len(text) <= _SHORT and text.isascii() and self._find_in_ascii:
+            return iter(self._find_in_ascii(text))
         return map(operator.itemgetter(0), self._compiled.finditer(text))
 
     def _matches_and_gaps(self, text: str) -> Iterator[str]:
@@ -67,3 +87,27 @@ class PreTokenizer:
             done = max(start, end)
         if done < len(text):
             yield text[done:]
+
+
+# What the classes of characters that patterns name are in ASCII, as ranges; of all others ASCII has no character.
+_IN_ASCII = {r"\p{L}": "A-Za-z", r"\p{Lu}": "A-Z", r"\p{Ll}": "a-z", r"\p{N}": "0-9", r"\s": r"\t-\r "}
+
+
+def in_ascii(pattern: str) -> str:
+    r"""The same pattern without properties of Unicode, for text that is all ASCII.
+
+    >>> in_ascii(r" ?[^\s\p{L}\p{M}]++|\s+(?!\S)")
+    ' ?[^\\t-\\r A-Za-z]++|[\\t-\\r ]+(?![^\\t-\\r ])'
+    """
+    parts: list[str] = []
+    in_brackets = False
+    for part in re.split(r"(\\p\{\w+\}|\\[sS]|[\[\]])", pattern):
+        if part in ("[", "]"):
+            in_brackets = part == "["
+        elif part == r"\S":
+            part = f"[^{_IN_ASCII[chr(92) + 's']}]"
+        elif part.startswith(r"\p{") or part == r"\s":
+            ranges = _IN_ASCII.get(part, "")
+            part = ranges if in_brackets else f"[{ranges}]"
+        parts.append(part)
+    return "".join(parts)

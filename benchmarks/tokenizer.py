@@ -1,0 +1,305 @@
+"""Byte-level BPE beside what a user would pick instead: encoding, training, prompts and hostile text, in one run.
+
+    pip install tiktoken tokenizers gigatoken rustbpe
+    python benchmarks/tokenizer.py
+
+Peers that are not installed are left out. All have the same vocabulary of 50,000 merges, trained here, and GPT-2's
+pattern; the text is assembled from this machine (tokenizer_text.py). Peers take turns, and the best of the rounds
+counts: `wall` by the clock, `CPU` by the processor time of all threads, which a busy machine disturbs less. A first
+pass is that of a new encoder, whose cache is empty. Figures are for comparison within a run.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from napkin.tokenizer.bpe import BPETokenizer
+from napkin.tokenizer.bpe_training import train_bpe
+from napkin.tokenizer.compiled.encoder import Encoder
+from tokenizer_text import many_scripts_text, mixed_text
+
+RESULTS = Path(__file__).parent / "results"
+PROMPT = "Write a short story about a robot that can't dance."[:50]
+PACKAGES = ("numba", "tiktoken", "tokenizers", "gigatoken", "rustbpe")
+Measured = dict[str, tuple[float, float]]
+
+# Each is run in a process of its own, to be told its peak memory and, of prompts, the first call.
+TRAIN = {
+    "napkin": "from napkin.tokenizer import read_chunks, train_bpe\n"
+    "train_bpe(read_chunks([path], ['<|endoftext|>']), 32000, ['<|endoftext|>'], threads=2)",
+    "gigatoken": "import gigatoken\ngigatoken.train_bpe(path, 32000, ['<|endoftext|>'])",
+    "rustbpe": "import rustbpe\nfrom napkin.tokenizer import PATTERNS\n"
+    "texts = open(path).read().split('<|endoftext|>')\n"
+    "rustbpe.Tokenizer().train_from_iterator(texts, 32000, pattern=PATTERNS['gpt2'])",
+}
+FIRST_CALL = {
+    "napkin": "from napkin.tokenizer.bpe import BPETokenizer\nencode = BPETokenizer(merges).encode",
+    "tiktoken": "from tokenizer import tiktoken_encode\nencode = tiktoken_encode(merges)",
+    "gigatoken": "from tokenizer import gigatoken_tokenizer\nencode = gigatoken_tokenizer(merges).encode",
+}
+
+
+def main() -> None:
+    """Print the tables, and write them where results are kept."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    text = mixed_text(options.megabytes * 10**6)
+    scripts = many_scripts_text(options.megabytes * 10**5)
+    tokenizer = distinct(train_bpe([text], 50257, ["<|endoftext|>"]))
+    versions = ", ".join(f"{name} {installed(name)}" for name in PACKAGES if installed(name))
+    lines = [
+        f"# Tokenizers, {datetime.now(UTC):%Y-%m-%d}: {processor()}, {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}, {versions}; load {os.getloadavg()[0]:.1f}",
+        *encoding_table("mixed text", text, tokenizer, options.rounds),
+        *encoding_table("many scripts", scripts, tokenizer, options.rounds),
+        *hostile_table(tokenizer, options.rounds),
+        *prompt_table(tokenizer),
+        *training_table(text, options.rounds),
+    ]
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"tokenizer-{datetime.now(UTC):%Y-%m-%d-%H%M%S}.md"
+    path.write_text("\n".join(lines) + "\n")
+    print(f"\nwrote {path}")
+
+
+def encoding_table(name: str, text: str, tokenizer: BPETokenizer, rounds: int) -> list[str]:
+    """Bytes a second; napkin's ids are compared with those of all others."""
+    data = text.encode()
+    documents = [document.encode() for document in text.split("<|endoftext|>")]
+    measured: Measured = {}
+    expected = tokenizer.encode_to_numpy(text)
+    for number in range(rounds):
+        # All from bytes, as they come from a file.
+        encode = fresh_encoder(tokenizer)
+        ids = note(measured, "napkin, 1 thread, first pass", lambda encode=encode: encode(data))
+        assert (ids == expected).all()
+        note(measured, "napkin, 1 thread, again", lambda encode=encode: encode(data))
+        encode = fresh_encoder(tokenizer, threads=2)
+        ids = note(measured, "napkin, 2 threads, first pass", lambda encode=encode: encode(data))
+        assert (ids == expected).all()
+        if installed("gigatoken"):
+            peer = gigatoken_tokenizer(tokenizer.merges)
+            ids = note(measured, "gigatoken, 1 thread, first pass", lambda peer=peer: peer.backend.encode(data))
+            assert (ids == expected).all()
+            note(measured, "gigatoken, 1 thread, again", lambda peer=peer: peer.backend.encode(data))
+            peer = gigatoken_tokenizer(tokenizer.merges)
+            note(measured, "gigatoken, all threads, first pass", lambda peer=peer: peer.encode_batch(documents))
+        if installed("tiktoken") and number == 0:
+            encode = tiktoken_encode(tokenizer.merges)
+            # All of it at once would need more memory than there may be.
+            ids = note(measured, "tiktoken, 1 thread", lambda encode=encode: encode(text))
+            assert ids == expected.tolist()
+        if installed("tokenizers") and number == 0:
+            peer = hugging_face_tokenizer(tokenizer.merges)
+            part = text[: len(text) // 20]
+            wall, cpu = timed(lambda peer=peer, part=part: peer.encode(part))
+            measured["Hugging Face, 1 thread"] = (20 * wall, 20 * cpu)
+    beyond = sum(byte >= 0x80 for byte in data[:: max(len(data) // 10**6, 1)]) / len(
+        data[:: max(len(data) // 10**6, 1)]
+    )
+    title = f"{name}, {len(data) / 1e6:.0f} MB, {beyond:.1%} of it beyond ASCII; napkin's ids equal to all others'"
+    rows = [
+        f"| {what} | {len(data) / 1e6 / wall:.1f} | {len(data) / 1e6 / cpu:.1f} | {ratio(measured, what, 0)} | "
+        f"{ratio(measured, what, 1)} |"
+        for what, (wall, cpu) in measured.items()
+    ]
+    head = ["| encode | MB/s wall | MB/s CPU | napkin / it, wall | CPU |", "|---|---|---|---|---|"]
+    return show("", f"## {title}", "", *head, *rows)
+
+
+def ratio(measured: Measured, what: str, clock: int) -> str:
+    """Its time over napkin's for the same kind of pass."""
+    if "again" in what:
+        ours = "napkin, 1 thread, again"
+    else:
+        ours = "napkin, 2 threads, first pass" if "threads" in what else "napkin, 1 thread, first pass"
+    return f"{measured[what][clock] / measured[ours][clock]:.2f}"
+
+
+def hostile_table(tokenizer: BPETokenizer, rounds: int) -> list[str]:
+    """Seconds for a megabyte of what tokenizers dislike, and for four."""
+    draw = random.Random(0)
+    ascii_ = [chr(i) for i in range(32, 127)]
+    kinds: dict[str, Callable[[int], str]] = {
+        "one letter": lambda n: "a" * n,
+        "spaces": lambda n: " " * n,
+        "newlines": lambda n: "\n" * n,
+        "English without spaces": lambda n: ("".join(filter(str.isalpha, str(__doc__))) * (n // 100))[:n],
+        "random ASCII": lambda n: "".join(draw.choices(ascii_, k=n)),
+        "random bytes": lambda n: draw.randbytes(n).decode("utf-8", "replace")[: n // 2],
+        "CJK": lambda n: "".join(map(chr, (draw.randint(0x4E00, 0x9FFF) for _ in range(n // 3)))),
+    }
+    rows = [
+        "| hostile text | napkin 1 MB | 4 MB | 4 MB / 1 MB | gigatoken 1 MB | napkin / it |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, make in kinds.items():
+        small, large = make(10**6), make(4 * 10**6)
+        measured: Measured = {}
+        for _ in range(rounds):
+            for which, text in (("small", small), ("large", large)):
+                encode = fresh_encoder(tokenizer)
+                note(measured, which, lambda encode=encode, text=text: encode(text.encode()))
+            if installed("gigatoken"):
+                peer = gigatoken_tokenizer(tokenizer.merges)
+                note(measured, "peer", lambda peer=peer, small=small: peer.backend.encode(small.encode()))
+        # Processor time: these are short, and what else the machine does would decide.
+        ours, longer, theirs = (measured.get(which, (0, 0))[1] for which in ("small", "large", "peer"))
+        rows.append(
+            f"| {name} | {ours:.4f} s | {longer:.4f} s | {longer / ours:.1f} | {theirs:.4f} s | {theirs / ours:.2f} |"
+        )
+    return show("", "## Hostile text, first pass, CPU seconds", "", *rows)
+
+
+def prompt_table(tokenizer: BPETokenizer) -> list[str]:
+    """A prompt of 50 bytes: microseconds once warm, milliseconds for the first in a new process."""
+    script = (
+        "import json, sys, time, timeit\nmerges = [tuple(pair) for pair in json.load(open(sys.argv[1]))]\n{make}\n"
+        f"start = time.perf_counter(); encode({PROMPT!r}); first = time.perf_counter() - start\n"
+        f"print(first, min(timeit.repeat(lambda: encode({PROMPT!r}), number=2000, repeat=20)) / 2000)"
+    )
+    rows = ["| 50-byte prompt | first call | warm |", "|---|---|---|"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "merges.json"
+        path.write_text(json.dumps(tokenizer.merges))
+        for name, make in FIRST_CALL.items():
+            if name == "napkin" or installed(name):
+                runs = [in_new_process(script.format(make=make), str(path)).split() for _ in range(3)]
+                first, warm = (min(float(run[i]) for run in runs) for i in range(2))
+                rows.append(f"| {name} | {first * 1e3:.2f} ms | {warm * 1e6:.2f} µs |")
+    return show("", "## A prompt", "", *rows)
+
+
+def training_table(text: str, rounds: int) -> list[str]:
+    """Seconds and peak memory of learning 32,000 tokens, each in a new process."""
+    script = (
+        "import resource, sys, time\npath = sys.argv[1]\nstart = time.perf_counter()\n{train}\n"
+        "print(time.perf_counter() - start, time.process_time(), "
+        "next(line for line in open('/proc/self/status') if line.startswith('VmHWM')).split()[1])"
+    )
+    measured: dict[str, list[list[float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "text.txt"
+        path.write_text(text)
+        for number in range(rounds):
+            for name, train in TRAIN.items():
+                if name == "napkin" or (installed(name) and (number == 0 or name == "gigatoken")):
+                    output = in_new_process(script.format(train=train), str(path)).split()[-3:]
+                    measured.setdefault(name, []).append([float(value) for value in output])
+    best = {name: [min(run[i] for run in runs) for i in range(3)] for name, runs in measured.items()}
+    rows = ["| train 32,000 | wall | CPU | peak memory | wall / napkin | CPU / napkin |", "|---|---|---|---|---|---|"]
+    for name, (wall, cpu, kilobytes) in best.items():
+        faster, less = wall / best["napkin"][0], cpu / best["napkin"][1]
+        rows.append(f"| {name} | {wall:.1f} s | {cpu:.1f} s | {kilobytes / 1e3:.0f} MB | {faster:.2f} | {less:.2f} |")
+    return show("", "## Training, imports included", "", *rows)
+
+
+def fresh_encoder(tokenizer: BPETokenizer, threads: int = 1) -> Callable[[bytes], Any]:
+    """napkin's encoder with its tables made and its cache empty."""
+    encoder = Encoder(tokenizer.merges, tokenizer.pattern)
+    encoder.encode(b"")
+    return lambda data: encoder.encode(data, dtype="uint16", threads=threads)[0]
+
+
+def note(measured: Measured, what: str, work: Callable[[], Any]) -> Any:
+    """Do the work and keep its time if it is the best so far."""
+    start, cpu = time.perf_counter(), time.process_time()
+    result = work()
+    taken = time.perf_counter() - start, time.process_time() - cpu
+    known = measured.get(what, taken)
+    measured[what] = min(known[0], taken[0]), min(known[1], taken[1])
+    return result
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, float]:
+    """Wall and processor seconds."""
+    measured: Measured = {}
+    note(measured, "", work)
+    return measured[""]
+
+
+def in_new_process(script: str, *arguments: str) -> str:
+    """What a script prints."""
+    paths = os.pathsep.join([str(Path(__file__).parent), *(path for path in sys.path if path)])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def show(*lines: str) -> list[str]:
+    """Print lines now."""
+    print("\n".join(lines), flush=True)
+    return list(lines)
+
+
+def installed(name: str) -> str:
+    """The version of a package; empty where it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def processor() -> str:
+    """The name of the processor."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+# The peers, with the vocabulary of napkin's merges.
+
+
+def distinct(tokenizer: BPETokenizer) -> BPETokenizer:
+    """The tokenizer up to the first token whose bytes another has: what the peers' formats can hold."""
+    seen: set[bytes] = set()
+    for number, token in enumerate(tokenizer.vocabulary[: 256 + len(tokenizer.merges)]):
+        if token in seen:
+            return BPETokenizer(tokenizer.merges[: number - 256])
+        seen.add(token)
+    return BPETokenizer(tokenizer.merges)
+
+
+def tiktoken_encode(merges: list[tuple[int, int]]) -> Callable[[str], list[int]]:
+    import tiktoken
+    from tiktoken_ext.openai_public import r50k_pat_str
+
+    ranks = {token: i for i, token in enumerate(BPETokenizer(merges).vocabulary)}
+    return tiktoken.Encoding("same", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={}).encode_ordinary
+
+
+def hugging_face_tokenizer(merges: list[tuple[int, int]]) -> Any:
+    hugging_face = import_module("tokenizers")
+
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    letter = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
+    names = ["".join(letter[byte] for byte in token) for token in BPETokenizer(merges).vocabulary]
+    model = hugging_face.models.BPE(
+        {name: i for i, name in enumerate(names)}, [(names[a], names[b]) for a, b in merges]
+    )
+    tokenizer = hugging_face.Tokenizer(model)
+    tokenizer.pre_tokenizer = hugging_face.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer
+
+
+def gigatoken_tokenizer(merges: list[tuple[int, int]]) -> Any:
+    return import_module("gigatoken").Tokenizer.from_json(hugging_face_tokenizer(merges).to_str())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,3 @@
+from .encoder import Encoder as Encoder
+from .loading import COMPILED_PATTERNS as COMPILED_PATTERNS
+from .loading import load as load

@@ -1,0 +1,36 @@
+"""What each code point is to a pre-tokenization pattern: one byte for each of the 1,114,112.
+
+The classes are those of the `regex` library, which the plain patterns use.
+"""
+
+from functools import cache
+
+import numpy as np
+import regex
+from numpy.typing import NDArray
+
+# The two low bits say what a character is: \p{L}, \p{N}, \s, or none of them.
+OTHER, LETTER, NUMBER, SPACE = range(4)
+KIND = 3
+# Flags beside them, for patterns that look at case: \p{Lu} and \p{Lt}, \p{Ll}, \p{M}.
+UPPER, LOWER, MARK = 4, 8, 16
+
+_PATTERNS = {
+    r"\p{L}++": LETTER,
+    r"\p{N}++": NUMBER,
+    r"\s++": SPACE,
+    r"[\p{Lu}\p{Lt}]++": LETTER | UPPER,
+    r"\p{Ll}++": LETTER | LOWER,
+    r"\p{M}++": MARK,
+}
+
+
+@cache
+def character_classes() -> NDArray[np.uint8]:
+    """The class of every code point, of shape [1114112]; worked out once a process."""
+    everything = "".join(map(chr, range(0x110000)))
+    classes = np.zeros(0x110000, np.uint8)
+    for pattern, value in _PATTERNS.items():
+        for match in regex.finditer(pattern, everything):
+            classes[match.start() : match.end()] = value
+    return classes
