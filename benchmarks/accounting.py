@@ -88,7 +88,8 @@ def _bytes(quick: bool) -> Iterator[str]:
     yield "## Peak bytes of a training step with AdamW, against the allocator's events"
     yield ""
     yield "A steady step, fp32 weights, fused AdamW, one thread. torchinfo states no gradients and no optimizer: a"
-    yield "second column adds them. Rules and estimates that take no batch, length or checkpointing stand as they are."
+    yield "second column adds them. Rules and estimates that take no batch, length or checkpointing stand as they are;"
+    yield "llm-analysis knows no fp32 weights: its own mixed precision stands in every row."
     yield ""
     yield from _errors(results, format_bytes)
 
