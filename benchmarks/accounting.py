@@ -140,7 +140,7 @@ def _speed(quick: bool) -> Iterator[str]:
     if quick:
         speed.MODELS = speed.MODELS[:1]
     results = speed.table()
-    yield "## Time to count, and the process's resident memory"
+    yield "## Processor time to count, and the process's resident memory"
     yield ""
     yield "One sequence of 1,024 tokens, the better of two runs, each in a process of its own, model made on the meta"
     yield "device (no peer needs weights there, though some count differently than with them). napkin: forward and"

@@ -34,7 +34,7 @@ def table(names: list[str]) -> dict[str, dict[str, Any]]:
     results: dict[str, dict[str, Any]] = {"truth": in_process("calculators.flops:truths", cases)}
     for calculator, (package, _) in CALCULATORS.items():
         if available(package):
-            results[calculator] = in_process("calculators.flops:of_calculator", calculator, cases, seconds=900)
+            results[calculator] = in_process("calculators.flops:of_calculator", calculator, cases)
     return results
 
 

@@ -18,7 +18,7 @@ LIMIT_SECONDS = 180
 
 
 def table() -> dict[str, dict[str, Any]]:
-    """Calculator -> model -> [seconds, bytes of RSS], or why there are none."""
+    """Calculator -> model -> [seconds of processor time, bytes of RSS], or why there are none."""
     results: dict[str, dict[str, Any]] = {
         "torch alone": {"GPT-2 small": in_process("calculators.speed:baseline")},
         "napkin, whole step": {name: _best("calculators.speed:of_napkin", name) for name in MODELS},
@@ -48,10 +48,10 @@ def baseline() -> list[float]:
 
 def of_napkin(name: str) -> list[float]:
     """Forward and backward pass and AdamW's update: FLOPs and bytes of every operator, peak bytes."""
-    begin = time.perf_counter()
+    begin = time.process_time()
     module, batch = _built(name)
     ledger = count(module, batch, optimizer=lambda parameters: torch.optim.AdamW(parameters, fused=True))
-    seconds = time.perf_counter() - begin
+    seconds = time.process_time() - begin
     assert ledger.flops
     assert ledger.peak_bytes
     return [seconds, peak_rss_bytes()]
@@ -59,9 +59,9 @@ def of_napkin(name: str) -> list[float]:
 
 def of_calculator(calculator: str, name: str) -> list[float]:
     """What the calculator offers: FLOPs, of a forward pass in most."""
-    begin = time.perf_counter()
+    begin = time.process_time()
     found = CALCULATORS[calculator][1](*_built(name))
-    seconds = time.perf_counter() - begin
+    seconds = time.process_time() - begin
     assert found > 0
     return [seconds, peak_rss_bytes()]
 
