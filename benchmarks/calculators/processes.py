@@ -51,7 +51,8 @@ def peak_rss_bytes() -> int:
 def main() -> None:
     """Run one function under limits and print what it returned."""
     function, arguments, seconds, gibibytes = sys.argv[1:]
-    resource.setrlimit(resource.RLIMIT_DATA, (int(gibibytes) * 2**30,) * 2)
+    limit = int(gibibytes) * 2**30
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 5))
     module, _, name = function.partition(":")
     result = getattr(importlib.import_module(module), name)(*json.loads(arguments))
