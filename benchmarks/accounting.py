@@ -88,7 +88,8 @@ def _bytes(quick: bool) -> Iterator[str]:
     yield "## Peak bytes of a training step with AdamW, against the allocator's events"
     yield ""
     yield "A steady step, fp32 weights, fused AdamW, one thread. torchinfo states no gradients and no optimizer: a"
-    yield "second column adds them. Rules and estimates that take no batch, length or checkpointing stand as they are."
+    yield "second column adds them. Rules and estimates that take no batch, length or checkpointing stand as they are;"
+    yield "llm-analysis knows no fp32 weights: its own mixed precision stands in every row."
     yield ""
     yield from _errors(results, format_bytes)
 
@@ -139,7 +140,7 @@ def _speed(quick: bool) -> Iterator[str]:
     if quick:
         speed.MODELS = speed.MODELS[:1]
     results = speed.table()
-    yield "## Time to count, and the process's resident memory"
+    yield "## Processor time to count, and the process's resident memory"
     yield ""
     yield "One sequence of 1,024 tokens, the better of two runs, each in a process of its own, model made on the meta"
     yield "device (no peer needs weights there, though some count differently than with them). napkin: forward and"

@@ -34,7 +34,7 @@ def table(names: list[str]) -> dict[str, dict[str, Any]]:
     results: dict[str, dict[str, Any]] = {"truth": in_process("calculators.flops:truths", cases)}
     for calculator, (package, _) in CALCULATORS.items():
         if available(package):
-            results[calculator] = in_process("calculators.flops:of_calculator", calculator, cases, seconds=900)
+            results[calculator] = in_process("calculators.flops:of_calculator", calculator, cases)
     return results
 
 
@@ -158,8 +158,8 @@ def _llm_analysis(module: nn.Module, batch: Batch, decoder: Decoder | None) -> f
     return STEP * llm_analysis_of(decoder).get_num_flops_fwd_total(decoder.batch_size, decoder.length)
 
 
-def llm_analysis_of(decoder: Decoder, *, weight_bits: int = 16, activation_bits: int = 16) -> Any:
-    """llm-analysis set up for a decoder; the GPU that it asks for changes neither FLOPs nor bytes."""
+def llm_analysis_of(decoder: Decoder) -> Any:
+    """llm-analysis set up for a decoder in 16 bits; the GPU that it asks for changes neither FLOPs nor bytes."""
     config = _imported("llm_analysis.config")
     model = config.ModelConfig(
         "model",
@@ -173,9 +173,8 @@ def llm_analysis_of(decoder: Decoder, *, weight_bits: int = 16, activation_bits:
         decoder.d_ff,
         expansion_ratio=decoder.d_ff / decoder.d_model,
     )
-    formats = config.DtypeConfig("formats", weight_bits, activation_bits, weight_bits)
     gpu = config.get_gpu_config_by_name("a100-sxm-80gb")
-    return _imported("llm_analysis.analysis").LLMAnalysis(model, gpu, formats)
+    return _imported("llm_analysis.analysis").LLMAnalysis(model, gpu)
 
 
 def _six_n(module: nn.Module, batch: Batch, decoder: Decoder | None) -> float:

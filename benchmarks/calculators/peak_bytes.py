@@ -157,7 +157,8 @@ def _torchinfo_and_adamw(setting: Setting) -> float:
 
 
 def _llm_analysis(setting: Setting) -> float:
-    analysis = llm_analysis_of(setting.decoder, weight_bits=32, activation_bits=16 if setting.autocast else 32)
+    # It knows weights of 16 bits at most, and keeps a master copy of them.
+    analysis = llm_analysis_of(setting.decoder)
     forms = _imported("llm_analysis.analysis").ActivationRecomputation
     found = analysis.training(
         batch_size_per_gpu=setting.decoder.batch_size,
@@ -165,8 +166,6 @@ def _llm_analysis(setting: Setting) -> float:
         seq_len=setting.decoder.length,
         total_num_tokens=10**9,
         activation_recomputation=forms.FULL if setting.checkpointing else forms.NONE,
-        # fp32 weights are their own master copy.
-        master_weights_dtype_bytes=0,
         mlp_gated_linear_units=setting.decoder.gated,
     )
     return found["(weight+op_state+grad+act)_memory_per_gpu"]

@@ -23,7 +23,7 @@ def growth_at_peak(step: Callable[[], Any]) -> tuple[int, int]:
 
     Scratch is what a kernel takes and gives back within one call.
     """
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     results: Any = profiler.profiler
     changes: list[tuple[int, int, bool]] = []
