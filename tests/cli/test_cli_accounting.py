@@ -92,3 +92,39 @@ def test_a_device_is_found_by_the_name_its_driver_prints(capsys: pytest.CaptureF
     assert "990 TFLOP/s" in output(capsys, "hardware", "NVIDIA H100 80GB HBM3")
     (device,) = json.loads(output(capsys, "hardware", "L4", "--json"))
     assert device["memory_bandwidth"] == 300e9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["fit", "--on", "H10O"], "the nearest are H100"),
+        (["fit", "--on", "T4", "--precision", "bf16"], "T4 has no arithmetic in bf16"),
+        (["fit", "--on", "8xH100", "--context-length", "0"], "--context-length is 0: use a number above 0"),
+        (["fit", "--on", "H100", "--optimizer", "adamww"], "adamww"),
+        (["plan", *TINY, "--on", "0xH100"], "names no devices"),
+        (["plan", *TINY, "--on", "7xH100", "--training.batch-size", "16"], "does not divide among 7 devices"),
+        (["plan", *TINY, "--on", "T4", "--training.precision", "bf16"], "T4 has no arithmetic in bf16"),
+        (["plan", *TINY, "--on", "H100", "--watts", "nan"], "--watts is nan"),
+        (["plan", *TINY, "--on", "H100", "--usd-per-hour", "-1"], "--usd-per-hour is -1"),
+    ],
+)
+def test_devices_and_prices_that_cannot_be_are_refused_on_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
+) -> None:
+    assert main(arguments) == 2
+    complaint = capsys.readouterr().err
+    assert reason in complaint
+    assert complaint.count("\n") == 1
+
+
+def test_a_plan_for_other_devices_says_what_it_costs_and_where_its_time_goes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["plan", *TINY, "--on", "2xA100-80GB", "--training.batch-size", "4"]
+    plan = json.loads(output(capsys, *arguments, "--usd-per-hour", "3.6", "--json"))
+    assert plan["device"]["name"] == "2 × A100-SXM-80GB"
+    assert plan["dollars"] == pytest.approx(2 * plan["seconds"] / 1000)
+    for by in ("operator", "module", "phase"):
+        assert sum(plan[f"seconds_by_{by}"].values()) <= plan["seconds"] / plan["steps"] * (1 + 1e-9)
+    shown = output(capsys, *arguments, "--by", "module", "--rules")
+    assert all(word in shown for word in ("bound by bytes", "blocks.*.attention", "12·L·d·s·T", "dollars", "kWh"))

@@ -21,8 +21,9 @@ class FitOptions:
     """Devices: H100, 8xH100; `napkin hardware` lists them."""
     optimizer: OptimizerName = "adamw"
     """What updates the weights: adamw keeps two numbers a parameter, momentum, lion and muon one, sgd none."""
-    precision: Literal["bf16", "fp32"] = "bf16"
-    """Format of the matrix products; weights, gradients and optimizer state are fp32."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """Format of the matrix products, auto being bf16 where the device has it; weights, gradients and optimizer state
+    are fp32."""
     batch_size: int = 1
     """Sequences that a device works on at a time."""
     context_length: int = 2048
@@ -41,7 +42,7 @@ def main(arguments: list[str]) -> None:
             raise NapkinError(f"--{name.replace('_', '-')} is {getattr(options, name)}: use a number above 0")
     n_devices, name = parse_devices(options.on)
     device = find_device(name)
-    device.peak(options.precision)
+    products = device.choose_format(options.precision)
     a_parameter = bytes_a_parameter(options.optimizer)
     by_rule = largest_model_rule(n_devices * device.advertised_bytes, bytes_a_parameter=a_parameter)
     if not options.json:
@@ -59,7 +60,7 @@ def main(arguments: list[str]) -> None:
             options.vocab_size,
             options.context_length,
             options.batch_size,
-            Precision(options.precision, "cuda"),
+            Precision(products, "cuda"),
             target_of(device),
             options.optimizer,
         )

@@ -65,6 +65,16 @@ class Device:
         """What is left of `memory_bytes` for tensors once a CUDA context and its libraries are loaded."""
         return self.memory_bytes - CONTEXT_BYTES
 
+    def choose_format(self, wanted: Literal["auto", "bf16", "fp32"]) -> Literal["bf16", "fp32"]:
+        """The format of matrix products: "auto" is bf16 where the device has it, else fp32.
+
+        Raises NapkinError for one that the device lacks.
+        """
+        if wanted == "auto":
+            return "bf16" if "bf16" in self.peaks else "fp32"
+        self.peak(wanted)
+        return wanted
+
     def peak(self, format_name: str) -> float:
         """Dense FLOP/s in a number format, given by any of its names; both fp8 formats run at one rate.
 

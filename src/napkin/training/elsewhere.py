@@ -83,9 +83,7 @@ def _one_share(recipe: Recipe, device: Device, n_devices: int) -> tuple[Recipe, 
             f"each of {n_devices} devices gets {batch_size} sequences, which do not divide into micro-batches of "
             f"{size}: choose a --training.micro-batch-size that divides them"
         )
-    wanted = training.precision
-    products = ("bf16" if "bf16" in device.peaks else "fp32") if wanted == "auto" else wanted
-    device.peak(products)
+    products = device.choose_format(training.precision)
     training = dataclasses.replace(training, batch_size=batch_size, micro_batch_size=size, precision=products)
     return dataclasses.replace(recipe, training=training), Precision(products, "cuda")
 
