@@ -116,7 +116,7 @@ def _errors(results: dict[str, Any], show: Callable[[float], str]) -> Iterator[s
         errors = [found[m] / truth[m] - 1 for m, n in figures.items() if not isinstance(n, str)]
         worst.append(f"**{_percent(max(errors, key=abs))}**" if errors else "–")
         reasons = [found] if isinstance(found, str) else [n for n in figures.values() if isinstance(n, str)]
-        notes |= {reason: calculator for reason in reasons if reason != "decoders only"}
+        notes |= {reason: calculator for reason in reasons if reason != flops.NOT_FOR_THIS}
     yield f"| **worst** | | {' | '.join(worst)} |"
     for reason, calculator in notes.items():
         yield f"\nNo figure from {calculator}: {reason}"

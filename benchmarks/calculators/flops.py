@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from calculators.models import CASES, Batch, Decoder
+from calculators.models import CASES, Batch, Decoder, ExpertChoice
 from calculators.processes import available, in_process
 from napkin import count
 from oracles.brute_force_flops import ScalarProducts  # pyright: ignore[reportMissingImports]
 
+NOT_FOR_THIS = "not for this model"
 # Calculators that count a forward pass: a backward pass costs twice that, as each of them says.
 STEP = 3
 
@@ -70,7 +71,7 @@ def of_calculator(calculator: str, names: list[str]) -> dict[str, int | str]:
         try:
             found[name] = round(CALCULATORS[calculator][1](module, batch, CASES[name].decoder))
         except _NotForThis:
-            found[name] = "decoders only"
+            found[name] = NOT_FOR_THIS
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"[:120]
     return found
@@ -178,12 +179,16 @@ def llm_analysis_of(decoder: Decoder) -> Any:
 
 
 def _six_n(module: nn.Module, batch: Batch, decoder: Decoder | None) -> float:
-    parameters = sum(parameter.numel() for parameter in module.parameters())
-    # Of what is no text, each vector is one example.
-    tokens = batch[0].shape[:-1].numel() if batch[0].is_floating_point() else batch[0].numel()
     if batch[0].dim() == 4:
-        tokens = len(batch[0])
-    return 6 * parameters * tokens
+        raise _NotForThis  # a convolution uses each weight at many positions
+    tokens = batch[0].shape[:-1].numel() if batch[0].is_floating_point() else batch[0].numel()
+    # Of a mixture of experts, N is what a token meets.
+    idle = sum(
+        (1 - part.share) * (part.up.numel() + part.down.numel())
+        for part in module.modules()
+        if isinstance(part, ExpertChoice)
+    )
+    return 6 * (sum(parameter.numel() for parameter in module.parameters()) - idle) * tokens
 
 
 def _palm(module: nn.Module, batch: Batch, decoder: Decoder | None) -> float:
