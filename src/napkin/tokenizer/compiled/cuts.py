@@ -63,9 +63,17 @@ def _pieces(text: bytes, document_ends: "NDArray[np.int64]", size: int, may_cut:
             start, first = int(document_ends[last - 1]), last
             continue
         stop = int(document_ends[first])
-        cut = find_cut(text, start + size) if may_cut else None
-        end = stop if cut is None or cut >= stop else cut
+        end = _part_end(text, start, stop, size) if may_cut else stop
         yield Piece(start, np.array([end], np.int64), first)
         start = end
         if end == stop:
             first += 1
+
+
+def _part_end(text: bytes, start: int, stop: int, size: int) -> int:
+    # Where there is no place to cut, as in scripts without spaces, the next is looked for a whole size further on.
+    for position in range(start + size, stop, max(size, _WINDOW_BYTES)):
+        cut = find_cut(text, position)
+        if cut is not None and cut < stop:
+            return cut
+    return stop
