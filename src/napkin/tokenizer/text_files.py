@@ -10,7 +10,8 @@ from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.tokenizer.compiled.cuts import CUTTABLE_PATTERNS, find_cut
 
-CHUNK_BYTES = 2**24
+# A piece takes up to a dozen times as much while it is worked on: as text, in parts, as bytes again.
+CHUNK_BYTES = 2**22
 _PROBE_BYTES = 2**13
 
 
@@ -42,7 +43,8 @@ def read_chunks(
 def _read(path: Path, special_tokens: Sequence[str], may_cut: bool, chunk_bytes: int) -> Iterator[str]:
     start, rest = 0, b""
     with open(path, "rb") as file:
-        while data := file.read(chunk_bytes):
+        # A rest that cannot be cut is looked through again: with as much behind it, or that would take forever.
+        while data := file.read(max(chunk_bytes, len(rest))):
             if not start and not rest and b"\0" in data[:_PROBE_BYTES]:
                 raise NapkinError(f"'{path}' holds NUL bytes as no text does: give a text file or convert it")
             data = rest + data
