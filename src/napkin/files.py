@@ -92,6 +92,22 @@ def publish(temporary: Path, path: Path, *, overwrite: bool = False) -> None:
     os.replace(temporary, path)
 
 
+def try_lock(descriptor: int) -> bool:
+    """Hold an open file for this process until it is closed; False where another process holds it.
+
+    Where the system has no such locks, as on Windows, it is always True: there the promise is the user's.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def cache_folder() -> Path:
     """Where what can be made again is kept: NAPKIN_CACHE_DIR, or the system's folder for caches."""
     if chosen := os.environ.get("NAPKIN_CACHE_DIR"):

@@ -12,7 +12,7 @@ import pytest
 
 from napkin.data.corpus import Document
 from napkin.data.token_file import SEPARATOR, write_token_file
-from napkin.data.token_resuming import write_token_file_resumably
+from napkin.data.token_resuming import write_token_file_resumably, write_token_files_resumably
 from napkin.errors import NapkinError
 from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.byte_level import ByteTokenizer
@@ -76,6 +76,30 @@ def test_what_does_not_fit_is_begun_anew(tmp_path: Path, change: str):
 
     write_token_file(tmp_path / "expected", documents, tokenizer)
     assert path.read_bytes() == (tmp_path / "expected").read_bytes()
+
+
+def test_of_two_files_a_stop_in_the_second_leaves_neither_and_goes_on_there(tmp_path: Path, expected: bytes):
+    paths = {tmp_path / "one": lambda: DOCUMENTS, tmp_path / "two": lambda: until(90)}
+    with pytest.raises(Stopped):
+        write_token_files_resumably(paths, TOKENIZER, lambda *totals: None, bytes_a_point=500)
+    assert not any(path.exists() for path in paths)
+    told: list[Path] = []
+
+    paths[tmp_path / "two"] = lambda: DOCUMENTS
+    write_token_files_resumably(paths, TOKENIZER, lambda path, *totals: told.append(path), bytes_a_point=500)
+
+    assert set(told) == {tmp_path / "two"}
+    assert all(path.read_bytes() == expected for path in paths)
+    assert sorted(file.name for file in tmp_path.iterdir() if file.name[0] == ".") == []
+
+
+def test_a_file_that_another_process_writes_is_refused(tmp_path: Path):
+    fcntl = pytest.importorskip("fcntl")
+    with open(tmp_path / ".tokens.partial", "wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(NapkinError, match="is being written by another process"):
+            write_token_file_resumably(tmp_path / "tokens", lambda: DOCUMENTS, TOKENIZER)
+        assert not (tmp_path / "tokens").exists()
 
 
 def test_a_name_that_is_taken_is_refused_before_anything_is_written(tmp_path: Path):

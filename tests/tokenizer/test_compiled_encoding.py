@@ -69,7 +69,7 @@ def check_all_patterns(text: str) -> None:
         assert PAIRS_WITNESS[pattern].encode_ordinary(text) == PAIRS_COMPILED[pattern].encode(data)[0].tolist(), pattern
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(TEXTS)
 @example("")
 @example("x \n \n ")
@@ -79,7 +79,7 @@ def test_ids_equal_those_of_the_plain_form_and_of_tiktoken(text: str):
 
 
 @pytest.mark.torture
-@settings(max_examples=100_000, deadline=None)
+@settings(max_examples=100_000)
 @given(TEXTS)
 def test_ids_of_a_hundred_thousand_texts_equal_those_of_the_plain_form_and_of_tiktoken(text: str):
     check_all_patterns(text)
@@ -147,7 +147,6 @@ def test_the_ids_of_a_long_text_do_not_depend_on_threads_and_pieces(pattern: str
         assert COMPILED[pattern].encode(text, threads=2)[0].tolist() == whole
 
 
-@settings(deadline=None)
 @given(TEXTS, st.integers(1, 100))
 def test_pieces_are_cut_only_where_every_pattern_ends_a_pre_token(text: str, size: int):
     data = text.encode()

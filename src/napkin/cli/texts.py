@@ -9,12 +9,17 @@ from napkin.errors import NapkinError
 STANDARD_LIBRARY = "stdlib:"
 
 
-def open_documents(texts: Sequence[str], suffixes: Sequence[str] = ()) -> Iterator[Document]:
-    """The documents of every TEXT in turn."""
+PART_BYTES = 2**26
+
+
+def open_documents(
+    texts: Sequence[str], suffixes: Sequence[str] = (), part_bytes: int | None = PART_BYTES
+) -> Iterator[Document]:
+    """The documents of every TEXT in turn, those of more than `part_bytes` in parts."""
     for text in texts:
         if not text:
             raise NapkinError("a TEXT is empty: name a file, a folder, or stdlib:")
         if text == STANDARD_LIBRARY:
             yield from standard_library()
         else:
-            yield from read_documents([Path(text)], suffixes=suffixes or None)
+            yield from read_documents([Path(text)], suffixes=suffixes or None, part_bytes=part_bytes)

@@ -12,12 +12,14 @@ from rich.table import Table
 
 from napkin.cli.folders import folder_for
 from napkin.cli.terminal import ProgressLine, out, print_json, progress_line, say
-from napkin.cli.texts import open_documents
+from napkin.cli.texts import PART_BYTES, open_documents
 from napkin.cli.tokenizer import EncodeOptions, Kind, TrainOptions
 from napkin.data.corpus import Document
 from napkin.data.split import split_documents
-from napkin.data.token_file import SEPARATOR, TokenFile, write_token_file
+from napkin.data.token_file import SEPARATOR, TokenFile
+from napkin.data.token_resuming import write_token_files_resumably
 from napkin.errors import NapkinError
+from napkin.hardware.host import usable_cores
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.byte_level import ByteTokenizer
@@ -78,11 +80,13 @@ def encode(options: EncodeOptions) -> None:
         _refuse_existing(path.with_name(f"{path.name}.json"))
     start = time.perf_counter()
     with progress_line("reading the text") as line:
-        for side in sides:
-            # Both before either is written: a side that would be empty leaves nothing behind.
-            next(_documents(options, side))
+        # Both before either is written: a side that would be empty leaves nothing behind.
+        documents = {path: _side(options, side, tokenizer) for side, path in paths.items()}
         with folder_for(paths["training"]):
-            written = {side: _write(path, options, side, tokenizer, line) for side, path in paths.items()}
+            files = write_token_files_resumably(
+                documents, tokenizer, lambda *totals: _show_written(line, *totals), threads=usable_cores()
+            )
+    written = dict(zip(sides, files, strict=True))
     if options.json:
         print_json({side: _describe(tokens, tokenizer) for side, tokens in written.items()})
         return
@@ -96,21 +100,23 @@ def encode(options: EncodeOptions) -> None:
     say(f"encoded in {format_seconds(time.perf_counter() - start)}")
 
 
-def _write(path: Path, options: EncodeOptions, side: Side, tokenizer: Tokenizer, line: ProgressLine) -> TokenFile:
+def _side(options: EncodeOptions, side: Side, tokenizer: Tokenizer) -> Callable[[], Iterator[Document]]:
+    part_bytes = PART_BYTES if tokenizer.can_be_cut else None
+    next(_documents(options, side, part_bytes))
+    return lambda: _documents(options, side, part_bytes)
+
+
+def _show_written(line: ProgressLine, path: Path, text_bytes: int, n_tokens: int) -> None:
     line.retitle(f"encoding {path}")
-    documents = _documents(options, side)
-    return write_token_file(
-        path,
-        documents,
-        tokenizer,
-        progress=lambda size, count: line(size, None, f"{format_bytes(size)}, {format_count(count)} tokens"),
-    )
+    line(text_bytes, None, f"{format_bytes(text_bytes)}, {format_count(n_tokens)} tokens")
 
 
-def _documents(options: TrainOptions | EncodeOptions, side: Side) -> Iterator[Document]:
+def _documents(
+    options: TrainOptions | EncodeOptions, side: Side, part_bytes: int | None = PART_BYTES
+) -> Iterator[Document]:
     """The documents of one side, of which there is at least one."""
     fraction = options.validation_fraction
-    documents = split_documents(open_documents(options.texts, options.suffixes), fraction, side)
+    documents = split_documents(open_documents(options.texts, options.suffixes, part_bytes), fraction, side)
     first = next(documents, None)
     if first is None:
         raise NapkinError(

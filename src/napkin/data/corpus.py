@@ -12,19 +12,24 @@ from pathlib import Path
 
 from napkin.errors import NapkinError
 from napkin.files import StrPath
+from napkin.tokenizer.compiled.cuts import find_cut
 
 _SEPARATOR_LINES = (b"<|endoftext|>\n", b"<|endoftext|>\r\n", b"<|endoftext|>")
 _NOT_TEXT_FOLDERS = frozenset({"__pycache__"})
 _NOT_LIBRARY_FOLDERS = _NOT_TEXT_FOLDERS | {"test", "tests", "idle_test", "site-packages"}
 _BINARY_PROBE_BYTES = 8192
+# Where to look for a place to cut, from the end of what is to be cut.
+_CUT_WINDOW_BYTES = 2**14
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text that stands for itself, and the name under which messages mention it."""
+    """A text that stands for itself, or a part of one, and the name under which messages mention it."""
 
     name: str
     text: str
+    continues: bool = False
+    """Whether it goes on with the document before it."""
 
 
 def read_documents(
@@ -32,8 +37,12 @@ def read_documents(
     *,
     suffixes: Sequence[str] | None = None,
     on_skip: Callable[[Path], None] | None = None,
+    part_bytes: int | None = None,
 ) -> Iterator[Document]:
     """Read the documents in `paths`, in that order; memory stays that of the largest document.
+
+    With `part_bytes` a longer one comes in parts of about that size, cut where `find_cut` says, which all but the first
+    continue it; memory stays that of a part.
 
     A folder is walked in sorted order without hidden entries, `__pycache__` and links to folders; of the
     files in it, those that end in one of `suffixes` (`".py"`, `".md"`; all if None) are read. Those with a
@@ -49,7 +58,7 @@ def read_documents(
         with _readable(path):
             if not path.exists():
                 raise NapkinError(f"'{path}' does not exist: name a text file or a folder of text files")
-    return _read_documents(paths, suffixes, on_skip)
+    return _read_documents(paths, suffixes, on_skip, part_bytes)
 
 
 def standard_library() -> Iterator[Document]:
@@ -76,12 +85,15 @@ def standard_library() -> Iterator[Document]:
 
 
 def _read_documents(
-    paths: list[Path], suffixes: Sequence[str] | None, on_skip: Callable[[Path], None] | None
+    paths: list[Path],
+    suffixes: Sequence[str] | None,
+    on_skip: Callable[[Path], None] | None,
+    part_bytes: int | None,
 ) -> Iterator[Document]:
     found = False
     for path in paths:
         if not path.is_dir():
-            yield from _read_file(path, required=True)
+            yield from _read_file(path, part_bytes, required=True)
             found = True
             continue
         for file in _walk(path, _NOT_TEXT_FOLDERS):
@@ -91,7 +103,7 @@ def _read_documents(
                 if on_skip is not None:
                     on_skip(file)
                 continue
-            for document in _read_file(file, required=False):
+            for document in _read_file(file, part_bytes, required=False):
                 found = True
                 yield document
     if not found:
@@ -118,35 +130,62 @@ def _is_binary(path: Path) -> bool:
         return b"\0" in file.read(_BINARY_PROBE_BYTES)
 
 
-def _read_file(path: Path, *, required: bool) -> Iterator[Document]:
+def _read_file(path: Path, part_bytes: int | None, *, required: bool) -> Iterator[Document]:
     number = 0
-    for offset, data, is_whole in _pieces(path):
+    for piece in _pieces(path, part_bytes):
         try:
-            text = data.decode("utf-8")
+            text = piece.data.decode("utf-8")
         except UnicodeDecodeError as error:
             raise NapkinError(
-                f"'{path}' is not UTF-8 at byte {offset + error.start}: convert it (iconv -t UTF-8) or leave it out"
+                f"'{path}' is not UTF-8 at byte {piece.offset + error.start}: "
+                "convert it (iconv -t UTF-8) or leave it out"
             ) from error
+        # A part is no white space alone: it is cut beside a letter.
         if text.strip():
-            number += 1
-            yield Document(str(path) if is_whole else f"{path}#{number}", text)
+            number += not piece.continues
+            yield Document(str(path) if piece.of_whole_file else f"{path}#{number}", text, piece.continues)
     if required and not number:
         raise NapkinError(f"'{path}' holds no text: name a file with text in it")
 
 
-def _pieces(path: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """Yield (offset, bytes, whether it is the whole file) of each stretch between separator lines."""
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A stretch between separator lines, or a part of one."""
+
+    offset: int
+    data: bytes
+    of_whole_file: bool
+    """As far as is known when it is read."""
+    continues: bool
+
+
+def _pieces(path: Path, part_bytes: int | None) -> Iterator[_Piece]:
     lines: list[bytes] = []
-    start = position = 0
+    start = size = 0
+    continues = divided = False
+    wanted = part_bytes
     with _readable(path), open(path, "rb") as file:
-        for line in file:
-            position += len(line)
-            if line in _SEPARATOR_LINES:
-                yield start, b"".join(lines), False
-                lines, start = [], position
-            else:
-                lines.append(line)
-    yield start, b"".join(lines), start == 0
+        # A line may be as long as the file.
+        while line := file.readline(-1 if part_bytes is None else part_bytes):
+            begins_line = not lines or lines[-1].endswith(b"\n")
+            if begins_line and line in _SEPARATOR_LINES:
+                divided = True
+                yield _Piece(start, b"".join(lines), False, continues)
+                start, lines, size, continues, wanted = start + size + len(line), [], 0, False, part_bytes
+                continue
+            lines.append(line)
+            size += len(line)
+            if wanted is None or size < wanted:
+                continue
+            data = b"".join(lines)
+            cut = find_cut(data, max(size - _CUT_WINDOW_BYTES, 1))
+            if cut is None:
+                # Looking again after each line would take forever.
+                wanted *= 2
+                continue
+            yield _Piece(start, data[:cut], not divided, continues)
+            start, lines, size, continues, wanted = start + cut, [data[cut:]], size - cut, True, part_bytes
+    yield _Piece(start, b"".join(lines), not divided, continues)
 
 
 @contextmanager

@@ -16,21 +16,25 @@ def split_documents(
     """The documents of one side; `fraction` (0 to 1) of all are held out, as `is_validation` says.
 
     A text that is a single document is cut instead: about the last `fraction` of it is held out, from the beginning of
-    a line or a word where there is one nearby. A side that would get nothing but white space has no document. Memory
-    stays that of two documents.
+    a line or a word where there is one nearby. So is each part of a document that comes in parts, and what is left of a
+    part is a document. A side that would get nothing but white space has no document. Memory stays that of two
+    documents, or parts.
 
     Raises NapkinError where the fraction is not possible.
     """
     _refuse_impossible(fraction)
-    remaining = iter(documents)
-    first = list(itertools.islice(remaining, 2))
-    if len(first) == 1 and 0 < fraction < 1:
-        part = _cut(first[0], fraction, side)
-        if part.text.strip():
-            yield part
-        return
-    for document in itertools.chain(first, remaining):
-        if is_validation(document, fraction) == (side == "validation"):
+    first = True
+    # The one behind tells whether a document comes in parts, or is alone.
+    for document, following in itertools.pairwise(itertools.chain(documents, [None])):
+        assert document is not None
+        alone = first and following is None
+        in_parts = document.continues or (following is not None and following.continues)
+        first = False
+        if (alone or in_parts) and 0 < fraction < 1:
+            part = _cut(document, fraction, side)
+            if part.text.strip():
+                yield part
+        elif is_validation(document, fraction) == (side == "validation"):
             yield document
 
 

@@ -7,7 +7,7 @@ stands at the end. The sidecar gets its name last: tokens without one are not op
 
 import mmap
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal
@@ -28,6 +28,8 @@ SEPARATOR = "<|endoftext|>"
 
 _DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 _CHUNK_TOKENS = 2**20
+# What is encoded at a time.
+CHARACTERS_A_BATCH = 2**22
 
 _Natural = Annotated[int, msgspec.Meta(ge=0)]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -110,16 +112,19 @@ def write_token_file(
     documents: Iterable[Document],
     tokenizer: Tokenizer,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    threads: int = 1,
 ) -> TokenFile:
-    """Tokenize `documents` into a new token file at `path` and open it; memory stays that of one document.
+    """Tokenize `documents` into a new token file at `path` and open it; memory stays that of the largest document, or
+    of a few megabytes.
 
-    After each document `progress(text_bytes, n_tokens)` is told the totals so far. Raises NapkinError where
+    After every few documents `progress(text_bytes, n_tokens)` is told the totals so far. Raises NapkinError where
     one of the two files exists, where there are no documents, or where the tokenizer has no `<|endoftext|>`.
     """
     path = Path(path)
     # The inner file gets its name first, so that a sidecar never stands beside tokens that are not complete.
     with atomic_file(sidecar_path(path)) as sidecar_file, atomic_file(path) as file:
-        sidecar = _write_tokens(path, file, documents, tokenizer, progress)
+        sidecar = _write_tokens(path, file, documents, tokenizer, progress, threads)
         sidecar_file.write(sidecar.to_json())
         sidecar_file.flush()
     return TokenFile.open(path)
@@ -155,13 +160,28 @@ def _write_tokens(
     documents: Iterable[Document],
     tokenizer: Tokenizer,
     progress: Callable[[int, int], None] | None,
+    threads: int,
 ) -> _Sidecar:
-    writer = TokenWriter(file, tokenizer)
-    for document in documents:
-        writer.add(document)
+    writer = TokenWriter(file, tokenizer, threads)
+    for batch in batches_of(documents):
+        writer.add(batch)
         if progress is not None:
             progress(writer.text_bytes, writer.n_tokens)
     return writer.finish(path)
+
+
+def batches_of(documents: Iterable[Document], n_characters: int = CHARACTERS_A_BATCH) -> Iterator[list[Document]]:
+    """Documents in groups of at least so many characters, to be encoded together."""
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document.text)
+        if size >= n_characters:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 class TokenWriter:
@@ -170,7 +190,7 @@ class TokenWriter:
     Raises NapkinError where the tokenizer has no `<|endoftext|>`.
     """
 
-    def __init__(self, file: BinaryIO, tokenizer: Tokenizer) -> None:
+    def __init__(self, file: BinaryIO, tokenizer: Tokenizer, threads: int = 1) -> None:
         separator = tokenizer.special_tokens.get(SEPARATOR)
         if separator is None:
             raise NapkinError(f"the tokenizer has no {SEPARATOR} to divide documents: make one that has it")
@@ -178,6 +198,7 @@ class TokenWriter:
         self.tokenizer = tokenizer
         self.separator = separator
         self.dtype: Literal["uint16", "uint32"] = _dtype_name(tokenizer.vocab_size)
+        self.threads = threads
         self.checksum = sha256()
         self.n_documents = self.n_tokens = self.text_bytes = 0
 
@@ -186,19 +207,21 @@ class TokenWriter:
         """Bytes that one token takes."""
         return np.dtype(_DTYPES[self.dtype]).itemsize
 
-    def add(self, document: Document) -> None:
-        """Write the separator and a document; raises NapkinError where its tokens are not ordinary ones."""
-        text_bytes = len(utf8(document.text, f"'{document.name}'"))
-        ids = self.tokenizer.encode_to_numpy(document.text)
-        in_vocabulary = ids.size == 0 or (ids.min() >= 0 and ids.max() < self.tokenizer.vocab_size)
-        if not in_vocabulary or (ids == self.separator).any():
+    def add(self, documents: Sequence[Document]) -> None:
+        """Write documents, each behind a separator; raises NapkinError where their tokens are not ordinary ones."""
+        text_bytes = sum(len(utf8(document.text, f"'{document.name}'")) for document in documents)
+        ids, counts = self.tokenizer.encode_documents([document.text for document in documents], threads=self.threads)
+        starts = np.cumsum(counts) - counts
+        wrong = (ids < 0) | (ids >= self.tokenizer.vocab_size) | (ids == self.separator)
+        if wrong.any():
+            document = documents[int(np.searchsorted(starts, wrong.argmax(), side="right")) - 1]
             raise NapkinError(
                 f"'{document.name}' encodes to {SEPARATOR} or to a token outside the vocabulary of "
                 f"{self.tokenizer.vocab_size}: the tokenizer must keep ordinary text to ordinary tokens"
             )
-        self._write(np.array([self.separator]))
-        self._write(ids)
-        self.n_documents += 1
+        begins = np.array([not document.continues for document in documents])
+        self._write(np.insert(ids, starts[begins], self.separator))
+        self.n_documents += int(begins.sum())
         self.text_bytes += text_bytes
 
     def finish(self, path: Path) -> "_Sidecar":

@@ -7,8 +7,10 @@ are done, and goes on if they are the same; if not, or if the tokenizer is anoth
 """
 
 import contextlib
+import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
@@ -16,9 +18,9 @@ from typing import BinaryIO
 import msgspec
 
 from napkin.data.corpus import Document
-from napkin.data.token_file import TokenFile, TokenWriter, sidecar_path
+from napkin.data.token_file import CHARACTERS_A_BATCH, TokenFile, TokenWriter, batches_of, sidecar_path
 from napkin.errors import NapkinError
-from napkin.files import StrPath, atomic_file, atomic_write_bytes, publish, sync_folder
+from napkin.files import StrPath, atomic_file, atomic_write_bytes, publish, sync_folder, try_lock
 from napkin.tokenizer.base import Tokenizer
 
 # Text between two points from which can be gone on: about a second of encoding.
@@ -26,55 +28,132 @@ _BYTES_A_POINT = 2**26
 _READ_BYTES = 2**22
 
 
+Documents = Callable[[], Iterable[Document]]
+
+
 def write_token_file_resumably(
     path: StrPath,
-    documents: Callable[[], Iterable[Document]],
+    documents: Documents,
     tokenizer: Tokenizer,
     progress: Callable[[int, int], None] | None = None,
     *,
+    threads: int = 1,
     bytes_a_point: int = _BYTES_A_POINT,
 ) -> TokenFile:
     """What `write_token_file` does, in a way that goes on after a kill; `documents` gives the same ones at each call.
 
     `progress(text_bytes, n_tokens)` begins where the last call was. Raises what `write_token_file` raises; then, as
-    after a kill, what is done is kept for the next call.
+    after a kill, what is done is kept for the next call. One process at a time writes a file.
     """
     path = Path(path)
-    for taken in (path, sidecar_path(path)):
-        if os.path.lexists(taken):
-            raise NapkinError(f"'{taken}' exists and is not overwritten: remove it or choose another name")
-    partial = path.with_name(f".{path.name}.partial")
-    with _open(partial) as file:
-        writer, text_hash = TokenWriter(file, tokenizer), blake2b(digest_size=16)
-        iterator = iter(documents())
-        if not _go_on(partial, writer, text_hash, iterator):
-            file.seek(0)
-            file.truncate()
-            writer, text_hash, iterator = TokenWriter(file, tokenizer), blake2b(digest_size=16), iter(documents())
-        told = writer.text_bytes
-        for document in iterator:
-            writer.add(document)
-            _add_text(text_hash, document)
-            if writer.text_bytes - told >= bytes_a_point:
-                _tell(partial, writer, text_hash)
-                told = writer.text_bytes
-            if progress is not None:
-                progress(writer.text_bytes, writer.n_tokens)
-        sidecar = writer.finish(path)
-        file.flush()
-        os.fsync(file.fileno())
+    told = progress or (lambda text_bytes, n_tokens: None)
+    [tokens] = write_token_files_resumably(
+        {path: documents},
+        tokenizer,
+        lambda _, *totals: told(*totals),
+        threads=threads,
+        bytes_a_point=bytes_a_point,
+    )
+    return tokens
+
+
+def write_token_files_resumably(
+    documents: Mapping[Path, Documents],
+    tokenizer: Tokenizer,
+    progress: Callable[[Path, int, int], None],
+    *,
+    threads: int = 1,
+    bytes_a_point: int = _BYTES_A_POINT,
+) -> list[TokenFile]:
+    """The same for several files that belong together: all get their names after the last one is written."""
+    for path in documents:
+        for taken in (path, sidecar_path(path)):
+            if os.path.lexists(taken):
+                raise NapkinError(f"'{taken}' exists and is not overwritten: remove it or choose another name")
+    with contextlib.ExitStack() as stack:
+        stack.callback(_remove_pointless, documents)
+        files = {path: stack.enter_context(_open(_partial(path))) for path in documents}
+        sidecars: dict[Path, bytes] = {}
+        for path, file in files.items():
+            writing = _write(path, file, documents[path], tokenizer, progress, threads, bytes_a_point)
+            sidecars[path] = writing.finish(path).to_json()
+            file.flush()
+            os.fsync(file.fileno())
+        for path, sidecar in sidecars.items():
+            _publish(path, sidecar)
+    return [TokenFile.open(path) for path in documents]
+
+
+def _write(
+    path: Path,
+    file: BinaryIO,
+    documents: Documents,
+    tokenizer: Tokenizer,
+    progress: Callable[[Path, int, int], None],
+    threads: int,
+    bytes_a_point: int,
+) -> TokenWriter:
+    writing, iterator = _Writing(TokenWriter(file, tokenizer, threads)), iter(documents())
+    if not _go_on(_partial(path), writing, iterator):
+        file.seek(0)
+        file.truncate()
+        writing, iterator = _Writing(TokenWriter(file, tokenizer, threads)), iter(documents())
+    writer = writing.writer
+    told = writer.text_bytes
+    for batch in batches_of(iterator, min(bytes_a_point, CHARACTERS_A_BATCH)):
+        writer.add(batch)
+        writing.pass_over(batch)
+        if writer.text_bytes - told >= bytes_a_point:
+            _tell(_partial(path), writing)
+            told = writer.text_bytes
+        progress(path, writer.text_bytes, writer.n_tokens)
+    # The next file may take long.
+    _tell(_partial(path), writing)
+    return writer
+
+
+def _publish(path: Path, sidecar: bytes) -> None:
+    partial = _partial(path)
     # The tokens get their name first, so that a sidecar never stands beside tokens that are not complete.
     with atomic_file(sidecar_path(path)) as sidecar_file:
-        sidecar_file.write(sidecar.to_json())
+        sidecar_file.write(sidecar)
         publish(partial, path)
     for leftover in (partial, sidecar_path(partial)):
         leftover.unlink(missing_ok=True)
     sync_folder(path.parent)
-    return TokenFile.open(path)
+
+
+def _remove_pointless(paths: Iterable[Path]) -> None:
+    """Remove what nothing can go on from."""
+    for partial in map(_partial, paths):
+        if not sidecar_path(partial).exists():
+            partial.unlink(missing_ok=True)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
+
+
+@dataclass
+class _Writing:
+    """What is written, and which documents and parts of documents that was."""
+
+    writer: TokenWriter
+    n_texts: int = 0
+    text_hash: blake2b = field(default_factory=lambda: blake2b(digest_size=16))
+
+    def pass_over(self, documents: Iterable[Document]) -> None:
+        """Note documents that are done."""
+        for document in documents:
+            data = document.text.encode(errors="surrogatepass")
+            self.text_hash.update((2 * len(data) + document.continues).to_bytes(8, "little"))
+            self.text_hash.update(data)
+            self.n_texts += 1
 
 
 class _Point(msgspec.Struct, frozen=True):
     tokenizer: str
+    texts: int
     documents: int
     tokens: int
     text_bytes: int
@@ -85,6 +164,10 @@ class _Point(msgspec.Struct, frozen=True):
 def _open(partial: Path) -> Iterator[BinaryIO]:
     try:
         with open(partial, "r+b" if partial.exists() else "x+b") as file:
+            if not try_lock(file.fileno()):
+                raise NapkinError(
+                    f"'{partial}' is being written by another process: wait for it, or choose another name"
+                )
             yield file
     except OSError as error:
         if error.filename not in (None, str(partial)):
@@ -95,17 +178,24 @@ def _open(partial: Path) -> Iterator[BinaryIO]:
         ) from error
 
 
-def _tell(partial: Path, writer: TokenWriter, text_hash: blake2b) -> None:
+def _tell(partial: Path, writing: _Writing) -> None:
+    writer = writing.writer
     writer.file.flush()
     os.fsync(writer.file.fileno())
     point = _Point(
-        writer.tokenizer.fingerprint, writer.n_documents, writer.n_tokens, writer.text_bytes, text_hash.hexdigest()
+        tokenizer=writer.tokenizer.fingerprint,
+        texts=writing.n_texts,
+        documents=writer.n_documents,
+        tokens=writer.n_tokens,
+        text_bytes=writer.text_bytes,
+        text_hash=writing.text_hash.hexdigest(),
     )
     atomic_write_bytes(sidecar_path(partial), msgspec.json.encode(point), overwrite=True)
 
 
-def _go_on(partial: Path, writer: TokenWriter, text_hash: blake2b, documents: Iterator[Document]) -> bool:
+def _go_on(partial: Path, writing: _Writing, documents: Iterator[Document]) -> bool:
     """Bring writer, checksum and documents to the last point; whether there is one that fits."""
+    writer = writing.writer
     try:
         point = msgspec.json.decode(sidecar_path(partial).read_bytes(), type=_Point)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -113,12 +203,8 @@ def _go_on(partial: Path, writer: TokenWriter, text_hash: blake2b, documents: It
     size_bytes = point.tokens * writer.token_bytes
     if point.tokenizer != writer.tokenizer.fingerprint or os.fstat(writer.file.fileno()).st_size < size_bytes:
         return False
-    for _ in range(point.documents):
-        document = next(documents, None)
-        if document is None:
-            return False
-        _add_text(text_hash, document)
-    if text_hash.hexdigest() != point.text_hash:
+    writing.pass_over(itertools.islice(documents, point.texts))
+    if writing.n_texts != point.texts or writing.text_hash.hexdigest() != point.text_hash:
         return False
     left = size_bytes
     while left:
@@ -129,9 +215,3 @@ def _go_on(partial: Path, writer: TokenWriter, text_hash: blake2b, documents: It
     writer.file.seek(size_bytes)
     writer.n_documents, writer.n_tokens, writer.text_bytes = point.documents, point.tokens, point.text_bytes
     return True
-
-
-def _add_text(text_hash: blake2b, document: Document) -> None:
-    data = document.text.encode(errors="surrogatepass")
-    text_hash.update(len(data).to_bytes(8, "little"))
-    text_hash.update(data)

@@ -73,6 +73,17 @@ class Tokenizer(ABC):
         """Turn each text into its own list of ids; special tokens in them are ordinary text."""
         return [self.encode(text) for text in check_texts(texts)]
 
+    def encode_documents(self, texts: Sequence[str], *, threads: int = 1) -> "tuple[numpy.ndarray, numpy.ndarray]":
+        """Ids of shape [n_tokens] of all texts, one after the other, and how many each has, of shape [n_texts].
+
+        A kind whose encoding is compiled divides them among `threads`; the ids do not depend on their number.
+        """
+        import numpy
+
+        encoded = [self.encode_to_numpy(text) for text in texts]
+        counts = numpy.array([len(ids) for ids in encoded], numpy.int64)
+        return numpy.concatenate([numpy.empty(0, self.id_dtype), *encoded]), counts
+
     def encode_iterable(self, texts: Iterable[str]) -> Iterator[int]:
         """Yield the ids of one text after the other; never more than one text is held in memory.
 
@@ -86,6 +97,11 @@ class Tokenizer(ABC):
         import numpy
 
         return numpy.array(self.encode(text), self.id_dtype)
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether the parts of a text cut where `find_cut` says have, one after the other, the ids of the whole."""
+        return True
 
     @property
     def id_dtype(self) -> Literal["uint16", "uint32"]:

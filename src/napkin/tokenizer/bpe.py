@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe_merging import Merges, apply_merges
+from napkin.tokenizer.compiled.cuts import CUTTABLE_PATTERNS
 from napkin.tokenizer.compiled.loading import can_encode, worth_it
 from napkin.tokenizer.patterns import PreTokenizer
 from napkin.tokenizer.texts import check_texts, utf8
@@ -57,10 +58,15 @@ class BPETokenizer(Tokenizer):
         texts = list(check_texts(texts))
         if not self._encodes_compiled(sum(map(len, texts))):
             return [self.encode(text) for text in texts]
-        data = [utf8(text) for text in texts]
-        joined, counts = self._encoder.encode(b"".join(data), list(accumulate(map(len, data))), threads=threads)
+        joined, counts = self._encode_compiled(texts, threads)
         ids = joined.tolist()
         return [ids[start:end] for start, end in pairwise(accumulate(counts.tolist(), initial=0))]
+
+    def encode_documents(self, texts: Sequence[str], *, threads: int = 1) -> "tuple[numpy.ndarray, numpy.ndarray]":
+        """Ids of all texts, one after the other, and how many each has."""
+        if not self._encodes_compiled(sum(map(len, texts))):
+            return super().encode_documents(texts)
+        return self._encode_compiled(texts, threads)
 
     def encode_to_numpy(self, text: str, *, threads: int = 1) -> "numpy.ndarray":
         """Turn text into ids of shape [n_tokens]: uint16 where every id fits in it, otherwise uint32.
@@ -76,6 +82,16 @@ class BPETokenizer(Tokenizer):
         if len(text) >= _NOT_SHORT and self._encodes_compiled(len(text)):
             return self._encoder.encode(text.encode())[0].tolist()
         return list(chain.from_iterable(map(self._ids_of.__getitem__, self._pre_tokenizer.split(text))))
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether the parts of a text cut where `find_cut` says have, one after the other, the ids of the whole."""
+        return self.pattern in CUTTABLE_PATTERNS
+
+    def _encode_compiled(self, texts: Sequence[str], threads: int) -> "tuple[numpy.ndarray, numpy.ndarray]":
+        data = [utf8(text) for text in texts]
+        ends = list(accumulate(map(len, data)))
+        return self._encoder.encode(b"".join(data), ends, dtype=self.id_dtype, threads=threads)
 
     def _encodes_compiled(self, n_bytes: int) -> bool:
         return self._can_be_compiled and worth_it(n_bytes, self.pattern)

@@ -4,12 +4,14 @@ Three things are free there that BPETokenizer fixes: which id a byte, a merge or
 merge makes; and whether such a token is used where it is a whole pre-token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer
+from napkin.tokenizer.compiled.cuts import CUTTABLE_PATTERNS
 from napkin.tokenizer.patterns import PreTokenizer
 
 if TYPE_CHECKING:
@@ -69,14 +71,35 @@ class RenumberedBPETokenizer(Tokenizer):
         """The id of a pre-token that is a token made by no merge, None if it is none."""
         return self._id_of_whole.get(pre_token.encode()) if self.whole else None
 
-    def encode_to_numpy(self, text: str) -> "numpy.ndarray":
-        """Turn text into ids of shape [n_tokens]: uint16 where every id fits in it, otherwise uint32."""
-        import numpy
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether the parts of a text cut where `find_cut` says have, one after the other, the ids of the whole."""
+        return self.pattern in CUTTABLE_PATTERNS
 
+    def encode_batch(self, texts: Iterable[str], *, threads: int = 1) -> list[list[int]]:
+        """Turn each text into its own list of ids; special tokens in them are ordinary text."""
+        if self.whole:
+            return super().encode_batch(texts)
+        return [list(map(self._ids.__getitem__, ids)) for ids in self._plain.encode_batch(texts, threads=threads)]
+
+    def encode_documents(self, texts: Sequence[str], *, threads: int = 1) -> "tuple[numpy.ndarray, numpy.ndarray]":
+        """Ids of all texts, one after the other, and how many each has."""
+        if self.whole:
+            return super().encode_documents(texts)
+        ids, counts = self._plain.encode_documents(texts, threads=threads)
+        return self._table[ids], counts
+
+    def encode_to_numpy(self, text: str, *, threads: int = 1) -> "numpy.ndarray":
+        """Turn text into ids of shape [n_tokens]: uint16 where every id fits in it, otherwise uint32."""
         if self.whole:
             return super().encode_to_numpy(text)
-        table = numpy.array(self._ids, dtype=numpy.uint16 if self.vocab_size <= 2**16 else numpy.uint32)
-        return table[self._plain.encode_to_numpy(text)]
+        return self._table[self._plain.encode_to_numpy(text, threads=threads)]
+
+    @cached_property
+    def _table(self) -> "numpy.ndarray":
+        import numpy
+
+        return numpy.array(self._ids, self.id_dtype)
 
     def _encode_ordinary(self, text: str) -> list[int]:
         if not self.whole:

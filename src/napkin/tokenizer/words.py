@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.compiled.cuts import CUTTABLE_PATTERNS
 from napkin.tokenizer.patterns import PreTokenizer
 from napkin.tokenizer.texts import check_special_tokens, check_texts, split_at, utf8
 
@@ -95,6 +96,11 @@ class WordTokenizer(Tokenizer):
         if not text:
             raise NapkinError("the empty text has nothing to lose: give at least one character")
         return unknown_cost(self, Counter(self.encode(text)), len(utf8(text)))
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether the parts of a text cut where `find_cut` says have, one after the other, the ids of the whole."""
+        return self.pattern in CUTTABLE_PATTERNS
 
     def _encode_ordinary(self, text: str) -> list[int]:
         id_of, unknown = self._id_of.get, self.special_tokens[UNK]

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from napkin.errors import CorruptFile, NapkinError
-from napkin.files import StrPath, atomic_write_text, sync_file, sync_folder
+from napkin.files import StrPath, atomic_write_text, sync_file, sync_folder, try_lock
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.storage import load_tokenizer
 from napkin.training.recipe import Recipe, format_recipe, read_recipe
@@ -105,19 +105,12 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the run for this process; a NapkinError where another one trains in it."""
-        try:
-            import fcntl
-        except ImportError:  # Windows has no flock; there the promise is the user's.
-            yield
-            return
         descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not try_lock(descriptor):
                 raise NapkinError(
                     f"'{self.path}' is being trained by another process: wait for it, or stop it, and try again"
-                ) from None
+                )
             yield
         finally:
             os.close(descriptor)
