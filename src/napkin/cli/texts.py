@@ -9,7 +9,7 @@ from napkin.errors import NapkinError
 STANDARD_LIBRARY = "stdlib:"
 
 
-PART_BYTES = 2**26
+PART_BYTES = 2**23
 
 
 def open_documents(

@@ -23,8 +23,8 @@ from napkin.errors import NapkinError
 from napkin.files import StrPath, atomic_file, atomic_write_bytes, publish, sync_folder, try_lock
 from napkin.tokenizer.base import Tokenizer
 
-# Text between two points from which can be gone on: about a second of encoding.
-_BYTES_A_POINT = 2**26
+# Text between two points from which can be gone on: a fraction of a second of encoding.
+_BYTES_A_POINT = 2**24
 _READ_BYTES = 2**22
 
 
