@@ -43,7 +43,8 @@ class TrainOptions:
     """Number of token ids, <|endoftext|> included; None is 4096 for bpe and words, and for characters and bytes what
     they need."""
     pattern: str | None = None
-    """How text is cut before merging, and into words: gpt2, gpt4, whole, or a regular expression; None is gpt2."""
+    """How text is cut before merging, and into words: gpt2, gpt4, cl100k (gpt4 as tiktoken cuts now), o200k, whole, or
+    a regular expression; None is gpt2."""
     suffixes: tuple[str, ...] = ()
     """Of a folder, only files that end so: --suffixes .py .md; none is all files."""
     validation_fraction: float = 0.05
@@ -55,7 +56,7 @@ class TrainOptions:
 @dataclass(frozen=True)
 class EncodeOptions:
     """Encode text into two token files, train.tokens and validation.tokens. TEXT is a file, a folder, or stdlib: for
-    Python's own library."""
+    Python's own library. Texts may be larger than the memory; after a kill the same command goes on."""
 
     texts: Texts = ()
     """Where the text is; at least one."""
@@ -67,7 +68,7 @@ class EncodeOptions:
     """Of a folder, only files that end so: --suffixes .py .md; none is all files."""
     validation_fraction: float = 0.05
     """Share of the documents, 0 to 1, that is held out, chosen by a hash of each; of a single document, its last part;
-    0 makes no validation.tokens."""
+    of one larger than 8 MB, the last part of each 8 MB; 0 makes no validation.tokens."""
     json: Switch = False
     """Print the result for programs."""
 

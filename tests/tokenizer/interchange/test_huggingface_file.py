@@ -74,7 +74,7 @@ def test_a_tokenizer_read_is_kept_in_napkins_own_file(theirs: tokenizers.Tokeniz
     assert loaded.encode_batch(strings[::5]) == ours.encode_batch(strings[::5])
 
 
-@pytest.mark.parametrize("pattern", ["gpt2", "gpt4"])
+@pytest.mark.parametrize("pattern", ["gpt2", "gpt4", "cl100k", "o200k"])
 def test_every_character_is_cut_alike(pattern: str, tmp_path: Path):
     # Characters that are newer than this edition of Unicode may be of another class in one of the libraries; of those
     # that are in no case and for private use, tens of thousands, a sample does.

@@ -1,5 +1,6 @@
+"""A plugin of pytest: how long a generated example takes says more about what else runs than about the code."""
+
 from hypothesis import settings
 
-# How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("napkin", deadline=None)
 settings.load_profile("napkin")
