@@ -28,6 +28,7 @@ from typing import Any
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.compiled.encoder import Encoder
+from napkin.tokenizer.patterns import PATTERNS
 from tokenizer_text import many_scripts_text, mixed_text
 
 RESULTS = Path(__file__).parent / "results"
@@ -66,6 +67,7 @@ def main() -> None:
         f"Python {platform.python_version()}, {versions}; load {os.getloadavg()[0]:.1f}",
         *encoding_table("mixed text", text, tokenizer, options.rounds),
         *encoding_table("many scripts", scripts, tokenizer, options.rounds),
+        *patterns_table(text + scripts),
         *hostile_table(tokenizer, options.rounds),
         *prompt_table(tokenizer),
         *training_table(text, options.rounds),
@@ -128,6 +130,28 @@ def ratio(measured: Measured, what: str, clock: int) -> str:
     else:
         ours = "napkin, 2 threads, first pass" if "threads" in what else "napkin, 1 thread, first pass"
     return f"{measured[what][clock] / measured[ours][clock]:.2f}"
+
+
+def patterns_table(text: str) -> list[str]:
+    """Whether all the text has tiktoken's ids by each of its patterns, by a small vocabulary."""
+    if not installed("tiktoken"):
+        return []
+    import tiktoken
+
+    rows = ["| pattern | tokens of all the text | equal to tiktoken's |", "|---|---|---|"]
+    documents = text.split("<|endoftext|>")
+    for pattern in ("gpt2", "cl100k", "o200k"):
+        tokenizer = distinct(train_bpe([text[: 10**7]], 2000, [], pattern=pattern))
+        ranks = {token: i for i, token in enumerate(tokenizer.vocabulary)}
+        peer = tiktoken.Encoding("same", pat_str=PATTERNS[pattern], mergeable_ranks=ranks, special_tokens={})
+        ids, counts = tokenizer.encode_documents(documents, threads=2)
+        ends = counts.cumsum().tolist()
+        equal = all(
+            ids[end - count : end].tolist() == peer.encode_ordinary(document)
+            for document, count, end in zip(documents, counts.tolist(), ends, strict=True)
+        )
+        rows.append(f"| {pattern} | {len(ids):,} | {'yes' if equal else 'NO'} |")
+    return show("", "## The same ids", "", *rows)
 
 
 def hostile_table(tokenizer: BPETokenizer, rounds: int) -> list[str]:
@@ -269,9 +293,9 @@ def distinct(tokenizer: BPETokenizer) -> BPETokenizer:
     seen: set[bytes] = set()
     for number, token in enumerate(tokenizer.vocabulary[: 256 + len(tokenizer.merges)]):
         if token in seen:
-            return BPETokenizer(tokenizer.merges[: number - 256])
+            return BPETokenizer(tokenizer.merges[: number - 256], pattern=tokenizer.pattern)
         seen.add(token)
-    return BPETokenizer(tokenizer.merges)
+    return BPETokenizer(tokenizer.merges, pattern=tokenizer.pattern)
 
 
 def tiktoken_encode(merges: list[tuple[int, int]]) -> Callable[[str], list[int]]:

@@ -1,10 +1,14 @@
 """`napkin recipe`."""
 
+import dataclasses
 import sys
 from dataclasses import dataclass
+from typing import Any
+
+import tomli_w
 
 from napkin.cli.recipes import RecipeOptions, parse_with_recipe
-from napkin.training.recipe import format_recipe
+from napkin.training.recipe import Recipe, format_recipe
 
 
 @dataclass(frozen=True)
@@ -15,4 +19,36 @@ class PrintOptions(RecipeOptions):
 def main(arguments: list[str]) -> None:
     """Print a recipe as TOML."""
     options, _ = parse_with_recipe(PrintOptions, "recipe", arguments)
-    sys.stdout.write(format_recipe(options.recipe))
+    sys.stdout.write(with_comments(options.recipe))
+
+
+def with_comments(recipe: Recipe) -> str:
+    """A recipe as TOML, and as comments the fields that are left out, with what they come to where that is known."""
+    tables = format_recipe(recipe).split("\n\n")
+    names = [field.name for field in dataclasses.fields(recipe)]
+    return (
+        "\n\n".join(
+            "\n".join([table.rstrip("\n"), *_left_out(recipe, name)]) for name, table in zip(names, tables, strict=True)
+        )
+        + "\n"
+    )
+
+
+def _left_out(recipe: Recipe, table: str) -> list[str]:
+    values = getattr(recipe, table)
+    left_out = [
+        field.name
+        for field in dataclasses.fields(values)
+        if getattr(values, field.name) is None and field.default is None
+    ]
+    known = {name: value for name in left_out if (value := _resolved(recipe, values, name)) is not None}
+    none = [name for name in left_out if name not in known]
+    lines = [f"# {line}" for line in tomli_w.dumps(known).splitlines()]
+    return [*lines, *([f"# not set: {', '.join(none)}"] if none else [])]
+
+
+def _resolved(recipe: Recipe, values: Any, name: str) -> Any:
+    if values is recipe.optimizer:
+        resolved = dataclasses.replace(recipe.optimizer.resolved, warmup_steps=recipe.warmup_steps)
+        return getattr(resolved, name)
+    return getattr(values, f"resolved_{name}", None)
