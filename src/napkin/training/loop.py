@@ -25,6 +25,7 @@ from napkin.training.checkpoint_writer import CheckpointWriter
 from napkin.training.evaluation import EVALUATION_BATCH_SIZE, mean_loss
 from napkin.training.history import History
 from napkin.training.interruption import Interrupted, Interruption, catch_interruption
+from napkin.training.lost_pages import leaving_on_lost_pages
 from napkin.training.non_finite import NonFiniteSteps, Verdict
 from napkin.training.preparation import Preparation
 from napkin.training.restoring import restore_newest
@@ -75,7 +76,7 @@ def train(
             run.write_json("plan.json", plan_as_dict(preparation.plan, preparation.precision))
         loop = _Loop(preparation, run, on_message, interruption)
         loop.restore()
-        with loop.writer:
+        with loop.writer, leaving_on_lost_pages(loop.last_words):
             while loop.is_unfinished and interruption.signal is None:
                 metrics = loop.advance()
                 if metrics is not None:
@@ -116,6 +117,7 @@ class _Loop:
     on_message: Callable[[str], None]
     interruption: Interruption
     step: int = 0
+    reading_batch: bool = False
     seconds_before: float = 0.0
     step_seconds: list[float] = field(default_factory=list)
     metered: StepMeasurement | None = None
@@ -265,9 +267,21 @@ class _Loop:
         return [tokens for tokens in files if tokens is not None]
 
     def _batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        self.reading_batch = True
         with self._guarded(self.preparation.train_tokens):
             inputs, targets = self.batches[self.step]
+        self.reading_batch = False
         return inputs.to(self.device_type), targets.to(self.device_type)
+
+    def last_words(self) -> str:
+        """What to say when pages of a mapped file are lost; a checkpoint is left where the learner is whole."""
+        files = " or ".join(f"'{tokens.path}'" for tokens in self.guards)
+        line = f"{files} was shortened, or its disk has gone, while the run read it: put it back and continue with "
+        line += f"`napkin resume {self.run.path}`; "
+        if not self.reading_batch:
+            return line + "earlier checkpoints are kept"
+        self.finish()
+        return f"{line}nothing was learned from it, step {self.step} is saved"
 
     @contextmanager
     def _guarded(self, tokens: TokenFile) -> Iterator[None]:

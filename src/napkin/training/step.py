@@ -35,7 +35,7 @@ class Learner:
     recipe: Recipe
     precision: Precision
     average: WeightAverage | None = None
-    """Of the weights, where the recipe asks for one."""
+    """Of the weights, updated by each of the optimizer's steps, where the recipe asks for one."""
 
     def step(
         self,
@@ -69,8 +69,6 @@ class Learner:
                 for group in self.optimizer.param_groups:
                     group["lr"] = self.learning_rate(number)
                 self.optimizer.step()
-                if self.average is not None:
-                    self.average.update()
             self.optimizer.zero_grad(set_to_none=True)
         return loss, norm
 
@@ -90,7 +88,8 @@ def build_learner(recipe: Recipe, precision: Precision) -> Learner:
     optimizer = build_optimizer(chosen.name, model, products=products, fused=chosen.fused, **chosen.options)
     average = WeightAverage(model.parameters(), chosen.average_decay) if chosen.average_decay else None
     if average is not None:
-        # The accountant looks for what an optimizer keeps where torch has it keep that.
+        optimizer.register_step_post_hook(lambda *_: average.update())
+        # The accountant looks for what an update keeps where torch's optimizers keep it.
         optimizer.state["average"] = {"averages": average.averages}  # pyright: ignore[reportArgumentType]
     return Learner(model, optimizer, recipe, precision, average)
 
