@@ -1,6 +1,7 @@
 import os
 import subprocess
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,35 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, server: subprocess.P
     (folder / "recipe.toml").write_text(format_recipe(tiny_recipe(".")))
     assert Napkin(folder, server).run("train", "recipe.toml", "--run", "run").wait() == 0
     return folder / "run"
+
+
+Tally = Callable[..., None]
+
+
+@pytest.fixture
+def tally(request: pytest.FixtureRequest) -> Tally:
+    """Say how often something was tried; the table of all cases is printed when the tests have ended."""
+
+    def add(case: str, tries: int = 1, inside: int = 0) -> None:
+        request.node.user_properties.append(("reliability", (case, tries, inside)))
+
+    return add
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Case, tries, lost: a failed test counts its tries, or one, as lost."""
+    rows: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.stats.get(outcome, []):
+            for name, told in getattr(report, "user_properties", []):
+                if name == "reliability" and report.when == "call":
+                    case, tries, inside = told
+                    lost = tries if outcome == "failed" else 0
+                    rows[case] = [a + b for a, b in zip(rows[case], (tries, inside, lost), strict=True)]
+    if not rows:
+        return
+    terminalreporter.section("reliability")
+    width = max(map(len, rows))
+    terminalreporter.write_line(f"{'case':<{width}}  tries  inside a write  lost")
+    for case, (tries, inside, lost) in rows.items():
+        terminalreporter.write_line(f"{case:<{width}}  {tries:>5}  {inside or '':>14}  {lost:>4}")

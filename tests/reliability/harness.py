@@ -112,11 +112,14 @@ def fork_server() -> Iterator[subprocess.Popen[str]]:
 
 def start_process(folder: Path, *arguments: str) -> Command:
     """`python -m napkin`, with nothing done to make it start sooner."""
+    return start_python(folder, "-m", "napkin", *arguments)
+
+
+def start_python(folder: Path, *arguments: str) -> Command:
+    """An interpreter of its own."""
     out, err = folder / f"out-{time.monotonic_ns()}.txt", folder / f"err-{time.monotonic_ns()}.txt"
     with open(out, "w") as out_file, open(err, "w") as err_file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "napkin", *arguments], cwd=folder, stdout=out_file, stderr=err_file
-        )
+        process = subprocess.Popen([sys.executable, *arguments], cwd=folder, stdout=out_file, stderr=err_file)
     return Command(process.pid, out, err, lambda pid: process.wait())
 
 

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from reliability.harness import Command, Napkin, assert_same_run, checkpoints, figures, lines_of_metrics, wait_until
+from reliability.harness import (
+    Command,
+    Napkin,
+    assert_same_run,
+    checkpoints,
+    figures,
+    lines_of_metrics,
+    start_python,
+    wait_until,
+)
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "SHA256SUMS")
 
@@ -112,7 +121,52 @@ def test_a_finished_run_says_so(napkin: Napkin, run: Path, uninterrupted: Path) 
     assert_same_run(run, uninterrupted)
 
 
-def test_a_token_file_that_was_altered_under_the_run_is_refused(napkin: Napkin, run: Path) -> None:
+@pytest.mark.parametrize("how", ["cut", "altered"])
+def test_a_token_file_that_changes_while_the_run_reads_it_ends_it_with_a_line_and_a_checkpoint(
+    napkin: Napkin, uninterrupted: Path, how: str
+) -> None:
+    tokens, run = napkin.folder / "train.tokens", napkin.folder / "run"
+    whole = tokens.read_bytes()
+    command = napkin.start("train", "recipe.toml", "--run", "run")
+    wait_until(lambda: lines_of_metrics(run) >= 8, command)
+    with open(tokens, "r+b") as file:
+        file.truncate(0) if how == "cut" else file.write(bytes([whole[0] ^ 1]))
+    command.wait()
+    assert_refused(command, "train.tokens' ", "is saved", "napkin resume run" if how == "cut" else "altered")
+    assert checkpoints(run)[-1] == figures(run)[-1]["step"]
+    tokens.write_bytes(whole)
+    assert napkin.run("resume", "run").status == 0
+    assert_same_run(run, uninterrupted)
+
+
+def test_pages_lost_in_the_middle_of_an_instruction_end_the_run_with_a_line_and_a_checkpoint(
+    napkin: Napkin, uninterrupted: Path
+) -> None:
+    # The file is cut after it was looked at and before it is read, where nothing but SIGBUS tells.
+    tokens, run = napkin.folder / "train.tokens", napkin.folder / "run"
+    whole = tokens.read_bytes()
+    script = """
+import os, sys
+from napkin.cli import main
+from napkin.data.batches import Batches
+read = Batches.__getitem__
+def cut_and_read(batches, index):
+    if index == 8:
+        os.truncate(batches.token_file.path, 0)
+    return read(batches, index)
+Batches.__getitem__ = cut_and_read
+sys.exit(main(sys.argv[1:]))
+"""
+    command = start_python(napkin.folder, "-c", script, "train", "recipe.toml", "--run", "run")
+    command.wait()
+    assert_refused(command, "train.tokens' ", "step 8 is saved", "napkin resume run")
+    assert checkpoints(run)[-1] == 8
+    tokens.write_bytes(whole)
+    assert napkin.run("resume", "run").status == 0
+    assert_same_run(run, uninterrupted)
+
+
+def test_a_token_file_that_was_altered_between_two_runs_is_refused(napkin: Napkin, run: Path) -> None:
     tokens = napkin.folder / "train.tokens"
     whole = tokens.read_bytes()
     tokens.write_bytes(whole[:500] + bytes([whole[500] ^ 1]) + whole[501:])

@@ -14,10 +14,10 @@ from reliability.harness import Command, Napkin, assert_same_run, checkpoints, l
 
 
 def stopped_after(napkin: Napkin, step: int) -> Path:
-    """A run that was told to stop at a checkpoint."""
-    command = napkin.run(
-        "train", "recipe.toml", "--run", "run", signal_at=3, near=f".step-{step:08d}.", signal=signal.SIGTERM
-    )
+    """A run that was told to stop at a checkpoint, and whose loop writes them itself: it is at that step then."""
+    wait = ("--training.checkpoint-writing", "wait")
+    near = f".step-{step:08d}."
+    command = napkin.run("train", "recipe.toml", "--run", "run", *wait, signal_at=3, near=near, signal=signal.SIGTERM)
     assert command.status == 128 + signal.SIGTERM
     return napkin.folder / "run"
 
@@ -44,6 +44,19 @@ def test_a_disk_that_is_full_when_a_checkpoint_is_written_costs_that_checkpoint_
     assert not list((run / "checkpoints").glob(".*"))
     for path in (run / "checkpoints").iterdir():
         read_checkpoint(path)
+    assert napkin.run("resume", "run").status == 0
+    assert_same_run(run, uninterrupted)
+
+
+def test_a_disk_that_is_full_behind_the_loops_back_ends_the_run_with_a_clear_line(
+    napkin: Napkin, uninterrupted: Path
+) -> None:
+    size = (uninterrupted / "checkpoints" / "step-00000040" / "optimizer.safetensors").stat().st_size
+    command = napkin.run("train", "recipe.toml", "--run", "run", largest_file=size - 1)
+    assert_refused(command, "step-00000006", "napkin resume run", "File too large")
+    run = napkin.folder / "run"
+    assert list((run / "checkpoints").iterdir()) == []
+    assert 6 <= lines_of_metrics(run) <= 12
     assert napkin.run("resume", "run").status == 0
     assert_same_run(run, uninterrupted)
 

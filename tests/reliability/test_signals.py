@@ -39,13 +39,16 @@ def test_a_signal_before_the_first_step_leaves_a_run_that_resumes(napkin: Napkin
 
 
 @pytest.mark.torture
-def test_a_signal_while_a_checkpoint_is_written_waits_for_it(napkin: Napkin, uninterrupted: Path) -> None:
+@pytest.mark.parametrize("writing", ["background", "wait"])
+def test_a_signal_while_a_checkpoint_is_written_waits_for_it(napkin: Napkin, uninterrupted: Path, writing: str) -> None:
     run = napkin.folder / "run"
     command = napkin.run(
-        "train", "recipe.toml", "--run", "run", signal_at=5, near=".step-00000012.", signal=signal.SIGINT
+        *("train", "recipe.toml", "--run", "run", "--training.checkpoint-writing", writing),
+        **{"signal_at": 5, "near": ".step-00000012.", "signal": signal.SIGINT},
     )
     assert_stopped(command, signal.SIGINT, run)
-    assert checkpoints(run) == [6, 12]
+    # In the background, training goes on meanwhile.
+    assert checkpoints(run) == [6, 12] if writing == "wait" else 12 in checkpoints(run)
     assert napkin.run("resume", "run").status == 0
     assert_same_run(run, uninterrupted)
 
@@ -58,17 +61,33 @@ def test_a_signal_in_the_last_checkpoint_comes_too_late_to_stop_anything(napkin:
     assert_same_run(napkin.folder / "run", uninterrupted)
 
 
-def test_a_signal_while_the_run_is_evaluated_keeps_the_evaluation(napkin: Napkin) -> None:
-    write_recipe_with_long_evaluations(napkin)
+@pytest.mark.parametrize("average_decay", [None, 0.9])
+def test_an_evaluation_does_not_keep_a_signal_waiting_and_is_made_up_for(
+    napkin: Napkin, average_decay: float | None
+) -> None:
+    write_recipe_with_long_evaluations(napkin, average_decay)
     assert napkin.run("train", "recipe.toml", "--run", "uninterrupted").status == 0
     run = napkin.folder / "run"
     command = start_and_wait_for_the_evaluation(napkin)
     command.send(signal.SIGTERM)
-    assert_stopped(command, signal.SIGTERM, run)
-    assert checkpoints(run)[-1] == 2
-    assert figures(run)[-1]["validation_loss"] is not None
+    assert command.wait() == 128 + signal.SIGTERM
+    # The step is done and saved; its line comes with its evaluation.
+    assert checkpoints(run) == [2]
+    assert lines_of_metrics(run) == 1
     assert napkin.run("resume", "run").status == 0
     assert_same_run(run, napkin.folder / "uninterrupted")
+
+
+def test_the_last_evaluation_that_was_given_up_is_all_that_resuming_does(napkin: Napkin) -> None:
+    write_recipe_with_long_evaluations(napkin, steps=2)
+    assert napkin.run("train", "recipe.toml", "--run", "uninterrupted").status == 0
+    run = napkin.folder / "run"
+    command = start_and_wait_for_the_evaluation(napkin)
+    command.send(signal.SIGTERM)
+    assert command.wait() == 128 + signal.SIGTERM
+    for _ in range(2):
+        assert napkin.run("resume", "run").status == 0
+        assert figures(run) == figures(napkin.folder / "uninterrupted")
 
 
 @pytest.mark.parametrize(("what", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
@@ -92,10 +111,14 @@ def assert_stopped(command: Command, what: signal.Signals, run: Path) -> None:
     assert f"napkin resume {run.name}" in command.errors[0]
 
 
-def write_recipe_with_long_evaluations(napkin: Napkin) -> None:
+def write_recipe_with_long_evaluations(napkin: Napkin, average_decay: float | None = None, steps: int = 4) -> None:
     # A window at a time: hundreds of them take a hundred times as long as a step.
-    recipe = tiny_recipe(".", steps=4, micro_batch_size=1, evaluate_every=2, evaluation_tokens=100_000)
-    recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, validation=recipe.data.train))
+    recipe = tiny_recipe(".", steps=steps, micro_batch_size=1, evaluate_every=2, evaluation_tokens=100_000)
+    recipe = dataclasses.replace(
+        recipe,
+        data=dataclasses.replace(recipe.data, validation=recipe.data.train),
+        optimizer=dataclasses.replace(recipe.optimizer, average_decay=average_decay),
+    )
     (napkin.folder / "recipe.toml").write_text(format_recipe(recipe))
 
 

@@ -199,7 +199,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_no_checkpoint_is_made_of_it(t
 
 
 @pytest.mark.parametrize("change", ["altered", "shrunk"])
-def test_tokens_that_change_under_the_run_are_noticed_before_the_next_checkpoint(
+def test_tokens_that_change_under_the_run_are_noticed_before_the_next_step_and_the_steps_before_are_saved(
     text: Path, tmp_path: Path, change: str
 ) -> None:
     shutil.copytree(text, tmp_path / "text")
@@ -214,9 +214,9 @@ def test_tokens_that_change_under_the_run_are_noticed_before_the_next_checkpoint
                 # A page's worth: what is still mapped can be read.
                 os.truncate(tokens, tokens.stat().st_size - 2)
 
-    with pytest.raises(NapkinError, match=r"train\.tokens"):
+    with pytest.raises(NapkinError, match=r"train\.tokens.*step 11 is saved"):
         train(preparation, run, on_step=spoil)
-    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-00000006"]
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-00000006", "step-00000011"]
     with pytest.raises(NapkinError, match=r"train\.tokens"):
         old_run(run.path)
     shutil.copy(text / "train.tokens", tokens)

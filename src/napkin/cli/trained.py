@@ -9,7 +9,7 @@ from napkin.errors import NapkinError
 from napkin.hardware.host import detect_host
 from napkin.model.transformer import Transformer
 from napkin.tokenizer.base import Tokenizer
-from napkin.training.checkpoint import Checkpoint, load_model
+from napkin.training.checkpoint import Checkpoint, load_averaged_model
 from napkin.training.precision import Precision, choose_device, choose_precision
 from napkin.training.recipe import Recipe
 from napkin.training.restoring import load_newest
@@ -41,7 +41,7 @@ def open_trained(folder: str) -> TrainedRun:
 
 
 def _load_newest(run: RunFolder, model: Transformer) -> Checkpoint:
-    checkpoint, damaged = load_newest(run.checkpoints, lambda checkpoint: load_model(checkpoint, model))
+    checkpoint, damaged = load_newest(run.checkpoints, lambda checkpoint: load_averaged_model(checkpoint, model))
     if checkpoint is None:
         raise NapkinError(f"'{run.path}' has no checkpoint yet: train it with `napkin resume {run.path}`")
     for error in damaged.values():

@@ -6,6 +6,7 @@ from napkin.cli.planning import describe_plan
 from napkin.cli.terminal import err, out, print_json, progress_line, say
 from napkin.report.page import write_report
 from napkin.report.table import reconcile_table
+from napkin.training.checkpoint_room import describe_checkpoints
 from napkin.training.loop import Outcome, train
 from napkin.training.preparation import Preparation
 from napkin.training.run_folder import RunFolder, StepMetrics
@@ -17,6 +18,7 @@ def start(preparation: Preparation, run: RunFolder, *, as_json: bool) -> int:
     plan, precision = preparation.plan, preparation.precision
     if not as_json:
         describe_plan(plan, precision)
+        say(describe_checkpoints(preparation.recipe.training, plan, precision.device_type))
     with progress_line(f"training {run.path}") as line:
         steps = preparation.recipe.training.steps
         outcome = train(
@@ -50,8 +52,9 @@ def start(preparation: Preparation, run: RunFolder, *, as_json: bool) -> int:
 
 
 def _live(metrics: StepMetrics, steps: int) -> str:
+    mark = f" (spike, {metrics.spike:.0f}σ)" if metrics.spike is not None else ""
     return (
-        f"step {metrics.step}/{steps}  loss {metrics.loss:.3f}  {format_count(metrics.tokens_per_second)} tok/s  "
+        f"step {metrics.step}/{steps}  loss {metrics.loss:.3f}{mark}  {format_count(metrics.tokens_per_second)} tok/s  "
         f"MFU {metrics.mfu:.0%}  {format_bytes(metrics.bytes)}"
     )
 

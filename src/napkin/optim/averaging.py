@@ -31,6 +31,13 @@ class WeightAverage:
         self._average_of = dict(zip(self.parameters, self.averages, strict=True))
 
     @torch.no_grad()
+    def begin(self) -> None:
+        """Begin anew, with the parameters as they are now."""
+        self.step = 0
+        for average, parameter in zip(self.averages, self.parameters, strict=True):
+            average.copy_(parameter)
+
+    @torch.no_grad()
     def update(self) -> None:
         """Take the parameters as they are now into the average."""
         self.step += 1

@@ -11,6 +11,7 @@ import platform
 import re
 import secrets
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -26,12 +27,16 @@ import napkin
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import atomic_write_bytes, atomic_write_text, sync_file, sync_folder
 from napkin.model.transformer import Transformer
+from napkin.training.history import History
+from napkin.training.recipe import Recipe
 from napkin.training.step import Learner
 
 _TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")
 _FILES = (*_TENSOR_FILES, "state.json")
 _SUMS = "SHA256SUMS"
 _NAME = re.compile(r"step-(\d{8,})")
+# Torch splits reductions of more numbers among its threads.
+_SERIAL_NUMEL = 2**15
 
 
 class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,6 +55,7 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recipe: dict[str, dict[str, Any]]
     """What was chosen, every field."""
     libraries: dict[str, str]
+    history: History = msgspec.field(default_factory=History)
 
 
 @dataclass(frozen=True)
@@ -60,22 +66,43 @@ class Checkpoint:
     state: State
 
 
-def save_checkpoint(
-    folder: Path, learner: Learner, *, step: int, seconds: float, tokenizer: str, train_tokens: str
-) -> Checkpoint:
-    """Write `folder`/step-XXXXXXXX and return it; one that is there already and whole is kept as it is.
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a checkpoint will hold, in memory."""
 
-    The tensors go to the file from where they are: nothing is copied, but from a GPU. Raises NapkinError where the disk
-    is full or cannot be written, and where a tensor holds infinity or NaN; earlier checkpoints stay untouched.
-    """
-    path = folder / f"step-{step:08d}"
-    if path.exists():
-        try:
-            return read_checkpoint(path)
-        except CorruptFile:
-            set_aside(path)
-    tensors = {"model.safetensors": _model_tensors(learner.model), "optimizer.safetensors": _optimizer_tensors(learner)}
-    _refuse_non_finite(tensors, step, folder)
+    step: int
+    tensors: dict[str, dict[str, Tensor]]
+    """By file and name; the learner's own, until they are copied."""
+    state: bytes
+    """state.json."""
+
+    @property
+    def bytes(self) -> int:
+        """What its files take on the disk, some kilobytes of names aside."""
+        return sum(tensor.nbytes for named in self.tensors.values() for tensor in named.values()) + len(self.state)
+
+
+def save_checkpoint(
+    folder: Path,
+    learner: Learner,
+    *,
+    step: int,
+    seconds: float,
+    tokenizer: str,
+    train_tokens: str,
+    history: History | None = None,
+) -> Checkpoint:
+    """Write `folder`/step-XXXXXXXX and return it: `snapshot` and `write_checkpoint` in one."""
+    taken = snapshot(
+        learner, step=step, seconds=seconds, tokenizer=tokenizer, train_tokens=train_tokens, history=history
+    )
+    return write_checkpoint(folder, taken)
+
+
+def snapshot(
+    learner: Learner, *, step: int, seconds: float, tokenizer: str, train_tokens: str, history: History | None = None
+) -> Snapshot:
+    """What a checkpoint of `learner` holds; its tensors are the learner's own and go on changing with it."""
     state = State(
         format="napkin-checkpoint",
         version=1,
@@ -85,17 +112,39 @@ def save_checkpoint(
         train_tokens=train_tokens,
         recipe=dataclasses.asdict(learner.recipe),
         libraries={"napkin": napkin.__version__, "torch": str(torch.__version__), "python": platform.python_version()},
+        history=history or History(),
     )
+    tensors = {"model.safetensors": _model_tensors(learner.model), "optimizer.safetensors": _optimizer_tensors(learner)}
+    return Snapshot(step, tensors, msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
+
+
+def write_checkpoint(
+    folder: Path, taken: Snapshot, *, before_publishing: Callable[[], None] = lambda: None
+) -> Checkpoint:
+    """Write `folder`/step-XXXXXXXX and return it; one that is there already and whole is kept as it is.
+
+    The tensors go to the file from where they are: nothing is copied, but from a GPU. `before_publishing` is called
+    when all is on the disk but the checkpoint's name. Raises NapkinError where the disk is full or cannot be written,
+    and where a tensor holds infinity or NaN; earlier checkpoints stay untouched.
+    """
+    path = checkpoint_path(folder, taken.step)
+    if path.exists():
+        try:
+            return read_checkpoint(path)
+        except CorruptFile:
+            set_aside(path)
+    _refuse_non_finite(taken, folder)
     draft = folder / f".{path.name}.{secrets.token_hex(8)}.tmp"
     try:
         draft.mkdir()
-        for name, named in tensors.items():
+        for name, named in taken.tensors.items():
             save_file(named, draft / name)
             # The library makes files for their owner alone; a run's other files are made as the user's umask says.
             (draft / name).chmod(draft.stat().st_mode & 0o666)
             sync_file(draft / name)
-        atomic_write_bytes(draft / "state.json", msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
+        atomic_write_bytes(draft / "state.json", taken.state)
         atomic_write_text(draft / _SUMS, _format_sums({name: _checksum(draft / name) for name in _FILES}))
+        before_publishing()
         draft.rename(path)
         sync_folder(folder)
     except (OSError, SafetensorError, NapkinError) as error:
@@ -105,16 +154,23 @@ def save_checkpoint(
         ) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return Checkpoint(path, state)
+    return Checkpoint(path, msgspec.json.decode(taken.state, type=State))
 
 
-def prune_checkpoints(folder: Path, *, keep: int) -> None:
-    """Remove all but the `keep` newest checkpoints, and what killed writers left behind."""
+def prune_checkpoints(folder: Path, *, keep: int, best: int | None = None) -> None:
+    """Remove all but the `keep` newest checkpoints and that of step `best`, and what killed writers left behind."""
     for path in checkpoint_paths(folder)[keep:]:
+        if best is not None and path == checkpoint_path(folder, best):
+            continue
         # Renamed first: a kill half-way through leaves no checkpoint with files missing.
         path.rename(path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp"))
     for path in folder.glob(".step-*.tmp"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step is."""
+    return folder / f"step-{step:08d}"
 
 
 def set_aside(path: Path) -> Path:
@@ -149,7 +205,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         state = msgspec.json.decode((path / "state.json").read_bytes(), type=State)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _damaged(path / "state.json", f"does not describe a checkpoint of this version ({error})") from None
-    if path.name != f"step-{state.step:08d}":
+    if path != checkpoint_path(path.parent, state.step):
         raise _damaged(path / "state.json", f"describes another checkpoint, of step {state.step}")
     return Checkpoint(path, state)
 
@@ -160,33 +216,56 @@ def load_model(checkpoint: Checkpoint, model: Transformer) -> None:
     Raises NapkinError where `model` is of another config than the one that was trained, also where the weights would
     fit; CorruptFile where they do not. `model` is untouched then.
     """
-    changes = recipe_changes(checkpoint, {"model": dataclasses.asdict(model.config)})
-    if changes:
-        raise NapkinError(
-            f"the recipe is not the one that '{checkpoint.path}' was trained with: {', '.join(changes)}: "
-            "put that back, or begin a new run with `napkin train`"
-        )
+    _refuse_other_model(checkpoint, model)
     _copy_into(_model_tensors(model), checkpoint.path / "model.safetensors")
+
+
+def load_averaged_model(checkpoint: Checkpoint, model: Transformer) -> None:
+    """Copy a checkpoint's averaged weights into `model`, or its weights where it has no average.
+
+    Raises as `load_model` does.
+    """
+    if not keeps_average(checkpoint):
+        load_model(checkpoint, model)
+        return
+    _refuse_other_model(checkpoint, model)
+    path = checkpoint.path / "optimizer.safetensors"
+    _copy_into({f"average.{name}": tensor for name, tensor in _model_tensors(model).items()}, path, among_others=True)
 
 
 def load_learner(checkpoint: Checkpoint, learner: Learner) -> None:
     """Copy a checkpoint's weights and optimizer state into `learner`, which then goes on as if never stopped.
 
-    Raises as `load_model` does; after CorruptFile, `learner` is only fit to have another checkpoint loaded.
+    An average that the checkpoint does not have begins with its weights. Raises as `load_model` does; after
+    CorruptFile, `learner` is only fit to have another checkpoint loaded.
     """
     load_model(checkpoint, learner.model)
+    updates = checkpoint.state.step - checkpoint.state.history.skipped
     # Into tensors that torch itself has made: those of a mapped file are aligned otherwise, and vector code then sums
     # in another order.
-    _copy_into(_optimizer_tensors(learner), checkpoint.path / "optimizer.safetensors")
+    has_average = keeps_average(checkpoint)
+    targets = _optimizer_tensors(learner, average=has_average)
+    _copy_into(targets, checkpoint.path / "optimizer.safetensors", among_others=has_average and not learner.average)
+    if learner.average is not None:
+        learner.average.step = updates if has_average else 0
+        if not has_average:
+            learner.average.begin()
     for group in learner.optimizer.param_groups:
-        group["step"] = checkpoint.state.step
+        group["step"] = updates
+
+
+def keeps_average(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint holds an average of the weights besides them."""
+    return bool(checkpoint.state.recipe.get("optimizer", {}).get("average_decay"))
 
 
 def recipe_changes(checkpoint: Checkpoint, recipe: dict[str, dict[str, Any]]) -> list[str]:
     """What differs between a checkpoint's recipe and the tables given of another: 'model.n_heads 4, was 2'."""
     changes: list[str] = []
+    defaults = dataclasses.asdict(Recipe())
     for table, values in recipe.items():
-        trained = checkpoint.state.recipe.get(table, {})
+        # A field that came later has had its default until then.
+        trained = defaults.get(table, {}) | checkpoint.state.recipe.get(table, {})
         for name in dict.fromkeys((*values, *trained)):
             now, before = values.get(name), trained.get(name)
             if now != before:
@@ -194,12 +273,22 @@ def recipe_changes(checkpoint: Checkpoint, recipe: dict[str, dict[str, Any]]) ->
     return changes
 
 
-def _copy_into(targets: dict[str, Tensor], path: Path) -> None:
+def _refuse_other_model(checkpoint: Checkpoint, model: Transformer) -> None:
+    changes = recipe_changes(checkpoint, {"model": dataclasses.asdict(model.config)})
+    if changes:
+        raise NapkinError(
+            f"the recipe is not the one that '{checkpoint.path}' was trained with: {', '.join(changes)}: "
+            "put that back, or begin a new run with `napkin train`"
+        )
+
+
+def _copy_into(targets: dict[str, Tensor], path: Path, *, among_others: bool = False) -> None:
+    """Copy all tensors of a file, or those that are wanted `among_others`."""
     try:
         stored = load_file(path)
     except (OSError, SafetensorError) as error:
         raise _damaged(path, f"cannot be read as safetensors ({error})") from None
-    for name in sorted(targets.keys() | stored.keys()):
+    for name in sorted(targets.keys() if among_others else targets.keys() | stored.keys()):
         found, wanted = _describe(stored.get(name)), _describe(targets.get(name))
         if found != wanted:
             raise _damaged(path, f"does not fit its recipe: tensor '{name}' is {found}, the model's is {wanted}")
@@ -216,25 +305,37 @@ def _model_tensors(model: Transformer) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:
-    """The optimizer's state, by parameter; before the first step it is the zeros that this would make."""
+def _optimizer_tensors(learner: Learner, *, average: bool = True) -> dict[str, Tensor]:
+    """The optimizer's state, by parameter; before the first step it is the zeros that this would make.
+
+    With `average`, that of the weights too where there is one.
+    """
     state_of = learner.optimizer.all_state()
-    return {
+    tensors = {
         f"{key}.{name}": tensor
         for name, parameter in learner.model.named_parameters()
         for key, tensor in state_of.get(parameter, {}).items()
     }
+    if average and learner.average is not None:
+        names = (name for name, _ in learner.model.named_parameters())
+        tensors |= {f"average.{name}": tensor for name, tensor in zip(names, learner.average.averages, strict=True)}
+    return tensors
 
 
-def _refuse_non_finite(tensors: dict[str, dict[str, Tensor]], step: int, folder: Path) -> None:
-    for named in tensors.values():
+def _refuse_non_finite(taken: Snapshot, folder: Path) -> None:
+    for named in taken.tensors.values():
         for name, tensor in named.items():
-            smallest, largest = torch.aminmax(tensor)
-            if not math.isfinite(smallest.item()) or not math.isfinite(largest.item()):
+            if not _is_finite(tensor):
                 raise NapkinError(
-                    f"step {step}: tensor '{name}' holds infinity or NaN, no checkpoint is made of it: lower "
+                    f"step {taken.step}: tensor '{name}' holds infinity or NaN, no checkpoint is made of it: lower "
                     f"--optimizer.learning-rate; earlier checkpoints in '{folder}' are kept"
                 )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether all numbers are; on a CPU by one thread: training may want the others at the same time."""
+    pieces = tensor.detach().flatten().split(_SERIAL_NUMEL) if tensor.device.type == "cpu" else [tensor]
+    return all(math.isfinite(each.item()) for piece in pieces if piece.numel() for each in torch.aminmax(piece))
 
 
 def _read_sums(path: Path) -> dict[str, str]:

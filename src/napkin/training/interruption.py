@@ -1,15 +1,53 @@
-"""Ctrl-C and SIGTERM as a request: the step at hand ends, a checkpoint is written, then the process leaves."""
+"""Ctrl-C and SIGTERM as a request: the step at hand ends, a checkpoint is written, then the process leaves.
+
+Whoever stops a process gives it some seconds: work that may take longer looks for the request on its way.
+"""
 
 import signal as signals
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+
+PATIENCE_SECONDS = 2.0
+"""A step that ends within these after a signal is waited for."""
+
+Watch = Callable[[str], AbstractContextManager]
 
 
 class Interruption:
     """Whether somebody has asked to stop, and by which signal."""
 
     signal: signals.Signals | None = None
+
+    def give_up(self) -> None:
+        """Raise Interrupted where somebody has asked: from within work that is done again later."""
+        if self.signal is not None:
+            raise Interrupted
+
+    def giving_up_long_steps(self, watch: Watch, micro_batches: int) -> Watch:
+        """`watch`, with Interrupted raised between micro-batches where the rest of the step would take long.
+
+        What is given up is done again after a resume: a step that is nearly through is waited for.
+        """
+        begin, done = time.perf_counter(), 0
+
+        @contextmanager
+        def watched(part: str) -> Iterator[None]:
+            nonlocal done
+            if part == "forward":
+                elapsed = time.perf_counter() - begin
+                if done and elapsed / done * (micro_batches - done) > PATIENCE_SECONDS:
+                    self.give_up()
+                done += 1
+            with watch(part):
+                yield
+
+        return watched
+
+
+class Interrupted(Exception):
+    """Work that can be done again later was given up for a signal."""
 
 
 @contextmanager

@@ -5,7 +5,8 @@ import math
 import signal
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,13 +17,19 @@ from napkin.accounting.meter import StepMeasurement, Stopwatch, meter_step
 from napkin.accounting.plan import hfu, mfu
 from napkin.accounting.reconcile import Measurement, reconcile
 from napkin.accounting.witnesses import WitnessRow
-from napkin.errors import NapkinError
-from napkin.training.checkpoint import Checkpoint, prune_checkpoints, save_checkpoint
+from napkin.data.token_file import TokenFile
+from napkin.errors import CorruptFile, NapkinError
+from napkin.training.checkpoint import Checkpoint, Snapshot, snapshot
+from napkin.training.checkpoint_room import disk_warning, refuse_full_disk, writes_in_background
+from napkin.training.checkpoint_writer import CheckpointWriter
 from napkin.training.evaluation import EVALUATION_BATCH_SIZE, mean_loss
-from napkin.training.interruption import catch_interruption
+from napkin.training.history import History
+from napkin.training.interruption import Interrupted, Interruption, catch_interruption
+from napkin.training.lost_pages import leaving_on_lost_pages
+from napkin.training.non_finite import NonFiniteSteps, Verdict
 from napkin.training.preparation import Preparation
 from napkin.training.restoring import restore_newest
-from napkin.training.run_folder import MetricsFile, RunFolder, StepMetrics
+from napkin.training.run_folder import MetricsFile, RunFolder, StepMetrics, format_metrics, parse_metrics
 from napkin.training.runs import plan_as_dict
 from napkin.training.step import Learner, build_learner
 from napkin.training.token_guard import TokenGuard
@@ -59,19 +66,23 @@ def train(
 
     The steps that remain are bit for bit those of a run that was never stopped, on the same machine with the same
     number of threads: weights, moments and step number come from the checkpoint, everything else is a function of the
-    step number. SIGINT and SIGTERM end it after the step at hand, with a checkpoint.
+    step number. SIGINT and SIGTERM end it after the step at hand, with a checkpoint; an evaluation, and a step of many
+    micro-batches, are given up and made up for on resuming.
     """
     with run.locked(), catch_interruption() as interruption:
         run.remove_leftovers()
         # A kill may have come between the making of the folder and the plan.
         if not (run.path / "plan.json").exists():
             run.write_json("plan.json", plan_as_dict(preparation.plan, preparation.precision))
-        loop = _Loop(preparation, run, on_message)
+        loop = _Loop(preparation, run, on_message, interruption)
         loop.restore()
-        while loop.step < preparation.recipe.training.steps and interruption.signal is None:
-            on_step(loop.advance())
-        checkpoint = loop.save()
-        if loop.step == preparation.recipe.training.steps:
+        with loop.writer, leaving_on_lost_pages(loop.last_words):
+            while loop.is_unfinished and interruption.signal is None:
+                metrics = loop.advance()
+                if metrics is not None:
+                    on_step(metrics)
+            checkpoint = loop.finish()
+        if not loop.is_unfinished:
             interruption.signal = None
         measurement = loop.measurement()
         whole = loop.step == preparation.recipe.training.steps
@@ -104,7 +115,9 @@ class _Loop:
     preparation: Preparation
     run: RunFolder
     on_message: Callable[[str], None]
+    interruption: Interruption
     step: int = 0
+    reading_batch: bool = False
     seconds_before: float = 0.0
     step_seconds: list[float] = field(default_factory=list)
     metered: StepMeasurement | None = None
@@ -117,9 +130,19 @@ class _Loop:
         self.learner = build_learner(recipe, self.preparation.precision)
         self.batches = self.preparation.batches
         self.metrics = MetricsFile(self.run)
-        self.guard = TokenGuard(self.preparation.train_tokens)
+        self.guards = {tokens: TokenGuard(tokens) for tokens in self._token_files()}
         self.watch = Stopwatch(self.device_type)
         self.process = psutil.Process()
+        self.history = History()
+        training, plan = recipe.training, self.preparation.plan
+        self.writer = CheckpointWriter(
+            self.run.checkpoints,
+            background=writes_in_background(training, plan, self.device_type),
+            keep=training.keep_checkpoints,
+            keep_best=training.keep_best,
+            # A checkpoint on the disk promises the lines up to its step.
+            before_publishing=self.metrics.sync,
+        )
 
     def restore(self) -> None:
         """Go to the newest checkpoint that is whole; to the beginning where there is none at all."""
@@ -132,65 +155,144 @@ class _Loop:
         )
         if checkpoint is not None:
             self.step, self.seconds_before = checkpoint.state.step, checkpoint.state.seconds
+            self.history = checkpoint.state.history.copy()
         self.metrics.rewind(self.step)
+        self.history.forget_finished(self.run.path / "metrics.jsonl")
+        self.non_finite = NonFiniteSteps(self.learner, self.history, self.run, self.on_message)
         self.start = time.perf_counter()
         self.first_step = self.step
+        if self.is_unfinished:
+            needed = self._snapshot().bytes
+            refuse_full_disk(self.run.checkpoints, needed)
+            warning = disk_warning(self.run.checkpoints, needed, self.preparation.recipe.training)
+            if warning is not None:
+                self.on_message(warning)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a step is to be done, or the evaluation after the last one."""
+        return self.step < self.preparation.recipe.training.steps or self.history.unfinished is not None
 
     @property
     def seconds(self) -> float:
         """Of training so far, time between a kill and a resume left out."""
         return self.seconds_before + time.perf_counter() - self.start
 
-    def advance(self) -> StepMetrics:
-        """Do one step and what is due after it."""
-        training = self.preparation.recipe.training
+    def advance(self) -> StepMetrics | None:
+        """Do one step and what is due after it; None where a signal has prevented one or the other."""
+        self.writer.refuse_failure()
+        unfinished = self.history.unfinished
+        metrics = self._train() if unfinished is None else parse_metrics(unfinished)
+        return None if metrics is None else self._conclude(metrics)
+
+    def _train(self) -> StepMetrics | None:
         begin = time.perf_counter()
         with self.watch("data"):
-            inputs, targets = (tensor.to(self.device_type) for tensor in self.batches[self.step])
-        loss, norm = self._watched_step(inputs, targets)
-        loss, norm = loss.item(), norm.item()
+            inputs, targets = self._batch()
+        verdict = Verdict()
+        try:
+            self._watched_step(inputs, targets, verdict)
+        except Interrupted:
+            self.learner.optimizer.zero_grad(set_to_none=True)
+            return None
+        skipped = None if verdict.is_fit else self.non_finite.skip_or_stop(self.step, inputs, targets, verdict)
         step_seconds = time.perf_counter() - begin
         learning_rate = self.learner.learning_rate(self.step)
         self.step += 1
-        self._refuse_non_finite(f"the loss is {loss}, the gradient's norm {norm}", loss, norm)
-        last = self.step == training.steps
-        validation_loss = self._evaluate() if last or self.step % training.evaluate_every == 0 else None
-        self._refuse_non_finite(f"the validation loss is {validation_loss}", validation_loss or 0.0)
-        metrics = StepMetrics(
+        return StepMetrics(
             step=self.step,
             tokens=self.step * inputs.numel(),
-            loss=loss,
+            loss=verdict.loss,
             learning_rate=learning_rate,
-            gradient_norm=norm,
+            gradient_norm=verdict.gradient_norm,
             seconds=self.seconds,
             step_seconds=step_seconds,
             tokens_per_second=inputs.numel() / step_seconds,
             mfu=mfu(self.preparation.plan.ledger, step_seconds, self.preparation.plan.site.matmul_peak),
             bytes=self._bytes(),
-            validation_loss=validation_loss,
+            spike=None if skipped else self.history.add_loss(verdict.loss),
+            skipped=skipped,
         )
-        if last or validation_loss is not None or self.step % training.log_every == 0:
+
+    def _conclude(self, metrics: StepMetrics) -> StepMetrics | None:
+        """Evaluate, log and save what is due after a step."""
+        training = self.preparation.recipe.training
+        last = self.step == training.steps
+        # Until this is done, a checkpoint says that it is to be.
+        self.history.unfinished = format_metrics(metrics)
+        if last or self.step % training.evaluate_every == 0:
+            try:
+                validation_loss = self._evaluate()
+            except Interrupted:
+                return None
+            self._refuse_non_finite(f"the validation loss is {validation_loss}", validation_loss or 0.0)
+            metrics = dataclasses.replace(metrics, validation_loss=validation_loss, seconds=self.seconds)
+            if validation_loss is not None:
+                self.history.add_validation(self.step, validation_loss)
+        self.history.unfinished = None
+        if last or metrics.is_notable or self.step % training.log_every == 0:
             self.metrics.append(metrics)
         if self.step % training.checkpoint_every == 0 and not last:
             self.save()
         return metrics
 
-    def save(self) -> Checkpoint:
-        """Write a checkpoint of the state as it is."""
+    def save(self) -> None:
+        """Write a checkpoint of the state as it is, or begin to."""
         with self.watch("checkpoints"):
-            self.guard.refuse_changes()
-            # A checkpoint on the disk promises the lines up to its step.
-            self.metrics.sync()
-            checkpoint = save_checkpoint(
-                self.run.checkpoints,
-                self.learner,
-                step=self.step,
-                seconds=self.seconds,
-                tokenizer=self.preparation.tokenizer.fingerprint,
-                train_tokens=self.preparation.train_tokens.sha256,
-            )
-            prune_checkpoints(self.run.checkpoints, keep=self.preparation.recipe.training.keep_checkpoints)
-        return checkpoint
+            self.writer.save(self._snapshot())
+
+    def finish(self) -> Checkpoint:
+        """Return the last checkpoint when it is on the disk."""
+        with self.watch("checkpoints"):
+            # Nothing else is to be done meanwhile: no copy is needed.
+            self.writer.wait()
+            self.writer.background = False
+            self.writer.save(self._snapshot())
+            checkpoint = self.writer.wait()
+            assert checkpoint is not None
+            return checkpoint
+
+    def _snapshot(self) -> Snapshot:
+        return snapshot(
+            self.learner,
+            step=self.step,
+            seconds=self.seconds,
+            tokenizer=self.preparation.tokenizer.fingerprint,
+            train_tokens=self.preparation.train_tokens.sha256,
+            history=self.history,
+        )
+
+    def _token_files(self) -> list[TokenFile]:
+        files = (self.preparation.train_tokens, self.preparation.validation_tokens)
+        return [tokens for tokens in files if tokens is not None]
+
+    def _batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        self.reading_batch = True
+        with self._guarded(self.preparation.train_tokens):
+            inputs, targets = self.batches[self.step]
+        self.reading_batch = False
+        return inputs.to(self.device_type), targets.to(self.device_type)
+
+    def last_words(self) -> str:
+        """What to say when pages of a mapped file are lost; a checkpoint is left where the learner is whole."""
+        files = " or ".join(f"'{tokens.path}'" for tokens in self.guards)
+        line = f"{files} was shortened, or its disk has gone, while the run read it: put it back and continue with "
+        line += f"`napkin resume {self.run.path}`; "
+        if not self.reading_batch:
+            return line + "earlier checkpoints are kept"
+        self.finish()
+        return f"{line}nothing was learned from it, step {self.step} is saved"
+
+    @contextmanager
+    def _guarded(self, tokens: TokenFile) -> Iterator[None]:
+        """Read tokens that are, before and after, those that were checked; if not, leave a checkpoint and raise."""
+        try:
+            self.guards[tokens].refuse_changes()
+            yield
+            self.guards[tokens].refuse_changes()
+        except CorruptFile as error:
+            self.finish()
+            raise CorruptFile(f"{error}; nothing was learned from it, step {self.step} is saved") from None
 
     def measurement(self) -> Measurement | None:
         """What the steps of this process came to."""
@@ -211,29 +313,33 @@ class _Loop:
             seconds_by_part={**parts, "other": seconds - sum(parts.values())},
         )
 
-    def _watched_step(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _watched_step(self, inputs: torch.Tensor, targets: torch.Tensor, verdict: Verdict) -> None:
         done = self.step - self.first_step
         begin = time.perf_counter()
         last = self.preparation.recipe.training.steps - self.first_step - 1
         # A last step that is also the first is timed: a metered one takes longer than it would alone.
         if done != min(METERED_STEP, last) or last == 0:
-            result = self.learner.step(self.step, inputs, targets, watch=self.watch)
+            watch = self.interruption.giving_up_long_steps(self.watch, len(inputs) // self._micro_batch_size)
+            self.learner.step(self.step, inputs, targets, watch=watch, is_fit=verdict)
             self.step_seconds.append(time.perf_counter() - begin)
-            return result
-        results: list[tuple[torch.Tensor, torch.Tensor]] = []
+            return
         with self.watch("metering"):
             self.metered = meter_step(
                 self.learner.model,
-                lambda: results.append(self.learner.step(self.step, inputs, targets)),
+                lambda: self.learner.step(self.step, inputs, targets, is_fit=verdict),
                 device_type=self.device_type,
             )
-        return results[0]
+
+    @property
+    def _micro_batch_size(self) -> int:
+        return self.preparation.recipe.training.resolved_micro_batch_size
 
     def _evaluate(self) -> float | None:
         tokens = self.preparation.validation_tokens
         if tokens is None:
             return None
-        with self.watch("evaluation"):
+        average = self.learner.average
+        with self.watch("evaluation"), self._guarded(tokens), average.applied() if average else nullcontext():
             training = self.preparation.recipe.training
             return mean_loss(
                 self.learner.model,
@@ -241,7 +347,8 @@ class _Loop:
                 self.preparation.precision,
                 max_tokens=training.evaluation_tokens,
                 # No more at a time than a step computes: what was planned for that is enough for this.
-                batch_size=min(training.resolved_micro_batch_size, EVALUATION_BATCH_SIZE),
+                batch_size=min(self._micro_batch_size, EVALUATION_BATCH_SIZE),
+                progress=lambda done, total: self.interruption.give_up() if done < total else None,
             )
 
     def _refuse_non_finite(self, what: str, *figures: float) -> None:

@@ -103,6 +103,10 @@ class OptimizerConfig:
     """Whether torch's one-pass kernel does the update, for sgd, momentum, nesterov, adagrad, adam, adamw, and muon's
     part of adamw: faster, with other last bits."""
 
+    average_decay: float | None = None
+    """Decay a step of an exponential moving average of the weights, 0.999 say, which is then what evaluations use and
+    what is evaluated and sampled from later; 4 bytes a parameter. None, or 0, keeps none."""
+
     def __post_init__(self) -> None:
         choice = choice_of(self.name)
         _refuse_outside("optimizer", self, _OPTIMIZER_RANGES)
@@ -182,6 +186,21 @@ class TrainingConfig:
 
     evaluation_tokens: int = 16384
     """Tokens in that sample. `napkin evaluate` takes all there are."""
+
+    keep_best: bool = True
+    """Whether the checkpoint with the lowest validation loss, of the steps that were evaluated, is kept besides."""
+
+    checkpoint_writing: Literal["auto", "background", "wait"] = "auto"
+    """Who writes a checkpoint: a thread in the background, from a copy of the tensors in the host's memory, or the
+    training loop itself, which then waits for the disk. auto is the background where a count finds room for the
+    copy."""
+
+    on_non_finite: Literal["stop", "skip"] = "stop"
+    """What is done about a step whose loss or gradient is infinite or NaN: the run stops, or the step's update is not
+    made and the run goes on. Its batch is kept for a look either way."""
+
+    most_skipped: int = 10
+    """Updates in a row that may be skipped; one more stops the run."""
 
     def __post_init__(self) -> None:
         _refuse_outside("training", self, _TRAINING_RANGES)
@@ -346,6 +365,7 @@ _OPTIMIZER_RANGES: dict[str, tuple[float, float]] = {
     "eps": (1e-30, 1),
     "weight_decay": (0, 100),
     "clip_norm": (1e-12, 10**12),
+    "average_decay": (0, 0.999999),
 }
 # Options that some optimizers and some schedules have; the others refuse them.
 _OPTIMIZER_OPTIONS = {"momentum", "beta1", "beta2", "eps"}
@@ -363,6 +383,7 @@ _TRAINING_RANGES: dict[str, tuple[float, float]] = {
     "keep_checkpoints": (1, _MOST),
     "evaluate_every": (1, _MOST),
     "evaluation_tokens": (1, _MOST),
+    "most_skipped": (0, _MOST),
 }
 
 

@@ -5,6 +5,7 @@ A run folder appears whole: it is prepared under a hidden name and renamed. One 
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -125,9 +126,10 @@ class StepMetrics:
     tokens: int
     """Tokens learned from."""
     loss: float
-    """Nats a token, over the batch, before the update."""
+    """Nats a token, over the batch, before the update; NaN, and null in the file, where it was not finite."""
     learning_rate: float
     gradient_norm: float
+    """Before clipping; as the loss."""
     seconds: float
     """Since the start of the run; time between a kill and a resume left out."""
     step_seconds: float
@@ -137,6 +139,15 @@ class StepMetrics:
     bytes: int
     """Resident bytes of the process; on a GPU the largest number allocated there."""
     validation_loss: float | None = None
+    spike: float | None = None
+    """How far the loss lies over those before, in robust standard deviations, where that is far: see LossSpikes."""
+    skipped: str | None = None
+    """Why the update was not made, where it was not."""
+
+    @property
+    def is_notable(self) -> bool:
+        """Whether the line is logged whatever log_every says."""
+        return self.validation_loss is not None or self.spike is not None or self.skipped is not None
 
 
 class MetricsFile:
@@ -147,14 +158,14 @@ class MetricsFile:
 
     def rewind(self, step: int) -> None:
         """Keep the lines up to `step`; a line that a kill cut off goes too."""
-        kept = "".join(_line(metrics) for metrics in read_metrics(self.path) if metrics.step <= step)
+        kept = "".join(format_metrics(metrics) for metrics in read_metrics(self.path) if metrics.step <= step)
         # A file that needs no change is not written: a run resumes on a full disk as far as it can.
         if not self.path.exists() or self.path.read_bytes() != kept.encode():
             atomic_write_text(self.path, kept, overwrite=True)
 
     def append(self, metrics: StepMetrics) -> None:
         """Add one line; a NapkinError where the disk is full."""
-        line = _line(metrics).encode()
+        line = format_metrics(metrics).encode()
         try:
             # One write a line: a kill cuts off at most the last one. A full disk may take a part of it.
             with open(self.path, "ab", buffering=0) as file:
@@ -177,9 +188,27 @@ def read_metrics(path: Path) -> Iterator[StepMetrics]:
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         for line in file:
             with contextlib.suppress(msgspec.MsgspecError):
-                yield msgspec.json.decode(line, type=StepMetrics)
+                yield parse_metrics(line)
 
 
-def _line(metrics: StepMetrics) -> str:
+def format_metrics(metrics: StepMetrics) -> str:
+    """A line of metrics.jsonl."""
     values = {name: value for name, value in vars(metrics).items() if value is not None}
+    if metrics.skipped is not None:
+        # JSON has no infinity and no NaN.
+        values |= {name: None for name in _NULLABLE if not math.isfinite(values[name])}
     return json.dumps(values) + "\n"
+
+
+def parse_metrics(line: str | bytes) -> StepMetrics:
+    """What `format_metrics` made a line of; raises msgspec.MsgspecError where it is none."""
+    try:
+        return msgspec.json.decode(line, type=StepMetrics)
+    except msgspec.ValidationError:
+        values = msgspec.json.decode(line, type=dict[str, Any])
+        return msgspec.convert(
+            values | {name: math.nan for name in _NULLABLE if values.get(name, 0) is None}, StepMetrics
+        )
+
+
+_NULLABLE = ("loss", "gradient_norm")

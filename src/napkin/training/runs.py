@@ -15,6 +15,7 @@ from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.hardware.host import Host, detect_host
 from napkin.tokenizer.storage import load_tokenizer
+from napkin.training.checkpoint_room import checkpoint_bytes, refuse_too_small_disk
 from napkin.training.fitting import refuse_what_does_not_fit
 from napkin.training.precision import Precision
 from napkin.training.preparation import Preparation, Progress, make_plan, prepare, resolve
@@ -32,6 +33,7 @@ def new_run(
     """
     RunFolder.refuse_existing(folder)
     preparation = _checked(prepare(recipe, progress=progress))
+    refuse_too_small_disk(Path(folder), preparation.plan)
     run = RunFolder.create(folder, preparation.recipe, preparation.tokenizer)
     run.write_json("plan.json", plan_as_dict(preparation.plan, preparation.precision))
     return preparation, run
@@ -85,6 +87,7 @@ def plan_as_dict(plan: Plan, precision: Precision) -> dict[str, Any]:
         "tokens_per_step": plan.tokens_per_step,
         "fits": plan.fits,
         "seconds": plan.seconds,
+        "checkpoint_bytes": checkpoint_bytes(plan.ledger),
         "peak_by_category": plan.ledger.peak_by_category,
         "flops_by_phase": plan.ledger.flops_by("phase"),
         "seconds_factor": plan.price.factor,

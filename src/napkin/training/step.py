@@ -13,6 +13,7 @@ from napkin.accounting.count import count
 from napkin.accounting.cuda_target import Target
 from napkin.accounting.ledger import Ledger
 from napkin.model.transformer import Transformer
+from napkin.optim.averaging import WeightAverage
 from napkin.optim.base import Optimizer
 from napkin.optim.clipping import clip_gradients
 from napkin.optim.names import build_optimizer
@@ -33,6 +34,8 @@ class Learner:
     optimizer: Optimizer
     recipe: Recipe
     precision: Precision
+    average: WeightAverage | None = None
+    """Of the weights, updated by each of the optimizer's steps, where the recipe asks for one."""
 
     def step(
         self,
@@ -41,10 +44,12 @@ class Learner:
         targets: Int[Tensor, "batch position"],
         *,
         watch: Watch = lambda part: nullcontext(),
+        is_fit: Callable[[Tensor, Tensor], bool] = lambda loss, norm: True,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Train on one batch; `number` counts steps from 0 and sets the learning rate.
 
-        Returns the loss in nats a token and the gradient's norm before clipping, on the model's device.
+        Returns the loss in nats a token and the gradient's norm before clipping, on the model's device. Where both are
+        not fit for an update, by `is_fit`, none is made.
         """
         size = self.recipe.training.resolved_micro_batch_size
         share = size / len(inputs)
@@ -60,9 +65,10 @@ class Learner:
             loss += micro_loss.detach()
         with watch("optimizer"):
             norm = clip_gradients(self.model.parameters(), self.recipe.optimizer.clip_norm)
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.learning_rate(number)
-            self.optimizer.step()
+            if is_fit(loss, norm):
+                for group in self.optimizer.param_groups:
+                    group["lr"] = self.learning_rate(number)
+                self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
         return loss, norm
 
@@ -80,7 +86,12 @@ def build_learner(recipe: Recipe, precision: Precision) -> Learner:
     chosen = recipe.optimizer
     products = torch.bfloat16 if precision.products == "bf16" else torch.float32
     optimizer = build_optimizer(chosen.name, model, products=products, fused=chosen.fused, **chosen.options)
-    return Learner(model, optimizer, recipe, precision)
+    average = WeightAverage(model.parameters(), chosen.average_decay) if chosen.average_decay else None
+    if average is not None:
+        optimizer.register_step_post_hook(lambda *_: average.update())
+        # The accountant looks for what an update keeps where torch's optimizers keep it.
+        optimizer.state["average"] = {"averages": average.averages}  # pyright: ignore[reportArgumentType]
+    return Learner(model, optimizer, recipe, precision, average)
 
 
 def count_step(recipe: Recipe, precision: Precision, *, target: Target | None = None) -> Ledger:

@@ -1,0 +1,174 @@
+"""Infinity or NaN in a step: which module it came from, and the batch that brought it, kept for a look."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from napkin.errors import NapkinError
+from napkin.files import atomic_write_text
+from napkin.training.history import History
+from napkin.training.run_folder import RunFolder
+from napkin.training.step import Learner
+
+MOST_KEPT = 20
+"""Batches that are kept of one run."""
+
+
+class Verdict:
+    """Whether a step's loss and gradient are fit for an update, and both as numbers.
+
+    Asking waits for a GPU: once a step the loop does that anyway.
+    """
+
+    loss: float
+    gradient_norm: float
+
+    def __call__(self, loss: Tensor, norm: Tensor) -> bool:
+        """Take the figures; whether they are finite."""
+        self.loss, self.gradient_norm = loss.item(), norm.item()
+        return self.is_fit
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether both figures are finite."""
+        return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
+
+
+class NonFiniteSteps:
+    """What is done about steps whose figures are not finite, by the recipe's `on_non_finite`."""
+
+    def __init__(self, learner: Learner, history: History, run: RunFolder, on_message: Callable[[str], None]) -> None:
+        self.learner = learner
+        self.history = history
+        self.run = run
+        self.on_message = on_message
+
+    def skip_or_stop(self, number: int, inputs: Tensor, targets: Tensor, verdict: Verdict) -> str:
+        """Name the source and keep the batch of step `number`, counted from 0, whose update was not made.
+
+        Returns the source where the run goes on; raises NapkinError where it stops.
+        """
+        source, history = find_source(self.learner, number, inputs, targets), self.history
+        story = _story(self.learner, number, verdict, source)
+        kept = keep_batch(self.run.path / "non-finite", number + 1, inputs, targets, story)
+        what = (
+            f"step {number + 1}: the loss is {verdict.loss}, the gradient's norm {verdict.gradient_norm}, "
+            f"the first such number {source}"
+        )
+        look = f"; its batch is in '{kept}'" if kept else ""
+        training = self.learner.recipe.training
+        if training.on_non_finite == "skip" and history.skipped_in_a_row < training.most_skipped:
+            history.skipped += 1
+            history.skipped_in_a_row += 1
+            self.on_message(f"{what}: its update is skipped ({history.skipped_in_a_row} in a row){look}")
+            return source
+        raise NapkinError(
+            f"{what}: lower --optimizer.learning-rate, or pass over such steps with --training.on-non-finite skip; "
+            f"earlier checkpoints in '{self.run.checkpoints}' are kept{look}"
+        )
+
+
+def find_source(learner: Learner, number: int, inputs: Tensor, targets: Tensor) -> str:
+    """Compute a step's loss and gradient again, watching, and say where the first number that is not finite is.
+
+    The learner is left as it is: no update is made. The answer completes "the first one is ...".
+    """
+    for name, parameter in learner.model.named_parameters():
+        if not _is_finite(parameter):
+            return f"in the weights '{name}' themselves"
+    found: list[str] = []
+    with _watched(learner.model, found.append):
+        try:
+            loss, _ = learner.step(number, inputs, targets, is_fit=lambda loss, norm: False)
+        except _Found:
+            learner.optimizer.zero_grad(set_to_none=True)
+        else:
+            return "in the loss" if not _is_finite(loss) else "in the gradient's norm, all gradients being finite"
+    return found[0]
+
+
+def keep_batch(folder: Path, step: int, inputs: Tensor, targets: Tensor, story: dict[str, Any]) -> Path | None:
+    """Write `folder`/step-XXXXXXXX.safetensors, which holds inputs and targets, and .json beside it; the first's path.
+
+    None where `MOST_KEPT` are there already, or the disk takes no more: a look is worth less than the run.
+    """
+    path = folder / f"step-{step:08d}.safetensors"
+    try:
+        folder.mkdir(exist_ok=True)
+        if not path.exists() and len(list(folder.glob("*.safetensors"))) >= MOST_KEPT:
+            return None
+        save_file({"inputs": inputs.cpu().contiguous(), "targets": targets.cpu().contiguous()}, path)
+        atomic_write_text(path.with_suffix(".json"), json.dumps(story, indent=2) + "\n", overwrite=True)
+    except Exception:
+        return None
+    return path
+
+
+def _story(learner: Learner, number: int, verdict: Verdict, source: str) -> dict[str, Any]:
+    """What is written beside a batch: enough to make the step again."""
+    return {
+        "step": number + 1,
+        "batch": number,
+        # JSON has no infinity and no NaN.
+        "loss": str(verdict.loss),
+        "gradient_norm": str(verdict.gradient_norm),
+        "first_non_finite": source,
+        "learning_rate": learner.learning_rate(number),
+        "seeds": {name: value for name, value in dataclasses.asdict(learner.recipe.training).items() if "seed" in name},
+        "precision": learner.precision.products,
+    }
+
+
+class _Found(Exception):
+    """Nothing after the first one is of interest."""
+
+
+@contextmanager
+def _watched(model: nn.Module, tell: Callable[[str], None]) -> Iterator[None]:
+    names = {module: name or "the model" for name, module in model.named_modules()}
+
+    def look_at_output(module: nn.Module, _: Any, output: Any) -> None:
+        if any(not _is_finite(tensor) for tensor in _tensors(output)):
+            tell(f"in the output of '{names[module]}', {type(module).__name__}")
+            raise _Found
+
+    def look_at_gradient(name: str) -> Callable[[Tensor], None]:
+        def look(parameter: Tensor) -> None:
+            if parameter.grad is not None and not _is_finite(parameter.grad):
+                tell(f"in the gradient of '{name}', all modules' outputs being finite")
+                raise _Found
+
+        return look
+
+    # Modules end from the inside out, gradients are done from the last layer down: the first is where it began.
+    hooks = [module.register_forward_hook(look_at_output) for module in names]
+    hooks += [
+        parameter.register_post_accumulate_grad_hook(look_at_gradient(name))
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, (tuple, list)):
+        for each in output:
+            yield from _tensors(each)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())

@@ -1,0 +1,168 @@
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import napkin.training.loop as loop
+from napkin.data.batches import Batches
+from napkin.data.token_file import TokenFile
+from napkin.errors import NapkinError
+from napkin.training.loop import train
+from napkin.training.non_finite import find_source
+from napkin.training.precision import Precision
+from napkin.training.recipe import Recipe
+from napkin.training.run_folder import read_metrics
+from napkin.training.runs import new_run, old_run
+from napkin.training.step import Learner, build_learner
+from training.tiny_run import tiny_recipe, write_tiny_text
+
+TOKENS = torch.randint(0, 17, (4, 33), generator=torch.Generator().manual_seed(0))
+INPUTS, TARGETS = TOKENS[:, :-1], TOKENS[:, 1:]
+
+
+@pytest.fixture
+def learner() -> Learner:
+    recipe = tiny_recipe(".", precision="fp32")
+    recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, vocab_size=17, n_layers=3))
+    return build_learner(recipe, Precision("fp32", "cpu"))
+
+
+def linear_layers(learner: Learner) -> list[str]:
+    return [name for name, module in learner.model.named_modules() if hasattr(module, "weight") and "blocks" in name]
+
+
+def test_the_first_module_whose_output_overflows_is_named(learner: Learner) -> None:
+    for name in linear_layers(learner):
+        module = learner.model.get_submodule(name)
+        kept = module.weight.detach().clone()  # pyright: ignore[reportCallIssue]
+        with torch.no_grad():
+            module.weight.fill_(3e38)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        assert f"in the output of '{name}'" in find_source(learner, 0, INPUTS, TARGETS)
+        with torch.no_grad():
+            module.weight.copy_(kept)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    assert "all gradients being finite" in find_source(learner, 0, INPUTS, TARGETS)
+
+
+def test_weights_that_are_no_numbers_are_named(learner: Learner) -> None:
+    with torch.no_grad():
+        learner.model.blocks[1].feed_forward.down.weight[0, 0] = float("nan")  # pyright: ignore
+    assert "weights 'blocks.1.feed_forward.down.weight'" in find_source(learner, 0, INPUTS, TARGETS)
+
+
+def test_a_gradient_that_is_no_number_behind_finite_outputs_is_named(learner: Learner) -> None:
+    def spoil_gradient(module: nn.Module, _: Any, output: Tensor) -> Tensor:
+        # The root's slope at 0 is infinite.
+        return output + (output - output.detach()).abs().sqrt().sum()
+
+    learner.model.get_submodule("blocks.1.feed_forward").register_forward_hook(spoil_gradient)
+    source = find_source(learner, 0, INPUTS, TARGETS)
+    assert "in the gradient of 'blocks.1.feed_forward." in source
+
+
+def test_looking_for_the_source_changes_nothing(learner: Learner) -> None:
+    before = [parameter.detach().clone() for parameter in learner.model.parameters()]
+    find_source(learner, 0, INPUTS, TARGETS)
+    for parameter, kept in zip(learner.model.parameters(), before, strict=True):
+        assert torch.equal(parameter, kept)
+        assert parameter.grad is None
+    assert learner.optimizer.param_groups[0]["step"] == 0
+    assert not any(module._forward_hooks for module in learner.model.modules())
+
+
+@pytest.fixture
+def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recipe]:
+    """A recipe some of whose steps' forward passes make NaN in the first block."""
+    write_tiny_text(tmp_path)
+
+    def make(bad_steps: set[int], **training: Any) -> Recipe:
+        def build(recipe: Recipe, precision: Precision) -> Learner:
+            learner = build_learner(recipe, precision)
+            bad = {bytes(batches[number - 1][0].numpy()) for number in bad_steps}
+
+            def poison(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+                return output * float("nan") if bytes(inputs[0].numpy()) in bad else output
+
+            learner.model.embedding.register_forward_hook(poison)
+            return learner
+
+        recipe = tiny_recipe(tmp_path, **({"steps": 12, "checkpoint_every": 5, "evaluate_every": 6} | training))
+        tokens = TokenFile.open(tmp_path / "train.tokens")
+        batches = Batches(tokens, context_length=32, batch_size=recipe.training.batch_size, seed=0)
+        monkeypatch.setattr(loop, "build_learner", build)
+        return recipe
+
+    return make
+
+
+def test_a_bad_batch_stops_the_run_by_name_and_is_kept(poisoned: Callable[..., Recipe], tmp_path: Path) -> None:
+    preparation, run = new_run(poisoned({8}), tmp_path / "run")
+    with pytest.raises(NapkinError, match=r"^step 8: the loss is nan.*in the output of 'embedding'.*is in '") as caught:
+        train(preparation, run)
+    kept = run.path / "non-finite" / "step-00000008.safetensors"
+    assert str(kept) in str(caught.value)
+    inputs, targets = preparation.batches[7]
+    found = load_file(kept)
+    assert torch.equal(found["inputs"], inputs)
+    assert torch.equal(found["targets"], targets)
+    story = json.loads(kept.with_suffix(".json").read_text())
+    assert (story["step"], story["batch"], story["loss"]) == (8, 7, "nan")
+    assert story["seeds"] == {"init_seed": 0, "data_seed": 0, "dropout_seed": 0}
+    assert [line.step for line in read_metrics(run.path / "metrics.jsonl")] == list(range(1, 8))
+
+
+def test_a_skipped_step_is_as_if_its_update_had_never_been_due(poisoned: Callable[..., Recipe], tmp_path: Path) -> None:
+    preparation, run = new_run(poisoned({4, 8, 9}, on_non_finite="skip"), tmp_path / "run")
+    messages: list[str] = []
+    outcome = train(preparation, run, on_message=messages.append)
+    assert [message.split(":")[0] for message in messages] == ["step 4", "step 8", "step 9"]
+    assert "(2 in a row)" in messages[2]
+    lines = list(read_metrics(run.path / "metrics.jsonl"))
+    assert [line.step for line in lines] == list(range(1, 13))
+    assert [line.step for line in lines if line.skipped] == [4, 8, 9]
+    assert all(line.loss != line.loss for line in lines if line.skipped)
+    for line in (run.path / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    # By hand: the same steps, and nothing at all where one was bad.
+    by_hand = build_learner(preparation.recipe, preparation.precision)
+    for number in range(12):
+        if number + 1 not in (4, 8, 9):
+            by_hand.step(number, *preparation.batches[number])
+    for found, expected in zip(outcome.learner.model.parameters(), by_hand.model.parameters(), strict=True):
+        assert torch.equal(found, expected)
+    assert outcome.learner.optimizer.param_groups[0]["step"] == 9
+
+
+def test_a_run_with_skipped_steps_resumes_bit_for_bit(poisoned: Callable[..., Recipe], tmp_path: Path) -> None:
+    recipe = poisoned({4, 8, 9}, on_non_finite="skip")
+    whole = train(*new_run(recipe, tmp_path / "whole"))
+    preparation, run = new_run(recipe, tmp_path / "run")
+
+    class Stop(Exception): ...
+
+    def stop(metrics: Any) -> None:
+        if metrics.step in (7, 11):
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(preparation, run, on_step=stop)
+    with pytest.raises(Stop):
+        train(*old_run(run.path), on_step=lambda metrics: stop(metrics) if metrics.step == 11 else None)
+    resumed = train(*old_run(run.path))
+    assert resumed.first_step == 10
+    for found, expected in zip(resumed.learner.model.parameters(), whole.learner.model.parameters(), strict=True):
+        assert torch.equal(found, expected)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (resumed.checkpoint / name).read_bytes() == (whole.checkpoint / name).read_bytes()
+
+
+def test_too_many_skipped_steps_in_a_row_stop_the_run(poisoned: Callable[..., Recipe], tmp_path: Path) -> None:
+    recipe = poisoned({2, 4, 5, 6}, on_non_finite="skip", most_skipped=2)
+    preparation, run = new_run(recipe, tmp_path / "run")
+    with pytest.raises(NapkinError, match=r"^step 6: "):
+        train(preparation, run)
