@@ -13,6 +13,7 @@ from napkin.cli.tokenizer import ACTIONS
 from napkin.training.recipe import Recipe, format_recipe, read_recipe
 
 OTHER: dict[str, Any] = {
+    "data.prefetch": "on",
     "data.validation": None,
     "model.d_model": 64,
     "model.n_heads": 8,
@@ -120,6 +121,24 @@ def test_an_option_may_take_back_what_the_file_says(napkin, tmp_path: Path, name
     done = napkin("recipe", str(file), *option(name, None))
     file.write_text(done.out)
     assert value_of(read_recipe(file), name) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "train"),
+    [
+        ("a.tokens", "a.tokens"),
+        ("a.tokens b.tokens", ("a.tokens", "b.tokens")),
+        ("a.tokens=3 b=c.tokens=0.5", {"a.tokens": 3.0, "b=c.tokens": 0.5}),
+        ("x=y.tokens", "x=y.tokens"),
+    ],
+)
+def test_training_text_is_named_as_it_is_in_a_shell(napkin, tmp_path: Path, words: str, train: object) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text(napkin("recipe", "--data.train", *words.split(), "--data.no-verify").out)
+    assert read_recipe(file).data.train == train
+    # What a file says is the default of the option that is not given.
+    file.write_text(napkin("recipe", str(file), "--training.steps", "9").out)
+    assert read_recipe(file).data.train == train
 
 
 def test_a_file_and_options_make_one_recipe(napkin, tmp_path: Path) -> None:

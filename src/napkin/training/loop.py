@@ -1,5 +1,6 @@
 """The training loop: steps, metrics, evaluations, checkpoints, and an orderly end however it comes."""
 
+import contextlib
 import dataclasses
 import math
 import signal
@@ -16,6 +17,7 @@ from napkin.accounting.meter import StepMeasurement, Stopwatch, meter_step
 from napkin.accounting.plan import hfu, mfu
 from napkin.accounting.reconcile import Measurement, reconcile
 from napkin.accounting.witnesses import WitnessRow
+from napkin.data.feed import open_feed
 from napkin.errors import NapkinError
 from napkin.training.checkpoint import Checkpoint, prune_checkpoints, save_checkpoint
 from napkin.training.evaluation import EVALUATION_BATCH_SIZE, mean_loss
@@ -68,8 +70,9 @@ def train(
             run.write_json("plan.json", plan_as_dict(preparation.plan, preparation.precision))
         loop = _Loop(preparation, run, on_message)
         loop.restore()
-        while loop.step < preparation.recipe.training.steps and interruption.signal is None:
-            on_step(loop.advance())
+        with contextlib.closing(loop.feed):
+            while loop.step < preparation.recipe.training.steps and interruption.signal is None:
+                on_step(loop.advance())
         checkpoint = loop.save()
         if loop.step == preparation.recipe.training.steps:
             interruption.signal = None
@@ -115,7 +118,7 @@ class _Loop:
         torch.set_num_threads(recipe.training.threads)
         self.device_type = self.preparation.precision.device_type
         self.learner = build_learner(recipe, self.preparation.precision)
-        self.batches = self.preparation.batches
+        self.feed = open_feed(self.preparation.batches, self.device_type, recipe.data.prefetch)
         self.metrics = MetricsFile(self.run)
         self.guard = TokenGuard(self.preparation.train_tokens)
         self.watch = Stopwatch(self.device_type)
@@ -146,8 +149,8 @@ class _Loop:
         training = self.preparation.recipe.training
         begin = time.perf_counter()
         with self.watch("data"):
-            inputs, targets = (tensor.to(self.device_type) for tensor in self.batches[self.step])
-        loss, norm = self._watched_step(inputs, targets)
+            batch = self.feed[self.step]
+        loss, norm = self._watched_step(*batch)
         loss, norm = loss.item(), norm.item()
         step_seconds = time.perf_counter() - begin
         learning_rate = self.learner.learning_rate(self.step)
@@ -158,13 +161,13 @@ class _Loop:
         self._refuse_non_finite(f"the validation loss is {validation_loss}", validation_loss or 0.0)
         metrics = StepMetrics(
             step=self.step,
-            tokens=self.step * inputs.numel(),
+            tokens=self.step * self.preparation.recipe.tokens_per_step,
             loss=loss,
             learning_rate=learning_rate,
             gradient_norm=norm,
             seconds=self.seconds,
             step_seconds=step_seconds,
-            tokens_per_second=inputs.numel() / step_seconds,
+            tokens_per_second=self.preparation.recipe.tokens_per_step / step_seconds,
             mfu=mfu(self.preparation.plan.ledger, step_seconds, self.preparation.plan.site.matmul_peak),
             bytes=self._bytes(),
             validation_loss=validation_loss,
@@ -211,20 +214,20 @@ class _Loop:
             seconds_by_part={**parts, "other": seconds - sum(parts.values())},
         )
 
-    def _watched_step(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _watched_step(self, *batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         done = self.step - self.first_step
         begin = time.perf_counter()
         last = self.preparation.recipe.training.steps - self.first_step - 1
         # A last step that is also the first is timed: a metered one takes longer than it would alone.
         if done != min(METERED_STEP, last) or last == 0:
-            result = self.learner.step(self.step, inputs, targets, watch=self.watch)
+            result = self.learner.step(self.step, *batch, watch=self.watch)
             self.step_seconds.append(time.perf_counter() - begin)
             return result
         results: list[tuple[torch.Tensor, torch.Tensor]] = []
         with self.watch("metering"):
             self.metered = meter_step(
                 self.learner.model,
-                lambda: results.append(self.learner.step(self.step, inputs, targets)),
+                lambda: results.append(self.learner.step(self.step, *batch)),
                 device_type=self.device_type,
             )
         return results[0]
@@ -242,6 +245,7 @@ class _Loop:
                 max_tokens=training.evaluation_tokens,
                 # No more at a time than a step computes: what was planned for that is enough for this.
                 batch_size=min(training.resolved_micro_batch_size, EVALUATION_BATCH_SIZE),
+                separate_documents=self.preparation.recipe.data.separate_documents,
             )
 
     def _refuse_non_finite(self, what: str, *figures: float) -> None:
