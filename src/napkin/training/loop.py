@@ -28,6 +28,7 @@ from napkin.training.run_folder import MetricsFile, RunFolder, StepMetrics
 from napkin.training.runs import plan_as_dict
 from napkin.training.step import Learner, build_learner
 from napkin.training.token_guard import TokenGuard
+from napkin.training.tracking import open_tracking
 
 # The first step makes the optimizer's state, the second one warms caches: the third is like all that follow.
 METERED_STEP = 2
@@ -70,9 +71,14 @@ def train(
             run.write_json("plan.json", plan_as_dict(preparation.plan, preparation.precision))
         loop = _Loop(preparation, run, on_message)
         loop.restore()
-        with contextlib.closing(loop.feed):
+        with (
+            contextlib.closing(loop.feed),
+            open_tracking(preparation.recipe, run, loop.step, on_message) as track,
+        ):
             while loop.step < preparation.recipe.training.steps and interruption.signal is None:
-                on_step(loop.advance())
+                metrics = loop.advance()
+                track(metrics)
+                on_step(metrics)
         checkpoint = loop.save()
         if loop.step == preparation.recipe.training.steps:
             interruption.signal = None
@@ -171,6 +177,7 @@ class _Loop:
             mfu=mfu(self.preparation.plan.ledger, step_seconds, self.preparation.plan.site.matmul_peak),
             bytes=self._bytes(),
             validation_loss=validation_loss,
+            **self.learner.tally.read(),
         )
         if last or validation_loss is not None or self.step % training.log_every == 0:
             self.metrics.append(metrics)

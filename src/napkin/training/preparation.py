@@ -60,6 +60,7 @@ def prepare(
     `tokenizer` stands in for the file that the recipe names: a run keeps its own copy. `progress` is told what is
     being done. Raises NapkinError for files that are missing, damaged or do not belong together.
     """
+    recipe.tracking.refuse_missing()
     data = recipe.data
     tokenizer = tokenizer or open_tokenizer(data.tokenizer)
     progress("checking the token files")

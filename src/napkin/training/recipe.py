@@ -19,6 +19,7 @@ from napkin.files import StrPath
 from napkin.model.config import ModelConfig
 from napkin.optim.names import OPTIMIZERS, choice_of
 from napkin.optim.schedule import SCHEDULES, Schedule
+from napkin.training.tracking_config import TrackingConfig
 from napkin.training.train_files import TrainFiles, refuse_impossible_files
 
 if TYPE_CHECKING:
@@ -215,6 +216,7 @@ class Recipe:
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
         _refuse_outside("model", self.model, _MODEL_RANGES)

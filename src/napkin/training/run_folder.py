@@ -98,7 +98,7 @@ class RunFolder:
 
     def remove_leftovers(self) -> None:
         """Remove what killed writers left beside the files that training alone writes; the lock must be held."""
-        for name in ("plan.json", "metrics.jsonl", "measurement.json"):
+        for name in ("plan.json", "metrics.jsonl", "measurement.json", "tracking.json", "report.html"):
             for path in self.path.glob(f".{name}.*.tmp"):
                 path.unlink(missing_ok=True)
 
@@ -144,6 +144,10 @@ class StepMetrics:
     bytes: int
     """Resident bytes of the process; on a GPU the largest number allocated there."""
     validation_loss: float | None = None
+    expert_tokens: list[list[int]] | None = None
+    """Visits that each expert was asked for in the step, by layer; without experts, None."""
+    dropped_tokens: list[int] | None = None
+    """Visits that found their expert full, by layer."""
 
 
 class MetricsFile:

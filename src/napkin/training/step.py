@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +16,7 @@ from napkin.model.transformer import Transformer
 from napkin.optim.base import Optimizer
 from napkin.optim.clipping import clip_gradients
 from napkin.optim.names import build_optimizer
+from napkin.training.expert_tally import ExpertTally
 from napkin.training.precision import Precision
 from napkin.training.recipe import Recipe
 
@@ -33,6 +34,8 @@ class Learner:
     optimizer: Optimizer
     recipe: Recipe
     precision: Precision
+    tally: ExpertTally = field(default_factory=ExpertTally)
+    """What the routers of the last step did, where the model has experts."""
 
     def step(
         self,
@@ -51,6 +54,7 @@ class Learner:
         size = self.recipe.training.resolved_micro_batch_size
         share = size / len(inputs)
         loss = torch.zeros((), device=inputs.device)
+        self.tally.clear()
         if self.recipe.model.dropout:
             # What a step drops follows from seed and step alone: a resumed run drops what an uninterrupted one does.
             torch.manual_seed((self.recipe.training.dropout_seed * 1_000_003 + number) % 2**63)
@@ -58,6 +62,8 @@ class Learner:
         for part, wanted, documents_of_part in zip(inputs.split(size), targets.split(size), apart, strict=True):
             with watch("forward"), self.precision.autocast():
                 micro_loss = self.model.loss(part, wanted, documents_of_part) * share
+                if self.recipe.model.n_experts:
+                    self.tally.add(self.model.routings())
             with watch("backward"):
                 micro_loss.backward()
             loss += micro_loss.detach()
