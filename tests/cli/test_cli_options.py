@@ -13,6 +13,7 @@ from napkin.cli.tokenizer import ACTIONS
 from napkin.training.recipe import Recipe, format_recipe, read_recipe
 
 OTHER: dict[str, Any] = {
+    "data.prefetch": "on",
     "data.validation": None,
     "model.d_model": 64,
     "model.n_heads": 8,
@@ -57,6 +58,7 @@ OTHER: dict[str, Any] = {
     "training.precision": "fp32",
     "training.device": "cpu",
     "training.threads": 3,
+    "tracking.trackers": ("tensorboard", "wandb"),
 }
 # Fields that make sense only with others.
 NEEDS: dict[str, dict[str, Any]] = {
@@ -84,7 +86,7 @@ def option(name: str, value: Any) -> list[str]:
     table, _, field = name.replace("_", "-").partition(".")
     if isinstance(value, bool):
         return [f"--{table}.{field}" if value else f"--{table}.no-{field}"]
-    return [f"--{table}.{field}", str(value)]
+    return [f"--{table}.{field}", *(value if isinstance(value, tuple) else [str(value)])]
 
 
 def another(name: str, value: Any) -> Any:
@@ -122,6 +124,24 @@ def test_an_option_may_take_back_what_the_file_says(napkin, tmp_path: Path, name
     assert value_of(read_recipe(file), name) is None
 
 
+@pytest.mark.parametrize(
+    ("words", "train"),
+    [
+        ("a.tokens", "a.tokens"),
+        ("a.tokens b.tokens", ("a.tokens", "b.tokens")),
+        ("a.tokens=3 b=c.tokens=0.5", {"a.tokens": 3.0, "b=c.tokens": 0.5}),
+        ("x=y.tokens", "x=y.tokens"),
+    ],
+)
+def test_training_text_is_named_as_it_is_in_a_shell(napkin, tmp_path: Path, words: str, train: object) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text(napkin("recipe", "--data.train", *words.split(), "--data.no-verify").out)
+    assert read_recipe(file).data.train == train
+    # What a file says is the default of the option that is not given.
+    file.write_text(napkin("recipe", str(file), "--training.steps", "9").out)
+    assert read_recipe(file).data.train == train
+
+
 def test_a_file_and_options_make_one_recipe(napkin, tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
     file.write_text("[model]\nn_layers = 7\ntie_embeddings = false\n")
@@ -138,9 +158,10 @@ def test_help_shows_every_field_with_type_default_and_meaning(napkin) -> None:
         flag = "--" + name.replace("_", "-")
         assert flag in done.out
         default = value_of(Recipe(), name)
+        shown = "".join(default) if isinstance(default, tuple) else default
         after = words[words.index(flag + (" " if not isinstance(default, bool) else ",")) :]
         assert after.index("(default: ") < 600
-        assert after[after.index("(default: ") :].replace(" ", "").startswith(f"(default:{default})"), name
+        assert after[after.index("(default: ") :].replace(" ", "").startswith(f"(default:{shown})"), name
     assert "NapkinError" not in done.out
 
 

@@ -30,7 +30,7 @@ def make(tmp_path: Path) -> MakeTokenFile:
     return make
 
 
-def rows(batch: tuple[torch.Tensor, torch.Tensor]) -> list[tuple[list[int], list[int]]]:
+def rows(batch: tuple[torch.Tensor, ...]) -> list[tuple[list[int], list[int]]]:
     inputs, targets = batch
     return list(zip(inputs.tolist(), targets.tolist(), strict=True))
 

@@ -43,16 +43,16 @@ def test_the_first_module_whose_output_overflows_is_named(learner: Learner) -> N
         kept = module.weight.detach().clone()  # pyright: ignore[reportCallIssue]
         with torch.no_grad():
             module.weight.fill_(3e38)  # pyright: ignore[reportCallIssue, reportArgumentType]
-        assert f"in the output of '{name}'" in find_source(learner, 0, INPUTS, TARGETS)
+        assert f"in the output of '{name}'" in find_source(learner, 0, (INPUTS, TARGETS))
         with torch.no_grad():
             module.weight.copy_(kept)  # pyright: ignore[reportCallIssue, reportArgumentType]
-    assert "all gradients being finite" in find_source(learner, 0, INPUTS, TARGETS)
+    assert "all gradients being finite" in find_source(learner, 0, (INPUTS, TARGETS))
 
 
 def test_weights_that_are_no_numbers_are_named(learner: Learner) -> None:
     with torch.no_grad():
         learner.model.blocks[1].feed_forward.down.weight[0, 0] = float("nan")  # pyright: ignore
-    assert "weights 'blocks.1.feed_forward.down.weight'" in find_source(learner, 0, INPUTS, TARGETS)
+    assert "weights 'blocks.1.feed_forward.down.weight'" in find_source(learner, 0, (INPUTS, TARGETS))
 
 
 def test_a_gradient_that_is_no_number_behind_finite_outputs_is_named(learner: Learner) -> None:
@@ -61,13 +61,13 @@ def test_a_gradient_that_is_no_number_behind_finite_outputs_is_named(learner: Le
         return output + (output - output.detach()).abs().sqrt().sum()
 
     learner.model.get_submodule("blocks.1.feed_forward").register_forward_hook(spoil_gradient)
-    source = find_source(learner, 0, INPUTS, TARGETS)
+    source = find_source(learner, 0, (INPUTS, TARGETS))
     assert "in the gradient of 'blocks.1.feed_forward." in source
 
 
 def test_looking_for_the_source_changes_nothing(learner: Learner) -> None:
     before = [parameter.detach().clone() for parameter in learner.model.parameters()]
-    find_source(learner, 0, INPUTS, TARGETS)
+    find_source(learner, 0, (INPUTS, TARGETS))
     for parameter, kept in zip(learner.model.parameters(), before, strict=True):
         assert torch.equal(parameter, kept)
         assert parameter.grad is None

@@ -53,10 +53,30 @@ recipes = st.builds(
 )
 
 
+# The checks of types pick an element of a tuple by chance, which hypothesis cannot know.
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 @given(recipes)
 def test_a_printed_recipe_reads_back_equal(tmp_path_factory: pytest.TempPathFactory, recipe: Recipe) -> None:
     path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
     path.write_bytes(format_recipe(recipe).encode())
+    assert read_recipe(path) == recipe
+
+
+@pytest.mark.parametrize(
+    ("toml", "train"),
+    [
+        ('train = "a.tokens"', "a.tokens"),
+        ('train = ["a.tokens", "b.tokens"]', ("a.tokens", "b.tokens")),
+        ('[data.train]\n"a.tokens" = 3\n"b.tokens" = 0.5', {"a.tokens": 3.0, "b.tokens": 0.5}),
+        ('train = {"a.tokens" = 1}', {"a.tokens": 1.0}),
+    ],
+)
+def test_training_text_may_be_a_file_several_or_several_with_weights(tmp_path: Path, toml: str, train: object) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(f"[data]\n{toml}\n")
+    recipe = read_recipe(path)
+    assert recipe.data.train == train
+    path.write_text(format_recipe(recipe))
     assert read_recipe(path) == recipe
 
 

@@ -23,6 +23,7 @@ COMMANDS = {
     "evaluate": "loss, perplexity and bits a byte on held-out text, beside gzip and xz",
     "generate": "let a trained model continue a text",
     "report": "write a run's report.html",
+    "runs": "list runs, and compare their losses over steps, tokens, FLOPs, seconds or dollars",
     "hardware": "print the catalogue of accelerators, or all that is known of one",
     "formats": "print the number formats, or what each makes of a number",
     "calibrate": "measure this machine's matrix products, memory and operator overhead",

@@ -46,6 +46,7 @@ def main(arguments: list[str]) -> None:
             trained.tokenizer,
             trained.precision,
             step=trained.checkpoint.state.step,
+            separate_documents=trained.recipe.data.separate_documents,
             progress=lambda done, total: line(done, total, f"{done:,} of {total:,} tokens"),
         )
         if options.tokens is None:

@@ -27,6 +27,7 @@ from tyro.constructors import (
 )
 
 from napkin.errors import NapkinError
+from napkin.training.train_files import TrainFiles, read_files, write_files
 
 Options = TypeVar("Options")
 
@@ -183,6 +184,20 @@ def _value(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
         instance_from_str=read,
         is_instance=lambda value: isinstance(value, kind) or (optional and value is None),
         str_from_instance=lambda value: [str(value)],
+    )
+
+
+@_REGISTRY.primitive_rule
+def _train_files(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """One file, several, or several with weights."""
+    if info.type != TrainFiles:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="FILE[=WEIGHT] ...",
+        instance_from_str=read_files,
+        is_instance=lambda value: isinstance(value, str | tuple | dict),
+        str_from_instance=write_files,
     )
 
 

@@ -1,10 +1,13 @@
 from .batches import Batches as Batches
+from .batches import documents_begun as documents_begun
 from .batches import evaluation_windows as evaluation_windows
 from .corpus import Document as Document
 from .corpus import read_documents as read_documents
 from .corpus import standard_library as standard_library
+from .interleaving import Interleaving as Interleaving
 from .permutation import KeyedPermutation as KeyedPermutation
 from .split import is_validation as is_validation
 from .split import split_documents as split_documents
 from .token_file import TokenFile as TokenFile
 from .token_file import write_token_file as write_token_file
+from .token_mixture import TokenMixture as TokenMixture

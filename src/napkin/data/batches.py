@@ -1,4 +1,4 @@
-"""Batches out of a token file, for training in a shuffled order and for evaluation in the text's own.
+"""Batches out of token files, for training in a shuffled order and for evaluation in the text's own.
 
 There is no loader with a state: training batch i is a pure function of (seed, i). So a run resumes at any
 step, and its order does not depend on how many processes read it.
@@ -14,8 +14,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from torch import Tensor
 
+from napkin.data.interleaving import Interleaving
 from napkin.data.permutation import KeyedPermutation
 from napkin.data.token_file import TokenFile
+from napkin.data.token_mixture import TokenMixture
 from napkin.errors import NapkinError
 
 IGNORED = -1
@@ -24,54 +26,93 @@ IGNORED = -1
 class Batches:
     """An endless sequence of training batches: `batches[i]` for any i ≥ 0, at once and always the same.
 
-    The file is cut into `n_windows` windows of context_length + 1 tokens, each beginning with the last token
-    of the one before, so that every token but the first is a target once an epoch (up to context_length - 1
-    at the end of the file are left over). Each epoch takes all windows in an order of its own; a batch may
-    straddle epochs.
+    A file is cut into windows of context_length + 1 tokens, each beginning with the last token of the one before, so
+    that every token but the first is a target once an epoch (up to context_length - 1 at the end of the file are left
+    over). Each epoch takes all windows of a file in an order of its own; a batch may straddle epochs.
 
-    Raises NapkinError where the file holds less than one window.
+    Several files have epochs of their own, and mix as their weights say: see napkin.data.interleaving. A file that
+    has given all its windows begins its next epoch, whatever the others do.
+
+    With `separate_documents` a batch has a third tensor, the number of each input's document: a separator begins one.
+
+    Raises NapkinError where a file holds less than one window.
     """
 
-    def __init__(self, token_file: TokenFile, *, context_length: int, batch_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        tokens: TokenFile | TokenMixture,
+        *,
+        context_length: int,
+        batch_size: int,
+        seed: int,
+        separate_documents: bool = False,
+    ) -> None:
         _require(context_length >= 1, "context_length", context_length)
         _require(batch_size >= 1, "batch_size", batch_size)
-        self.token_file = token_file
+        self.tokens = tokens if isinstance(tokens, TokenMixture) else TokenMixture([tokens])
         self.context_length = context_length
         self.batch_size = batch_size
         self.seed = seed
-        self.n_windows = (token_file.n_tokens - 1) // context_length
-        if not self.n_windows:
-            raise _too_few_tokens(token_file, context_length)
-        self._windows = sliding_window_view(token_file.tokens, context_length + 1)[::context_length]
+        self.separate_documents = separate_documents
+        self._windows = [_Windows(file, number, context_length, seed) for number, file in enumerate(self.tokens.files)]
+        self._interleaving = Interleaving(self.tokens.weights or [windows.n for windows in self._windows])
+
+    @property
+    def n_windows(self) -> int:
+        """Windows of all files."""
+        return sum(windows.n for windows in self._windows)
 
     @property
     def batches_per_epoch(self) -> float:
-        """How many batches see each window once; no whole number where the last one straddles two epochs."""
+        """How many batches see each window once; no whole number where the last one straddles two epochs.
+
+        With weights some files are seen more often by then, others less.
+        """
         return self.n_windows / self.batch_size
 
-    def __getitem__(
-        self, index: int
-    ) -> tuple[
-        Int64[Tensor, "batch_size context_length"],
-        Int64[Tensor, "batch_size context_length"],
-    ]:
-        """Return (inputs, targets) of batch `index`; targets are the inputs' successors."""
+    def __getitem__(self, index: int) -> tuple[Int64[Tensor, "batch_size context_length"], ...]:
+        """Return (inputs, targets), or (inputs, targets, documents), of batch `index`; targets are the successors."""
         if index < 0:
             raise IndexError(f"batch {index} does not exist: batches are counted from 0 and have no end")
-        tokens = self._windows[self._window_numbers(index)]
-        return _to_tensor(tokens[:, :-1]), _to_tensor(tokens[:, 1:])
+        tokens = np.empty((self.batch_size, self.context_length + 1), self.tokens.files[0].tokens.dtype)
+        mixed = self._interleaving(index * self.batch_size, self.batch_size)
+        for windows, (first, places) in zip(self._windows, mixed, strict=True):
+            tokens[places] = windows.take(first, len(places))
+        batch = _to_tensor(tokens[:, :-1]), _to_tensor(tokens[:, 1:])
+        return (*batch, documents_begun(batch[0], self.tokens.separator)) if self.separate_documents else batch
 
-    def _window_numbers(self, index: int) -> NDArray[np.int64]:
-        epoch, position = divmod(index * self.batch_size, self.n_windows)
-        parts: list[NDArray[np.int64]] = []
-        missing = self.batch_size
-        while missing:
-            end = min(position + missing, self.n_windows)
-            shuffle = KeyedPermutation(self.n_windows, _epoch_key(self.seed, epoch))
+
+class _Windows:
+    """The windows of one file, in the order of its epochs."""
+
+    def __init__(self, file: TokenFile, number: int, context_length: int, seed: int) -> None:
+        self.n = (file.n_tokens - 1) // context_length
+        if not self.n:
+            raise _too_few_tokens(file, context_length)
+        # The first file has the keys that it has alone.
+        self._name = f"batches seed {seed}" + (f" file {number}" if number else "")
+        self._windows = sliding_window_view(file.tokens, context_length + 1)[::context_length]
+
+    def take(self, first: int, length: int) -> NDArray[np.integer]:
+        """Windows `first` to `first + length` of an endless row of epochs."""
+        epoch, position = divmod(first, self.n)
+        parts = [np.empty(0, np.int64)]
+        while length:
+            end = min(position + length, self.n)
+            shuffle = KeyedPermutation(self.n, _key(f"{self._name} epoch {epoch}"))
             parts.append(shuffle(np.arange(position, end)))
-            missing -= end - position
+            length -= end - position
             epoch, position = epoch + 1, 0
-        return np.concatenate(parts)
+        return self._windows[np.concatenate(parts)]
+
+
+def documents_begun(tokens: Int64[Tensor, "batch position"], separator: int) -> Int64[Tensor, "batch position"]:
+    """The number of each token's document in its window, where a separator begins each, as it does in token files.
+
+    So a document's first token is predicted from the separator before it alone, as in generation, and its last token
+    predicts the separator after it: nothing is predicted from another document, and every target counts.
+    """
+    return (tokens == separator).cumsum(dim=1)
 
 
 def evaluation_windows(
@@ -114,9 +155,8 @@ def _evaluation_windows(
         yield torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
-def _epoch_key(seed: int, epoch: int) -> int:
-    digest = blake2b(f"batches seed {seed} epoch {epoch}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+def _key(name: str) -> int:
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 def _to_tensor(tokens: NDArray[np.integer]) -> Int64[Tensor, "rows columns"]:

@@ -55,7 +55,7 @@ def loss_chart(metrics: Sequence[LoggedStep], width: int) -> str:
     taken = ~np.isnan(validation)
 
     def paint(figure: "Figure") -> None:
-        axes = _axes(figure, left=38, right=14)
+        axes = plain_axes(figure, left=38, right=14)
         scale = _scale_tokens(axes, tokens)
         # More points than pixels show nothing more.
         x, y = thin(tokens, losses, width)
@@ -64,7 +64,7 @@ def loss_chart(metrics: Sequence[LoggedStep], width: int) -> str:
         axes.plot(x / scale, y, color=COLOURS["blue"], linewidth=2)
         x, y = thin(tokens[taken], validation[taken], width // 6)
         axes.plot(x / scale, y, "o", color=COLOURS["vermilion"], mec=PAPER, mew=1, markersize=7, clip_on=False)
-        _scale_losses(axes, np.concatenate([losses, validation]))
+        scale_losses(axes, np.concatenate([losses, validation]))
 
     return draw_svg("loss", width, 320, paint)
 
@@ -83,7 +83,7 @@ def throughput_chart(metrics: Sequence[LoggedStep], width: int) -> str:
     fastest, best = (float(np.max(np.nan_to_num(values), initial=0.0)) for values in (rates, mfu))
 
     def paint(figure: "Figure") -> None:
-        axes = _axes(figure, left=46, right=46 if best else 14)
+        axes = plain_axes(figure, left=46, right=46 if best else 14)
         scale = _scale_tokens(axes, tokens)
         axes.set_ylim(0, 1.15 * fastest or 1)
         axes.yaxis.set_major_locator(_few_ticks(4))
@@ -164,7 +164,8 @@ def _curve(metrics: Sequence[LoggedStep], name: str) -> Curve:
     return np.array([getattr(logged, name) for logged in metrics], dtype=np.float64)
 
 
-def _axes(figure: "Figure", *, left: int, right: int) -> "Axes":
+def plain_axes(figure: "Figure", *, left: int, right: int) -> "Axes":
+    """Axes as all charts of a page have them, margins in pixels."""
     # Margins in pixels, not measured from matplotlib's own font: the page will set the text in another.
     width, height = figure.get_size_inches() * 72
     bottom, top = 44, 10
@@ -186,7 +187,8 @@ def _scale_tokens(axes: "Axes", tokens: Curve) -> float:
     return unit
 
 
-def _scale_losses(axes: "Axes", losses: Curve) -> None:
+def scale_losses(axes: "Axes", losses: Curve) -> None:
+    """Fit the axis of losses to them: logarithmic where they span more than a factor of 3."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     finite = losses[np.isfinite(losses)]

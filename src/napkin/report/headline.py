@@ -15,7 +15,7 @@ class KeyFigure(NamedTuple):
     detail: str = ""
 
 
-def status_of(run: RunRecord) -> str:
+def status_of(run: RunRecord, *, training: bool = False) -> str:
     """Say in a sentence how far the run has come."""
     plan = run.plan
     device = f" on {plan.device.name}" if plan else ""
@@ -24,6 +24,8 @@ def status_of(run: RunRecord) -> str:
             return "Nothing is planned or logged yet."
         return f"{plan.steps:,} steps of {plan.tokens_per_step:,} tokens planned{device}; none is logged yet."
     last = run.metrics[-1]
+    if plan and training:
+        return f"Training, step {last.step:,} of {plan.steps:,}{device}."
     if plan and last.step < plan.steps:
         return f"At step {last.step:,} of {plan.steps:,}{device}: still in training, or interrupted."
     return f"{last.step:,} steps over {last.tokens:,} tokens{device}."

@@ -25,22 +25,25 @@ from napkin.units import format_bytes, format_flops, format_rate, format_seconds
 
 # A chart is drawn twice, so that its text is as large on a phone as on a desk.
 _WIDE, _NARROW = 760, 360
+REFRESH_SECONDS = 30
 _SAMPLE_CHARACTERS = 20_000
 _OPERATORS = 8
 
 
-def write_report(run: Path) -> Path:
+def write_report(run: Path, *, training: bool = False) -> Path:
     """Write report.html into a run folder, in place of an earlier one, and return its path.
+
+    While it is `training` the page says so and loads itself anew every half a minute.
 
     The page asks nothing of the network, runs no script, and is the same bytes for the same run. Files that the run
     has not written yet are said to be missing. Raises NapkinError for a malformed file or a folder that is no run's.
     """
     page = run / "report.html"
-    atomic_write_text(page, render_report(read_run_record(run)), overwrite=True)
+    atomic_write_text(page, render_report(read_run_record(run), training=training), overwrite=True)
     return page
 
 
-def render_report(run: RunRecord) -> str:
+def render_report(run: RunRecord, *, training: bool = False) -> str:
     """Return the page as text; everything that the run wrote is escaped."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -53,7 +56,8 @@ def render_report(run: RunRecord) -> str:
     page = environment.get_template("page.html").render(
         run=run,
         colours=COLOURS,
-        status=status_of(run),
+        status=status_of(run, training=training),
+        refresh=REFRESH_SECONDS if training else None,
         warnings=warnings_of(run),
         keys=key_figures(run),
         witnesses=_witnesses(run),

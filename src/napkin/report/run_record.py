@@ -48,6 +48,8 @@ class Plan:
     unknown_operators: dict[str, int] = field(default_factory=dict)
     """Calls, a step, of operators whose FLOPs could not be counted."""
     versions: dict[str, str] = field(default_factory=dict)
+    dollars: NonNegative | None = None
+    """Of all steps; None where nobody knows a price."""
 
 
 class LoggedStep(msgspec.Struct, frozen=True):
@@ -65,6 +67,10 @@ class LoggedStep(msgspec.Struct, frozen=True):
     mfu: float | None = None
     bytes: float | None = None
     validation_loss: float | None = None
+    expert_tokens: list[list[int]] | None = None
+    """Visits of each expert in the step, by layer; None where there are no experts."""
+    dropped_tokens: list[int] | None = None
+    """Visits that found their expert full, by layer."""
 
 
 @dataclass(frozen=True)

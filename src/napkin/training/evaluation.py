@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from napkin.data.batches import IGNORED, evaluation_windows
+from napkin.data.batches import IGNORED, documents_begun, evaluation_windows
 from napkin.data.token_file import TokenFile
 from napkin.errors import NapkinError
 from napkin.model.dropout import evaluating
@@ -48,6 +48,7 @@ def evaluate(
     precision: Precision,
     *,
     step: int = 0,
+    separate_documents: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Predict every token of a token file but the first, each once, with at least half a context before it.
@@ -66,7 +67,9 @@ def evaluate(
             "tokenizer that loses nothing, such as --kind bpe"
         )
     stride = max(1, model.config.context_length // 2)
-    loss = mean_loss(model, token_file, precision, stride=stride, progress=progress)
+    loss = mean_loss(
+        model, token_file, precision, stride=stride, separate_documents=separate_documents, progress=progress
+    )
     tokens = token_file.n_tokens - 1
     text = tokenizer.decode_bytes(ids[ids != token_file.separator].tolist())
     return Evaluation(
@@ -90,11 +93,13 @@ def mean_loss(
     max_tokens: int | None = None,
     stride: int | None = None,
     batch_size: int = EVALUATION_BATCH_SIZE,
+    separate_documents: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> float:
     """Nats a token over the first `max_tokens` predictions of a file, or all, in windows every `stride` tokens.
 
-    None is a stride of the context length: fastest, and the first tokens of each window have little before them.
+    None is a stride of the context length: fastest, and the first tokens of each window have little before them. With
+    `separate_documents` each token sees what is of its own document alone.
     """
     context_length = model.config.context_length
     stride = context_length if stride is None else stride
@@ -107,8 +112,9 @@ def mean_loss(
         targets[scores & (scores.flatten().cumsum(0).view_as(scores) > total - done)] = IGNORED
         scored = int((targets >= 0).sum())
         inputs, targets = inputs.to(precision.device_type), targets.to(precision.device_type)
+        documents = documents_begun(inputs, token_file.separator) if separate_documents else None
         with evaluating(model), precision.autocast():
-            loss = model.loss(inputs, targets)
+            loss = model.loss(inputs, targets, documents)
         nats, done = nats + loss.item() * scored, done + scored
         if progress is not None:
             progress(done, total)

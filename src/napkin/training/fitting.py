@@ -20,8 +20,9 @@ from napkin.units import format_bytes
 _PROBE_TOKENS = 4096
 # A micro-batch of more tokens takes minutes to trace: where it cannot fit anyway, that is said before.
 _MANY_TOKENS = 2**17
-_BYTES_OF_A_TOKEN = 16
-"""Its id and its target, both int64: the whole batch is in memory, whatever the micro-batch."""
+_BYTES_OF_A_TOKEN = 8
+"""Its id, its target and its document where they are separate, each int64: the whole batch is in memory, whatever the
+micro-batch."""
 
 
 def refuse_what_does_not_fit(recipe: Recipe, precision: Precision, plan: Plan) -> None:
@@ -111,7 +112,8 @@ def _peak_by_size(
         model = dataclasses.replace(recipe.model, context_length=length)
         probe = dataclasses.replace(recipe, model=model, training=training)
         peak = count_step(probe, precision, target=target).peak_bytes
-        return peak + (batch_size * context_length - counted * length) * _BYTES_OF_A_TOKEN
+        bytes_of_a_token = (3 if recipe.data.separate_documents else 2) * _BYTES_OF_A_TOKEN
+        return peak + (batch_size * context_length - counted * length) * bytes_of_a_token
 
     def peak_of(size: int) -> int:
         tokens, probe_tokens = size * context_length, probe_size * probe_length

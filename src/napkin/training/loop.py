@@ -1,5 +1,6 @@
 """The training loop: steps, metrics, evaluations, checkpoints, and an orderly end however it comes."""
 
+import contextlib
 import dataclasses
 import math
 import signal
@@ -17,7 +18,9 @@ from napkin.accounting.meter import StepMeasurement, Stopwatch, meter_step
 from napkin.accounting.plan import hfu, mfu
 from napkin.accounting.reconcile import Measurement, reconcile
 from napkin.accounting.witnesses import WitnessRow
+from napkin.data.feed import Batch, open_feed
 from napkin.data.token_file import TokenFile
+from napkin.data.token_mixture import TokenMixture
 from napkin.errors import CorruptFile, NapkinError
 from napkin.training.checkpoint import Checkpoint, Snapshot, snapshot
 from napkin.training.checkpoint_room import disk_warning, refuse_full_disk, writes_in_background
@@ -33,6 +36,7 @@ from napkin.training.run_folder import MetricsFile, RunFolder, StepMetrics, form
 from napkin.training.runs import plan_as_dict
 from napkin.training.step import Learner, build_learner
 from napkin.training.token_guard import TokenGuard
+from napkin.training.tracking import open_tracking
 
 # The first step makes the optimizer's state, the second one warms caches: the third is like all that follow.
 METERED_STEP = 2
@@ -76,10 +80,16 @@ def train(
             run.write_json("plan.json", plan_as_dict(preparation.plan, preparation.precision))
         loop = _Loop(preparation, run, on_message, interruption)
         loop.restore()
-        with loop.writer, leaving_on_lost_pages(loop.last_words):
+        with (
+            loop.writer,
+            leaving_on_lost_pages(loop.last_words),
+            contextlib.closing(loop.feed),
+            open_tracking(preparation.recipe, run, loop.step, on_message) as track,
+        ):
             while loop.is_unfinished and interruption.signal is None:
                 metrics = loop.advance()
                 if metrics is not None:
+                    track(metrics)
                     on_step(metrics)
             checkpoint = loop.finish()
         if not loop.is_unfinished:
@@ -128,7 +138,7 @@ class _Loop:
         torch.set_num_threads(recipe.training.threads)
         self.device_type = self.preparation.precision.device_type
         self.learner = build_learner(recipe, self.preparation.precision)
-        self.batches = self.preparation.batches
+        self.feed = open_feed(self.preparation.batches, self.device_type, recipe.data.prefetch)
         self.metrics = MetricsFile(self.run)
         self.guards = {tokens: TokenGuard(tokens) for tokens in self._token_files()}
         self.watch = Stopwatch(self.device_type)
@@ -188,30 +198,31 @@ class _Loop:
     def _train(self) -> StepMetrics | None:
         begin = time.perf_counter()
         with self.watch("data"):
-            inputs, targets = self._batch()
+            batch = self._batch()
         verdict = Verdict()
         try:
-            self._watched_step(inputs, targets, verdict)
+            self._watched_step(batch, verdict)
         except Interrupted:
             self.learner.optimizer.zero_grad(set_to_none=True)
             return None
-        skipped = None if verdict.is_fit else self.non_finite.skip_or_stop(self.step, inputs, targets, verdict)
+        skipped = None if verdict.is_fit else self.non_finite.skip_or_stop(self.step, batch, verdict)
         step_seconds = time.perf_counter() - begin
         learning_rate = self.learner.learning_rate(self.step)
         self.step += 1
         return StepMetrics(
             step=self.step,
-            tokens=self.step * inputs.numel(),
+            tokens=self.step * self.preparation.recipe.tokens_per_step,
             loss=verdict.loss,
             learning_rate=learning_rate,
             gradient_norm=verdict.gradient_norm,
             seconds=self.seconds,
             step_seconds=step_seconds,
-            tokens_per_second=inputs.numel() / step_seconds,
+            tokens_per_second=self.preparation.recipe.tokens_per_step / step_seconds,
             mfu=mfu(self.preparation.plan.ledger, step_seconds, self.preparation.plan.site.matmul_peak),
             bytes=self._bytes(),
             spike=None if skipped else self.history.add_loss(verdict.loss),
             skipped=skipped,
+            **self.learner.tally.read(),
         )
 
     def _conclude(self, metrics: StepMetrics) -> StepMetrics | None:
@@ -262,20 +273,20 @@ class _Loop:
             history=self.history,
         )
 
-    def _token_files(self) -> list[TokenFile]:
+    def _token_files(self) -> list[TokenFile | TokenMixture]:
         files = (self.preparation.train_tokens, self.preparation.validation_tokens)
         return [tokens for tokens in files if tokens is not None]
 
-    def _batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _batch(self) -> Batch:
         self.reading_batch = True
         with self._guarded(self.preparation.train_tokens):
-            inputs, targets = self.batches[self.step]
+            batch = self.feed[self.step]
         self.reading_batch = False
-        return inputs.to(self.device_type), targets.to(self.device_type)
+        return batch
 
     def last_words(self) -> str:
         """What to say when pages of a mapped file are lost; a checkpoint is left where the learner is whole."""
-        files = " or ".join(f"'{tokens.path}'" for tokens in self.guards)
+        files = " or ".join(f"'{file.path}'" for guard in self.guards.values() for file in guard.files)
         line = f"{files} was shortened, or its disk has gone, while the run read it: put it back and continue with "
         line += f"`napkin resume {self.run.path}`; "
         if not self.reading_batch:
@@ -284,7 +295,7 @@ class _Loop:
         return f"{line}nothing was learned from it, step {self.step} is saved"
 
     @contextmanager
-    def _guarded(self, tokens: TokenFile) -> Iterator[None]:
+    def _guarded(self, tokens: TokenFile | TokenMixture) -> Iterator[None]:
         """Read tokens that are, before and after, those that were checked; if not, leave a checkpoint and raise."""
         try:
             self.guards[tokens].refuse_changes()
@@ -313,20 +324,20 @@ class _Loop:
             seconds_by_part={**parts, "other": seconds - sum(parts.values())},
         )
 
-    def _watched_step(self, inputs: torch.Tensor, targets: torch.Tensor, verdict: Verdict) -> None:
+    def _watched_step(self, batch: Batch, verdict: Verdict) -> None:
         done = self.step - self.first_step
         begin = time.perf_counter()
         last = self.preparation.recipe.training.steps - self.first_step - 1
         # A last step that is also the first is timed: a metered one takes longer than it would alone.
         if done != min(METERED_STEP, last) or last == 0:
-            watch = self.interruption.giving_up_long_steps(self.watch, len(inputs) // self._micro_batch_size)
-            self.learner.step(self.step, inputs, targets, watch=watch, is_fit=verdict)
+            watch = self.interruption.giving_up_long_steps(self.watch, len(batch[0]) // self._micro_batch_size)
+            self.learner.step(self.step, *batch, watch=watch, is_fit=verdict)
             self.step_seconds.append(time.perf_counter() - begin)
             return
         with self.watch("metering"):
             self.metered = meter_step(
                 self.learner.model,
-                lambda: self.learner.step(self.step, inputs, targets, is_fit=verdict),
+                lambda: self.learner.step(self.step, *batch, is_fit=verdict),
                 device_type=self.device_type,
             )
 
@@ -348,6 +359,7 @@ class _Loop:
                 max_tokens=training.evaluation_tokens,
                 # No more at a time than a step computes: what was planned for that is enough for this.
                 batch_size=min(self._micro_batch_size, EVALUATION_BATCH_SIZE),
+                separate_documents=self.preparation.recipe.data.separate_documents,
                 progress=lambda done, total: self.interruption.give_up() if done < total else None,
             )
 

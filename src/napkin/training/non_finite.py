@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from napkin.data.feed import Batch
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.training.history import History
@@ -51,14 +52,14 @@ class NonFiniteSteps:
         self.run = run
         self.on_message = on_message
 
-    def skip_or_stop(self, number: int, inputs: Tensor, targets: Tensor, verdict: Verdict) -> str:
+    def skip_or_stop(self, number: int, batch: Batch, verdict: Verdict) -> str:
         """Name the source and keep the batch of step `number`, counted from 0, whose update was not made.
 
         Returns the source where the run goes on; raises NapkinError where it stops.
         """
-        source, history = find_source(self.learner, number, inputs, targets), self.history
+        source, history = find_source(self.learner, number, batch), self.history
         story = _story(self.learner, number, verdict, source)
-        kept = keep_batch(self.run.path / "non-finite", number + 1, inputs, targets, story)
+        kept = keep_batch(self.run.path / "non-finite", number + 1, batch, story)
         what = (
             f"step {number + 1}: the loss is {verdict.loss}, the gradient's norm {verdict.gradient_norm}, "
             f"the first such number {source}"
@@ -76,7 +77,7 @@ class NonFiniteSteps:
         )
 
 
-def find_source(learner: Learner, number: int, inputs: Tensor, targets: Tensor) -> str:
+def find_source(learner: Learner, number: int, batch: Batch) -> str:
     """Compute a step's loss and gradient again, watching, and say where the first number that is not finite is.
 
     The learner is left as it is: no update is made. The answer completes "the first one is ...".
@@ -87,7 +88,7 @@ def find_source(learner: Learner, number: int, inputs: Tensor, targets: Tensor) 
     found: list[str] = []
     with _watched(learner.model, found.append):
         try:
-            loss, _ = learner.step(number, inputs, targets, is_fit=lambda loss, norm: False)
+            loss, _ = learner.step(number, *batch, is_fit=lambda loss, norm: False)
         except _Found:
             learner.optimizer.zero_grad(set_to_none=True)
         else:
@@ -95,8 +96,9 @@ def find_source(learner: Learner, number: int, inputs: Tensor, targets: Tensor) 
     return found[0]
 
 
-def keep_batch(folder: Path, step: int, inputs: Tensor, targets: Tensor, story: dict[str, Any]) -> Path | None:
-    """Write `folder`/step-XXXXXXXX.safetensors, which holds inputs and targets, and .json beside it; the first's path.
+def keep_batch(folder: Path, step: int, batch: Batch, story: dict[str, Any]) -> Path | None:
+    """Write `folder`/step-XXXXXXXX.safetensors, which holds inputs, targets and, if kept apart, documents, and .json
+    beside it; the first's path.
 
     None where `MOST_KEPT` are there already, or the disk takes no more: a look is worth less than the run.
     """
@@ -105,7 +107,8 @@ def keep_batch(folder: Path, step: int, inputs: Tensor, targets: Tensor, story: 
         folder.mkdir(exist_ok=True)
         if not path.exists() and len(list(folder.glob("*.safetensors"))) >= MOST_KEPT:
             return None
-        save_file({"inputs": inputs.cpu().contiguous(), "targets": targets.cpu().contiguous()}, path)
+        names = ("inputs", "targets", "documents")
+        save_file({name: tensor.cpu().contiguous() for name, tensor in zip(names, batch, strict=False)}, path)
         atomic_write_text(path.with_suffix(".json"), json.dumps(story, indent=2) + "\n", overwrite=True)
     except Exception:
         return None

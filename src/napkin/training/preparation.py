@@ -16,6 +16,7 @@ from napkin.accounting.rules import bytes_a_parameter, parameters_rule
 from napkin.accounting.rules_table import Sizes
 from napkin.data.batches import Batches
 from napkin.data.token_file import TokenFile
+from napkin.data.token_mixture import TokenMixture
 from napkin.errors import NapkinError
 from napkin.hardware.calibration import Calibration
 from napkin.hardware.calibration_cache import calibration_of_this_machine
@@ -28,6 +29,7 @@ from napkin.training.precision import Precision, choose_device, choose_precision
 from napkin.training.recipe import Recipe
 from napkin.training.slice import time_slice
 from napkin.training.step import count_step
+from napkin.training.train_files import paths_and_weights
 
 Progress = Callable[[str], None]
 
@@ -39,7 +41,7 @@ class Preparation:
     recipe: Recipe
     """Resolved: no "auto" and no default is left in it that this machine or these files decide."""
     tokenizer: Tokenizer
-    train_tokens: TokenFile
+    train_tokens: TokenMixture
     validation_tokens: TokenFile | None
     precision: Precision
     plan: Plan
@@ -58,10 +60,13 @@ def prepare(
     `tokenizer` stands in for the file that the recipe names: a run keeps its own copy. `progress` is told what is
     being done. Raises NapkinError for files that are missing, damaged or do not belong together.
     """
+    recipe.tracking.refuse_missing()
     data = recipe.data
     tokenizer = tokenizer or open_tokenizer(data.tokenizer)
     progress("checking the token files")
-    train_tokens = _open_tokens(data.train, tokenizer, data.verify, "or name yours with --data.train")
+    paths, weights = paths_and_weights(data.train)
+    way_out = "or name yours with --data.train"
+    train_tokens = TokenMixture([_open_tokens(path, tokenizer, data.verify, way_out) for path in paths], weights)
     validation_tokens = None
     if data.validation is not None:
         way_out = "name yours with --data.validation, or do without: --data.validation None"
@@ -206,10 +211,11 @@ def _open_tokens(path: str, tokenizer: Tokenizer, verify: bool, way_out: str) ->
     return TokenFile.open(path, tokenizer_fingerprint=tokenizer.fingerprint, verify=verify)
 
 
-def _batches(recipe: Recipe, train_tokens: TokenFile) -> Batches:
+def _batches(recipe: Recipe, train_tokens: TokenMixture) -> Batches:
     return Batches(
         train_tokens,
         context_length=recipe.model.context_length,
         batch_size=recipe.training.batch_size,
         seed=recipe.training.data_seed,
+        separate_documents=recipe.data.separate_documents,
     )

@@ -19,6 +19,8 @@ from napkin.files import StrPath
 from napkin.model.config import ModelConfig
 from napkin.optim.names import OPTIMIZERS, choice_of
 from napkin.optim.schedule import SCHEDULES, Schedule
+from napkin.training.tracking_config import TrackingConfig
+from napkin.training.train_files import TrainFiles, refuse_impossible_files
 
 if TYPE_CHECKING:
     OptimizerName = ScheduleName = str
@@ -30,8 +32,9 @@ else:
 class DataConfig:
     """Files the run reads; paths are relative to the folder that `napkin` is started in."""
 
-    train: str = "data/train.tokens"
-    """Token file to train on, as `napkin tokenizer encode` makes it."""
+    train: TrainFiles = "data/train.tokens"
+    """Token file to train on, as `napkin tokenizer encode` makes it; or several, each as often as it is long; or
+    several with weights, shares of the training windows: as a table in TOML, as FILE=WEIGHT on the command line."""
 
     validation: str | None = "data/validation.tokens"
     """Token file that is only evaluated on; None, or "" in a TOML file, is no evaluation."""
@@ -42,10 +45,18 @@ class DataConfig:
     verify: bool = True
     """Whether the checksums of the token files are checked before training; about a second a gigabyte."""
 
+    separate_documents: bool = False
+    """Whether each document in a window sees itself alone, as if it stood at the beginning; also in evaluations."""
+
+    prefetch: Literal["auto", "on", "off"] = "auto"
+    """Whether a thread prepares the next batch while this one trains: the same batches. auto is on with a GPU, to which
+    they are copied meanwhile, and off on a CPU, whose cores all train."""
+
     def __post_init__(self) -> None:
         # TOML has no None, and leaving the field out means its default.
         if self.validation == "":
             object.__setattr__(self, "validation", None)
+        refuse_impossible_files(self.train)
 
 
 @dataclass(frozen=True)
@@ -224,6 +235,7 @@ class Recipe:
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
         _refuse_outside("model", self.model, _MODEL_RANGES)

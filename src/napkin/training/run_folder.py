@@ -99,7 +99,7 @@ class RunFolder:
 
     def remove_leftovers(self) -> None:
         """Remove what killed writers left beside the files that training alone writes; the lock must be held."""
-        for name in ("plan.json", "metrics.jsonl", "measurement.json"):
+        for name in ("plan.json", "metrics.jsonl", "measurement.json", "tracking.json", "report.html"):
             for path in self.path.glob(f".{name}.*.tmp"):
                 path.unlink(missing_ok=True)
 
@@ -143,6 +143,10 @@ class StepMetrics:
     """How far the loss lies over those before, in robust standard deviations, where that is far: see LossSpikes."""
     skipped: str | None = None
     """Why the update was not made, where it was not."""
+    expert_tokens: list[list[int]] | None = None
+    """Visits that each expert was asked for in the step, by layer; without experts, None."""
+    dropped_tokens: list[int] | None = None
+    """Visits that found their expert full, by layer."""
 
     @property
     def is_notable(self) -> bool:

@@ -84,10 +84,11 @@ def _train(recipe: Recipe, precision: Precision) -> list[float]:
     generator = torch.Generator().manual_seed(0)
     shape = (recipe.training.batch_size, recipe.model.context_length)
     tokens = torch.randint(recipe.model.vocab_size, shape, generator=generator).to(precision.device_type)
+    batch = (tokens, tokens, torch.zeros_like(tokens)) if recipe.data.separate_documents else (tokens, tokens)
     taken: list[float] = []
     for number in range(WARM_UP_STEPS + STEPS.stop):
         begin = time.perf_counter()
-        learner.step(number, tokens, tokens)
+        learner.step(number, *batch)
         if precision.device_type == "cuda":
             torch.cuda.synchronize()
         if number >= WARM_UP_STEPS:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
@@ -17,6 +17,7 @@ from napkin.optim.averaging import WeightAverage
 from napkin.optim.base import Optimizer
 from napkin.optim.clipping import clip_gradients
 from napkin.optim.names import build_optimizer
+from napkin.training.expert_tally import ExpertTally
 from napkin.training.precision import Precision
 from napkin.training.recipe import Recipe
 
@@ -36,17 +37,21 @@ class Learner:
     precision: Precision
     average: WeightAverage | None = None
     """Of the weights, updated by each of the optimizer's steps, where the recipe asks for one."""
+    tally: ExpertTally = field(default_factory=ExpertTally)
+    """What the routers of the last step did, where the model has experts."""
 
     def step(
         self,
         number: int,
         inputs: Int[Tensor, "batch position"],
         targets: Int[Tensor, "batch position"],
+        documents: Int[Tensor, "batch position"] | None = None,
         *,
         watch: Watch = lambda part: nullcontext(),
         is_fit: Callable[[Tensor, Tensor], bool] = lambda loss, norm: True,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Train on one batch; `number` counts steps from 0 and sets the learning rate.
+        """Train on one batch; `number` counts steps from 0 and sets the learning rate; `documents` keep apart what is
+        packed into a sequence.
 
         Returns the loss in nats a token and the gradient's norm before clipping, on the model's device. Where both are
         not fit for an update, by `is_fit`, none is made.
@@ -54,12 +59,16 @@ class Learner:
         size = self.recipe.training.resolved_micro_batch_size
         share = size / len(inputs)
         loss = torch.zeros((), device=inputs.device)
+        self.tally.clear()
         if self.recipe.model.dropout:
             # What a step drops follows from seed and step alone: a resumed run drops what an uninterrupted one does.
             torch.manual_seed((self.recipe.training.dropout_seed * 1_000_003 + number) % 2**63)
-        for part, wanted in zip(inputs.split(size), targets.split(size), strict=True):
+        apart = [None] * (len(inputs) // size) if documents is None else documents.split(size)
+        for part, wanted, documents_of_part in zip(inputs.split(size), targets.split(size), apart, strict=True):
             with watch("forward"), self.precision.autocast():
-                micro_loss = self.model.loss(part, wanted) * share
+                micro_loss = self.model.loss(part, wanted, documents_of_part) * share
+                if self.recipe.model.n_experts:
+                    self.tally.add(self.model.routings())
             with watch("backward"):
                 micro_loss.backward()
             loss += micro_loss.detach()
@@ -105,8 +114,9 @@ def count_step(recipe: Recipe, precision: Precision, *, target: Target | None = 
         # Fake tensors live on the CPU whatever the target: fake CUDA tensors abort a CPU build.
         learner = build_learner(recipe, Precision(precision.products, "cpu"))
         tokens = torch.zeros(recipe.training.batch_size, recipe.model.context_length, dtype=torch.int64)
+        others = [tokens.clone() for _ in range(2 if recipe.data.separate_documents else 1)]
         # Views, so that the whole batch takes its bytes.
-        batch = (tokens[: traced * size], tokens.clone()[: traced * size])
+        batch = tuple(tensor[: traced * size] for tensor in (tokens, *others))
         ledger = count(
             learner.model,
             batch,

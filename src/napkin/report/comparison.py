@@ -1,0 +1,176 @@
+"""Runs side by side: what each came to, and its loss against steps, tokens, FLOPs, seconds and dollars."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from napkin.errors import NapkinError
+from napkin.report.charts import smoothing_width
+from napkin.report.curves import Curve, smooth
+from napkin.report.run_record import RunRecord, read_run_record
+
+Axis = Literal["steps", "tokens", "flops", "seconds", "dollars"]
+AXES: tuple[Axis, ...] = ("steps", "tokens", "flops", "seconds", "dollars")
+Loss = Literal["training", "validation"]
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a run has come to so far; None is what is not known of it."""
+
+    name: str
+    folder: Path
+    state: Literal["planned", "training", "stopped", "finished"]
+    step: int
+    steps: int | None
+    """Planned."""
+    tokens: int
+    loss: float | None
+    """Nats a token: the mean of the last logged steps, as many as the report's bold line takes."""
+    validation_loss: float | None
+    """The last one."""
+    seconds: float
+    mfu: float | None
+    """The mean over the logged steps."""
+    flops: float | None
+    """By the count, of all steps so far."""
+    dollars: float | None
+    """Of the seconds so far, at the price that the plan knows or that was given."""
+
+
+class ComparedRun:
+    """A run's summary and its curves."""
+
+    def __init__(self, record: RunRecord, folder: Path, *, training: bool, usd_per_hour: float | None = None) -> None:
+        metrics, plan = record.metrics, record.plan
+        last = metrics[-1] if metrics else None
+        self._flops_a_step = sum(plan.flops_by_phase.values()) if plan else None
+        self._usd_per_second = _usd_per_second(record, usd_per_hour)
+        self._steps, self._tokens, self._seconds = (
+            np.array([getattr(logged, name) for logged in metrics], dtype=np.float64)
+            for name in ("step", "tokens", "seconds")
+        )
+        self._losses = {
+            "training": smooth(_figures(record, "loss"), smoothing_width(metrics)),
+            "validation": _figures(record, "validation_loss"),
+        }
+        step = last.step if last else 0
+        mfu = [logged.mfu for logged in metrics if logged.mfu is not None]
+        self.summary = RunSummary(
+            name=record.name,
+            folder=folder,
+            state=_state(step, plan.steps if plan else None, training),
+            step=step,
+            steps=plan.steps if plan else None,
+            tokens=last.tokens if last else 0,
+            loss=_last(self._losses["training"]),
+            validation_loss=_last(self._losses["validation"]),
+            seconds=last.seconds if last else 0.0,
+            mfu=sum(mfu) / len(mfu) if mfu else None,
+            flops=_last(self.along("flops")),
+            dollars=_last(self.along("dollars")),
+        )
+
+    def along(self, axis: Axis) -> Curve:
+        """Where each logged step stands on an axis; empty where that is not known."""
+        nothing = np.empty(0)
+        match axis:
+            case "steps":
+                return self._steps
+            case "tokens":
+                return self._tokens
+            case "seconds":
+                return self._seconds
+            case "flops":
+                return nothing if self._flops_a_step is None else self._steps * self._flops_a_step
+            case "dollars":
+                return nothing if self._usd_per_second is None else self._seconds * self._usd_per_second
+
+    def curve(self, axis: Axis, loss: Loss) -> tuple[Curve, Curve]:
+        """Places on the axis, and the losses there, as many as are known."""
+        x, y = self.along(axis), self._losses[loss]
+        known = ~np.isnan(y) if len(x) else np.empty(0, bool)
+        return x[known], y[: len(x)][known]
+
+    def loss_at(self, axis: Axis, place: float, loss: Loss = "training") -> float | None:
+        """The loss at a place on the axis, between the logged steps around it; None before the first and after the
+        last."""
+        x, y = self.curve(axis, loss)
+        if not len(x) or not x[0] <= place <= x[-1] * (1 + 1e-9):
+            return None
+        return float(np.interp(place, x, y))
+
+
+def read_run(folder: Path, *, training: bool, usd_per_hour: float | None = None) -> ComparedRun:
+    """Read a run folder for comparison; raises NapkinError as `read_run_record` does."""
+    return ComparedRun(read_run_record(folder), folder, training=training, usd_per_hour=usd_per_hour)
+
+
+def find_runs(folders: Sequence[str]) -> list[Path]:
+    """The run folders among `folders` and directly in them, in their order.
+
+    Raises NapkinError for a folder that is no run and holds none.
+    """
+    found: list[Path] = []
+    for folder in map(Path, folders):
+        runs = [folder] if _is_run(folder) else sorted(path.parent for path in folder.glob("*/recipe.toml"))
+        if not runs:
+            raise NapkinError(f"'{folder}' is no run and holds none: name folders that `napkin train` made")
+        found += (run for run in runs if run not in found)
+    return found
+
+
+def equal_points(runs: Sequence[ComparedRun], axis: Axis, n: int) -> list[float]:
+    """About `n` round places on an axis, from near its beginning to the end of the longest run.
+
+    Raises NapkinError where the axis is not known of any run.
+    """
+    ends = [float(run.along(axis)[-1]) for run in runs if len(run.along(axis))]
+    if not ends or max(ends) <= 0:
+        way_out = ": give a price with --usd-per-hour" if axis == "dollars" else ": let them train first"
+        raise NapkinError(f"none of these runs has {axis} to be compared over{way_out}")
+    end = max(ends)
+    distance = _round_up(end / n)
+    # The ends of all runs are where their losses are asked for most.
+    places = {distance * number for number in range(1, math.floor(end / distance) + 1)} | set(ends)
+    return sorted(places)
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "recipe.toml").is_file()
+
+
+def _state(step: int, steps: int | None, training: bool) -> Literal["planned", "training", "stopped", "finished"]:
+    if training:
+        return "training"
+    if steps is not None and step >= steps:
+        return "finished"
+    return "stopped" if step else "planned"
+
+
+def _usd_per_second(record: RunRecord, usd_per_hour: float | None) -> float | None:
+    if usd_per_hour is not None:
+        return usd_per_hour / 3600
+    plan = record.plan
+    if plan is None or plan.dollars is None or not plan.seconds:
+        return None
+    return plan.dollars / plan.seconds
+
+
+def _figures(record: RunRecord, name: str) -> Curve:
+    return np.array([getattr(logged, name) for logged in record.metrics], dtype=np.float64)
+
+
+def _last(values: Curve) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known[-1]) if len(known) else None
+
+
+def _round_up(distance: float) -> float:
+    """The first of 1, 2, 5, 10, 20, ... that is no less."""
+    decade = 10.0 ** math.floor(math.log10(distance))
+    return next(digit * decade for digit in (1, 2, 5, 10) if digit * decade >= distance * (1 - 1e-9))

@@ -1,0 +1,127 @@
+"""Runs side by side as one self-contained page: the report's style, a chart an axis, the table at equal points."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from napkin.errors import NapkinError
+from napkin.files import atomic_write_text
+from napkin.report.charts import plain_axes, scale_losses
+from napkin.report.comparison import AXES, Axis, ComparedRun, Loss
+from napkin.report.curves import thin
+from napkin.report.svg import COLOURS, draw_svg
+from napkin.report.table import format_figure, format_share
+from napkin.units import format_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_SHADES = ("blue", "vermilion", "green", "orange", "purple", "sky", "grey", "yellow")
+MOST_RUNS = len(_SHADES)
+_WIDE, _NARROW = 760, 360
+_UNITS = {"steps": "count", "tokens": "count", "flops": "FLOP", "seconds": "seconds", "dollars": "USD"}
+_LABELS = {"steps": "steps", "tokens": "tokens", "flops": "FLOPs", "seconds": "seconds", "dollars": "dollars"}
+
+
+def write_comparison(
+    path: Path, runs: Sequence[ComparedRun], *, loss: Loss, axis: Axis, points: Sequence[float]
+) -> Path:
+    """Write the page to `path`, in place of an earlier one, and return the path.
+
+    Raises NapkinError for more runs than there are colours to tell them apart.
+    """
+    if len(runs) > MOST_RUNS:
+        raise NapkinError(f"a page holds at most {MOST_RUNS} runs, these are {len(runs)}: name fewer")
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    known = [each for each in AXES if any(len(run.curve(each, loss)[0]) for run in runs)]
+    page = environment.get_template("comparison.html").render(
+        colours=COLOURS,
+        title=", ".join(run.summary.name for run in runs),
+        loss=loss,
+        runs=[{"colour": shade, **summary_cells(run)} for shade, run in zip(_SHADES, runs, strict=False)],
+        charts=[
+            {
+                "label": _LABELS[each],
+                "wide": Markup(comparison_chart(runs, each, loss, _WIDE)),
+                "narrow": Markup(comparison_chart(runs, each, loss, _NARROW)),
+            }
+            for each in known
+        ],
+        axis=_LABELS[axis],
+        rows=point_rows(runs, axis, points, loss),
+    )
+    atomic_write_text(path, page.replace("\0", "\N{REPLACEMENT CHARACTER}"), overwrite=True)
+    return path
+
+
+def comparison_chart(runs: Sequence[ComparedRun], axis: Axis, loss: Loss, width: int) -> str:
+    """Draw each run's loss over an axis, in the colours of the page's legend."""
+    import numpy as np
+
+    curves = [run.curve(axis, loss) for run in runs]
+    end = max((float(x[-1]) for x, _ in curves if len(x)), default=1.0) or 1.0
+    unit, name = _unit_of(axis, end)
+
+    def paint(figure: "Figure") -> None:
+        axes = plain_axes(figure, left=38, right=14)
+        axes.set_xlabel(name)
+        axes.set_xlim(0, end / unit)
+        for shade, (x, y) in zip(_SHADES, curves, strict=False):
+            x, y = thin(x, y, width // 2)
+            marker = "o" if loss == "validation" or len(y) == 1 else None
+            axes.plot(x / unit, y, color=COLOURS[shade], linewidth=1.8, marker=marker, markersize=4)
+        scale_losses(axes, np.concatenate([y for _, y in curves]))
+
+    return draw_svg(f"loss-{axis}", width, 280, paint)
+
+
+def summary_cells(run: ComparedRun) -> dict[str, Any]:
+    """A run's line of the list, as people read it."""
+    found = run.summary
+    return {
+        "run": found.name,
+        "state": found.state,
+        "step": f"{found.step:,}" + (f" of {found.steps:,}" if found.steps and found.step < found.steps else ""),
+        "tokens": format_figure(found.tokens, "count"),
+        "loss": _loss(found.loss),
+        "validation": _loss(found.validation_loss),
+        "time": format_seconds(found.seconds),
+        "MFU": "–" if found.mfu is None else format_share(found.mfu),
+        "FLOPs": format_figure(found.flops, "FLOP"),
+        "dollars": format_figure(found.dollars, "USD"),
+    }
+
+
+def point_rows(runs: Sequence[ComparedRun], axis: Axis, points: Sequence[float], loss: Loss) -> list[list[str]]:
+    """The table at equal points: the place, and each run's loss there."""
+    return [
+        [format_figure(point, _UNITS[axis]), *(_loss(run.loss_at(axis, point, loss)) for run in runs)]
+        for point in points
+    ]
+
+
+def _loss(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+def _unit_of(axis: Axis, end: float) -> tuple[float, str]:
+    """What a number on the axis stands for, and how the axis is called."""
+    if axis == "seconds":
+        units = [(86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")]
+        return next(((unit, name) for unit, name in units if end >= 2 * unit), (1.0, "seconds"))
+    if axis == "dollars":
+        return 1.0, "dollars"
+    names = [(1e21, "10²¹"), (1e18, "10¹⁸"), (1e15, "10¹⁵"), (1e12, "10¹²"), (1e9, "billions"), (1e6, "millions")]
+    names.append((1e3, "thousands"))
+    label = _LABELS[axis]
+    return next(((unit, f"{label}, in {name}") for unit, name in names if end >= unit), (1.0, label))

@@ -1,0 +1,31 @@
+"""How often each expert was visited in a step: added up over its micro-batches, on the device where it was counted."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from napkin.model.experts import Routing
+
+
+class ExpertTally:
+    """Sums of what routers did since the last `clear`."""
+
+    def __init__(self) -> None:
+        self._sums: Tensor | None = None
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._sums = None
+
+    def add(self, routings: Sequence[Routing]) -> None:
+        """Add a forward pass, a routing a layer."""
+        rows = torch.stack([torch.cat([each.tokens_per_expert, each.dropped[None]]) for each in routings])
+        self._sums = rows if self._sums is None else self._sums + rows
+
+    def read(self) -> dict[str, list]:
+        """The visits of each expert and the dropped ones, by layer, as fields of a line of metrics; without, none."""
+        if self._sums is None:
+            return {}
+        rows = self._sums.tolist()
+        return {"expert_tokens": [row[:-1] for row in rows], "dropped_tokens": [row[-1] for row in rows]}

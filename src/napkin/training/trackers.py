@@ -1,0 +1,111 @@
+"""TensorBoard, Weights & Biases and trackio behind one small interface; each is imported when it is asked for."""
+
+import io
+import re
+import warnings
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker knows of a run."""
+
+    folder: Path
+    identifier: str
+    """The same for every process that trains the run."""
+    project: str
+    step: int
+    """Updates done before: where a resumed run goes on."""
+    recipe: dict[str, dict[str, Any]]
+
+
+class Tracker(Protocol):
+    """Something that keeps figures over steps."""
+
+    def log(self, step: int, figures: dict[str, float]) -> None:
+        """Take the figures of a step."""
+        ...
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+        ...
+
+
+class TensorBoard:
+    """Event files in the run's folder, tensorboard/."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from torch.utils.tensorboard import SummaryWriter
+
+            # What an earlier process wrote of steps that are done again is hidden.
+            purge = run.step + 1 if run.step else None
+            self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge, flush_secs=30)
+
+    def log(self, step: int, figures: dict[str, float]) -> None:
+        """Take the figures of a step."""
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run at wandb.ai, or wherever WANDB_MODE and WANDB_BASE_URL say; its files are in the run's folder, wandb/."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=run.project,
+            name=run.folder.name,
+            id=run.identifier,
+            resume="allow",
+            dir=str(run.folder),
+            config=run.recipe,
+            # The terminal stays napkin's.
+            settings=wandb.Settings(console="off"),
+        )
+        # A step that is done again after a kill has a smaller number than the last one, which wandb's own would refuse.
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, figures: dict[str, float]) -> None:
+        """Take the figures of a step."""
+        self._run.log({"step": step, **figures})
+
+    def close(self) -> None:
+        """Send what is not sent yet, as far as there is a net."""
+        self._run.finish()
+
+
+class Trackio:
+    """A run in trackio's own database, which `trackio show` displays."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            import trackio
+
+            # trackio knows a run by its name alone.
+            name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', run.folder.name)}-{run.identifier[:6]}"
+            own = {"auto_log_cpu": False, "auto_log_gpu": False, "embed": False}
+            self._run = trackio.init(run.project, name=name, config=run.recipe, resume="allow", **own)
+
+    def log(self, step: int, figures: dict[str, float]) -> None:
+        """Take the figures of a step."""
+        self._run.log(figures, step=step)
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+        # What it prints has no place among a command's results.
+        with redirect_stdout(io.StringIO()):
+            self._run.finish()
+
+
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "trackio": Trackio}

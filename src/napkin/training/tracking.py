@@ -1,0 +1,92 @@
+"""The figures of a run on their way to the trackers that its recipe names."""
+
+import dataclasses
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from napkin.training.recipe import Recipe
+from napkin.training.run_folder import RunFolder, StepMetrics
+from napkin.training.trackers import TRACKERS, TrackedRun, Tracker
+
+_FILE = "tracking.json"
+
+
+@contextmanager
+def open_tracking(recipe: Recipe, run: RunFolder, step: int, on_message: Callable[[str], None]) -> Iterator["Tracking"]:
+    """Open the recipe's trackers for a run that goes on from `step`, and close them at its end, however it comes."""
+    tracking = Tracking(recipe, run, step, on_message)
+    try:
+        yield tracking
+    finally:
+        tracking.close()
+
+
+class Tracking:
+    """Tells trackers what metrics.jsonl is told. One that fails is named in a message and asked no more."""
+
+    def __init__(self, recipe: Recipe, run: RunFolder, step: int, on_message: Callable[[str], None]) -> None:
+        self._training = recipe.training
+        self._on_message = on_message
+        self._open: dict[str, Tracker] = {}
+        names = recipe.tracking.trackers
+        if not names:
+            return
+        tracked = TrackedRun(
+            folder=run.path,
+            identifier=_identifier(run),
+            project=recipe.tracking.project,
+            step=step,
+            recipe=dataclasses.asdict(recipe),
+        )
+        for name in dict.fromkeys(names):
+            opened = self._try(name, lambda name=name: TRACKERS[name](tracked))
+            if opened is not None:
+                self._open[name] = opened
+
+    def __call__(self, metrics: StepMetrics) -> None:
+        """Tell what a step came to, where metrics.jsonl is told."""
+        due = metrics.validation_loss is not None or metrics.step % self._training.log_every == 0
+        if not self._open or not (due or metrics.step == self._training.steps):
+            return
+        figures = figures_of(metrics)
+        for name, tracker in list(self._open.items()):
+            self._try(name, lambda tracker=tracker: tracker.log(metrics.step, figures))
+
+    def close(self) -> None:
+        """Let the trackers write what they have not written yet."""
+        for name, tracker in list(self._open.items()):
+            self._try(name, tracker.close)
+        self._open.clear()
+
+    def _try(self, name: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:  # whatever a tracker comes upon is no reason to lose a run
+            self._open.pop(name, None)
+            reason = " ".join(str(error).split()) or type(error).__name__
+            self._on_message(f"tracker {name} has failed and is told no more ({reason}); metrics.jsonl has everything")
+            return None
+
+
+def figures_of(metrics: StepMetrics) -> dict[str, float]:
+    """A line of metrics.jsonl as names and numbers; of experts, the largest share of any over an even one."""
+    figures = {
+        name: float(value) for name, value in vars(metrics).items() if isinstance(value, int | float) and name != "step"
+    }
+    if metrics.expert_tokens is not None:
+        figures["busiest_expert"] = max(max(layer) * len(layer) / max(1, sum(layer)) for layer in metrics.expert_tokens)
+    if metrics.dropped_tokens is not None:
+        figures["dropped_tokens"] = float(sum(metrics.dropped_tokens))
+    return figures
+
+
+def _identifier(run: RunFolder) -> str:
+    """What trackers know the run by, drawn once."""
+    known = run.read_json(_FILE)
+    if isinstance(known, dict) and isinstance(known.get("id"), str):
+        return known["id"]
+    identifier = secrets.token_hex(8)
+    run.write_json(_FILE, {"id": identifier})
+    return identifier

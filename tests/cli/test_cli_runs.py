@@ -1,0 +1,52 @@
+"""`napkin runs`: the list and the comparison."""
+
+import json
+import shutil
+from pathlib import Path
+
+from napkin.training.run_folder import RunFolder
+from napkin.training.running import is_being_trained
+
+
+def test_runs_are_listed_and_compared(napkin, place: Path) -> None:
+    listed = napkin("runs")
+    assert listed.status == 0
+    assert "tiny" in listed.out
+    assert "finished" in listed.out
+    assert "at equal" not in listed.out
+    shutil.copytree("runs/tiny", "runs/copy")
+    done = napkin("runs", "--over", "steps", "--page", "page.html")
+    assert "training loss, nats a token, at equal steps" in done.out
+    assert Path("page.html").read_text().count("<svg") >= 8
+    found = json.loads(napkin("runs", "runs/tiny", "runs/copy", "--over=steps", "--json").out)
+    assert [run["name"] for run in found["runs"]] == ["tiny", "copy"]
+    assert found["points"][-1] == 6
+    assert found["losses"]["runs/tiny"] == found["losses"]["runs/copy"]
+
+
+def test_runs_of_one_name_are_told_apart_and_a_broken_one_is_left_out(napkin, place: Path) -> None:
+    for folder in ("more/tiny", "more/broken"):
+        shutil.copytree("runs/tiny", folder)
+    Path("more/broken/plan.json").write_text("{")
+    done = napkin("runs", "runs", "more")
+    assert done.status == 0
+    assert done.err.startswith("left out: 'more/broken/plan.json' is malformed")
+    assert "runs/tiny" in done.out
+    assert "more/tiny" in done.out
+
+
+def test_a_run_is_in_training_while_a_process_holds_it(place: Path) -> None:
+    run = RunFolder.open("runs/tiny")
+    assert not is_being_trained(run.path)
+    with run.locked():
+        assert is_being_trained(run.path)
+    assert not is_being_trained(run.path)
+    assert not is_being_trained(place / "docs")
+
+
+def test_what_cannot_be_compared_is_refused(refusal, place: Path) -> None:
+    shutil.rmtree("runs")
+    assert "there is no folder 'runs' here" in refusal("runs")
+    assert "--points is 0" in refusal("runs", "docs", "--points", "0")
+    assert "'docs' is no run and holds none" in refusal("runs", "docs")
+    assert "--usd-per-hour is -1.0" in refusal("runs", "docs", "--usd-per-hour=-1")

@@ -1,0 +1,107 @@
+import json
+import re
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from napkin.errors import NapkinError
+from napkin.report.comparison import AXES, equal_points, find_runs, read_run
+from napkin.report.comparison_page import MOST_RUNS, write_comparison
+from report.conftest import metrics_line
+
+
+@pytest.fixture
+def straight_run(planned_run: Path) -> Path:
+    """Ten steps of 4,096 tokens and 0.6 seconds, whose loss is 9, 8, ..., 0."""
+    lines = [metrics_line(step, loss=10.0 - step, mfu=0.4) for step in range(1, 11)]
+    lines[4] = metrics_line(5, loss=5.0, mfu=0.4, validation_loss=6.5)
+    (planned_run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    return planned_run
+
+
+def with_price(run: Path, dollars: float) -> Path:
+    plan = json.loads((run / "plan.json").read_text())
+    (run / "plan.json").write_text(json.dumps({**plan, "dollars": dollars}))
+    return run
+
+
+def test_a_run_is_summed_up(straight_run: Path) -> None:
+    found = read_run(straight_run, training=False, usd_per_hour=3600.0).summary
+    assert (found.name, found.state, found.step, found.steps) == ("shakespeare", "stopped", 10, 300)
+    assert (found.tokens, found.loss, found.validation_loss, found.seconds) == (40_960, 0.0, 6.5, 6.0)
+    assert found.mfu == pytest.approx(0.4)
+    assert found.flops == pytest.approx(10 * (7.1e9 + 1.31e10))
+    assert found.dollars == pytest.approx(6.0)
+
+
+def test_the_price_is_the_plan_s_own_unless_another_is_given(straight_run: Path) -> None:
+    assert read_run(straight_run, training=False).summary.dollars is None
+    priced = read_run(with_price(straight_run, 31.2), training=False)
+    assert priced.summary.dollars == pytest.approx(31.2 * 6 / 156)
+
+
+def test_a_run_s_state_follows_from_its_steps_and_from_who_trains_it(planned_run: Path, straight_run: Path) -> None:
+    assert read_run(straight_run, training=True).summary.state == "training"
+    (straight_run / "metrics.jsonl").write_text(metrics_line(300) + "\n")
+    assert read_run(straight_run, training=False).summary.state == "finished"
+    (straight_run / "metrics.jsonl").unlink()
+    nothing = read_run(straight_run, training=False)
+    assert nothing.summary.state == "planned"
+    assert (nothing.summary.loss, nothing.summary.flops, nothing.loss_at("tokens", 10)) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("axis", "place"),
+    [("steps", 2.5), ("tokens", 2.5 * 4096), ("seconds", 1.5), ("flops", 2.5 * 2.02e10), ("dollars", 1.5)],
+)
+def test_a_loss_between_two_logged_steps_is_on_the_line_between_them(
+    straight_run: Path, axis: str, place: float
+) -> None:
+    run = read_run(straight_run, training=False, usd_per_hour=3600.0)
+    assert axis in AXES
+    assert run.loss_at(axis, place) == pytest.approx(7.5)
+    assert run.loss_at(axis, place / 10) is None
+    assert run.loss_at(axis, place * 10) is None
+    assert run.loss_at(axis, 2 * place, "validation") == pytest.approx(6.5)
+
+
+def test_points_are_round_and_each_run_s_end_is_one(straight_run: Path, tmp_path: Path) -> None:
+    longer = tmp_path / "longer"
+    shutil.copytree(straight_run, longer)
+    with open(longer / "metrics.jsonl", "a") as file:
+        file.write(metrics_line(23, loss=0.5) + "\n")
+    runs = [read_run(run, training=False) for run in (straight_run, longer)]
+    assert equal_points(runs, "steps", 5) == [5, 10, 15, 20, 23]
+    assert equal_points(runs, "steps", 2) == [10, 20, 23]
+    with pytest.raises(NapkinError, match="give a price with --usd-per-hour"):
+        equal_points(runs, "dollars", 5)
+
+
+def test_runs_are_found_by_name_or_in_the_folder_that_holds_them(straight_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert find_runs([str(tmp_path)]) == find_runs([str(straight_run)]) == [straight_run]
+    assert find_runs([str(straight_run), str(tmp_path)]) == [straight_run]
+    with pytest.raises(NapkinError, match="is no run and holds none"):
+        find_runs([str(tmp_path / "empty")])
+
+
+def test_the_page_draws_every_run_over_every_axis_and_asks_nothing_of_the_network(
+    straight_run: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "<other>"
+    shutil.copytree(straight_run, other)
+    runs = [read_run(run, training=False, usd_per_hour=1.0) for run in (straight_run, other)]
+    page = write_comparison(tmp_path / "c.html", runs, loss="training", axis="steps", points=[5, 10]).read_text()
+    assert "<other>" not in page
+    assert "&lt;other&gt;" in page
+    assert not re.search(r"<script|https?://(?!www\.w3\.org)", page)
+    drawn = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(drawn) == 2 * len(AXES)
+    for svg in drawn:
+        ElementTree.fromstring(svg.replace("<svg", '<svg xmlns:xlink="x"', 1))
+        assert all(f"var(--{colour}" in svg for colour in ("blue", "vermilion"))
+    assert "<td>5.0000</td><td>5.0000</td>" in page
+    with pytest.raises(NapkinError, match=f"at most {MOST_RUNS} runs"):
+        write_comparison(tmp_path / "d.html", runs * 5, loss="training", axis="steps", points=[5])
