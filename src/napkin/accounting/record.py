@@ -162,7 +162,8 @@ class _Recorder(TorchDispatchMode):
     def _phase(self) -> Phase:
         if torch._C._current_graph_task_id() != -1:
             # Checkpointing computes a forward pass again; without it, a graph is built here for second derivatives.
-            again = torch.is_grad_enabled() and _runs_in("torch.utils.checkpoint")
+            # A function of one's own has no graph inside, but is called in one.
+            again = torch.is_grad_enabled() and _runs_in("torch.utils.checkpoint") or _recomputes()
             return "recompute" if again else "backward"
         # What runs after a backward pass, outside of modules and without a graph, belongs to the update: clipping, say.
         updates = self.seen_backward and not self.stack and not torch.is_grad_enabled()
@@ -263,6 +264,16 @@ def _runs_in(module_name: str) -> bool:
     while frame is not None and frame.f_globals.get("__name__") != module_name:
         frame = frame.f_back
     return frame is not None
+
+
+def _recomputes() -> bool:
+    """Whether a tensor that checkpointing has dropped is being made again."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "unpack_hook" and frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -1,5 +1,7 @@
 """The language model: token ids in, a score for every possible next token out."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from einops import rearrange
@@ -56,6 +58,8 @@ class Transformer(nn.Module):
         self.dropout = make_dropout(config.dropout)
         self.attend = parts.attention_form()
         self.blocks = nn.ModuleList(parts.block(layer, self.attend, self.positions) for layer in range(config.n_layers))
+        self.run_block: Callable[..., Tensor] = _run_block
+        """What calls a block: a trainer may have blocks computed again instead of keeping what they hold."""
         self.norm = parts.final_norm()
         # µP's other half: logits that grow neither with the width nor, as they learn, faster with it.
         self.output_scale = make_scale(width / config.d_model)
@@ -104,7 +108,7 @@ class Transformer(nn.Module):
             pairs=self.attend.prepare(self.positions, length, documents, tokens.device),
         )
         for block in self.blocks:
-            x = block(x, shared)
+            x = self.run_block(block, x, shared)
         return self.output_scale(self.norm(x))
 
     def routings(self) -> list[Routing]:
@@ -118,3 +122,7 @@ class Transformer(nn.Module):
 
     def _mixtures(self) -> list[MixtureOfExperts]:
         return [layer for layer in self.modules() if isinstance(layer, MixtureOfExperts)]
+
+
+def _run_block(block: nn.Module, x: Tensor, shared: Shared) -> Tensor:
+    return block(x, shared)

@@ -146,8 +146,20 @@ class TrainingConfig:
     batch_size: int = 16
     """Sequences an update learns from."""
 
-    micro_batch_size: int | None = None
-    """Sequences computed at a time, gradients added up; None is batch_size. Less memory, the same update."""
+    micro_batch_size: int | Literal["auto"] | None = None
+    """Sequences computed at a time, gradients added up; None is batch_size. Less memory, the same update. auto is the
+    most that fit into the free memory, by count."""
+
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activation checkpointing: what a block computes again in the backward pass instead of keeping it. selective is
+    all but products with weights and fused attention; full is all."""
+
+    recompute_every: int = 1
+    """Recompute in every so many-th block; the others keep all."""
+
+    offload_optimizer: bool = False
+    """Whether the optimizer's state lives in the host's memory, page-locked, and visits the GPU bucket by bucket. On a
+    CPU there is nowhere to go."""
 
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Format of matrix products: bf16 is autocast over fp32 weights; auto is bf16 where the hardware multiplies it
@@ -193,8 +205,8 @@ class TrainingConfig:
 
     @property
     def resolved_micro_batch_size(self) -> int:
-        """micro_batch_size, its default filled in."""
-        return self.batch_size if self.micro_batch_size is None else self.micro_batch_size
+        """micro_batch_size, its default filled in; "auto" is all of them until it is known what fits."""
+        return self.micro_batch_size if isinstance(self.micro_batch_size, int) else self.batch_size
 
 
 @dataclass(frozen=True)
@@ -353,7 +365,8 @@ _SCHEDULE_OPTIONS = {"decay_steps", "final_fraction"}
 _TRAINING_RANGES: dict[str, tuple[float, float]] = {
     "steps": (1, _MOST),
     "batch_size": (1, _MOST_TOKENS_PER_STEP),
-    "micro_batch_size": (1, _MOST_TOKENS_PER_STEP),
+    "resolved_micro_batch_size": (1, _MOST_TOKENS_PER_STEP),
+    "recompute_every": (1, 4096),
     "threads": (1, 1024),
     "init_seed": (0, _LARGEST_SEED),
     "data_seed": (0, _LARGEST_SEED),
@@ -375,4 +388,5 @@ def _refuse_outside(table: str, values: Any, ranges: dict[str, tuple[float, floa
         value = getattr(values, name)
         # A negated comparison catches NaN too.
         if value is not None and not least <= value <= most:
+            name = name.removeprefix("resolved_")
             raise NapkinError(f"{table}.{name} is {value}: use {least} to {most}")

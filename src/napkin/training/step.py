@@ -18,6 +18,7 @@ from napkin.optim.clipping import clip_gradients
 from napkin.optim.names import build_optimizer
 from napkin.training.precision import Precision
 from napkin.training.recipe import Recipe
+from napkin.training.recomputation import recompute_blocks
 
 Watch = Callable[[str], AbstractContextManager]
 
@@ -77,6 +78,7 @@ def build_learner(recipe: Recipe, precision: Precision) -> Learner:
     model = Transformer(recipe.model, seed=recipe.training.init_seed)
     if precision.device_type != "cpu":
         model = model.to(precision.device_type)
+    recompute_blocks(model, recipe.training.recompute, every=recipe.training.recompute_every)
     chosen = recipe.optimizer
     products = torch.bfloat16 if precision.products == "bf16" else torch.float32
     optimizer = build_optimizer(chosen.name, model, products=products, fused=chosen.fused, **chosen.options)
