@@ -149,7 +149,8 @@ class _Recorder(TorchDispatchMode):
 
     def _is_elsewhere(self, operator: Any) -> bool:
         # A tensor of a Python number is made in the host's memory, a step count of torch.optim's say, and stays there.
-        return self.cuda is not None and operator.overloadpacket is aten.lift_fresh
+        # So does what the optimizer keeps there on purpose.
+        return self.cuda is not None and (operator.overloadpacket is aten.lift_fresh or _is_host_copy(operator))
 
     def _take_more(self, cuda: CudaTarget, operator: Any, args: tuple, inputs: list[Tensor]) -> None:
         # A backward pass on CUDA runs in a thread of autograd's.
@@ -163,7 +164,7 @@ class _Recorder(TorchDispatchMode):
         if torch._C._current_graph_task_id() != -1:
             # Checkpointing computes a forward pass again; without it, a graph is built here for second derivatives.
             # A function of one's own has no graph inside, but is called in one.
-            again = torch.is_grad_enabled() and _runs_in("torch.utils.checkpoint") or _recomputes()
+            again = _recomputes() or (torch.is_grad_enabled() and _runs_in("torch.utils.checkpoint"))
             return "recompute" if again else "backward"
         # What runs after a backward pass, outside of modules and without a graph, belongs to the update: clipping, say.
         updates = self.seen_backward and not self.stack and not torch.is_grad_enabled()
@@ -237,6 +238,10 @@ class _Recorder(TorchDispatchMode):
         }
 
 
+def _is_host_copy(operator: Any) -> bool:
+    return operator.namespace == "napkin" and operator.overloadpacket.__name__ == "host_copy"
+
+
 def _sums_gradients(operator: Any, inputs: list[Tensor], *, in_backward: bool) -> bool:
     """Whether autograd adds two gradients that meet."""
     # A view is held by its base too, and never added into.
@@ -266,9 +271,10 @@ def _runs_in(module_name: str) -> bool:
     return frame is not None
 
 
+@no_type_check
 def _recomputes() -> bool:
     """Whether a tensor that checkpointing has dropped is being made again."""
-    frame: FrameType | None = sys._getframe(1)
+    frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "unpack_hook" and frame.f_globals.get("__name__") == "torch.utils.checkpoint":
             return True

@@ -16,7 +16,7 @@ from napkin.model.dropout import make_dropout
 from napkin.model.embedding import Embedding
 from napkin.model.experts import MixtureOfExperts, Routing
 from napkin.model.linear import Linear
-from napkin.model.loss import linear_cross_entropy
+from napkin.model.loss import CHUNK_SIZE, linear_cross_entropy
 from napkin.model.scale import make_scale
 
 # Hidden states have a root mean square of 1, so a head of std 0.3/sqrt(d_model) makes logits of std 0.3: the loss
@@ -60,6 +60,8 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(parts.block(layer, self.attend, self.positions) for layer in range(config.n_layers))
         self.run_block: Callable[..., Tensor] = _run_block
         """What calls a block: a trainer may have blocks computed again instead of keeping what they hold."""
+        self.loss_chunk_size = CHUNK_SIZE
+        """Tokens whose logits exist at one time in `loss`."""
         self.norm = parts.final_norm()
         # µP's other half: logits that grow neither with the width nor, as they learn, faster with it.
         self.output_scale = make_scale(width / config.d_model)
@@ -81,9 +83,11 @@ class Transformer(nn.Module):
         """
         hidden = rearrange(self.hidden(tokens, documents), "b t c -> (b t) c")
         targets = rearrange(targets, "b t -> (b t)")
+        chunk_size = self.loss_chunk_size
         if not self.training:
-            return linear_cross_entropy(hidden, self.head_weight, targets)
-        loss = linear_cross_entropy(hidden, self.head_weight, targets, z_weight=self.config.z_weight)
+            return linear_cross_entropy(hidden, self.head_weight, targets, chunk_size=chunk_size)
+        z_weight = self.config.z_weight
+        loss = linear_cross_entropy(hidden, self.head_weight, targets, chunk_size=chunk_size, z_weight=z_weight)
         mixtures = self._mixtures()
         for mixture in mixtures:
             routing = mixture.take_routing()

@@ -11,7 +11,7 @@ from napkin.hardware.catalogue import Device
 from napkin.hardware.ceilings import CatalogueCeilings
 from napkin.training.fitting import refuse_far_too_much
 from napkin.training.precision import Precision
-from napkin.training.preparation import rule_parameters
+from napkin.training.preparation import rule_parameters, with_micro_batch
 from napkin.training.recipe import Recipe
 from napkin.training.runs import vocab_size_of
 from napkin.training.step import count_step
@@ -32,6 +32,7 @@ def plan_elsewhere(recipe: Recipe, device: Device, n_devices: int) -> tuple[Reci
     recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, vocab_size=vocab_size_of(recipe)))
     share, precision = _one_share(recipe, device, n_devices)
     target = target_of(device)
+    share = with_micro_batch(share, precision, device.usable_bytes, target=target)
     refuse_far_too_much(share, precision, device.name, device.usable_bytes, target=target)
     ledger = count_step(share, precision, target=target)
     priced = price(ledger, CatalogueCeilings(device), factor=CATALOGUE_FACTOR)
@@ -84,7 +85,10 @@ def _one_share(recipe: Recipe, device: Device, n_devices: int) -> tuple[Recipe, 
             f"{size}: choose a --training.micro-batch-size that divides them"
         )
     products = device.choose_format(training.precision)
-    training = dataclasses.replace(training, batch_size=batch_size, micro_batch_size=size, precision=products)
+    micro_batch_size = training.micro_batch_size if training.micro_batch_size == "auto" else size
+    training = dataclasses.replace(
+        training, batch_size=batch_size, micro_batch_size=micro_batch_size, precision=products
+    )
     return dataclasses.replace(recipe, training=training), Precision(products, "cuda")
 
 

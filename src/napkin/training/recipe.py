@@ -157,6 +157,9 @@ class TrainingConfig:
     recompute_every: int = 1
     """Recompute in every so many-th block; the others keep all."""
 
+    loss_chunk_size: int = 512
+    """Tokens whose logits exist at one time; with a whole micro-batch of them, all do."""
+
     offload_optimizer: bool = False
     """Whether the optimizer's state lives in the host's memory, page-locked, and visits the GPU bucket by bucket. On a
     CPU there is nowhere to go."""
@@ -367,6 +370,7 @@ _TRAINING_RANGES: dict[str, tuple[float, float]] = {
     "batch_size": (1, _MOST_TOKENS_PER_STEP),
     "resolved_micro_batch_size": (1, _MOST_TOKENS_PER_STEP),
     "recompute_every": (1, 4096),
+    "loss_chunk_size": (1, _MOST_TOKENS_PER_STEP),
     "threads": (1, 1024),
     "init_seed": (0, _LARGEST_SEED),
     "data_seed": (0, _LARGEST_SEED),

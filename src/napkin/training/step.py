@@ -78,10 +78,12 @@ def build_learner(recipe: Recipe, precision: Precision) -> Learner:
     model = Transformer(recipe.model, seed=recipe.training.init_seed)
     if precision.device_type != "cpu":
         model = model.to(precision.device_type)
+    model.loss_chunk_size = recipe.training.loss_chunk_size
     recompute_blocks(model, recipe.training.recompute, every=recipe.training.recompute_every)
     chosen = recipe.optimizer
     products = torch.bfloat16 if precision.products == "bf16" else torch.float32
     optimizer = build_optimizer(chosen.name, model, products=products, fused=chosen.fused, **chosen.options)
+    optimizer.state_on_host = recipe.training.offload_optimizer
     return Learner(model, optimizer, recipe, precision)
 
 
