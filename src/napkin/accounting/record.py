@@ -258,9 +258,10 @@ def _call(operator: Any, args: tuple, kwargs: dict) -> Any:
         raise
 
 
-# What fake tensors cannot say when torch's own functions ask for a number. GradScaler asks whether a gradient
-# overflowed, which in the usual step none does; Adafactor for norms, with which it multiplies and no more.
-_ANSWERS = {"torch.amp.grad_scaler": 0.0, "torch.optim._adafactor": 1.0}
+# What fake tensors cannot say when a function asks for a number. torch's GradScaler asks whether a gradient overflowed,
+# which in the usual step none does, and LossScale whether all are finite; Adafactor for norms, with which it multiplies
+# and no more.
+_ANSWERS = {"torch.amp.grad_scaler": 0.0, "torch.optim._adafactor": 1.0, "napkin.optim.loss_scale": 1.0}
 
 
 def _runs_in(module_name: str) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from napkin.errors import NapkinError
 from napkin.optim.host_state import fetch, host_copy, put_back
 from napkin.optim.parameter_groups import decay_groups
+from napkin.optim.rounding import StochasticRounding
 
 Group = dict[str, Any]
 
@@ -81,6 +82,8 @@ class Optimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             refuse_impossible(group)
         self.form = "fused" if fused else "foreach" if foreach else "readable"
+        self.rounding: StochasticRounding | None = None
+        """How parameters narrower than fp32 take their update; None rounds to the nearest."""
         self.state_on_host = False
         """Whether state that is born from now on lives in the host's memory, page-locked, and visits the GPU."""
 
@@ -120,7 +123,9 @@ class Optimizer(torch.optim.Optimizer):
         forms.pick(self.form)(wide, gradients, *map(list, zip(*at_work, strict=True)), group)
         if self.state_on_host:
             put_back(states, at_work)
-        if narrow:
+        if narrow and self.rounding is not None:
+            self.rounding(parameters, wide)
+        elif narrow:
             torch._foreach_copy_(parameters, wide)  # pyright: ignore[reportPrivateImportUsage]
 
     def new_state(self, parameter: Tensor, group: Group) -> dict[str, Tensor]:

@@ -48,6 +48,8 @@ class Plan:
     unknown_operators: dict[str, int] = field(default_factory=dict)
     """Calls, a step, of operators whose FLOPs could not be counted."""
     versions: dict[str, str] = field(default_factory=dict)
+    formats: dict[str, str] = field(default_factory=dict)
+    """Number formats, by what is in them."""
 
 
 class LoggedStep(msgspec.Struct, frozen=True):

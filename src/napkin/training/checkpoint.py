@@ -166,7 +166,9 @@ def load_model(checkpoint: Checkpoint, model: Transformer) -> None:
             f"the recipe is not the one that '{checkpoint.path}' was trained with: {', '.join(changes)}: "
             "put that back, or begin a new run with `napkin train`"
         )
-    _copy_into(_model_tensors(model), checkpoint.path / "model.safetensors")
+    pure = checkpoint.state.recipe.get("training", {}).get("precision") == "bf16-pure"
+    stored_as = torch.bfloat16 if pure else torch.float32
+    _copy_into(_model_tensors(model), checkpoint.path / "model.safetensors", stored_as=stored_as)
 
 
 def load_learner(checkpoint: Checkpoint, learner: Learner) -> None:
@@ -177,9 +179,10 @@ def load_learner(checkpoint: Checkpoint, learner: Learner) -> None:
     load_model(checkpoint, learner.model)
     # Into tensors that torch itself has made: those of a mapped file are aligned otherwise, and vector code then sums
     # in another order.
-    _copy_into(_optimizer_tensors(learner), checkpoint.path / "optimizer.safetensors")
-    for group in learner.optimizer.param_groups:
-        group["step"] = checkpoint.state.step
+    tensors = _optimizer_tensors(learner)
+    _copy_into(tensors, checkpoint.path / "optimizer.safetensors")
+    extra = {name: tensors[name] for name in learner.extra_state()}
+    learner.go_on_from(checkpoint.state.step, extra)
 
 
 def recipe_changes(checkpoint: Checkpoint, recipe: dict[str, dict[str, Any]]) -> list[str]:
@@ -194,13 +197,14 @@ def recipe_changes(checkpoint: Checkpoint, recipe: dict[str, dict[str, Any]]) ->
     return changes
 
 
-def _copy_into(targets: dict[str, Tensor], path: Path) -> None:
+def _copy_into(targets: dict[str, Tensor], path: Path, *, stored_as: torch.dtype | None = None) -> None:
+    """Raises CorruptFile for other names, shapes or formats; with `stored_as`, for others than this format."""
     try:
         stored = load_file(path)
     except (OSError, SafetensorError) as error:
         raise _damaged(path, f"cannot be read as safetensors ({error})") from None
     for name in sorted(targets.keys() | stored.keys()):
-        found, wanted = _describe(stored.get(name)), _describe(targets.get(name))
+        found, wanted = _describe(stored.get(name)), _describe(targets.get(name), stored_as)
         if found != wanted:
             raise _damaged(path, f"does not fit its recipe: tensor '{name}' is {found}, the model's is {wanted}")
     with torch.no_grad():
@@ -208,8 +212,10 @@ def _copy_into(targets: dict[str, Tensor], path: Path) -> None:
             target.copy_(stored[name])
 
 
-def _describe(tensor: Tensor | None) -> str:
-    return "missing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+def _describe(tensor: Tensor | None, dtype: torch.dtype | None = None) -> str:
+    if tensor is None:
+        return "missing"
+    return f"{str(dtype or tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def _model_tensors(model: Transformer) -> dict[str, Tensor]:
@@ -223,7 +229,7 @@ def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:
         f"{key}.{name}": tensor
         for name, parameter in learner.model.named_parameters()
         for key, tensor in state_of.get(parameter, {}).items()
-    }
+    } | learner.extra_state()
 
 
 def _refuse_non_finite(tensors: dict[str, dict[str, Tensor]], step: int, folder: Path) -> None:

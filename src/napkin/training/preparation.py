@@ -87,7 +87,7 @@ def resolve(recipe: Recipe, vocab_size: int, host: Host) -> tuple[Recipe, Precis
     training = dataclasses.replace(
         recipe.training,
         device=device_type,
-        precision=precision.products,
+        precision=precision.name,
         threads=recipe.training.threads or host.cores,
     )
     model = dataclasses.replace(recipe.model, vocab_size=vocab_size)
@@ -141,7 +141,7 @@ def make_plan(recipe: Recipe, precision: Precision, host: Host, progress: Progre
             disturbed=calibration.disturbed,
         ),
         rule_parameters=rule_parameters(recipe),
-        rule_bytes_a_parameter=bytes_a_parameter(recipe.optimizer.name),
+        rule_bytes_a_parameter=rule_bytes_a_parameter(recipe, precision),
         steps=recipe.training.steps,
         tokens_per_step=recipe.tokens_per_step,
     )
@@ -186,6 +186,12 @@ def rule_parameters(recipe: Recipe) -> int:
     return parameters_rule(
         vocab_size=model.vocab_size, d_model=model.d_model, n_layers=model.n_layers, tied=model.tie_embeddings
     )
+
+
+def rule_bytes_a_parameter(recipe: Recipe, precision: Precision) -> int:
+    """Bytes a parameter for weight, gradient and optimizer state by the closed form."""
+    narrower = 2 * (4 - precision.weights_dtype.itemsize)
+    return bytes_a_parameter(recipe.optimizer.name) - narrower
 
 
 def _in_catalogue(name: str) -> Device | None:

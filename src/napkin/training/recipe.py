@@ -164,9 +164,11 @@ class TrainingConfig:
     """Whether the optimizer's state lives in the host's memory, page-locked, and visits the GPU bucket by bucket. On a
     CPU there is nowhere to go."""
 
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Format of matrix products: bf16 is autocast over fp32 weights; auto is bf16 where the hardware multiplies it
-    natively, fp32 elsewhere."""
+    precision: Literal["auto", "fp32", "bf16", "fp16", "bf16-pure", "fp8"] = "auto"
+    """Formats of numbers: bf16 and fp16 are autocast over fp32 weights, fp16 with a loss scale and on a GPU alone;
+    bf16-pure has weights and gradients in bf16 and rounds updates stochastically; fp8 is bf16 with the blocks' linear
+    layers in fp8, emulated where the hardware has none. auto is bf16 where the hardware multiplies it natively, fp32
+    elsewhere."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto is the GPU if there is one."""
@@ -182,6 +184,9 @@ class TrainingConfig:
 
     dropout_seed: int = 0
     """Seed of what dropout drops, where the model has any."""
+
+    rounding_seed: int = 0
+    """Seed of stochastic rounding, where the precision has any."""
 
     log_every: int = 1
     """Steps between two lines of metrics.jsonl."""
@@ -375,6 +380,7 @@ _TRAINING_RANGES: dict[str, tuple[float, float]] = {
     "init_seed": (0, _LARGEST_SEED),
     "data_seed": (0, _LARGEST_SEED),
     "dropout_seed": (0, _LARGEST_SEED),
+    "rounding_seed": (0, _LARGEST_SEED),
     "log_every": (1, _MOST),
     "checkpoint_every": (1, _MOST),
     "keep_checkpoints": (1, _MOST),
