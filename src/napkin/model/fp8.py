@@ -1,8 +1,9 @@
 """Linear layers whose products are taken in fp8: 4 bits of exponent forward, 5 for gradients, a scale a tensor.
 
 A tensor is divided by its largest number over the format's, rounded, and multiplied; the product is multiplied by both
-scales (Micikevicius et al. 2022). Scales are rounded up to powers of two: dividing by them rounds nothing. Where the hardware has no such product it is emulated: numbers rounded to fp8 are
-exact in bf16, whose products are then the same but for the order of their sums.
+scales (Micikevicius et al. 2022). Scales are rounded up to powers of two: dividing by them rounds nothing. Where the
+hardware has no such product it is emulated: numbers rounded to fp8 are exact in bf16, whose products are then the same
+but for the order of their sums.
 """
 
 from typing import Any
