@@ -149,7 +149,8 @@ class _Recorder(TorchDispatchMode):
 
     def _is_elsewhere(self, operator: Any) -> bool:
         # A tensor of a Python number is made in the host's memory, a step count of torch.optim's say, and stays there.
-        return self.cuda is not None and operator.overloadpacket is aten.lift_fresh
+        # So does what the optimizer keeps there on purpose.
+        return self.cuda is not None and (operator.overloadpacket is aten.lift_fresh or _is_host_copy(operator))
 
     def _take_more(self, cuda: CudaTarget, operator: Any, args: tuple, inputs: list[Tensor]) -> None:
         # A backward pass on CUDA runs in a thread of autograd's.
@@ -162,7 +163,8 @@ class _Recorder(TorchDispatchMode):
     def _phase(self) -> Phase:
         if torch._C._current_graph_task_id() != -1:
             # Checkpointing computes a forward pass again; without it, a graph is built here for second derivatives.
-            again = torch.is_grad_enabled() and _runs_in("torch.utils.checkpoint")
+            # A function of one's own has no graph inside, but is called in one.
+            again = _recomputes() or (torch.is_grad_enabled() and _runs_in("torch.utils.checkpoint"))
             return "recompute" if again else "backward"
         # What runs after a backward pass, outside of modules and without a graph, belongs to the update: clipping, say.
         updates = self.seen_backward and not self.stack and not torch.is_grad_enabled()
@@ -236,6 +238,10 @@ class _Recorder(TorchDispatchMode):
         }
 
 
+def _is_host_copy(operator: Any) -> bool:
+    return operator.namespace == "napkin" and operator.overloadpacket.__name__ == "host_copy"
+
+
 def _sums_gradients(operator: Any, inputs: list[Tensor], *, in_backward: bool) -> bool:
     """Whether autograd adds two gradients that meet."""
     # A view is held by its base too, and never added into.
@@ -252,9 +258,10 @@ def _call(operator: Any, args: tuple, kwargs: dict) -> Any:
         raise
 
 
-# What fake tensors cannot say when torch's own functions ask for a number. GradScaler asks whether a gradient
-# overflowed, which in the usual step none does; Adafactor for norms, with which it multiplies and no more.
-_ANSWERS = {"torch.amp.grad_scaler": 0.0, "torch.optim._adafactor": 1.0}
+# What fake tensors cannot say when a function asks for a number. torch's GradScaler asks whether a gradient overflowed,
+# which in the usual step none does, and LossScale whether all are finite; Adafactor for norms, with which it multiplies
+# and no more.
+_ANSWERS = {"torch.amp.grad_scaler": 0.0, "torch.optim._adafactor": 1.0, "napkin.optim.loss_scale": 1.0}
 
 
 def _runs_in(module_name: str) -> bool:
@@ -263,6 +270,17 @@ def _runs_in(module_name: str) -> bool:
     while frame is not None and frame.f_globals.get("__name__") != module_name:
         frame = frame.f_back
     return frame is not None
+
+
+@no_type_check
+def _recomputes() -> bool:
+    """Whether a tensor that checkpointing has dropped is being made again."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "unpack_hook" and frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _tensors(value: Any) -> list[Tensor]:

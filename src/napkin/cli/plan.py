@@ -29,6 +29,8 @@ class PlanOptions(RecipeOptions):
     """Power of one device; None is the catalogue's, if it knows it."""
     rules: Switch = False
     """Print napkin mathematics too: each rule beside the count of the same thing, and how far off it is."""
+    levers: Switch = False
+    """Print what each memory lever would save, and what it would cost."""
     json: Switch = False
     """Print the plan for programs."""
 
@@ -44,22 +46,28 @@ def main(arguments: list[str]) -> None:
         if value is not None and not 0 < value < float("inf"):
             raise NapkinError(f"--{name.replace('_', '-')} is {value}: use a number above 0")
     with progress_line("planning") as line:
+        from napkin.cli.levers import describe_levers, find_levers
         from napkin.cli.planning import describe_plan, describe_rules
         from napkin.training.fitting import refuse_what_does_not_fit
         from napkin.training.runs import plan_as_dict, plan_only
 
         if options.on is None:
+            device = None
             recipe, precision, plan = plan_only(options.recipe, progress=line.retitle)
         else:
             from napkin.training.elsewhere import plan_elsewhere
 
             n_devices, name = parse_devices(options.on)
-            recipe, precision, plan = plan_elsewhere(options.recipe, find_device(name), n_devices)
+            device = find_device(name)
+            recipe, precision, plan = plan_elsewhere(options.recipe, device, n_devices)
         plan = plan.at(usd_per_hour=options.usd_per_hour, watts=options.watts)
+        levers = find_levers(recipe, precision, plan, device, line.retitle) if options.levers else []
     if options.json:
-        print_json(plan_as_dict(plan, precision))
+        print_json(plan_as_dict(plan, precision) | ({"levers": levers} if options.levers else {}))
     else:
         describe_plan(plan, precision, by=options.by)
         if options.rules:
             describe_rules(recipe, plan)
+        if options.levers:
+            describe_levers(plan, levers)
     refuse_what_does_not_fit(recipe, precision, plan)

@@ -31,6 +31,7 @@ def describe_plan(
     if site.n_devices > 1:
         tokens = plan.tokens_per_step // site.n_devices
         say(f"each has the whole model and {tokens:,} of a step's {plan.tokens_per_step:,} tokens; the table is of one")
+    out.print(_formats_table(precision))
     out.print(reconcile_table(plan.table()))
     alive = ", ".join(
         f"{category} {format_bytes(size)}"
@@ -48,6 +49,13 @@ def describe_plan(
         say("other programs held this machine while it was measured: `napkin calibrate` measures it again")
     if plan.fits:
         say(f"it fits, and takes about {format_seconds(plan.seconds)}")
+
+
+def _formats_table(precision: Precision) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, style="dim")
+    for usage in precision.usage():
+        table.add_row(usage.what, usage.format)
+    return table
 
 
 def describe_rules(recipe: Recipe, plan: Plan) -> None:

@@ -1,5 +1,7 @@
 """The linear layer: x · Wᵀ + b."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -32,10 +34,12 @@ class Linear(nn.Module):
             out_features, in_features, std=in_features**-0.5 if std is None else std, generator=generator
         )
         self.register_parameter("bias", nn.Parameter(torch.zeros(out_features)) if bias else None)
+        self.multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
+        """What multiplies, in the format of its choice."""
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
         """Multiply each vector by the matrix, add the bias."""
-        return F.linear(x, self.weight, self.bias)
+        return self.multiply(x, self.weight, self.bias)
 
 
 class MultipliedLinear(Linear):
@@ -62,4 +66,4 @@ class MultipliedLinear(Linear):
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
         """Multiply each vector by the matrix and the multiplier, add the bias."""
-        return F.linear(x * self.multiplier, self.weight, self.bias)
+        return self.multiply(x * self.multiplier, self.weight, self.bias)

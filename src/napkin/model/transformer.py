@@ -1,5 +1,7 @@
 """The language model: token ids in, a score for every possible next token out."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from einops import rearrange
@@ -14,7 +16,7 @@ from napkin.model.dropout import make_dropout
 from napkin.model.embedding import Embedding
 from napkin.model.experts import MixtureOfExperts, Routing
 from napkin.model.linear import Linear
-from napkin.model.loss import linear_cross_entropy
+from napkin.model.loss import CHUNK_SIZE, linear_cross_entropy
 from napkin.model.scale import make_scale
 
 # Hidden states have a root mean square of 1, so a head of std 0.3/sqrt(d_model) makes logits of std 0.3: the loss
@@ -56,6 +58,10 @@ class Transformer(nn.Module):
         self.dropout = make_dropout(config.dropout)
         self.attend = parts.attention_form()
         self.blocks = nn.ModuleList(parts.block(layer, self.attend, self.positions) for layer in range(config.n_layers))
+        self.run_block: Callable[..., Tensor] = _run_block
+        """What calls a block: a trainer may have blocks computed again instead of keeping what they hold."""
+        self.loss_chunk_size = CHUNK_SIZE
+        """Tokens whose logits exist at one time in `loss`."""
         self.norm = parts.final_norm()
         # µP's other half: logits that grow neither with the width nor, as they learn, faster with it.
         self.output_scale = make_scale(width / config.d_model)
@@ -77,9 +83,11 @@ class Transformer(nn.Module):
         """
         hidden = rearrange(self.hidden(tokens, documents), "b t c -> (b t) c")
         targets = rearrange(targets, "b t -> (b t)")
+        chunk_size = self.loss_chunk_size
         if not self.training:
-            return linear_cross_entropy(hidden, self.head_weight, targets)
-        loss = linear_cross_entropy(hidden, self.head_weight, targets, z_weight=self.config.z_weight)
+            return linear_cross_entropy(hidden, self.head_weight, targets, chunk_size=chunk_size)
+        z_weight = self.config.z_weight
+        loss = linear_cross_entropy(hidden, self.head_weight, targets, chunk_size=chunk_size, z_weight=z_weight)
         mixtures = self._mixtures()
         for mixture in mixtures:
             routing = mixture.take_routing()
@@ -104,7 +112,7 @@ class Transformer(nn.Module):
             pairs=self.attend.prepare(self.positions, length, documents, tokens.device),
         )
         for block in self.blocks:
-            x = block(x, shared)
+            x = self.run_block(block, x, shared)
         return self.output_scale(self.norm(x))
 
     def routings(self) -> list[Routing]:
@@ -118,3 +126,7 @@ class Transformer(nn.Module):
 
     def _mixtures(self) -> list[MixtureOfExperts]:
         return [layer for layer in self.modules() if isinstance(layer, MixtureOfExperts)]
+
+
+def _run_block(block: nn.Module, x: Tensor, shared: Shared) -> Tensor:
+    return block(x, shared)

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
+from napkin.optim.host_state import fetch, host_copy, put_back
 from napkin.optim.parameter_groups import decay_groups
+from napkin.optim.rounding import StochasticRounding
 
 Group = dict[str, Any]
 
@@ -80,6 +82,10 @@ class Optimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             refuse_impossible(group)
         self.form = "fused" if fused else "foreach" if foreach else "readable"
+        self.rounding: StochasticRounding | None = None
+        """How parameters narrower than fp32 take their update; None rounds to the nearest."""
+        self.state_on_host = False
+        """Whether state that is born from now on lives in the host's memory, page-locked, and visits the GPU."""
 
     @classmethod
     def for_model(cls, model: nn.Module, *, weight_decay: float, products: torch.dtype, **settings: Any) -> "Optimizer":
@@ -113,8 +119,13 @@ class Optimizer(torch.optim.Optimizer):
         wide = [p.to(wide_dtype(p)) for p in parameters] if narrow else parameters
         gradients = [p.grad.to(w.dtype) for p, w in zip(parameters, wide, strict=True) if p.grad is not None]
         states = [list(self.state_in(group, p).values()) for p in parameters]
-        forms.pick(self.form)(wide, gradients, *map(list, zip(*states, strict=True)), group)
-        if narrow:
+        at_work = fetch(states, parameters[0].device) if self.state_on_host else states
+        forms.pick(self.form)(wide, gradients, *map(list, zip(*at_work, strict=True)), group)
+        if self.state_on_host:
+            put_back(states, at_work)
+        if narrow and self.rounding is not None:
+            self.rounding(parameters, wide)
+        elif narrow:
             torch._foreach_copy_(parameters, wide)  # pyright: ignore[reportPrivateImportUsage]
 
     def new_state(self, parameter: Tensor, group: Group) -> dict[str, Tensor]:
@@ -125,7 +136,7 @@ class Optimizer(torch.optim.Optimizer):
         """A parameter's state, made where there is none yet."""
         state = self.state[parameter]
         if not state:
-            state |= self.new_state(parameter, group)
+            state |= self._at_home(self.new_state(parameter, group))
         return state
 
     def all_state(self) -> dict[Tensor, dict[str, Tensor]]:
@@ -139,7 +150,11 @@ class Optimizer(torch.optim.Optimizer):
         parameters = [p for group in self.param_groups for p in group["params"]]
         for index, saved in state_dict["state"].items():
             p = parameters[index]
-            self.state[p] = {name: tensor.to(p.device, wide_dtype(p), copy=True) for name, tensor in saved.items()}
+            state = {name: tensor.to(p.device, wide_dtype(p), copy=True) for name, tensor in saved.items()}
+            self.state[p] = self._at_home(state)
+
+    def _at_home(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: host_copy(tensor) for name, tensor in state.items()} if self.state_on_host else state
 
 
 def buckets(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:

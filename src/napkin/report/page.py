@@ -222,7 +222,7 @@ def _machine(plan: Plan | None) -> dict[str, Any] | None:
         ("planned", plan.created.strftime("%Y-%m-%d %H:%M %Z").rstrip()),
         ("napkin", plan.napkin),
     ]
-    return {"peak": peak, "facts": [*facts, *plan.versions.items()]}
+    return {"peak": peak, "facts": [*plan.formats.items(), *facts, *plan.versions.items()]}
 
 
 def _part(share: float) -> str:

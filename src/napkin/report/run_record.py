@@ -50,6 +50,8 @@ class Plan:
     versions: dict[str, str] = field(default_factory=dict)
     dollars: NonNegative | None = None
     """Of all steps; None where nobody knows a price."""
+    formats: dict[str, str] = field(default_factory=dict)
+    """Number formats, by what is in them."""
 
 
 class LoggedStep(msgspec.Struct, frozen=True):

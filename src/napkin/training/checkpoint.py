@@ -217,7 +217,9 @@ def load_model(checkpoint: Checkpoint, model: Transformer) -> None:
     fit; CorruptFile where they do not. `model` is untouched then.
     """
     _refuse_other_model(checkpoint, model)
-    _copy_into(_model_tensors(model), checkpoint.path / "model.safetensors")
+    pure = checkpoint.state.recipe.get("training", {}).get("precision") == "bf16-pure"
+    stored_as = torch.bfloat16 if pure else torch.float32
+    _copy_into(_model_tensors(model), checkpoint.path / "model.safetensors", stored_as=stored_as)
 
 
 def load_averaged_model(checkpoint: Checkpoint, model: Transformer) -> None:
@@ -230,7 +232,8 @@ def load_averaged_model(checkpoint: Checkpoint, model: Transformer) -> None:
         return
     _refuse_other_model(checkpoint, model)
     path = checkpoint.path / "optimizer.safetensors"
-    _copy_into({f"average.{name}": tensor for name, tensor in _model_tensors(model).items()}, path, among_others=True)
+    targets = {f"average.{name}": tensor for name, tensor in _model_tensors(model).items()}
+    _copy_into(targets, path, stored_as=torch.float32, among_others=True)
 
 
 def load_learner(checkpoint: Checkpoint, learner: Learner) -> None:
@@ -243,15 +246,12 @@ def load_learner(checkpoint: Checkpoint, learner: Learner) -> None:
     updates = checkpoint.state.step - checkpoint.state.history.skipped
     # Into tensors that torch itself has made: those of a mapped file are aligned otherwise, and vector code then sums
     # in another order.
+    tensors = _optimizer_tensors(learner)
     has_average = keeps_average(checkpoint)
-    targets = _optimizer_tensors(learner, average=has_average)
-    _copy_into(targets, checkpoint.path / "optimizer.safetensors", among_others=has_average and not learner.average)
-    if learner.average is not None:
-        learner.average.step = updates if has_average else 0
-        if not has_average:
-            learner.average.begin()
-    for group in learner.optimizer.param_groups:
-        group["step"] = updates
+    wanted = tensors if has_average else _optimizer_tensors(learner, average=False)
+    _copy_into(wanted, checkpoint.path / "optimizer.safetensors", among_others=has_average and not learner.average)
+    extra = {name: tensors[name] for name in learner.extra_state()}
+    learner.go_on_from(updates, extra, with_average=has_average)
 
 
 def keeps_average(checkpoint: Checkpoint) -> bool:
@@ -282,14 +282,19 @@ def _refuse_other_model(checkpoint: Checkpoint, model: Transformer) -> None:
         )
 
 
-def _copy_into(targets: dict[str, Tensor], path: Path, *, among_others: bool = False) -> None:
-    """Copy all tensors of a file, or those that are wanted `among_others`."""
+def _copy_into(
+    targets: dict[str, Tensor], path: Path, *, stored_as: torch.dtype | None = None, among_others: bool = False
+) -> None:
+    """Copy all tensors of a file, or those that are wanted `among_others`.
+
+    Raises CorruptFile for other names, shapes or formats; with `stored_as`, for others than this format.
+    """
     try:
         stored = load_file(path)
     except (OSError, SafetensorError) as error:
         raise _damaged(path, f"cannot be read as safetensors ({error})") from None
     for name in sorted(targets.keys() if among_others else targets.keys() | stored.keys()):
-        found, wanted = _describe(stored.get(name)), _describe(targets.get(name))
+        found, wanted = _describe(stored.get(name)), _describe(targets.get(name), stored_as)
         if found != wanted:
             raise _damaged(path, f"does not fit its recipe: tensor '{name}' is {found}, the model's is {wanted}")
     with torch.no_grad():
@@ -297,8 +302,10 @@ def _copy_into(targets: dict[str, Tensor], path: Path, *, among_others: bool = F
             target.copy_(stored[name])
 
 
-def _describe(tensor: Tensor | None) -> str:
-    return "missing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+def _describe(tensor: Tensor | None, dtype: torch.dtype | None = None) -> str:
+    if tensor is None:
+        return "missing"
+    return f"{str(dtype or tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def _model_tensors(model: Transformer) -> dict[str, Tensor]:
@@ -319,7 +326,7 @@ def _optimizer_tensors(learner: Learner, *, average: bool = True) -> dict[str, T
     if average and learner.average is not None:
         names = (name for name, _ in learner.model.named_parameters())
         tensors |= {f"average.{name}": tensor for name, tensor in zip(names, learner.average.averages, strict=True)}
-    return tensors
+    return tensors | learner.extra_state()
 
 
 def _refuse_non_finite(taken: Snapshot, folder: Path) -> None:

@@ -1,17 +1,19 @@
 """Plan a recipe for accelerators that are not at hand: its step is counted, and priced by the catalogue."""
 
 import dataclasses
+from typing import Literal
 
 from napkin.accounting.cuda_target import CudaTarget, Target
 from napkin.accounting.plan import Plan, Site
 from napkin.accounting.price import price
-from napkin.accounting.rules import all_reduce_seconds_rule, bytes_a_parameter
+from napkin.accounting.rules import all_reduce_seconds_rule
 from napkin.errors import NapkinError
 from napkin.hardware.catalogue import Device
 from napkin.hardware.ceilings import CatalogueCeilings
 from napkin.training.fitting import refuse_far_too_much
+from napkin.training.formats import PrecisionName
 from napkin.training.precision import Precision
-from napkin.training.preparation import rule_parameters
+from napkin.training.preparation import rule_bytes_a_parameter, rule_parameters, with_micro_batch
 from napkin.training.recipe import Recipe
 from napkin.training.runs import vocab_size_of
 from napkin.training.step import count_step
@@ -32,6 +34,7 @@ def plan_elsewhere(recipe: Recipe, device: Device, n_devices: int) -> tuple[Reci
     recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, vocab_size=vocab_size_of(recipe)))
     share, precision = _one_share(recipe, device, n_devices)
     target = target_of(device)
+    share = with_micro_batch(share, precision, device.usable_bytes, target=target)
     refuse_far_too_much(share, precision, device.name, device.usable_bytes, target=target)
     ledger = count_step(share, precision, target=target)
     priced = price(ledger, CatalogueCeilings(device), factor=CATALOGUE_FACTOR)
@@ -52,7 +55,7 @@ def plan_elsewhere(recipe: Recipe, device: Device, n_devices: int) -> tuple[Reci
         price=priced,
         site=site,
         rule_parameters=rule_parameters(recipe),
-        rule_bytes_a_parameter=bytes_a_parameter(recipe.optimizer.name),
+        rule_bytes_a_parameter=rule_bytes_a_parameter(recipe, precision),
         steps=recipe.training.steps,
         tokens_per_step=recipe.tokens_per_step,
         exchange_seconds=max(0.0, _exchange_seconds(ledger.parameters, device, n_devices) - backward),
@@ -83,9 +86,19 @@ def _one_share(recipe: Recipe, device: Device, n_devices: int) -> tuple[Recipe, 
             f"each of {n_devices} devices gets {batch_size} sequences, which do not divide into micro-batches of "
             f"{size}: choose a --training.micro-batch-size that divides them"
         )
-    products = device.choose_format(training.precision)
-    training = dataclasses.replace(training, batch_size=batch_size, micro_batch_size=size, precision=products)
-    return dataclasses.replace(recipe, training=training), Precision(products, "cuda")
+    precision = _precision_on(device, training.precision)
+    micro_batch_size = training.micro_batch_size if training.micro_batch_size == "auto" else size
+    training = dataclasses.replace(
+        training, batch_size=batch_size, micro_batch_size=micro_batch_size, precision=precision.name
+    )
+    return dataclasses.replace(recipe, training=training), precision
+
+
+def _precision_on(device: Device, wanted: Literal["auto"] | PrecisionName) -> Precision:
+    name = device.choose_format("auto") if wanted == "auto" else wanted
+    precision = Precision(name, "cuda", native_fp8=name == "fp8" and "fp8" in device.peaks)
+    device.peak(precision.products)
+    return precision
 
 
 def _exchange_seconds(parameters: int, device: Device, n_devices: int) -> float:

@@ -33,6 +33,32 @@ def refuse_what_does_not_fit(recipe: Recipe, precision: Precision, plan: Plan) -
         raise NapkinError("; ".join([str(refused), *_other_ways(plan)])) from None
 
 
+def largest_micro_batch(
+    recipe: Recipe, precision: Precision, memory_bytes: int, *, target: Target | None = None
+) -> int:
+    """The largest micro-batch that divides the batch and whose step fits, by count; 1 where none does.
+
+    5% of the memory is left to what comes between the count and the run.
+    """
+    budget = int(0.95 * memory_bytes)
+    sizes = _divisors(recipe.training.batch_size)
+    peak_of = _peak_by_size(recipe, precision, target, accumulated=True)
+    # The line runs a few percent off the count at most: it tells which sizes are worth counting.
+    likely = bisect.bisect_right(sizes, 1.1 * budget, key=peak_of)
+    for size in reversed(sizes[:likely]):
+        tokens = size * recipe.model.context_length
+        training = dataclasses.replace(recipe.training, micro_batch_size=size)
+        exact = tokens <= _MANY_TOKENS
+        peak = (
+            count_step(dataclasses.replace(recipe, training=training), precision, target=target).peak_bytes
+            if exact
+            else peak_of(size)
+        )
+        if peak <= budget:
+            return size
+    return sizes[0]
+
+
 def refuse_far_too_much(
     recipe: Recipe, precision: Precision, device_name: str, memory_bytes: int, *, target: Target | None = None
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from napkin.accounting.cuda_target import Target
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.plan import Plan, Site
 from napkin.accounting.price import Price, price, roofline_seconds
@@ -24,7 +25,7 @@ from napkin.hardware.catalogue import Device, find_device
 from napkin.hardware.host import Host, detect_host
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.storage import load_tokenizer
-from napkin.training.fitting import refuse_far_too_much
+from napkin.training.fitting import largest_micro_batch, refuse_far_too_much
 from napkin.training.precision import Precision, choose_device, choose_precision
 from napkin.training.recipe import Recipe
 from napkin.training.slice import time_slice
@@ -91,12 +92,28 @@ def resolve(recipe: Recipe, vocab_size: int, host: Host) -> tuple[Recipe, Precis
     training = dataclasses.replace(
         recipe.training,
         device=device_type,
-        precision=precision.products,
+        precision=precision.name,
         threads=recipe.training.threads or host.cores,
     )
     model = dataclasses.replace(recipe.model, vocab_size=vocab_size)
     optimizer = dataclasses.replace(recipe.optimizer.resolved, warmup_steps=recipe.warmup_steps)
-    return dataclasses.replace(recipe, model=model, optimizer=optimizer, training=training), precision
+    recipe = dataclasses.replace(recipe, model=model, optimizer=optimizer, training=training)
+    return with_micro_batch(recipe, precision, free_bytes(precision, host)), precision
+
+
+def with_micro_batch(
+    recipe: Recipe, precision: Precision, memory_bytes: int, *, target: Target | None = None
+) -> Recipe:
+    """The recipe with the micro-batch that "auto" stands for in so much memory; others are left as they are."""
+    if recipe.training.offload_optimizer and precision.device_type == "cpu":
+        raise NapkinError(
+            "training.offload_optimizer is True, but the run is on a CPU, where the optimizer's state is in the host's "
+            "memory anyway: leave it out"
+        )
+    if recipe.training.micro_batch_size != "auto":
+        return recipe
+    size = largest_micro_batch(recipe, precision, memory_bytes, target=target)
+    return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, micro_batch_size=size))
 
 
 def make_plan(recipe: Recipe, precision: Precision, host: Host, progress: Progress = lambda doing: None) -> Plan:
@@ -129,7 +146,7 @@ def make_plan(recipe: Recipe, precision: Precision, host: Host, progress: Progre
             disturbed=calibration.disturbed,
         ),
         rule_parameters=rule_parameters(recipe),
-        rule_bytes_a_parameter=bytes_a_parameter(recipe.optimizer.name),
+        rule_bytes_a_parameter=rule_bytes_a_parameter(recipe, precision),
         steps=recipe.training.steps,
         tokens_per_step=recipe.tokens_per_step,
     )
@@ -174,6 +191,12 @@ def rule_parameters(recipe: Recipe) -> int:
     return parameters_rule(
         vocab_size=model.vocab_size, d_model=model.d_model, n_layers=model.n_layers, tied=model.tie_embeddings
     )
+
+
+def rule_bytes_a_parameter(recipe: Recipe, precision: Precision) -> int:
+    """Bytes a parameter for weight, gradient and optimizer state by the closed form."""
+    narrower = 2 * (4 - precision.weights_dtype.itemsize)
+    return bytes_a_parameter(recipe.optimizer.name) - narrower
 
 
 def _in_catalogue(name: str) -> Device | None:

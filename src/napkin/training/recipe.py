@@ -161,12 +161,29 @@ class TrainingConfig:
     batch_size: int = 16
     """Sequences an update learns from."""
 
-    micro_batch_size: int | None = None
-    """Sequences computed at a time, gradients added up; None is batch_size. Less memory, the same update."""
+    micro_batch_size: int | Literal["auto"] | None = None
+    """Sequences computed at a time, gradients added up; None is batch_size. Less memory, the same update. auto is the
+    most that fit into the free memory, by count."""
 
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Format of matrix products: bf16 is autocast over fp32 weights; auto is bf16 where the hardware multiplies it
-    natively, fp32 elsewhere."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activation checkpointing: what a block computes again in the backward pass instead of keeping it. selective is
+    all but products with weights and fused attention; full is all."""
+
+    recompute_every: int = 1
+    """Recompute in every so many-th block; the others keep all."""
+
+    loss_chunk_size: int = 512
+    """Tokens whose logits exist at one time; with a whole micro-batch of them, all do."""
+
+    offload_optimizer: bool = False
+    """Whether the optimizer's state lives in the host's memory, page-locked, and visits the GPU bucket by bucket. On a
+    CPU there is nowhere to go."""
+
+    precision: Literal["auto", "fp32", "bf16", "fp16", "bf16-pure", "fp8"] = "auto"
+    """Formats of numbers: bf16 and fp16 are autocast over fp32 weights, fp16 with a loss scale and on a GPU alone;
+    bf16-pure has weights and gradients in bf16 and rounds updates stochastically; fp8 is bf16 with the blocks' linear
+    layers in fp8, emulated where the hardware has none. auto is bf16 where the hardware multiplies it natively, fp32
+    elsewhere."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto is the GPU if there is one."""
@@ -182,6 +199,9 @@ class TrainingConfig:
 
     dropout_seed: int = 0
     """Seed of what dropout drops, where the model has any."""
+
+    rounding_seed: int = 0
+    """Seed of stochastic rounding, where the precision has any."""
 
     log_every: int = 1
     """Steps between two lines of metrics.jsonl."""
@@ -223,8 +243,8 @@ class TrainingConfig:
 
     @property
     def resolved_micro_batch_size(self) -> int:
-        """micro_batch_size, its default filled in."""
-        return self.batch_size if self.micro_batch_size is None else self.micro_batch_size
+        """micro_batch_size, its default filled in; "auto" is all of them until it is known what fits."""
+        return self.micro_batch_size if isinstance(self.micro_batch_size, int) else self.batch_size
 
 
 @dataclass(frozen=True)
@@ -385,11 +405,14 @@ _SCHEDULE_OPTIONS = {"decay_steps", "final_fraction"}
 _TRAINING_RANGES: dict[str, tuple[float, float]] = {
     "steps": (1, _MOST),
     "batch_size": (1, _MOST_TOKENS_PER_STEP),
-    "micro_batch_size": (1, _MOST_TOKENS_PER_STEP),
+    "resolved_micro_batch_size": (1, _MOST_TOKENS_PER_STEP),
+    "recompute_every": (1, 4096),
+    "loss_chunk_size": (1, _MOST_TOKENS_PER_STEP),
     "threads": (1, 1024),
     "init_seed": (0, _LARGEST_SEED),
     "data_seed": (0, _LARGEST_SEED),
     "dropout_seed": (0, _LARGEST_SEED),
+    "rounding_seed": (0, _LARGEST_SEED),
     "log_every": (1, _MOST),
     "checkpoint_every": (1, _MOST),
     "keep_checkpoints": (1, _MOST),
@@ -408,4 +431,5 @@ def _refuse_outside(table: str, values: Any, ranges: dict[str, tuple[float, floa
         value = getattr(values, name)
         # A negated comparison catches NaN too.
         if value is not None and not least <= value <= most:
+            name = name.removeprefix("resolved_")
             raise NapkinError(f"{table}.{name} is {value}: use {least} to {most}")

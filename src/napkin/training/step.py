@@ -6,20 +6,24 @@ from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin.accounting.count import count
 from napkin.accounting.cuda_target import Target
 from napkin.accounting.ledger import Ledger
+from napkin.model.fp8 import multiply_in_fp8
 from napkin.model.transformer import Transformer
 from napkin.optim.averaging import WeightAverage
 from napkin.optim.base import Optimizer
 from napkin.optim.clipping import clip_gradients
+from napkin.optim.loss_scale import LossScale
 from napkin.optim.names import build_optimizer
+from napkin.optim.rounding import StochasticRounding
 from napkin.training.expert_tally import ExpertTally
 from napkin.training.precision import Precision
 from napkin.training.recipe import Recipe
+from napkin.training.recomputation import recompute_blocks
 
 Watch = Callable[[str], AbstractContextManager]
 
@@ -39,6 +43,8 @@ class Learner:
     """Of the weights, updated by each of the optimizer's steps, where the recipe asks for one."""
     tally: ExpertTally = field(default_factory=ExpertTally)
     """What the routers of the last step did, where the model has experts."""
+    loss_scale: LossScale | None = None
+    """With fp16."""
 
     def step(
         self,
@@ -53,8 +59,9 @@ class Learner:
         """Train on one batch; `number` counts steps from 0 and sets the learning rate; `documents` keep apart what is
         packed into a sequence.
 
-        Returns the loss in nats a token and the gradient's norm before clipping, on the model's device. Where both are
-        not fit for an update, by `is_fit`, none is made.
+        Returns the loss in nats a token and the gradient's norm before clipping, on the model's device; a norm of 0
+        where fp16 overflowed and the update was left out. Where both are not fit for an update, by `is_fit`, none is
+        made.
         """
         size = self.recipe.training.resolved_micro_batch_size
         share = size / len(inputs)
@@ -70,16 +77,40 @@ class Learner:
                 if self.recipe.model.n_experts:
                     self.tally.add(self.model.routings())
             with watch("backward"):
-                micro_loss.backward()
+                (micro_loss if self.loss_scale is None else micro_loss * self.loss_scale.scale).backward()
             loss += micro_loss.detach()
         with watch("optimizer"):
+            if self.loss_scale is not None:
+                self.loss_scale.unscale(self.model.parameters())
             norm = clip_gradients(self.model.parameters(), self.recipe.optimizer.clip_norm)
-            if is_fit(loss, norm):
+            # Where fp16 overflows it is only the scale that was too large.
+            overflowed = self.loss_scale is not None and not self.loss_scale.accepts(norm)
+            if overflowed:
+                norm = torch.zeros_like(norm)
+            if is_fit(loss, norm) and not overflowed:
                 for group in self.optimizer.param_groups:
                     group["lr"] = self.learning_rate(number)
+                if self.optimizer.rounding is not None:
+                    self.optimizer.rounding.begin(number)
                 self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
         return loss, norm
+
+    def extra_state(self) -> dict[str, Tensor]:
+        """What a checkpoint holds besides weights and optimizer state."""
+        return {} if self.loss_scale is None else {"loss_scale": self.loss_scale.to_tensor()}
+
+    def go_on_from(self, updates: int, extra_state: dict[str, Tensor], *, with_average: bool = True) -> None:
+        """Take over how many updates were done, and what `extra_state` gave; without one, begin an average anew."""
+        if self.loss_scale is not None:
+            self.loss_scale.from_tensor(extra_state["loss_scale"])
+            updates = self.loss_scale.updates
+        for group in self.optimizer.param_groups:
+            group["step"] = updates
+        if self.average is not None:
+            self.average.step = updates
+            if not with_average:
+                self.average.begin()
 
     def learning_rate(self, number: int) -> float:
         """Learning rate of step `number`, counted from 0."""
@@ -90,17 +121,35 @@ def build_learner(recipe: Recipe, precision: Precision) -> Learner:
     """A new model and its optimizer, weights drawn from `training.init_seed`."""
     # Drawn on the CPU whatever the device, so that a seed means the same weights everywhere.
     model = Transformer(recipe.model, seed=recipe.training.init_seed)
+    if precision.weights_dtype != torch.float32:
+        _cast(model, precision.weights_dtype)
     if precision.device_type != "cpu":
         model = model.to(precision.device_type)
+    if precision.name == "fp8":
+        multiply_in_fp8(model.blocks, native=precision.native_fp8)
+    model.loss_chunk_size = recipe.training.loss_chunk_size
+    recompute_blocks(model, recipe.training.recompute, every=recipe.training.recompute_every)
     chosen = recipe.optimizer
-    products = torch.bfloat16 if precision.products == "bf16" else torch.float32
+    # fp16 has too little range for sums of squares.
+    products = torch.float32 if precision.products == "fp16" else precision.products_dtype
     optimizer = build_optimizer(chosen.name, model, products=products, fused=chosen.fused, **chosen.options)
     average = WeightAverage(model.parameters(), chosen.average_decay) if chosen.average_decay else None
     if average is not None:
         optimizer.register_step_post_hook(lambda *_: average.update())
         # The accountant looks for what an update keeps where torch's optimizers keep it.
         optimizer.state["average"] = {"averages": average.averages}  # pyright: ignore[reportArgumentType]
-    return Learner(model, optimizer, recipe, precision, average)
+    optimizer.state_on_host = recipe.training.offload_optimizer
+    if precision.name == "bf16-pure":
+        optimizer.rounding = StochasticRounding(recipe.training.rounding_seed)
+    loss_scale = LossScale() if precision.name == "fp16" else None
+    return Learner(model, optimizer, recipe, precision, average=average, loss_scale=loss_scale)
+
+
+def _cast(model: Transformer, dtype: torch.dtype) -> None:
+    """Parameters alone: tables of angles stay wide. A module's own cast does not work on fake tensors."""
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(parameter.detach().to(dtype)))
 
 
 def count_step(recipe: Recipe, precision: Precision, *, target: Target | None = None) -> Ledger:
@@ -112,7 +161,7 @@ def count_step(recipe: Recipe, precision: Precision, *, target: Target | None = 
     traced = min(recipe.training.batch_size // size, TRACED_MICRO_BATCHES)
     with FakeTensorMode():
         # Fake tensors live on the CPU whatever the target: fake CUDA tensors abort a CPU build.
-        learner = build_learner(recipe, Precision(precision.products, "cpu"))
+        learner = build_learner(recipe, precision.on("cpu"))
         tokens = torch.zeros(recipe.training.batch_size, recipe.model.context_length, dtype=torch.int64)
         others = [tokens.clone() for _ in range(2 if recipe.data.separate_documents else 1)]
         # Views, so that the whole batch takes its bytes.
