@@ -19,6 +19,7 @@ from napkin.accounting.witnesses import WitnessRow
 from napkin.errors import NapkinError
 from napkin.training.checkpoint import Checkpoint, prune_checkpoints, save_checkpoint
 from napkin.training.evaluation import EVALUATION_BATCH_SIZE, mean_loss
+from napkin.training.freed_memory import keep_freed_memory
 from napkin.training.interruption import catch_interruption
 from napkin.training.preparation import Preparation
 from napkin.training.restoring import restore_newest
@@ -113,6 +114,7 @@ class _Loop:
         recipe = self.preparation.recipe
         assert recipe.training.threads is not None
         torch.set_num_threads(recipe.training.threads)
+        keep_freed_memory()
         self.device_type = self.preparation.precision.device_type
         self.learner = build_learner(recipe, self.preparation.precision)
         self.batches = self.preparation.batches

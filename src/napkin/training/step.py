@@ -113,7 +113,7 @@ def build_learner(recipe: Recipe, precision: Precision) -> Learner:
     chosen = recipe.optimizer
     # fp16 has too little range for sums of squares.
     products = torch.float32 if precision.products == "fp16" else precision.products_dtype
-    optimizer = build_optimizer(chosen.name, model, products=products, fused=chosen.fused, **chosen.options)
+    optimizer = build_optimizer(chosen.name, model, products=products, fused=bool(chosen.fused), **chosen.options)
     optimizer.state_on_host = recipe.training.offload_optimizer
     if precision.name == "bf16-pure":
         optimizer.rounding = StochasticRounding(recipe.training.rounding_seed)
