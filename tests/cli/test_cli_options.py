@@ -54,7 +54,9 @@ OTHER: dict[str, Any] = {
     "optimizer.beta2": 0.5,
     "optimizer.eps": 0.5,
     "optimizer.weight_decay": 0.5,
+    "optimizer.fused": True,
     "training.micro_batch_size": 4,
+    "training.recompute": "full",
     "training.precision": "fp32",
     "training.device": "cpu",
     "training.threads": 3,
@@ -84,7 +86,8 @@ def value_of(recipe: Recipe, name: str) -> Any:
 
 def option(name: str, value: Any) -> list[str]:
     table, _, field = name.replace("_", "-").partition(".")
-    if isinstance(value, bool):
+    # A switch that may be left open takes a word.
+    if isinstance(value, bool) and value_of(Recipe(), name) is not None:
         return [f"--{table}.{field}" if value else f"--{table}.no-{field}"]
     return [f"--{table}.{field}", *(value if isinstance(value, tuple) else [str(value)])]
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from napkin.model.plain_attention import plain_attention
 from napkin.model.position import NoPositions
 from napkin.model.visibility import Causal, additive_mask
 
@@ -28,12 +29,12 @@ class PlainAttention:
     """
 
     def __init__(
-        self, n_heads: int, *, scale: float, sees: Causal, cap: Callable[[Tensor], Tensor] = lambda scores: scores
+        self, n_heads: int, *, scale: float, sees: Causal, cap: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         self.n_heads = n_heads
         self.scale = scale
         self.sees = sees
-        self.cap = cap
+        self.cap = cap or _as_it_is
 
     def prepare(self, positions: NoPositions, length: int, documents: Documents, device: torch.device) -> Any:
         """The mask."""
@@ -41,6 +42,8 @@ class PlainAttention:
 
     def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
         """Mix the values by their weights; the group of queries that share a key is one matrix."""
+        if self.cap is _as_it_is:
+            return plain_attention(queries, keys, values, prepared, self.scale)
         batch, n_kv_heads, length, head_dim = keys.shape
         grouped = (queries * self.scale).reshape(batch, n_kv_heads, -1, head_dim)
         scores = self.cap(grouped @ keys.transpose(-2, -1)).view(batch, self.n_heads, length, length)
@@ -150,6 +153,11 @@ class SoftCap:
     def __call__(self, scores: Tensor) -> Tensor:
         """Cap."""
         return self.cap * torch.tanh(scores / self.cap)
+
+
+@no_type_check
+def _as_it_is(scores: Tensor) -> Tensor:
+    return scores
 
 
 @functools.cache

@@ -72,7 +72,7 @@ class Composition:
             "sdpa": MaskedFusedAttention if needs_mask else FusedAttention,
             "flex": FlexAttention,
         }
-        return forms[config.attention](config.n_heads, scale=scale, sees=sees, **caps)
+        return forms[config.resolved_attention](config.n_heads, scale=scale, sees=sees, **caps)
 
     def block(
         self, layer: int, attend: PlainAttention | FusedAttention, positions: NoPositions

@@ -8,7 +8,7 @@ from napkin.model.config_checks import refuse_impossible, round_up
 Positions = Literal["rope", "learned", "sinusoidal", "alibi", "none"]
 RopePairing = Literal["halves", "interleaved"]
 RopeScaling = Literal["none", "linear", "ntk", "yarn", "llama3"]
-AttentionForm = Literal["sdpa", "plain", "flex"]
+AttentionForm = Literal["auto", "sdpa", "plain", "flex"]
 QKNorm = Literal["none", "head", "all_heads"]
 FeedForwardKind = Literal[
     "swiglu", "geglu", "geglu_tanh", "reglu", "glu", "silu", "gelu", "gelu_tanh", "relu", "relu_squared"
@@ -88,10 +88,10 @@ class ModelConfig:
     rope_original_context: int | None = None
     """Context that a scaled rope was trained on, for yarn and llama3; None is context_length / rope_factor."""
 
-    attention: AttentionForm = "sdpa"
+    attention: AttentionForm = "auto"
     """What computes attention, the same numbers each: torch's fused sdpa; plain, matrix products and a softmax, which
     holds all scores and is fastest in bf16 up to a few hundred tokens on a CPU; flex, compiled for a GPU (a CPU has no
-    backward pass of it, there the plain form stands in)."""
+    backward pass of it, there the plain form stands in). auto is sdpa, or what a run finds faster for its shape."""
 
     attention_window: int | None = None
     """Most tokens a token sees, itself included (Beltagy et al. 2020); None is all before it."""
@@ -186,6 +186,13 @@ class ModelConfig:
     def resolved_n_kv_heads(self) -> int:
         """n_kv_heads, its default filled in."""
         return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+
+    @property
+    def resolved_attention(self) -> Literal["sdpa", "plain", "flex"]:
+        """attention, where nobody has chosen for a device: sdpa, if it can."""
+        if self.attention == "auto":
+            return "sdpa" if self.attention_softcap is None else "plain"
+        return self.attention
 
     @property
     def gated(self) -> bool:

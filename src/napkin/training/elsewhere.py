@@ -12,6 +12,7 @@ from napkin.hardware.catalogue import Device
 from napkin.hardware.ceilings import CatalogueCeilings
 from napkin.training.fitting import refuse_far_too_much
 from napkin.training.formats import PrecisionName
+from napkin.training.forms import choose_forms
 from napkin.training.precision import Precision
 from napkin.training.preparation import rule_bytes_a_parameter, rule_parameters, with_micro_batch
 from napkin.training.recipe import Recipe
@@ -33,6 +34,7 @@ def plan_elsewhere(recipe: Recipe, device: Device, n_devices: int) -> tuple[Reci
     """
     recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, vocab_size=vocab_size_of(recipe)))
     share, precision = _one_share(recipe, device, n_devices)
+    share = choose_forms(share, precision)
     target = target_of(device)
     share = with_micro_batch(share, precision, device.usable_bytes, target=target)
     refuse_far_too_much(share, precision, device.name, device.usable_bytes, target=target)

@@ -126,7 +126,7 @@ def _peak_by_size(
     """
     batch_size, context_length = recipe.training.batch_size, recipe.model.context_length
     # Activations grow with the tokens, however they are cut into sequences, where attention keeps no scores.
-    keeps_scores = recipe.model.attention == "plain"
+    keeps_scores = recipe.model.resolved_attention == "plain"
     probe_length = context_length if keeps_scores else min(context_length, _PROBE_TOKENS)
     probe_size = -(-_PROBE_TOKENS // probe_length)
 

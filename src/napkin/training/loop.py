@@ -26,6 +26,7 @@ from napkin.training.checkpoint import Checkpoint, Snapshot, snapshot
 from napkin.training.checkpoint_room import disk_warning, refuse_full_disk, writes_in_background
 from napkin.training.checkpoint_writer import CheckpointWriter
 from napkin.training.evaluation import EVALUATION_BATCH_SIZE, mean_loss
+from napkin.training.freed_memory import keep_freed_memory
 from napkin.training.history import History
 from napkin.training.interruption import Interrupted, Interruption, catch_interruption
 from napkin.training.lost_pages import leaving_on_lost_pages
@@ -136,6 +137,7 @@ class _Loop:
         recipe = self.preparation.recipe
         assert recipe.training.threads is not None
         torch.set_num_threads(recipe.training.threads)
+        keep_freed_memory()
         self.device_type = self.preparation.precision.device_type
         self.learner = build_learner(recipe, self.preparation.precision)
         self.feed = open_feed(self.preparation.batches, self.device_type, recipe.data.prefetch)

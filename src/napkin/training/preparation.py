@@ -26,6 +26,8 @@ from napkin.hardware.host import Host, detect_host
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.storage import load_tokenizer
 from napkin.training.fitting import largest_micro_batch, refuse_far_too_much
+from napkin.training.forms import choose_forms
+from napkin.training.freed_memory import keep_freed_memory
 from napkin.training.precision import Precision, choose_device, choose_precision
 from napkin.training.recipe import Recipe
 from napkin.training.slice import time_slice
@@ -98,6 +100,7 @@ def resolve(recipe: Recipe, vocab_size: int, host: Host) -> tuple[Recipe, Precis
     model = dataclasses.replace(recipe.model, vocab_size=vocab_size)
     optimizer = dataclasses.replace(recipe.optimizer.resolved, warmup_steps=recipe.warmup_steps)
     recipe = dataclasses.replace(recipe, model=model, optimizer=optimizer, training=training)
+    recipe = choose_forms(recipe, precision)
     return with_micro_batch(recipe, precision, free_bytes(precision, host)), precision
 
 
@@ -123,6 +126,7 @@ def make_plan(recipe: Recipe, precision: Precision, host: Host, progress: Progre
     """
     assert recipe.training.threads is not None
     torch.set_num_threads(recipe.training.threads)
+    keep_freed_memory()
     progress("counting the step")
     refuse_far_too_much(recipe, precision, device_name(precision, host), free_bytes(precision, host))
     ledger = count_step(recipe, precision)

@@ -132,7 +132,7 @@ def build_learner(recipe: Recipe, precision: Precision) -> Learner:
     chosen = recipe.optimizer
     # fp16 has too little range for sums of squares.
     products = torch.float32 if precision.products == "fp16" else precision.products_dtype
-    optimizer = build_optimizer(chosen.name, model, products=products, fused=chosen.fused, **chosen.options)
+    optimizer = build_optimizer(chosen.name, model, products=products, fused=bool(chosen.fused), **chosen.options)
     average = WeightAverage(model.parameters(), chosen.average_decay) if chosen.average_decay else None
     if average is not None:
         optimizer.register_step_post_hook(lambda *_: average.update())
