@@ -1,4 +1,5 @@
 import re
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -14,7 +15,7 @@ from napkin.report.charts import (
 from napkin.report.run_record import Evaluated, LoggedStep
 
 
-def logged(step: int, **figures: float | None) -> LoggedStep:
+def logged(step: int, **figures: Any) -> LoggedStep:
     return LoggedStep(step=step, tokens=100 * step, seconds=float(step), **figures)
 
 

@@ -134,16 +134,14 @@ def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_made(
 
 
 def test_tensorboard_shows_the_whole_run_once(preparation: Preparation, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     tracked = tracked_by(preparation, "tensorboard")
     run = run_in(tmp_path, tracked)
     train(tracked, run, on_step=stop_after(6))
     # A kill: the steps after the last checkpoint are done again.
     (run.checkpoints / "step-00000006").rename(tmp_path / "away")
     train(tracked, run)
-    events = EventAccumulator(str(run.path / "tensorboard")).Reload()
+    events = accumulator.EventAccumulator(str(run.path / "tensorboard")).Reload()
     lines = list(read_metrics(run.path / "metrics.jsonl"))
     shown = {event.step: event.value for event in events.Scalars("loss")}
     assert list(shown) == [line.step for line in lines]

@@ -2,6 +2,7 @@
 
 import shlex
 
+from napkin.cli.live_report import live_report
 from napkin.cli.planning import describe_plan
 from napkin.cli.terminal import err, out, print_json, progress_line, say
 from napkin.report.page import write_report
@@ -19,14 +20,19 @@ def start(preparation: Preparation, run: RunFolder, *, as_json: bool) -> int:
     if not as_json:
         describe_plan(plan, precision)
         say(describe_checkpoints(preparation.recipe.training, plan, precision.device_type))
+
+    def say_aside(message: str) -> None:
+        err.print(message, soft_wrap=True)
+
     with progress_line(f"training {run.path}") as line:
         steps = preparation.recipe.training.steps
-        outcome = train(
-            preparation,
-            run,
-            on_step=lambda metrics: line(metrics.step, steps, _live(metrics, steps)),
-            on_message=lambda message: err.print(message, soft_wrap=True),
-        )
+        with live_report(run.path, say_aside) as live:
+
+            def on_step(metrics: StepMetrics) -> None:
+                line(metrics.step, steps, _live(metrics, steps))
+                live()
+
+            outcome = train(preparation, run, on_step=on_step, on_message=say_aside)
         line.retitle("writing the report")
         report = write_report(run.path)
     if as_json:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from napkin.accounting.witnesses import Unit
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.report.charts import plain_axes, scale_losses
@@ -22,7 +23,13 @@ if TYPE_CHECKING:
 _SHADES = ("blue", "vermilion", "green", "orange", "purple", "sky", "grey", "yellow")
 MOST_RUNS = len(_SHADES)
 _WIDE, _NARROW = 760, 360
-_UNITS = {"steps": "count", "tokens": "count", "flops": "FLOP", "seconds": "seconds", "dollars": "USD"}
+_UNITS: dict[Axis, Unit] = {
+    "steps": "count",
+    "tokens": "count",
+    "flops": "FLOP",
+    "seconds": "seconds",
+    "dollars": "USD",
+}
 _LABELS = {"steps": "steps", "tokens": "tokens", "flops": "FLOPs", "seconds": "seconds", "dollars": "dollars"}
 
 
@@ -43,7 +50,7 @@ def write_comparison(
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    known = [each for each in AXES if any(len(run.curve(each, loss)[0]) for run in runs)]
+    known: list[Axis] = [each for each in AXES if any(len(run.curve(each, loss)[0]) for run in runs)]
     page = environment.get_template("comparison.html").render(
         colours=COLOURS,
         title=", ".join(run.summary.name for run in runs),

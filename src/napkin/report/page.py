@@ -17,6 +17,7 @@ from napkin.report.charts import (
     stacked_bar,
     throughput_chart,
 )
+from napkin.report.expert_balance import STEPS, expert_balance
 from napkin.report.headline import key_figures, status_of, warnings_of
 from napkin.report.run_record import Plan, RunRecord, read_run_record
 from napkin.report.svg import COLOURS
@@ -67,6 +68,8 @@ def render_report(run: RunRecord, *, training: bool = False) -> str:
         time=_time(run),
         throughput=_throughput(run),
         operators=_operators(run.plan),
+        experts=_experts(run),
+        expert_steps=STEPS,
         samples=_samples(run.samples),
         machine=_machine(run.plan),
     )
@@ -200,6 +203,18 @@ def _operators(plan: Plan | None) -> list[dict[str, Any]]:
     return [
         {"name": _breakable(name), "figure": format_seconds(seconds), "share": _part(seconds / total)}
         for name, seconds in shown
+    ]
+
+
+def _experts(run: RunRecord) -> list[dict[str, str]]:
+    return [
+        {
+            "layer": f"{balance.layer}, of {balance.n_experts} experts",
+            "busiest": format_three_digits(balance.busiest),
+            "idlest": format_three_digits(balance.idlest),
+            "dropped": format_share(balance.dropped),
+        }
+        for balance in expert_balance(run.metrics)
     ]
 
 

@@ -3,6 +3,7 @@
 import io
 import re
 import warnings
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ class WeightsAndBiases:
     """A run at wandb.ai, or wherever WANDB_MODE and WANDB_BASE_URL say; its files are in the run's folder, wandb/."""
 
     def __init__(self, run: TrackedRun) -> None:
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports]
 
         self._run = wandb.init(
             project=run.project,
@@ -90,11 +91,12 @@ class Trackio:
     def __init__(self, run: TrackedRun) -> None:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            import trackio
+            import trackio  # pyright: ignore[reportMissingImports]
 
             # trackio knows a run by its name alone.
             name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', run.folder.name)}-{run.identifier[:6]}"
             own = {"auto_log_cpu": False, "auto_log_gpu": False, "embed": False}
+            self._finish = trackio.finish
             self._run = trackio.init(run.project, name=name, config=run.recipe, resume="allow", **own)
 
     def log(self, step: int, figures: dict[str, float]) -> None:
@@ -105,7 +107,11 @@ class Trackio:
         """Write what is not written yet."""
         # What it prints has no place among a command's results.
         with redirect_stdout(io.StringIO()):
-            self._run.finish()
+            self._finish()
 
 
-TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "trackio": Trackio}
+TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "trackio": Trackio,
+}
