@@ -30,7 +30,8 @@ def describe_plan(
         say(f"plan for {site.name}: {peak} each, by the datasheet; {format_bytes(site.memory_bytes)} each for tensors")
     if site.n_devices > 1:
         tokens = plan.tokens_per_step // site.n_devices
-        say(f"each has the whole model and {tokens:,} of a step's {plan.tokens_per_step:,} tokens; the table is of one")
+        has = f"1/{site.n_devices} of the model's parameters" if site.sharded else "the whole model"
+        say(f"each has {has} and {tokens:,} of a step's {plan.tokens_per_step:,} tokens; the table is of one")
     out.print(reconcile_table(plan.table()))
     alive = ", ".join(
         f"{category} {format_bytes(size)}"
@@ -39,7 +40,8 @@ def describe_plan(
     say(f"alive at the peak: {alive}")
     if by:
         out.print(_seconds_table(getattr(plan.price, f"by_{by}"), plan.price.seconds, by))
-    if site.n_devices > 1:
+    # On this machine nobody has measured what the ranks' exchange takes.
+    if site.n_devices > 1 and not site.measured:
         waited = format_seconds(plan.exchange_seconds) if plan.exchange_seconds else "nothing"
         say(f"waiting for the others' gradients once the own backward pass is over: {waited}")
     for operator, calls in plan.ledger.unknown_operators.items():

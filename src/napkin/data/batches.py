@@ -27,18 +27,27 @@ class Batches:
     The file is cut into `n_windows` windows of context_length + 1 tokens, each beginning with the last token
     of the one before, so that every token but the first is a target once an epoch (up to context_length - 1
     at the end of the file are left over). Each epoch takes all windows in an order of its own; a batch may
-    straddle epochs.
+    straddle epochs. Of each batch only `rows` are read: the order does not depend on who takes which.
 
     Raises NapkinError where the file holds less than one window.
     """
 
-    def __init__(self, token_file: TokenFile, *, context_length: int, batch_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        token_file: TokenFile,
+        *,
+        context_length: int,
+        batch_size: int,
+        seed: int,
+        rows: slice = slice(None),
+    ) -> None:
         _require(context_length >= 1, "context_length", context_length)
         _require(batch_size >= 1, "batch_size", batch_size)
         self.token_file = token_file
         self.context_length = context_length
         self.batch_size = batch_size
         self.seed = seed
+        self.rows = rows
         self.n_windows = (token_file.n_tokens - 1) // context_length
         if not self.n_windows:
             raise _too_few_tokens(token_file, context_length)
@@ -52,13 +61,13 @@ class Batches:
     def __getitem__(
         self, index: int
     ) -> tuple[
-        Int64[Tensor, "batch_size context_length"],
-        Int64[Tensor, "batch_size context_length"],
+        Int64[Tensor, "rows context_length"],
+        Int64[Tensor, "rows context_length"],
     ]:
         """Return (inputs, targets) of batch `index`; targets are the inputs' successors."""
         if index < 0:
             raise IndexError(f"batch {index} does not exist: batches are counted from 0 and have no end")
-        tokens = self._windows[self._window_numbers(index)]
+        tokens = self._windows[self._window_numbers(index)[self.rows]]
         return _to_tensor(tokens[:, :-1]), _to_tensor(tokens[:, 1:])
 
     def _window_numbers(self, index: int) -> NDArray[np.int64]:

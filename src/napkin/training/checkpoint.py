@@ -1,8 +1,9 @@
 """Checkpoints: the state of a run after a step, on disk, whole or not at all.
 
 `step-00000200/` holds model.safetensors, optimizer.safetensors, state.json, and SHA256SUMS over the three, in the
-form that `sha256sum -c` reads. The folder is written under a hidden name, every file synced, and then renamed.
-Nothing in it is a program: tensors are safetensors, the rest is text.
+form that `sha256sum -c` reads; where ranks hold the model by rows, each has files of its own in place of the first two.
+The folder is written under a hidden name, every file synced, and then renamed. Nothing in it is a program: tensors are
+safetensors, the rest is text.
 """
 
 import dataclasses
@@ -26,10 +27,10 @@ import napkin
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import atomic_write_bytes, atomic_write_text, sync_file, sync_folder
 from napkin.model.transformer import Transformer
+from napkin.training.shard_files import Misfit, copy_rows_into, is_by_rows, shard_names
 from napkin.training.step import Learner
 
 _TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")
-_FILES = (*_TENSOR_FILES, "state.json")
 _SUMS = "SHA256SUMS"
 _NAME = re.compile(r"step-(\d{8,})")
 
@@ -74,18 +75,9 @@ def save_checkpoint(
             return read_checkpoint(path)
         except CorruptFile:
             set_aside(path)
-    tensors = {"model.safetensors": _model_tensors(learner.model), "optimizer.safetensors": _optimizer_tensors(learner)}
-    _refuse_non_finite(tensors, step, folder)
-    state = State(
-        format="napkin-checkpoint",
-        version=1,
-        step=step,
-        seconds=seconds,
-        tokenizer=tokenizer,
-        train_tokens=train_tokens,
-        recipe=dataclasses.asdict(learner.recipe),
-        libraries={"napkin": napkin.__version__, "torch": str(torch.__version__), "python": platform.python_version()},
-    )
+    tensors = {f"{stem}.safetensors": named for stem, named in tensors_of(learner).items()}
+    refuse_non_finite(tensors, step, folder)
+    state = new_state(learner, step=step, seconds=seconds, tokenizer=tokenizer, train_tokens=train_tokens)
     draft = folder / f".{path.name}.{secrets.token_hex(8)}.tmp"
     try:
         draft.mkdir()
@@ -94,8 +86,7 @@ def save_checkpoint(
             # The library makes files for their owner alone; a run's other files are made as the user's umask says.
             (draft / name).chmod(draft.stat().st_mode & 0o666)
             sync_file(draft / name)
-        atomic_write_bytes(draft / "state.json", msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
-        atomic_write_text(draft / _SUMS, _format_sums({name: _checksum(draft / name) for name in _FILES}))
+        write_state(draft, state, {name: checksum_of(draft / name) for name in _TENSOR_FILES})
         draft.rename(path)
         sync_folder(folder)
     except (OSError, SafetensorError, NapkinError) as error:
@@ -106,6 +97,27 @@ def save_checkpoint(
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return Checkpoint(path, state)
+
+
+def new_state(learner: Learner, *, step: int, seconds: float, tokenizer: str, train_tokens: str) -> State:
+    """What a checkpoint of `learner` says of itself."""
+    return State(
+        format="napkin-checkpoint",
+        version=1,
+        step=step,
+        seconds=seconds,
+        tokenizer=tokenizer,
+        train_tokens=train_tokens,
+        recipe=dataclasses.asdict(learner.recipe),
+        libraries={"napkin": napkin.__version__, "torch": str(torch.__version__), "python": platform.python_version()},
+    )
+
+
+def write_state(draft: Path, state: State, sums: dict[str, str]) -> None:
+    """Add to files of tensors, whose checksums are `sums`, what makes a checkpoint of them."""
+    atomic_write_bytes(draft / "state.json", msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
+    sums = {**sums, "state.json": checksum_of(draft / "state.json")}
+    atomic_write_text(draft / _SUMS, _format_sums(sums))
 
 
 def prune_checkpoints(folder: Path, *, keep: int) -> None:
@@ -132,15 +144,15 @@ def checkpoint_paths(folder: Path) -> list[Path]:
     return [path for _, path in sorted(numbered, reverse=True)]
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """A checkpoint whose files are, to the bit, as they were written.
+def read_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
+    """A checkpoint whose files are, to the bit, as they were written; unless `verify`, as somebody else has seen.
 
     Raises CorruptFile naming the file and what is wrong with it.
     """
     expected = _read_sums(path / _SUMS)
-    for name in _FILES:
+    for name in expected if verify else ():
         try:
-            found = _checksum(path / name)
+            found = checksum_of(path / name)
         except OSError as error:
             raise _damaged(path / name, f"cannot be read ({error.strerror})") from None
         if found != expected[name]:
@@ -195,6 +207,11 @@ def recipe_changes(checkpoint: Checkpoint, recipe: dict[str, dict[str, Any]]) ->
 
 
 def _copy_into(targets: dict[str, Tensor], path: Path) -> None:
+    if is_by_rows(targets, path):
+        try:
+            return copy_rows_into(targets, path)
+        except Misfit as misfit:
+            raise _damaged(misfit.path, misfit.how) from None
     try:
         stored = load_file(path)
     except (OSError, SafetensorError) as error:
@@ -212,6 +229,11 @@ def _describe(tensor: Tensor | None) -> str:
     return "missing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
+def tensors_of(learner: Learner) -> dict[str, dict[str, Tensor]]:
+    """Weights and optimizer state by name, in the order in which they are stored."""
+    return {"model": _model_tensors(learner.model), "optimizer": _optimizer_tensors(learner)}
+
+
 def _model_tensors(model: Transformer) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
@@ -226,7 +248,8 @@ def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:
     }
 
 
-def _refuse_non_finite(tensors: dict[str, dict[str, Tensor]], step: int, folder: Path) -> None:
+def refuse_non_finite(tensors: dict[str, dict[str, Tensor]], step: int, folder: Path) -> None:
+    """Raise NapkinError where a number is infinite or NaN."""
     for named in tensors.values():
         for name, tensor in named.items():
             smallest, largest = torch.aminmax(tensor)
@@ -245,16 +268,18 @@ def _read_sums(path: Path) -> dict[str, str]:
     except UnicodeDecodeError:
         raise _damaged(path, "is no text") from None
     sums = {name: checksum for checksum, _, name in (line.partition("  ") for line in text.splitlines())}
-    if sums.keys() != set(_FILES) or text != _format_sums(sums):
-        raise _damaged(path, f"does not list {', '.join(_FILES)}")
+    wanted = [*(shard_names(sums) or _TENSOR_FILES), "state.json"]
+    if sums.keys() != set(wanted) or text != _format_sums(sums):
+        raise _damaged(path, f"does not list {', '.join(wanted)}")
     return sums
 
 
 def _format_sums(sums: dict[str, str]) -> str:
-    return "".join(f"{sums[name]}  {name}\n" for name in _FILES)
+    return "".join(f"{checksum}  {name}\n" for name, checksum in sums.items())
 
 
-def _checksum(path: Path) -> str:
+def checksum_of(path: Path) -> str:
+    """SHA-256 of a file."""
     checksum = sha256()
     with open(path, "rb") as file:
         while chunk := file.read(2**20):

@@ -17,11 +17,11 @@ from napkin.accounting.plan import hfu, mfu
 from napkin.accounting.reconcile import Measurement, reconcile
 from napkin.accounting.witnesses import WitnessRow
 from napkin.errors import NapkinError
-from napkin.training.checkpoint import Checkpoint, prune_checkpoints, save_checkpoint
+from napkin.training.checkpoint import Checkpoint, prune_checkpoints
 from napkin.training.evaluation import EVALUATION_BATCH_SIZE, mean_loss
 from napkin.training.interruption import catch_interruption
 from napkin.training.preparation import Preparation
-from napkin.training.restoring import restore_newest
+from napkin.training.ranked_checkpoints import restore_on_ranks, save_on_ranks
 from napkin.training.run_folder import MetricsFile, RunFolder, StepMetrics
 from napkin.training.runs import plan_as_dict
 from napkin.training.step import Learner, build_learner
@@ -59,8 +59,10 @@ def train(
 
     The steps that remain are bit for bit those of a run that was never stopped, on the same machine with the same
     number of threads: weights, moments and step number come from the checkpoint, everything else is a function of the
-    step number. SIGINT and SIGTERM end it after the step at hand, with a checkpoint.
+    step number. SIGINT and SIGTERM end it after the step at hand, with a checkpoint. With several ranks all call this;
+    the first one writes.
     """
+    ranks = preparation.ranks
     with run.locked(), catch_interruption() as interruption:
         run.remove_leftovers()
         # A kill may have come between the making of the folder and the plan.
@@ -68,7 +70,7 @@ def train(
             run.write_json("plan.json", plan_as_dict(preparation.plan, preparation.precision))
         loop = _Loop(preparation, run, on_message)
         loop.restore()
-        while loop.step < preparation.recipe.training.steps and interruption.signal is None:
+        while loop.step < preparation.recipe.training.steps and ranks.agreed(interruption) is None:
             on_step(loop.advance())
         checkpoint = loop.save()
         if loop.step == preparation.recipe.training.steps:
@@ -114,7 +116,8 @@ class _Loop:
         assert recipe.training.threads is not None
         torch.set_num_threads(recipe.training.threads)
         self.device_type = self.preparation.precision.device_type
-        self.learner = build_learner(recipe, self.preparation.precision)
+        self.ranks = self.preparation.ranks
+        self.learner = build_learner(recipe, self.preparation.precision, self.ranks)
         self.batches = self.preparation.batches
         self.metrics = MetricsFile(self.run)
         self.guard = TokenGuard(self.preparation.train_tokens)
@@ -123,7 +126,8 @@ class _Loop:
 
     def restore(self) -> None:
         """Go to the newest checkpoint that is whole; to the beginning where there is none at all."""
-        checkpoint = restore_newest(
+        checkpoint = restore_on_ranks(
+            self.ranks,
             self.run.checkpoints,
             self.learner,
             tokenizer=self.preparation.tokenizer.fingerprint,
@@ -147,6 +151,7 @@ class _Loop:
         begin = time.perf_counter()
         with self.watch("data"):
             inputs, targets = (tensor.to(self.device_type) for tensor in self.batches[self.step])
+        tokens = inputs.numel() * self.ranks.size
         loss, norm = self._watched_step(inputs, targets)
         loss, norm = loss.item(), norm.item()
         step_seconds = time.perf_counter() - begin
@@ -158,13 +163,13 @@ class _Loop:
         self._refuse_non_finite(f"the validation loss is {validation_loss}", validation_loss or 0.0)
         metrics = StepMetrics(
             step=self.step,
-            tokens=self.step * inputs.numel(),
+            tokens=self.step * tokens,
             loss=loss,
             learning_rate=learning_rate,
             gradient_norm=norm,
             seconds=self.seconds,
             step_seconds=step_seconds,
-            tokens_per_second=inputs.numel() / step_seconds,
+            tokens_per_second=tokens / step_seconds,
             mfu=mfu(self.preparation.plan.ledger, step_seconds, self.preparation.plan.site.matmul_peak),
             bytes=self._bytes(),
             validation_loss=validation_loss,
@@ -181,7 +186,8 @@ class _Loop:
             self.guard.refuse_changes()
             # A checkpoint on the disk promises the lines up to its step.
             self.metrics.sync()
-            checkpoint = save_checkpoint(
+            checkpoint = save_on_ranks(
+                self.ranks,
                 self.run.checkpoints,
                 self.learner,
                 step=self.step,
@@ -189,7 +195,8 @@ class _Loop:
                 tokenizer=self.preparation.tokenizer.fingerprint,
                 train_tokens=self.preparation.train_tokens.sha256,
             )
-            prune_checkpoints(self.run.checkpoints, keep=self.preparation.recipe.training.keep_checkpoints)
+            if self.ranks.is_first:
+                prune_checkpoints(self.run.checkpoints, keep=self.preparation.recipe.training.keep_checkpoints)
         return checkpoint
 
     def measurement(self) -> Measurement | None:
@@ -216,7 +223,7 @@ class _Loop:
         begin = time.perf_counter()
         last = self.preparation.recipe.training.steps - self.first_step - 1
         # A last step that is also the first is timed: a metered one takes longer than it would alone.
-        if done != min(METERED_STEP, last) or last == 0:
+        if done != min(METERED_STEP, last) or last == 0 or not self.ranks.is_first:
             result = self.learner.step(self.step, inputs, targets, watch=self.watch)
             self.step_seconds.append(time.perf_counter() - begin)
             return result
@@ -242,6 +249,7 @@ class _Loop:
                 max_tokens=training.evaluation_tokens,
                 # No more at a time than a step computes: what was planned for that is enough for this.
                 batch_size=min(training.resolved_micro_batch_size, EVALUATION_BATCH_SIZE),
+                ranks=self.ranks,
             )
 
     def _refuse_non_finite(self, what: str, *figures: float) -> None:

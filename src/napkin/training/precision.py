@@ -17,6 +17,11 @@ class Precision:
     products: Literal["fp32", "bf16"]
     device_type: Literal["cpu", "cuda"]
 
+    @property
+    def bytes_a_number(self) -> int:
+        """Of a matrix product's operands."""
+        return 2 if self.products == "bf16" else 4
+
     def autocast(self) -> AbstractContextManager:
         """The context of a forward pass."""
         return torch.autocast(self.device_type, torch.bfloat16, enabled=self.products == "bf16")

@@ -17,7 +17,9 @@ from napkin.optim.base import Optimizer
 from napkin.optim.clipping import clip_gradients
 from napkin.optim.names import build_optimizer
 from napkin.training.precision import Precision
+from napkin.training.ranks import ALONE, Ranks
 from napkin.training.recipe import Recipe
+from napkin.training.spreading import Spread, spread
 
 Watch = Callable[[str], AbstractContextManager]
 
@@ -33,6 +35,8 @@ class Learner:
     optimizer: Optimizer
     recipe: Recipe
     precision: Precision
+    spread: Spread
+    """The model's work, as this rank does its part of it."""
 
     def step(
         self,
@@ -42,45 +46,47 @@ class Learner:
         *,
         watch: Watch = lambda part: nullcontext(),
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Train on one batch; `number` counts steps from 0 and sets the learning rate.
+        """Train on this rank's rows of a batch; `number` counts steps from 0 and sets the learning rate.
 
-        Returns the loss in nats a token and the gradient's norm before clipping, on the model's device.
+        Returns the loss in nats a token and the gradient's norm before clipping, both of the whole batch, on the
+        model's device.
         """
-        size = self.recipe.training.resolved_micro_batch_size
-        share = size / len(inputs)
+        size = min(self.recipe.training.resolved_micro_batch_size, len(inputs))
+        shares = self.spread.shares(targets, size)
         loss = torch.zeros((), device=inputs.device)
         if self.recipe.model.dropout:
             # What a step drops follows from seed and step alone: a resumed run drops what an uninterrupted one does.
-            torch.manual_seed((self.recipe.training.dropout_seed * 1_000_003 + number) % 2**63)
-        for part, wanted in zip(inputs.split(size), targets.split(size), strict=True):
+            torch.manual_seed(self.spread.seed(self.recipe.training.dropout_seed * 1_000_003 + number))
+        for part, wanted, share in zip(inputs.split(size), targets.split(size), shares, strict=True):
+            self.spread.begin(last=share is shares[-1])
             with watch("forward"), self.precision.autocast():
-                micro_loss = self.model.loss(part, wanted) * share
+                micro_loss = self.spread.loss(part, wanted) * share
             with watch("backward"):
                 micro_loss.backward()
             loss += micro_loss.detach()
         with watch("optimizer"):
-            norm = clip_gradients(self.model.parameters(), self.recipe.optimizer.clip_norm)
+            clip_norm, sum_squares = self.recipe.optimizer.clip_norm, self.spread.sum_squares
+            norm = clip_gradients(self.model.parameters(), clip_norm, sum_squares=sum_squares)
             for group in self.optimizer.param_groups:
                 group["lr"] = self.learning_rate(number)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-        return loss, norm
+        return self.spread.mean(loss), norm
 
     def learning_rate(self, number: int) -> float:
         """Learning rate of step `number`, counted from 0."""
         return self.recipe.schedule(number, self.recipe.optimizer.options["learning_rate"])
 
 
-def build_learner(recipe: Recipe, precision: Precision) -> Learner:
-    """A new model and its optimizer, weights drawn from `training.init_seed`."""
+def build_learner(recipe: Recipe, precision: Precision, ranks: Ranks = ALONE) -> Learner:
+    """A new model and its optimizer, weights drawn from `training.init_seed`; this rank's part of them."""
     # Drawn on the CPU whatever the device, so that a seed means the same weights everywhere.
     model = Transformer(recipe.model, seed=recipe.training.init_seed)
-    if precision.device_type != "cpu":
-        model = model.to(precision.device_type)
+    spread_model = spread(model, recipe, precision, ranks)
     chosen = recipe.optimizer
     products = torch.bfloat16 if precision.products == "bf16" else torch.float32
     optimizer = build_optimizer(chosen.name, model, products=products, fused=chosen.fused, **chosen.options)
-    return Learner(model, optimizer, recipe, precision)
+    return Learner(model, optimizer, recipe, precision, spread_model)
 
 
 def count_step(recipe: Recipe, precision: Precision, *, target: Target | None = None) -> Ledger:
