@@ -72,7 +72,7 @@ class SpreadDDP(Spread):
             # Gradients are exchanged where they lie.
             gradient_as_bucket_view=True,
             # The tables of positions follow from the config.
-            broadcast_buffers=False,
+            forward_sync_buffers=False,
         )
 
     def loss(self, inputs: Int[Tensor, "batch position"], targets: Int[Tensor, "batch position"]) -> Float[Tensor, ""]:
