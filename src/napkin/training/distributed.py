@@ -87,7 +87,11 @@ def join(place: Place, *, device: Literal["auto", "cpu", "cuda"], timeout: float
         torch.cuda.set_device(place.local_rank)
         backend = "cpu:gloo,cuda:nccl"
     with _told_in_a_line(place, timeout):
-        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout))
+        limit = datetime.timedelta(seconds=timeout)
+        store, _, _ = next(dist.rendezvous("env://", place.rank, place.size, timeout=limit))
+        # torchrun may keep its store through restarts, with the addresses of processes that are gone.
+        store = dist.PrefixStore(f"napkin attempt {place.attempt}", store)
+        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=limit)
         yield JoinedRanks(place)
         # A rank that ends early would have torchrun end those that still write.
         dist.all_reduce(torch.zeros(1))

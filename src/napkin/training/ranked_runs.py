@@ -31,7 +31,7 @@ def begin_run(ranks: Ranks, recipe: Recipe, folder: StrPath, *, progress: Progre
     def begin() -> Run:
         if ranks.size > 1:
             refuse_impossible_sharding(recipe)
-        if ranks.place.restarted and _is_run_of(recipe, Path(folder)):
+        if ranks.place.attempt and _is_run_of(recipe, Path(folder)):
             return old_run(folder, progress=progress, ranks=ranks)
         return new_run(recipe, folder, progress=progress, ranks=ranks)
 

@@ -30,8 +30,8 @@ class Place:
     local_rank: int = 0
     """From 0 on this machine: the number of its GPU."""
     local_size: int = 1
-    restarted: bool = False
-    """Whether torchrun has begun the job again after a process was lost."""
+    attempt: int = 0
+    """How often torchrun has begun the job again after a process was lost."""
 
 
 class Ranks:
@@ -115,7 +115,7 @@ def place_of(environment: Mapping[str, str]) -> Place:
             f"the environment says rank {rank} of {size}, {local_rank} of {local_size} on this machine, which cannot "
             "be: start ranks with torchrun"
         )
-    return Place(rank, size, local_rank, local_size, number("TORCHELASTIC_RESTART_COUNT", "0") > 0)
+    return Place(rank, size, local_rank, local_size, number("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 @contextmanager
