@@ -9,6 +9,8 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.rendezvous import rendezvous
 
 from napkin.errors import NapkinError
 from napkin.training.ranks import Place, Ranks
@@ -88,9 +90,9 @@ def join(place: Place, *, device: Literal["auto", "cpu", "cuda"], timeout: float
         backend = "cpu:gloo,cuda:nccl"
     with _told_in_a_line(place, timeout):
         limit = datetime.timedelta(seconds=timeout)
-        store, _, _ = next(dist.rendezvous("env://", place.rank, place.size, timeout=limit))
+        store, _, _ = next(rendezvous("env://", place.rank, place.size, timeout=limit))
         # torchrun may keep its store through restarts, with the addresses of processes that are gone.
-        store = dist.PrefixStore(f"napkin attempt {place.attempt}", store)
+        store = PrefixStore(f"napkin attempt {place.attempt}", store)
         dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=limit)
         yield JoinedRanks(place)
         # A rank that ends early would have torchrun end those that still write.

@@ -150,9 +150,11 @@ class _Loop:
         training = self.preparation.recipe.training
         begin = time.perf_counter()
         with self.watch("data"):
-            inputs, targets = (tensor.to(self.device_type) for tensor in self.batches[self.step])
+            inputs, targets = self.batches[self.step]
+            shares = self.learner.shares(targets)
+            inputs, targets = inputs.to(self.device_type), targets.to(self.device_type)
         tokens = inputs.numel() * self.ranks.size
-        loss, norm = self._watched_step(inputs, targets)
+        loss, norm = self._watched_step(inputs, targets, shares)
         loss, norm = loss.item(), norm.item()
         step_seconds = time.perf_counter() - begin
         learning_rate = self.learner.learning_rate(self.step)
@@ -218,20 +220,22 @@ class _Loop:
             seconds_by_part={**parts, "other": seconds - sum(parts.values())},
         )
 
-    def _watched_step(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _watched_step(
+        self, inputs: torch.Tensor, targets: torch.Tensor, shares: list[float]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         done = self.step - self.first_step
         begin = time.perf_counter()
         last = self.preparation.recipe.training.steps - self.first_step - 1
         # A last step that is also the first is timed: a metered one takes longer than it would alone.
         if done != min(METERED_STEP, last) or last == 0 or not self.ranks.is_first:
-            result = self.learner.step(self.step, inputs, targets, watch=self.watch)
+            result = self.learner.step(self.step, inputs, targets, shares=shares, watch=self.watch)
             self.step_seconds.append(time.perf_counter() - begin)
             return result
         results: list[tuple[torch.Tensor, torch.Tensor]] = []
         with self.watch("metering"):
             self.metered = meter_step(
                 self.learner.model,
-                lambda: results.append(self.learner.step(self.step, inputs, targets)),
+                lambda: results.append(self.learner.step(self.step, inputs, targets, shares=shares)),
                 device_type=self.device_type,
             )
         return results[0]

@@ -27,7 +27,7 @@ from napkin.training.fitting import refuse_far_too_much
 from napkin.training.precision import Precision, choose_device, choose_precision
 from napkin.training.ranks import ALONE, Ranks
 from napkin.training.recipe import Recipe
-from napkin.training.share import gathered_bytes, sharded, share_of
+from napkin.training.share import exchanged, gathered_bytes, sharded, share_of
 from napkin.training.slice import time_slice
 from napkin.training.step import count_step
 
@@ -125,6 +125,8 @@ def make_plan(
     ledger = count_step(recipe, precision)
     if fsdp:
         ledger = sharded(ledger, ranks.size, gathered_bytes(recipe, ledger.parameters, precision.bytes_a_number))
+    elif ranks.size > 1:
+        ledger = exchanged(ledger)
     progress("measuring this machine, once")
     calibration = calibration_of_this_machine(precision.device_type)
     free = free_bytes(precision, host) // sharing

@@ -31,6 +31,14 @@ def share_of(recipe: Recipe, n_devices: int) -> Recipe:
     return dataclasses.replace(recipe, training=training)
 
 
+def exchanged(ledger: Ledger) -> Ledger:
+    """The ledger with the peak of a device of several that have the whole model each: DDP keeps the gradients, where
+    they are exchanged, from one step to the next."""
+    more = 4 * ledger.parameters - ledger.peak_by_category.get("gradients", 0)
+    alive = {**ledger.peak_by_category, "gradients": 4 * ledger.parameters}
+    return dataclasses.replace(ledger, peak_bytes=ledger.peak_bytes + more, peak_by_category=alive)
+
+
 def sharded(ledger: Ledger, n_devices: int, gathered_bytes: int) -> Ledger:
     """The ledger with the peak of a device that holds 1/n of parameters, gradients and optimizer state.
 

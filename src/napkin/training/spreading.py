@@ -41,13 +41,15 @@ class Spread:
     def begin(self, *, last: bool) -> None:
         """A micro-batch begins, the `last` of its step or not."""
 
-    def shares(self, targets: Int[Tensor, "batch position"], size: int) -> list[Float[Tensor, ""]]:
-        """What each micro-batch of `size` rows weighs: its tokens that count, over those of the global batch, times
-        the number of ranks."""
+    def shares(self, targets: Int[Tensor, "batch position"], size: int) -> list[float]:
+        """What each micro-batch of `size` of this rank's rows weighs: its tokens that count, over those of the global
+        batch, times the number of ranks.
+
+        It looks at the numbers: targets that are on the host still cost no wait for a GPU.
+        """
         counts = (targets != IGNORED).sum(dim=1)
-        total = self.ranks.sum(counts.sum()) if self.ranks.size > 1 else counts.sum()
-        parts = torch.stack([part.sum() for part in counts.split(size)]) * self.ranks.size
-        return list((parts / total.clamp(min=1).double()).float())
+        total = max(int(self.ranks.sum(counts.sum().cpu())), 1)
+        return [int(part.sum()) * self.ranks.size / total for part in counts.split(size)]
 
     def mean(self, loss: Float[Tensor, ""]) -> Float[Tensor, ""]:
         """The mean over ranks of what each made of its weighed micro-batches: the loss of the global batch."""

@@ -44,21 +44,24 @@ class Learner:
         inputs: Int[Tensor, "batch position"],
         targets: Int[Tensor, "batch position"],
         *,
+        shares: list[float] | None = None,
         watch: Watch = lambda part: nullcontext(),
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Train on this rank's rows of a batch; `number` counts steps from 0 and sets the learning rate.
 
+        `shares` is what each micro-batch weighs, as `Learner.shares` has it; None is all alike.
         Returns the loss in nats a token and the gradient's norm before clipping, both of the whole batch, on the
         model's device.
         """
-        size = min(self.recipe.training.resolved_micro_batch_size, len(inputs))
-        shares = self.spread.shares(targets, size)
+        size = self._micro_batch_size(inputs)
+        shares = [size / len(inputs)] * (len(inputs) // size) if shares is None else shares
         loss = torch.zeros((), device=inputs.device)
         if self.recipe.model.dropout:
             # What a step drops follows from seed and step alone: a resumed run drops what an uninterrupted one does.
             torch.manual_seed(self.spread.seed(self.recipe.training.dropout_seed * 1_000_003 + number))
-        for part, wanted, share in zip(inputs.split(size), targets.split(size), shares, strict=True):
-            self.spread.begin(last=share is shares[-1])
+        parts = zip(inputs.split(size), targets.split(size), shares, strict=True)
+        for done, (part, wanted, share) in enumerate(parts, start=1):
+            self.spread.begin(last=done == len(shares))
             with watch("forward"), self.precision.autocast():
                 micro_loss = self.spread.loss(part, wanted) * share
             with watch("backward"):
@@ -72,6 +75,13 @@ class Learner:
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
         return self.spread.mean(loss), norm
+
+    def shares(self, targets: Int[Tensor, "batch position"]) -> list[float]:
+        """What each micro-batch of a batch weighs, by its targets that count; best asked of tensors on the host."""
+        return self.spread.shares(targets, self._micro_batch_size(targets))
+
+    def _micro_batch_size(self, inputs: Tensor) -> int:
+        return min(self.recipe.training.resolved_micro_batch_size, len(inputs))
 
     def learning_rate(self, number: int) -> float:
         """Learning rate of step `number`, counted from 0."""
