@@ -237,6 +237,7 @@ class _Loop:
                 self.learner.model,
                 lambda: results.append(self.learner.step(self.step, inputs, targets, shares=shares)),
                 device_type=self.device_type,
+                resident=self.learner.spread.resident(self.learner.optimizer),
             )
         return results[0]
 

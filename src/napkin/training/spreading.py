@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from napkin.data.batches import IGNORED
 from napkin.errors import NapkinError
 from napkin.model.transformer import Transformer
+from napkin.optim.base import Optimizer
 from napkin.training.precision import Precision
 from napkin.training.ranks import Ranks
 from napkin.training.recipe import Recipe
@@ -40,6 +41,9 @@ class Spread:
 
     def begin(self, *, last: bool) -> None:
         """A micro-batch begins, the `last` of its step or not."""
+
+    def resident(self, optimizer: Optimizer) -> list[Tensor] | None:
+        """What stays from step to step; None where that can be seen while a step runs."""
 
     def shares(self, targets: Int[Tensor, "batch position"], size: int) -> list[float]:
         """What each micro-batch of `size` of this rank's rows weighs: its tokens that count, over those of the global
@@ -112,6 +116,11 @@ class SpreadFSDP(Spread):
         outside = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
         fully_shard(model, mesh=mesh, mp_policy=outside)
         register_fsdp_forward_method(model, "loss")
+
+    def resident(self, optimizer: Optimizer) -> list[Tensor]:
+        """Parameters, buffers and optimizer state: what is gathered lies in storages that grow and shrink."""
+        state = [tensor for tensors in optimizer.all_state().values() for tensor in tensors.values()]
+        return [*self.model.parameters(), *self.model.buffers(), *state]
 
 
 class _Loss(nn.Module):
