@@ -9,10 +9,15 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+import torch.distributed.checkpoint
 
+from napkin.model.transformer import Transformer
+from napkin.training.checkpoint import load_model, read_checkpoint
 from napkin.training.recipe import format_recipe
+from napkin.training.run_folder import RunFolder
 from reliability.harness import Command, Napkin, checkpoints, figures, lines_of_metrics, wait_until
-from reliability.ranks import run_ranks, start_ranks, start_torchrun
+from reliability.ranks import free_port, place, run_ranks, start_ranks, start_torchrun
 from training.tiny_run import tiny_recipe
 
 STEPS = 50
@@ -78,12 +83,25 @@ def test_what_four_ranks_saved_is_taken_up_by_one_and_by_two(napkin: Napkin, alo
     stopped_at = start_and_stop(napkin, 4, whom=2)
     saved = napkin.folder / "run" / "checkpoints" / f"step-{stopped_at:08d}"
     assert len(list(saved.glob("model-*-of-00004.safetensors"))) == 4
+    assert_torch_reads_the_same(saved)
     evaluated = napkin.run("evaluate", "run", refuse_pickles=True)
     assert evaluated.status == 0, evaluated.errors
     for size in (1, 2):
         shutil.copytree(napkin.folder / "run", napkin.folder / f"on-{size}")
         take_up(napkin, size, f"on-{size}")
         assert_follows(napkin.folder / f"on-{size}", alone)
+
+
+def assert_torch_reads_the_same(checkpoint: Path) -> None:
+    """torch.distributed.checkpoint's reader of safetensors, and napkin's."""
+    recipe = RunFolder.open(checkpoint.parent.parent).recipe
+    model = Transformer(recipe.model)
+    load_model(read_checkpoint(checkpoint), model)
+    theirs = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
+    reader = torch.distributed.checkpoint.HuggingFaceStorageReader(str(checkpoint))
+    torch.distributed.checkpoint.load(theirs, storage_reader=reader, no_dist=True)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(theirs[name], parameter), name
 
 
 def test_what_one_saved_is_taken_up_by_two(napkin: Napkin, alone: Path) -> None:
@@ -181,3 +199,69 @@ def kill_rank(job: Command, rank: int) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             if child.environ().get("RANK") == str(rank):
                 child.kill()
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp"])
+def test_sigterm_to_torchrun_saves_and_stops(napkin: Napkin, alone: Path, parallelism: str) -> None:
+    write_recipe(napkin, parallelism=parallelism)
+    run = napkin.folder / "run"
+    job = start_torchrun(napkin.folder, 2, "train", "recipe.toml", "--run", "run", restarts=3)
+    wait_until(lambda: lines_of_metrics(run) >= 12, job)
+    job.send(signal.SIGTERM)
+    assert job.wait() != 0
+    assert checkpoints(run)[-1] == figures(run)[-1]["step"] < STEPS
+    take_up(napkin, 2, "run")
+    assert_follows(run, alone)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp"])
+@pytest.mark.parametrize("whom", [0, 1])
+@pytest.mark.parametrize("number", [1, 3, 6, 9, 12, 15, 18])
+def test_a_kill_inside_a_checkpoint_loses_nothing(
+    napkin: Napkin, alone: Path, parallelism: str, whom: int, number: int
+) -> None:
+    write_recipe(napkin, parallelism=parallelism)
+    port = free_port()
+    ranks = [
+        napkin.start(
+            *("train", "recipe.toml", "--run", "run"),
+            environment=place(rank, 2, port),
+            signal_at=number if rank == whom else None,
+            near=".step-00000020.",
+        )
+        for rank in range(2)
+    ]
+    statuses = [rank.wait() for rank in ranks]
+    if statuses != [0, 0]:
+        # This rank has no such operation, or was killed and the other one noticed.
+        assert statuses[whom] == -signal.SIGKILL
+        assert statuses[1 - whom] == 2
+        assert checkpoints(napkin.folder / "run")[-1] in (10, 20)
+        take_up(napkin, 2, "run")
+    assert_follows(napkin.folder / "run", alone)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp"])
+@pytest.mark.parametrize("whom", [0, 1])
+def test_a_full_disk_ends_all_with_one_reason(napkin: Napkin, parallelism: str, whom: int) -> None:
+    write_recipe(napkin, parallelism=parallelism)
+    port = free_port()
+    ranks = [
+        napkin.start(
+            *("train", "recipe.toml", "--run", "run"),
+            environment=place(rank, 2, port),
+            largest_file=30_000 if rank == whom else None,
+        )
+        for rank in range(2)
+    ]
+    if parallelism == "ddp" and whom == 1:
+        # This one writes nothing.
+        assert [rank.wait() for rank in ranks] == [0, 0]
+        return
+    assert [rank.wait() for rank in ranks] == [2, 2]
+    assert "cannot be written" in ranks[whom].errors[-1]
+    assert checkpoints(napkin.folder / "run") == []
+    assert not list((napkin.folder / "run" / "checkpoints").glob(".*"))
