@@ -10,7 +10,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-import torch.distributed.checkpoint
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_with_torch
 
 from napkin.model.transformer import Transformer
 from napkin.training.checkpoint import load_model, read_checkpoint
@@ -98,8 +99,7 @@ def assert_torch_reads_the_same(checkpoint: Path) -> None:
     model = Transformer(recipe.model)
     load_model(read_checkpoint(checkpoint), model)
     theirs = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
-    reader = torch.distributed.checkpoint.HuggingFaceStorageReader(str(checkpoint))
-    torch.distributed.checkpoint.load(theirs, storage_reader=reader, no_dist=True)
+    load_with_torch(theirs, storage_reader=HuggingFaceStorageReader(str(checkpoint)), no_dist=True)
     for name, parameter in model.named_parameters():
         assert torch.equal(theirs[name], parameter), name
 
