@@ -79,6 +79,8 @@ def test_micro_batches_of_a_rank_add_up(napkin: Napkin, alone: Path) -> None:
     assert_follows(napkin.folder / "run", alone)
 
 
+# torch tells that its reader is alone.
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_what_four_ranks_saved_is_taken_up_by_one_and_by_two(napkin: Napkin, alone: Path) -> None:
     write_recipe(napkin, parallelism="fsdp")
     stopped_at = start_and_stop(napkin, 4, whom=2)
