@@ -59,11 +59,14 @@ class Napkin:
         signal_at: int | None = None,
         near: str = "",
         signal: signal.Signals = signal.SIGKILL,
+        environment: dict[str, str] | None = None,
+        refuse_pickles: bool = False,
     ) -> Command:
         """Start a command.
 
         No file may grow beyond `largest_file` bytes; `signal` comes right before the command's `signal_at`-th
-        operation on a file whose path contains `near`.
+        operation on a file whose path contains `near`. With `refuse_pickles` it ends, with status 3, where it would
+        read one that names anything to be called.
         """
         self._started += 1
         out, err = (self.folder / f"{stream}-{self._started}.txt" for stream in ("out", "err"))
@@ -76,6 +79,8 @@ class Napkin:
             signal_at=signal_at,
             near=near,
             signal=signal,
+            environment=environment or {},
+            refuse_pickles=refuse_pickles,
         )
         return Command(pid, out, err, lambda pid: self._ask(wait=pid))
 

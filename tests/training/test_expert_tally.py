@@ -53,7 +53,7 @@ def test_a_step_s_visits_are_its_own_and_those_of_its_routers() -> None:
 def test_a_dense_model_pays_nothing_and_tells_nothing() -> None:
     dense = learner(2)
     dense.step(0, *batch())
-    assert dense.tally.read() == {}
+    assert dense.tally.read() == (None, None)
 
 
 def test_metrics_tell_the_visits_of_a_mixture(tmp_path: Path) -> None:

@@ -2,16 +2,18 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.record import record
+from napkin.optim.shards import local
+from napkin.tensors import storage_bytes
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,19 @@ class StepMeasurement:
     """On CUDA, the most that the caching allocator has held; None on a CPU."""
 
 
-def meter_step(module: nn.Module, step: Callable[[], Any], *, device_type: str = "cpu") -> StepMeasurement:
+def meter_step(
+    module: nn.Module,
+    step: Callable[[], Any],
+    *,
+    device_type: str = "cpu",
+    resident: Iterable[Tensor] | None = None,
+) -> StepMeasurement:
     """Run `step`, which trains `module` once, under watch, and return what it did. The step's results are unchanged.
 
     On CUDA the peak is the caching allocator's own maximum of allocated bytes. On a CPU it is the sum of the
-    allocator's events, as the profiler records them, over what was alive before the step. What the watch itself added
-    to the peak is taken off.
+    allocator's events, as the profiler records them, over what was alive before the step: the tensors that the step
+    finds, or those named as `resident`, where storages change their size meanwhile as FSDP2's do. What the watch itself
+    added to the peak is taken off.
     """
     if device_type == "cuda":
         torch.cuda.synchronize()
@@ -44,9 +53,11 @@ def meter_step(module: nn.Module, step: Callable[[], Any], *, device_type: str =
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from torch.profiler import ProfilerActivity, profile
 
+    named_bytes = None if resident is None else storage_bytes(map(local, resident))
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         ledger = record(module, step)
-    return StepMeasurement(ledger, ledger.resident_bytes + _peak_of_events(profiler) - ledger.watch_bytes)
+    resident_bytes = ledger.resident_bytes if named_bytes is None else named_bytes
+    return StepMeasurement(ledger, resident_bytes + _peak_of_events(profiler) - ledger.watch_bytes)
 
 
 def _peak_of_events(profiler: Any) -> int:

@@ -14,7 +14,7 @@ RULE_MFU = 0.5
 
 @dataclass(frozen=True)
 class Site:
-    """Where a run takes place: one device or several alike, the batch split among them, each with the whole model."""
+    """Where a run takes place: one device or several alike, the batch split among them."""
 
     device_name: str
     matmul_peak: float
@@ -24,6 +24,8 @@ class Site:
     bytes_per_second: float
     """To and from the memory of one device."""
     n_devices: int = 1
+    sharded: bool = False
+    """Whether each holds a part of parameters, gradients and optimizer state, or the whole model."""
     usd_per_hour: float | None = None
     """Of all devices; None where nobody said."""
     watts: float | None = None

@@ -22,6 +22,7 @@ from napkin.accounting.memory import Memory
 from napkin.accounting.operators import MATRIX_PRODUCTS, UnknownOperator, elementwise_flops_of, work_of
 from napkin.accounting.rehearse import call_of
 from napkin.accounting.scratch import scratch_bytes
+from napkin.optim.shards import local
 from napkin.tensors import FORMAT_OF
 
 aten = torch.ops.aten
@@ -64,7 +65,7 @@ class _Recorder(TorchDispatchMode):
         self.rows: list[dict[str, Any]] = []  # fields of each but for what memory knows
         self.unknown: Counter[str] = Counter()
         self.memory = Memory(from_birth=cuda is not None)
-        self.memory.claim((*self.parameters, *module.buffers()), "parameters")
+        self.memory.claim(map(local, (*self.parameters, *module.buffers())), "parameters")
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -191,11 +192,11 @@ class _Recorder(TorchDispatchMode):
 
     def _leave_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.in_optimizer = False
-        self.memory.reclaim(_tensors(list(optimizer.state.values())), "optimizer state")
+        self.memory.reclaim(map(local, _tensors(list(optimizer.state.values()))), "optimizer state")
 
     def _claim_gradients(self) -> None:
         gradients = (parameter.grad for parameter in self.parameters)
-        self.memory.reclaim((gradient for gradient in gradients if gradient is not None), "gradients")
+        self.memory.reclaim((local(gradient) for gradient in gradients if gradient is not None), "gradients")
 
     def _module_path(self, phase: Phase) -> str:
         """The forward pass notes which module made which autograd node; the backward pass looks it up.

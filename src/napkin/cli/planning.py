@@ -30,7 +30,8 @@ def describe_plan(
         say(f"plan for {site.name}: {peak} each, by the datasheet; {format_bytes(site.memory_bytes)} each for tensors")
     if site.n_devices > 1:
         tokens = plan.tokens_per_step // site.n_devices
-        say(f"each has the whole model and {tokens:,} of a step's {plan.tokens_per_step:,} tokens; the table is of one")
+        has = f"1/{site.n_devices} of the model's parameters" if site.sharded else "the whole model"
+        say(f"each has {has} and {tokens:,} of a step's {plan.tokens_per_step:,} tokens; the table is of one")
     out.print(_formats_table(precision))
     out.print(reconcile_table(plan.table()))
     alive = ", ".join(

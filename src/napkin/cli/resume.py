@@ -19,9 +19,13 @@ class ResumeOptions:
 def main(arguments: list[str]) -> int:
     """Continue a run."""
     options = parse(ResumeOptions, "resume", arguments)
-    with progress_line("starting") as line:
-        from napkin.cli.training import start
-        from napkin.training.runs import old_run
+    from napkin.training.ranks import joined
+    from napkin.training.run_folder import RunFolder
 
-        preparation, run = old_run(options.run, progress=line.retitle)
-    return start(preparation, run, as_json=options.json)
+    with joined(RunFolder.open(options.run).recipe.training) as ranks:
+        with progress_line("starting", shown=ranks.is_first) as line:
+            from napkin.cli.training import start
+            from napkin.training.ranked_runs import take_up_run
+
+            preparation, run = take_up_run(ranks, options.run, progress=line.retitle)
+        return start(preparation, run, as_json=options.json)

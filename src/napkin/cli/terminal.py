@@ -58,7 +58,8 @@ class ProgressLine:
         if not err.is_terminal and time.monotonic() - self._shown >= SECONDS_BETWEEN_LINES:
             self._shown = time.monotonic()
             share = f"{done / total:.0%}" if total else ""
-            err.print("  ".join(filter(None, [self._title, share, details, left])), soft_wrap=True)
+            line = "  ".join(filter(None, [self._title, share, details, left]))
+            self._progress.console.print(line, soft_wrap=True)
 
     def retitle(self, title: str) -> None:
         """Say what is being done now."""
@@ -77,9 +78,10 @@ class ProgressLine:
 
 
 @contextmanager
-def progress_line(title: str) -> Iterator[ProgressLine]:
-    """Show progress while the block runs; nothing of it stays on the screen."""
-    with Progress(SpinnerColumn(), _Line(), console=err, transient=True, disable=not err.is_terminal) as progress:
+def progress_line(title: str, *, shown: bool = True) -> Iterator[ProgressLine]:
+    """Show progress while the block runs, if it is to be `shown`; nothing of it stays on the screen."""
+    console = err if shown else Console(quiet=True)
+    with Progress(SpinnerColumn(), _Line(), console=console, transient=True, disable=not err.is_terminal) as progress:
         yield ProgressLine(progress, title)
 
 

@@ -22,9 +22,12 @@ def main(arguments: list[str]) -> int:
     """Train a new run."""
     options, path = parse_with_recipe(TrainOptions, "train", arguments)
     folder = options.run or str(Path("runs") / (Path(path).stem if path else "run"))
-    with progress_line("starting") as line:
-        from napkin.cli.training import start
-        from napkin.training.runs import new_run
+    from napkin.training.ranks import joined
 
-        preparation, run = new_run(options.recipe, folder, progress=line.retitle)
-    return start(preparation, run, as_json=options.json)
+    with joined(options.recipe.training) as ranks:
+        with progress_line("starting", shown=ranks.is_first) as line:
+            from napkin.cli.training import start
+            from napkin.training.ranked_runs import begin_run
+
+            preparation, run = begin_run(ranks, options.recipe, folder, progress=line.retitle)
+        return start(preparation, run, as_json=options.json)

@@ -16,6 +16,10 @@ from napkin.units import format_bytes, format_count, format_seconds
 
 def start(preparation: Preparation, run: RunFolder, *, as_json: bool) -> int:
     """Train, and leave the books behind; returns the exit status."""
+    if not preparation.ranks.is_first:
+        # The first rank speaks for all.
+        followed = train(preparation, run)
+        return 0 if followed.interrupted_by is None else 128 + followed.interrupted_by
     plan, precision = preparation.plan, preparation.precision
     if not as_json:
         describe_plan(plan, precision)

@@ -33,7 +33,8 @@ class Batches:
     Several files have epochs of their own, and mix as their weights say: see napkin.data.interleaving. A file that
     has given all its windows begins its next epoch, whatever the others do.
 
-    With `separate_documents` a batch has a third tensor, the number of each input's document: a separator begins one.
+    Of each batch only `rows` are read: the order does not depend on who takes which. With `separate_documents` a batch
+    has a third tensor, the number of each input's document: a separator begins one.
 
     Raises NapkinError where a file holds less than one window.
     """
@@ -46,6 +47,7 @@ class Batches:
         batch_size: int,
         seed: int,
         separate_documents: bool = False,
+        rows: slice = slice(None),
     ) -> None:
         _require(context_length >= 1, "context_length", context_length)
         _require(batch_size >= 1, "batch_size", batch_size)
@@ -54,6 +56,7 @@ class Batches:
         self.batch_size = batch_size
         self.seed = seed
         self.separate_documents = separate_documents
+        self.rows = rows
         self._windows = [_Windows(file, number, context_length, seed) for number, file in enumerate(self.tokens.files)]
         self._interleaving = Interleaving(self.tokens.weights or [windows.n for windows in self._windows])
 
@@ -70,12 +73,13 @@ class Batches:
         """
         return self.n_windows / self.batch_size
 
-    def __getitem__(self, index: int) -> tuple[Int64[Tensor, "batch_size context_length"], ...]:
+    def __getitem__(self, index: int) -> tuple[Int64[Tensor, "rows context_length"], ...]:
         """Return (inputs, targets), or (inputs, targets, documents), of batch `index`; targets are the successors."""
         if index < 0:
             raise IndexError(f"batch {index} does not exist: batches are counted from 0 and have no end")
-        tokens = np.empty((self.batch_size, self.context_length + 1), self.tokens.files[0].tokens.dtype)
-        mixed = self._interleaving(index * self.batch_size, self.batch_size)
+        start, stop, _ = self.rows.indices(self.batch_size)
+        tokens = np.empty((stop - start, self.context_length + 1), self.tokens.files[0].tokens.dtype)
+        mixed = self._interleaving(index * self.batch_size + start, stop - start)
         for windows, (first, places) in zip(self._windows, mixed, strict=True):
             tokens[places] = windows.take(first, len(places))
         batch = _to_tensor(tokens[:, :-1]), _to_tensor(tokens[:, 1:])

@@ -11,6 +11,7 @@ from napkin.errors import NapkinError
 from napkin.optim.host_state import fetch, host_copy, put_back
 from napkin.optim.parameter_groups import decay_groups
 from napkin.optim.rounding import StochasticRounding
+from napkin.optim.shards import local
 
 Group = dict[str, Any]
 
@@ -113,12 +114,14 @@ class Optimizer(torch.optim.Optimizer):
             self.apply(self.forms, bucket, group)
 
     def apply(self, forms: Forms, parameters: list[Tensor], group: Group) -> None:
-        """Apply one rule to one bucket, in fp32."""
+        """Apply one rule to one bucket, in fp32; of sharded tensors, to the rows that are here."""
+        states = [list(map(local, self.state_in(group, p).values())) for p in parameters]
+        gradients = [local(p.grad) for p in parameters if p.grad is not None]
+        parameters = list(map(local, parameters))
         # Nothing that is wide already is copied: in fp32 these are the parameters and gradients themselves.
         narrow = any(p.dtype not in _WIDE for p in parameters)
         wide = [p.to(wide_dtype(p)) for p in parameters] if narrow else parameters
-        gradients = [p.grad.to(w.dtype) for p, w in zip(parameters, wide, strict=True) if p.grad is not None]
-        states = [list(self.state_in(group, p).values()) for p in parameters]
+        gradients = [gradient.to(w.dtype) for gradient, w in zip(gradients, wide, strict=True)]
         at_work = fetch(states, parameters[0].device) if self.state_on_host else states
         forms.pick(self.form)(wide, gradients, *map(list, zip(*at_work, strict=True)), group)
         if self.state_on_host:

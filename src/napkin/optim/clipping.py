@@ -3,26 +3,37 @@
 # torch keeps its foreach functions under private names; its own optimizers are built on them.
 # pyright: reportPrivateImportUsage=false
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from napkin.optim.shards import local
+
 
 @torch.no_grad()
-def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Float[Tensor, ""]:
+def clip_gradients(
+    parameters: Iterable[Tensor],
+    max_norm: float,
+    *,
+    sum_squares: Callable[[Tensor], Tensor] | None = None,
+) -> Float[Tensor, ""]:
     """Scale all gradients in place by one factor so that their joint 2-norm is at most max_norm.
 
     Returns the norm before clipping in fp32, on the gradients' device: nothing here waits for a GPU. Where any
     gradient is infinite or NaN, so is the returned norm, and the gradients are not fit for an update: check the
     norm where it is read anyway. Parameters without a gradient are skipped; without any the norm is 0.
+
+    Of sharded gradients it sees the rows that are here; `sum_squares` adds up what others have of the squared norm.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return torch.zeros(())
     norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
     total = torch.linalg.vector_norm(torch.stack(norms))
+    if sum_squares is not None:
+        total = sum_squares(total.square()).sqrt()
     # Exactly 1 below the limit, so that gradients in bounds are not touched in their last bit.
     torch._foreach_mul_(gradients, max_norm / total.clamp(min=max_norm))
     return total

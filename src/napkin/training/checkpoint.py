@@ -1,8 +1,9 @@
 """Checkpoints: the state of a run after a step, on disk, whole or not at all.
 
 `step-00000200/` holds model.safetensors, optimizer.safetensors, state.json, and SHA256SUMS over the three, in the
-form that `sha256sum -c` reads. The folder is written under a hidden name, every file synced, and then renamed.
-Nothing in it is a program: tensors are safetensors, the rest is text.
+form that `sha256sum -c` reads; where ranks hold the model by rows, each has files of its own in place of the first two.
+The folder is written under a hidden name, every file synced, and then renamed. Nothing in it is a program: tensors are
+safetensors, the rest is text.
 """
 
 import dataclasses
@@ -29,10 +30,10 @@ from napkin.files import atomic_write_bytes, atomic_write_text, sync_file, sync_
 from napkin.model.transformer import Transformer
 from napkin.training.history import History
 from napkin.training.recipe import Recipe
+from napkin.training.shard_files import STEMS, Misfit, copy_rows_into, is_by_rows, shard_names
 from napkin.training.step import Learner
 
-_TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")
-_FILES = (*_TENSOR_FILES, "state.json")
+_TENSOR_FILES = tuple(f"{stem}.safetensors" for stem in STEMS)
 _SUMS = "SHA256SUMS"
 _NAME = re.compile(r"step-(\d{8,})")
 # Torch splits reductions of more numbers among its threads.
@@ -114,7 +115,7 @@ def snapshot(
         libraries={"napkin": napkin.__version__, "torch": str(torch.__version__), "python": platform.python_version()},
         history=history or History(),
     )
-    tensors = {"model.safetensors": _model_tensors(learner.model), "optimizer.safetensors": _optimizer_tensors(learner)}
+    tensors = {f"{stem}.safetensors": named for stem, named in tensors_of(learner).items()}
     return Snapshot(step, tensors, msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
 
 
@@ -133,7 +134,7 @@ def write_checkpoint(
             return read_checkpoint(path)
         except CorruptFile:
             set_aside(path)
-    _refuse_non_finite(taken, folder)
+    refuse_non_finite(taken.tensors, taken.step, folder)
     draft = folder / f".{path.name}.{secrets.token_hex(8)}.tmp"
     try:
         draft.mkdir()
@@ -142,8 +143,7 @@ def write_checkpoint(
             # The library makes files for their owner alone; a run's other files are made as the user's umask says.
             (draft / name).chmod(draft.stat().st_mode & 0o666)
             sync_file(draft / name)
-        atomic_write_bytes(draft / "state.json", taken.state)
-        atomic_write_text(draft / _SUMS, _format_sums({name: _checksum(draft / name) for name in _FILES}))
+        write_state(draft, taken.state, {name: checksum_of(draft / name) for name in _TENSOR_FILES})
         before_publishing()
         draft.rename(path)
         sync_folder(folder)
@@ -155,6 +155,13 @@ def write_checkpoint(
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return Checkpoint(path, msgspec.json.decode(taken.state, type=State))
+
+
+def write_state(draft: Path, state: bytes, sums: dict[str, str]) -> None:
+    """Add to files of tensors, whose checksums are `sums`, what makes a checkpoint of them."""
+    atomic_write_bytes(draft / "state.json", state)
+    sums = {**sums, "state.json": checksum_of(draft / "state.json")}
+    atomic_write_text(draft / _SUMS, _format_sums(sums))
 
 
 def prune_checkpoints(folder: Path, *, keep: int, best: int | None = None) -> None:
@@ -188,15 +195,15 @@ def checkpoint_paths(folder: Path) -> list[Path]:
     return [path for _, path in sorted(numbered, reverse=True)]
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """A checkpoint whose files are, to the bit, as they were written.
+def read_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
+    """A checkpoint whose files are, to the bit, as they were written; unless `verify`, as somebody else has seen.
 
     Raises CorruptFile naming the file and what is wrong with it.
     """
     expected = _read_sums(path / _SUMS)
-    for name in _FILES:
+    for name in expected if verify else ():
         try:
-            found = _checksum(path / name)
+            found = checksum_of(path / name)
         except OSError as error:
             raise _damaged(path / name, f"cannot be read ({error.strerror})") from None
         if found != expected[name]:
@@ -289,6 +296,11 @@ def _copy_into(
 
     Raises CorruptFile for other names, shapes or formats; with `stored_as`, for others than this format.
     """
+    if is_by_rows(targets, path):
+        try:
+            return copy_rows_into(targets, path, stored_as=stored_as, among_others=among_others)
+        except Misfit as misfit:
+            raise _damaged(misfit.path, misfit.how) from None
     try:
         stored = load_file(path)
     except (OSError, SafetensorError) as error:
@@ -306,6 +318,11 @@ def _describe(tensor: Tensor | None, dtype: torch.dtype | None = None) -> str:
     if tensor is None:
         return "missing"
     return f"{str(dtype or tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def tensors_of(learner: Learner) -> dict[str, dict[str, Tensor]]:
+    """Weights and optimizer state by name, in the order in which they are stored."""
+    return {"model": _model_tensors(learner.model), "optimizer": _optimizer_tensors(learner)}
 
 
 def _model_tensors(model: Transformer) -> dict[str, Tensor]:
@@ -329,12 +346,13 @@ def _optimizer_tensors(learner: Learner, *, average: bool = True) -> dict[str, T
     return tensors | learner.extra_state()
 
 
-def _refuse_non_finite(taken: Snapshot, folder: Path) -> None:
-    for named in taken.tensors.values():
+def refuse_non_finite(tensors: dict[str, dict[str, Tensor]], step: int, folder: Path) -> None:
+    """Raise NapkinError where a number is infinite or NaN."""
+    for named in tensors.values():
         for name, tensor in named.items():
             if not _is_finite(tensor):
                 raise NapkinError(
-                    f"step {taken.step}: tensor '{name}' holds infinity or NaN, no checkpoint is made of it: lower "
+                    f"step {step}: tensor '{name}' holds infinity or NaN, no checkpoint is made of it: lower "
                     f"--optimizer.learning-rate; earlier checkpoints in '{folder}' are kept"
                 )
 
@@ -353,16 +371,18 @@ def _read_sums(path: Path) -> dict[str, str]:
     except UnicodeDecodeError:
         raise _damaged(path, "is no text") from None
     sums = {name: checksum for checksum, _, name in (line.partition("  ") for line in text.splitlines())}
-    if sums.keys() != set(_FILES) or text != _format_sums(sums):
-        raise _damaged(path, f"does not list {', '.join(_FILES)}")
+    wanted = [*(shard_names(sums) or _TENSOR_FILES), "state.json"]
+    if sums.keys() != set(wanted) or text != _format_sums(sums):
+        raise _damaged(path, f"does not list {', '.join(wanted)}")
     return sums
 
 
 def _format_sums(sums: dict[str, str]) -> str:
-    return "".join(f"{sums[name]}  {name}\n" for name in _FILES)
+    return "".join(f"{checksum}  {name}\n" for name, checksum in sums.items())
 
 
-def _checksum(path: Path) -> str:
+def checksum_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
     checksum = sha256()
     with open(path, "rb") as file:
         while chunk := file.read(2**20):

@@ -103,10 +103,14 @@ class CheckpointWriter:
     def _write(self, taken: Snapshot, prune: bool) -> Checkpoint:
         written = write_checkpoint(self.folder, taken, before_publishing=self.before_publishing)
         if prune:
-            self._losses |= dict(msgspec.json.decode(taken.state, type=State).history.validation_losses)
-            best = best_step(self._losses, _steps(self.folder)) if self.keep_best else None
-            prune_checkpoints(self.folder, keep=self.keep, best=best)
+            self.prune(written)
         return written
+
+    def prune(self, written: Checkpoint) -> None:
+        """Remove what is kept no longer, now that `written` is there."""
+        self._losses |= dict(written.state.history.validation_losses)
+        best = best_step(self._losses, _steps(self.folder)) if self.keep_best else None
+        prune_checkpoints(self.folder, keep=self.keep, best=best)
 
 
 class _HostBuffers:

@@ -7,7 +7,6 @@ from napkin.accounting.cuda_target import CudaTarget, Target
 from napkin.accounting.plan import Plan, Site
 from napkin.accounting.price import price
 from napkin.accounting.rules import all_reduce_seconds_rule
-from napkin.errors import NapkinError
 from napkin.hardware.catalogue import Device
 from napkin.hardware.ceilings import CatalogueCeilings
 from napkin.training.fitting import refuse_far_too_much
@@ -17,6 +16,7 @@ from napkin.training.precision import Precision
 from napkin.training.preparation import rule_bytes_a_parameter, rule_parameters, with_micro_batch
 from napkin.training.recipe import Recipe
 from napkin.training.runs import vocab_size_of
+from napkin.training.share import share_of
 from napkin.training.step import count_step
 
 CATALOGUE_FACTOR = 2.0
@@ -75,25 +75,10 @@ def target_of(device: Device) -> Target:
 
 def _one_share(recipe: Recipe, device: Device, n_devices: int) -> tuple[Recipe, Precision]:
     """The recipe with one device's part of the batch, and the precision there."""
-    training = recipe.training
-    batch_size, rest = divmod(training.batch_size, n_devices)
-    if rest or not batch_size:
-        raise NapkinError(
-            f"training.batch_size {training.batch_size} does not divide among {n_devices} devices: "
-            f"use a multiple, --training.batch-size {n_devices * -(-training.batch_size // n_devices)}"
-        )
-    size = min(training.resolved_micro_batch_size, batch_size)
-    if batch_size % size:
-        raise NapkinError(
-            f"each of {n_devices} devices gets {batch_size} sequences, which do not divide into micro-batches of "
-            f"{size}: choose a --training.micro-batch-size that divides them"
-        )
-    precision = _precision_on(device, training.precision)
-    micro_batch_size = training.micro_batch_size if training.micro_batch_size == "auto" else size
-    training = dataclasses.replace(
-        training, batch_size=batch_size, micro_batch_size=micro_batch_size, precision=precision.name
-    )
-    return dataclasses.replace(recipe, training=training), precision
+    share = share_of(recipe, n_devices)
+    precision = _precision_on(device, share.training.precision)
+    training = dataclasses.replace(share.training, precision=precision.name)
+    return dataclasses.replace(share, training=training), precision
 
 
 def _precision_on(device: Device, wanted: Literal["auto"] | PrecisionName) -> Precision:

@@ -16,6 +16,7 @@ from napkin.model.dropout import evaluating
 from napkin.model.transformer import Transformer
 from napkin.tokenizer.base import Tokenizer
 from napkin.training.precision import Precision
+from napkin.training.ranks import ALONE, Ranks
 
 EVALUATION_BATCH_SIZE = 16
 
@@ -95,29 +96,43 @@ def mean_loss(
     batch_size: int = EVALUATION_BATCH_SIZE,
     separate_documents: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    ranks: Ranks = ALONE,
 ) -> float:
     """Nats a token over the first `max_tokens` predictions of a file, or all, in windows every `stride` tokens.
 
     None is a stride of the context length: fastest, and the first tokens of each window have little before them. With
-    `separate_documents` each token sees what is of its own document alone.
+    `separate_documents` each token sees what is of its own document alone. Ranks take `batch_size` windows each at a
+    time, and all learn the mean.
     """
     context_length = model.config.context_length
     stride = context_length if stride is None else stride
     total = token_file.n_tokens - 1 if max_tokens is None else min(max_tokens, token_file.n_tokens - 1)
     nats, done = 0.0, 0
     for inputs, targets in evaluation_windows(
-        token_file, context_length=context_length, stride=stride, batch_size=batch_size
+        token_file, context_length=context_length, stride=stride, batch_size=batch_size * ranks.size
     ):
         scores = targets >= 0
         targets[scores & (scores.flatten().cumsum(0).view_as(scores) > total - done)] = IGNORED
         scored = int((targets >= 0).sum())
+        inputs, targets = _own_rows(inputs, targets, ranks)
+        own = int((targets >= 0).sum())
         inputs, targets = inputs.to(precision.device_type), targets.to(precision.device_type)
         documents = documents_begun(inputs, token_file.separator) if separate_documents else None
         with evaluating(model), precision.autocast():
             loss = model.loss(inputs, targets, documents)
-        nats, done = nats + loss.item() * scored, done + scored
+        nats, done = nats + loss.item() * own, done + scored
         if progress is not None:
             progress(done, total)
         if done >= total:
             break
-    return nats / done
+    return ranks.sum(torch.tensor(nats, dtype=torch.float64)).item() / done
+
+
+def _own_rows(inputs: torch.Tensor, targets: torch.Tensor, ranks: Ranks) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's windows; everybody gets as many, where they run out the last one without targets."""
+    missing = -len(inputs) % ranks.size
+    if missing:
+        inputs = torch.cat([inputs, inputs[-1:].expand(missing, -1)])
+        targets = torch.cat([targets, torch.full_like(targets[-1:], IGNORED).expand(missing, -1)])
+    rows = ranks.rows(len(inputs))
+    return inputs[rows], targets[rows]

@@ -23,9 +23,9 @@ class ExpertTally:
         rows = torch.stack([torch.cat([each.tokens_per_expert, each.dropped[None]]) for each in routings])
         self._sums = rows if self._sums is None else self._sums + rows
 
-    def read(self) -> dict[str, list]:
-        """The visits of each expert and the dropped ones, by layer, as fields of a line of metrics; without, none."""
+    def read(self) -> tuple[list[list[int]], list[int]] | tuple[None, None]:
+        """The visits of each expert and the dropped ones, by layer; without experts, None."""
         if self._sums is None:
-            return {}
+            return None, None
         rows = self._sums.tolist()
-        return {"expert_tokens": [row[:-1] for row in rows], "dropped_tokens": [row[-1] for row in rows]}
+        return [row[:-1] for row in rows], [row[-1] for row in rows]

@@ -85,7 +85,7 @@ def _too_much(
 def _other_ways(plan: Plan) -> list[str]:
     """What other devices, or the same ones otherwise, would make of a plan that does not fit."""
     site, peak, ways = plan.site, plan.ledger.peak_bytes, []
-    if site.n_devices > 1:
+    if site.n_devices > 1 and not site.sharded:
         fits = "would fit" if plan.sharded_peak_bytes <= site.memory_bytes else "would not fit either"
         ways.append(
             f"parameters, gradients and optimizer state sharded over the {site.n_devices} devices it {fits}, with "

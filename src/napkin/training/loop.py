@@ -24,7 +24,6 @@ from napkin.data.token_mixture import TokenMixture
 from napkin.errors import CorruptFile, NapkinError
 from napkin.training.checkpoint import Checkpoint, Snapshot, snapshot
 from napkin.training.checkpoint_room import disk_warning, refuse_full_disk, writes_in_background
-from napkin.training.checkpoint_writer import CheckpointWriter
 from napkin.training.evaluation import EVALUATION_BATCH_SIZE, mean_loss
 from napkin.training.freed_memory import keep_freed_memory
 from napkin.training.history import History
@@ -32,7 +31,7 @@ from napkin.training.interruption import Interrupted, Interruption, catch_interr
 from napkin.training.lost_pages import leaving_on_lost_pages
 from napkin.training.non_finite import NonFiniteSteps, Verdict
 from napkin.training.preparation import Preparation
-from napkin.training.restoring import restore_newest
+from napkin.training.ranked_checkpoints import open_writer, restore_on_ranks
 from napkin.training.run_folder import MetricsFile, RunFolder, StepMetrics, format_metrics, parse_metrics
 from napkin.training.runs import plan_as_dict
 from napkin.training.step import Learner, build_learner
@@ -72,8 +71,10 @@ def train(
     The steps that remain are bit for bit those of a run that was never stopped, on the same machine with the same
     number of threads: weights, moments and step number come from the checkpoint, everything else is a function of the
     step number. SIGINT and SIGTERM end it after the step at hand, with a checkpoint; an evaluation, and a step of many
-    micro-batches, are given up and made up for on resuming.
+    micro-batches, are given up and made up for on resuming. With several ranks all call this, give nothing up, and stop
+    after the same step; the first one writes.
     """
+    ranks = preparation.ranks
     with run.locked(), catch_interruption() as interruption:
         run.remove_leftovers()
         # A kill may have come between the making of the folder and the plan.
@@ -87,7 +88,7 @@ def train(
             contextlib.closing(loop.feed),
             open_tracking(preparation.recipe, run, loop.step, on_message) as track,
         ):
-            while loop.is_unfinished and interruption.signal is None:
+            while loop.is_unfinished and ranks.agreed(interruption) is None:
                 metrics = loop.advance()
                 if metrics is not None:
                     track(metrics)
@@ -139,7 +140,8 @@ class _Loop:
         torch.set_num_threads(recipe.training.threads)
         keep_freed_memory()
         self.device_type = self.preparation.precision.device_type
-        self.learner = build_learner(recipe, self.preparation.precision)
+        self.ranks = self.preparation.ranks
+        self.learner = build_learner(recipe, self.preparation.precision, self.ranks)
         self.feed = open_feed(self.preparation.batches, self.device_type, recipe.data.prefetch)
         self.metrics = MetricsFile(self.run)
         self.guards = {tokens: TokenGuard(tokens) for tokens in self._token_files()}
@@ -147,9 +149,11 @@ class _Loop:
         self.process = psutil.Process()
         self.history = History()
         training, plan = recipe.training, self.preparation.plan
-        self.writer = CheckpointWriter(
+        self.writer = open_writer(
+            self.ranks,
+            recipe,
             self.run.checkpoints,
-            background=writes_in_background(training, plan, self.device_type),
+            background=self.ranks.is_first and writes_in_background(training, plan, self.device_type),
             keep=training.keep_checkpoints,
             keep_best=training.keep_best,
             # A checkpoint on the disk promises the lines up to its step.
@@ -158,7 +162,8 @@ class _Loop:
 
     def restore(self) -> None:
         """Go to the newest checkpoint that is whole; to the beginning where there is none at all."""
-        checkpoint = restore_newest(
+        checkpoint = restore_on_ranks(
+            self.ranks,
             self.run.checkpoints,
             self.learner,
             tokenizer=self.preparation.tokenizer.fingerprint,
@@ -168,17 +173,22 @@ class _Loop:
         if checkpoint is not None:
             self.step, self.seconds_before = checkpoint.state.step, checkpoint.state.seconds
             self.history = checkpoint.state.history.copy()
-        self.metrics.rewind(self.step)
-        self.history.forget_finished(self.run.path / "metrics.jsonl")
+        self.history.unfinished = self.ranks.from_first(self._settle_metrics)
         self.non_finite = NonFiniteSteps(self.learner, self.history, self.run, self.on_message)
         self.start = time.perf_counter()
         self.first_step = self.step
-        if self.is_unfinished:
+        if self.is_unfinished and self.ranks.is_first:
             needed = self._snapshot().bytes
             refuse_full_disk(self.run.checkpoints, needed)
             warning = disk_warning(self.run.checkpoints, needed, self.preparation.recipe.training)
             if warning is not None:
                 self.on_message(warning)
+
+    def _settle_metrics(self) -> str | None:
+        """Bring metrics.jsonl to the checkpoint; the line that is still to be finished."""
+        self.metrics.rewind(self.step)
+        self.history.forget_finished(self.run.path / "metrics.jsonl")
+        return self.history.unfinished
 
     @property
     def is_unfinished(self) -> bool:
@@ -201,15 +211,17 @@ class _Loop:
         begin = time.perf_counter()
         with self.watch("data"):
             batch = self._batch()
+            shares = self.learner.shares(batch[1]) if self.ranks.size > 1 else None
         verdict = Verdict()
         try:
-            self._watched_step(batch, verdict)
+            self._watched_step(batch, shares, verdict)
         except Interrupted:
             self.learner.optimizer.zero_grad(set_to_none=True)
             return None
         skipped = None if verdict.is_fit else self.non_finite.skip_or_stop(self.step, batch, verdict)
         step_seconds = time.perf_counter() - begin
         learning_rate = self.learner.learning_rate(self.step)
+        expert_tokens, dropped_tokens = self.learner.tally.read()
         self.step += 1
         return StepMetrics(
             step=self.step,
@@ -224,7 +236,8 @@ class _Loop:
             bytes=self._bytes(),
             spike=None if skipped else self.history.add_loss(verdict.loss),
             skipped=skipped,
-            **self.learner.tally.read(),
+            expert_tokens=expert_tokens,
+            dropped_tokens=dropped_tokens,
         )
 
     def _conclude(self, metrics: StepMetrics) -> StepMetrics | None:
@@ -291,7 +304,7 @@ class _Loop:
         files = " or ".join(f"'{file.path}'" for guard in self.guards.values() for file in guard.files)
         line = f"{files} was shortened, or its disk has gone, while the run read it: put it back and continue with "
         line += f"`napkin resume {self.run.path}`; "
-        if not self.reading_batch:
+        if not self.reading_batch or self.ranks.size > 1:
             return line + "earlier checkpoints are kept"
         self.finish()
         return f"{line}nothing was learned from it, step {self.step} is saved"
@@ -304,6 +317,9 @@ class _Loop:
             yield
             self.guards[tokens].refuse_changes()
         except CorruptFile as error:
+            if self.ranks.size > 1:
+                # The others know nothing of it, and a checkpoint needs all.
+                raise
             self.finish()
             raise CorruptFile(f"{error}; nothing was learned from it, step {self.step} is saved") from None
 
@@ -326,21 +342,24 @@ class _Loop:
             seconds_by_part={**parts, "other": seconds - sum(parts.values())},
         )
 
-    def _watched_step(self, batch: Batch, verdict: Verdict) -> None:
+    def _watched_step(self, batch: Batch, shares: list[float] | None, verdict: Verdict) -> None:
         done = self.step - self.first_step
         begin = time.perf_counter()
         last = self.preparation.recipe.training.steps - self.first_step - 1
         # A last step that is also the first is timed: a metered one takes longer than it would alone.
-        if done != min(METERED_STEP, last) or last == 0:
-            watch = self.interruption.giving_up_long_steps(self.watch, len(batch[0]) // self._micro_batch_size)
-            self.learner.step(self.step, *batch, watch=watch, is_fit=verdict)
+        if done != min(METERED_STEP, last) or last == 0 or not self.ranks.is_first:
+            watch = self.watch
+            if self.ranks.size == 1:
+                watch = self.interruption.giving_up_long_steps(watch, len(batch[0]) // self._micro_batch_size)
+            self.learner.step(self.step, *batch, shares=shares, watch=watch, is_fit=verdict)
             self.step_seconds.append(time.perf_counter() - begin)
             return
         with self.watch("metering"):
             self.metered = meter_step(
                 self.learner.model,
-                lambda: self.learner.step(self.step, *batch, is_fit=verdict),
+                lambda: self.learner.step(self.step, *batch, shares=shares, is_fit=verdict),
                 device_type=self.device_type,
+                resident=self.learner.spread.resident(self.learner.optimizer),
             )
 
     @property
@@ -362,7 +381,10 @@ class _Loop:
                 # No more at a time than a step computes: what was planned for that is enough for this.
                 batch_size=min(self._micro_batch_size, EVALUATION_BATCH_SIZE),
                 separate_documents=self.preparation.recipe.data.separate_documents,
-                progress=lambda done, total: self.interruption.give_up() if done < total else None,
+                progress=lambda done, total: (
+                    self.interruption.give_up() if done < total and self.ranks.size == 1 else None
+                ),
+                ranks=self.ranks,
             )
 
     def _refuse_non_finite(self, what: str, *figures: float) -> None:

@@ -57,9 +57,11 @@ class NonFiniteSteps:
 
         Returns the source where the run goes on; raises NapkinError where it stops.
         """
-        source, history = find_source(self.learner, number, batch), self.history
+        ranks, history = self.learner.spread.ranks, self.history
+        # To look for it ranks would have to go through a step together, which one of them would leave early.
+        source = find_source(self.learner, number, batch) if ranks.size == 1 else "on one of the ranks"
         story = _story(self.learner, number, verdict, source)
-        kept = keep_batch(self.run.path / "non-finite", number + 1, batch, story)
+        kept = keep_batch(self.run.path / "non-finite", number + 1, batch, story) if ranks.is_first else None
         what = (
             f"step {number + 1}: the loss is {verdict.loss}, the gradient's norm {verdict.gradient_norm}, "
             f"the first such number {source}"

@@ -43,6 +43,11 @@ class Precision:
         """The format of parameters and gradients."""
         return torch.bfloat16 if self.name == "bf16-pure" else torch.float32
 
+    @property
+    def bytes_a_number(self) -> int:
+        """Of a matrix product's operands."""
+        return 2 if self.products == "bf16" else 4
+
     def autocast(self) -> AbstractContextManager:
         """The context of a forward pass."""
         wanted = self.name not in ("fp32", "bf16-pure")

@@ -29,7 +29,9 @@ from napkin.training.fitting import largest_micro_batch, refuse_far_too_much
 from napkin.training.forms import choose_forms
 from napkin.training.freed_memory import keep_freed_memory
 from napkin.training.precision import Precision, choose_device, choose_precision
+from napkin.training.ranks import ALONE, Ranks
 from napkin.training.recipe import Recipe
+from napkin.training.share import exchanged, gathered_bytes, sharded, share_of
 from napkin.training.slice import time_slice
 from napkin.training.step import count_step
 from napkin.training.train_files import paths_and_weights
@@ -48,15 +50,21 @@ class Preparation:
     validation_tokens: TokenFile | None
     precision: Precision
     plan: Plan
+    ranks: Ranks = ALONE
+    """The processes that train it."""
 
     @property
     def batches(self) -> Batches:
-        """The training batches, in their order."""
-        return _batches(self.recipe, self.train_tokens)
+        """The training batches, in their order; of each the rows that are this process's."""
+        return _batches(self.recipe, self.train_tokens, self.ranks)
 
 
 def prepare(
-    recipe: Recipe, *, tokenizer: Tokenizer | None = None, progress: Progress = lambda doing: None
+    recipe: Recipe,
+    *,
+    tokenizer: Tokenizer | None = None,
+    progress: Progress = lambda doing: None,
+    ranks: Ranks = ALONE,
 ) -> Preparation:
     """Open what the recipe names, check that it fits together, and plan the run on this machine.
 
@@ -75,14 +83,14 @@ def prepare(
         way_out = "name yours with --data.validation, or do without: --data.validation None"
         validation_tokens = _open_tokens(data.validation, tokenizer, data.verify, way_out)
     host = detect_host()
-    recipe, precision = resolve(recipe, tokenizer.vocab_size, host)
+    recipe, precision = resolve(recipe, tokenizer.vocab_size, host, ranks)
     # Refuses a text that is shorter than one window, before anything is measured or counted.
     _batches(recipe, train_tokens)
-    plan = make_plan(recipe, precision, host, progress)
-    return Preparation(recipe, tokenizer, train_tokens, validation_tokens, precision, plan)
+    plan = make_plan(recipe, precision, host, progress, ranks)
+    return Preparation(recipe, tokenizer, train_tokens, validation_tokens, precision, plan, ranks)
 
 
-def resolve(recipe: Recipe, vocab_size: int, host: Host) -> tuple[Recipe, Precision]:
+def resolve(recipe: Recipe, vocab_size: int, host: Host, ranks: Ranks = ALONE) -> tuple[Recipe, Precision]:
     """Fill in what the tokenizer and the machine decide."""
     if recipe.model.vocab_size not in (0, vocab_size):
         raise NapkinError(
@@ -95,13 +103,19 @@ def resolve(recipe: Recipe, vocab_size: int, host: Host) -> tuple[Recipe, Precis
         recipe.training,
         device=device_type,
         precision=precision.name,
-        threads=recipe.training.threads or host.cores,
+        threads=ranks.threads(recipe.training.threads, host.cores),
     )
     model = dataclasses.replace(recipe.model, vocab_size=vocab_size)
     optimizer = dataclasses.replace(recipe.optimizer.resolved, warmup_steps=recipe.warmup_steps)
     recipe = dataclasses.replace(recipe, model=model, optimizer=optimizer, training=training)
     recipe = choose_forms(recipe, precision)
-    return with_micro_batch(recipe, precision, free_bytes(precision, host)), precision
+    if recipe.training.micro_batch_size == "auto":
+        share = with_micro_batch(share_of(recipe, ranks.size), precision, _free_bytes_of_rank(precision, host, ranks))
+        size = share.training.micro_batch_size
+        recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, micro_batch_size=size))
+    else:
+        recipe = with_micro_batch(recipe, precision, 0)
+    return recipe, precision
 
 
 def with_micro_batch(
@@ -119,8 +133,14 @@ def with_micro_batch(
     return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, micro_batch_size=size))
 
 
-def make_plan(recipe: Recipe, precision: Precision, host: Host, progress: Progress = lambda doing: None) -> Plan:
-    """Count and price a resolved recipe's step on this machine.
+def make_plan(
+    recipe: Recipe,
+    precision: Precision,
+    host: Host,
+    progress: Progress = lambda doing: None,
+    ranks: Ranks = ALONE,
+) -> Plan:
+    """Count and price a resolved recipe's step on this machine; with several ranks, the first one's part of it.
 
     Raises NapkinError where the step is so far beyond the memory that counting it in full would take minutes.
     """
@@ -128,11 +148,18 @@ def make_plan(recipe: Recipe, precision: Precision, host: Host, progress: Progre
     torch.set_num_threads(recipe.training.threads)
     keep_freed_memory()
     progress("counting the step")
-    refuse_far_too_much(recipe, precision, device_name(precision, host), free_bytes(precision, host))
+    tokens_per_step, recipe = recipe.tokens_per_step, share_of(recipe, ranks.size)
+    free = _free_bytes_of_rank(precision, host, ranks)
+    fsdp = ranks.size > 1 and recipe.training.parallelism == "fsdp"
+    if not fsdp:
+        refuse_far_too_much(recipe, precision, device_name(precision, host), free)
     ledger = count_step(recipe, precision)
+    if fsdp:
+        ledger = sharded(ledger, ranks.size, gathered_bytes(recipe, ledger.parameters, precision.bytes_a_number))
+    elif ranks.size > 1:
+        ledger = exchanged(ledger)
     progress("measuring this machine, once")
     calibration = calibration_of_this_machine(precision.device_type)
-    free = free_bytes(precision, host)
     priced = price(ledger, calibration)
     if ledger.peak_bytes <= free:
         priced = _rehearsed(recipe, precision, ledger, calibration, free, progress)
@@ -142,18 +169,29 @@ def make_plan(recipe: Recipe, precision: Precision, host: Host, progress: Progre
         price=priced,
         site=Site(
             device_name=device_name(precision, host),
-            matmul_peak=calibration.matmul_peak(precision.products),
+            matmul_peak=calibration.matmul_peak(precision.products) / _sharing(precision, ranks),
             memory_bytes=free,
-            bytes_per_second=calibration.memory_bandwidth,
-            usd_per_hour=accelerator.price.usd_per_hour if accelerator and accelerator.price else None,
-            watts=accelerator.watts if accelerator else None,
+            bytes_per_second=calibration.memory_bandwidth / _sharing(precision, ranks),
+            n_devices=ranks.size,
+            sharded=fsdp,
+            usd_per_hour=ranks.size * accelerator.price.usd_per_hour if accelerator and accelerator.price else None,
+            watts=ranks.size * accelerator.watts if accelerator and accelerator.watts else None,
             disturbed=calibration.disturbed,
         ),
         rule_parameters=rule_parameters(recipe),
         rule_bytes_a_parameter=rule_bytes_a_parameter(recipe, precision),
         steps=recipe.training.steps,
-        tokens_per_step=recipe.tokens_per_step,
+        tokens_per_step=tokens_per_step,
     )
+
+
+def _sharing(precision: Precision, ranks: Ranks) -> int:
+    """How many ranks share the device: those of one machine its processor, a GPU none."""
+    return ranks.place.local_size if precision.device_type == "cpu" else 1
+
+
+def _free_bytes_of_rank(precision: Precision, host: Host, ranks: Ranks) -> int:
+    return free_bytes(precision, host) // _sharing(precision, ranks)
 
 
 def _rehearsed(
@@ -238,11 +276,12 @@ def _open_tokens(path: str, tokenizer: Tokenizer, verify: bool, way_out: str) ->
     return TokenFile.open(path, tokenizer_fingerprint=tokenizer.fingerprint, verify=verify)
 
 
-def _batches(recipe: Recipe, train_tokens: TokenMixture) -> Batches:
+def _batches(recipe: Recipe, train_tokens: TokenMixture, ranks: Ranks = ALONE) -> Batches:
     return Batches(
         train_tokens,
         context_length=recipe.model.context_length,
         batch_size=recipe.training.batch_size,
         seed=recipe.training.data_seed,
+        rows=ranks.rows(recipe.training.batch_size),
         separate_documents=recipe.data.separate_documents,
     )

@@ -189,7 +189,7 @@ class TrainingConfig:
     """Where to train; auto is the GPU if there is one."""
 
     threads: int | None = None
-    """CPU threads; None is one a core that this process may use."""
+    """CPU threads; None is one a core that this process may use. Ranks share the cores of their machine."""
 
     init_seed: int = 0
     """Seed of the initial weights."""
@@ -217,6 +217,21 @@ class TrainingConfig:
 
     evaluation_tokens: int = 16384
     """Tokens in that sample. `napkin evaluate` takes all there are."""
+
+    parallelism: Literal["ddp", "fsdp"] = "ddp"
+    """What the ranks do that `torchrun` starts: each takes its rows of every batch; with ddp it has the whole model,
+    with fsdp (FSDP2, ZeRO's third stage) a part of parameters, gradients and optimizer state. One process alone does
+    neither."""
+
+    gather_format: Literal["auto", "fp32", "bf16"] = "auto"
+    """Format in which fsdp gathers the parameters of a block; auto is that of matrix products. In bf16 half as many
+    bytes travel; gains of norms are rounded too."""
+
+    reduce_format: Literal["fp32", "bf16"] = "fp32"
+    """Format in which fsdp adds up the gradients of a block over ranks."""
+
+    rank_timeout: float = 600.0
+    """Seconds that ranks wait for one another before they give up."""
 
     keep_best: bool = True
     """Whether the checkpoint with the lowest validation loss, of the steps that were evaluated, is kept besides."""
@@ -418,6 +433,7 @@ _TRAINING_RANGES: dict[str, tuple[float, float]] = {
     "keep_checkpoints": (1, _MOST),
     "evaluate_every": (1, _MOST),
     "evaluation_tokens": (1, _MOST),
+    "rank_timeout": (1, 10**6),
     "most_skipped": (0, _MOST),
 }
 

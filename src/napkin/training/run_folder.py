@@ -154,11 +154,27 @@ class StepMetrics:
         return self.validation_loss is not None or self.spike is not None or self.skipped is not None
 
 
+class FollowedRun(RunFolder):
+    """The folder of a run that another rank writes: reading alone does anything."""
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Left to the first rank."""
+
+    def remove_leftovers(self) -> None:
+        """Left to the first rank."""
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """The first rank holds the run for all."""
+        yield
+
+
 class MetricsFile:
     """metrics.jsonl: a line a logged step, appended; a resumed run first drops what lies past its checkpoint."""
 
     def __init__(self, run: RunFolder) -> None:
-        self.path = run.path / "metrics.jsonl"
+        # What another rank writes is nowhere for this one.
+        self.path = Path(os.devnull) if isinstance(run, FollowedRun) else run.path / "metrics.jsonl"
 
     def rewind(self, step: int) -> None:
         """Keep the lines up to `step`; a line that a kill cut off goes too."""
@@ -183,7 +199,7 @@ class MetricsFile:
 
     def sync(self) -> None:
         """Return when all lines are on the disk."""
-        if self.path.exists():
+        if self.path.is_file():
             sync_file(self.path)
 
 

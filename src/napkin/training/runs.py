@@ -19,12 +19,14 @@ from napkin.training.checkpoint_room import checkpoint_bytes, refuse_too_small_d
 from napkin.training.fitting import refuse_what_does_not_fit
 from napkin.training.precision import Precision
 from napkin.training.preparation import Preparation, Progress, make_plan, prepare, resolve
+from napkin.training.ranks import ALONE, Ranks
 from napkin.training.recipe import Recipe
 from napkin.training.run_folder import RunFolder
+from napkin.training.share import share_of
 
 
 def new_run(
-    recipe: Recipe, folder: StrPath, *, progress: Progress = lambda doing: None
+    recipe: Recipe, folder: StrPath, *, progress: Progress = lambda doing: None, ranks: Ranks = ALONE
 ) -> tuple[Preparation, RunFolder]:
     """Check and plan a recipe, make its run folder and write plan.json.
 
@@ -32,17 +34,19 @@ def new_run(
     left behind then.
     """
     RunFolder.refuse_existing(folder)
-    preparation = _checked(prepare(recipe, progress=progress))
+    preparation = _checked(prepare(recipe, progress=progress, ranks=ranks))
     refuse_too_small_disk(Path(folder), preparation.plan)
     run = RunFolder.create(folder, preparation.recipe, preparation.tokenizer)
     run.write_json("plan.json", plan_as_dict(preparation.plan, preparation.precision))
     return preparation, run
 
 
-def old_run(folder: StrPath, *, progress: Progress = lambda doing: None) -> tuple[Preparation, RunFolder]:
+def old_run(
+    folder: StrPath, *, progress: Progress = lambda doing: None, ranks: Ranks = ALONE
+) -> tuple[Preparation, RunFolder]:
     """Open a run folder and plan what it holds; `train` goes on from its newest good checkpoint."""
     run = RunFolder.open(folder)
-    return _checked(prepare(run.recipe, tokenizer=run.tokenizer, progress=progress)), run
+    return _checked(prepare(run.recipe, tokenizer=run.tokenizer, progress=progress, ranks=ranks)), run
 
 
 def plan_only(recipe: Recipe, *, progress: Progress = lambda doing: None) -> tuple[Recipe, Precision, Plan]:
@@ -114,5 +118,6 @@ def _byte_bound_seconds(spent: dict[str, Spent]) -> dict[str, float]:
 
 
 def _checked(preparation: Preparation) -> Preparation:
-    refuse_what_does_not_fit(preparation.recipe, preparation.precision, preparation.plan)
+    share = share_of(preparation.recipe, preparation.ranks.size)
+    refuse_what_does_not_fit(share, preparation.precision, preparation.plan)
     return preparation

@@ -22,8 +22,10 @@ from napkin.optim.names import build_optimizer
 from napkin.optim.rounding import StochasticRounding
 from napkin.training.expert_tally import ExpertTally
 from napkin.training.precision import Precision
+from napkin.training.ranks import ALONE, Ranks
 from napkin.training.recipe import Recipe
 from napkin.training.recomputation import recompute_blocks
+from napkin.training.spreading import Spread, spread
 
 Watch = Callable[[str], AbstractContextManager]
 
@@ -39,6 +41,8 @@ class Learner:
     optimizer: Optimizer
     recipe: Recipe
     precision: Precision
+    spread: Spread
+    """The model's work, as this rank does its part of it."""
     average: WeightAverage | None = None
     """Of the weights, updated by each of the optimizer's steps, where the recipe asks for one."""
     tally: ExpertTally = field(default_factory=ExpertTally)
@@ -53,27 +57,31 @@ class Learner:
         targets: Int[Tensor, "batch position"],
         documents: Int[Tensor, "batch position"] | None = None,
         *,
+        shares: list[float] | None = None,
         watch: Watch = lambda part: nullcontext(),
         is_fit: Callable[[Tensor, Tensor], bool] = lambda loss, norm: True,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Train on one batch; `number` counts steps from 0 and sets the learning rate; `documents` keep apart what is
-        packed into a sequence.
+        """Train on this rank's rows of a batch; `number` counts steps from 0 and sets the learning rate; `documents`
+        keep apart what is packed into a sequence.
 
-        Returns the loss in nats a token and the gradient's norm before clipping, on the model's device; a norm of 0
-        where fp16 overflowed and the update was left out. Where both are not fit for an update, by `is_fit`, none is
+        `shares` is what each micro-batch weighs, as `Learner.shares` has it; None is all alike. Returns the loss in
+        nats a token and the gradient's norm before clipping, both of the whole batch, on the model's device; a norm of
+        0 where fp16 overflowed and the update was left out. Where both are not fit for an update, by `is_fit`, none is
         made.
         """
-        size = self.recipe.training.resolved_micro_batch_size
-        share = size / len(inputs)
+        size = self._micro_batch_size(inputs)
+        shares = [size / len(inputs)] * (len(inputs) // size) if shares is None else shares
         loss = torch.zeros((), device=inputs.device)
         self.tally.clear()
         if self.recipe.model.dropout:
             # What a step drops follows from seed and step alone: a resumed run drops what an uninterrupted one does.
-            torch.manual_seed((self.recipe.training.dropout_seed * 1_000_003 + number) % 2**63)
+            torch.manual_seed(self.spread.seed(self.recipe.training.dropout_seed * 1_000_003 + number))
         apart = [None] * (len(inputs) // size) if documents is None else documents.split(size)
-        for part, wanted, documents_of_part in zip(inputs.split(size), targets.split(size), apart, strict=True):
+        parts = zip(inputs.split(size), targets.split(size), apart, shares, strict=True)
+        for done, (part, wanted, documents_of_part, share) in enumerate(parts, start=1):
+            self.spread.begin(last=done == len(shares))
             with watch("forward"), self.precision.autocast():
-                micro_loss = self.model.loss(part, wanted, documents_of_part) * share
+                micro_loss = self.spread.loss(part, wanted, documents_of_part) * share
                 if self.recipe.model.n_experts:
                     self.tally.add(self.model.routings())
             with watch("backward"):
@@ -82,7 +90,9 @@ class Learner:
         with watch("optimizer"):
             if self.loss_scale is not None:
                 self.loss_scale.unscale(self.model.parameters())
-            norm = clip_gradients(self.model.parameters(), self.recipe.optimizer.clip_norm)
+            clip_norm, sum_squares = self.recipe.optimizer.clip_norm, self.spread.sum_squares
+            norm = clip_gradients(self.model.parameters(), clip_norm, sum_squares=sum_squares)
+            loss = self.spread.mean(loss)
             # Where fp16 overflows it is only the scale that was too large.
             overflowed = self.loss_scale is not None and not self.loss_scale.accepts(norm)
             if overflowed:
@@ -95,6 +105,13 @@ class Learner:
                 self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
         return loss, norm
+
+    def shares(self, targets: Int[Tensor, "batch position"]) -> list[float]:
+        """What each micro-batch of a batch weighs, by its targets that count; best asked of tensors on the host."""
+        return self.spread.shares(targets, self._micro_batch_size(targets))
+
+    def _micro_batch_size(self, inputs: Tensor) -> int:
+        return min(self.recipe.training.resolved_micro_batch_size, len(inputs))
 
     def extra_state(self) -> dict[str, Tensor]:
         """What a checkpoint holds besides weights and optimizer state."""
@@ -117,18 +134,17 @@ class Learner:
         return self.recipe.schedule(number, self.recipe.optimizer.options["learning_rate"])
 
 
-def build_learner(recipe: Recipe, precision: Precision) -> Learner:
-    """A new model and its optimizer, weights drawn from `training.init_seed`."""
+def build_learner(recipe: Recipe, precision: Precision, ranks: Ranks = ALONE) -> Learner:
+    """A new model and its optimizer, weights drawn from `training.init_seed`; this rank's part of them."""
     # Drawn on the CPU whatever the device, so that a seed means the same weights everywhere.
     model = Transformer(recipe.model, seed=recipe.training.init_seed)
     if precision.weights_dtype != torch.float32:
         _cast(model, precision.weights_dtype)
-    if precision.device_type != "cpu":
-        model = model.to(precision.device_type)
     if precision.name == "fp8":
         multiply_in_fp8(model.blocks, native=precision.native_fp8)
     model.loss_chunk_size = recipe.training.loss_chunk_size
     recompute_blocks(model, recipe.training.recompute, every=recipe.training.recompute_every)
+    spread_model = spread(model, recipe, precision, ranks)
     chosen = recipe.optimizer
     # fp16 has too little range for sums of squares.
     products = torch.float32 if precision.products == "fp16" else precision.products_dtype
@@ -142,7 +158,7 @@ def build_learner(recipe: Recipe, precision: Precision) -> Learner:
     if precision.name == "bf16-pure":
         optimizer.rounding = StochasticRounding(recipe.training.rounding_seed)
     loss_scale = LossScale() if precision.name == "fp16" else None
-    return Learner(model, optimizer, recipe, precision, average=average, loss_scale=loss_scale)
+    return Learner(model, optimizer, recipe, precision, spread_model, average=average, loss_scale=loss_scale)
 
 
 def _cast(model: Transformer, dtype: torch.dtype) -> None:

@@ -1,0 +1,152 @@
+"""Tensors that ranks hold by rows, on disk: `model-00001-of-00004.safetensors` has the first rank's rows of each.
+
+Where a file's rows begin stands in its header, in the words of torch.distributed.checkpoint's safetensors storage: its
+HuggingFaceStorageReader reads these files too. Any number of readers takes any rows; nothing is a pickle.
+"""
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from napkin.optim.shards import local
+
+STEMS = ("model", "optimizer")
+_INFO, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
+_NAME = re.compile(r"model-00001-of-(\d{5})\.safetensors")
+
+
+class Misfit(Exception):
+    """A file that is not what it should be, and how."""
+
+    def __init__(self, path: Path, how: str) -> None:
+        super().__init__(how)
+        self.path = path
+        self.how = how
+
+
+def shard_name(stem: str, rank: int, size: int) -> str:
+    """The name of a rank's file, ranks counted from 0."""
+    return f"{stem}-{rank + 1:05d}-of-{size:05d}.safetensors"
+
+
+def shard_names(names: Iterable[str]) -> list[str]:
+    """The files of a checkpoint that the first shard of its model is among; none where it is not sharded."""
+    for name in names:
+        if match := _NAME.fullmatch(name):
+            size = int(match[1])
+            return [shard_name(stem, rank, size) for stem in STEMS for rank in range(size)]
+    return []
+
+
+def rows_of(tensor: Tensor) -> tuple[int, int]:
+    """The first row of a tensor that this process has, and the one after the last."""
+    rows = tensor.shape[0]
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        return 0, rows
+    # torch.chunk's division, which FSDP2 uses.
+    each = -(-rows // mesh.size())
+    start = min(mesh.get_local_rank() * each, rows)
+    stop = min(start + each, rows)
+    assert len(local(tensor)) == stop - start
+    return start, stop
+
+
+def write_rows(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write the rows that are here; a tensor without any is left out."""
+    here = {name: local(tensor).contiguous() for name, tensor in tensors.items() if local(tensor).numel()}
+    offsets = {name: {_OFFSETS: [rows_of(tensors[name])[0], *[0] * (here[name].ndim - 1)]} for name in here}
+    save_file(here, path, metadata={"format": "pt", _INFO: json.dumps(offsets)})
+
+
+def is_by_rows(targets: dict[str, Tensor], path: Path) -> bool:
+    """Whether tensors or their file are in parts, so that the rows have to be looked for."""
+    return not path.exists() or any(hasattr(target, "device_mesh") for target in targets.values())
+
+
+def copy_rows_into(
+    targets: dict[str, Tensor], path: Path, *, stored_as: torch.dtype | None = None, among_others: bool = False
+) -> None:
+    """Copy into each target the rows that it has here, from one file or from all shards of that stem beside it.
+
+    Raises Misfit where files and targets differ in a name, a shape or a format, or where rows are missing; the files'
+    format may be `stored_as` instead, and `among_others` they may hold more.
+    """
+    with contextlib.ExitStack() as stack:
+        stored = _open([path] if path.exists() else sorted(path.parent.glob(f"{path.stem}-*-of-*.safetensors")), stack)
+        for name in sorted(targets.keys() if among_others else targets.keys() | stored.keys()):
+            found, wanted = _describe_stored(stored.get(name)), _describe(targets.get(name), stored_as)
+            if found != wanted:
+                raise Misfit(path, f"does not fit its recipe: tensor '{name}' is {found}, the model's is {wanted}")
+        with torch.no_grad():
+            for name, target in targets.items():
+                _copy(stored[name], target)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    rows: Any
+    """A slice of a safetensors file, which reads what it is indexed by."""
+    start: int
+    stop: int
+    rest: tuple[int, ...]
+    format: str
+
+
+def _open(paths: list[Path], stack: contextlib.ExitStack) -> dict[str, list[_Piece]]:
+    pieces: dict[str, list[_Piece]] = {}
+    for path in paths:
+        try:
+            file = stack.enter_context(safe_open(path, framework="pt"))
+            offsets = json.loads((file.metadata() or {}).get(_INFO, "{}"))
+            for name in file.keys():  # noqa: SIM118
+                rows = file.get_slice(name)
+                n_rows, *rest = rows.get_shape()
+                start = int(offsets[name][_OFFSETS][0]) if offsets else 0
+                pieces.setdefault(name, []).append(_Piece(rows, start, start + n_rows, tuple(rest), rows.get_dtype()))
+        except (OSError, SafetensorError) as error:
+            raise Misfit(path, f"cannot be read as safetensors ({error})") from None
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise Misfit(path, f"does not say where its rows belong ({error!r})") from None
+    for each in pieces.values():
+        each.sort(key=lambda piece: piece.start)
+    return pieces
+
+
+def _copy(pieces: list[_Piece], target: Tensor) -> None:
+    start, stop = rows_of(target)
+    here = local(target)
+    for piece in pieces:
+        first, last = max(start, piece.start), min(stop, piece.stop)
+        if first < last:
+            here[first - start : last - start].copy_(piece.rows[first - piece.start : last - piece.start])
+
+
+def _describe_stored(pieces: list[_Piece] | None) -> str:
+    """Format and shape of what pieces make together, or what is wrong with them."""
+    if not pieces:
+        return "missing"
+    end = 0
+    for piece in pieces:
+        if piece.start != end or (piece.rest, piece.format) != (pieces[0].rest, pieces[0].format):
+            return f"in pieces that do not follow one another, at row {end}"
+        end = piece.stop
+    return f"{_FORMATS.get(pieces[0].format, pieces[0].format)} {(end, *pieces[0].rest)}"
+
+
+def _describe(tensor: Tensor | None, stored_as: torch.dtype | None = None) -> str:
+    if tensor is None:
+        return "missing"
+    return f"{str(stored_as or tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+_FORMATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}

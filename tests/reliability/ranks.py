@@ -1,0 +1,60 @@
+"""Starts the ranks of a job as torchrun would, each a process in milliseconds; or torchrun itself."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from reliability.harness import Command, Napkin
+
+
+def start_ranks(napkin: Napkin, size: int, *arguments: str, **settings: Any) -> list[Command]:
+    """`size` processes of one job on this machine, first rank first."""
+    port = free_port()
+    return [napkin.start(*arguments, environment=place(rank, size, port), **settings) for rank in range(size)]
+
+
+def run_ranks(napkin: Napkin, size: int, *arguments: str, **settings: Any) -> list[Command]:
+    """The same, ended without an error."""
+    ranks = start_ranks(napkin, size, *arguments, **settings)
+    statuses = [rank.wait() for rank in ranks]
+    assert statuses == [0] * size, [rank.errors for rank in ranks]
+    return ranks
+
+
+def place(rank: int, size: int, port: int) -> dict[str, str]:
+    """What torchrun says in the environment."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def free_port() -> int:
+    """A port that nobody listens at now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def start_torchrun(folder: Path, size: int, *arguments: str, restarts: int = 0) -> Command:
+    """`torchrun`, all its ranks on this machine."""
+    out, err = folder / f"out-{time.monotonic_ns()}.txt", folder / f"err-{time.monotonic_ns()}.txt"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size)]
+    torchrun += ["--max-restarts", str(restarts), "--master-port", str(free_port()), "--monitor-interval", "0.1"]
+    with open(out, "w") as out_file, open(err, "w") as err_file:
+        process = subprocess.Popen(
+            [*torchrun, "-m", "--", "napkin", *arguments],
+            cwd=folder,
+            stdout=out_file,
+            stderr=err_file,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    return Command(process.pid, out, err, lambda pid: process.wait())

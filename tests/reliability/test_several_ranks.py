@@ -1,0 +1,269 @@
+"""Several ranks train the run that one trains, whatever becomes of one of them."""
+
+import contextlib
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_with_torch
+
+from napkin.model.transformer import Transformer
+from napkin.training.checkpoint import load_model, read_checkpoint
+from napkin.training.recipe import format_recipe
+from napkin.training.run_folder import RunFolder
+from reliability.harness import Command, Napkin, checkpoints, figures, lines_of_metrics, wait_until
+from reliability.ranks import free_port, place, run_ranks, start_ranks, start_torchrun
+from training.tiny_run import tiny_recipe
+
+STEPS = 50
+TOLERANCE = 1e-5
+
+
+def write_recipe(napkin: Napkin, **training: Any) -> None:
+    settings = {"steps": STEPS, "precision": "fp32", "checkpoint_every": 10, "rank_timeout": 60.0, **training}
+    (napkin.folder / "recipe.toml").write_text(format_recipe(tiny_recipe(".", **settings)))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, server: Any) -> Path:
+    """The run of one process."""
+    from training.tiny_run import write_tiny_text
+
+    folder = tmp_path_factory.mktemp("alone")
+    write_tiny_text(folder)
+    napkin = Napkin(folder, server)
+    write_recipe(napkin)
+    assert napkin.run("train", "recipe.toml", "--run", "run").wait() == 0
+    return folder / "run"
+
+
+def assert_follows(run: Path, reference: Path) -> float:
+    """Every step's figures, to the order of sums; the largest deviation of a loss."""
+    there, here = figures(reference), figures(run)
+    assert [line["step"] for line in here] == [line["step"] for line in there]
+    assert [line["tokens"] for line in here] == [line["tokens"] for line in there]
+    for name in ("loss", "validation_loss", "gradient_norm"):
+        for one, other in zip(here, there, strict=True):
+            assert one[name] == pytest.approx(other[name], abs=TOLERANCE), (name, one["step"])
+    return max(abs(one["loss"] - other["loss"]) for one, other in zip(here, there, strict=True))
+
+
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp"])
+def test_two_ranks_follow_one(napkin: Napkin, alone: Path, parallelism: str) -> None:
+    write_recipe(napkin, parallelism=parallelism)
+    first, second = run_ranks(napkin, 2, "train", "recipe.toml", "--run", "run", refuse_pickles=True)
+    print(parallelism, assert_follows(napkin.folder / "run", alone))
+    # The first one speaks for both.
+    assert "trained 50 steps" in first.out.read_text()
+    assert (second.out.read_text(), second.errors) == ("", [])
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp"])
+@pytest.mark.parametrize("micro_batch_size", [1, 4])
+def test_four_ranks_follow_one(napkin: Napkin, alone: Path, parallelism: str, micro_batch_size: int) -> None:
+    write_recipe(napkin, parallelism=parallelism, micro_batch_size=micro_batch_size)
+    run_ranks(napkin, 4, "train", "recipe.toml", "--run", "run", refuse_pickles=True)
+    print(parallelism, assert_follows(napkin.folder / "run", alone))
+
+
+def test_micro_batches_of_a_rank_add_up(napkin: Napkin, alone: Path) -> None:
+    write_recipe(napkin, micro_batch_size=1)
+    run_ranks(napkin, 2, "train", "recipe.toml", "--run", "run")
+    assert_follows(napkin.folder / "run", alone)
+
+
+# torch tells that its reader is alone.
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_what_four_ranks_saved_is_taken_up_by_one_and_by_two(napkin: Napkin, alone: Path) -> None:
+    write_recipe(napkin, parallelism="fsdp")
+    stopped_at = start_and_stop(napkin, 4, whom=2)
+    saved = napkin.folder / "run" / "checkpoints" / f"step-{stopped_at:08d}"
+    assert len(list(saved.glob("model-*-of-00004.safetensors"))) == 4
+    assert_torch_reads_the_same(saved)
+    evaluated = napkin.run("evaluate", "run", refuse_pickles=True)
+    assert evaluated.status == 0, evaluated.errors
+    for size in (1, 2):
+        shutil.copytree(napkin.folder / "run", napkin.folder / f"on-{size}")
+        take_up(napkin, size, f"on-{size}")
+        assert_follows(napkin.folder / f"on-{size}", alone)
+
+
+def assert_torch_reads_the_same(checkpoint: Path) -> None:
+    """torch.distributed.checkpoint's reader of safetensors, and napkin's."""
+    recipe = RunFolder.open(checkpoint.parent.parent).recipe
+    model = Transformer(recipe.model)
+    load_model(read_checkpoint(checkpoint), model)
+    theirs = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
+    load_with_torch(theirs, storage_reader=HuggingFaceStorageReader(str(checkpoint)), no_dist=True)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(theirs[name], parameter), name
+
+
+def test_what_one_saved_is_taken_up_by_two(napkin: Napkin, alone: Path) -> None:
+    write_recipe(napkin, parallelism="fsdp")
+    start_and_stop(napkin, 1, whom=0)
+    take_up(napkin, 2, "run")
+    assert_follows(napkin.folder / "run", alone)
+
+
+def test_a_killed_rank_ends_the_others_with_a_line_and_the_run_goes_on(napkin: Napkin, alone: Path) -> None:
+    write_recipe(napkin)
+    ranks = start_ranks(napkin, 2, "train", "recipe.toml", "--run", "run")
+    wait_until(lambda: lines_of_metrics(napkin.folder / "run") >= 12, ranks[0])
+    ranks[1].send(signal.SIGKILL)
+    assert ranks[0].wait() == 2
+    assert len(ranks[0].errors) == 1
+    assert "has lost another rank" in ranks[0].errors[0]
+    take_up(napkin, 2, "run")
+    assert_follows(napkin.folder / "run", alone)
+
+
+def test_torchrun_restarts_the_job_where_it_was(napkin: Napkin, alone: Path) -> None:
+    write_recipe(napkin)
+    job = start_torchrun(napkin.folder, 2, "train", "recipe.toml", "--run", "run", restarts=1)
+    wait_until(lambda: lines_of_metrics(napkin.folder / "run") >= 12, job)
+    kill_rank(job, 1)
+    assert job.wait() == 0, job.errors
+    assert_follows(napkin.folder / "run", alone)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp"])
+@pytest.mark.parametrize("whom", [0, 1, 2, 3])
+def test_torchrun_restarts_the_job_whoever_was_lost(napkin: Napkin, alone: Path, parallelism: str, whom: int) -> None:
+    write_recipe(napkin, parallelism=parallelism)
+    job = start_torchrun(napkin.folder, 4, "train", "recipe.toml", "--run", "run", restarts=3)
+    for lines in (4, 23, 38):
+        wait_until(lambda lines=lines: lines_of_metrics(napkin.folder / "run") >= lines, job)
+        kill_rank(job, whom)
+        time.sleep(1.0)
+    assert job.wait() == 0, job.errors
+    assert_follows(napkin.folder / "run", alone)
+
+
+@pytest.mark.torture
+def test_a_rank_that_does_not_answer_ends_the_others(napkin: Napkin) -> None:
+    write_recipe(napkin, rank_timeout=20.0)
+    ranks = start_ranks(napkin, 2, "train", "recipe.toml", "--run", "run")
+    wait_until(lambda: lines_of_metrics(napkin.folder / "run") >= 5, ranks[0])
+    ranks[1].send(signal.SIGSTOP)
+    assert ranks[0].wait() == 2
+    assert "had no answer from it in 20 s" in ranks[0].errors[0]
+    ranks[1].send(signal.SIGKILL)
+    ranks[1].wait()
+
+
+def test_what_cannot_be_is_said_once(napkin: Napkin) -> None:
+    write_recipe(napkin)
+    first, *others = start_ranks(napkin, 3, "train", "recipe.toml", "--run", "run")
+    assert [first.wait(), *(other.wait() for other in others)] == [2, 2, 2]
+    assert len(first.errors) == 1
+    assert "training.batch_size 4 does not divide among 3 devices: use a multiple" in first.errors[0]
+    assert [other.errors for other in others] == [[], []]
+    assert not (napkin.folder / "run").exists()
+
+
+def start_and_stop(napkin: Napkin, size: int, *, whom: int) -> int:
+    """Train for some steps, until SIGTERM comes to one rank; the step after which all have stopped."""
+    run = napkin.folder / "run"
+    if size == 1:
+        ranks = [napkin.start("train", "recipe.toml", "--run", "run")]
+    else:
+        ranks = start_ranks(napkin, size, "train", "recipe.toml", "--run", "run", refuse_pickles=True)
+    wait_until(lambda: lines_of_metrics(run) >= 12, ranks[0])
+    ranks[whom].send(signal.SIGTERM)
+    assert [rank.wait() for rank in ranks] == [128 + signal.SIGTERM] * size, [rank.errors for rank in ranks]
+    assert [len(rank.errors) for rank in ranks] == [1] + [0] * (size - 1)
+    assert "napkin resume run" in ranks[0].errors[0]
+    assert 12 <= checkpoints(run)[-1] == figures(run)[-1]["step"] < STEPS
+    return checkpoints(run)[-1]
+
+
+def take_up(napkin: Napkin, size: int, run: str) -> None:
+    if size == 1:
+        resumed = napkin.run("resume", run, refuse_pickles=True)
+        assert (resumed.status, resumed.errors) == (0, [])
+    else:
+        ranks = run_ranks(napkin, size, "resume", run, refuse_pickles=True)
+        assert [rank.errors for rank in ranks] == [[]] * size
+
+
+def kill_rank(job: Command, rank: int) -> None:
+    """`kill -9` for one rank of torchrun's."""
+    for child in psutil.Process(job.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.environ().get("RANK") == str(rank):
+                child.kill()
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp"])
+def test_sigterm_to_torchrun_saves_and_stops(napkin: Napkin, alone: Path, parallelism: str) -> None:
+    write_recipe(napkin, parallelism=parallelism)
+    run = napkin.folder / "run"
+    job = start_torchrun(napkin.folder, 2, "train", "recipe.toml", "--run", "run", restarts=3)
+    wait_until(lambda: lines_of_metrics(run) >= 12, job)
+    job.send(signal.SIGTERM)
+    assert job.wait() != 0
+    assert checkpoints(run)[-1] == figures(run)[-1]["step"] < STEPS
+    take_up(napkin, 2, "run")
+    assert_follows(run, alone)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp"])
+@pytest.mark.parametrize("whom", [0, 1])
+@pytest.mark.parametrize("number", [1, 3, 6, 9, 12, 15, 18])
+def test_a_kill_inside_a_checkpoint_loses_nothing(
+    napkin: Napkin, alone: Path, parallelism: str, whom: int, number: int
+) -> None:
+    write_recipe(napkin, parallelism=parallelism)
+    port = free_port()
+    ranks = [
+        napkin.start(
+            *("train", "recipe.toml", "--run", "run"),
+            environment=place(rank, 2, port),
+            signal_at=number if rank == whom else None,
+            near=".step-00000020.",
+        )
+        for rank in range(2)
+    ]
+    statuses = [rank.wait() for rank in ranks]
+    if statuses != [0, 0]:
+        # This rank has no such operation, or was killed and the other one noticed.
+        assert statuses[whom] == -signal.SIGKILL
+        assert statuses[1 - whom] == 2
+        assert checkpoints(napkin.folder / "run")[-1] in (10, 20)
+        take_up(napkin, 2, "run")
+    assert_follows(napkin.folder / "run", alone)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp"])
+@pytest.mark.parametrize("whom", [0, 1])
+def test_a_full_disk_ends_all_with_one_reason(napkin: Napkin, parallelism: str, whom: int) -> None:
+    write_recipe(napkin, parallelism=parallelism)
+    port = free_port()
+    ranks = [
+        napkin.start(
+            *("train", "recipe.toml", "--run", "run"),
+            environment=place(rank, 2, port),
+            largest_file=30_000 if rank == whom else None,
+        )
+        for rank in range(2)
+    ]
+    if parallelism == "ddp" and whom == 1:
+        # This one writes nothing.
+        assert [rank.wait() for rank in ranks] == [0, 0]
+        return
+    assert [rank.wait() for rank in ranks] == [2, 2]
+    assert "cannot be written" in ranks[whom].errors[-1]
+    assert checkpoints(napkin.folder / "run") == []
+    assert not list((napkin.folder / "run" / "checkpoints").glob(".*"))
