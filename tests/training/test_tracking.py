@@ -114,7 +114,9 @@ def test_a_run_without_trackers_leaves_no_trace_of_any(
 
 
 def test_figures_are_numbers_and_experts_are_told_by_their_balance() -> None:
-    metrics = StepMetrics(3, 30, 2.5, 0.1, 1.0, 9.0, 3.0, 10.0, 0.4, 1000, None, [[4, 4], [6, 2]], [0, 3])
+    metrics = StepMetrics(
+        3, 30, 2.5, 0.1, 1.0, 9.0, 3.0, 10.0, 0.4, 1000, expert_tokens=[[4, 4], [6, 2]], dropped_tokens=[0, 3]
+    )
     figures = figures_of(metrics)
     assert figures["busiest_expert"] == 1.5
     assert figures["dropped_tokens"] == 3.0

@@ -94,6 +94,6 @@ def _is_run_of(recipe: Recipe, folder: Path) -> bool:
         value == found[table][name]
         for table, values in dataclasses.asdict(recipe).items()
         for name, value in values.items()
-        # What a recipe leaves open, the first attempt has decided.
-        if value not in (None, "auto") and (table, name, value) != ("model", "vocab_size", 0)
+        # What a recipe leaves open, the first attempt has decided, as well as each rank's share of the threads.
+        if value not in (None, "auto") and (table, name, value) != ("model", "vocab_size", 0) and name != "threads"
     )
