@@ -97,7 +97,7 @@ class Bomb:
         return (Path.touch, (self.marker,))
 
 
-@pytest.mark.parametrize("name", FILES[:3])
+@pytest.mark.parametrize("name", [FILES[0], *(pytest.param(name, marks=pytest.mark.torture) for name in FILES[1:3])])
 def test_a_checkpoint_from_anybody_is_opened_without_running_its_code(
     napkin: Napkin, uninterrupted: Path, name: str, tally: Tally
 ) -> None:

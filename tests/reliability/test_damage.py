@@ -132,7 +132,7 @@ def test_a_token_file_that_changes_while_the_run_reads_it_ends_it_with_a_line_an
     with open(tokens, "r+b") as file:
         file.truncate(0) if how == "cut" else file.write(bytes([whole[0] ^ 1]))
     command.wait()
-    assert_refused(command, "train.tokens' ", "is saved", "napkin resume run" if how == "cut" else "altered")
+    assert_refused(command, "train.tokens' ", "is saved", "napkin resume" if how == "cut" else "altered")
     assert checkpoints(run)[-1] == figures(run)[-1]["step"]
     tokens.write_bytes(whole)
     assert napkin.run("resume", "run").status == 0

@@ -1,9 +1,12 @@
 import signal
 import threading
+import time
+from contextlib import nullcontext, suppress
 
 import pytest
 
-from napkin.training.interruption import catch_interruption
+import napkin.training.interruption as interruption_module
+from napkin.training.interruption import Interrupted, catch_interruption
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
@@ -64,3 +67,20 @@ def test_in_a_thread_signals_are_left_to_the_main_one() -> None:
     thread.start()
     thread.join()
     assert seen == [signal.SIG_DFL, None]
+
+
+@pytest.mark.parametrize(("seconds", "patience", "done"), [(0.02, 0.01, 3), (0.02, 10.0, 6), (0.0, 0.01, 6)])
+def test_a_step_that_would_take_long_yet_is_given_up_between_its_micro_batches(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, patience: float, done: int
+) -> None:
+    monkeypatch.setattr(interruption_module, "PATIENCE_SECONDS", patience)
+    parts: list[str] = []
+    with catch_interruption() as interruption:
+        watch = interruption.giving_up_long_steps(lambda part: nullcontext(parts.append(part)), 6)
+        with suppress(Interrupted):
+            for number in range(6):
+                with watch("forward"):
+                    time.sleep(seconds)
+                if number == 2:
+                    signal.raise_signal(signal.SIGTERM)
+    assert len(parts) == done

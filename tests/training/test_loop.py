@@ -13,6 +13,7 @@ import torch
 
 from napkin.errors import NapkinError
 from napkin.training.checkpoint import checkpoint_paths, read_checkpoint
+from napkin.training.checkpoint_room import checkpoint_bytes, writes_in_background
 from napkin.training.loop import Outcome, train
 from napkin.training.preparation import Preparation
 from napkin.training.recipe import Recipe
@@ -173,6 +174,24 @@ def test_a_plan_that_a_kill_prevented_is_written_on_resuming(
     assert [plan["steps"] for plan in plans] == [STEPS, STEPS]
     assert plans[0].keys() == plans[1].keys()
     assert not list(run.path.glob(".plan*"))
+
+
+def test_a_copy_for_checkpoints_is_made_where_it_fits_beside_the_step(
+    finished: tuple[Outcome, RunFolder, Preparation],
+) -> None:
+    plan, training = finished[2].plan, finished[2].recipe.training
+    needed = plan.ledger.peak_bytes + checkpoint_bytes(plan.ledger)
+
+    def decide(free: int, writing: str) -> bool:
+        site = dataclasses.replace(plan.site, memory_bytes=free)
+        chosen = dataclasses.replace(training, checkpoint_writing=writing)
+        return writes_in_background(chosen, dataclasses.replace(plan, site=site), "cpu")
+
+    assert decide(needed, "auto")
+    assert not decide(needed - 1, "auto")
+    assert not decide(needed, "wait")
+    with pytest.raises(NapkinError, match="use 'wait' or 'auto'"):
+        decide(needed - 1, "background")
 
 
 def diverging(text: Path) -> Recipe:

@@ -1,5 +1,7 @@
 import dataclasses
 import json
+import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,15 +82,22 @@ def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
     """A recipe some of whose steps' forward passes make NaN in the first block."""
     write_tiny_text(tmp_path)
 
-    def make(bad_steps: set[int], **training: Any) -> Recipe:
+    def make(bad_steps: set[int], factor: float = float("nan"), **training: Any) -> Recipe:
         def build(recipe: Recipe, precision: Precision) -> Learner:
             learner = build_learner(recipe, precision)
             bad = {bytes(batches[number - 1][0].numpy()) for number in bad_steps}
 
-            def poison(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-                return output * float("nan") if bytes(inputs[0].numpy()) in bad else output
+            def poison(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+                nonlocal is_bad
+                is_bad = bytes(inputs[0].numpy()) in bad
+                return output * factor if is_bad and math.isnan(factor) else None
 
+            def scale(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+                return output * factor if is_bad else None
+
+            is_bad = False
             learner.model.embedding.register_forward_hook(poison)
+            learner.model.norm.register_forward_hook(scale)
             return learner
 
         recipe = tiny_recipe(tmp_path, **({"steps": 12, "checkpoint_every": 5, "evaluate_every": 6} | training))
@@ -166,3 +175,18 @@ def test_too_many_skipped_steps_in_a_row_stop_the_run(poisoned: Callable[..., Re
     preparation, run = new_run(recipe, tmp_path / "run")
     with pytest.raises(NapkinError, match=r"^step 6: "):
         train(preparation, run)
+
+
+def test_a_loss_that_stands_out_is_marked_in_the_metrics_also_after_a_resume(
+    poisoned: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    recipe = poisoned({21, 24}, factor=1000.0, steps=26, checkpoint_every=22, evaluate_every=100, log_every=5)
+    preparation, run = new_run(recipe, tmp_path / "run")
+    train(preparation, run)
+    expected = {line.step: line.spike for line in read_metrics(run.path / "metrics.jsonl")}
+    assert [step for step, score in expected.items() if score is not None] == [21, 24]
+    assert list(expected) == [5, 10, 15, 20, 21, 24, 25, 26]
+    # What is usual is known from the checkpoint: the marks are those of the run that was never stopped.
+    shutil.rmtree(run.checkpoints / "step-00000026")
+    assert train(*old_run(run.path)).first_step == 22
+    assert {line.step: line.spike for line in read_metrics(run.path / "metrics.jsonl")} == expected

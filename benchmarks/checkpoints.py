@@ -1,0 +1,110 @@
+"""How long training stands still for a checkpoint: napkin's in the background and not, beside torch.save.
+
+    python benchmarks/checkpoints.py --parameters 20e6
+
+torch.save into a new file, synced and renamed over the old one, is what a careful plain loop does: no checksums, no
+second copy, and a pickle.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from napkin.model.config import ModelConfig
+from napkin.training.checkpoint import Snapshot, snapshot
+from napkin.training.checkpoint_writer import CheckpointWriter
+from napkin.training.precision import Precision
+from napkin.training.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.training.step import Learner, build_learner
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parameters", type=float, default=20e6)
+    parser.add_argument("--repetitions", type=int, default=5)
+    options = parser.parse_args()
+    width = 256
+    model = ModelConfig(vocab_size=round(options.parameters / width), context_length=8, d_model=width, n_layers=1)
+    recipe = Recipe(model=model, optimizer=OptimizerConfig(warmup_steps=0), training=TrainingConfig(batch_size=1))
+    learner = build_learner(recipe, Precision("fp32", "cpu"))
+    learner.optimizer.all_state()
+    size = taken(learner, 0).bytes
+    print(
+        f"{size / 1e6:.0f} MB: weights and AdamW's moments; best of {options.repetitions}, "
+        f"{torch.get_num_threads()} threads"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        ways = {
+            "napkin, background": napkin_way(learner, Path(folder) / "background", background=True),
+            "napkin, wait": napkin_way(learner, Path(folder) / "wait", background=False),
+            "torch.save, synced": torch_way(learner, Path(folder) / "torch.pt"),
+            "a copy of the tensors": copy_way(learner),
+        }
+        waits: dict[str, list[float]] = {name: [] for name in ways}
+        for repetition in range(options.repetitions + 1):
+            for name, way in ways.items():
+                seconds = way(repetition)
+                # The first time memory is made.
+                if repetition:
+                    waits[name].append(seconds)
+    base = min(waits["torch.save, synced"])
+    print(f"{'':<24}{'training waits':>16}{'median':>10}{'/ torch.save':>14}")
+    for name, seconds in waits.items():
+        least, median = min(seconds), statistics.median(seconds)
+        print(f"{name:<24}{least * 1e3:>13.1f} ms{median * 1e3:>7.0f} ms{least / base:>14.3f}")
+
+
+def taken(learner: Learner, step: int) -> Snapshot:
+    return snapshot(learner, step=step, seconds=0.0, tokenizer="t", train_tokens="d")
+
+
+def napkin_way(learner: Learner, folder: Path, *, background: bool) -> Callable[[int], float]:
+    folder.mkdir()
+    writer = CheckpointWriter(folder, background=background, keep=1, keep_best=False)
+
+    def save(step: int) -> float:
+        begin = time.perf_counter()
+        writer.save(taken(learner, step))
+        seconds = time.perf_counter() - begin
+        writer.wait()
+        return seconds
+
+    return save
+
+
+def torch_way(learner: Learner, path: Path) -> Callable[[int], float]:
+    def save(step: int) -> float:
+        begin = time.perf_counter()
+        draft = path.with_suffix(".tmp")
+        with open(draft, "wb") as file:
+            moments = {name: learner.optimizer.state[p] for name, p in learner.model.named_parameters()}
+            torch.save({"model": learner.model.state_dict(), "optimizer": moments, "step": step}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        return time.perf_counter() - begin
+
+    return save
+
+
+def copy_way(learner: Learner) -> Callable[[int], float]:
+    tensors = [tensor for named in taken(learner, 0).tensors.values() for tensor in named.values()]
+    buffers = [torch.empty_like(tensor) for tensor in tensors]
+
+    def copy(_: int) -> float:
+        begin = time.perf_counter()
+        for buffer, tensor in zip(buffers, tensors, strict=True):
+            buffer.copy_(tensor)
+        return time.perf_counter() - begin
+
+    return copy
+
+
+if __name__ == "__main__":
+    main()
