@@ -71,6 +71,7 @@ def _save_sharded(ranks: Ranks, folder: Path, learner: Learner, state: State) ->
     if name is None:
         return read_checkpoint(path, verify=False)
     draft = folder / name
+    learner.spread.settle()
     reports = ranks.gather(_write_rows(ranks, draft, learner, path))
     problems = [report["problem"] for report in reports if report["problem"]]
     sums = {name: checksum for report in reports for name, checksum in report["sums"].items()}
