@@ -279,6 +279,7 @@ class _Loop:
             return checkpoint
 
     def _snapshot(self) -> Snapshot:
+        self.learner.spread.settle()
         return snapshot(
             self.learner,
             step=self.step,

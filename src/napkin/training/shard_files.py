@@ -62,7 +62,8 @@ def rows_of(tensor: Tensor) -> tuple[int, int]:
 
 
 def write_rows(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write the rows that are here; a tensor without any is left out."""
+    """Write the rows that are here of tensors that are spread over ranks; a tensor without any is left out."""
+    assert all(hasattr(tensor, "device_mesh") for tensor in tensors.values())
     here = {name: local(tensor).contiguous() for name, tensor in tensors.items() if local(tensor).numel()}
     offsets = {name: {_OFFSETS: [rows_of(tensors[name])[0], *[0] * (here[name].ndim - 1)]} for name in here}
     save_file(here, path, metadata={"format": "pt", _INFO: json.dumps(offsets)})

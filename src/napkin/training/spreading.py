@@ -44,6 +44,9 @@ class Spread:
     def begin(self, *, last: bool) -> None:
         """A micro-batch begins, the `last` of its step or not."""
 
+    def settle(self) -> None:
+        """Give back what was gathered: parameters are then each rank's part."""
+
     def resident(self, optimizer: Optimizer) -> list[Tensor] | None:
         """What stays from step to step; None where that can be seen while a step runs."""
 
@@ -103,8 +106,9 @@ class SpreadFSDP(Spread):
         super().__init__(model, ranks)
         self.sum_squares = ranks.sum
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
+        self.sharded = FSDPModule
         training = recipe.training
         dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
         # fp16 has too little range for weights.
@@ -120,6 +124,12 @@ class SpreadFSDP(Spread):
         outside = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
         fully_shard(model, mesh=mesh, mp_policy=outside)
         register_fsdp_forward_method(model, "loss")
+
+    def settle(self) -> None:
+        """An evaluation, which no backward pass follows, leaves what is outside of blocks gathered."""
+        for module in self.model.modules():
+            if isinstance(module, self.sharded):
+                module.reshard()
 
     def resident(self, optimizer: Optimizer) -> list[Tensor]:
         """Parameters, buffers and optimizer state: what is gathered lies in storages that grow and shrink."""
