@@ -47,7 +47,8 @@ def test_a_step_s_visits_are_its_own_and_those_of_its_routers() -> None:
     routings = each.model.routings()
     assert tokens == [routing.tokens_per_expert.tolist() for routing in routings]
     assert dropped == [routing.dropped.item() for routing in routings]
-    assert dropped is not None and min(dropped) > 0
+    assert dropped is not None
+    assert min(dropped) > 0
 
 
 def test_a_dense_model_pays_nothing_and_tells_nothing() -> None:

@@ -27,7 +27,8 @@ def writes_in_background(training: TrainingConfig, plan: Plan, device_type: str)
     On a CPU the copy lies beside the step's tensors, and both are counted; beside a GPU it may take half of what the
     host has free. Raises NapkinError where the recipe asks for a copy that there is no room for.
     """
-    if training.checkpoint_writing == "wait":
+    # Ranks that each write their rows wait for one another anyway.
+    if training.checkpoint_writing == "wait" or plan.site.sharded:
         return False
     copy_bytes = checkpoint_bytes(plan.ledger)
     if device_type == "cpu":
