@@ -79,7 +79,8 @@ def train(
                 metrics = loop.advance()
                 track(metrics)
                 on_step(metrics)
-        checkpoint = loop.save()
+            # Before the trackers are closed, which may wait for a net.
+            checkpoint = loop.save()
         if loop.step == preparation.recipe.training.steps:
             interruption.signal = None
         measurement = loop.measurement()
