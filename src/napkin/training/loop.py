@@ -93,6 +93,7 @@ def train(
                 if metrics is not None:
                     track(metrics)
                     on_step(metrics)
+            # Before the trackers are closed, which may wait for a net.
             checkpoint = loop.finish()
         if not loop.is_unfinished:
             interruption.signal = None

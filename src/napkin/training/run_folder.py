@@ -99,7 +99,7 @@ class RunFolder:
 
     def remove_leftovers(self) -> None:
         """Remove what killed writers left beside the files that training alone writes; the lock must be held."""
-        for name in ("plan.json", "metrics.jsonl", "measurement.json", "tracking.json", "report.html"):
+        for name in ("plan.json", "metrics.jsonl", "measurement.json", "tracking.json"):
             for path in self.path.glob(f".{name}.*.tmp"):
                 path.unlink(missing_ok=True)
 

@@ -1,0 +1,82 @@
+"""What a run waits for its batches, with and without a thread that prepares them while all cores train.
+
+Two models, three token files mixed 3 : 2 : 1, steps with and without the thread in turns of six, the first of each
+turn left out; figures are medians. On a GPU the batches are copied to it, too.
+
+    python benchmarks/batches_ahead.py
+"""
+
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from napkin.data.batches import Batches
+from napkin.data.corpus import Document
+from napkin.data.feed import Feed, PrefetchingFeed
+from napkin.data.token_file import SEPARATOR, TokenFile, write_token_file
+from napkin.data.token_mixture import TokenMixture
+from napkin.hardware.host import detect_host
+from napkin.model.config import ModelConfig
+from napkin.tokenizer.byte_level import ByteTokenizer
+from napkin.training.preparation import resolve
+from napkin.training.recipe import Recipe, TrainingConfig
+from napkin.training.step import build_learner
+
+TURNS, STEPS_A_TURN = 4, 6
+MODELS = {
+    "64 × 8, d 64, 2 layers": ModelConfig(context_length=64, d_model=64, n_layers=2),
+    "256 × 8, d 192, 4 layers": ModelConfig(context_length=256, d_model=192, n_layers=4),
+}
+
+
+def measure(tokens: TokenMixture, model: ModelConfig) -> dict[str, tuple[float, float]]:
+    """Seconds of waiting and of the whole step, without the thread and with it."""
+    recipe, precision = resolve(Recipe(model=model, training=TrainingConfig(batch_size=8)), 8192, detect_host())
+    assert recipe.training.threads is not None
+    torch.set_num_threads(recipe.training.threads)
+    learner = build_learner(recipe, precision)
+    batches = Batches(tokens, context_length=model.context_length, batch_size=8, seed=0)
+    feeds = {"fetched": Feed(batches, precision.device_type), "ahead": PrefetchingFeed(batches, precision.device_type)}
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in feeds}
+    number = 0
+    for _ in range(TURNS):
+        for name, feed in feeds.items():
+            for place in range(STEPS_A_TURN):
+                begin = time.perf_counter()
+                batch = feed[number]
+                waited = time.perf_counter() - begin
+                loss, _ = learner.step(number, *batch)
+                loss.item()
+                number += 1
+                if place:
+                    taken[name].append((waited, time.perf_counter() - begin))
+            feed.close()
+    return {name: (_median(found, 0), _median(found, 1)) for name, found in taken.items()}
+
+
+def main() -> None:
+    """Print a line a model and way."""
+    draw = random.Random(0)
+    with tempfile.TemporaryDirectory() as folder:
+        files = [_tokens(Path(folder) / str(number), draw) for number in range(3)]
+        print(f"{'model':28}{'batches':>10}{'waiting':>12}{'step':>12}{'share':>9}")
+        for name, model in MODELS.items():
+            for way, (waited, step) in measure(TokenMixture(files, [3, 2, 1]), model).items():
+                print(f"{name:28}{way:>10}{1e6 * waited:>9.0f} µs{1e3 * step:>9.1f} ms{waited / step:>9.3%}")
+
+
+def _tokens(path: Path, draw: random.Random) -> TokenFile:
+    text = "".join(draw.choices("abcdefgh \n", k=1_000_000))
+    return write_token_file(path, [Document(path.name, text)], ByteTokenizer([SEPARATOR]))
+
+
+def _median(found: list[tuple[float, float]], which: int) -> float:
+    return statistics.median(each[which] for each in found)
+
+
+if __name__ == "__main__":
+    main()
