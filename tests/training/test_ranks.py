@@ -2,6 +2,8 @@
 
 import dataclasses
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -159,3 +161,14 @@ def test_a_restarted_job_knows_its_run_by_its_recipe(tmp_path: Path) -> None:
     assert _is_run_of(recipe, tmp_path)
     for other in (tiny_recipe(".", data_seed=1), tiny_recipe("elsewhere"), Recipe()):
         assert not _is_run_of(other, tmp_path)
+
+
+def test_a_process_alone_loads_nothing_of_the_machinery() -> None:
+    loaded = """
+import sys
+import napkin.cli.training, napkin.training.ranked_runs
+machinery = {"napkin.training.distributed", "torch.distributed.fsdp", "torch.distributed.tensor"}
+print(sorted(machinery & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -66,7 +66,8 @@ def write_rows(path: Path, tensors: dict[str, Tensor]) -> None:
     assert all(hasattr(tensor, "device_mesh") for tensor in tensors.values())
     here = {name: local(tensor).contiguous() for name, tensor in tensors.items() if local(tensor).numel()}
     offsets = {name: {_OFFSETS: [rows_of(tensors[name])[0], *[0] * (here[name].ndim - 1)]} for name in here}
-    save_file(here, path, metadata={"format": "pt", _INFO: json.dumps(offsets)})
+    # One entry: of several the library writes first one, then another first, and bytes would differ.
+    save_file(here, path, metadata={_INFO: json.dumps(offsets)})
 
 
 def is_by_rows(targets: dict[str, Tensor], path: Path) -> bool:
