@@ -26,6 +26,7 @@ import napkin
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import atomic_write_bytes, atomic_write_text, sync_file, sync_folder
 from napkin.model.transformer import Transformer
+from napkin.optim.loss_scale import LossScale
 from napkin.training.step import Learner
 
 _TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")
@@ -75,6 +76,7 @@ def save_checkpoint(
         except CorruptFile:
             set_aside(path)
     tensors = {"model.safetensors": _model_tensors(learner.model), "optimizer.safetensors": _optimizer_tensors(learner)}
+    tensors["optimizer.safetensors"] |= learner.extra_state()
     _refuse_non_finite(tensors, step, folder)
     state = State(
         format="napkin-checkpoint",
@@ -166,8 +168,7 @@ def load_model(checkpoint: Checkpoint, model: Transformer) -> None:
             f"the recipe is not the one that '{checkpoint.path}' was trained with: {', '.join(changes)}: "
             "put that back, or begin a new run with `napkin train`"
         )
-    pure = checkpoint.state.recipe.get("training", {}).get("precision") == "bf16-pure"
-    stored_as = torch.bfloat16 if pure else torch.float32
+    stored_as = torch.bfloat16 if _precision_of(checkpoint) == "bf16-pure" else torch.float32
     _copy_into(_model_tensors(model), checkpoint.path / "model.safetensors", stored_as=stored_as)
 
 
@@ -179,9 +180,9 @@ def load_learner(checkpoint: Checkpoint, learner: Learner) -> None:
     load_model(checkpoint, learner.model)
     # Into tensors that torch itself has made: those of a mapped file are aligned otherwise, and vector code then sums
     # in another order.
-    tensors = _optimizer_tensors(learner)
-    _copy_into(tensors, checkpoint.path / "optimizer.safetensors")
-    extra = {name: tensors[name] for name in learner.extra_state()}
+    # What was stored, whatever the precision is now.
+    extra = {"loss_scale": LossScale().to_tensor()} if _precision_of(checkpoint) == "fp16" else {}
+    _copy_into(_optimizer_tensors(learner) | extra, checkpoint.path / "optimizer.safetensors")
     learner.go_on_from(checkpoint.state.step, extra)
 
 
@@ -218,6 +219,10 @@ def _describe(tensor: Tensor | None, dtype: torch.dtype | None = None) -> str:
     return f"{str(dtype or tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
+def _precision_of(checkpoint: Checkpoint) -> str:
+    return checkpoint.state.recipe.get("training", {}).get("precision", "")
+
+
 def _model_tensors(model: Transformer) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
@@ -229,7 +234,7 @@ def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:
         f"{key}.{name}": tensor
         for name, parameter in learner.model.named_parameters()
         for key, tensor in state_of.get(parameter, {}).items()
-    } | learner.extra_state()
+    }
 
 
 def _refuse_non_finite(tensors: dict[str, dict[str, Tensor]], step: int, folder: Path) -> None:

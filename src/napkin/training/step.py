@@ -86,12 +86,14 @@ class Learner:
 
     def go_on_from(self, step: int, extra_state: dict[str, Tensor]) -> None:
         """Take over how many updates were done, and what `extra_state` gave."""
-        updates = step
+        stored = LossScale()
+        stored.updates = step
+        if "loss_scale" in extra_state:
+            stored.from_tensor(extra_state["loss_scale"])
         if self.loss_scale is not None:
-            self.loss_scale.from_tensor(extra_state["loss_scale"])
-            updates = self.loss_scale.updates
+            self.loss_scale.from_tensor(stored.to_tensor())
         for group in self.optimizer.param_groups:
-            group["step"] = updates
+            group["step"] = stored.updates
 
     def learning_rate(self, number: int) -> float:
         """Learning rate of step `number`, counted from 0."""
