@@ -102,6 +102,15 @@ def test_a_model_in_bf16_is_read_into_one_in_fp32(tmp_path: Path) -> None:
     assert torch.equal(weights(wide), weights(pure))
 
 
+@pytest.mark.parametrize(("before", "after"), [("fp16", "bf16"), ("bf16", "fp16"), ("bf16-pure", "fp32")])
+def test_a_run_goes_on_in_another_precision(before: str, after: str, tmp_path: Path) -> None:
+    first, second = (learner_of(Precision(name, "cpu")) for name in (before, after))  # pyright: ignore[reportArgumentType]
+    first.step(0, *batch(0))
+    load_learner(save_checkpoint(tmp_path, first, step=1, seconds=0, tokenizer="", train_tokens=""), second)
+    assert torch.equal(weights(second), weights(first))
+    assert [group["step"] for group in second.optimizer.param_groups] == [1, 1]
+
+
 def test_a_step_that_overflows_is_left_out_and_the_scale_halved(tmp_path: Path) -> None:
     learner = learner_of(Precision("fp16", "cpu"))
     learner.step(0, *batch(0))

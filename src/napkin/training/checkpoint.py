@@ -28,6 +28,7 @@ import napkin
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import atomic_write_bytes, atomic_write_text, sync_file, sync_folder
 from napkin.model.transformer import Transformer
+from napkin.optim.loss_scale import LossScale
 from napkin.training.history import History
 from napkin.training.recipe import Recipe
 from napkin.training.shard_files import STEMS, Misfit, copy_rows_into, is_by_rows, shard_names
@@ -224,8 +225,7 @@ def load_model(checkpoint: Checkpoint, model: Transformer) -> None:
     fit; CorruptFile where they do not. `model` is untouched then.
     """
     _refuse_other_model(checkpoint, model)
-    pure = checkpoint.state.recipe.get("training", {}).get("precision") == "bf16-pure"
-    stored_as = torch.bfloat16 if pure else torch.float32
+    stored_as = torch.bfloat16 if _precision_of(checkpoint) == "bf16-pure" else torch.float32
     _copy_into(_model_tensors(model), checkpoint.path / "model.safetensors", stored_as=stored_as)
 
 
@@ -253,11 +253,14 @@ def load_learner(checkpoint: Checkpoint, learner: Learner) -> None:
     updates = checkpoint.state.step - checkpoint.state.history.skipped
     # Into tensors that torch itself has made: those of a mapped file are aligned otherwise, and vector code then sums
     # in another order.
-    tensors = _optimizer_tensors(learner)
+    # What was stored, whatever the precision is now.
+    extra = {"loss_scale": LossScale().to_tensor()} if _precision_of(checkpoint) == "fp16" else {}
     has_average = keeps_average(checkpoint)
-    wanted = tensors if has_average else _optimizer_tensors(learner, average=False)
-    _copy_into(wanted, checkpoint.path / "optimizer.safetensors", among_others=has_average and not learner.average)
-    extra = {name: tensors[name] for name in learner.extra_state()}
+    _copy_into(
+        _optimizer_tensors(learner, average=has_average) | extra,
+        checkpoint.path / "optimizer.safetensors",
+        among_others=has_average and not learner.average,
+    )
     learner.go_on_from(updates, extra, with_average=has_average)
 
 
@@ -321,8 +324,13 @@ def _describe(tensor: Tensor | None, dtype: torch.dtype | None = None) -> str:
 
 
 def tensors_of(learner: Learner) -> dict[str, dict[str, Tensor]]:
-    """Weights and optimizer state by name, in the order in which they are stored."""
-    return {"model": _model_tensors(learner.model), "optimizer": _optimizer_tensors(learner)}
+    """Weights and the rest by name, in the order in which they are stored."""
+    rest = _optimizer_tensors(learner) | learner.extra_state()
+    return {"model": _model_tensors(learner.model), "optimizer": rest}
+
+
+def _precision_of(checkpoint: Checkpoint) -> str:
+    return checkpoint.state.recipe.get("training", {}).get("precision", "")
 
 
 def _model_tensors(model: Transformer) -> dict[str, Tensor]:
@@ -343,7 +351,7 @@ def _optimizer_tensors(learner: Learner, *, average: bool = True) -> dict[str, T
     if average and learner.average is not None:
         names = (name for name, _ in learner.model.named_parameters())
         tensors |= {f"average.{name}": tensor for name, tensor in zip(names, learner.average.averages, strict=True)}
-    return tensors | learner.extra_state()
+    return tensors
 
 
 def refuse_non_finite(tensors: dict[str, dict[str, Tensor]], step: int, folder: Path) -> None:

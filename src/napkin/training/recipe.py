@@ -166,24 +166,22 @@ class TrainingConfig:
     most that fit into the free memory, by count."""
 
     recompute: Literal["none", "selective", "full"] = "none"
-    """Activation checkpointing: what a block computes again in the backward pass instead of keeping it. selective is
-    all but products with weights and fused attention; full is all."""
+    """Activation checkpointing: what a block computes again instead of keeping it; selective is all but products with
+    weights and fused attention."""
 
     recompute_every: int = 1
-    """Recompute in every so many-th block; the others keep all."""
+    """Only every so many-th block recomputes."""
 
     loss_chunk_size: int = 512
     """Tokens whose logits exist at one time; with a whole micro-batch of them, all do."""
 
     offload_optimizer: bool = False
-    """Whether the optimizer's state lives in the host's memory, page-locked, and visits the GPU bucket by bucket. On a
-    CPU there is nowhere to go."""
+    """Whether a GPU's optimizer state lives in page-locked memory of the host and visits it bucket by bucket."""
 
     precision: Literal["auto", "fp32", "bf16", "fp16", "bf16-pure", "fp8"] = "auto"
-    """Formats of numbers: bf16 and fp16 are autocast over fp32 weights, fp16 with a loss scale and on a GPU alone;
-    bf16-pure has weights and gradients in bf16 and rounds updates stochastically; fp8 is bf16 with the blocks' linear
-    layers in fp8, emulated where the hardware has none. auto is bf16 where the hardware multiplies it natively, fp32
-    elsewhere."""
+    """Formats of numbers: bf16 and fp16 are autocast over fp32 weights, fp16 on a GPU alone; bf16-pure keeps weights
+    in bf16, updates rounded stochastically; fp8 is bf16 with the blocks' linear layers in fp8, emulated where the
+    hardware has none. auto is bf16 where the hardware multiplies it natively, fp32 elsewhere."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto is the GPU if there is one."""

@@ -119,13 +119,16 @@ class Learner:
 
     def go_on_from(self, updates: int, extra_state: dict[str, Tensor], *, with_average: bool = True) -> None:
         """Take over how many updates were done, and what `extra_state` gave; without one, begin an average anew."""
+        stored = LossScale()
+        stored.updates = updates
+        if "loss_scale" in extra_state:
+            stored.from_tensor(extra_state["loss_scale"])
         if self.loss_scale is not None:
-            self.loss_scale.from_tensor(extra_state["loss_scale"])
-            updates = self.loss_scale.updates
+            self.loss_scale.from_tensor(stored.to_tensor())
         for group in self.optimizer.param_groups:
-            group["step"] = updates
+            group["step"] = stored.updates
         if self.average is not None:
-            self.average.step = updates
+            self.average.step = stored.updates
             if not with_average:
                 self.average.begin()
 

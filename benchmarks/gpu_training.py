@@ -1,0 +1,218 @@
+"""Models of 124M, 350M and 1.3B parameters in bf16 on one GPU: MFU, and peak memory against plan, beside peers.
+
+One command on a machine with a GPU; the table is also written to benchmarks/results/:
+
+    python benchmarks/gpu_training.py
+    python benchmarks/gpu_training.py --tiny --device cpu      # the same code on toy models, to see that it runs
+
+Context 1024, vocabulary 50,304, GPT-2's shape for all. napkin takes the largest micro-batch that fits by count; the
+peers take the same one, or half of it until they fit: a plain loop (autocast, SDPA, fused AdamW) eager and compiled,
+and transformers' GPT-2 where it is installed. MFU counts attention over all pairs and no recomputation, for everybody
+by napkin's count of napkin's model, over the datasheet's peak where napkin knows the device, and is the median of the
+timed steps. Peak is torch.cuda.max_memory_allocated.
+"""
+
+import argparse
+import gc
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from napkin.errors import NapkinError
+from napkin.hardware.catalogue import find_device
+from napkin.hardware.host import detect_host
+from napkin.model.config import ModelConfig
+from napkin.training.precision import Precision
+from napkin.training.preparation import device_name, make_plan, resolve
+from napkin.training.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.training.step import build_learner
+from napkin.units import format_bytes, format_count
+from plain_models import PlainGPT2
+
+RESULTS = Path(__file__).parent / "results"
+WARM_UP, TIMED = 5, 20
+SIZES = {"124M": (12, 768, 12), "350M": (24, 1024, 16), "1.3B": (24, 2048, 16)}
+TINY = {"tiny": (2, 64, 2), "less tiny": (2, 128, 2)}
+Step = Callable[[Tensor, Tensor], object]
+
+
+def main() -> None:
+    """Measure and keep the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--batch-size", type=int, default=64, help="sequences an update")
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--no-compiled", action="store_true")
+    options = parser.parse_args()
+    host, now = detect_host(), datetime.now(UTC)
+    name = device_name(Precision("bf16", options.device), host)
+    lines = [
+        f"# Training on {name}: {now:%Y-%m-%d}, torch {torch.__version__}, CUDA {torch.version.cuda}, "
+        f"Python {platform.python_version()}",
+        "",
+        "| model | who | micro-batch | tokens/s | MFU | peak bytes | peak by plan | meter/plan |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    print("\n".join(lines), flush=True)
+    for size, shape in (TINY if options.tiny else SIZES).items():
+        for line in compare(size, shape, options):
+            lines.append(line)
+            print(line, flush=True)
+    RESULTS.mkdir(exist_ok=True)
+    if not options.tiny:
+        (RESULTS / f"training-gpu-{now:%Y-%m-%d-%H%M%S}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def compare(size: str, shape: tuple[int, int, int], options: argparse.Namespace) -> list[str]:
+    """A line a contender."""
+    layers, width, heads = shape
+    length, vocab_size = (64, 512) if options.tiny else (1024, 50304)
+    batch_size = 4 if options.tiny else options.batch_size
+    recipe = Recipe(
+        model=ModelConfig(
+            vocab_size, length, d_model=width, n_layers=layers, n_heads=heads, positions="learned", norm="layer",
+            feed_forward="gelu_tanh", biases="all", embedding_scale=1.0,
+        ),
+        optimizer=OptimizerConfig(warmup_steps=0, learning_rate=3e-4),
+        training=TrainingConfig(
+            steps=WARM_UP + TIMED, batch_size=batch_size, micro_batch_size="auto", precision=options.precision,
+            device=options.device,
+        ),
+    )  # fmt: skip
+    host = detect_host()
+    recipe, precision = resolve(recipe, vocab_size, host)
+    plan = make_plan(recipe, precision, host)
+    peak_rate = _datasheet_peak(plan.site.device_name, precision) or plan.site.matmul_peak
+    tokens = torch.randint(vocab_size, (batch_size, length + 1), generator=torch.Generator().manual_seed(0))
+    tokens = tokens.to(options.device)
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    lines = []
+
+    def line(who: str, micro_batch_size: int, seconds: float, peak: int | None, planned: int | None = None) -> None:
+        over = f"{peak / planned:.3f}" if peak and planned else "–"
+        lines.append(
+            f"| {size} | {who} | {micro_batch_size} | {format_count(inputs.numel() / seconds)} | "
+            f"{plan.ledger.flops / seconds / peak_rate:.1%} | {format_bytes(peak) if peak else '–'} | "
+            f"{format_bytes(planned) if planned else '–'} | {over} |"
+        )
+
+    micro = recipe.training.resolved_micro_batch_size
+    learner = build_learner(recipe, precision)
+    numbers = iter(range(10**9))
+    seconds, peak = measure(lambda a, b: learner.step(next(numbers), a, b), inputs, targets, options.device)
+    line(f"napkin {precision.name}", micro, seconds, peak, plan.ledger.peak_bytes)
+    del learner
+    for who, build in peers(shape, length, vocab_size, compiled=not options.no_compiled).items():
+        fitting = micro
+        while fitting:
+            _clear(options.device)
+            try:
+                step = plain_step(build().to(options.device), fitting, options.device)
+                line(who, fitting, *measure(step, inputs, targets, options.device))
+                break
+            except torch.OutOfMemoryError:
+                step = None
+                fitting //= 2
+    _clear(options.device)
+    return lines
+
+
+def _datasheet_peak(name: str, precision: Precision) -> float | None:
+    try:
+        return find_device(name).peak(precision.products)
+    except NapkinError:
+        return None
+
+
+def _clear(device: str) -> None:
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def measure(step: Step, inputs: Tensor, targets: Tensor, device: str) -> tuple[float, int | None]:
+    """Median seconds of a step, and the most bytes that were allocated; None on a CPU."""
+    taken = []
+    for number in range(WARM_UP + TIMED):
+        if device == "cuda" and number == WARM_UP:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        begin = time.perf_counter()
+        step(inputs, targets)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        if number >= WARM_UP:
+            taken.append(time.perf_counter() - begin)
+    return statistics.median(taken), torch.cuda.max_memory_allocated() if device == "cuda" else None
+
+
+def peers(
+    shape: tuple[int, int, int], length: int, vocab_size: int, *, compiled: bool
+) -> dict[str, Callable[[], nn.Module]]:
+    """What a user would take instead."""
+    layers, width, heads = shape
+
+    def plain() -> nn.Module:
+        return _OnDevice(vocab_size, length, layers, width, heads)
+
+    found: dict[str, Callable[[], nn.Module]] = {"plain loop": plain}
+    if compiled:
+        found["plain loop, compiled"] = lambda: torch.compile(plain())  # pyright: ignore
+    if find_spec("transformers"):
+        found["transformers"] = lambda: _Theirs(shape, length, vocab_size)
+    return found
+
+
+class _OnDevice(PlainGPT2):
+    """The plain model makes its positions on the CPU; here they are made where its weights are."""
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        with torch.device(tokens.device):
+            return super().forward(tokens, targets)
+
+
+class _Theirs(nn.Module):
+    def __init__(self, shape: tuple[int, int, int], length: int, vocab_size: int) -> None:
+        super().__init__()
+        import transformers  # pyright: ignore[reportMissingImports]
+
+        layers, width, heads = shape
+        self.model: Any = transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(
+                vocab_size=vocab_size, n_positions=length, n_embd=width, n_layer=layers, n_head=heads, resid_pdrop=0,
+                embd_pdrop=0, attn_pdrop=0, bos_token_id=None, eos_token_id=None, attn_implementation="sdpa",
+            )
+        )  # fmt: skip
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return self.model(input_ids=tokens, labels=tokens, use_cache=False).loss
+
+
+def plain_step(model: nn.Module, micro_batch_size: int, device: str) -> Step:
+    """The loop that people copy, in its best settings."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+
+    def step(inputs: Tensor, targets: Tensor) -> None:
+        parts = len(inputs) // micro_batch_size
+        for a, b in zip(inputs.split(micro_batch_size), targets.split(micro_batch_size), strict=True):
+            with torch.autocast(device, torch.bfloat16):
+                loss = model(a, b)
+            (loss / parts).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+if __name__ == "__main__":
+    main()
