@@ -41,7 +41,8 @@ def test_the_gradient_of_plain_attention_is_that_of_attention_spelled_out(n_kv_h
     inputs = [torch.randn(2, n, 16, 8, generator=generator, dtype=torch.float64).requires_grad_() for n in heads]
     mask = torch.full((16, 16), float("-inf"), dtype=torch.float64).triu(1)
     gradient = torch.randn(2, 4, 16, 8, generator=generator, dtype=torch.float64)
-    ours = plain_attention(*inputs, mask, 8**-0.5)
+    query, key, value = inputs
+    ours = plain_attention(query, key, value, mask, 8**-0.5)
     found = torch.autograd.grad(ours, inputs, gradient)
     expected = torch.autograd.grad(attention_reference(*inputs), inputs, gradient)
     for mine, theirs in zip(found, expected, strict=True):

@@ -19,6 +19,13 @@ from napkin.files import StrPath
 from napkin.model.config import ModelConfig
 from napkin.optim.names import OPTIMIZERS, choice_of
 from napkin.optim.schedule import SCHEDULES, Schedule
+from napkin.training.recipe_ranges import (
+    MODEL_RANGES,
+    MOST_TOKENS_PER_STEP,
+    OPTIMIZER_RANGES,
+    TRAINING_RANGES,
+    refuse_outside,
+)
 from napkin.training.tracking_config import TrackingConfig
 from napkin.training.train_files import TrainFiles, refuse_impossible_files
 
@@ -120,7 +127,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         choice = choice_of(self.name)
-        _refuse_outside("optimizer", self, _OPTIMIZER_RANGES)
+        refuse_outside("optimizer", self, OPTIMIZER_RANGES)
         for option in _OPTIMIZER_OPTIONS - choice.options.keys():
             takers = ", ".join(name for name, other in OPTIMIZERS.items() if option in other.options)
             self._refuse(option, self.name, takers)
@@ -247,7 +254,7 @@ class TrainingConfig:
     """Updates in a row that may be skipped; one more stops the run."""
 
     def __post_init__(self) -> None:
-        _refuse_outside("training", self, _TRAINING_RANGES)
+        refuse_outside("training", self, TRAINING_RANGES)
         if self.batch_size % self.resolved_micro_batch_size:
             raise NapkinError(
                 f"training.batch_size {self.batch_size} does not divide into micro-batches of {self.micro_batch_size}: "
@@ -271,7 +278,7 @@ class Recipe:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
-        _refuse_outside("model", self.model, _MODEL_RANGES)
+        refuse_outside("model", self.model, MODEL_RANGES)
         steps = self.training.steps
         if self.warmup_steps >= steps:
             raise NapkinError(
@@ -282,11 +289,11 @@ class Recipe:
             _ = self.schedule
         except NapkinError as error:
             raise NapkinError(f"optimizer.{error}") from None
-        if self.tokens_per_step > _MOST_TOKENS_PER_STEP:
+        if self.tokens_per_step > MOST_TOKENS_PER_STEP:
             raise NapkinError(
                 f"training.batch_size {self.training.batch_size} times model.context_length "
                 f"{self.model.context_length} is {self.tokens_per_step} tokens a step: "
-                f"use numbers whose product is at most {_MOST_TOKENS_PER_STEP}"
+                f"use numbers whose product is at most {MOST_TOKENS_PER_STEP}"
             )
 
     @property
@@ -364,86 +371,10 @@ def _refuse_unknown(values: dict[str, Any], cls: type, where: str, prefix: str =
             _refuse_unknown(value, types[name], where, f"{prefix}{name}.")
 
 
-# Least and most of each number: beyond them it is a slip of the hand, or more than tensors can be counted in.
-_MOST = 10**12
-_MOST_TOKENS_PER_STEP = 2**34
-_LARGEST_SEED = 2**63 - 1
-
-_MODEL_RANGES: dict[str, tuple[float, float]] = {
-    "vocab_size": (0, 2**24),
-    "context_length": (1, 2**30),
-    "d_model": (1, 2**20),
-    "n_layers": (1, 4096),
-    "n_heads": (1, 2**20),
-    "n_kv_heads": (1, 2**20),
-    "d_ff": (1, 2**22),
-    "head_dim": (1, 2**20),
-    "rope_theta": (1, 10**12),
-    "norm_eps": (1e-30, 1),
-    "embedding_scale": (1e-6, 10**6),
-    "rope_factor": (1, 10**6),
-    "rope_original_context": (1, 2**30),
-    "attention_window": (1, 2**30),
-    "attention_softcap": (1e-3, 10**6),
-    "attention_scale": (1e-6, 10**6),
-    "dropout": (0, 0.99),
-    "n_experts": (0, 2**16),
-    "experts_per_token": (1, 2**16),
-    "n_shared_experts": (0, 2**10),
-    "d_expert": (1, 2**22),
-    "n_dense_layers": (0, 4096),
-    "expert_capacity": (1e-3, 10**6),
-    "balance_weight": (0, 1000),
-    "router_z_weight": (0, 1000),
-    "z_weight": (0, 1000),
-    "init_std": (1e-6, 1000),
-    "mup_base_d_model": (1, 2**20),
-}
-_OPTIMIZER_RANGES: dict[str, tuple[float, float]] = {
-    "learning_rate": (0, 10),
-    "warmup_steps": (0, _MOST),
-    "decay_steps": (0, _MOST),
-    "final_fraction": (0, 1),
-    "momentum": (0, 0.999999),
-    "beta1": (0, 0.999999),
-    "beta2": (0, 0.999999),
-    "eps": (1e-30, 1),
-    "weight_decay": (0, 100),
-    "clip_norm": (1e-12, 10**12),
-    "average_decay": (0, 0.999999),
-}
 # Options that some optimizers and some schedules have; the others refuse them.
 _OPTIMIZER_OPTIONS = {"momentum", "beta1", "beta2", "eps"}
 _SCHEDULE_OPTIONS = {"decay_steps", "final_fraction"}
-_TRAINING_RANGES: dict[str, tuple[float, float]] = {
-    "steps": (1, _MOST),
-    "batch_size": (1, _MOST_TOKENS_PER_STEP),
-    "resolved_micro_batch_size": (1, _MOST_TOKENS_PER_STEP),
-    "recompute_every": (1, 4096),
-    "loss_chunk_size": (1, _MOST_TOKENS_PER_STEP),
-    "threads": (1, 1024),
-    "init_seed": (0, _LARGEST_SEED),
-    "data_seed": (0, _LARGEST_SEED),
-    "dropout_seed": (0, _LARGEST_SEED),
-    "rounding_seed": (0, _LARGEST_SEED),
-    "log_every": (1, _MOST),
-    "checkpoint_every": (1, _MOST),
-    "keep_checkpoints": (1, _MOST),
-    "evaluate_every": (1, _MOST),
-    "evaluation_tokens": (1, _MOST),
-    "rank_timeout": (1, 10**6),
-    "most_skipped": (0, _MOST),
-}
 
 
 def _fields_of(cls: type) -> set[str]:
     return {field.name for field in dataclasses.fields(cls)}
-
-
-def _refuse_outside(table: str, values: Any, ranges: dict[str, tuple[float, float]]) -> None:
-    for name, (least, most) in ranges.items():
-        value = getattr(values, name)
-        # A negated comparison catches NaN too.
-        if value is not None and not least <= value <= most:
-            name = name.removeprefix("resolved_")
-            raise NapkinError(f"{table}.{name} is {value}: use {least} to {most}")
