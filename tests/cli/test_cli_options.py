@@ -53,10 +53,13 @@ OTHER: dict[str, Any] = {
     "optimizer.beta2": 0.5,
     "optimizer.eps": 0.5,
     "optimizer.weight_decay": 0.5,
+    "optimizer.average_decay": 0.99,
     "training.micro_batch_size": 4,
     "training.precision": "fp32",
     "training.device": "cpu",
     "training.threads": 3,
+    "training.checkpoint_writing": "wait",
+    "training.on_non_finite": "skip",
 }
 # Fields that make sense only with others.
 NEEDS: dict[str, dict[str, Any]] = {
