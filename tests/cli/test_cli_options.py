@@ -55,11 +55,14 @@ OTHER: dict[str, Any] = {
     "optimizer.eps": 0.5,
     "optimizer.weight_decay": 0.5,
     "optimizer.fused": True,
+    "optimizer.average_decay": 0.99,
     "training.micro_batch_size": 4,
     "training.recompute": "full",
     "training.precision": "fp32",
     "training.device": "cpu",
     "training.threads": 3,
+    "training.checkpoint_writing": "wait",
+    "training.on_non_finite": "skip",
     "tracking.trackers": ("tensorboard", "wandb"),
 }
 # Fields that make sense only with others.
