@@ -99,7 +99,8 @@ def test_a_second_signal_ends_the_run_at_once(napkin: Napkin, what: signal.Signa
     command.send(what)
     assert command.wait() == status
     assert lines_of_metrics(napkin.folder / "run") == 1
-    assert checkpoints(napkin.folder / "run") == []
+    # What the first one had written by then is whole.
+    assert checkpoints(napkin.folder / "run") in ([], [2])
     assert len(command.errors) <= 1
 
 

@@ -18,6 +18,7 @@ from napkin.errors import NapkinError
 from napkin.training.loop import train
 from napkin.training.non_finite import find_source
 from napkin.training.precision import Precision
+from napkin.training.ranks import Ranks
 from napkin.training.recipe import Recipe
 from napkin.training.run_folder import read_metrics
 from napkin.training.runs import new_run, old_run
@@ -83,8 +84,8 @@ def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
     write_tiny_text(tmp_path)
 
     def make(bad_steps: set[int], factor: float = float("nan"), **training: Any) -> Recipe:
-        def build(recipe: Recipe, precision: Precision) -> Learner:
-            learner = build_learner(recipe, precision)
+        def build(recipe: Recipe, precision: Precision, ranks: Ranks) -> Learner:
+            learner = build_learner(recipe, precision, ranks)
             bad = {bytes(batches[number - 1][0].numpy()) for number in bad_steps}
 
             def poison(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:

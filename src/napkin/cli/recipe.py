@@ -24,14 +24,13 @@ def main(arguments: list[str]) -> None:
 
 def with_comments(recipe: Recipe) -> str:
     """A recipe as TOML, and as comments the fields that are left out, with what they come to where that is known."""
-    tables = format_recipe(recipe).split("\n\n")
-    names = [field.name for field in dataclasses.fields(recipe)]
-    return (
-        "\n\n".join(
-            "\n".join([table.rstrip("\n"), *_left_out(recipe, name)]) for name, table in zip(names, tables, strict=True)
-        )
-        + "\n"
-    )
+    tables = {field.name for field in dataclasses.fields(recipe)}
+    blocks: list[str] = []
+    for block in format_recipe(recipe).rstrip("\n").split("\n\n"):
+        # A table within a table has a block of its own, behind the other's.
+        name = block.partition("]")[0].removeprefix("[")
+        blocks.append("\n".join([block, *(_left_out(recipe, name) if name in tables else [])]))
+    return "\n\n".join(blocks) + "\n"
 
 
 def _left_out(recipe: Recipe, table: str) -> list[str]:
