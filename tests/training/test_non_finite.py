@@ -122,7 +122,7 @@ def test_a_bad_batch_stops_the_run_by_name_and_is_kept(poisoned: Callable[..., R
     assert torch.equal(found["targets"], targets)
     story = json.loads(kept.with_suffix(".json").read_text())
     assert (story["step"], story["batch"], story["loss"]) == (8, 7, "nan")
-    assert story["seeds"] == {"init_seed": 0, "data_seed": 0, "dropout_seed": 0}
+    assert story["seeds"] == {"init_seed": 0, "data_seed": 0, "dropout_seed": 0, "rounding_seed": 0}
     assert [line.step for line in read_metrics(run.path / "metrics.jsonl")] == list(range(1, 8))
 
 

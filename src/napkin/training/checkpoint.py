@@ -14,7 +14,6 @@ import secrets
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,16 +25,15 @@ from torch import Tensor
 
 import napkin
 from napkin.errors import CorruptFile, NapkinError
-from napkin.files import atomic_write_bytes, atomic_write_text, sync_file, sync_folder
+from napkin.files import sync_file, sync_folder
 from napkin.model.transformer import Transformer
 from napkin.optim.loss_scale import LossScale
+from napkin.training.checkpoint_sums import SUMS, TENSOR_FILES, checksum_of, damaged, read_sums, write_state
 from napkin.training.history import History
 from napkin.training.recipe import Recipe
-from napkin.training.shard_files import STEMS, Misfit, copy_rows_into, is_by_rows, shard_names
+from napkin.training.shard_files import Misfit, copy_rows_into, is_by_rows
 from napkin.training.step import Learner
 
-_TENSOR_FILES = tuple(f"{stem}.safetensors" for stem in STEMS)
-_SUMS = "SHA256SUMS"
 _NAME = re.compile(r"step-(\d{8,})")
 # Torch splits reductions of more numbers among its threads.
 _SERIAL_NUMEL = 2**15
@@ -144,7 +142,7 @@ def write_checkpoint(
             # The library makes files for their owner alone; a run's other files are made as the user's umask says.
             (draft / name).chmod(draft.stat().st_mode & 0o666)
             sync_file(draft / name)
-        write_state(draft, taken.state, {name: checksum_of(draft / name) for name in _TENSOR_FILES})
+        write_state(draft, taken.state, {name: checksum_of(draft / name) for name in TENSOR_FILES})
         before_publishing()
         draft.rename(path)
         sync_folder(folder)
@@ -156,13 +154,6 @@ def write_checkpoint(
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return Checkpoint(path, msgspec.json.decode(taken.state, type=State))
-
-
-def write_state(draft: Path, state: bytes, sums: dict[str, str]) -> None:
-    """Add to files of tensors, whose checksums are `sums`, what makes a checkpoint of them."""
-    atomic_write_bytes(draft / "state.json", state)
-    sums = {**sums, "state.json": checksum_of(draft / "state.json")}
-    atomic_write_text(draft / _SUMS, _format_sums(sums))
 
 
 def prune_checkpoints(folder: Path, *, keep: int, best: int | None = None) -> None:
@@ -201,20 +192,20 @@ def read_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
 
     Raises CorruptFile naming the file and what is wrong with it.
     """
-    expected = _read_sums(path / _SUMS)
+    expected = read_sums(path)
     for name in expected if verify else ():
         try:
             found = checksum_of(path / name)
         except OSError as error:
-            raise _damaged(path / name, f"cannot be read ({error.strerror})") from None
+            raise damaged(path / name, f"cannot be read ({error.strerror})") from None
         if found != expected[name]:
-            raise _damaged(path / name, f"was shortened or altered, its SHA-256 is not the one in {_SUMS}")
+            raise damaged(path / name, f"was shortened or altered, its SHA-256 is not the one in {SUMS}")
     try:
         state = msgspec.json.decode((path / "state.json").read_bytes(), type=State)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _damaged(path / "state.json", f"does not describe a checkpoint of this version ({error})") from None
+        raise damaged(path / "state.json", f"does not describe a checkpoint of this version ({error})") from None
     if path != checkpoint_path(path.parent, state.step):
-        raise _damaged(path / "state.json", f"describes another checkpoint, of step {state.step}")
+        raise damaged(path / "state.json", f"describes another checkpoint, of step {state.step}")
     return Checkpoint(path, state)
 
 
@@ -303,15 +294,15 @@ def _copy_into(
         try:
             return copy_rows_into(targets, path, stored_as=stored_as, among_others=among_others)
         except Misfit as misfit:
-            raise _damaged(misfit.path, misfit.how) from None
+            raise damaged(misfit.path, misfit.how) from None
     try:
         stored = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise _damaged(path, f"cannot be read as safetensors ({error})") from None
+        raise damaged(path, f"cannot be read as safetensors ({error})") from None
     for name in sorted(targets.keys() if among_others else targets.keys() | stored.keys()):
         found, wanted = _describe(stored.get(name)), _describe(targets.get(name), stored_as)
         if found != wanted:
-            raise _damaged(path, f"does not fit its recipe: tensor '{name}' is {found}, the model's is {wanted}")
+            raise damaged(path, f"does not fit its recipe: tensor '{name}' is {found}, the model's is {wanted}")
     with torch.no_grad():
         for name, target in targets.items():
             target.copy_(stored[name])
@@ -369,34 +360,3 @@ def _is_finite(tensor: Tensor) -> bool:
     """Whether all numbers are; on a CPU by one thread: training may want the others at the same time."""
     pieces = tensor.detach().flatten().split(_SERIAL_NUMEL) if tensor.device.type == "cpu" else [tensor]
     return all(math.isfinite(each.item()) for piece in pieces if piece.numel() for each in torch.aminmax(piece))
-
-
-def _read_sums(path: Path) -> dict[str, str]:
-    try:
-        text = path.read_text(encoding="ascii")
-    except OSError as error:
-        raise _damaged(path, f"cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise _damaged(path, "is no text") from None
-    sums = {name: checksum for checksum, _, name in (line.partition("  ") for line in text.splitlines())}
-    wanted = [*(shard_names(sums) or _TENSOR_FILES), "state.json"]
-    if sums.keys() != set(wanted) or text != _format_sums(sums):
-        raise _damaged(path, f"does not list {', '.join(wanted)}")
-    return sums
-
-
-def _format_sums(sums: dict[str, str]) -> str:
-    return "".join(f"{checksum}  {name}\n" for name, checksum in sums.items())
-
-
-def checksum_of(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    checksum = sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(2**20):
-            checksum.update(chunk)
-    return checksum.hexdigest()
-
-
-def _damaged(path: Path, how: str) -> CorruptFile:
-    return CorruptFile(f"'{path}' {how}: put it back as it was, or remove its folder to begin from an earlier step")

@@ -16,7 +16,7 @@ import torch
 
 from napkin.accounting.meter import StepMeasurement, Stopwatch, meter_step
 from napkin.accounting.plan import hfu, mfu
-from napkin.accounting.reconcile import Measurement, reconcile
+from napkin.accounting.reconcile import Measurement
 from napkin.accounting.witnesses import WitnessRow
 from napkin.data.feed import Batch, open_feed
 from napkin.data.token_file import TokenFile
@@ -29,6 +29,7 @@ from napkin.training.freed_memory import keep_freed_memory
 from napkin.training.history import History
 from napkin.training.interruption import Interrupted, Interruption, catch_interruption
 from napkin.training.lost_pages import leaving_on_lost_pages
+from napkin.training.measurement_file import write_measurement
 from napkin.training.non_finite import NonFiniteSteps, Verdict
 from napkin.training.preparation import Preparation
 from napkin.training.ranked_checkpoints import open_writer, restore_on_ranks
@@ -99,28 +100,10 @@ def train(
             interruption.signal = None
         measurement = loop.measurement()
         whole = loop.step == preparation.recipe.training.steps
-        table = [] if measurement is None else _keep_books(run, preparation, measurement, whole=whole)
+        table = [] if measurement is None else write_measurement(run, preparation.plan, measurement, whole=whole)
         return Outcome(
             loop.learner, loop.step, checkpoint.path, interruption.signal, measurement, table, loop.first_step
         )
-
-
-def _keep_books(run: RunFolder, preparation: Preparation, measurement: Measurement, *, whole: bool) -> list[WitnessRow]:
-    table = reconcile(preparation.plan, measurement)
-    if not whole:
-        # The plan's figure is of all steps: there is nothing to put beside it yet.
-        table = [dataclasses.replace(row, meter=None) if row.quantity == "seconds in all" else row for row in table]
-    run.write_json(
-        "measurement.json",
-        {
-            "table": table,
-            "seconds": measurement.seconds_by_part,
-            "mfu": measurement.mfu,
-            "hfu": measurement.hfu,
-            "steps": measurement.steps,
-        },
-    )
-    return table
 
 
 @dataclass

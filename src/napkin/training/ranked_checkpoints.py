@@ -23,13 +23,12 @@ from napkin.training.checkpoint import (
     Snapshot,
     State,
     checkpoint_path,
-    checksum_of,
     load_learner,
     read_checkpoint,
     refuse_non_finite,
     set_aside,
-    write_state,
 )
+from napkin.training.checkpoint_sums import checksum_of, write_state
 from napkin.training.checkpoint_writer import CheckpointWriter
 from napkin.training.ranks import Ranks
 from napkin.training.recipe import Recipe
