@@ -26,7 +26,7 @@ from napkin.model.config import ModelConfig
         ({"rope_factor": 2.0}, "rope_scaling is 'none' and rope_factor is 2.0"),
         ({"rope_scaling": "linear", "rope_factor": 0.5}, "rope_factor is 0.5: use 1 or more"),
         ({"rope_scaling": "ntk", "rope_factor": 2.0, "head_dim": 2}, "use 'linear'"),
-        ({"attention_softcap": 50.0}, "use attention 'plain' or 'flex'"),
+        ({"attention_softcap": 50.0, "attention": "sdpa"}, "use attention 'plain' or 'flex'"),
         ({"attention_window": 0}, "attention_window is 0"),
         ({"dropout": 1.0}, "dropout is 1.0: use less than 1"),
         ({"dropout": -0.1}, "dropout is -0.1: use 0 or more"),

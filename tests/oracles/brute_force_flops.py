@@ -36,7 +36,7 @@ class ScalarProducts(TorchFunctionMode):
         self._around = ExitStack()
 
     def __enter__(self) -> "ScalarProducts":
-        self._around.enter_context(_NoOtherProducts())
+        self._around.enter_context(_NoOtherProducts(self))
         # torch switches function modes off inside a backward pass; checkpointing runs modules there.
         switched_on: list[bool] = []
 
@@ -124,10 +124,17 @@ class _Contraction(torch.autograd.Function):
 
 
 class _NoOtherProducts(TorchDispatchMode):
-    """Refuses torch's own products: none may pass uncounted."""
+    """Refuses torch's own products: none may pass uncounted. Those of gradients that are written out, which run where
+    function modes are off, are done one by one too."""
+
+    def __init__(self, counter: ScalarProducts) -> None:
+        super().__init__()
+        self.counter = counter
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         name = func.overloadpacket.__name__
+        if name == "bmm" and not _get_current_function_mode_stack():
+            return self.counter.multiply_and_add("xij,xjk->xik", *args, None)
         products = ("mm", "addmm", "bmm", "mv", "dot", "linear", "einsum", "trilinear")
         if (
             name.strip("_").removeprefix("add").removeprefix("badd") in products

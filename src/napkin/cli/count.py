@@ -49,7 +49,9 @@ def main(arguments: list[str]) -> None:
             # What the recipe leaves to the machine is this target's to decide, not this machine's.
             auto, formats = recipe.training.precision == "auto", "fp32" if target.capability < (8, 0) else "bf16"
             precision = formats if auto else recipe.training.precision
-            recipe = replace(recipe, training=replace(recipe.training, device="cpu", precision=precision))
+            model = replace(recipe.model, attention=recipe.model.resolved_attention)
+            training = replace(recipe.training, device="cpu", precision=precision)
+            recipe = replace(recipe, model=model, training=training)
         recipe, precision, _ = resolve_alone(recipe)
         ledger = count_step(recipe, precision, target=target or ("cpu" if options.target == "cpu" else None))
     sums = _sum(ledger, options.by)
