@@ -24,6 +24,8 @@ from oracles.brute_force_flops import ScalarProducts
 
 MODEL = ModelConfig(vocab_size=61, context_length=16, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2)
 EVERY_NAME = pytest.mark.parametrize("name", OPTIMIZERS)
+# What takes long is done with these by default.
+SHORT = ("adamw", "lion", "muon")
 
 
 def make_learner(name: str, products: Literal["fp32", "bf16"] = "fp32", **options: Any) -> Learner:
@@ -46,7 +48,10 @@ def learn(learner: Learner, first: int, last: int, *, one_batch: bool = False) -
     return losses
 
 
-@EVERY_NAME
+@pytest.mark.parametrize(
+    "name",
+    [name if name in SHORT else pytest.param(name, marks=pytest.mark.torture) for name in OPTIMIZERS],
+)
 def test_it_drives_the_loss_on_one_batch_below_a_twentieth(name: str) -> None:
     assert learn(make_learner(name), 0, 500, one_batch=True)[-1] < 0.05
 

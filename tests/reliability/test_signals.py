@@ -39,7 +39,7 @@ def test_a_signal_before_the_first_step_leaves_a_run_that_resumes(napkin: Napkin
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("writing", ["background", "wait"])
+@pytest.mark.parametrize("writing", ["background", pytest.param("wait", marks=pytest.mark.torture)])
 def test_a_signal_while_a_checkpoint_is_written_waits_for_it(napkin: Napkin, uninterrupted: Path, writing: str) -> None:
     run = napkin.folder / "run"
     command = napkin.run(
@@ -61,7 +61,7 @@ def test_a_signal_in_the_last_checkpoint_comes_too_late_to_stop_anything(napkin:
     assert_same_run(napkin.folder / "run", uninterrupted)
 
 
-@pytest.mark.parametrize("average_decay", [None, 0.9])
+@pytest.mark.parametrize("average_decay", [pytest.param(None, marks=pytest.mark.torture), 0.9])
 def test_an_evaluation_does_not_keep_a_signal_waiting_and_is_made_up_for(
     napkin: Napkin, average_decay: float | None
 ) -> None:
@@ -78,6 +78,7 @@ def test_an_evaluation_does_not_keep_a_signal_waiting_and_is_made_up_for(
     assert_same_run(run, napkin.folder / "uninterrupted")
 
 
+@pytest.mark.torture
 def test_the_last_evaluation_that_was_given_up_is_all_that_resuming_does(napkin: Napkin) -> None:
     write_recipe_with_long_evaluations(napkin, steps=2)
     assert napkin.run("train", "recipe.toml", "--run", "uninterrupted").status == 0
@@ -90,7 +91,10 @@ def test_the_last_evaluation_that_was_given_up_is_all_that_resuming_does(napkin:
         assert figures(run) == figures(napkin.folder / "uninterrupted")
 
 
-@pytest.mark.parametrize(("what", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("what", "status"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, -signal.SIGTERM, marks=pytest.mark.torture)],
+)
 def test_a_second_signal_ends_the_run_at_once(napkin: Napkin, what: signal.Signals, status: int) -> None:
     write_recipe_with_long_evaluations(napkin)
     command = start_and_wait_for_the_evaluation(napkin)

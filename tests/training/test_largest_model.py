@@ -17,7 +17,7 @@ def device(usable_bytes: int):
     return dataclasses.replace(find_device("H100"), name="small", memory_bytes=600_000_000 + usable_bytes)
 
 
-@pytest.mark.parametrize("n_devices", [1, 4])
+@pytest.mark.parametrize("n_devices", [1, pytest.param(4, marks=pytest.mark.torture)])
 def test_the_model_found_fits_and_one_layer_more_does_not(n_devices: int) -> None:
     small = device(100_000_000)
     found = largest_model(FAMILY, small, n_devices)
@@ -30,6 +30,7 @@ def test_the_model_found_fits_and_one_layer_more_does_not(n_devices: int) -> Non
     assert ledger.sharded_peak_bytes(n_devices) + found.gathered_bytes > small.usable_bytes
 
 
+@pytest.mark.torture
 def test_more_devices_hold_a_larger_model() -> None:
     small = device(100_000_000)
     sizes = [largest_model(FAMILY, small, n_devices).ledger.parameters for n_devices in (1, 8)]

@@ -31,6 +31,7 @@ def recipe_of(**training) -> Recipe:
     return Recipe(model=MODEL, training=TrainingConfig(**training))
 
 
+@pytest.mark.torture
 def test_auto_is_the_largest_micro_batch_that_fits_by_count() -> None:
     peaks = {size: count_step(recipe_of(batch_size=12, micro_batch_size=size), FP32).peak_bytes for size in (4, 6)}
     recipe = recipe_of(batch_size=12, micro_batch_size="auto")
