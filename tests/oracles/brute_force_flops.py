@@ -134,7 +134,7 @@ class _NoOtherProducts(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         name = func.overloadpacket.__name__
         if name == "bmm" and not _get_current_function_mode_stack():
-            return self.counter.multiply_and_add("xij,xjk->xik", *args, None)
+            return self.counter.multiply_and_add("xij,xjk->xik", args[0], args[1], None)
         products = ("mm", "addmm", "bmm", "mv", "dot", "linear", "einsum", "trilinear")
         if (
             name.strip("_").removeprefix("add").removeprefix("badd") in products
