@@ -375,3 +375,18 @@ def test_what_is_saved_is_not_changed_by_saving(tmp_path: Path) -> None:
     twin = copy.deepcopy(tensors(learner))
     save(tmp_path, learner, 2)
     assert_same(tensors(learner), twin)
+
+
+def test_another_form_of_attention_is_no_other_model(tmp_path: Path) -> None:
+    model = dataclasses.replace(MODEL, vocab_size=61)
+    learners = [
+        build_learner(Recipe(model=dataclasses.replace(model, attention=form)), Precision("fp32", "cpu"))
+        for form in ("plain", "sdpa")
+    ]
+    with torch.no_grad():
+        learners[0].model.embedding.weight.add_(1)
+    load_learner(
+        save_checkpoint(tmp_path, learners[0], step=0, seconds=0.0, tokenizer="t", train_tokens="d"), learners[1]
+    )
+    for before, after in zip(learners[0].model.parameters(), learners[1].model.parameters(), strict=True):
+        assert torch.equal(before, after)

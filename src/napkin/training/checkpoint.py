@@ -275,7 +275,10 @@ def recipe_changes(checkpoint: Checkpoint, recipe: dict[str, dict[str, Any]]) ->
 
 
 def _refuse_other_model(checkpoint: Checkpoint, model: Transformer) -> None:
-    changes = recipe_changes(checkpoint, {"model": dataclasses.asdict(model.config)})
+    config = dataclasses.asdict(model.config)
+    # All forms of attention are forms of one model.
+    config["attention"] = checkpoint.state.recipe.get("model", {}).get("attention", Recipe().model.attention)
+    changes = recipe_changes(checkpoint, {"model": config})
     if changes:
         raise NapkinError(
             f"the recipe is not the one that '{checkpoint.path}' was trained with: {', '.join(changes)}: "

@@ -76,8 +76,9 @@ def _refuse_other_text(checkpoint: Checkpoint, tokenizer: str, train_tokens: str
 
 def _tell_changes(checkpoint: Checkpoint, learner: Learner, on_message: Callable[[str], None]) -> None:
     recipe = dataclasses.asdict(learner.recipe)
-    # Files may lie elsewhere by now; that they are the same ones is checked by their content.
-    changes = recipe_changes(checkpoint, {table: recipe[table] for table in ("optimizer", "training")})
+    # Files may lie elsewhere by now; that they are the same ones is checked by their content. Of the model only the
+    # form of attention may be another.
+    changes = recipe_changes(checkpoint, {table: recipe[table] for table in ("model", "optimizer", "training")})
     if changes:
         on_message(
             f"the recipe has changed since '{checkpoint.path.name}', from here on the run is another one than the "
