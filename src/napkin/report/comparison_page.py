@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from napkin.accounting.witnesses import Unit
@@ -15,6 +14,7 @@ from napkin.report.comparison import AXES, Axis, ComparedRun, Loss
 from napkin.report.curves import thin
 from napkin.report.svg import COLOURS, draw_svg
 from napkin.report.table import format_figure, format_share
+from napkin.report.templates import render
 from napkin.units import format_seconds
 
 if TYPE_CHECKING:
@@ -42,16 +42,9 @@ def write_comparison(
     """
     if len(runs) > MOST_RUNS:
         raise NapkinError(f"a page holds at most {MOST_RUNS} runs, these are {len(runs)}: name fewer")
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
     known: list[Axis] = [each for each in AXES if any(len(run.curve(each, loss)[0]) for run in runs)]
-    page = environment.get_template("comparison.html").render(
+    page = render(
+        "comparison.html",
         colours=COLOURS,
         title=", ".join(run.summary.name for run in runs),
         loss=loss,

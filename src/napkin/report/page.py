@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from napkin.files import atomic_write_text
@@ -22,6 +21,7 @@ from napkin.report.headline import key_figures, status_of, warnings_of
 from napkin.report.run_record import Plan, RunRecord, read_run_record
 from napkin.report.svg import COLOURS
 from napkin.report.table import format_figure, format_ratio, format_share, format_three_digits
+from napkin.report.templates import render
 from napkin.units import format_bytes, format_flops, format_rate, format_seconds
 
 # A chart is drawn twice, so that its text is as large on a phone as on a desk.
@@ -46,15 +46,8 @@ def write_report(run: Path, *, training: bool = False) -> Path:
 
 def render_report(run: RunRecord, *, training: bool = False) -> str:
     """Return the page as text; everything that the run wrote is escaped."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    page = environment.get_template("page.html").render(
+    page = render(
+        "page.html",
         run=run,
         colours=COLOURS,
         status=status_of(run, training=training),

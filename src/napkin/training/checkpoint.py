@@ -31,7 +31,7 @@ from napkin.optim.loss_scale import LossScale
 from napkin.training.checkpoint_sums import SUMS, TENSOR_FILES, checksum_of, damaged, read_sums, write_state
 from napkin.training.history import History
 from napkin.training.recipe import Recipe
-from napkin.training.shard_files import Misfit, copy_rows_into, is_by_rows
+from napkin.training.shard_files import Misfit, copy_rows_into, describe, is_by_rows
 from napkin.training.step import Learner
 
 _NAME = re.compile(r"step-(\d{8,})")
@@ -303,18 +303,12 @@ def _copy_into(
     except (OSError, SafetensorError) as error:
         raise damaged(path, f"cannot be read as safetensors ({error})") from None
     for name in sorted(targets.keys() if among_others else targets.keys() | stored.keys()):
-        found, wanted = _describe(stored.get(name)), _describe(targets.get(name), stored_as)
+        found, wanted = describe(stored.get(name)), describe(targets.get(name), stored_as)
         if found != wanted:
             raise damaged(path, f"does not fit its recipe: tensor '{name}' is {found}, the model's is {wanted}")
     with torch.no_grad():
         for name, target in targets.items():
             target.copy_(stored[name])
-
-
-def _describe(tensor: Tensor | None, dtype: torch.dtype | None = None) -> str:
-    if tensor is None:
-        return "missing"
-    return f"{str(dtype or tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def tensors_of(learner: Learner) -> dict[str, dict[str, Tensor]]:

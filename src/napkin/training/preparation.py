@@ -109,12 +109,10 @@ def resolve(recipe: Recipe, vocab_size: int, host: Host, ranks: Ranks = ALONE) -
     optimizer = dataclasses.replace(recipe.optimizer.resolved, warmup_steps=recipe.warmup_steps)
     recipe = dataclasses.replace(recipe, model=model, optimizer=optimizer, training=training)
     recipe = choose_forms(recipe, precision)
+    share = with_micro_batch(share_of(recipe, ranks.size), precision, _free_bytes_of_rank(precision, host, ranks))
     if recipe.training.micro_batch_size == "auto":
-        share = with_micro_batch(share_of(recipe, ranks.size), precision, _free_bytes_of_rank(precision, host, ranks))
         size = share.training.micro_batch_size
         recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, micro_batch_size=size))
-    else:
-        recipe = with_micro_batch(recipe, precision, 0)
     return recipe, precision
 
 

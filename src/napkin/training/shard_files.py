@@ -86,7 +86,7 @@ def copy_rows_into(
     with contextlib.ExitStack() as stack:
         stored = _open([path] if path.exists() else sorted(path.parent.glob(f"{path.stem}-*-of-*.safetensors")), stack)
         for name in sorted(targets.keys() if among_others else targets.keys() | stored.keys()):
-            found, wanted = _describe_stored(stored.get(name)), _describe(targets.get(name), stored_as)
+            found, wanted = _describe_stored(stored.get(name)), describe(targets.get(name), stored_as)
             if found != wanted:
                 raise Misfit(path, f"does not fit its recipe: tensor '{name}' is {found}, the model's is {wanted}")
         with torch.no_grad():
@@ -145,7 +145,8 @@ def _describe_stored(pieces: list[_Piece] | None) -> str:
     return f"{_FORMATS.get(pieces[0].format, pieces[0].format)} {(end, *pieces[0].rest)}"
 
 
-def _describe(tensor: Tensor | None, stored_as: torch.dtype | None = None) -> str:
+def describe(tensor: Tensor | None, stored_as: torch.dtype | None = None) -> str:
+    """Format and shape of a tensor, or of what is `stored_as` another format for it."""
     if tensor is None:
         return "missing"
     return f"{str(stored_as or tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
