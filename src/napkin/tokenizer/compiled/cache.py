@@ -10,8 +10,21 @@ their place in LONG_IDS in the upper half of the first word.
 
 import numpy as np
 
-from napkin.tokenizer.compiled.intrinsics import load_i64, load_u8, load_u64, prefetch, store_u64
-from napkin.tokenizer.compiled.jobs import ENDS, KEYS, LIMIT, LONG_BYTES, N_SLOTS, POSITION, TABLE, TEXT, get
+from napkin.tokenizer.compiled.intrinsics import call_scanner, load_i64, load_u8, load_u64, prefetch, store_u64
+from napkin.tokenizer.compiled.jobs import (
+    CLASSES,
+    ENDS,
+    KEYS,
+    LIMIT,
+    LONG_BYTES,
+    N_SLOTS,
+    POSITION,
+    QUEUE,
+    SCANNER,
+    TABLE,
+    TEXT,
+    get,
+)
 from napkin.tokenizer.compiled.machine_code import compiled, part
 
 ENTRY_BYTES = 32
@@ -26,7 +39,24 @@ _GOLDEN, _OTHER = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x9FB21C651E98DF25)
 
 
 @part
-def prepare_keys(job, count):
+def fill_queue(job, stop):
+    """Put the ends and the keys of the next pre-tokens of the document that ends at `stop`; their number."""
+    count = call_scanner(
+        get(job, SCANNER),
+        get(job, TEXT),
+        get(job, POSITION),
+        stop,
+        get(job, LIMIT),
+        get(job, CLASSES),
+        get(job, ENDS),
+        QUEUE,
+    )
+    _prepare_keys(job, count)
+    return count
+
+
+@part
+def _prepare_keys(job, count):
     """Work out the keys of the `count` pre-tokens whose ends are in ENDS, and send for their entries."""
     text, limit, ends, keys = get(job, TEXT), get(job, LIMIT), get(job, ENDS), get(job, KEYS)
     table, mask = get(job, TABLE), get(job, N_SLOTS) - 1

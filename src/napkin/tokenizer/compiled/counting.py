@@ -6,9 +6,8 @@ longer than LONGEST are left to the caller.
 
 import numpy as np
 
-from napkin.tokenizer.compiled.cache import ENTRY_BYTES, INLINE_BYTES, find, prepare_keys
+from napkin.tokenizer.compiled.cache import ENTRY_BYTES, INLINE_BYTES, fill_queue, find
 from napkin.tokenizer.compiled.intrinsics import (
-    call_scanner,
     load_i64,
     load_u8,
     load_u64,
@@ -17,14 +16,12 @@ from napkin.tokenizer.compiled.intrinsics import (
     store_u64,
 )
 from napkin.tokenizer.compiled.jobs import (
-    CLASSES,
     DOCUMENT,
     DOCUMENT_ENDS,
     DONE,
     ENDS,
     ENTRIES_ROOM,
     KEYS,
-    LIMIT,
     LONG_BYTES,
     LONG_BYTES_ROOM,
     LONG_BYTES_USED,
@@ -35,7 +32,6 @@ from napkin.tokenizer.compiled.jobs import (
     NEEDS_TABLE,
     POSITION,
     QUEUE,
-    SCANNER,
     TEXT,
     get,
     put,
@@ -59,18 +55,7 @@ def count_documents(job):
         while get(job, POSITION) < stop:
             if get(job, N_ENTRIES) + QUEUE + MARGIN > get(job, ENTRIES_ROOM):
                 return NEEDS_TABLE
-            count = call_scanner(
-                get(job, SCANNER),
-                get(job, TEXT),
-                get(job, POSITION),
-                stop,
-                get(job, LIMIT),
-                get(job, CLASSES),
-                get(job, ENDS),
-                QUEUE,
-            )
-            prepare_keys(job, count)
-            status = _count_queue(job, count)
+            status = _count_queue(job, fill_queue(job, stop))
             if status != DONE:
                 return status
         put(job, DOCUMENT, get(job, DOCUMENT) + 1)

@@ -5,9 +5,8 @@ Plain twin: `apply_merges` of each pre-token of `PreTokenizer.split`, document b
 
 import numpy as np
 
-from napkin.tokenizer.compiled.cache import INLINE_BYTES, INLINE_IDS, find, prepare_keys
+from napkin.tokenizer.compiled.cache import INLINE_BYTES, INLINE_IDS, fill_queue, find
 from napkin.tokenizer.compiled.intrinsics import (
-    call_scanner,
     load_i64,
     load_u8,
     load_u32,
@@ -18,7 +17,6 @@ from napkin.tokenizer.compiled.intrinsics import (
     store_u64,
 )
 from napkin.tokenizer.compiled.jobs import (
-    CLASSES,
     DOCUMENT,
     DOCUMENT_ENDS,
     DONE,
@@ -27,7 +25,6 @@ from napkin.tokenizer.compiled.jobs import (
     IDS,
     IDS_ROOM,
     KEYS,
-    LIMIT,
     LONG_BYTES,
     LONG_BYTES_ROOM,
     LONG_BYTES_USED,
@@ -47,7 +44,6 @@ from napkin.tokenizer.compiled.jobs import (
     NEW,
     POSITION,
     QUEUE,
-    SCANNER,
     TEXT,
     get,
     put,
@@ -87,17 +83,7 @@ def _encode_until(job, stop):
     while get(job, POSITION) < stop:
         if get(job, N_ENTRIES) + QUEUE + MARGIN > get(job, ENTRIES_ROOM):
             return NEEDS_TABLE
-        count = call_scanner(
-            get(job, SCANNER),
-            get(job, TEXT),
-            get(job, POSITION),
-            stop,
-            get(job, LIMIT),
-            get(job, CLASSES),
-            get(job, ENDS),
-            QUEUE,
-        )
-        status = _encode_queue(job, count)
+        status = _encode_queue(job, fill_queue(job, stop))
         if status != DONE:
             return status
     return DONE
@@ -109,7 +95,6 @@ def _encode_queue(job, count):
 
     In three rounds, so that in each many wait for memory together: find all, merge the new ones, write all ids.
     """
-    prepare_keys(job, count)
     found = _find_all(job, count)
     status = DONE if found == count else NEEDS_TABLE
     _merge_new(job)
