@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from napkin.data.corpus import Document
-from napkin.data.token_file import SEPARATOR, write_token_file
-from napkin.data.token_resuming import write_token_file_resumably, write_token_files_resumably
+from napkin.data.token_file import SEPARATOR, TokenFile, write_token_file
+from napkin.data.token_resuming import Documents, write_token_files_resumably
 from napkin.errors import NapkinError
+from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.byte_level import ByteTokenizer
 
@@ -30,6 +31,11 @@ def until(count: int) -> Iterator[Document]:
     raise Stopped
 
 
+def write_resumably(path: Path, documents: Documents, tokenizer: Tokenizer, **settings: int) -> TokenFile:
+    [tokens] = write_token_files_resumably({path: documents}, tokenizer, lambda *totals: None, **settings)
+    return tokens
+
+
 @pytest.fixture
 def expected(tmp_path: Path) -> bytes:
     write_token_file(tmp_path / "expected", DOCUMENTS, TOKENIZER)
@@ -41,12 +47,12 @@ def test_a_file_gone_on_with_is_the_one_written_in_one_go(tmp_path: Path, expect
     path = tmp_path / "tokens"
     for stop in stops:
         with pytest.raises(Stopped):
-            write_token_file_resumably(path, lambda stop=stop: until(stop), TOKENIZER, bytes_a_point=500)
+            write_resumably(path, lambda stop=stop: until(stop), TOKENIZER, bytes_a_point=500)
         assert not path.exists()
     seen: list[int] = []
 
-    tokens = write_token_file_resumably(
-        path, lambda: DOCUMENTS, TOKENIZER, lambda size, count: seen.append(size), bytes_a_point=500
+    [tokens] = write_token_files_resumably(
+        {path: lambda: DOCUMENTS}, TOKENIZER, lambda _, size, count: seen.append(size), bytes_a_point=500
     )
 
     tokens.verify()
@@ -61,7 +67,7 @@ def test_a_file_gone_on_with_is_the_one_written_in_one_go(tmp_path: Path, expect
 def test_what_does_not_fit_is_begun_anew(tmp_path: Path, change: str):
     path = tmp_path / "tokens"
     with pytest.raises(Stopped):
-        write_token_file_resumably(path, lambda: until(100), TOKENIZER, bytes_a_point=500)
+        write_resumably(path, lambda: until(100), TOKENIZER, bytes_a_point=500)
     documents, tokenizer = list(DOCUMENTS), TOKENIZER
     if change == "text":
         documents[3] = Document("d3", "another text")
@@ -72,7 +78,7 @@ def test_what_does_not_fit_is_begun_anew(tmp_path: Path, change: str):
     else:
         (tmp_path / ".tokens.partial.json").write_text("{}")
 
-    write_token_file_resumably(path, lambda: documents, tokenizer).verify()
+    write_resumably(path, lambda: documents, tokenizer).verify()
 
     write_token_file(tmp_path / "expected", documents, tokenizer)
     assert path.read_bytes() == (tmp_path / "expected").read_bytes()
@@ -98,7 +104,7 @@ def test_a_file_that_another_process_writes_is_refused(tmp_path: Path):
     with open(tmp_path / ".tokens.partial", "wb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(NapkinError, match="is being written by another process"):
-            write_token_file_resumably(tmp_path / "tokens", lambda: DOCUMENTS, TOKENIZER)
+            write_resumably(tmp_path / "tokens", lambda: DOCUMENTS, TOKENIZER)
         assert not (tmp_path / "tokens").exists()
 
 
@@ -106,13 +112,13 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_written(tmp_path: Pa
     (tmp_path / "tokens").write_text("mine")
 
     with pytest.raises(NapkinError, match="exists and is not overwritten"):
-        write_token_file_resumably(tmp_path / "tokens", lambda: DOCUMENTS, TOKENIZER)
+        write_resumably(tmp_path / "tokens", lambda: DOCUMENTS, TOKENIZER)
     assert [file.name for file in tmp_path.iterdir()] == ["tokens"]
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path):
     with pytest.raises(NapkinError, match="cannot be written"):
-        write_token_file_resumably(tmp_path / "none" / "tokens", lambda: DOCUMENTS, TOKENIZER)
+        write_resumably(tmp_path / "none" / "tokens", lambda: DOCUMENTS, TOKENIZER)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kill -9")
@@ -126,7 +132,7 @@ def slow():
         if number > 120:
             time.sleep(0.05)
         yield document
-write_token_file_resumably(sys.argv[1], slow, TOKENIZER, bytes_a_point=500)
+write_resumably(Path(sys.argv[1]), slow, TOKENIZER, bytes_a_point=500)
 """
     path = tmp_path / "tokens"
     process = subprocess.Popen([sys.executable, "-c", script, str(path), str(Path(__file__).parent.parent)])
@@ -137,6 +143,6 @@ write_token_file_resumably(sys.argv[1], slow, TOKENIZER, bytes_a_point=500)
     process.wait()
     assert not path.exists()
 
-    write_token_file_resumably(path, lambda: DOCUMENTS, TOKENIZER).verify()
+    write_resumably(path, lambda: DOCUMENTS, TOKENIZER).verify()
 
     assert path.read_bytes() == expected

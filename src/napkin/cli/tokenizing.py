@@ -4,6 +4,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -141,7 +142,7 @@ def _train(options: TrainOptions, progress: Callable[[str, int, int], None]) -> 
         return CharacterTokenizer.train((document.text for document in everything), [SEPARATOR])
     texts = (document.text for document in _documents(options, "training"))
     pattern = "gpt2" if options.pattern is None else options.pattern
-    learn = train_bpe if options.kind == "bpe" else WordTokenizer.train
+    learn = partial(train_bpe, threads=usable_cores()) if options.kind == "bpe" else WordTokenizer.train
     return learn(texts, _size(options), special_tokens=[SEPARATOR], pattern=pattern, progress=progress)
 
 

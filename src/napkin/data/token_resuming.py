@@ -20,7 +20,7 @@ import msgspec
 from napkin.data.corpus import Document
 from napkin.data.token_file import CHARACTERS_A_BATCH, TokenFile, TokenWriter, batches_of, sidecar_path
 from napkin.errors import NapkinError
-from napkin.files import StrPath, atomic_file, atomic_write_bytes, publish, sync_folder, try_lock
+from napkin.files import atomic_file, atomic_write_bytes, publish, sync_folder, try_lock
 from napkin.tokenizer.base import Tokenizer
 
 # Text between two points from which can be gone on: a fraction of a second of encoding.
@@ -31,32 +31,6 @@ _READ_BYTES = 2**22
 Documents = Callable[[], Iterable[Document]]
 
 
-def write_token_file_resumably(
-    path: StrPath,
-    documents: Documents,
-    tokenizer: Tokenizer,
-    progress: Callable[[int, int], None] | None = None,
-    *,
-    threads: int = 1,
-    bytes_a_point: int = _BYTES_A_POINT,
-) -> TokenFile:
-    """What `write_token_file` does, in a way that goes on after a kill; `documents` gives the same ones at each call.
-
-    `progress(text_bytes, n_tokens)` begins where the last call was. Raises what `write_token_file` raises; then, as
-    after a kill, what is done is kept for the next call. One process at a time writes a file.
-    """
-    path = Path(path)
-    told = progress or (lambda text_bytes, n_tokens: None)
-    [tokens] = write_token_files_resumably(
-        {path: documents},
-        tokenizer,
-        lambda _, *totals: told(*totals),
-        threads=threads,
-        bytes_a_point=bytes_a_point,
-    )
-    return tokens
-
-
 def write_token_files_resumably(
     documents: Mapping[Path, Documents],
     tokenizer: Tokenizer,
@@ -65,7 +39,12 @@ def write_token_files_resumably(
     threads: int = 1,
     bytes_a_point: int = _BYTES_A_POINT,
 ) -> list[TokenFile]:
-    """The same for several files that belong together: all get their names after the last one is written."""
+    """What `write_token_file` does, for files that belong together and in a way that goes on after a kill.
+
+    Each call of `documents[path]` gives the same ones. All files get their names after the last one is written.
+    `progress(path, text_bytes, n_tokens)` begins where the last call was. Raises what `write_token_file` raises; then,
+    as after a kill, what is done is kept for the next call. One process at a time writes a file.
+    """
     for path in documents:
         for taken in (path, sidecar_path(path)):
             if os.path.lexists(taken):

@@ -5,7 +5,6 @@ the distinct pre-tokens and the longest single text, not with the corpus.
 """
 
 import heapq
-import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
@@ -31,7 +30,7 @@ def train_bpe(
     special_tokens: Sequence[str] = ("<|endoftext|>",),
     pattern: str = "gpt2",
     progress: Progress | None = None,
-    threads: int | None = None,
+    threads: int = 1,
 ) -> BPETokenizer:
     """Learn a BPE vocabulary of `vocab_size` ids: 256 bytes, the merges, the special tokens.
 
@@ -40,7 +39,7 @@ def train_bpe(
     is counted. A corpus whose pre-tokens are all merged before `vocab_size` is reached gives a smaller
     vocabulary. `progress` is called with the stage ("counting" texts, "merging"), how many are done and of how
     many (0 where that is unknown); the last call of a stage has both equal. Long texts are counted by the compiled core
-    in `threads` threads, by default as many as there are processors; the vocabulary does not depend on their number.
+    in `threads` threads; the vocabulary does not depend on their number.
 
     Raises NapkinError if `vocab_size` has no room for the bytes and the special tokens, or if there is no text.
     """
@@ -66,7 +65,7 @@ def _count_and_learn(
     pattern: str,
     n_merges: int,
     progress: Progress,
-    threads: int | None,
+    threads: int,
 ) -> list[tuple[int, int]]:
     counts = count_pre_tokens(texts, special_tokens, pattern, progress)
     _check_any(counts)
@@ -79,11 +78,11 @@ def _count_and_learn_compiled(
     pattern: str,
     n_merges: int,
     progress: Progress,
-    threads: int | None,
+    threads: int,
 ) -> list[tuple[int, int]]:
     from napkin.tokenizer.compiled.trainer import Counts, learn_compiled
 
-    counts = Counts(pattern, threads or _usable_processors())
+    counts = Counts(pattern, threads)
     try:
         for part in _parts(texts, special_tokens, progress):
             counts.add(*part)
@@ -97,10 +96,6 @@ def _count_and_learn_compiled(
 def _check_any(counts: object) -> None:
     if not counts:
         raise NapkinError("there is no text to train on: give at least one text that holds more than special tokens")
-
-
-def _usable_processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _is_long(texts: Iterable[str], pattern: str) -> tuple[bool, Iterable[str]]:

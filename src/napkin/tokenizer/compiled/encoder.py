@@ -66,19 +66,22 @@ class Encoder:
         # A token has at least a byte. What is not written to takes no memory.
         ids = np.empty(len(data), dtype)
         pieces = pieces_of(text, ends, _PIECE_BYTES if threads > 1 else len(text), cut=self._cuts)
-        places = [(0, 0)] * len(pieces)
+        row = _Row(ids)
 
         def encode_piece(workspace: Workspace, number: int) -> None:
             piece = pieces[number]
             workspace.give_text(data, piece.document_ends, piece.start)
-            written = _encode(workspace, ids[piece.start : piece.stop], counts := np.zeros(piece.n_documents, np.int64))
-            places[number] = (piece.start, written)
+            counts = np.zeros(piece.n_documents, np.int64)
+            for some in _encode(workspace, counts):
+                row.add(number, some)
+            row.end(number)
             with adding:
                 n_ids[piece.first_document : piece.first_document + piece.n_documents] += counts
 
         adding = threading.Lock()
         self._spread(encode_piece, len(pieces), threads)
-        return _close_gaps(ids, places), n_ids
+        ids.resize(row.length, refcheck=False)
+        return ids, n_ids
 
     def _spread(self, work: Callable[[Workspace, int], None], n_pieces: int, threads: int) -> None:
         numbers = itertools.count()
@@ -137,18 +140,53 @@ class _Vocabulary:
         workspace.point(jobs.RANK_BITS, np.zeros(self.size // 64 + 1, np.uint64))
 
 
-def _encode(workspace: Workspace, ids: NDArray, n_ids: NDArray[np.int64]) -> int:
-    """Encode the workspace's text into `ids`, and how many each document has into `n_ids`; the sum of them."""
-    job, written = workspace.job, 0
+class _Row:
+    """Ids of pieces, put one after the other in `ids` by the pieces' numbers, whichever thread has them first.
+
+    The piece whose turn it is goes to its place at once, and those after it wait, so that no memory is touched but that
+    of the ids: a fresh page of it costs as much time as encoding a few hundred bytes.
+    """
+
+    def __init__(self, ids: NDArray) -> None:
+        self._ids = ids
+        self.length = 0
+        self._turn = 0
+        self._waiting: dict[int, list[NDArray]] = {}
+        self._ended: set[int] = set()
+        self._lock = threading.Lock()
+
+    def add(self, number: int, ids: NDArray) -> None:
+        """Put ids behind those that piece `number` has so far; they are copied."""
+        with self._lock:
+            if number == self._turn:
+                self._place(ids)
+            else:
+                self._waiting.setdefault(number, []).append(ids.astype(self._ids.dtype))
+
+    def end(self, number: int) -> None:
+        """Say that a piece has all its ids."""
+        with self._lock:
+            self._ended.add(number)
+            while self._turn in self._ended:
+                self._turn += 1
+                for ids in self._waiting.pop(self._turn, []):
+                    self._place(ids)
+
+    def _place(self, ids: NDArray) -> None:
+        self._ids[self.length : self.length + len(ids)] = ids
+        self.length += len(ids)
+
+
+def _encode(workspace: Workspace, n_ids: NDArray[np.int64]) -> Iterator[NDArray[np.uint32]]:
+    """Encode the workspace's text: ids, each array until the next is asked for, and how many each document has."""
+    job = workspace.job
     workspace.point(jobs.N_IDS_BY_DOCUMENT, n_ids)
     while True:
         job[jobs.N_IDS] = 0
         status = encode_documents(workspace.address)
-        count = int(job[jobs.N_IDS])
-        ids[written : written + count] = workspace.array(jobs.IDS)[:count]
-        written += count
+        yield workspace.array(jobs.IDS)[: job[jobs.N_IDS]]
         if status == jobs.DONE:
-            return written
+            return
         if status == jobs.NEEDS_TABLE:
             workspace.make_room(may_forget=True)
         elif status == jobs.NEEDS_LONG_ROOM:
@@ -162,17 +200,6 @@ def _encode(workspace: Workspace, ids: NDArray, n_ids: NDArray[np.int64]) -> int
 def _give_long_room(workspace: Workspace, n_bytes: int) -> None:
     workspace.point(jobs.PLACES, np.empty((n_bytes, 6), np.uint32))
     workspace.job[jobs.LONG_ROOM] = n_bytes
-
-
-def _close_gaps(ids: NDArray, places: Sequence[tuple[int, int]]) -> NDArray:
-    """Move what was written at each place up to what is before it, and give back the rest."""
-    end = 0
-    for start, count in places:
-        if start != end:
-            ids[end : end + count] = ids[start : start + count]
-        end += count
-    ids.resize(end, refcheck=False)
-    return ids
 
 
 def _rebuild(merges: Sequence[tuple[int, int]], pattern: str, cache_bytes: int) -> Encoder:

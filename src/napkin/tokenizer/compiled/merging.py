@@ -282,7 +282,8 @@ def _rank_of_made(job, first, second):
     bucket = _bucket_of(key, get(job, PAIRS_SHIFT))
     while True:
         merged = find_in_bucket(pairs + 64 * bucket, key)
-        if merged != NEVER or load_u64(pairs + 64 * bucket + 56) == _EMPTY:
+        # One branch, nearly always taken: with `or` there were two, and whether a pair merges cannot be foretold.
+        if (merged != NEVER) | (load_u64(pairs + 64 * bucket + 56) == _EMPTY):
             return merged
         bucket = (bucket + 1) & mask
 
