@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from napkin.optim.base import Forms, Group, Optimizer, buckets, wide_dtype, zeros_wide
+from napkin.optim.base import Forms, Group, Optimizer, buckets, wide_dtype
+from napkin.optim.shards import local
 
 # Below it a mean of squares is noise: the resolution of fp32 (torch.optim.Adafactor's eps1).
 _TINY = torch.finfo(torch.float32).eps
@@ -117,6 +118,9 @@ class Adafactor(Optimizer):
     State: "row_var" and "col_var", 4 bytes a row and a column, which is near 0 bytes a parameter of a matrix;
     "variance", 4 bytes a parameter of a vector. Where a parameter has more than two dimensions the last two are the
     matrix. A step needs 4 bytes a number of the bucket. See `Optimizer` for the rest.
+
+    Sharded parameters and gradients are gathered a bucket at a time, 8 bytes a number, and every process does the
+    arithmetic of all.
     """
 
     forms = _MATRICES
@@ -138,17 +142,17 @@ class Adafactor(Optimizer):
     def update_group(self, parameters: list[Tensor], group: Group) -> None:
         """Matrices by rows and columns, vectors whole."""
         for bucket in buckets(p for p in parameters if p.ndim >= 2):
-            self.apply(_MATRICES, bucket, group)
+            self.apply(_MATRICES, bucket, group, whole=True)
         for bucket in buckets(p for p in parameters if p.ndim < 2):
-            self.apply(_VECTORS, bucket, group)
+            self.apply(_VECTORS, bucket, group, whole=True)
 
     def new_state(self, parameter: Tensor, group: Group) -> dict[str, Tensor]:
-        """Zeros: a row's and a column's worth for a matrix."""
+        """Zeros: a row's and a column's worth for a matrix. Of a sharded one too, every process has all of them."""
+        here, dtype = local(parameter), wide_dtype(parameter)
         if parameter.ndim < 2:
-            return {"variance": zeros_wide(parameter)}
+            return {"variance": here.new_zeros(parameter.shape, dtype=dtype)}
         *stack, rows, columns = parameter.shape
-        dtype = wide_dtype(parameter)
         return {
-            "row_var": parameter.new_zeros((*stack, rows, 1), dtype=dtype),
-            "col_var": parameter.new_zeros((*stack, 1, columns), dtype=dtype),
+            "row_var": here.new_zeros((*stack, rows, 1), dtype=dtype),
+            "col_var": here.new_zeros((*stack, 1, columns), dtype=dtype),
         }

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from napkin.errors import NapkinError
 from napkin.optim.base import buckets, wide_dtype
+from napkin.optim.shards import local
 
 
 class WeightAverage:
@@ -18,7 +19,7 @@ class WeightAverage:
 
     It begins as a copy of the parameters, at which a decay near 1 would hold it for long: the t-th update, t counted
     from 1, decays by at most (1 + t) / (10 + t). The average is fp32 whatever the parameters' format: 4 bytes a
-    parameter.
+    parameter. Of sharded parameters each process averages the rows that it has.
     """
 
     def __init__(self, parameters: Iterable[Tensor], decay: float = 0.999) -> None:
@@ -35,7 +36,7 @@ class WeightAverage:
         """Begin anew, with the parameters as they are now."""
         self.step = 0
         for average, parameter in zip(self.averages, self.parameters, strict=True):
-            average.copy_(parameter)
+            local(average).copy_(local(parameter))
 
     @torch.no_grad()
     def update(self) -> None:
@@ -43,8 +44,8 @@ class WeightAverage:
         self.step += 1
         decay = min(self.decay, (1 + self.step) / (10 + self.step))
         for bucket in buckets(self.parameters):
-            averages = [self._average_of[p] for p in bucket]
-            torch._foreach_lerp_(averages, [p.detach().to(wide_dtype(p)) for p in bucket], 1 - decay)
+            averages = [local(self._average_of[p]) for p in bucket]
+            torch._foreach_lerp_(averages, [local(p).detach().to(wide_dtype(p)) for p in bucket], 1 - decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -62,4 +63,4 @@ class WeightAverage:
     @torch.no_grad()
     def _put(self, values: list[Tensor]) -> None:
         for parameter, value in zip(self.parameters, values, strict=True):
-            parameter.copy_(value)
+            local(parameter).copy_(local(value))

@@ -11,7 +11,7 @@ from napkin.errors import NapkinError
 from napkin.optim.host_state import fetch, host_copy, put_back
 from napkin.optim.parameter_groups import decay_groups
 from napkin.optim.rounding import StochasticRounding
-from napkin.optim.shards import local
+from napkin.optim.shards import gathered, is_sharded, like, local, rows_of
 
 Group = dict[str, Any]
 
@@ -113,22 +113,30 @@ class Optimizer(torch.optim.Optimizer):
         for bucket in buckets(parameters):
             self.apply(self.forms, bucket, group)
 
-    def apply(self, forms: Forms, parameters: list[Tensor], group: Group) -> None:
-        """Apply one rule to one bucket, in fp32; of sharded tensors, to the rows that are here."""
+    def apply(self, forms: Forms, parameters: list[Tensor], group: Group, *, whole: bool = False) -> None:
+        """Apply one rule to one bucket, in fp32; of sharded tensors, to the rows that are here.
+
+        A rule that looks at tensors as a `whole` has sharded ones gathered, and of what it makes the own rows are kept.
+        """
         states = [list(map(local, self.state_in(group, p).values())) for p in parameters]
-        gradients = [local(p.grad) for p in parameters if p.grad is not None]
-        parameters = list(map(local, parameters))
+        whole = whole and is_sharded(parameters[0])
+        seen = gathered if whole else local
+        gradients = [seen(p.grad) for p in parameters if p.grad is not None]
+        rows = [slice(*rows_of(p)) for p in parameters] if whole else []
+        parameters, at_hand = list(map(local, parameters)), list(map(seen, parameters))
         # Nothing that is wide already is copied: in fp32 these are the parameters and gradients themselves.
-        narrow = any(p.dtype not in _WIDE for p in parameters)
-        wide = [p.to(wide_dtype(p)) for p in parameters] if narrow else parameters
+        narrow = any(p.dtype not in _WIDE for p in at_hand)
+        wide = [p.to(wide_dtype(p)) for p in at_hand] if narrow else at_hand
         gradients = [gradient.to(w.dtype) for gradient, w in zip(gradients, wide, strict=True)]
         at_work = fetch(states, parameters[0].device) if self.state_on_host else states
         forms.pick(self.form)(wide, gradients, *map(list, zip(*at_work, strict=True)), group)
         if self.state_on_host:
             put_back(states, at_work)
+        if whole:
+            wide = [tensor[own] for tensor, own in zip(wide, rows, strict=True)]
         if narrow and self.rounding is not None:
             self.rounding(parameters, wide)
-        elif narrow:
+        elif narrow or whole:
             torch._foreach_copy_(parameters, wide)  # pyright: ignore[reportPrivateImportUsage]
 
     def new_state(self, parameter: Tensor, group: Group) -> dict[str, Tensor]:
@@ -157,7 +165,9 @@ class Optimizer(torch.optim.Optimizer):
             self.state[p] = self._at_home(state)
 
     def _at_home(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: host_copy(tensor) for name, tensor in state.items()} if self.state_on_host else state
+        if not self.state_on_host:
+            return state
+        return {name: like(tensor, host_copy(local(tensor))) for name, tensor in state.items()}
 
 
 def buckets(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:

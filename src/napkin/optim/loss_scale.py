@@ -12,6 +12,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from napkin.optim.shards import local
+
 FIRST_SCALE = 2.0**16
 GROWTH_INTERVAL = 1000
 _LARGEST_SCALE = 2.0**24
@@ -27,11 +29,19 @@ class LossScale:
         self.updates = 0
         """That were not left out."""
 
+    def of_rank(self, ranks: int) -> float:
+        """What one of some ranks multiplies its loss by.
+
+        It weighs its tokens by the number of ranks, of whose gradients the mean is taken: without that, numbers in
+        fp16 are as large as one process's.
+        """
+        return self.scale / ranks
+
     @torch.no_grad()
-    def unscale(self, parameters: Iterable[Tensor]) -> None:
+    def unscale(self, parameters: Iterable[Tensor], *, ranks: int = 1) -> None:
         """Divide the gradients by the scale."""
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        torch._foreach_mul_(gradients, 1 / self.scale)
+        gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        torch._foreach_mul_(gradients, 1 / self.of_rank(ranks))
 
     def accepts(self, norm: Tensor) -> bool:
         """Whether a gradient of that norm is fit for an update; the scale is adapted. Waits for a GPU."""

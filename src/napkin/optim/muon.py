@@ -15,7 +15,8 @@ comes near it with products alone::
 # torch keeps its foreach functions under private names; its own optimizers are built on them.
 # pyright: reportPrivateImportUsage=false
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from napkin.errors import NapkinError
 from napkin.optim.adamw import ADAMW
 from napkin.optim.base import Forms, Group, Optimizer, buckets, zeros_wide
 from napkin.optim.parameter_groups import muon_groups
+from napkin.optim.shards import gathered, is_sharded, rows_of
 
 # Jordan's coefficients: steepest at 0 of those that end, after five steps, with singular values near 1 (0.7 to 1.2).
 _A, _B, _C = 3.4445, -4.7750, 2.0315
@@ -63,23 +65,38 @@ def newton_schulz_stacked(matrices: Float[Tensor, "k m n"]) -> Float[Tensor, "k 
 def _update(parameter: Tensor, gradient: Tensor, buffer: Tensor, group: Group) -> None:
     buffer.lerp_(gradient, 1 - group["momentum"])
     direction = newton_schulz(gradient.lerp(buffer, group["momentum"]).to(group["products"]))
-    parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-_step_length(parameter, group))
+    parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-_step_length(direction, group))
 
 
-def _update_foreach(parameters: list[Tensor], gradients: list[Tensor], buffers: list[Tensor], group: Group) -> None:
-    """For matrices of one shape: the iteration runs on a stack of them."""
+def _update_foreach(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    buffers: list[Tensor],
+    group: Group,
+    sharded: list[Tensor] | None = None,
+) -> None:
+    """For matrices of one shape: the iteration runs on a stack of them.
+
+    Where the others are rows of `sharded` matrices, each process orthogonalises them whole and takes its rows.
+    """
     torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
     ahead = torch._foreach_lerp(gradients, buffers, group["momentum"])
-    stack = torch.stack([matrix.to(group["products"]) for matrix in ahead])
+    ahead = [matrix.to(group["products"]) for matrix in ahead]
+    if sharded is not None:
+        ahead = list(map(gathered, sharded, ahead))
+    stack = torch.stack(ahead)
     del ahead
     directions = newton_schulz_stacked(stack.flatten(0, -3)).unflatten(0, stack.shape[:-2])
+    here = list(directions.unbind())
+    if sharded is not None:
+        here = [matrix[slice(*rows_of(whole))] for matrix, whole in zip(here, sharded, strict=True)]
     torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-    torch._foreach_add_(parameters, list(directions.unbind()), alpha=-_step_length(parameters[0], group))
+    torch._foreach_add_(parameters, here, alpha=-_step_length(directions, group))
 
 
-def _step_length(parameter: Tensor, group: Group) -> float:
+def _step_length(direction: Tensor, group: Group) -> float:
     """An orthogonal m × n matrix has a root mean square of 1 / sqrt(max(m, n)), AdamW's updates one of about 0.2."""
-    return group["lr"] * 0.2 * max(parameter.shape[-2:]) ** 0.5
+    return group["lr"] * 0.2 * max(direction.shape[-2:]) ** 0.5
 
 
 _MUON = Forms(_update, _update_foreach)
@@ -98,6 +115,9 @@ class Muon(Optimizer):
     State: "momentum_buffer" in the matrix's shape, 4 bytes a parameter of the blocks; "exp_avg" and "exp_avg_sq", 8
     bytes a parameter of the others. See `Optimizer` for the rest; matrices of one shape make a bucket. Its temporary
     memory: up to three times the bucket and three times its Gram matrices, in the products' format.
+
+    Of sharded matrices the momentum is gathered a bucket at a time, in the products' format, and every process
+    orthogonalises all of them: the temporary memory and the FLOPs are those of whole matrices.
     """
 
     forms = ADAMW
@@ -134,7 +154,7 @@ class Muon(Optimizer):
                 shapes.setdefault(parameter.shape, []).append(parameter)
         for alike in shapes.values():
             for bucket in buckets(alike):
-                self.apply(_MUON, bucket, group)
+                self.apply(_forms_for(bucket), bucket, group)
         for bucket in buckets(p for p in parameters if not _is_orthogonal(p, group)):
             self.apply(ADAMW, bucket, group)
 
@@ -142,6 +162,21 @@ class Muon(Optimizer):
         """Zeros: one momentum, or AdamW's two."""
         names = ("momentum_buffer",) if _is_orthogonal(parameter, group) else ("exp_avg", "exp_avg_sq")
         return {name: zeros_wide(parameter) for name in names}
+
+
+class _AcrossProcesses(Forms):
+    """Rows of matrices are updated together, whatever the form."""
+
+    def pick(self, form: str) -> Callable[..., None]:
+        """The only form there is."""
+        return self.foreach
+
+
+def _forms_for(bucket: list[Tensor]) -> Forms:
+    # Of a stack, which is sharded by its first dimension, each process has some matrices whole.
+    if not is_sharded(bucket[0]) or bucket[0].ndim > 2:
+        return _MUON
+    return _AcrossProcesses(_update, functools.partial(_update_foreach, sharded=bucket))
 
 
 def _is_orthogonal(parameter: Tensor, group: Group) -> bool:
