@@ -62,6 +62,7 @@ OTHER: dict[str, Any] = {
     "training.device": "cpu",
     "training.threads": 3,
     "training.parallelism": "fsdp",
+    "training.compile": "off",
     "training.gather_format": "bf16",
     "training.reduce_format": "bf16",
     "training.checkpoint_writing": "wait",

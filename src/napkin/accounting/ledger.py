@@ -7,6 +7,7 @@ and tests read their figures from it, so that no second formula for the same thi
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -89,7 +90,8 @@ class Ledger:
     watch_bytes: int = 0
     """Bytes by which watching the step raised its peak; left out of `peak_bytes`."""
 
-    @property
+    # The loop asks for it each step.
+    @cached_property
     def flops(self) -> int:
         """FLOPs of the step; recomputation left out (the F in MFU), attention over all pairs."""
         return sum(row.flops for row in self.rows if row.phase != "recompute")

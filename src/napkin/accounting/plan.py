@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from napkin.accounting.compiling import NOT_COMPILED, Compiling
 from napkin.accounting.cuda_target import Target
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.price import Price
@@ -59,6 +60,8 @@ class Plan:
     """Of all devices together."""
     exchange_seconds: float = 0.0
     """Seconds a step in which the devices wait for each other's gradients."""
+    compiling: Compiling = NOT_COMPILED
+    """Whether blocks are compiled; the ledger is of the uncompiled step, the seconds here are not."""
 
     @property
     def fits(self) -> bool:
@@ -68,12 +71,12 @@ class Plan:
     @property
     def seconds_a_step(self) -> float:
         """Of one step, the exchange of gradients included."""
-        return self.price.seconds + self.exchange_seconds
+        return self.price.seconds - self.compiling.seconds_less + self.exchange_seconds
 
     @property
     def seconds(self) -> float:
-        """Of all steps; evaluations and checkpoints come on top."""
-        return self.steps * self.seconds_a_step
+        """Of all steps, and of compiling; evaluations and checkpoints come on top."""
+        return self.steps * self.seconds_a_step + self.compiling.seconds_once
 
     @property
     def dollars(self) -> float | None:
@@ -128,6 +131,7 @@ class Plan:
                 note=f"rule {self.rule_bytes_a_parameter} bytes a parameter: no activations, no logits, no batch",
             ),
             *self._reserved(),
+            *self._compiled(),
             WitnessRow("seconds a step", "seconds", rule_seconds, self.seconds_a_step, note=self._how_priced()),
             WitnessRow("MFU", "share", RULE_MFU, self.mfu, note=self._of_what_peak()),
             WitnessRow(
@@ -151,6 +155,12 @@ class Plan:
             return []
         note = "what the caching allocator takes in segments, gaps included; it gives back what is free before it fails"
         return [WitnessRow("reserved bytes", "bytes", None, self.ledger.reserved_bytes, note=note)]
+
+    def _compiled(self) -> list[WitnessRow]:
+        if not self.compiling.chosen:
+            return []
+        note = "once a run, not in its steps; the peak is that of the uncompiled step"
+        return [WitnessRow("seconds to compile", "seconds", None, self.compiling.seconds, note=note)]
 
     def _why_flops_differ(self) -> str:
         ledger = self.ledger

@@ -24,7 +24,7 @@ class Measurement:
     mfu: float
     hfu: float
     seconds_by_part: dict[str, float]
-    """data, forward, backward, optimizer, evaluation, checkpoints, other."""
+    """data, forward, backward, optimizer, evaluation, checkpoints, compiling, other."""
 
 
 def reconcile(plan: Plan, measurement: Measurement) -> list[WitnessRow]:
@@ -36,6 +36,7 @@ def reconcile(plan: Plan, measurement: Measurement) -> list[WitnessRow]:
         "seconds a step": measurement.seconds_a_step,
         "MFU": measurement.mfu,
         "seconds in all": measurement.seconds,
+        "seconds to compile": measurement.seconds_by_part.get("compiling"),
     }
     if plan.site.usd_per_hour is not None:
         meters["dollars"] = dollars(measurement.seconds, plan.site.usd_per_hour)

@@ -67,6 +67,11 @@ class _Recorder(TorchDispatchMode):
         self.memory = Memory(from_birth=cuda is not None)
         self.memory.claim(map(local, (*self.parameters, *module.buffers())), "parameters")
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code stays compiled while it is watched: what is seen of it are products, attention and copies."""
+        return True
+
     @contextmanager
     def attached(self) -> Iterator[None]:
         hooks = [

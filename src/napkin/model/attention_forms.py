@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from napkin.compiler import set_up_compiler
 from napkin.model.plain_attention import plain_attention
 from napkin.model.position import NoPositions
 from napkin.model.visibility import Causal, additive_mask
@@ -164,4 +165,5 @@ def _as_it_is(scores: Tensor) -> Tensor:
 def _compiled_flex() -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
+    set_up_compiler()
     return torch.compile(flex_attention, dynamic=False)

@@ -132,6 +132,9 @@ class SwiGLU(GatedFeedForward):
     @classmethod
     def between(cls, gate_up: Float[Tensor, "*batch two_d_ff"]) -> Float[Tensor, "*batch d_ff"]:
         """silu(gate) · up."""
+        if torch.compiler.is_compiling():
+            # A compiler sees for itself what is better computed again.
+            return super().between(gate_up)
         return _SiLUProduct.apply(gate_up)  # pyright: ignore[reportReturnType]
 
 

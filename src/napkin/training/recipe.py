@@ -239,7 +239,8 @@ class TrainingConfig:
     """Seconds that ranks wait for one another before they give up."""
 
     keep_best: bool = True
-    """Whether the checkpoint with the lowest validation loss, of the steps that were evaluated, is kept besides."""
+    """Whether the weights with the lowest validation loss are kept besides: after an evaluation that is the best so far
+    a checkpoint is written, whatever checkpoint_every says."""
 
     checkpoint_writing: Literal["auto", "background", "wait"] = "auto"
     """Who writes a checkpoint: a thread in the background, from a copy of the tensors in the host's memory, or the
@@ -252,6 +253,10 @@ class TrainingConfig:
 
     most_skipped: int = 10
     """Updates in a row that may be skipped; one more stops the run."""
+
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Whether torch.compile fuses what stands between a block's matrix products: other last bits. auto is on where the
+    run is long enough to earn the compiler's seconds back, by the plan."""
 
     def __post_init__(self) -> None:
         refuse_outside("training", self, TRAINING_RANGES)

@@ -1,7 +1,7 @@
 """One training step. The loop runs it, the accountant counts it: what is counted is what runs."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -20,12 +20,13 @@ from napkin.optim.clipping import clip_gradients
 from napkin.optim.loss_scale import LossScale
 from napkin.optim.names import build_optimizer
 from napkin.optim.rounding import StochasticRounding
+from napkin.training.compilation import compile_blocks
 from napkin.training.expert_tally import ExpertTally
 from napkin.training.precision import Precision
 from napkin.training.ranks import ALONE, Ranks
 from napkin.training.recipe import Recipe
 from napkin.training.recomputation import recompute_blocks
-from napkin.training.spreading import Spread, spread
+from napkin.training.spreading import Spread, all_resident, spread
 
 Watch = Callable[[str], AbstractContextManager]
 
@@ -49,6 +50,8 @@ class Learner:
     """What the routers of the last step did, where the model has experts."""
     loss_scale: LossScale | None = None
     """With fp16."""
+    compiled: bool = False
+    """Whether the code of blocks is."""
 
     def step(
         self,
@@ -69,7 +72,7 @@ class Learner:
         0 where fp16 overflowed and the update was left out. Where both are not fit for an update, by `is_fit`, none is
         made.
         """
-        size = self._micro_batch_size(inputs)
+        size, ranks = self._micro_batch_size(inputs), self.spread.ranks.size
         shares = [size / len(inputs)] * (len(inputs) // size) if shares is None else shares
         loss = torch.zeros((), device=inputs.device)
         self.tally.clear()
@@ -85,11 +88,11 @@ class Learner:
                 if self.recipe.model.n_experts:
                     self.tally.add(self.model.routings())
             with watch("backward"):
-                (micro_loss if self.loss_scale is None else micro_loss * self.loss_scale.scale).backward()
+                (micro_loss if self.loss_scale is None else micro_loss * self.loss_scale.of_rank(ranks)).backward()
             loss += micro_loss.detach()
         with watch("optimizer"):
             if self.loss_scale is not None:
-                self.loss_scale.unscale(self.model.parameters())
+                self.loss_scale.unscale(self.model.parameters(), ranks=ranks)
             clip_norm, sum_squares = self.recipe.optimizer.clip_norm, self.spread.sum_squares
             norm = clip_gradients(self.model.parameters(), clip_norm, sum_squares=sum_squares)
             loss = self.spread.mean(loss)
@@ -106,12 +109,43 @@ class Learner:
             self.optimizer.zero_grad(set_to_none=True)
         return loss, norm
 
+    def rehearse(self, rows: int) -> None:
+        """Compute the gradients of a micro-batch of a step that has so many rows, and drop them."""
+        shape = (min(self.recipe.training.resolved_micro_batch_size, rows), self.recipe.model.context_length)
+        tokens = torch.zeros(shape, dtype=torch.int64, device=self.precision.device_type)
+        documents = torch.zeros_like(tokens) if self.recipe.data.separate_documents else None
+        # Other ranks have nothing to do with it.
+        self.spread.begin(last=False)
+        with self.precision.autocast():
+            loss = self.spread.loss(tokens, torch.zeros_like(tokens), documents)
+        loss.backward()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def resident(self) -> list[Tensor] | None:
+        """What stays from step to step; None where that can be seen while a step runs."""
+        if not self.compiled:
+            return self.spread.resident(self.optimizer)
+        # What compiled code makes is not seen in the making.
+        return all_resident(self.model, self.optimizer)
+
     def shares(self, targets: Int[Tensor, "batch position"]) -> list[float]:
         """What each micro-batch of a batch weighs, by its targets that count; best asked of tensors on the host."""
         return self.spread.shares(targets, self._micro_batch_size(targets))
 
     def _micro_batch_size(self, inputs: Tensor) -> int:
         return min(self.recipe.training.resolved_micro_batch_size, len(inputs))
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model has its averaged weights while the block runs, where an average is kept."""
+        if self.average is None:
+            yield
+            return
+        self.spread.settle()
+        with self.average.applied():
+            yield
+            # What was gathered holds the average.
+            self.spread.settle()
 
     def extra_state(self) -> dict[str, Tensor]:
         """What a checkpoint holds besides weights and optimizer state."""
@@ -137,8 +171,11 @@ class Learner:
         return self.recipe.schedule(number, self.recipe.optimizer.options["learning_rate"])
 
 
-def build_learner(recipe: Recipe, precision: Precision, ranks: Ranks = ALONE) -> Learner:
-    """A new model and its optimizer, weights drawn from `training.init_seed`; this rank's part of them."""
+def build_learner(recipe: Recipe, precision: Precision, ranks: Ranks = ALONE, *, compiled: bool = False) -> Learner:
+    """A new model and its optimizer, weights drawn from `training.init_seed`; this rank's part of them.
+
+    `compiled` is whether blocks are compiled, at their first step.
+    """
     # Drawn on the CPU whatever the device, so that a seed means the same weights everywhere.
     model = Transformer(recipe.model, seed=recipe.training.init_seed)
     if precision.weights_dtype != torch.float32:
@@ -146,6 +183,8 @@ def build_learner(recipe: Recipe, precision: Precision, ranks: Ranks = ALONE) ->
     if precision.name == "fp8":
         multiply_in_fp8(model.blocks, native=precision.native_fp8)
     model.loss_chunk_size = recipe.training.loss_chunk_size
+    if compiled:
+        compile_blocks(model)
     recompute_blocks(model, recipe.training.recompute, every=recipe.training.recompute_every)
     spread_model = spread(model, recipe, precision, ranks)
     chosen = recipe.optimizer
@@ -161,7 +200,9 @@ def build_learner(recipe: Recipe, precision: Precision, ranks: Ranks = ALONE) ->
     if precision.name == "bf16-pure":
         optimizer.rounding = StochasticRounding(recipe.training.rounding_seed)
     loss_scale = LossScale() if precision.name == "fp16" else None
-    return Learner(model, optimizer, recipe, precision, spread_model, average=average, loss_scale=loss_scale)
+    return Learner(
+        model, optimizer, recipe, precision, spread_model, average=average, loss_scale=loss_scale, compiled=compiled
+    )
 
 
 def _cast(model: Transformer, dtype: torch.dtype) -> None:

@@ -1,0 +1,55 @@
+"""The compiler does its work before the first step: no step waits for it, and its seconds stand alone."""
+
+import threading
+from collections.abc import Callable
+
+import torch
+
+from napkin.accounting.meter import Stopwatch
+from napkin.errors import NapkinError
+from napkin.training.interruption import Interruption
+from napkin.training.preparation import Preparation
+from napkin.training.step import Learner
+from napkin.units import format_seconds
+
+SILENT_SECONDS = 2.0
+"""What takes longer is told."""
+
+
+def compile_first(
+    learner: Learner,
+    preparation: Preparation,
+    watch: Stopwatch,
+    interruption: Interruption,
+    on_message: Callable[[str], None],
+) -> None:
+    """Have the learner's blocks compiled, where they are to be, on the clock of "compiling".
+
+    The random state is left as it was. Raises NapkinError where the compiler fails, but not when a signal has ended it.
+    """
+    if not learner.compiled:
+        return
+    from torch._dynamo.exc import TorchDynamoException
+
+    seconds = format_seconds(preparation.plan.compiling.seconds)
+    line = f"compiling the model's blocks, about {seconds}; another run of the same shape will find it done"
+    told = threading.Timer(SILENT_SECONDS, on_message, [line])
+    told.daemon = True
+    told.start()
+    devices = [0] if preparation.precision.device_type == "cuda" else []
+    try:
+        with watch("compiling"), torch.random.fork_rng(devices=devices):
+            learner.rehearse(preparation.recipe.training.batch_size // preparation.ranks.size)
+    except TorchDynamoException as error:
+        # Ctrl-C reaches the processes of the compiler, too.
+        if interruption.signal is None:
+            raise NapkinError(
+                f'the model\'s blocks cannot be compiled ({_first_line(error)}): set compile = "off" under [training] '
+                "in the run's recipe.toml, and continue with `napkin resume`"
+            ) from error
+    finally:
+        told.cancel()
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
