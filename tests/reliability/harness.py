@@ -40,8 +40,8 @@ class Command:
 
     @property
     def errors(self) -> list[str]:
-        """Lines of standard error."""
-        return self.err.read_text().splitlines()
+        """Lines of standard error, without those on progress: where a machine is slow there are some."""
+        return [line for line in self.err.read_text().splitlines() if not line.startswith("training ")]
 
 
 class Napkin:

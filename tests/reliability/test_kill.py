@@ -95,7 +95,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_that_never_was(
 @pytest.mark.torture
 @pytest.mark.parametrize("threads", [1, 2])
 def test_hundreds_of_kills_half_of_them_inside_a_checkpoint(napkin: Napkin, threads: int, tally: Tally) -> None:
-    recipe = tiny_recipe(".", threads=threads, steps=100)
+    recipe = tiny_recipe(".", threads=threads, steps=100, keep_best=True)
     recipe = dataclasses.replace(recipe, optimizer=dataclasses.replace(recipe.optimizer, average_decay=0.99))
     (napkin.folder / "recipe.toml").write_text(format_recipe(recipe))
     napkin.run("train", "recipe.toml", "--run", "reference")

@@ -1,6 +1,7 @@
 """Several ranks train the run that one trains, whatever becomes of one of them."""
 
 import contextlib
+import dataclasses
 import shutil
 import signal
 import time
@@ -17,6 +18,7 @@ from napkin.model.transformer import Transformer
 from napkin.training.checkpoint import load_model, read_checkpoint
 from napkin.training.recipe import format_recipe
 from napkin.training.run_folder import RunFolder
+from reliability.conftest import Tally
 from reliability.harness import Command, Napkin, checkpoints, figures, lines_of_metrics, wait_until
 from reliability.ranks import free_port, place, run_ranks, start_ranks, start_torchrun
 from training.tiny_run import tiny_recipe
@@ -25,9 +27,11 @@ STEPS = 50
 TOLERANCE = 1e-5
 
 
-def write_recipe(napkin: Napkin, **training: Any) -> None:
-    settings = {"steps": STEPS, "precision": "fp32", "checkpoint_every": 10, "rank_timeout": 60.0, **training}
-    (napkin.folder / "recipe.toml").write_text(format_recipe(tiny_recipe(".", **settings)))
+def write_recipe(napkin: Napkin, optimizer: dict[str, Any] | None = None, **training: Any) -> None:
+    settings = {"steps": STEPS, "precision": "fp32", "checkpoint_every": 10, "rank_timeout": 300.0, **training}
+    recipe = tiny_recipe(".", **settings)
+    recipe = dataclasses.replace(recipe, optimizer=dataclasses.replace(recipe.optimizer, **optimizer or {}))
+    (napkin.folder / "recipe.toml").write_text(format_recipe(recipe))
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +47,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory, server: Any) -> Path:
     return folder / "run"
 
 
-def assert_follows(run: Path, reference: Path) -> float:
+def assert_follows(run: Path, reference: Path, tolerance: float = TOLERANCE) -> float:
     """Every step's figures, to the order of sums; the largest deviation of a loss."""
     there, here = figures(reference), figures(run)
     assert [line["step"] for line in here] == [line["step"] for line in there]
     assert [line["tokens"] for line in here] == [line["tokens"] for line in there]
     for name in ("loss", "validation_loss", "gradient_norm"):
         for one, other in zip(here, there, strict=True):
-            assert one[name] == pytest.approx(other[name], abs=TOLERANCE), (name, one["step"])
+            assert one[name] == pytest.approx(other[name], abs=tolerance), (name, one["step"])
     return max(abs(one["loss"] - other["loss"]) for one, other in zip(here, there, strict=True))
 
 
@@ -147,7 +151,7 @@ def test_torchrun_restarts_the_job_whoever_was_lost(napkin: Napkin, alone: Path,
         wait_until(lambda lines=lines: lines_of_metrics(napkin.folder / "run") >= lines, job)
         kill_rank(job, whom)
         time.sleep(1.0)
-    assert job.wait() == 0, job.errors
+    assert job.wait() == 0, "\n".join(job.errors)
     assert_follows(napkin.folder / "run", alone)
 
 
@@ -225,7 +229,7 @@ def test_sigterm_to_torchrun_saves_and_stops(napkin: Napkin, alone: Path, parall
 @pytest.mark.parametrize("whom", [0, 1])
 @pytest.mark.parametrize("number", [1, 3, 6, 9, 12, 15, 18])
 def test_a_kill_inside_a_checkpoint_loses_nothing(
-    napkin: Napkin, alone: Path, parallelism: str, whom: int, number: int
+    napkin: Napkin, alone: Path, parallelism: str, whom: int, number: int, tally: Tally
 ) -> None:
     write_recipe(napkin, parallelism=parallelism)
     port = free_port()
@@ -243,9 +247,39 @@ def test_a_kill_inside_a_checkpoint_loses_nothing(
         # This rank has no such operation, or was killed and the other one noticed.
         assert statuses[whom] == -signal.SIGKILL
         assert statuses[1 - whom] == 2
-        assert checkpoints(napkin.folder / "run")[-1] in (10, 20)
+        # The last of these operations remove it, once that of step 40 is there.
+        assert checkpoints(napkin.folder / "run")[-1] in (10, 20, 40)
         take_up(napkin, 2, "run")
     assert_follows(napkin.folder / "run", alone)
+    tally(f"{parallelism}: kill -9 of one rank of two in a write", inside=int(statuses != [0, 0]))
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [(6, 3)] + [pytest.param(each, marks=pytest.mark.torture) for each in [(1, 1), (3, 6), (8, 8), (12, 4), (20, 6)]],
+)
+def test_a_kill_of_all_ranks_inside_a_sharded_checkpoint_loses_nothing(
+    napkin: Napkin, alone: Path, numbers: tuple[int, int], tally: Tally
+) -> None:
+    write_recipe(napkin, parallelism="fsdp", checkpoint_writing="background")
+    port = free_port()
+    ranks = [
+        napkin.start(
+            *("train", "recipe.toml", "--run", "run"),
+            environment=place(rank, 2, port),
+            signal_at=number,
+            near=".step-00000020.",
+        )
+        for rank, number in enumerate(numbers)
+    ]
+    statuses = [rank.wait() for rank in ranks]
+    # Whoever was not killed has lost the other.
+    assert -signal.SIGKILL in statuses
+    assert set(statuses) <= {-signal.SIGKILL, 2}
+    assert checkpoints(napkin.folder / "run") in ([10], [10, 20])
+    take_up(napkin, 2, "run")
+    assert_follows(napkin.folder / "run", alone)
+    tally("fsdp: kill -9 of all ranks in a write", inside=1)
 
 
 @pytest.mark.torture

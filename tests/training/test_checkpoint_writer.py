@@ -1,4 +1,6 @@
 import dataclasses
+import math
+import random
 import shutil
 import threading
 from pathlib import Path
@@ -142,6 +144,40 @@ def test_the_best_checkpoint_is_kept_besides_the_newest_and_found_again(tmp_path
     with writer_in(tmp_path, keep=1, keep_best=False) as writer:
         writer.save(taken(learner, 10, validation_losses=losses))
     assert steps(tmp_path) == [10]
+
+
+def test_a_step_being_written_is_not_written_again_and_damage_calls_for_a_new_best(tmp_path: Path) -> None:
+    learner, go_on = make_learner(), threading.Event()
+    losses = [(1, 2.0), (2, 1.0)]
+    with writer_in(tmp_path, before_publishing=lambda: go_on.wait(60)) as writer:
+        assert writer.lacks(2, History(validation_losses=losses))
+        writer.save(taken(learner, 2, validation_losses=losses))
+        # Nothing of it is on the disk yet.
+        assert steps(tmp_path) == []
+        assert not writer.lacks(3, History(validation_losses=[*losses, (3, 1.5)]))
+        assert writer.lacks(3, History(validation_losses=[*losses, (3, 0.5)]))
+        go_on.set()
+    shutil.rmtree(tmp_path / "step-00000002")
+    assert writer_in(tmp_path).lacks(4, History(validation_losses=[*losses, (4, 1.5)]))
+    assert not writer_in(tmp_path, keep_best=False).lacks(4, History(validation_losses=[*losses, (4, 0.1)]))
+    assert not writer_in(tmp_path).lacks(4, History(validation_losses=[*losses, (4, math.nan)]))
+
+
+def test_few_of_the_evaluations_around_a_plateau_bring_a_checkpoint(tmp_path: Path) -> None:
+    learner, draw, losses, saved = make_learner(), random.Random(5), [], []
+    n = 1000
+    with writer_in(tmp_path, background=False) as writer:
+        for step in range(1, n + 1):
+            losses.append((step, draw.gauss(3.0, 0.01)))
+            if writer.lacks(step, History(validation_losses=losses)):
+                saved.append(step)
+                writer.save(taken(learner, step, validation_losses=losses))
+    best = min(losses, key=lambda entry: entry[1])[0]
+    assert saved[-1] == best
+    assert steps(tmp_path) == saved[-2:]
+    # Records of independent draws: 7.5 are expected of 1,000, with a standard deviation of 2.4.
+    assert saved == [step for step, loss in losses if loss == min(earlier for _, earlier in losses[:step])]
+    assert len(saved) <= math.log(n) + 0.58 + 3 * 2.4
 
 
 @pytest.mark.parametrize("background", [True, False])

@@ -34,7 +34,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, RunFolder, Preparation]:
     """A run that was never stopped; copy it before you change it."""
-    recipe = tiny_recipe(text, steps=STEPS, checkpoint_every=5, evaluate_every=4)
+    recipe = tiny_recipe(text, steps=STEPS, checkpoint_every=5, evaluate_every=4, keep_best=True)
     preparation, run = new_run(recipe, tmp_path_factory.mktemp("finished") / "run")
     return train(preparation, run), run, preparation
 
@@ -215,6 +215,29 @@ def test_a_loss_that_is_no_number_ends_the_run_and_no_checkpoint_is_made_of_it(t
     with pytest.raises(NapkinError) as again:
         train(preparation, run)
     assert str(again.value) == str(caught.value)
+
+
+def test_the_best_evaluated_weights_are_kept_though_no_checkpoint_of_their_step_was_due(
+    text: Path, tmp_path: Path
+) -> None:
+    recipe = tiny_recipe(text, steps=12, checkpoint_every=7, evaluate_every=2, keep_best=True)
+    # It rises to where nothing is learned any more: the loss of step 2 is a third of the later ones.
+    optimizer = dataclasses.replace(recipe.optimizer, learning_rate=1.0, warmup_steps=11)
+    recipe = dataclasses.replace(recipe, optimizer=optimizer)
+    outcomes = {}
+    for name, last in (("whole", None), ("best", 2), ("resumed", 5)):
+        preparation, run = new_run(recipe, tmp_path / name)
+        outcomes[name] = train(preparation, run, on_step=stop_after(last) if last else lambda metrics: None)
+    assert train(*old_run(tmp_path / "resumed")).first_step == 5
+    for name in ("whole", "resumed"):
+        run = RunFolder.open(tmp_path / name)
+        found = {line.step: line.validation_loss for line in lines(run) if line.validation_loss is not None}
+        assert min(found, key=found.__getitem__) == 2
+        kept = [read_checkpoint(path).state.step for path in checkpoint_paths(run.checkpoints)]
+        assert kept == [12, 7, 2]
+        for file in ("model.safetensors", "optimizer.safetensors"):
+            best = run.checkpoints / "step-00000002" / file
+            assert best.read_bytes() == (outcomes["best"].checkpoint / file).read_bytes()
 
 
 @pytest.mark.parametrize("change", ["altered", "shrunk"])

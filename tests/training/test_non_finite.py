@@ -84,8 +84,8 @@ def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
     write_tiny_text(tmp_path)
 
     def make(bad_steps: set[int], factor: float = float("nan"), **training: Any) -> Recipe:
-        def build(recipe: Recipe, precision: Precision, ranks: Ranks) -> Learner:
-            learner = build_learner(recipe, precision, ranks)
+        def build(recipe: Recipe, precision: Precision, ranks: Ranks, **options: Any) -> Learner:
+            learner = build_learner(recipe, precision, ranks, **options)
             bad = {bytes(batches[number - 1][0].numpy()) for number in bad_steps}
 
             def poison(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:

@@ -17,9 +17,9 @@ from napkin.model.transformer import Transformer
 from napkin.training.interruption import Interruption
 from napkin.training.ranked_runs import _is_run_of
 from napkin.training.ranks import ALONE, Place, Ranks, place_of
-from napkin.training.recipe import OptimizerConfig, Recipe, format_recipe
+from napkin.training.recipe import Recipe, format_recipe
 from napkin.training.share import share_of
-from napkin.training.spreading import Spread, refuse_impossible_sharding
+from napkin.training.spreading import Spread
 from training.tiny_run import MODEL, tiny_recipe, write_tiny_text
 
 TORCHRUN = {
@@ -138,14 +138,6 @@ def test_one_alone_agrees_with_itself() -> None:
 def test_a_batch_that_does_not_divide_is_refused(training: dict[str, int], n_devices: int, told: str) -> None:
     with pytest.raises(NapkinError, match=told):
         share_of(tiny_recipe(".", **training), n_devices)
-
-
-@pytest.mark.parametrize("name", ["muon", "adafactor"])
-def test_an_optimizer_that_needs_whole_matrices_is_refused_with_fsdp(name: str) -> None:
-    recipe = dataclasses.replace(tiny_recipe(".", parallelism="fsdp"), optimizer=OptimizerConfig(name))
-    with pytest.raises(NapkinError, match=f"{name} needs whole matrices"):
-        refuse_impossible_sharding(recipe)
-    refuse_impossible_sharding(dataclasses.replace(recipe, training=tiny_recipe(".").training))
 
 
 def test_a_restarted_job_knows_its_run_by_its_recipe(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from napkin.training.recipe import DataConfig, OptimizerConfig, Recipe, Training
 
 MODEL = ModelConfig(context_length=32, d_model=48, n_layers=1, n_heads=4, n_kv_heads=2)
 TRAINING = TrainingConfig(
-    steps=40, batch_size=4, threads=1, checkpoint_every=6, evaluate_every=10, evaluation_tokens=200
+    steps=40, batch_size=4, threads=1, checkpoint_every=6, evaluate_every=10, evaluation_tokens=200, keep_best=False
 )
 
 

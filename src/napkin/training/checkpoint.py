@@ -264,6 +264,8 @@ def recipe_changes(checkpoint: Checkpoint, recipe: dict[str, dict[str, Any]]) ->
     """What differs between a checkpoint's recipe and the tables given of another: 'model.n_heads 4, was 2'."""
     changes: list[str] = []
     defaults = dataclasses.asdict(Recipe())
+    # Until there was a choice, nothing was compiled.
+    defaults["training"]["compile"] = "off"
     for table, values in recipe.items():
         # A field that came later has had its default until then.
         trained = defaults.get(table, {}) | checkpoint.state.recipe.get(table, {})

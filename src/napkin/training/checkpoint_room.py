@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import psutil
+import torch
 
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.plan import Plan
@@ -21,20 +22,27 @@ def checkpoint_bytes(ledger: Ledger) -> int:
     return sum(ledger.peak_by_category.get(category, 0) for category in ("parameters", "optimizer state"))
 
 
+def _whole_checkpoint_bytes(plan: Plan) -> int:
+    """What the files of all ranks take together."""
+    return checkpoint_bytes(plan.ledger) * (plan.site.n_devices if plan.site.sharded else 1)
+
+
 def writes_in_background(training: TrainingConfig, plan: Plan, device_type: str) -> bool:
     """Whether a thread writes the checkpoints: where the recipe says so, or leaves it open and there is room.
 
     On a CPU the copy lies beside the step's tensors, and both are counted; beside a GPU it may take half of what the
     host has free. Raises NapkinError where the recipe asks for a copy that there is no room for.
     """
-    # Ranks that each write their rows wait for one another anyway.
-    if training.checkpoint_writing == "wait" or plan.site.sharded:
+    if training.checkpoint_writing == "wait":
         return False
     copy_bytes = checkpoint_bytes(plan.ledger)
     if device_type == "cpu":
         free = plan.site.memory_bytes - plan.ledger.peak_bytes
     else:
         free = psutil.virtual_memory().available // 2
+        if plan.site.sharded:
+            # Each of this machine's ranks copies the rows that it has.
+            free //= max(1, min(plan.site.n_devices, torch.cuda.device_count()))
     if copy_bytes <= free:
         return True
     if training.checkpoint_writing == "auto":
@@ -47,11 +55,11 @@ def writes_in_background(training: TrainingConfig, plan: Plan, device_type: str)
 
 def describe_checkpoints(training: TrainingConfig, plan: Plan, device_type: str) -> str:
     """A line on what checkpoints take."""
-    size = checkpoint_bytes(plan.ledger)
+    copy_bytes, size = checkpoint_bytes(plan.ledger), _whole_checkpoint_bytes(plan)
     kept = kept_checkpoints(training)
     how = "by the loop"
     if writes_in_background(training, plan, device_type):
-        how = f"in the background, from a copy of {format_bytes(size)} in host memory that is in no figure above"
+        how = f"in the background, from a copy of {format_bytes(copy_bytes)} in host memory that is in no figure above"
     return (
         f"checkpoints: {format_bytes(size)} each, up to {kept} kept, {format_bytes((kept + 1) * size)} of disk while "
         f"one is written; written {how}"
@@ -75,7 +83,7 @@ def refuse_full_disk(folder: Path, taken_bytes: int) -> None:
 
 def refuse_too_small_disk(run: Path, plan: Plan) -> None:
     """Raise NapkinError where the disk has no room for a single checkpoint of a run that has no folder yet."""
-    needed, free = checkpoint_bytes(plan.ledger) + _BESIDES_BYTES, _free_bytes(run)
+    needed, free = _whole_checkpoint_bytes(plan) + _BESIDES_BYTES, _free_bytes(run)
     if free < needed:
         raise NapkinError(
             f"a checkpoint takes {format_bytes(needed)}, the disk of '{run}' has {format_bytes(free)} free: "

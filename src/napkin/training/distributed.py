@@ -17,10 +17,21 @@ from napkin.training.ranks import Place, Ranks
 
 
 class JoinedRanks(Ranks):
-    """The ranks of the default process group.
+    """The ranks of a process group, by default that of all that they do.
 
     What is agreed on travels as JSON in tensors: torch's own functions for objects would unpickle what they are sent.
     """
+
+    def __init__(self, place: Place, limit: datetime.timedelta, group: dist.ProcessGroup | None = None) -> None:
+        super().__init__(place)
+        self._limit = limit
+        self._group = group
+
+    def apart(self) -> "JoinedRanks":
+        """The same ranks on a line of their own: what a thread says there does not cross what the others say."""
+        group = dist.new_group(backend="gloo", timeout=self._limit)
+        assert isinstance(group, dist.ProcessGroup)
+        return JoinedRanks(self.place, self._limit, group)
 
     def from_first(self, make: Callable[[], Any]) -> Any:
         """What the first rank makes; an error there is raised there, and ends the others without a word."""
@@ -40,34 +51,34 @@ class JoinedRanks(Ranks):
         """Everybody's value, by rank."""
         data = _bytes(value)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([len(data)]))
+        dist.all_gather(sizes, torch.tensor([len(data)]), self._group)
         # Each takes as much room as the longest.
         room = max(int(size) for size in sizes)
         padded = torch.zeros(room, dtype=torch.uint8)
         padded[: len(data)] = data
         gathered = [torch.zeros(room, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(gathered, padded)
+        dist.all_gather(gathered, padded, self._group)
         return [_value(each[: int(size)]) for each, size in zip(gathered, sizes, strict=True)]
 
     def most(self, number: int) -> int:
         """The largest of everybody's numbers."""
         tensor = torch.tensor(number)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, self._group)
         return int(tensor)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum of everybody's tensors."""
         total = tensor.detach().clone()
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=self._group)
         return total
 
     def _broadcast(self, value: Any) -> Any:
         data = _bytes(value)
         size = torch.tensor([len(data)])
-        dist.broadcast(size, 0)
+        dist.broadcast(size, 0, self._group)
         if not self.is_first:
             data = torch.zeros(int(size), dtype=torch.uint8)
-        dist.broadcast(data, 0)
+        dist.broadcast(data, 0, self._group)
         return _value(data)
 
 
@@ -94,7 +105,7 @@ def join(place: Place, *, device: Literal["auto", "cpu", "cuda"], timeout: float
         # torchrun may keep its store through restarts, with the addresses of processes that are gone.
         store = PrefixStore(f"napkin attempt {place.attempt}", store)
         dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=limit)
-        yield JoinedRanks(place)
+        yield JoinedRanks(place, limit)
         # A rank that ends early would have torchrun end those that still write.
         dist.all_reduce(torch.zeros(1))
         dist.destroy_process_group()

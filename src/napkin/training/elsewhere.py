@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal
 
+from napkin.accounting.compiling import Compiling
 from napkin.accounting.cuda_target import CudaTarget, Target
 from napkin.accounting.plan import Plan, Site
 from napkin.accounting.price import price
@@ -60,6 +61,7 @@ def plan_elsewhere(recipe: Recipe, device: Device, n_devices: int) -> tuple[Reci
         rule_bytes_a_parameter=rule_bytes_a_parameter(recipe, precision),
         steps=recipe.training.steps,
         tokens_per_step=recipe.tokens_per_step,
+        compiling=Compiling(why_not="the machine that trains decides whether that pays"),
         exchange_seconds=max(0.0, _exchange_seconds(ledger.parameters, device, n_devices) - backward),
     )
     return share, precision, plan

@@ -7,7 +7,7 @@ import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from napkin.data.token_mixture import TokenMixture
 from napkin.errors import CorruptFile, NapkinError
 from napkin.training.checkpoint import Checkpoint, Snapshot, snapshot
 from napkin.training.checkpoint_room import disk_warning, refuse_full_disk, writes_in_background
+from napkin.training.compiling_first import compile_first
 from napkin.training.evaluation import EVALUATION_BATCH_SIZE, mean_loss
 from napkin.training.freed_memory import keep_freed_memory
 from napkin.training.history import History
@@ -83,6 +84,7 @@ def train(
             run.write_json("plan.json", plan_as_dict(preparation.plan, preparation.precision))
         loop = _Loop(preparation, run, on_message, interruption)
         loop.restore()
+        compile_first(loop.learner, preparation, loop.watch, interruption, on_message)
         with (
             loop.writer,
             leaving_on_lost_pages(loop.last_words),
@@ -125,7 +127,8 @@ class _Loop:
         keep_freed_memory()
         self.device_type = self.preparation.precision.device_type
         self.ranks = self.preparation.ranks
-        self.learner = build_learner(recipe, self.preparation.precision, self.ranks)
+        compiled = recipe.training.compile == "on"
+        self.learner = build_learner(recipe, self.preparation.precision, self.ranks, compiled=compiled)
         self.feed = open_feed(self.preparation.batches, self.device_type, recipe.data.prefetch)
         self.metrics = MetricsFile(self.run)
         self.guards = {tokens: TokenGuard(tokens) for tokens in self._token_files()}
@@ -228,6 +231,7 @@ class _Loop:
         """Evaluate, log and save what is due after a step."""
         training = self.preparation.recipe.training
         last = self.step == training.steps
+        due = self.step % training.checkpoint_every == 0
         # Until this is done, a checkpoint says that it is to be.
         self.history.unfinished = format_metrics(metrics)
         if last or self.step % training.evaluate_every == 0:
@@ -239,10 +243,11 @@ class _Loop:
             metrics = dataclasses.replace(metrics, validation_loss=validation_loss, seconds=self.seconds)
             if validation_loss is not None:
                 self.history.add_validation(self.step, validation_loss)
+                due |= self.ranks.from_first(lambda: self.writer.lacks(self.step, self.history))
         self.history.unfinished = None
         if last or metrics.is_notable or self.step % training.log_every == 0:
             self.metrics.append(metrics)
-        if self.step % training.checkpoint_every == 0 and not last:
+        if due and not last:
             self.save()
         return metrics
 
@@ -344,7 +349,7 @@ class _Loop:
                 self.learner.model,
                 lambda: self.learner.step(self.step, *batch, shares=shares, is_fit=verdict),
                 device_type=self.device_type,
-                resident=self.learner.spread.resident(self.learner.optimizer),
+                resident=self.learner.resident(),
             )
 
     @property
@@ -355,8 +360,7 @@ class _Loop:
         tokens = self.preparation.validation_tokens
         if tokens is None:
             return None
-        average = self.learner.average
-        with self.watch("evaluation"), self._guarded(tokens), average.applied() if average else nullcontext():
+        with self.watch("evaluation"), self._guarded(tokens), self.learner.averaged():
             training = self.preparation.recipe.training
             return mean_loss(
                 self.learner.model,

@@ -25,6 +25,7 @@ from napkin.hardware.catalogue import Device, find_device
 from napkin.hardware.host import Host, detect_host
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.storage import load_tokenizer
+from napkin.training.compilation import choose_compiling, refuse_impossible_compiling, written_out
 from napkin.training.fitting import largest_micro_batch, refuse_far_too_much
 from napkin.training.forms import choose_forms
 from napkin.training.freed_memory import keep_freed_memory
@@ -87,6 +88,7 @@ def prepare(
     # Refuses a text that is shorter than one window, before anything is measured or counted.
     _batches(recipe, train_tokens)
     plan = make_plan(recipe, precision, host, progress, ranks)
+    recipe = written_out(recipe, plan)
     return Preparation(recipe, tokenizer, train_tokens, validation_tokens, precision, plan, ranks)
 
 
@@ -109,6 +111,7 @@ def resolve(recipe: Recipe, vocab_size: int, host: Host, ranks: Ranks = ALONE) -
     optimizer = dataclasses.replace(recipe.optimizer.resolved, warmup_steps=recipe.warmup_steps)
     recipe = dataclasses.replace(recipe, model=model, optimizer=optimizer, training=training)
     recipe = choose_forms(recipe, precision)
+    refuse_impossible_compiling(recipe, precision, n_ranks=ranks.size)
     share = with_micro_batch(share_of(recipe, ranks.size), precision, _free_bytes_of_rank(precision, host, ranks))
     if recipe.training.micro_batch_size == "auto":
         size = share.training.micro_batch_size
@@ -180,6 +183,7 @@ def make_plan(
         rule_bytes_a_parameter=rule_bytes_a_parameter(recipe, precision),
         steps=recipe.training.steps,
         tokens_per_step=tokens_per_step,
+        compiling=choose_compiling(recipe, precision, ledger, calibration, n_ranks=ranks.size),
     )
 
 

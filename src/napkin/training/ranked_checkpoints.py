@@ -1,7 +1,8 @@
 """Checkpoints of several ranks: one of them writes for all, or each its own rows of a model that is spread over them.
 
-A sharded checkpoint is as whole as any other: ranks write aside, all wait until every file is on the disk, and the
-first one adds the checksums and renames. What it holds is loaded by any number of ranks, or by one process.
+A sharded checkpoint is as whole as any other: ranks write aside, each in a thread while training goes on, and when
+every file is on the disk the first one adds the checksums and renames. What it holds is loaded by any number of ranks,
+or by one process.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import sync_file, sync_folder
-from napkin.optim.shards import local
+from napkin.optim.shards import is_sharded, local
 from napkin.training.checkpoint import (
     Checkpoint,
     Snapshot,
@@ -60,10 +61,10 @@ def restore_on_ranks(
 def open_writer(ranks: Ranks, recipe: Recipe, folder: Path, **options: Any) -> CheckpointWriter:
     """What writes the checkpoints of a run on this rank: the first one all of them, or each one the rows that it has.
 
-    `options` are CheckpointWriter's. Ranks write their rows together, and wait for it.
+    `options` are CheckpointWriter's; whether rows are written in the background is for the first rank to say.
     """
     if ranks.size > 1 and recipe.training.parallelism == "fsdp":
-        return _ShardWriter(ranks, folder, **options | {"background": False})
+        return _ShardWriter(ranks, folder, **options | {"background": ranks.from_first(lambda: options["background"])})
     return CheckpointWriter(folder, **options) if ranks.is_first else _Follower(folder, **options)
 
 
@@ -75,17 +76,33 @@ class _Follower(CheckpointWriter):
 
 
 class _ShardWriter(CheckpointWriter):
-    """Writes this rank's rows of each."""
+    """Writes this rank's rows of each.
+
+    Ranks come to agree on a checkpoint apart from what they say while training: their threads may write meanwhile.
+    """
 
     def __init__(self, ranks: Ranks, folder: Path, **options: Any) -> None:
         super().__init__(folder, **options)
         self.ranks = ranks
+        self._writing = ranks.apart()
+
+    def refuse_failure(self) -> None:
+        """Raise the error of a write in the background, on all ranks after the same step; all ask at each."""
+        if self._thread is None:
+            return
+        under_way = self._thread.is_alive()
+        progress = _UNDER_WAY if under_way else _DONE if self._error is None else _FAILED
+        if self.ranks.most(progress) != _UNDER_WAY:
+            self.wait()
 
     def _write(self, taken: Snapshot, prune: bool) -> Checkpoint:
-        written = _save_sharded(self.ranks, self.folder, taken, self.before_publishing)
+        written = _save_sharded(self._writing, self.folder, taken, self.before_publishing)
         if prune and self.ranks.is_first:
             self.prune(written)
         return written
+
+
+_DONE, _UNDER_WAY, _FAILED = range(3)
 
 
 def _save_sharded(ranks: Ranks, folder: Path, taken: Snapshot, before_publishing: Callable[[], None]) -> Checkpoint:
@@ -137,9 +154,10 @@ def _write_rows(ranks: Ranks, draft: Path, taken: Snapshot, path: Path) -> dict[
     """Write this rank's files; their checksums, or what went wrong."""
     sums: dict[str, str] = {}
     try:
-        here = {name: _not_empty(named) for name, named in taken.tensors.items()}
+        tensors = {name: _of_this_rank(ranks, named) for name, named in taken.tensors.items()}
+        here = {name: {key: local(tensor) for key, tensor in named.items()} for name, named in tensors.items()}
         refuse_non_finite(here, taken.step, path.parent)
-        for name, named in taken.tensors.items():
+        for name, named in tensors.items():
             file = draft / shard_name(Path(name).stem, ranks.place.rank, ranks.size)
             write_rows(file, named)
             # The library makes files for their owner alone.
@@ -153,8 +171,13 @@ def _write_rows(ranks: Ranks, draft: Path, taken: Snapshot, path: Path) -> dict[
     return {"sums": sums, "problem": None}
 
 
-def _not_empty(named: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: local(tensor) for name, tensor in named.items() if local(tensor).numel()}
+def _of_this_rank(ranks: Ranks, named: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that this rank has rows of; the first one writes what all have whole."""
+    return {
+        name: tensor
+        for name, tensor in named.items()
+        if local(tensor).numel() and (is_sharded(tensor) or ranks.is_first)
+    }
 
 
 def _cannot_be_written(path: Path, error: Exception) -> str:

@@ -20,7 +20,6 @@ from napkin.training.ranks import Ranks
 from napkin.training.recipe import Recipe
 from napkin.training.run_folder import FollowedRun, RunFolder
 from napkin.training.runs import new_run, old_run
-from napkin.training.spreading import refuse_impossible_sharding
 from napkin.training.train_files import paths_and_weights
 
 Run = tuple[Preparation, RunFolder]
@@ -30,8 +29,6 @@ def begin_run(ranks: Ranks, recipe: Recipe, folder: StrPath, *, progress: Progre
     """`new_run` with ranks; a job that was restarted goes on with the run of this very recipe, where there is one."""
 
     def begin() -> Run:
-        if ranks.size > 1:
-            refuse_impossible_sharding(recipe)
         if ranks.place.attempt and _is_run_of(recipe, Path(folder)):
             return old_run(folder, progress=progress, ranks=ranks)
         return new_run(recipe, folder, progress=progress, ranks=ranks)
@@ -42,12 +39,7 @@ def begin_run(ranks: Ranks, recipe: Recipe, folder: StrPath, *, progress: Progre
 def take_up_run(ranks: Ranks, folder: StrPath, *, progress: Progress = lambda doing: None) -> Run:
     """`old_run` with ranks, as many as there are now."""
 
-    def take_up() -> Run:
-        if ranks.size > 1:
-            refuse_impossible_sharding(RunFolder.open(folder).recipe)
-        return old_run(folder, progress=progress, ranks=ranks)
-
-    return _together(ranks, folder, take_up)
+    return _together(ranks, folder, lambda: old_run(folder, progress=progress, ranks=ranks))
 
 
 def _together(ranks: Ranks, folder: StrPath, make: Callable[[], Run]) -> Run:

@@ -81,6 +81,10 @@ class Ranks:
         """The sum of everybody's tensors."""
         return tensor
 
+    def apart(self) -> "Ranks":
+        """The same ranks on a line of their own: what a thread says there does not cross what the others say."""
+        return self
+
     def agreed(self, interruption: Interruption) -> Signals | None:
         """The signal that has reached any of them; noted for all, so that all stop after the same step."""
         number = self.most(interruption.signal or 0)

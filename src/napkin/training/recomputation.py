@@ -33,18 +33,19 @@ def recompute_blocks(model: Transformer, what: Recompute, *, every: int = 1) -> 
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": model.config.dropout > 0}
     if what == "selective":
         options["context_fn"] = _selective
-    model.run_block = _Recompute(model.blocks[::every], options)
+    model.run_block = _Recompute(model.blocks[::every], options, model.run_block)
 
 
 class _Recompute:
-    def __init__(self, blocks: Iterable[nn.Module], options: dict[str, Any]) -> None:
+    def __init__(self, blocks: Iterable[nn.Module], options: dict[str, Any], run: Callable[..., Tensor]) -> None:
         self.blocks = set(blocks)
         self.options = options
+        self.run = run
 
     def __call__(self, block: nn.Module, *arguments: Any) -> Tensor:
         if block not in self.blocks or not torch.is_grad_enabled():
-            return block(*arguments)
-        return checkpoint(block, *arguments, **self.options)  # pyright: ignore[reportReturnType]
+            return self.run(block, *arguments)
+        return checkpoint(self.run, block, *arguments, **self.options)  # pyright: ignore[reportReturnType]
 
 
 def _selective() -> tuple[AbstractContextManager, AbstractContextManager]:

@@ -9,6 +9,7 @@ import math
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,13 +109,22 @@ class RunFolder:
         """Hold the run for this process; a NapkinError where another one trains in it."""
         descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            if not try_lock(descriptor):
+            if not _lock_soon(descriptor):
                 raise NapkinError(
                     f"'{self.path}' is being trained by another process: wait for it, or stop it, and try again"
                 )
             yield
         finally:
             os.close(descriptor)
+
+
+def _lock_soon(descriptor: int) -> bool:
+    """`try_lock`, tried again for a moment: whoever asks whether somebody trains holds it for an instant."""
+    for pause in (0.05, 0.1, 0.2):
+        if try_lock(descriptor):
+            return True
+        time.sleep(pause)
+    return try_lock(descriptor)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,11 @@
-"""Whether a process trains in a run folder now."""
+"""Whether a process trains in a run folder now: it holds the folder's lock, which the system takes from the dead."""
 
-import contextlib
 from pathlib import Path
 
 
-def is_being_trained(run: Path) -> bool:
-    """Whether another process holds the run, as `RunFolder.locked` does; False where that cannot be known."""
-    with contextlib.suppress(ImportError, FileNotFoundError, PermissionError):
+def is_being_trained(run: Path) -> bool | None:
+    """Whether somebody holds the run, as `RunFolder.locked` does; None where that cannot be known."""
+    try:
         import fcntl
 
         with open(run / ".lock", "rb") as file:
@@ -15,4 +14,8 @@ def is_being_trained(run: Path) -> bool:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return True
+    except FileNotFoundError:
+        return False
+    except (ImportError, OSError):
+        return None
     return False

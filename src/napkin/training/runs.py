@@ -1,5 +1,6 @@
 """Begin a run, or take one up again: files checked, step planned, plan written down, nothing trained yet."""
 
+import dataclasses
 import platform
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ from napkin.files import StrPath
 from napkin.hardware.host import Host, detect_host
 from napkin.tokenizer.storage import load_tokenizer
 from napkin.training.checkpoint_room import checkpoint_bytes, refuse_too_small_disk
+from napkin.training.compilation import describe_compiling, written_out
 from napkin.training.fitting import refuse_what_does_not_fit
 from napkin.training.precision import Precision
 from napkin.training.preparation import Preparation, Progress, make_plan, prepare, resolve
@@ -46,13 +48,18 @@ def old_run(
 ) -> tuple[Preparation, RunFolder]:
     """Open a run folder and plan what it holds; `train` goes on from its newest good checkpoint."""
     run = RunFolder.open(folder)
-    return _checked(prepare(run.recipe, tokenizer=run.tokenizer, progress=progress, ranks=ranks)), run
+    recipe = run.recipe
+    if recipe.training.compile == "auto":
+        # Begun before there was a choice: it goes on as it began.
+        recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, compile="off"))
+    return _checked(prepare(recipe, tokenizer=run.tokenizer, progress=progress, ranks=ranks)), run
 
 
 def plan_only(recipe: Recipe, *, progress: Progress = lambda doing: None) -> tuple[Recipe, Precision, Plan]:
     """Plan a recipe without its token files; where it gives model.vocab_size, without its tokenizer too."""
     recipe, precision, host = resolve_alone(recipe)
-    return recipe, precision, make_plan(recipe, precision, host, progress)
+    plan = make_plan(recipe, precision, host, progress)
+    return written_out(recipe, plan), precision, plan
 
 
 def resolve_alone(recipe: Recipe) -> tuple[Recipe, Precision, Host]:
@@ -104,6 +111,7 @@ def plan_as_dict(plan: Plan, precision: Precision) -> dict[str, Any]:
         "byte_bound_by_operator": _byte_bound_seconds(plan.price.by_operator),
         "seconds_by_module": _seconds(plan.price.by_module),
         "byte_bound_by_module": _byte_bound_seconds(plan.price.by_module),
+        "compile": {**dataclasses.asdict(plan.compiling), "says": describe_compiling(plan)},
         "unknown_operators": plan.ledger.unknown_operators,
         "table": msgspec.to_builtins(plan.table()),
     }

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from napkin.optim.shards import local
+from napkin.optim.shards import is_sharded, local, rows_of
 
 STEMS = ("model", "optimizer")
 _INFO, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
@@ -47,24 +47,9 @@ def shard_names(names: Iterable[str]) -> list[str]:
     return []
 
 
-def rows_of(tensor: Tensor) -> tuple[int, int]:
-    """The first row of a tensor that this process has, and the one after the last."""
-    rows = tensor.shape[0]
-    mesh = getattr(tensor, "device_mesh", None)
-    if mesh is None:
-        return 0, rows
-    # torch.chunk's division, which FSDP2 uses.
-    each = -(-rows // mesh.size())
-    start = min(mesh.get_local_rank() * each, rows)
-    stop = min(start + each, rows)
-    assert len(local(tensor)) == stop - start
-    return start, stop
-
-
 def write_rows(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write the rows that are here of tensors that are spread over ranks; a tensor without any is left out."""
-    assert all(hasattr(tensor, "device_mesh") for tensor in tensors.values())
-    here = {name: local(tensor).contiguous() for name, tensor in tensors.items() if local(tensor).numel()}
+    """Write the rows that are here of tensors that are spread over ranks."""
+    here = {name: local(tensor).contiguous() for name, tensor in tensors.items()}
     offsets = {name: {_OFFSETS: [rows_of(tensors[name])[0], *[0] * (here[name].ndim - 1)]} for name in here}
     # One entry: of several the library writes first one, then another first, and bytes would differ.
     save_file(here, path, metadata={_INFO: json.dumps(offsets)})
@@ -72,7 +57,7 @@ def write_rows(path: Path, tensors: dict[str, Tensor]) -> None:
 
 def is_by_rows(targets: dict[str, Tensor], path: Path) -> bool:
     """Whether tensors or their file are in parts, so that the rows have to be looked for."""
-    return not path.exists() or any(hasattr(target, "device_mesh") for target in targets.values())
+    return not path.exists() or any(map(is_sharded, targets.values()))
 
 
 def copy_rows_into(

@@ -11,7 +11,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from napkin.data.batches import IGNORED
-from napkin.errors import NapkinError
 from napkin.model.transformer import Transformer
 from napkin.optim.base import Optimizer
 from napkin.training.precision import Precision
@@ -22,9 +21,6 @@ Tokens = Int[Tensor, "batch position"]
 
 _ODD = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio: seeds of ranks are far apart."""
-
-WHOLE_MATRICES = ("muon", "adafactor")
-"""Optimizers whose rule looks at a matrix as a whole."""
 
 
 class Spread:
@@ -132,9 +128,16 @@ class SpreadFSDP(Spread):
                 module.reshard()
 
     def resident(self, optimizer: Optimizer) -> list[Tensor]:
-        """Parameters, buffers and optimizer state: what is gathered lies in storages that grow and shrink."""
-        state = [tensor for tensors in optimizer.all_state().values() for tensor in tensors.values()]
-        return [*self.model.parameters(), *self.model.buffers(), *state]
+        """All: what is gathered lies in storages that grow and shrink."""
+        return all_resident(self.model, optimizer)
+
+
+def all_resident(model: Transformer, optimizer: Optimizer) -> list[Tensor]:
+    """Parameters, buffers and what the optimizer keeps on their device, averages of weights included."""
+    kept = [] if optimizer.state_on_host else optimizer.all_state().values()
+    state = [tensor for tensors in kept for tensor in tensors.values()]
+    averages = optimizer.state.get("average", {}).get("averages", [])  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return [*model.parameters(), *model.buffers(), *state, *averages]
 
 
 class _Loss(nn.Module):
@@ -156,21 +159,3 @@ def spread(model: Transformer, recipe: Recipe, precision: Precision, ranks: Rank
     if precision.device_type != "cpu":
         model = model.to(precision.device_type)
     return Spread(model, ranks) if ranks.size == 1 else SpreadDDP(model, ranks)
-
-
-def refuse_impossible_sharding(recipe: Recipe) -> None:
-    """Raise NapkinError where what the recipe asks for cannot be done with parts of matrices."""
-    if recipe.training.parallelism != "fsdp":
-        return
-    for what, asked in (
-        ("optimizer.average_decay", recipe.optimizer.average_decay),
-        ("training.offload_optimizer", recipe.training.offload_optimizer),
-        ("training.precision fp16", recipe.training.precision == "fp16"),
-    ):
-        if asked:
-            raise NapkinError(f"{what} is not possible with fsdp: leave it out, or use --training.parallelism ddp")
-    if recipe.optimizer.name in WHOLE_MATRICES:
-        raise NapkinError(
-            f"{recipe.optimizer.name} needs whole matrices, and with fsdp each rank has some of their rows: use "
-            "another --optimizer.name, such as adamw, or --training.parallelism ddp"
-        )

@@ -1,0 +1,122 @@
+"""What a rank of FSDP2 does with its rows, whatever the recipe asks for, is what one process does with all of them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from napkin.training.checkpoint import checkpoint_path, load_learner, read_checkpoint
+from reliability.harness import Napkin
+from reliability.rank_cases import Case, learner_of, losses, steps_of
+from reliability.ranks import free_port
+from reliability.test_several_ranks import assert_follows, start_and_stop, take_up, write_recipe
+
+
+def case(**tables: Any) -> Case:
+    return {**tables, "training": {"parallelism": "fsdp", **tables.get("training", {})}}
+
+
+EXPERTS = {"n_experts": 4, "d_expert": 16, "balance_weight": 0.0}
+SHORT: dict[str, Case] = {
+    "every second block computed again": case(
+        training={"recompute": "full", "recompute_every": 2, "micro_batch_size": 1}, steps=20
+    ),
+    "muon averaged offloaded": case(
+        optimizer={"name": "muon", "average_decay": 0.9},
+        training={"offload_optimizer": True, "recompute": "selective"},
+        steps=20,
+    ),
+    "adafactor": case(optimizer={"name": "adafactor"}, model=EXPERTS, training={"offload_optimizer": True}, steps=10),
+    # One process with the ranks' rows rounds as they do.
+    "fp16": case(training={"precision": "fp16", "micro_batch_size": 2}, steps=20),
+}
+LONG: dict[str, Case] = {
+    "selective": case(training={"recompute": "selective", "micro_batch_size": 1}),
+    "full": case(training={"recompute": "full"}),
+    "every second": case(training={"recompute": "full", "recompute_every": 2, "micro_batch_size": 1}),
+    "dropless experts": case(training={"recompute": "full"}, model=EXPERTS),
+    "average": case(optimizer={"average_decay": 0.9}),
+    "offload": case(training={"offload_optimizer": True}),
+    "muon": case(optimizer={"name": "muon"}),
+    "muon and experts": case(optimizer={"name": "muon"}, model=EXPERTS),
+    "adafactor": case(optimizer={"name": "adafactor", "average_decay": 0.9}),
+    "adafactor and experts": case(optimizer={"name": "adafactor"}, model=EXPERTS),
+    "all": case(
+        optimizer={"name": "muon", "average_decay": 0.9}, training={"offload_optimizer": True, "recompute": "full"}
+    ),
+}
+TOLERANCE = 1e-5
+
+
+def train_on_ranks(folder: Path, size: int, cases: dict[str, Case]) -> None:
+    (folder / "cases.json").write_text(json.dumps(cases))
+    script = Path(__file__).with_name("rank_cases.py")
+    # NumPy's own threads, which training has no use for, would be there at the fork.
+    environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, script, folder, str(size), str(free_port())],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def assert_one_follows(folder: Path, name: str, case: Case) -> None:
+    """One process has the losses of the ranks, and of what they have saved it makes the same as they do."""
+    there = json.loads((folder / f"{name}.json").read_text())
+    here = losses(learner_of(case), range(steps_of(case)))
+    print(name, max(abs(a - b) for a, b in zip(there, here, strict=True)))
+    # What differs in fp32's last bit is rounded to fp16 one way or the other.
+    tolerance = 1e-3 if name == "fp16" else TOLERANCE
+    assert there == pytest.approx(here, abs=tolerance)
+    learner, half = learner_of(case), steps_of(case) // 2
+    load_learner(read_checkpoint(checkpoint_path(folder / name, half)), learner)
+    later = losses(learner, range(half, steps_of(case)))
+    assert there[-len(later) :] == pytest.approx(later, abs=tolerance)
+
+
+def test_two_ranks_with_parts_of_the_model_follow_one(tmp_path: Path) -> None:
+    train_on_ranks(tmp_path, 2, SHORT)
+    for name, each in SHORT.items():
+        assert_one_follows(tmp_path, name, each)
+    figures = json.loads((tmp_path / "fp16.json").read_text())
+    assert 0.0 in figures, "no step overflowed"
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_with_parts_of_the_model_follow_one_for_long(tmp_path: Path, size: int) -> None:
+    train_on_ranks(tmp_path, size, LONG)
+    for name, each in LONG.items():
+        assert_one_follows(tmp_path, name, each)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_whole_run_on_parts_of_the_model_is_that_of_one_process(napkin: Napkin, precision: str) -> None:
+    optimizer = {"name": "muon", "learning_rate": 1e-3, "average_decay": 0.9}
+    training = {"precision": precision, "recompute": "full", "micro_batch_size": 2}
+    write_recipe(napkin, optimizer, **training)
+    assert napkin.run("train", "recipe.toml", "--run", "alone").wait() == 0
+    write_recipe(napkin, optimizer, parallelism="fsdp", **training)
+    start_and_stop(napkin, 2, whom=1)
+    shutil.copytree(napkin.folder / "run", napkin.folder / "on-1")
+    tolerance = TOLERANCE if precision == "fp32" else 0.02
+    for size, run in ((2, "run"), (1, "on-1")):
+        take_up(napkin, size, run)
+        print(precision, size, assert_follows(napkin.folder / run, napkin.folder / "alone", tolerance))
+    losses = [line.split()[-1] for line in evaluated(napkin, "run", "alone")]
+    assert len(losses) == 2
+
+
+def evaluated(napkin: Napkin, *runs: str) -> list[str]:
+    """The last line of `napkin evaluate` of each."""
+    commands = [napkin.run("evaluate", run, refuse_pickles=True) for run in runs]
+    assert [command.status for command in commands] == [0] * len(runs), [command.errors for command in commands]
+    return [command.out.read_text().splitlines()[-1] for command in commands]
