@@ -1,13 +1,14 @@
 """The report while a run trains: often enough to be watched, seldom enough to cost nothing."""
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from napkin.cli import live_report as module
 from napkin.cli.live_report import MOST_OF_THE_TIME, LiveReport, live_report
-from napkin.report.page import REFRESH_SECONDS
+from napkin.report.sign_of_life import REFRESH_SECONDS
 
 
 class Clock:
@@ -26,8 +27,11 @@ def test_pages_come_every_half_a_minute_or_as_seldom_as_they_cost(
 ) -> None:
     clock = Clock(seconds_a_page)
 
-    def write(run: Path, *, training: bool) -> None:
+    promised: list[float] = []
+
+    def write(run: Path, *, training: bool, every: Callable[[], float]) -> None:
         clock.now += clock.seconds_a_page
+        promised.append(clock.now + every())
 
     monkeypatch.setattr(module, "write_report", write)
     live = LiveReport(tmp_path, print, clock=clock)
@@ -41,6 +45,10 @@ def test_pages_come_every_half_a_minute_or_as_seldom_as_they_cost(
     assert all(later - earlier >= REFRESH_SECONDS for earlier, later in itertools.pairwise(written_at))
     # The first page's cost is not known before it; from the second on the share holds.
     assert live.pages == 1 or live.pages * seconds_a_page <= MOST_OF_THE_TIME * 3600 + 0.1
+    # The page said when the next one would come, give or take one call.
+    assert [later - due for due, later in zip(promised, written_at[1:], strict=False)] == pytest.approx(
+        [seconds_a_page] * (len(written_at) - 1), abs=1.1
+    )
     assert written_at[0] == pytest.approx(100 + REFRESH_SECONDS + seconds_a_page, abs=1.1)
 
 
@@ -48,7 +56,7 @@ def test_a_page_of_a_run_in_training_says_so_and_loads_itself_anew(place: Path) 
     run = Path("runs/tiny")
     metrics = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join(metrics[:3]) + "\n")
-    live = LiveReport(run, print, clock=iter([0.0, 31.0, 31.1]).__next__)
+    live = LiveReport(run, print, clock=iter([0.0, 31.0, 31.1, 31.1]).__next__)
     live()
     page = (run / "report.html").read_text()
     assert "Training, step 3 of 6 on" in page

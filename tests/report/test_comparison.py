@@ -103,5 +103,10 @@ def test_the_page_draws_every_run_over_every_axis_and_asks_nothing_of_the_networ
         ElementTree.fromstring(svg.replace("<svg", '<svg xmlns:xlink="x"', 1))
         assert all(f"var(--{colour}" in svg for colour in ("blue", "vermilion"))
     assert "<td>5.0000</td><td>5.0000</td>" in page
+    # On a phone each figure stands beside its name.
+    assert page.count('data-witness="validation"') == 2
+    unpriced = [read_run(straight_run, training=False)]
+    page = write_comparison(tmp_path / "c.html", unpriced, loss="training", axis="steps", points=[5]).read_text()
+    assert "dollars" not in page
     with pytest.raises(NapkinError, match=f"at most {MOST_RUNS} runs"):
         write_comparison(tmp_path / "d.html", runs * 5, loss="training", axis="steps", points=[5])

@@ -1,3 +1,6 @@
+import base64
+import hashlib
+import itertools
 import json
 import re
 import subprocess
@@ -74,6 +77,14 @@ def test_a_finished_run_shows_its_figures_in_order(full_run):
     assert "not there yet" not in text
 
 
+def test_what_the_loop_adds_to_its_steps_is_one_figure(full_run):
+    # data 1.5 and other 2.5, of these and forward 60, backward 110.5, optimizer 9.
+    assert "(data and other): 4.00 s, 2.2% of the steps’ time." in report_of(full_run).text
+    measurement = json.loads((full_run / "measurement.json").read_text())
+    (full_run / "measurement.json").write_text(json.dumps({**measurement, "seconds": {"metering": 1.0, "other": 2.0}}))
+    assert "adds to its steps" not in report_of(full_run).text
+
+
 def test_the_conventions_are_said(full_run):
     text = report_of(full_run).text
     for words in ["query–key pair", "causal", "dense", "1 GB is 10⁹ bytes", "MFU leaves recomputed FLOPs out"]:
@@ -147,6 +158,24 @@ def test_a_run_killed_in_the_middle_of_a_line_is_shown_up_to_there(running_run):
     assert "At step 120 of 300 on EPYC <16 cores>: still in training, or interrupted." in text
     assert "validation loss 3.333 at step 100" in text
     assert "time 1 min 12 s about 1 min 48 s to go" in text
+
+
+def test_a_run_that_nobody_trains_has_stopped(running_run):
+    page = Page(write_report(running_run, training=False))
+    assert "Stopped at step 120 of 300 on EPYC <16 cores>: no process trains it." in page.text
+    assert "script" not in page.elements
+
+
+def test_a_page_of_a_run_in_training_runs_its_own_script_and_no_other(running_run):
+    page = Page(write_report(running_run, training=True, every=lambda: 40.0))
+    assert "Training, step 120 of 300 on EPYC <16 cores>. Written 20" in page.text
+    # Three times 40 seconds and the longest pause between two logged steps, and a minute.
+    seconds = [json.loads(line)["seconds"] for line in (running_run / "metrics.jsonl").read_text().splitlines()]
+    longest = max(later - earlier for earlier, later in itertools.pairwise([0.0, *seconds]))
+    assert dict(page.attributes)["data-patience"] == str(round(3 * (40 + longest) + 60))
+    [script] = page.texts["script"]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in page.source
 
 
 def test_a_loss_that_stops_being_a_number_is_a_warning(running_run):

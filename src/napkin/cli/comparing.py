@@ -17,6 +17,7 @@ from napkin.cli.tokenizing import describe_loss
 from napkin.cli.tokens import show_tokens
 from napkin.data.token_file import SEPARATOR
 from napkin.errors import NapkinError
+from napkin.hardware.host import usable_cores
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.byte_level import ByteTokenizer
@@ -107,7 +108,13 @@ def _kinds(text: str, learned: str, vocab_size: int, line: ProgressLine) -> Iter
     line.retitle("learning merges")
     yield (
         "byte-level BPE",
-        train_bpe([learned], vocab_size, [SEPARATOR], progress=lambda stage, done, total: line(done, total)),
+        train_bpe(
+            [learned],
+            vocab_size,
+            [SEPARATOR],
+            progress=lambda stage, done, total: line(done, total),
+            threads=usable_cores(),
+        ),
     )
 
 

@@ -31,6 +31,7 @@ def main(arguments: list[str]) -> None:
         from napkin.data.token_file import TokenFile
         from napkin.report.page import write_report
         from napkin.training.evaluation import evaluate
+        from napkin.training.running import is_being_trained
 
         trained = open_trained(options.run)
         path = trained.recipe.data.validation if options.tokens is None else options.tokens
@@ -51,7 +52,7 @@ def main(arguments: list[str]) -> None:
         )
         if options.tokens is None:
             trained.run.write_json("evaluation.json", evaluation)
-            write_report(trained.run.path)
+            write_report(trained.run.path, training=is_being_trained(trained.run.path))
     if options.json:
         print_json(evaluation)
         return

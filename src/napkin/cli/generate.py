@@ -47,9 +47,10 @@ def main(arguments: list[str]) -> None:
     if options.save:
         from napkin.files import atomic_write_text
         from napkin.report.page import write_report
+        from napkin.training.running import is_being_trained
 
         atomic_write_text(trained.run.path / "samples.txt", "\n".join(texts), overwrite=True)
-        write_report(trained.run.path)
+        write_report(trained.run.path, training=is_being_trained(trained.run.path))
     if options.json:
         print_json([{"prompt": p, "completion": c} for p, c in zip(options.prompts, completions, strict=True)])
         return

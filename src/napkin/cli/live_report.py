@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from napkin.errors import NapkinError
-from napkin.report.page import REFRESH_SECONDS, write_report
+from napkin.report.page import write_report
+from napkin.report.sign_of_life import REFRESH_SECONDS
 
 MOST_OF_THE_TIME = 0.005
 FIRST_GUESS_SECONDS = MOST_OF_THE_TIME * REFRESH_SECONDS
@@ -36,7 +37,7 @@ class LiveReport:
         if self._failed or not affordable or now - self._written < REFRESH_SECONDS:
             return
         try:
-            write_report(self._run, training=True)
+            write_report(self._run, training=True, every=lambda: self._next_page(now))
         except (NapkinError, OSError) as error:
             self._failed = True
             self._on_message(f"the report is not written while the run trains: {error}")
@@ -45,6 +46,12 @@ class LiveReport:
         self._written = self._clock()
         self._expected = self._written - now
         self._spent += self._expected
+
+    def _next_page(self, begun: float) -> float:
+        """Seconds until the page after the one begun then, which has cost what has gone by since."""
+        cost = self._clock() - begun
+        affordable = (self._spent + 2 * cost) / MOST_OF_THE_TIME - (begun - self._begin)
+        return max(REFRESH_SECONDS, affordable)
 
 
 @contextmanager
@@ -56,5 +63,5 @@ def live_report(run: Path, on_message: Callable[[str], None]) -> Iterator[LiveRe
     except BaseException:
         if live.pages:
             with contextlib.suppress(NapkinError, OSError):
-                write_report(run)
+                write_report(run, training=False)
         raise

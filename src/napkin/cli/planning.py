@@ -10,6 +10,7 @@ from napkin.accounting.rules_table import RuleRow, rules_table
 from napkin.accounting.witnesses import Unit
 from napkin.cli.terminal import out, say
 from napkin.report.table import format_figure, format_share, reconcile_table
+from napkin.training.compilation import describe_compiling
 from napkin.training.precision import Precision
 from napkin.training.preparation import sizes_of
 from napkin.training.recipe import Recipe
@@ -39,6 +40,7 @@ def describe_plan(
         for category, size in sorted(plan.ledger.peak_by_category.items(), key=lambda item: -item[1])
     )
     say(f"alive at the peak: {alive}")
+    say(describe_compiling(plan))
     if by:
         out.print(_seconds_table(getattr(plan.price, f"by_{by}"), plan.price.seconds, by))
     if site.n_devices > 1:

@@ -1,5 +1,6 @@
 """`napkin report`."""
 
+import time
 from dataclasses import dataclass
 
 from napkin.cli.options import RunFolderArgument, Switch, parse
@@ -19,10 +20,20 @@ class ReportOptions:
 def main(arguments: list[str]) -> None:
     """Write the report anew."""
     options = parse(ReportOptions, "report", arguments)
+    from napkin.cli.live_report import MOST_OF_THE_TIME
     from napkin.report.page import write_report
+    from napkin.report.sign_of_life import REFRESH_SECONDS
     from napkin.training.run_folder import RunFolder
+    from napkin.training.running import is_being_trained
 
-    report = write_report(RunFolder.open(options.run).path)
+    run = RunFolder.open(options.run).path
+    begin = time.perf_counter()
+
+    def next_page() -> float:
+        # No sooner than what the training process itself can afford.
+        return max(REFRESH_SECONDS, (time.perf_counter() - begin) / MOST_OF_THE_TIME)
+
+    report = write_report(run, training=is_being_trained(run), every=next_page)
     if options.json:
         print_json({"run": options.run, "report": report})
     else:

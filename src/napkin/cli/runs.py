@@ -70,7 +70,7 @@ def _read(folders: list[Path], options: RunsOptions) -> "list[ComparedRun]":
     found = []
     for folder in folders:
         try:
-            found.append(read_run(folder, training=is_being_trained(folder), usd_per_hour=options.usd_per_hour))
+            found.append(read_run(folder, training=bool(is_being_trained(folder)), usd_per_hour=options.usd_per_hour))
         except NapkinError as error:
             if len(folders) == 1:
                 raise
@@ -83,12 +83,10 @@ def _read(folders: list[Path], options: RunsOptions) -> "list[ComparedRun]":
 
 
 def _print_list(runs: "list[ComparedRun]") -> None:
-    from napkin.report.comparison_page import summary_cells
+    from napkin.report.comparison_page import summary_rows
 
-    rows = [summary_cells(run) for run in runs]
-    # A column that nobody has a figure for is left out.
-    names = [name for name in rows[0] if name == "run" or any(row[name] != "–" for row in rows)]
-    _print_table([names, *([row[name] for name in names] for row in rows)], left=2)
+    rows = summary_rows(runs)
+    _print_table([list(rows[0]), *(list(row.values()) for row in rows)], left=2)
 
 
 def _print_points(compared: "list[ComparedRun]", points: list[float], options: RunsOptions) -> None:
@@ -103,9 +101,12 @@ def _print_table(rows: list[list[str]], *, left: int) -> None:
     table = Table(*rows[0], box=None, header_style="bold", pad_edge=False)
     for column in table.columns[left:]:
         column.justify = "right"
+    for column, cells in zip(table.columns, zip(*rows, strict=True), strict=True):
+        # Where a terminal is narrow, a cell is broken between its words, and no word is cut.
+        column.min_width = max(len(word) for cell in cells for word in cell.split())
     for row in rows[1:]:
         table.add_row(*row)
-    out.print(table)
+    out.print(table, crop=False)
 
 
 def _print_json(

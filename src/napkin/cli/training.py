@@ -2,6 +2,7 @@
 
 import shlex
 
+from napkin.accounting.overhead import loop_overhead
 from napkin.cli.live_report import live_report
 from napkin.cli.planning import describe_plan
 from napkin.cli.terminal import err, out, print_json, progress_line, say
@@ -38,7 +39,7 @@ def start(preparation: Preparation, run: RunFolder, *, as_json: bool) -> int:
 
             outcome = train(preparation, run, on_step=on_step, on_message=say_aside)
         line.retitle("writing the report")
-        report = write_report(run.path)
+        report = write_report(run.path, training=False)
     if as_json:
         stopped_by = None if outcome.interrupted_by is None else outcome.interrupted_by.name
         print_json(
@@ -81,5 +82,7 @@ def _describe(run: RunFolder, outcome: Outcome, preparation: Preparation) -> Non
     out.print(reconcile_table(outcome.table))
     seconds = sum(measurement.seconds_by_part.values())
     parts = sorted(measurement.seconds_by_part.items(), key=lambda item: -item[1])
-    say("where the time went: " + ", ".join(f"{part} {spent / seconds:.1%}" for part, spent in parts))
+    went = ", ".join(f"{part} {spent / seconds:.1%}" for part, spent in parts)
+    added = loop_overhead(measurement.seconds_by_part)
+    say(f"where the time went: {went}" + (f"; the loop adds {added[1]:.1%} to its steps" if added else ""))
     say(f"trained {taken}, in {format_seconds(measurement.seconds)}; checkpoint: {outcome.checkpoint}")

@@ -48,7 +48,7 @@ def write_comparison(
         colours=COLOURS,
         title=", ".join(run.summary.name for run in runs),
         loss=loss,
-        runs=[{"colour": shade, **summary_cells(run)} for shade, run in zip(_SHADES, runs, strict=False)],
+        runs=[{"colour": shade, **cells} for shade, cells in zip(_SHADES, summary_rows(runs), strict=False)],
         charts=[
             {
                 "label": _LABELS[each],
@@ -85,7 +85,14 @@ def comparison_chart(runs: Sequence[ComparedRun], axis: Axis, loss: Loss, width:
     return draw_svg(f"loss-{axis}", width, 280, paint)
 
 
-def summary_cells(run: ComparedRun) -> dict[str, Any]:
+def summary_rows(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
+    """The list of runs, a line each; a column that nobody has a figure for is left out."""
+    rows = [_summary_cells(run) for run in runs]
+    absent = {name for name in (rows[0] if rows else ()) if name != "run" and all(row[name] == "–" for row in rows)}
+    return [{name: cell for name, cell in row.items() if name not in absent} for row in rows]
+
+
+def _summary_cells(run: ComparedRun) -> dict[str, Any]:
     """A run's line of the list, as people read it."""
     found = run.summary
     return {

@@ -15,8 +15,8 @@ class KeyFigure(NamedTuple):
     detail: str = ""
 
 
-def status_of(run: RunRecord, *, training: bool = False) -> str:
-    """Say in a sentence how far the run has come."""
+def status_of(run: RunRecord, *, training: bool | None = None) -> str:
+    """Say in a sentence how far the run has come; `training` is whether a process trains it now, None is not known."""
     plan = run.plan
     device = f" on {plan.device.name}" if plan else ""
     if not run.metrics:
@@ -26,6 +26,8 @@ def status_of(run: RunRecord, *, training: bool = False) -> str:
     last = run.metrics[-1]
     if plan and training:
         return f"Training, step {last.step:,} of {plan.steps:,}{device}."
+    if plan and last.step < plan.steps and training is False:
+        return f"Stopped at step {last.step:,} of {plan.steps:,}{device}: no process trains it."
     if plan and last.step < plan.steps:
         return f"At step {last.step:,} of {plan.steps:,}{device}: still in training, or interrupted."
     return f"{last.step:,} steps over {last.tokens:,} tokens{device}."

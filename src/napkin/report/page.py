@@ -1,11 +1,13 @@
 """The page a run leaves behind: one self-contained file, made of what the run folder holds and nothing else."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from napkin.accounting.overhead import loop_overhead
 from napkin.files import atomic_write_text
 from napkin.report.charts import (
     bits_chart,
@@ -19,6 +21,7 @@ from napkin.report.charts import (
 from napkin.report.expert_balance import STEPS, expert_balance
 from napkin.report.headline import key_figures, status_of, warnings_of
 from napkin.report.run_record import Plan, RunRecord, read_run_record
+from napkin.report.sign_of_life import REFRESH_SECONDS, sign_of_life
 from napkin.report.svg import COLOURS
 from napkin.report.table import format_figure, format_ratio, format_share, format_three_digits
 from napkin.report.templates import render
@@ -26,25 +29,33 @@ from napkin.units import format_bytes, format_flops, format_rate, format_seconds
 
 # A chart is drawn twice, so that its text is as large on a phone as on a desk.
 _WIDE, _NARROW = 760, 360
-REFRESH_SECONDS = 30
 _SAMPLE_CHARACTERS = 20_000
 _OPERATORS = 8
+_PAUSES = 200
 
 
-def write_report(run: Path, *, training: bool = False) -> Path:
+def write_report(
+    run: Path, *, training: bool | None = None, every: Callable[[], float] = lambda: REFRESH_SECONDS
+) -> Path:
     """Write report.html into a run folder, in place of an earlier one, and return its path.
 
-    While it is `training` the page says so and loads itself anew every half a minute.
+    `training` is whether a process trains the run now; None is not known. While one does, the page says so, loads
+    itself anew every half a minute, and says when it was written; `every`, asked when all is drawn, is the seconds
+    until the next page can be written, after the next step: long after that, the page tells its reader that there is
+    no sign of life.
 
-    The page asks nothing of the network, runs no script, and is the same bytes for the same run. Files that the run
-    has not written yet are said to be missing. Raises NapkinError for a malformed file or a folder that is no run's.
+    The page asks nothing of the network. Unless the run is in training, it runs no script and is the same bytes for
+    the same run. Files that the run has not written yet are said to be missing. Raises NapkinError for a malformed
+    file or a folder that is no run's.
     """
     page = run / "report.html"
-    atomic_write_text(page, render_report(read_run_record(run), training=training), overwrite=True)
+    atomic_write_text(page, render_report(read_run_record(run), training=training, every=every), overwrite=True)
     return page
 
 
-def render_report(run: RunRecord, *, training: bool = False) -> str:
+def render_report(
+    run: RunRecord, *, training: bool | None = None, every: Callable[[], float] = lambda: REFRESH_SECONDS
+) -> str:
     """Return the page as text; everything that the run wrote is escaped."""
     page = render(
         "page.html",
@@ -65,9 +76,16 @@ def render_report(run: RunRecord, *, training: bool = False) -> str:
         expert_steps=STEPS,
         samples=_samples(run.samples),
         machine=_machine(run.plan),
+        life=sign_of_life(every() + _longest_pause(run)) if training else None,
     )
     # HTML has no NUL; a sample may.
     return page.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _longest_pause(run: RunRecord) -> float:
+    """Between two of the last logged steps: a slow step, an evaluation, a checkpoint."""
+    seconds = [0.0, *(logged.seconds for logged in run.metrics)][-_PAUSES - 1 :]
+    return max((later - earlier for earlier, later in itertools.pairwise(seconds)), default=0.0)
 
 
 class _Drawing(NamedTuple):
@@ -164,7 +182,13 @@ def _time(run: RunRecord) -> dict[str, Any]:
         "seconds": format_seconds(all_seconds),
         "flops": format_flops(all_flops),
         "chart": _drawing(description, lambda width: stacked_bar("time", seconds, width)) if all_seconds else None,
+        "overhead": _overhead(seconds),
     }
+
+
+def _overhead(seconds: dict[str, float]) -> str:
+    added = loop_overhead(seconds)
+    return f"{format_seconds(max(0.0, added[0]))}, {_part(max(0.0, added[1]))} of the steps" if added else ""
 
 
 def _span(run: RunRecord) -> str:
