@@ -17,8 +17,9 @@ import gc
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from napkin.model.config import ModelConfig
 from napkin.training.precision import Precision
 from napkin.training.preparation import device_name, make_plan, resolve
 from napkin.training.recipe import OptimizerConfig, Recipe, TrainingConfig
-from napkin.training.step import build_learner
+from napkin.training.step import Learner, build_learner
 from napkin.units import format_bytes, format_count
 from plain_models import PlainGPT2
 
@@ -106,11 +107,14 @@ def compare(size: str, shape: tuple[int, int, int], options: argparse.Namespace)
         )
 
     micro = recipe.training.resolved_micro_batch_size
-    learner = build_learner(recipe, precision)
-    numbers = iter(range(10**9))
-    seconds, peak = measure(lambda a, b: learner.step(next(numbers), a, b), inputs, targets, options.device)
-    line(f"napkin {precision.name}", micro, seconds, peak, plan.ledger.peak_bytes)
-    del learner
+    for compiled in (False,) if options.no_compiled else (False, True):
+        learner = build_learner(recipe, precision, compiled=compiled)
+        numbers = iter(range(10**9))
+        seconds, peak = measure(partial(ours, learner, numbers), inputs, targets, options.device)
+        who = f"napkin {precision.name}{', compiled' if compiled else ''}"
+        line(who, micro, seconds, peak, plan.ledger.peak_bytes)
+        del learner
+        _clear(options.device)
     for who, build in peers(shape, length, vocab_size, compiled=not options.no_compiled).items():
         fitting = micro
         while fitting:
@@ -124,6 +128,11 @@ def compare(size: str, shape: tuple[int, int, int], options: argparse.Namespace)
                 fitting //= 2
     _clear(options.device)
     return lines
+
+
+def ours(learner: Learner, numbers: Iterator[int], inputs: Tensor, targets: Tensor) -> object:
+    """napkin's step."""
+    return learner.step(next(numbers), inputs, targets)
 
 
 def _datasheet_peak(name: str, precision: Precision) -> float | None:

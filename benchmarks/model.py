@@ -6,7 +6,7 @@ of tensors over an eager step, as `napkin.accounting.record` watches them. Then 
 
     pip install transformers
     python benchmarks/model.py                      # everything: half an hour on two cores, most of it compiling
-    python benchmarks/model.py --quick              # width 256, eager
+    python benchmarks/model.py --widths 256 --quick # width 256, eager
     python benchmarks/model.py --clock cpu --threads 1   # CPU seconds of one thread, on a machine that is busy
 
 The table is also written to benchmarks/results/.
@@ -193,14 +193,16 @@ def compare_losses(precision: str, clock: Callable[[], float], rounds: int) -> l
 def main() -> None:
     """Print and keep the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="width 256, eager")
+    parser.add_argument("--quick", action="store_true", help="eager alone")
+    parser.add_argument("--widths", type=int, nargs="*", default=[256, 512])
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: seconds of all threads together")
     parser.add_argument("--threads", type=int, default=detect_host().cores)
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     clock = time.perf_counter if options.clock == "wall" else time.process_time
-    widths, modes = ((256,), (False,)) if options.quick else ((256, 512), (False, True))
+    modes = (False,) if options.quick else (False, True)
+    widths: list[int] = options.widths
 
     host, now = detect_host(), datetime.now(UTC)
     lines = [

@@ -43,6 +43,9 @@ Step = Callable[[], object]
 
 OURS: dict[str, tuple[Any, dict[str, Any]]] = {
     "napkin bf16": ("bf16", {}),
+    "napkin bf16, compiled": ("bf16", {}),
+    "napkin bf16, micro-batch 8": ("bf16", {"micro_batch_size": 8}),
+    "napkin bf16, micro-batch 8, compiled": ("bf16", {"micro_batch_size": 8}),
     "napkin bf16, micro-batch 4": ("bf16", {"micro_batch_size": 4}),
     "napkin bf16-pure, micro-batch 4": ("bf16-pure", {"micro_batch_size": 4}),
 }
@@ -84,7 +87,9 @@ def main() -> None:
 def compare(width: int, options: argparse.Namespace) -> list[str]:
     """A table for one width."""
     names = [*OURS, *LOOPS, PEAK]
-    if not options.no_compiled:
+    if options.no_compiled:
+        names = [name for name in names if COMPILED not in name]
+    else:
         names.insert(-1, LOOPS[1] + COMPILED)
     if options.trainer_python or _has_transformers():
         names.insert(-1, TRAINER)
@@ -168,8 +173,10 @@ def work(name: str, width: int, steps: int, threads: int) -> None:
         train_with_transformers(width, steps)
         return
     module, step = contender(name, width)
-    peak = 0 if module is None else record(module, step if COMPILED not in name else eager(name, width), warm_up=1)
-    _say(peak.peak_bytes if module is not None and peak else 0)
+    # Operators can be watched where there are any: without a compiler.
+    watched, its_step = contender(name.removesuffix(COMPILED), width) if COMPILED in name else (module, step)
+    _say(0 if watched is None else record(watched, its_step, warm_up=1).peak_bytes)
+    del watched, its_step
     for _ in sys.stdin:
         begin = time.perf_counter()
         step()
@@ -180,11 +187,6 @@ def _say(value: float) -> None:
     print(f"answer {value}", flush=True)
 
 
-def eager(name: str, width: int) -> Step:
-    """The step of the same contender without a compiler."""
-    return contender(name.removesuffix(COMPILED), width)[1]
-
-
 def contender(name: str, width: int) -> tuple[nn.Module | None, Step]:
     """A model and its step."""
     if name == PEAK:
@@ -193,7 +195,7 @@ def contender(name: str, width: int) -> tuple[nn.Module | None, Step]:
     tokens, targets = batch()
     if name in OURS:
         keep_freed_memory()
-        learner = learner_of(*OURS[name], width)
+        learner = learner_of(*OURS[name], width, compiled=COMPILED in name)
         numbers = iter(range(10**9))
         return learner.model, lambda: float(learner.step(next(numbers), tokens, targets)[0])
     model = PlainGPT2(VOCAB_SIZE, LENGTH, N_LAYERS, width, width // 64)
@@ -230,10 +232,10 @@ def recipe_of(precision: Any, width: int, **training: Any) -> Recipe:
     return Recipe(model=model, optimizer=OptimizerConfig(learning_rate=1e-3), training=settings)
 
 
-def learner_of(name: Any, training: dict[str, Any], width: int) -> Learner:
+def learner_of(name: Any, training: dict[str, Any], width: int, *, compiled: bool = False) -> Learner:
     """napkin's side, with the forms that a run would choose."""
     precision = Precision(name, "cpu")
-    return build_learner(choose_forms(recipe_of(name, width, **training), precision), precision)
+    return build_learner(choose_forms(recipe_of(name, width, **training), precision), precision, compiled=compiled)
 
 
 def train_with_transformers(width: int, steps: int) -> None:

@@ -1,0 +1,175 @@
+"""What the training loop adds to its steps: beside the bare `Learner.step` on the same batches, in the same minutes.
+
+A run is trained by `napkin.training.loop.train` as `napkin train` calls it: metrics, progress line, live report, a
+checkpoint each 10 steps. After each of its steps a second learner takes the bare step of the same batch, untimed by the
+first; so whatever else the machine does falls on both. Two witnesses of the overhead: by the parts that the loop itself
+meters, all of a step's time that is not forward, backward, optimizer, evaluation or the copy for a checkpoint; and,
+independent of them, the median difference between the loop's step and the bare one.
+
+    python benchmarks/loop_overhead.py        # some three minutes on two quiet cores
+
+The table is also written to benchmarks/results/.
+"""
+
+import argparse
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+import napkin.training.loop
+from library_text import library_text
+from napkin.accounting.meter import Stopwatch
+from napkin.cli.live_report import live_report
+from napkin.cli.terminal import progress_line
+from napkin.hardware.host import detect_host
+from napkin.model.config import ModelConfig
+from napkin.training.loop import METERED_STEP, train
+from napkin.training.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.training.run_folder import StepMetrics
+from napkin.training.runs import new_run
+from napkin.training.step import build_learner
+from napkin.units import format_seconds
+
+RESULTS = Path(__file__).parent / "results"
+VOCAB_SIZE, CHECKPOINT_EVERY = 8192, 10
+COMPUTED = ("forward", "backward", "optimizer")
+NOT_THE_LOOP = (*COMPUTED, "evaluation", "checkpoints", "metering")
+# As in benchmarks/training.py, and one whose steps are so short that whatever is done once a step shows most.
+MODELS: dict[str, tuple[ModelConfig, int]] = {
+    "d 256, 4 layers, 256 × 16": (
+        ModelConfig(
+            VOCAB_SIZE, 256, d_model=256, n_layers=4, n_heads=4, positions="learned", norm="layer",
+            feed_forward="gelu_tanh", biases="all", embedding_scale=1.0,
+        ),
+        16,
+    ),
+    "d 64, 2 layers, 128 × 8": (ModelConfig(VOCAB_SIZE, 128, d_model=64, n_layers=2, n_heads=2), 8),
+}  # fmt: skip
+
+
+class Diary(Stopwatch):
+    """The loop's stopwatch; it also keeps when each part was."""
+
+    parts: ClassVar[list[tuple[str, float, float]]] = []
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        """Time what happens in the block, as a part of that name."""
+        begin = time.perf_counter()
+        try:
+            with super().__call__(part):
+                yield
+        finally:
+            self.parts.append((part, begin, time.perf_counter()))
+
+
+def main() -> None:
+    """Train both models; print and keep the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, nargs=2, default=[42, 202], help="of the larger and of the tiny model")
+    parser.add_argument("--precision", default="bf16")
+    options = parser.parse_args()
+    host, now, load = detect_host(), datetime.now(UTC), os.getloadavg()[0]
+    data = library_text(VOCAB_SIZE)
+    napkin.training.loop.Stopwatch = Diary
+    lines = [
+        f"# What the loop adds to a step: {host.cpu_name}, {host.cores} threads, {now:%Y-%m-%d %H:%M}, torch "
+        f"{torch.__version__}, Python {platform.python_version()}, load before: {load:.1f}",
+        "",
+        "The loop's overhead is all of a step's time but forward, backward, optimizer, evaluation and the copy for a "
+        "checkpoint; waiting for data is a part of it. A checkpoint was written each "
+        f"{CHECKPOINT_EVERY} steps, a line of metrics and of progress each step. Of a median share, the middle half of "
+        "the steps is in brackets.",
+        "",
+        "| model | step | overhead | of the step | of it data | of the step | loop − bare step | of the step | "
+        "a checkpoint takes | of all steps |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for (name, (model, batch_size)), steps in zip(MODELS.items(), options.steps, strict=True):
+        training = TrainingConfig(
+            steps=steps, batch_size=batch_size, precision=options.precision, checkpoint_every=CHECKPOINT_EVERY
+        )
+        recipe = Recipe(data=data, model=model, optimizer=OptimizerConfig(learning_rate=1e-3), training=training)
+        lines.append(f"| {name} | {overhead(recipe)} |")
+    lines.append(f"\nload after: {os.getloadavg()[0]:.1f}")
+    print("\n".join(lines))
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"loop-overhead-{now:%Y-%m-%d-%H%M%S}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def overhead(recipe: Recipe) -> str:
+    """The cells of one model's line."""
+    with tempfile.TemporaryDirectory() as folder:
+        steps, checkpoints = watched_steps(recipe, Path(folder) / "run")
+    whole = statistics.median(step["whole"] for step in steps)
+    shares = [step["loop"] / step["whole"] for step in steps]
+    saved = [step["checkpoints"] for step in checkpoints]
+    cells = [
+        _time(whole),
+        _time(statistics.median(step["loop"] for step in steps)),
+        _share(shares),
+        _time(statistics.median(step["data"] for step in steps)),
+        _share([step["data"] / step["whole"] for step in steps]),
+        _time(statistics.median(step["whole"] - step["bare"] for step in steps)),
+        _share([(step["whole"] - step["bare"]) / step["bare"] for step in steps]),
+        _time(statistics.median(saved)),
+        f"{sum(saved) / sum(step['whole'] for step in (*steps, *checkpoints)):.2%}",
+    ]
+    return " | ".join(cells)
+
+
+def watched_steps(recipe: Recipe, folder: Path) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+    """Seconds of each step, by part; those without a checkpoint, and those with one. The first ones are left out."""
+    Diary.parts = []
+    preparation, run = new_run(recipe, folder)
+    bare = build_learner(preparation.recipe, preparation.precision)
+    windows: list[tuple[float, float, float]] = []
+    begin = 0.0
+
+    def on_step(metrics: StepMetrics) -> None:
+        nonlocal begin
+        line(metrics.step, recipe.training.steps, f"loss {metrics.loss:.3f}")
+        live()
+        end = time.perf_counter()
+        batch = preparation.batches[metrics.step - 1]
+        start = time.perf_counter()
+        loss, _ = bare.step(metrics.step - 1, *batch)
+        loss.item()
+        windows.append((begin, end, time.perf_counter() - start))
+        begin = time.perf_counter()
+
+    with progress_line("training") as line, live_report(run.path, print) as live:
+        train(preparation, run, on_step=on_step)
+    found = [_by_part(*window) for window in windows[METERED_STEP + 1 : -1]]
+    return [step for step in found if not step["checkpoints"]], [step for step in found if step["checkpoints"]]
+
+
+def _by_part(begin: float, end: float, bare: float) -> dict[str, float]:
+    spent: dict[str, Any] = dict.fromkeys((*NOT_THE_LOOP, "data"), 0.0)
+    for part, start, stop in Diary.parts:
+        if begin <= start and stop <= end:
+            spent[part] += stop - start
+    whole = end - begin
+    return {**spent, "whole": whole, "loop": whole - sum(spent[part] for part in NOT_THE_LOOP), "bare": bare}
+
+
+def _time(seconds: float) -> str:
+    return format_seconds(seconds) if seconds >= 0 else f"−{format_seconds(-seconds)}"
+
+
+def _share(shares: list[float]) -> str:
+    low, middle, high = statistics.quantiles(shares, n=4)
+    return f"{middle:.2%} ({low:.2%} to {high:.2%})"
+
+
+if __name__ == "__main__":
+    main()
