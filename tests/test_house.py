@@ -12,7 +12,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 FLOORS = [
     {"errors", "units", "files"},
-    {"tokenizer", "optim", "kernels"},
+    {"compiler", "tokenizer", "optim", "kernels"},
     {"formats", "data", "model"},
     {"hardware", "inference", "tensors"},
     {"accounting"},
