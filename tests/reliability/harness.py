@@ -120,11 +120,17 @@ def start_process(folder: Path, *arguments: str) -> Command:
     return start_python(folder, "-m", "napkin", *arguments)
 
 
-def start_python(folder: Path, *arguments: str) -> Command:
-    """An interpreter of its own."""
+def start_python(folder: Path, *arguments: str, environment: dict[str, str] | None = None) -> Command:
+    """An interpreter of its own, with these variables besides."""
     out, err = folder / f"out-{time.monotonic_ns()}.txt", folder / f"err-{time.monotonic_ns()}.txt"
     with open(out, "w") as out_file, open(err, "w") as err_file:
-        process = subprocess.Popen([sys.executable, *arguments], cwd=folder, stdout=out_file, stderr=err_file)
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=folder,
+            stdout=out_file,
+            stderr=err_file,
+            env={**os.environ, **(environment or {})},
+        )
     return Command(process.pid, out, err, lambda pid: process.wait())
 
 

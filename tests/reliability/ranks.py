@@ -1,6 +1,8 @@
 """Starts the ranks of a job as torchrun would, each a process in milliseconds; or torchrun itself."""
 
+import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -38,10 +40,14 @@ def place(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port that nobody listens at now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    """A port that nobody listens at now, and that the kernel gives to nobody who asks for any, as gloo does."""
+    ranges = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    first_given = int(ranges.read_text().split()[0]) if ranges.exists() else 32_768
+    while True:
+        port = random.randrange(10_000, first_given)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port
 
 
 def start_torchrun(folder: Path, size: int, *arguments: str, restarts: int = 0) -> Command:
@@ -55,6 +61,7 @@ def start_torchrun(folder: Path, size: int, *arguments: str, restarts: int = 0) 
             cwd=folder,
             stdout=out_file,
             stderr=err_file,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            # What a rank was about when it aborted would be told nowhere else.
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},
         )
     return Command(process.pid, out, err, lambda pid: process.wait())

@@ -59,6 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except OSError as error:
             _discard_output()
             status = _fail(command, f"the output cannot be written ({error.strerror}): make room, or send it elsewhere")
+    if "RANK" in os.environ:
+        # A thread of gloo that still drops its last tensor aborts an interpreter that is being taken down: torchrun
+        # would begin a finished job again (pytorch/pytorch#179291).
+        sys.stderr.flush()
+        os._exit(status)
     return status
 
 
