@@ -31,8 +31,8 @@ from calculators import flops, metering, peak_bytes, speed
 from calculators.models import CASES
 from napkin.hardware.host import cpu_name
 from napkin.units import format_bytes, format_flops, format_seconds
+from result_files import write_result
 
-RESULTS = Path(__file__).parent / "results"
 PEERS = "accelerate calflops deepspeed fvcore llm-analysis ptflops thop torchinfo transformers".split()
 GOAL = 0.005
 
@@ -48,10 +48,7 @@ def main() -> None:
         lines.append(line)
         print(line, flush=True)
     if not given.quick:
-        RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"accounting-cpu-{datetime.now(UTC):%Y-%m-%d-%H%M%S}.md"
-        path.write_text("\n".join(lines) + "\n")
-        print(f"\nwrote {path}")
+        write_result("accounting-cpu", lines)
 
 
 def _lines(sections: tuple[str, ...], *, quick: bool) -> Iterator[str]:

@@ -17,7 +17,6 @@ import statistics
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import torch
 
@@ -27,8 +26,8 @@ from napkin.training.precision import Precision
 from napkin.training.preparation import device_name, make_plan, resolve
 from napkin.training.recipe import ModelConfig, Recipe, TrainingConfig
 from napkin.training.step import build_learner
+from result_files import write_result
 
-RESULTS = Path(__file__).parent / "results"
 TIMED_STEPS = 10
 
 
@@ -151,10 +150,7 @@ def main() -> None:
         print(lines[-1], flush=True)
     lines += ["", *_worst(found)]
     print("\n".join(lines[-4:]))
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"plan-{device}-{datetime.now(UTC):%Y-%m-%d-%H%M%S}.md"
-    path.write_text("\n".join(lines) + "\n")
-    print(f"\nwrote {path}")
+    write_result(f"plan-{device}", lines)
 
 
 if __name__ == "__main__":

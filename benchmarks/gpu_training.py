@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,8 +36,8 @@ from napkin.training.recipe import OptimizerConfig, Recipe, TrainingConfig
 from napkin.training.step import Learner, build_learner
 from napkin.units import format_bytes, format_count
 from plain_models import PlainGPT2
+from result_files import write_result
 
-RESULTS = Path(__file__).parent / "results"
 WARM_UP, TIMED = 5, 20
 SIZES = {"124M": (12, 768, 12), "350M": (24, 1024, 16), "1.3B": (24, 2048, 16)}
 TINY = {"tiny": (2, 64, 2), "less tiny": (2, 128, 2)}
@@ -68,9 +67,8 @@ def main() -> None:
         for line in compare(size, shape, options):
             lines.append(line)
             print(line, flush=True)
-    RESULTS.mkdir(exist_ok=True)
     if not options.tiny:
-        (RESULTS / f"training-gpu-{now:%Y-%m-%d-%H%M%S}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_result("training-gpu", lines)
 
 
 def compare(size: str, shape: tuple[int, int, int], options: argparse.Namespace) -> list[str]:

@@ -38,8 +38,8 @@ from napkin.training.run_folder import StepMetrics
 from napkin.training.runs import new_run
 from napkin.training.step import build_learner
 from napkin.units import format_seconds
+from result_files import write_result
 
-RESULTS = Path(__file__).parent / "results"
 VOCAB_SIZE, CHECKPOINT_EVERY = 8192, 10
 COMPUTED = ("forward", "backward", "optimizer")
 NOT_THE_LOOP = (*COMPUTED, "evaluation", "checkpoints", "metering")
@@ -102,8 +102,7 @@ def main() -> None:
         lines.append(f"| {name} | {overhead(recipe)} |")
     lines.append(f"\nload after: {os.getloadavg()[0]:.1f}")
     print("\n".join(lines))
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"loop-overhead-{now:%Y-%m-%d-%H%M%S}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_result("loop-overhead", lines)
 
 
 def overhead(recipe: Recipe) -> str:

@@ -19,7 +19,6 @@ import statistics
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -33,8 +32,8 @@ from napkin.training.evaluation import mean_loss
 from napkin.training.preparation import resolve
 from napkin.training.recipe import OptimizerConfig, Recipe, TrainingConfig
 from napkin.training.step import build_learner
+from result_files import write_result
 
-RESULTS = Path(__file__).parent / "results"
 PRECISIONS = ("fp32", "bf16", "bf16-pure", "fp8")
 LAST, EVALUATION_TOKENS = 20, 65_536
 
@@ -91,8 +90,7 @@ def main() -> None:
         lines += ["", _scatter(reference)]
     lines.append(f"\nload after: {os.getloadavg()[0]:.1f}")
     print("\n".join(lines))
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"loss-curves-{now:%Y-%m-%d-%H%M%S}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_result("loss-curves", lines)
 
 
 def train(options: argparse.Namespace, job: tuple[Any, int]) -> Curve:

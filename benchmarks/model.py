@@ -7,6 +7,7 @@ of tensors over an eager step, as `napkin.accounting.record` watches them. Then 
     pip install transformers
     python benchmarks/model.py                      # everything: half an hour on two cores, most of it compiling
     python benchmarks/model.py --widths 256 --quick # width 256, eager
+    python benchmarks/model.py --precisions fp32    # where the processor has no bf16, which would take hours
     python benchmarks/model.py --clock cpu --threads 1   # CPU seconds of one thread, on a machine that is busy
 
 The table is also written to benchmarks/results/.
@@ -19,7 +20,6 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,8 +33,8 @@ from napkin.model.loss import linear_cross_entropy
 from napkin.model.transformer import Transformer
 from napkin.units import format_bytes
 from plain_models import PlainGPT2, PlainLlama
+from result_files import write_result
 
-RESULTS = Path(__file__).parent / "results"
 VOCAB_SIZE, LENGTH, BATCH_SIZE, N_LAYERS = 8192, 256, 16, 4
 Step = Callable[[], object]
 
@@ -195,6 +195,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="eager alone")
     parser.add_argument("--widths", type=int, nargs="*", default=[256, 512])
+    parser.add_argument("--precisions", nargs="*", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: seconds of all threads together")
     parser.add_argument("--threads", type=int, default=detect_host().cores)
     parser.add_argument("--rounds", type=int, default=7)
@@ -203,6 +204,7 @@ def main() -> None:
     clock = time.perf_counter if options.clock == "wall" else time.process_time
     modes = (False,) if options.quick else (False, True)
     widths: list[int] = options.widths
+    precisions: list[str] = options.precisions
 
     host, now = detect_host(), datetime.now(UTC)
     lines = [
@@ -213,14 +215,13 @@ def main() -> None:
         "|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines), flush=True)
-    for shape, d_model, precision in itertools.product(("GPT-2", "Llama"), widths, ("fp32", "bf16")):
+    for shape, d_model, precision in itertools.product(("GPT-2", "Llama"), widths, precisions):
         lines += (found := compare_models(shape, d_model, precision, modes, clock, options.rounds))
         print("\n".join(found), flush=True)
-    for precision in ("fp32", "bf16"):
+    for precision in precisions:
         lines += (found := compare_losses(precision, clock, options.rounds))
         print("\n".join(found), flush=True)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"model-{now:%Y-%m-%d-%H%M%S}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_result("model", lines)
 
 
 if __name__ == "__main__":

@@ -5,19 +5,24 @@
 Each figure is the best of several steps, the contestants taking turns in one process: a busy machine slows all of them.
 torch's setting is the fastest of fused, foreach and one by one; the ratio is its time over ours, so that 1 is level and
 more is faster. torch has no Lion. Its Muon multiplies in bf16, whatever the machine: ours is shown in both formats,
-and both have the matrices of the blocks alone.
+and both have the matrices of the blocks alone. The table is also written to benchmarks/results/.
 """
 
 import argparse
+import os
+import platform
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from napkin.hardware.host import cpu_name
 from napkin.optim import SGD, Adafactor, AdaGrad, Adam, AdamW, Lion, Momentum, Muon, Nesterov, RMSProp
+from result_files import write_result
 
 Build = Callable[..., torch.optim.Optimizer]
 SIZES = {
@@ -91,12 +96,23 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names that begin so")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(f"torch {torch.__version__}, {options.threads} threads; ms a step")
-    print(f"{'':7}{'':12}{'one by one':>12}{'foreach':>10}{'fused':>10}{'torch':>10}  {'setting':12}{'ratio':>6}")
+    lines = [
+        f"# Optimizers beside torch's: {cpu_name()}, {options.threads} threads, {datetime.now(UTC):%Y-%m-%d %H:%M}, "
+        f"torch {torch.__version__}, Python {platform.python_version()}, load before: {os.getloadavg()[0]:.1f}",
+        "",
+        "ms a step, best of each form",
+        "",
+        "| parameters | optimizer | one by one | foreach | fused | torch | in its form | torch / best of ours |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    print("\n".join(lines), flush=True)
     for size_name, size in SIZES.items():
         for name, (ours, theirs) in PAIRS.items():
             if name.startswith(options.only):
-                print(f"{size_name:7}{name:12}{row(ours, theirs, size, name, options.seconds)}", flush=True)
+                lines.append(f"| {size_name} | {name} | {row(ours, theirs, size, name, options.seconds)} |")
+                print(lines[-1], flush=True)
+    if not options.only:
+        write_result("optimizers", lines)
 
 
 def row(ours: Build, theirs: Build | None, size: dict[str, int], name: str, seconds: float) -> str:
@@ -107,12 +123,12 @@ def row(ours: Build, theirs: Build | None, size: dict[str, int], name: str, seco
     best = race(contestants, seconds)
     of_ours = {form: t for (whose, form), t in best.items() if whose == "ours"}
     of_torch = {form: t for (whose, form), t in best.items() if whose == "torch"}
-    cells = [f"{of_ours[form] * 1e3:.2f}" if form in of_ours else "-" for form in FORMS]
-    text = f"{cells[0]:>12}{cells[1]:>10}{cells[2]:>10}"
+    cells = [f"{of_ours[form] * 1e3:.2f}" if form in of_ours else "–" for form in FORMS]
     if not of_torch:
-        return f"{text}{'-':>10}"
+        return " | ".join([*cells, "–", "–", "–"])
     setting = min(of_torch, key=lambda form: of_torch[form])
-    return f"{text}{of_torch[setting] * 1e3:>10.2f}  {setting:12}{of_torch[setting] / min(of_ours.values()):>6.2f}"
+    fastest = of_torch[setting]
+    return " | ".join([*cells, f"{fastest * 1e3:.2f}", setting, f"{fastest / min(of_ours.values()):.2f}"])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import random
 import statistics
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 
 import torch
 
@@ -29,8 +28,8 @@ from napkin.training.precision import Precision
 from napkin.training.preparation import device_name, make_plan, resolve
 from napkin.training.recipe import Recipe, TrainingConfig
 from napkin.training.step import build_learner
+from result_files import write_result
 
-RESULTS = Path(__file__).parent / "results"
 TIMED_STEPS = 12
 VOCAB_SIZES = {"cpu": 4096, "cuda": 50304}
 GRIDS = {
@@ -125,10 +124,7 @@ def main() -> None:
     summary.append(f"within the factor that the plan states: {covered} of {len(drawn)}")
     lines += ["", *(f"- {line}" for line in summary)]
     print("\n" + "\n".join(summary))
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"step-seconds-{options.device}-{datetime.now(UTC):%Y-%m-%d-%H%M%S}.md"
-    path.write_text("\n".join(lines) + "\n")
-    print(f"\nwrote {path}")
+    write_result(f"step-seconds-{options.device}", lines)
 
 
 if __name__ == "__main__":

@@ -29,9 +29,9 @@ from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.compiled.encoder import Encoder
 from napkin.tokenizer.patterns import PATTERNS
+from result_files import write_result
 from tokenizer_text import many_scripts_text, mixed_text
 
-RESULTS = Path(__file__).parent / "results"
 PROMPT = "Write a short story about a robot that can't dance."[:50]
 PACKAGES = ("numba", "tiktoken", "tokenizers", "gigatoken", "rustbpe")
 Measured = dict[str, tuple[float, float]]
@@ -72,10 +72,7 @@ def main() -> None:
         *prompt_table(tokenizer),
         *training_table(text, options.rounds),
     ]
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"tokenizer-{datetime.now(UTC):%Y-%m-%d-%H%M%S}.md"
-    path.write_text("\n".join(lines) + "\n")
-    print(f"\nwrote {path}")
+    write_result("tokenizer", lines)
 
 
 def encoding_table(name: str, text: str, tokenizer: BPETokenizer, rounds: int) -> list[str]:

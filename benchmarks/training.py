@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,8 +35,8 @@ from napkin.training.recipe import OptimizerConfig, Recipe, TrainingConfig
 from napkin.training.step import Learner, build_learner, count_step
 from napkin.units import format_bytes
 from plain_models import PlainGPT2
+from result_files import write_result
 
-RESULTS = Path(__file__).parent / "results"
 VOCAB_SIZE, LENGTH, BATCH_SIZE, N_LAYERS = 8192, 256, 16, 4
 Step = Callable[[], object]
 
@@ -80,8 +79,7 @@ def main() -> None:
         lines += (found := compare(width, options))
         print("\n".join(found), flush=True)
     lines.append(f"\nload after: {os.getloadavg()[0]:.1f}")
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"training-cpu-{now:%Y-%m-%d-%H%M%S}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_result("training-cpu", lines)
 
 
 def compare(width: int, options: argparse.Namespace) -> list[str]:
