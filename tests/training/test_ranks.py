@@ -14,12 +14,13 @@ from napkin.data.batches import Batches
 from napkin.data.token_file import TokenFile
 from napkin.errors import NapkinError
 from napkin.model.transformer import Transformer
+from napkin.optim.rounding import StochasticRounding
 from napkin.training.interruption import Interruption
 from napkin.training.ranked_runs import _is_run_of
 from napkin.training.ranks import ALONE, Place, Ranks, place_of
 from napkin.training.recipe import Recipe, format_recipe
 from napkin.training.share import share_of
-from napkin.training.spreading import Spread
+from napkin.training.spreading import Spread, SpreadDDP, SpreadFSDP
 from training.tiny_run import MODEL, tiny_recipe, write_tiny_text
 
 TORCHRUN = {
@@ -164,3 +165,18 @@ print(sorted(machinery & sys.modules.keys()))
 """
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_rows_are_rounded_independently_and_copies_alike() -> None:
+    model = Transformer(dataclasses.replace(MODEL, vocab_size=8))
+    value = torch.linspace(1, 2, 999)
+
+    def rounded(seed: int) -> Tensor:
+        rounding, target = StochasticRounding(seed), torch.empty_like(value, dtype=torch.bfloat16)
+        rounding.begin(3)
+        rounding([target], [value.clone()])
+        return target
+
+    first, second = (Spread(model, Ranks(Place(rank=rank, size=2))) for rank in range(2))
+    assert torch.equal(*(rounded(SpreadDDP.rounding_seed(each, 5)) for each in (first, second)))  # pyright: ignore[reportArgumentType]
+    assert not torch.equal(*(rounded(SpreadFSDP.rounding_seed(each, 5)) for each in (first, second)))  # pyright: ignore[reportArgumentType]

@@ -64,6 +64,10 @@ class Spread:
         """This rank's own seed: rows are dropped in independently of one another wherever they are."""
         return (seed + self.ranks.place.rank * _ODD) % 2**63
 
+    def rounding_seed(self, seed: int) -> int:
+        """The seed of stochastic rounding: copies of a parameter are rounded alike."""
+        return seed
+
 
 class SpreadDDP(Spread):
     """A rank has the whole model, and the mean of everybody's gradients once it has its own."""
@@ -120,6 +124,10 @@ class SpreadFSDP(Spread):
         outside = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
         fully_shard(model, mesh=mesh, mp_policy=outside)
         register_fsdp_forward_method(model, "loss")
+
+    def rounding_seed(self, seed: int) -> int:
+        """This rank's own: rows of different ranks are rounded independently of one another."""
+        return self.seed(seed)
 
     def settle(self) -> None:
         """An evaluation, which no backward pass follows, leaves what is outside of blocks gathered."""

@@ -198,7 +198,7 @@ def build_learner(recipe: Recipe, precision: Precision, ranks: Ranks = ALONE, *,
         optimizer.state["average"] = {"averages": average.averages}  # pyright: ignore[reportArgumentType]
     optimizer.state_on_host = recipe.training.offload_optimizer
     if precision.name == "bf16-pure":
-        optimizer.rounding = StochasticRounding(recipe.training.rounding_seed)
+        optimizer.rounding = StochasticRounding(spread_model.rounding_seed(recipe.training.rounding_seed))
     loss_scale = LossScale() if precision.name == "fp16" else None
     return Learner(
         model, optimizer, recipe, precision, spread_model, average=average, loss_scale=loss_scale, compiled=compiled
