@@ -18,7 +18,7 @@ LONG = "step 10000/10000  loss 9.123  12.3 k tok/s  MFU 45%  812 MB"
 
 def run(*arguments: str | bytes, **environment: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        [*NAPKIN, *arguments], capture_output=True, env={**os.environ, **environment}, check=False, timeout=120
+        [*NAPKIN, *arguments], capture_output=True, env={**os.environ, **environment}, check=False, timeout=300
     )
 
 

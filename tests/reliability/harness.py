@@ -159,7 +159,7 @@ def lines_of_metrics(run: Path) -> int:
         return 0
 
 
-def wait_until(true: Callable[[], bool], command: Command, *, seconds: float = 60.0) -> None:
+def wait_until(true: Callable[[], bool], command: Command, *, seconds: float = 300.0) -> None:
     """Return when something is the case or the command has ended; fail where neither comes."""
     end = time.monotonic() + seconds
     while not true() and not has_ended(command):

@@ -81,7 +81,7 @@ def save(learner: Learner, folder: Path, *, step: int) -> Checkpoint:
     trained = threading.Event()
 
     def wait_for_training() -> None:
-        assert trained.wait(60), "the ranks did not train while they wrote"
+        assert trained.wait(300), "the ranks did not train while they wrote"
 
     settings: dict[str, Any] = {"background": True, "keep": 2, "keep_best": False}
     settings["before_publishing"] = wait_for_training
@@ -98,7 +98,7 @@ def save(learner: Learner, folder: Path, *, step: int) -> Checkpoint:
 def train_cases(folder: Path) -> None:
     """Run all cases on this rank."""
     cases: dict[str, Case] = json.loads((folder / "cases.json").read_text())
-    with joined(TrainingConfig(device="cpu", rank_timeout=120.0)) as ranks:
+    with joined(TrainingConfig(device="cpu", rank_timeout=300.0)) as ranks:
         for name, case in cases.items():
             half, steps = steps_of(case) // 2, steps_of(case)
             learner = learner_of(case, ranks)

@@ -64,7 +64,7 @@ def test_training_goes_on_while_a_checkpoint_of_an_earlier_state_is_written(tmp_
     learn(learner, 0, 2)
     (tmp_path / "expected").mkdir()
     expected = write_checkpoint(tmp_path / "expected", taken(learner, 2)).path
-    with writer_in(tmp_path, before_publishing=lambda: go_on.wait(60)) as writer:
+    with writer_in(tmp_path, before_publishing=lambda: go_on.wait(300)) as writer:
         writer.save(taken(learner, 2))
         learn(learner, 2, 5)
         assert steps(tmp_path) == []
@@ -77,7 +77,7 @@ def test_training_goes_on_while_a_checkpoint_of_an_earlier_state_is_written(tmp_
 
 def test_one_checkpoint_is_written_at_a_time_from_memory_that_is_made_once(tmp_path: Path) -> None:
     learner, go_on, second = make_learner(), threading.Event(), threading.Event()
-    writer = writer_in(tmp_path, before_publishing=lambda: go_on.wait(60))
+    writer = writer_in(tmp_path, before_publishing=lambda: go_on.wait(300))
     writer.save(taken(learner, 1))
     addresses = [buffer.data_ptr() for buffer in writer._buffers._buffers.values()]
 
@@ -149,7 +149,7 @@ def test_the_best_checkpoint_is_kept_besides_the_newest_and_found_again(tmp_path
 def test_a_step_being_written_is_not_written_again_and_damage_calls_for_a_new_best(tmp_path: Path) -> None:
     learner, go_on = make_learner(), threading.Event()
     losses = [(1, 2.0), (2, 1.0)]
-    with writer_in(tmp_path, before_publishing=lambda: go_on.wait(60)) as writer:
+    with writer_in(tmp_path, before_publishing=lambda: go_on.wait(300)) as writer:
         assert writer.lacks(2, History(validation_losses=losses))
         writer.save(taken(learner, 2, validation_losses=losses))
         # Nothing of it is on the disk yet.
