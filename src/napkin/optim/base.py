@@ -118,16 +118,23 @@ class Optimizer(torch.optim.Optimizer):
 
         A rule that looks at tensors as a `whole` has sharded ones gathered, and of what it makes the own rows are kept.
         """
-        states = [list(map(local, self.state_in(group, p).values())) for p in parameters]
-        whole = whole and is_sharded(parameters[0])
-        seen = gathered if whole else local
-        gradients = [seen(p.grad) for p in parameters if p.grad is not None]
-        rows = [slice(*rows_of(p)) for p in parameters] if whole else []
-        parameters, at_hand = list(map(local, parameters)), list(map(seen, parameters))
+        # A model of a few million numbers is updated in a millisecond: what is done for each tensor counts.
+        states = [list(self.state_in(group, p).values()) for p in parameters]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        at_hand, rows = parameters, []
+        sharded = is_sharded(parameters[0])
+        whole = whole and sharded
+        if sharded:
+            seen = gathered if whole else local
+            states = [list(map(local, state)) for state in states]
+            gradients = list(map(seen, gradients))
+            rows = [slice(*rows_of(p)) for p in parameters] if whole else []
+            parameters, at_hand = list(map(local, parameters)), list(map(seen, parameters))
         # Nothing that is wide already is copied: in fp32 these are the parameters and gradients themselves.
         narrow = any(p.dtype not in _WIDE for p in at_hand)
         wide = [p.to(wide_dtype(p)) for p in at_hand] if narrow else at_hand
-        gradients = [gradient.to(w.dtype) for gradient, w in zip(gradients, wide, strict=True)]
+        if any(gradient.dtype != w.dtype for gradient, w in zip(gradients, wide, strict=True)):
+            gradients = [gradient.to(w.dtype) for gradient, w in zip(gradients, wide, strict=True)]
         at_work = fetch(states, parameters[0].device) if self.state_on_host else states
         forms.pick(self.form)(wide, gradients, *map(list, zip(*at_work, strict=True)), group)
         if self.state_on_host:
@@ -179,11 +186,12 @@ def buckets(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     bucket: list[Tensor] = []
     numel = 0
     for parameter in parameters:
-        if bucket and numel + parameter.numel() > _BUCKET_NUMEL:
+        more = parameter.numel()
+        if bucket and numel + more > _BUCKET_NUMEL:
             yield bucket
             bucket, numel = [], 0
         bucket.append(parameter)
-        numel += parameter.numel()
+        numel += more
     if bucket:
         yield bucket
 
