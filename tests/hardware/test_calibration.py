@@ -118,10 +118,17 @@ def test_bandwidth_lies_between_the_measured_sizes_and_is_flat_beyond_them():
 
 def test_formats_that_were_not_measured_and_empty_products_are_refused():
     calibration = calibration_of([(8, 8, 8, 1e9)], [(2**16, 1e9, 1e9)])
-    with pytest.raises(NapkinError, match="Slide Rule multiplies no bf16 matrices in hardware: choose one of fp32"):
-        calibration.matmul_peak("bf16")
+    with pytest.raises(NapkinError, match="Slide Rule multiplies no e4m3 matrices in hardware: choose one of fp32"):
+        calibration.matmul_peak("e4m3")
     with pytest.raises(NapkinError, match="0 × 8 × 8 is empty"):
         calibration.matmul_rate("fp32", 0, 8, 8)
+
+
+def test_emulated_products_are_at_most_as_fast_as_those_that_they_are_made_of():
+    calibration = calibration_of([(8, 8, 8, 1e9)], [(2**16, 1e9, 1e9)])
+    assert calibration.matmul_peak("bf16") == calibration.matmul_peak("fp32") == 1e9
+    fast = replace(calibration.matmuls[0], format="bf16", flops_per_second=4e9)
+    assert replace(calibration, matmuls=(*calibration.matmuls, fast)).matmul_peak("bf16") == 4e9
 
 
 def test_the_faster_measurement_of_each_thing_is_kept_when_two_calibrations_are_joined():

@@ -29,6 +29,8 @@ def describe_plan(
         say(f"plan for {site.name}: {peak}, measured; {format_bytes(site.memory_bytes)} free")
     else:
         say(f"plan for {site.name}: {peak} each, by the datasheet; {format_bytes(site.memory_bytes)} each for tensors")
+    if site.measured and precision.emulates_bf16:
+        say("bf16 is emulated here, and slower than fp32: good for a look at what it does to a loss")
     if site.n_devices > 1:
         tokens = plan.tokens_per_step // site.n_devices
         has = f"1/{site.n_devices} of the model's parameters" if site.sharded else "the whole model"

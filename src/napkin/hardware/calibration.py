@@ -57,6 +57,10 @@ class ArrayMeasurement:
     add_bytes_per_second: Positive
 
 
+_EMULATED = ("bf16",)
+"""What torch multiplies on every device, fast or not."""
+
+
 @dataclass(frozen=True)
 class CalibrationSettings:
     """What is measured and for how long: matrix products (m, n, k), array sizes in bytes, seconds in all.
@@ -141,7 +145,7 @@ class Calibration:
         return (self.waiting_share or 0) > _QUIET_WAITING_SHARE
 
     def matmul_peak(self, format_name: str) -> float:
-        """The best FLOP/s that any matrix product reached in that format.
+        """The best FLOP/s that any matrix product reached in that format; in fp32 for bf16 that is emulated.
 
         Raises NapkinError where the format was not measured, being unknown or not native to the machine.
         """
@@ -176,7 +180,9 @@ class Calibration:
 
     def _measured(self, format_name: str) -> tuple[MatmulMeasurement, ...]:
         name = find_format(format_name).name
-        measured = tuple(matmul for matmul in self.matmuls if matmul.format == name)
+        # Software makes fp32 of what it is given first: a bound that nothing reaches, and a rehearsal shows how far.
+        counted = "fp32" if name in _EMULATED and name not in self.formats else name
+        measured = tuple(matmul for matmul in self.matmuls if matmul.format == counted)
         if not measured:
             raise NapkinError(
                 f"{self.machine.device_name} multiplies no {name} matrices in hardware: "

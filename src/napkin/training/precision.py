@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from napkin.errors import NapkinError
-from napkin.hardware.host import Host
+from napkin.hardware.host import Host, has_native_bf16
 from napkin.training.formats import PrecisionName, Usage, usage_of
 
 # Ada and Hopper; below, cuBLAS has no fp8.
@@ -47,6 +47,11 @@ class Precision:
     def bytes_a_number(self) -> int:
         """Of a matrix product's operands."""
         return 2 if self.products == "bf16" else 4
+
+    @property
+    def emulates_bf16(self) -> bool:
+        """Whether this machine's processor is to multiply bf16 that it has no instructions for."""
+        return self.device_type == "cpu" and self.products == "bf16" and not has_native_bf16()
 
     def autocast(self) -> AbstractContextManager:
         """The context of a forward pass."""
