@@ -76,6 +76,9 @@ NEEDS: dict[str, dict[str, Any]] = {
     "model.attention_softcap": {"model.attention": "plain"},
     "model.n_shared_experts": {"model.n_experts": 4},
     "model.n_dense_layers": {"model.n_experts": 4},
+    "model.d_expert": {"model.n_experts": 4},
+    "model.expert_capacity": {"model.n_experts": 4},
+    "model.rope_original_context": {"model.rope_scaling": "yarn", "model.rope_factor": 4.0},
     "optimizer.decay_steps": {"optimizer.schedule": "warmup-stable-decay"},
     "optimizer.momentum": {"optimizer.name": "nesterov"},
 }

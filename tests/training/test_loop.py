@@ -205,7 +205,7 @@ def diverging(text: Path) -> Recipe:
 
 def test_a_loss_that_is_no_number_ends_the_run_and_no_checkpoint_is_made_of_it(text: Path, tmp_path: Path) -> None:
     preparation, run = new_run(diverging(text), tmp_path / "run")
-    with pytest.raises(NapkinError, match=r"^step \d+: .*lower --optimizer.learning-rate") as caught:
+    with pytest.raises(NapkinError, match=r"^step \d+: .*lower learning_rate in .*recipe.toml") as caught:
         train(preparation, run)
     failed = int(str(caught.value).split(":")[0].removeprefix("step "))
     assert 1 < failed <= TRAINING.steps

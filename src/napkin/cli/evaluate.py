@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> None:
         return
     say(
         f"{path}: {evaluation.tokens:,} tokens, {format_bytes(evaluation.bytes)}; step {evaluation.step:,}: "
-        f"loss {evaluation.loss:.4f} nats a token, perplexity {evaluation.perplexity:.2f}"
+        f"loss {evaluation.loss:.4f} nats a token, perplexity {_perplexity(evaluation.perplexity)}"
     )
     table = Table("", "bits a byte", box=None, header_style="bold")
     table.columns[1].justify = "right"
@@ -69,3 +69,8 @@ def main(arguments: list[str]) -> None:
     ):
         table.add_row(name, f"{bits:.4f}")
     out.print(table)
+
+
+def _perplexity(value: float) -> str:
+    # A run that went astray has one of hundreds of digits.
+    return f"{value:.2f}" if value < 1e6 else f"{value:.3g}"

@@ -258,7 +258,8 @@ def _read_sidecar(path: Path) -> _Sidecar:
             raise NapkinError(f"'{path}' does not exist: name a token file or make one") from None
         raise NapkinError(
             f"'{described}' is missing, without it '{path}' cannot be read: "
-            "put it back, or remove the tokens and make them again"
+            "put it back, or remove the tokens and make them again; a text becomes tokens with `napkin "
+            "tokenizer encode`"
         ) from None
     except OSError as error:
         raise NapkinError(f"'{described}' cannot be read ({error.strerror}): make it readable") from error

@@ -77,6 +77,11 @@ def _refuse_positions(config: "ModelConfig") -> None:
             f"rope_scaling is '{config.rope_scaling}' and rope_factor is {config.rope_factor}: use a scaling with a "
             "factor above 1, or 'none' with 1"
         )
+    if config.rope_scaling == "none" and config.rope_original_context is not None:
+        raise NapkinError(
+            f"rope_original_context is {config.rope_original_context} and rope_scaling is 'none': name a rope_scaling "
+            "too, or leave it out"
+        )
     if config.rope_scaling == "ntk" and config.resolved_head_dim == 2:
         raise NapkinError(
             "rope_scaling is 'ntk' and heads are 2 wide: their one wavelength cannot be stretched, use 'linear'"
@@ -93,7 +98,7 @@ def _refuse_attention(config: "ModelConfig") -> None:
 
 def _refuse_experts(config: "ModelConfig") -> None:
     if not config.n_experts:
-        for name in ("n_shared_experts", "n_dense_layers"):
+        for name in ("n_shared_experts", "n_dense_layers", "d_expert", "expert_capacity"):
             if getattr(config, name):
                 raise NapkinError(f"{name} is {getattr(config, name)} and there are no experts: name n_experts too")
         return

@@ -144,7 +144,7 @@ def _read_llama(settings: dict[str, Any]) -> ModelConfig:
         rope_theta=rope.get("rope_theta", settings.get("rope_theta", 10000.0)),
         rope_scaling=scaling,
         rope_factor=1.0 if scaling == "none" else rope["factor"],
-        rope_original_context=rope.get("original_max_position_embeddings"),
+        rope_original_context=None if scaling == "none" else rope.get("original_max_position_embeddings"),
         feed_forward=_looked_up(kinds, settings.get("hidden_act", "silu"), "hidden_act"),
         tie_embeddings=settings.get("tie_word_embeddings", False),
         embedding_scale=1.0,

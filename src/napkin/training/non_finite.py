@@ -73,9 +73,15 @@ class NonFiniteSteps:
             history.skipped_in_a_row += 1
             self.on_message(f"{what}: its update is skipped ({history.skipped_in_a_row} in a row){look}")
             return source
+        other_way = (
+            f"raise most_skipped, which is {training.most_skipped}"
+            if training.on_non_finite == "skip"
+            else 'pass over such steps with on_non_finite = "skip"'
+        )
+        # `napkin resume` takes no options: what it goes on with stands in the run's own recipe.
         raise NapkinError(
-            f"{what}: lower --optimizer.learning-rate, or pass over such steps with --training.on-non-finite skip; "
-            f"earlier checkpoints in '{self.run.checkpoints}' are kept{look}"
+            f"{what}: lower learning_rate in '{self.run.path / 'recipe.toml'}', or {other_way}, and `napkin resume "
+            f"{self.run.path}`; earlier checkpoints in '{self.run.checkpoints}' are kept{look}"
         )
 
 

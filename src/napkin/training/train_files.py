@@ -39,6 +39,9 @@ def read_files(texts: list[str]) -> TrainFiles:
     weights = {path: weight for path, weight in weighted if weight is not None}
     if not weights:
         return texts[0] if len(texts) == 1 else tuple(texts)
+    twice = [path for path, weight in weighted if weight is not None]
+    if len(twice) == len(texts) > len(weights):
+        raise ValueError("it names a file twice: name it once, with the sum of its weights")
     if len(weights) < len(texts):
         raise ValueError("give every file a weight, or none: FILE=WEIGHT FILE=WEIGHT ...")
     return weights
