@@ -79,6 +79,16 @@ def test_a_run_on_several_files_resumes_as_if_never_stopped_and_refuses_other_we
         train(other, whole)
 
 
+def test_a_run_goes_on_with_as_many_sequences_a_step_as_it_began_with(text: Path, tmp_path: Path) -> None:
+    preparation, run = new_run(recipe_of(text, train=several(text)), tmp_path / "run")
+    train(preparation, run, on_step=lambda m: signal.raise_signal(signal.SIGTERM) if m.step == 3 else None)
+    training = dataclasses.replace(preparation.recipe.training, batch_size=6)
+    other = dataclasses.replace(preparation, recipe=dataclasses.replace(preparation.recipe, training=training))
+    with pytest.raises(NapkinError, match=r"training.batch_size is 6, and .* was trained with 4"):
+        train(other, run)
+    assert train(preparation, run).step == STEPS
+
+
 def test_any_of_several_files_that_changes_under_the_run_is_noticed(text: Path, tmp_path: Path) -> None:
     write_token_file(tmp_path / "a", [Document("", "first" * 30)], ByteTokenizer(["<|endoftext|>"]))
     (tmp_path / "b").write_bytes((text / "short.tokens").read_bytes())

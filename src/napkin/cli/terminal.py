@@ -1,11 +1,13 @@
 """What people see: results on standard output, progress on standard error, colour on a terminal alone."""
 
+import errno
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 from rich.console import Console
@@ -14,9 +16,16 @@ from rich.text import Text
 
 from napkin.units import format_seconds
 
+
+class _Console(Console):
+    def on_broken_pipe(self) -> NoReturn:
+        # rich would leave with status 1 itself.
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 # No markup and no emoji codes: "[...]" and ":x:" in a file's name stand for themselves.
-out = Console(highlight=False, markup=False, emoji=False)
-err = Console(stderr=True, highlight=False, markup=False, emoji=False)
+out = _Console(highlight=False, markup=False, emoji=False)
+err = _Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 # Lines of progress where there is no terminal to redraw: one in this many seconds.
 SECONDS_BETWEEN_LINES = 10.0

@@ -22,12 +22,13 @@ def restore_newest(
     """Load the newest checkpoint that is whole into `learner` and return it; None where there is none at all.
 
     Damaged ones before it are set aside and named in a message, as are changes of the recipe that leave the model as
-    it is. Raises CorruptFile where all are damaged, NapkinError where model, tokenizer or tokens are not those that
-    the checkpoint was trained with.
+    it is. Raises CorruptFile where all are damaged, NapkinError where model, tokenizer, tokens or the size of batches
+    are not those that the checkpoint was trained with.
     """
 
     def load(checkpoint: Checkpoint) -> None:
         _refuse_other_text(checkpoint, tokenizer, train_tokens)
+        _refuse_other_batches(checkpoint, learner)
         load_learner(checkpoint, learner)
 
     checkpoint, damaged = load_newest(folder, load)
@@ -72,6 +73,16 @@ def _refuse_other_text(checkpoint: Checkpoint, tokenizer: str, train_tokens: str
                 f"the {what} are not those of '{checkpoint.path}': {before[:12]} before, {now[:12]} now: "
                 "put the file back, or begin a new run with `napkin train`"
             )
+
+
+def _refuse_other_batches(checkpoint: Checkpoint, learner: Learner) -> None:
+    before, now = checkpoint.state.recipe["training"]["batch_size"], learner.recipe.training.batch_size
+    if now != before:
+        # Which sequences a step has, and how many tokens were trained on, follows from its number.
+        raise NapkinError(
+            f"training.batch_size is {now}, and '{checkpoint.path}' was trained with {before}: put that back (where "
+            "memory is short, lower micro_batch_size), or begin a new run with `napkin train`"
+        )
 
 
 def _tell_changes(checkpoint: Checkpoint, learner: Learner, on_message: Callable[[str], None]) -> None:
