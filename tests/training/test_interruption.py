@@ -57,10 +57,9 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
 
 def test_the_signal_itself_ends_what_a_block_waits_for_and_nothing_after_it() -> None:
     ended: list[object] = []
-    with catch_interruption() as interruption:
-        with interruption.ending(lambda: ended.append(interruption.signal)):
-            signal.raise_signal(signal.SIGTERM)
-            assert ended == [signal.SIGTERM]
+    with catch_interruption() as interruption, interruption.ending(lambda: ended.append(interruption.signal)):
+        signal.raise_signal(signal.SIGTERM)
+        assert ended == [signal.SIGTERM]
     with catch_interruption() as interruption:
         with interruption.ending(lambda: ended.append(None)):
             pass
