@@ -36,7 +36,7 @@ def atomic_file(path: StrPath, mode: Literal["wb", "w"] = "wb", *, overwrite: bo
     path = Path(path)
     if not overwrite and os.path.lexists(path):
         raise _already_there(path)
-    temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}.tmp")
+    temporary = temporary_name(path)
     try:
         with _create(temporary, mode) as file:
             yield file
@@ -73,6 +73,11 @@ def _create(path: Path, mode: Literal["wb", "w"]) -> IO[Any]:
     if mode == "wb":
         return open(path, "xb")
     return open(path, "x", encoding="utf-8", newline="")
+
+
+def temporary_name(path: Path) -> Path:
+    """A name beside `path`, hidden and nobody else's, for what is to become it."""
+    return path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}.tmp")
 
 
 def publish(temporary: Path, path: Path, *, overwrite: bool = False) -> None:

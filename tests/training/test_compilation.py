@@ -88,6 +88,7 @@ def test_compiling_has_seconds_of_its_own_beside_the_estimate_and_draws_no_rando
 def test_a_compiler_that_fails_ends_the_run_in_one_line_with_the_way_out(found: dict[str, Any]) -> None:
     assert "cannot be compiled" in found["failure"]
     assert 'compile = "off"' in found["failure"]
+    assert f"remove '{found['kept in']}'" in found["failure"]
     assert "\n" not in found["failure"]
 
 
@@ -181,20 +182,19 @@ def test_a_run_of_twenty_steps_is_planned_uncompiled_and_one_that_compiles_is_pl
     assert describe_compiling(plan).startswith("compiled: saves about ")
 
 
-def test_without_a_compiler_auto_stays_uncompiled_and_on_is_refused_in_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("compiler", ["a-compiler-that-is-nowhere", "", os.path.dirname(sys.executable)])
+def test_without_a_compiler_auto_stays_uncompiled_and_on_is_refused_in_one_line(compiler: str) -> None:
     from torch._inductor import config
 
-    monkeypatch.setattr(config.cpp, "cxx", ("a-compiler-that-is-nowhere",))
-    found = choose_compiling(recipe(), BF16, ledger(*FUSIBLE, *OTHERS), ceilings())
-    assert not found.chosen
-    assert found.why_not is not None
-    assert "no C++ compiler" in found.why_not
-    with pytest.raises(
-        NapkinError, match=r"^training\.compile is 'on', but there is no C\+\+ compiler .*: use .*off.*$"
-    ):
-        plan_only(recipe("on"))
+    with config.patch({"cpp.cxx": (compiler,)}):
+        found = choose_compiling(recipe(), BF16, ledger(*FUSIBLE, *OTHERS), ceilings())
+        assert not found.chosen
+        assert found.why_not is not None
+        assert "no C++ compiler" in found.why_not
+        with pytest.raises(
+            NapkinError, match=r"^training\.compile is 'on', but there is no C\+\+ compiler .*: use .*off.*$"
+        ):
+            plan_only(recipe("on"))
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,18 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
         assert interruption.signal == signal.SIGTERM
 
 
+def test_the_signal_itself_ends_what_a_block_waits_for_and_nothing_after_it() -> None:
+    ended: list[object] = []
+    with catch_interruption() as interruption, interruption.ending(lambda: ended.append(interruption.signal)):
+        signal.raise_signal(signal.SIGTERM)
+        assert ended == [signal.SIGTERM]
+    with catch_interruption() as interruption:
+        with interruption.ending(lambda: ended.append(None)):
+            pass
+        signal.raise_signal(signal.SIGTERM)
+    assert ended == [signal.SIGTERM]
+
+
 def test_in_a_thread_signals_are_left_to_the_main_one() -> None:
     seen: list[object] = []
 
@@ -69,7 +81,7 @@ def test_in_a_thread_signals_are_left_to_the_main_one() -> None:
     assert seen == [signal.SIG_DFL, None]
 
 
-@pytest.mark.parametrize(("seconds", "patience", "done"), [(0.02, 0.01, 3), (0.02, 10.0, 6), (0.0, 0.01, 6)])
+@pytest.mark.parametrize(("seconds", "patience", "done"), [(0.02, 0.01, 3), (0.02, 10.0, 6), (0.0, 0.5, 6)])
 def test_a_step_that_would_take_long_yet_is_given_up_between_its_micro_batches(
     monkeypatch: pytest.MonkeyPatch, seconds: float, patience: float, done: int
 ) -> None:

@@ -95,7 +95,7 @@ def missing_compiler(device_type: str) -> str | None:
 
     try:
         compiler = get_cpp_compiler()
-    except (InvalidCxxCompiler, RuntimeError):
+    except (InvalidCxxCompiler, OSError, RuntimeError):
         return f"there is no C++ compiler ({os.environ.get('CXX', 'g++')}), which it needs on a CPU"
     if os.name == "nt":
         return None

@@ -6,8 +6,9 @@ from collections.abc import Callable
 import torch
 
 from napkin.accounting.meter import Stopwatch
+from napkin.compiler import compiled_folder, stoppable_compiler
 from napkin.errors import NapkinError
-from napkin.training.interruption import Interruption
+from napkin.training.interruption import Interrupted, Interruption
 from napkin.training.preparation import Preparation
 from napkin.training.step import Learner
 from napkin.units import format_seconds
@@ -25,7 +26,8 @@ def compile_first(
 ) -> None:
     """Have the learner's blocks compiled, where they are to be, on the clock of "compiling".
 
-    The random state is left as it was. Raises NapkinError where the compiler fails, but not when a signal has ended it.
+    The random state is left as it was. A signal ends the compiler, with part of the work done. Raises NapkinError
+    where the compiler fails.
     """
     if not learner.compiled:
         return
@@ -38,15 +40,25 @@ def compile_first(
     told.start()
     devices = [0] if preparation.precision.device_type == "cuda" else []
     try:
-        with watch("compiling"), torch.random.fork_rng(devices=devices):
+        with (
+            stoppable_compiler() as stop,
+            interruption.ending(stop),
+            watch("compiling"),
+            torch.random.fork_rng(devices=devices),
+        ):
+            interruption.give_up()
             learner.rehearse(preparation.recipe.training.batch_size // preparation.ranks.size)
-    except TorchDynamoException as error:
-        # Ctrl-C reaches the processes of the compiler, too.
-        if interruption.signal is None:
+    except (Interrupted, KeyboardInterrupt, TorchDynamoException) as error:
+        if interruption.signal is not None:
+            learner.optimizer.zero_grad(set_to_none=True)
+        elif isinstance(error, TorchDynamoException):
             raise NapkinError(
-                f'the model\'s blocks cannot be compiled ({_first_line(error)}): set compile = "off" under [training] '
-                "in the run's recipe.toml, and continue with `napkin resume`"
+                f"the model's blocks cannot be compiled ({_first_line(error)}): remove '{compiled_folder()}' if what "
+                'was kept there is damaged, or set compile = "off" under [training] in the run\'s recipe.toml; and '
+                "continue with `napkin resume`"
             ) from error
+        else:
+            raise
     finally:
         told.cancel()
 

@@ -19,11 +19,27 @@ class Interruption:
     """Whether somebody has asked to stop, and by which signal."""
 
     signal: signals.Signals | None = None
+    _end: Callable[[], None] | None = None
+
+    def note(self, signal: signals.Signals) -> None:
+        """Somebody asks."""
+        self.signal = signal
+        if self._end is not None:
+            self._end()
 
     def give_up(self) -> None:
         """Raise Interrupted where somebody has asked: from within work that is done again later."""
         if self.signal is not None:
             raise Interrupted
+
+    @contextmanager
+    def ending(self, end: Callable[[], None]) -> Iterator[None]:
+        """Have the signal itself call `end` while the block runs, which waits for what that ends."""
+        self._end = end
+        try:
+            yield
+        finally:
+            self._end = None
 
     def giving_up_long_steps(self, watch: Watch, micro_batches: int) -> Watch:
         """`watch`, with Interrupted raised between micro-batches where the rest of the step would take long.
@@ -57,8 +73,8 @@ def catch_interruption() -> Iterator[Interruption]:
     previous: dict[int, Any] = {}
 
     def note(number: int, _: Any) -> None:
-        interruption.signal = signals.Signals(number)
         restore()
+        interruption.note(signals.Signals(number))
 
     def restore() -> None:
         while previous:
