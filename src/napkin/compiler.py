@@ -1,4 +1,4 @@
-"""Where torch.compile keeps what it has made, and what it keeps: whoever compiles asks for this first."""
+"""How torch.compile is set up here: where and what it keeps, and how its compilers are stopped."""
 
 import contextlib
 import os
