@@ -76,7 +76,8 @@ def _refuse_other_text(checkpoint: Checkpoint, tokenizer: str, train_tokens: str
 
 
 def _refuse_other_batches(checkpoint: Checkpoint, learner: Learner) -> None:
-    before, now = checkpoint.state.recipe["training"]["batch_size"], learner.recipe.training.batch_size
+    now = learner.recipe.training.batch_size
+    before = checkpoint.state.recipe.get("training", {}).get("batch_size", now)
     if now != before:
         # Which sequences a step has, and how many tokens were trained on, follows from its number.
         raise NapkinError(
