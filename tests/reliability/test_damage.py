@@ -210,5 +210,5 @@ def test_a_recipe_with_more_steps_goes_on_and_says_what_has_changed(napkin: Napk
 def test_a_loss_that_is_no_number_ends_the_command_with_one_line(napkin: Napkin) -> None:
     optimizer = ["--optimizer.learning-rate", "10", "--optimizer.weight-decay", "100"]
     command = napkin.run("train", "recipe.toml", "--run", "run", "--training.checkpoint-every", "40", *optimizer)
-    assert_refused(command, "--optimizer.learning-rate", "are kept")
+    assert_refused(command, "lower learning_rate in", "recipe.toml", "are kept")
     assert checkpoints(napkin.folder / "run") == []

@@ -185,7 +185,7 @@ class Calibration:
         measured = tuple(matmul for matmul in self.matmuls if matmul.format == counted)
         if not measured:
             raise NapkinError(
-                f"{self.machine.device_name} multiplies no {name} matrices in hardware: "
+                f"{self.machine.device_name} multiplies no {format_name} matrices in hardware: "
                 f"choose one of {', '.join(self.formats)}"
             )
         return measured

@@ -379,7 +379,8 @@ class _Loop:
     def _refuse_non_finite(self, what: str, *figures: float) -> None:
         if not all(map(math.isfinite, figures)):
             raise NapkinError(
-                f"step {self.step}: {what}: lower --optimizer.learning-rate; "
+                f"step {self.step}: {what}: lower learning_rate in '{self.run.path / 'recipe.toml'}' and `napkin "
+                f"resume {self.run.path}`; "
                 f"earlier checkpoints in '{self.run.checkpoints}' are kept"
             )
 
