@@ -351,7 +351,8 @@ def refuse_non_finite(tensors: dict[str, dict[str, Tensor]], step: int, folder: 
             if not _is_finite(tensor):
                 raise NapkinError(
                     f"step {step}: tensor '{name}' holds infinity or NaN, no checkpoint is made of it: lower "
-                    f"learning_rate in '{folder.parent / 'recipe.toml'}' and `napkin resume {folder.parent}`; earlier checkpoints in '{folder}' are kept"
+                    f"learning_rate in '{folder.parent / 'recipe.toml'}' and `napkin resume {folder.parent}`; "
+                    f"earlier checkpoints in '{folder}' are kept"
                 )
 
 
