@@ -31,6 +31,7 @@ from napkin.optim.loss_scale import LossScale
 from napkin.training.checkpoint_sums import SUMS, TENSOR_FILES, checksum_of, damaged, read_sums, write_state
 from napkin.training.history import History
 from napkin.training.recipe import Recipe
+from napkin.training.run_folder import lower_learning_rate
 from napkin.training.shard_files import Misfit, copy_rows_into, describe, is_by_rows
 from napkin.training.step import Learner
 
@@ -350,9 +351,8 @@ def refuse_non_finite(tensors: dict[str, dict[str, Tensor]], step: int, folder: 
         for name, tensor in named.items():
             if not _is_finite(tensor):
                 raise NapkinError(
-                    f"step {step}: tensor '{name}' holds infinity or NaN, no checkpoint is made of it: lower "
-                    f"learning_rate in '{folder.parent / 'recipe.toml'}' and `napkin resume {folder.parent}`; "
-                    f"earlier checkpoints in '{folder}' are kept"
+                    f"step {step}: tensor '{name}' holds infinity or NaN, no checkpoint is made of it: "
+                    f"{lower_learning_rate(folder.parent)}"
                 )
 
 

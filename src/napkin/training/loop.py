@@ -34,7 +34,14 @@ from napkin.training.measurement_file import write_measurement
 from napkin.training.non_finite import NonFiniteSteps, Verdict
 from napkin.training.preparation import Preparation
 from napkin.training.ranked_checkpoints import open_writer, restore_on_ranks
-from napkin.training.run_folder import MetricsFile, RunFolder, StepMetrics, format_metrics, parse_metrics
+from napkin.training.run_folder import (
+    MetricsFile,
+    RunFolder,
+    StepMetrics,
+    format_metrics,
+    lower_learning_rate,
+    parse_metrics,
+)
 from napkin.training.runs import plan_as_dict
 from napkin.training.step import Learner, build_learner
 from napkin.training.token_guard import TokenGuard
@@ -378,11 +385,7 @@ class _Loop:
 
     def _refuse_non_finite(self, what: str, *figures: float) -> None:
         if not all(map(math.isfinite, figures)):
-            raise NapkinError(
-                f"step {self.step}: {what}: lower learning_rate in '{self.run.path / 'recipe.toml'}' and `napkin "
-                f"resume {self.run.path}`; "
-                f"earlier checkpoints in '{self.run.checkpoints}' are kept"
-            )
+            raise NapkinError(f"step {self.step}: {what}: {lower_learning_rate(self.run.path)}")
 
     def _bytes(self) -> int:
         if self.device_type == "cuda":

@@ -16,7 +16,7 @@ from napkin.data.feed import Batch
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.training.history import History
-from napkin.training.run_folder import RunFolder
+from napkin.training.run_folder import RunFolder, lower_learning_rate
 from napkin.training.step import Learner
 
 MOST_KEPT = 20
@@ -78,11 +78,7 @@ class NonFiniteSteps:
             if training.on_non_finite == "skip"
             else 'pass over such steps with on_non_finite = "skip"'
         )
-        # `napkin resume` takes no options: what it goes on with stands in the run's own recipe.
-        raise NapkinError(
-            f"{what}: lower learning_rate in '{self.run.path / 'recipe.toml'}', or {other_way}, and `napkin resume "
-            f"{self.run.path}`; earlier checkpoints in '{self.run.checkpoints}' are kept{look}"
-        )
+        raise NapkinError(f"{what}: {lower_learning_rate(self.run.path, otherwise=f', or {other_way},')}{look}")
 
 
 def find_source(learner: Learner, number: int, batch: Batch) -> str:

@@ -118,6 +118,15 @@ class RunFolder:
             os.close(descriptor)
 
 
+def lower_learning_rate(run: Path, *, otherwise: str = "") -> str:
+    """The way on for a run whose numbers have become infinite or NaN, with another way between its halves."""
+    # `napkin resume` takes no options: what it goes on with stands in the run's own recipe.
+    return (
+        f"lower learning_rate in '{run / 'recipe.toml'}'{otherwise} and `napkin resume {run}`; "
+        f"earlier checkpoints in '{run / 'checkpoints'}' are kept"
+    )
+
+
 def _lock_soon(descriptor: int) -> bool:
     """`try_lock`, tried again for a moment: whoever asks whether somebody trains holds it for an instant."""
     for pause in (0.05, 0.1, 0.2):
