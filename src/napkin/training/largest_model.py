@@ -1,11 +1,12 @@
 """The largest model of a family whose training step fits on some devices, by count."""
 
-import bisect
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from napkin.accounting.cuda_target import Target
 from napkin.accounting.ledger import Ledger
+from napkin.accounting.rules import bytes_a_parameter, largest_model_rule
 from napkin.errors import NapkinError
 from napkin.hardware.catalogue import Device
 from napkin.model.config import ModelConfig
@@ -64,56 +65,81 @@ def largest_model(
 ) -> LargestModel:
     """The largest member of `family` that trains on the devices, its parameters and their like spread over all of them.
 
-    Widths are multiples of 128 with a layer for each, then as many layers more as fit. A step's peak is linear in the
-    number of layers: two small members are counted for each width, and the winner as a whole.
+    Widths are multiples of 128 with a layer for each, then as many layers more as fit. Two small members are counted
+    for each width that is looked at, and the winner as a whole: what is returned fits by its own count.
 
     Raises NapkinError where not even the smallest member fits.
     """
+    usable = device.usable_bytes
 
+    @functools.cache
     def width_of(n_layers: int) -> _Width:
         progress(f"counting models of width {WIDTH_A_LAYER * n_layers}")
         return _Width(family, WIDTH_A_LAYER * n_layers, n_devices)
 
-    def fits(n_layers: int) -> bool:
-        return width_of(n_layers).peak_bytes(n_layers) <= device.usable_bytes
-
-    too_many = 1
-    while too_many <= MOST_LAYERS and fits(too_many):
-        too_many *= 2
-    # The largest that fits lies between half of what does not and that.
-    candidates = range(too_many // 2 + 1, too_many)
-    n_layers = too_many // 2 + bisect.bisect_left(candidates, True, key=lambda n_layers: not fits(n_layers))
+    n_layers = _largest(lambda n: width_of(n).peak_bytes(n), usable, _guess(family, n_devices * usable))
     if not n_layers:
         raise NapkinError(
-            f"not even one layer of width {WIDTH_A_LAYER} fits into the {format_bytes(device.usable_bytes)} of a "
+            f"not even one layer of width {WIDTH_A_LAYER} fits into the {format_bytes(usable)} of a "
             f"{device.name}: use a smaller --batch-size, --context-length or --vocab-size"
         )
     width = width_of(n_layers)
-    while width.peak_bytes(n_layers + 1) <= device.usable_bytes:
+    while width.peak_bytes(n_layers + 1) <= usable:
         n_layers += 1
-    progress(f"counting {n_layers} layers of width {width.d_model}")
-    ledger = family.count(width.d_model, n_layers)
-    return LargestModel(
-        config=family.config(width.d_model, n_layers),
-        ledger=ledger,
-        gathered_bytes=width.gathered_bytes,
-        peak_bytes=ledger.sharded_peak_bytes(n_devices) + width.gathered_bytes,
-    )
+    while True:
+        progress(f"counting {n_layers} layers of width {width.d_model}")
+        ledger = family.count(width.d_model, n_layers)
+        peak_bytes = ledger.sharded_peak_bytes(n_devices) + width.gathered_bytes
+        if peak_bytes <= usable:
+            return LargestModel(family.config(width.d_model, n_layers), ledger, width.gathered_bytes, peak_bytes)
+        n_layers -= max(1, (peak_bytes - usable) // width.bytes_a_layer)
+
+
+def _guess(family: Family, total_bytes: int) -> int:
+    """Layers of the model that fills so many bytes without activations: 12 · layers · width² parameters."""
+    parameters = largest_model_rule(total_bytes, bytes_a_parameter=bytes_a_parameter(family.optimizer))
+    return round((parameters / (12 * WIDTH_A_LAYER**2)) ** (1 / 3))
+
+
+def _largest(peak_bytes: Callable[[int], int], usable: int, guess: int) -> int:
+    """The largest number of layers whose peak fits, at most MOST_LAYERS; 0 for none.
+
+    Bytes grow with about the third power of layers, as the width does with them: few are asked for.
+    """
+    does, does_not = 0, MOST_LAYERS + 1
+    while does_not - does > 1:
+        guess = min(max(guess, does + 1), does_not - 1)
+        peak = peak_bytes(guess)
+        if peak <= usable:
+            does = guess
+        else:
+            does_not = guess
+        guess = round(guess * (usable / peak) ** (1 / 3))
+    return does
 
 
 class _Width:
-    """All models of a width: one and two layers are counted, every other number follows."""
+    """All models of a width: two and three layers are counted, and of more the least that they can take follows.
+
+    A step's peak is that of whichever moment is highest, each linear in the number of layers: it bends upwards, and
+    with one layer it is often the head's.
+    """
 
     def __init__(self, family: Family, d_model: int, n_devices: int) -> None:
         self.d_model = d_model
-        one, two = family.count(d_model, 1), family.count(d_model, 2)
-        block = two.parameters - one.parameters
-        embedding = one.parameters - block
+        self._count = lambda n_layers: family.count(d_model, n_layers)
+        self._n_devices = n_devices
+        two, three = self._count(2), self._count(3)
+        block = three.parameters - two.parameters
+        embedding = two.parameters - 2 * block
         # Two blocks' parameters, the next being fetched while one works, one's gradients, and the embedding.
         bytes_a_number = 2 if family.precision.products == "bf16" else 4
         self.gathered_bytes = bytes_a_number * (3 * block + embedding) if n_devices > 1 else 0
-        self._one, self._two = (ledger.sharded_peak_bytes(n_devices) for ledger in (one, two))
+        self._two = two.sharded_peak_bytes(n_devices)
+        self.bytes_a_layer = three.sharded_peak_bytes(n_devices) - self._two
 
     def peak_bytes(self, n_layers: int) -> int:
         """Of one device's step."""
-        return self._one + (n_layers - 1) * (self._two - self._one) + self.gathered_bytes
+        if n_layers == 1:
+            return self._count(1).sharded_peak_bytes(self._n_devices) + self.gathered_bytes
+        return self._two + (n_layers - 2) * self.bytes_a_layer + self.gathered_bytes
