@@ -1,6 +1,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from random import Random
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin import Ledger, count
+from napkin.hardware.host import has_native_bf16
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.optim.adamw import AdamW
@@ -21,6 +22,9 @@ from oracles.torch_models import GPT2, Llama
 
 # oneDNN's products in bf16 take this much a thread, at most, while they run.
 SCRATCH_OF_A_PRODUCT = 1_400_000
+
+# A checkpointed block keeps the state of torch's random numbers, which no operator makes and no count sees.
+GENERATOR_BYTES = 5056
 
 PRECISIONS = ("fp32", "bf16 autocast", "bf16")
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -125,6 +129,9 @@ def _one_thread() -> Iterator[None]:
 )
 def test_peak_and_resident_bytes_are_the_allocators(seed: int):
     configuration = Configuration.drawn(seed)
+    if configuration.precision != "fp32" and not has_native_bf16():
+        # Emulated products take forty times as long.
+        configuration = replace(configuration, batch_size=2, length=configuration.length // 2)
     counted = _count(configuration)
     assert sum(counted.peak_by_category.values()) == counted.peak_bytes
     assert not counted.unknown_operators
@@ -135,7 +142,8 @@ def test_peak_and_resident_bytes_are_the_allocators(seed: int):
     assert counted.resident_bytes == pytest.approx(resident, abs=16)
 
     whole, without_scratch = growth_at_peak(lambda: training.step(training.module, training.batch))
-    assert counted.peak_bytes == pytest.approx(resident + without_scratch, rel=1e-3)
+    generators = configuration.checkpointing * configuration.n_layers * GENERATOR_BYTES
+    assert counted.peak_bytes == pytest.approx(resident + without_scratch, rel=1e-3, abs=generators)
     assert whole - without_scratch <= SCRATCH_OF_A_PRODUCT
 
 
