@@ -117,9 +117,10 @@ def test_every_field_of_a_recipe_can_be_set_printed_and_read_back(napkin, tmp_pa
     needed = NEEDS.get(name, {})
     options = [word for each in {**needed, name: wanted}.items() for word in option(*each)]
     file.write_text(napkin("recipe", *options).out)
-    assert value_of(read_recipe(file), name) == wanted
-    changed = {field for field in FIELDS if value_of(read_recipe(file), field) != value_of(Recipe(), field)}
-    assert changed == needed.keys() | ({name} if wanted != value_of(Recipe(), name) else set())
+    found, defaults = read_recipe(file), Recipe()
+    assert value_of(found, name) == wanted
+    changed = {field for field in FIELDS if value_of(found, field) != value_of(defaults, field)}
+    assert changed == needed.keys() | ({name} if wanted != value_of(defaults, name) else set())
 
 
 @pytest.mark.parametrize("name", ["data.validation", "model.n_kv_heads", "training.threads", "optimizer.warmup_steps"])

@@ -183,21 +183,30 @@ def _value(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     if kind not in _EXPECTED or len(kinds) > 1 + optional or (kind is str and not optional):
         return None
 
-    def read(texts: list[str]) -> Any:
-        if optional and texts[0] == "None":
-            return None
-        try:
-            return kind(texts[0])
-        except ValueError:
-            raise ValueError(f"'{texts[0]}' is not {_EXPECTED[kind]}{' and not None' * optional}") from None
-
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=kind.__name__.upper() + "|None" * optional,
-        instance_from_str=read,
-        is_instance=lambda value: isinstance(value, kind) or (optional and value is None),
-        str_from_instance=lambda value: [str(value)],
+        instance_from_str=functools.partial(_read, kind, optional),
+        is_instance=functools.partial(_is, kind, optional),
+        str_from_instance=_shown,
     )
+
+
+def _read(kind: Any, optional: bool, texts: list[str]) -> Any:
+    if optional and texts[0] == "None":
+        return None
+    try:
+        return kind(texts[0])
+    except ValueError:
+        raise ValueError(f"'{texts[0]}' is not {_EXPECTED[kind]}{' and not None' * optional}") from None
+
+
+def _is(kind: Any, optional: bool, value: Any) -> bool:
+    return isinstance(value, kind) or (optional and value is None)
+
+
+def _shown(value: Any) -> list[str]:
+    return [str(value)]
 
 
 @_REGISTRY.primitive_rule
