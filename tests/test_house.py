@@ -64,3 +64,8 @@ def test_no_pickle_is_read(file: Path) -> None:
     assert not re.search(
         r"\bpickle\b.*(load|import)|import pickle|torch\.load\(|allow_pickle|marshal|shelve", file.read_text()
     )
+
+
+def test_annotations_are_enforced_in_every_part_but_accounting(pytestconfig: pytest.Config) -> None:
+    enforced = {name.removeprefix("napkin.") for name in pytestconfig.getoption("jaxtyping_packages").split(",")[:-1]}
+    assert enforced == {part_of(file) for file in FILES} - {"accounting", "__init__", "__main__", "errors"}
