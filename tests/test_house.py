@@ -67,5 +67,7 @@ def test_no_pickle_is_read(file: Path) -> None:
 
 
 def test_annotations_are_enforced_in_every_part_but_accounting(pytestconfig: pytest.Config) -> None:
-    enforced = {name.removeprefix("napkin.") for name in pytestconfig.getoption("jaxtyping_packages").split(",")[:-1]}
+    enforced = {
+        name.removeprefix("napkin.") for name in str(pytestconfig.getoption("jaxtyping_packages")).split(",")[:-1]
+    }
     assert enforced == {part_of(file) for file in FILES} - {"accounting", "__init__", "__main__", "errors"}
