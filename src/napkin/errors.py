@@ -13,3 +13,8 @@ class NapkinError(Exception):
 
 class CorruptFile(NapkinError):
     """A file that napkin wrote is not what it was: shortened, altered, or described by another sidecar."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of somebody else's says first, to be quoted in one of ours; its type where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]

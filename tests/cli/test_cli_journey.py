@@ -37,6 +37,15 @@ def test_a_run_leaves_its_books_and_can_be_used(napkin, place: Path) -> None:
     assert "nothing was done" in napkin("resume", str(run)).out
 
 
+@pytest.mark.parametrize("command", ["evaluate runs/tiny", "generate runs/tiny --prompts the --tokens 4 --save"])
+def test_a_result_is_printed_although_the_report_cannot_be_written(napkin, place: Path, command: str) -> None:
+    Path("runs/tiny/plan.json").write_text("{")
+    done = napkin(*command.split())
+    assert done.status == 2
+    assert "runs/tiny/plan.json" in done.err
+    assert "bits a byte" in done.out or "=== 1" in done.out
+
+
 def test_every_result_is_pure_json_where_it_is_asked_for(napkin) -> None:
     commands = (
         "tokenizer train docs --vocab-size 300 --out new/tokenizer.json",
@@ -121,7 +130,9 @@ def test_a_plan_needs_no_text(napkin, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_an_optimizer_and_a_schedule_are_options(napkin, place: Path) -> None:
     chosen = ["--optimizer.name", "muon", "--optimizer.schedule", "warmup-stable-decay"]
     assert napkin("plan", "tiny.toml", *chosen).status == 0
-    assert napkin("train", "tiny.toml", *chosen, "--run", "runs/muon").status == 0
+    trained = napkin("train", "tiny.toml", *chosen, "--run", "runs/muon", "--training.parallelism", "fsdp")
+    assert trained.status == 0
+    assert "fsdp has nothing to spread in one process" in trained.out
     written = tomllib.loads(Path("runs/muon/recipe.toml").read_text())["optimizer"]
     assert (written["name"], written["momentum"], written["learning_rate"]) == ("muon", 0.95, 0.003)
     assert napkin("evaluate", "runs/muon").status == 0

@@ -30,6 +30,14 @@ from napkin.training.step import Learner, build_learner, count_step
 
 STEPS, STOPPED_AT, N_STEPS_ALONE = 12, 5, 6
 
+# Answers what it is asked as g++ does, and compiles nothing.
+REFUSING_COMPILER = """#!/bin/sh
+case " $* " in
+*" -o "*) echo 'x.cpp:1:1: error: there is no room' >&2; exit 1 ;;
+*) exec g++ "$@" ;;
+esac
+"""
+
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "bf16": ("bf16", {}, {}),
     "bf16-pure": ("bf16-pure", {}, {}),
@@ -127,8 +135,11 @@ def failure(recipe: Recipe, folder: Path) -> str:
     from torch._inductor import config
 
     model = dataclasses.replace(recipe.model, context_length=24)
-    preparation, run = new_run(dataclasses.replace(recipe, model=model), folder)
-    with config.patch({"cpp.cxx": ("false",)}):
+    preparation, run = new_run(dataclasses.replace(recipe, model=model), folder / "run")
+    compiler = folder / "g++"
+    compiler.write_text(REFUSING_COMPILER)
+    compiler.chmod(0o755)
+    with config.patch({"cpp.cxx": (str(compiler),)}):
         try:
             train(preparation, run)
         except NapkinError as error:

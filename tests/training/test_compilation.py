@@ -86,7 +86,7 @@ def test_compiling_has_seconds_of_its_own_beside_the_estimate_and_draws_no_rando
 
 
 def test_a_compiler_that_fails_ends_the_run_in_one_line_with_the_way_out(found: dict[str, Any]) -> None:
-    assert "cannot be compiled" in found["failure"]
+    assert "cannot be compiled (x.cpp:1:1: error: there is no room)" in found["failure"]
     assert 'compile = "off"' in found["failure"]
     assert f"remove '{found['kept in']}'" in found["failure"]
     assert "\n" not in found["failure"]

@@ -24,7 +24,7 @@ from napkin.accounting.cuda_target import Target, cuda_target
 from napkin.accounting.cuda_trace import as_on_cuda
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.record import record
-from napkin.errors import NapkinError
+from napkin.errors import NapkinError, first_line
 
 
 def count(
@@ -118,7 +118,7 @@ def _fake_twin(module: nn.Module, fakes: _Fakes) -> nn.Module:
         return copy.deepcopy(module, memo)
     except (RuntimeError, TypeError, ValueError) as error:
         raise NapkinError(
-            f"{type(module).__name__} cannot be copied ({_first_line(error)}): build it under FakeTensorMode() and "
+            f"{type(module).__name__} cannot be copied ({first_line(error)}): build it under FakeTensorMode() and "
             "pass that"
         ) from error
 
@@ -133,11 +133,7 @@ def _errors_on_one_line() -> Iterator[None]:
             "selection by masks or branches on data"
         ) from None
     except RuntimeError as error:
-        raise NapkinError(f"the step fails on fake tensors, which have no data: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+        raise NapkinError(f"the step fails on fake tensors, which have no data: {first_line(error)}") from error
 
 
 def _plain_step(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -9,6 +10,9 @@ from napkin.cli.options import RunFolderArgument, Switch, parse
 from napkin.cli.terminal import out, print_json, progress_line, say
 from napkin.errors import NapkinError
 from napkin.units import format_bytes
+
+if TYPE_CHECKING:
+    from napkin.training.evaluation import Evaluation
 
 
 @dataclass(frozen=True)
@@ -27,11 +31,9 @@ def main(arguments: list[str]) -> None:
     """Evaluate a run and keep the result in its folder."""
     options = parse(EvaluateOptions, "evaluate", arguments)
     with progress_line("opening the run") as line:
-        from napkin.cli.trained import open_trained
+        from napkin.cli.trained import open_trained, renew_report
         from napkin.data.token_file import TokenFile
-        from napkin.report.page import write_report
         from napkin.training.evaluation import evaluate
-        from napkin.training.running import is_being_trained
 
         trained = open_trained(options.run)
         path = trained.recipe.data.validation if options.tokens is None else options.tokens
@@ -52,10 +54,15 @@ def main(arguments: list[str]) -> None:
         )
         if options.tokens is None:
             trained.run.write_json("evaluation.json", evaluation)
-            write_report(trained.run.path, training=is_being_trained(trained.run.path))
     if options.json:
         print_json(evaluation)
-        return
+    else:
+        _describe(path, evaluation)
+    if options.tokens is None:
+        renew_report(trained.run)
+
+
+def _describe(path: str, evaluation: "Evaluation") -> None:
     say(
         f"{path}: {evaluation.tokens:,} tokens, {format_bytes(evaluation.bytes)}; step {evaluation.step:,}: "
         f"loss {evaluation.loss:.4f} nats a token, perplexity {_perplexity(evaluation.perplexity)}"

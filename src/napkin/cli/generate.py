@@ -46,16 +46,17 @@ def main(arguments: list[str]) -> None:
     ]
     if options.save:
         from napkin.files import atomic_write_text
-        from napkin.report.page import write_report
-        from napkin.training.running import is_being_trained
 
         atomic_write_text(trained.run.path / "samples.txt", "\n".join(texts), overwrite=True)
-        write_report(trained.run.path, training=is_being_trained(trained.run.path))
     if options.json:
         print_json([{"prompt": p, "completion": c} for p, c in zip(options.prompts, completions, strict=True)])
-        return
-    for text in texts:
-        say_verbatim(text)
+    else:
+        for text in texts:
+            say_verbatim(text)
+    if options.save:
+        from napkin.cli.trained import renew_report
+
+        renew_report(trained.run)
 
 
 def _refuse_impossible(options: GenerateOptions) -> None:

@@ -8,12 +8,14 @@ from napkin.cli.terminal import err
 from napkin.errors import NapkinError
 from napkin.hardware.host import detect_host
 from napkin.model.transformer import Transformer
+from napkin.report.page import write_report
 from napkin.tokenizer.base import Tokenizer
 from napkin.training.checkpoint import Checkpoint, load_averaged_model
 from napkin.training.precision import Precision, choose_device, choose_precision
 from napkin.training.recipe import Recipe
 from napkin.training.restoring import load_newest
 from napkin.training.run_folder import RunFolder
+from napkin.training.running import is_being_trained
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,11 @@ def open_trained(folder: str) -> TrainedRun:
     checkpoint = _load_newest(run, model)
     precision = choose_precision("auto", device_type, host)
     return TrainedRun(run, recipe, tokenizer, model.to(device_type), precision, checkpoint)
+
+
+def renew_report(run: RunFolder) -> None:
+    """Write a run's report with what the folder holds by now; best done when the result has been printed."""
+    write_report(run.path, training=is_being_trained(run.path))
 
 
 def _load_newest(run: RunFolder, model: Transformer) -> Checkpoint:

@@ -24,6 +24,8 @@ def start(preparation: Preparation, run: RunFolder, *, as_json: bool) -> int:
     plan, precision = preparation.plan, preparation.precision
     if not as_json:
         describe_plan(plan, precision)
+        if preparation.recipe.training.parallelism == "fsdp" and preparation.ranks.size == 1:
+            say("fsdp has nothing to spread in one process: `torchrun --nproc-per-node N -m napkin ...` starts several")
         say(describe_checkpoints(preparation.recipe.training, plan, precision.device_type))
 
     def say_aside(message: str) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from napkin.accounting.meter import Stopwatch
 from napkin.compiler import compiled_folder, stoppable_compiler
-from napkin.errors import NapkinError
+from napkin.errors import NapkinError, first_line
 from napkin.training.interruption import Interrupted, Interruption
 from napkin.training.preparation import Preparation
 from napkin.training.step import Learner
@@ -53,7 +53,7 @@ def compile_first(
             learner.optimizer.zero_grad(set_to_none=True)
         elif isinstance(error, TorchDynamoException):
             raise NapkinError(
-                f"the model's blocks cannot be compiled ({_first_line(error)}): remove '{compiled_folder()}' if what "
+                f"the model's blocks cannot be compiled ({_why(error)}): remove '{compiled_folder()}' if what "
                 'was kept there is damaged, or set compile = "off" under [training] in the run\'s recipe.toml; and '
                 "continue with `napkin resume`"
             ) from error
@@ -63,5 +63,7 @@ def compile_first(
         told.cancel()
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+def _why(error: Exception) -> str:
+    """The compiler's own words, where torch quotes any."""
+    _, _, said = str(error).partition("Output:")
+    return next((line.strip()[:200] for line in said.splitlines() if "error" in line), first_line(error))

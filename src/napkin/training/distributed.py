@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
-from napkin.errors import NapkinError
+from napkin.errors import NapkinError, first_line
 from napkin.training.ranks import Place, Ranks
 
 
@@ -123,7 +123,7 @@ def _told_in_a_line(place: Place, timeout: float) -> Iterator[None]:
             raise
         raise NapkinError(
             f"rank {place.rank} has lost another rank, or had no answer from it in {timeout:.0f} s "
-            f"({_first_line(error)}): what that rank has said last is the cause; the run goes on from its newest "
+            f"({_of_gloo(error)}): what that rank has said last is the cause; the run goes on from its newest "
             "checkpoint, with `napkin resume` or torchrun's --max-restarts"
         ) from error
 
@@ -133,9 +133,9 @@ def is_lost_rank(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
 
 
-def _first_line(error: Exception) -> str:
-    # gloo begins with the place in its own source.
-    return str(error).strip().splitlines()[0].rpartition("] ")[2][:200]
+def _of_gloo(error: Exception) -> str:
+    # It begins with the place in its own source.
+    return first_line(error).rpartition("] ")[2]
 
 
 def _bytes(value: Any) -> Tensor:
