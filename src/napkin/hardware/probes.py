@@ -177,6 +177,7 @@ def _run(
             visit(probe)
         rounds += 1
         progress(min(1.0, (time.perf_counter() - start) / settings.seconds))
+    progress(1.0)
     if device_type != "cpu" or waited is None:
         return None
     thread_seconds = torch.get_num_threads() * (time.perf_counter() - start)
