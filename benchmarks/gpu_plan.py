@@ -129,6 +129,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     device = parser.parse_args().device
+    if device == "cuda" and not torch.cuda.is_available():
+        parser.error("there is no GPU that torch can use: --device cpu shows that the code runs")
     _, precision = resolve(recipes(device)[0], recipes(device)[0].model.vocab_size, detect_host())
     name = device_name(precision, detect_host())
     lines = [

@@ -53,6 +53,8 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--no-compiled", action="store_true")
     options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("there is no GPU that torch can use: --tiny --device cpu shows that the code runs")
     host, now = detect_host(), datetime.now(UTC)
     name = device_name(Precision("bf16", options.device), host)
     lines = [
