@@ -17,4 +17,4 @@ class CorruptFile(NapkinError):
 
 def first_line(error: BaseException) -> str:
     """What an error of somebody else's says first, to be quoted in one of ours; its type where it says nothing."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -16,7 +16,7 @@ def test_a_slow_machine_takes_as_many_evaluations_as_fit(tmp_path: Path, capsys:
     _, _, plan = plan_only(recipe)
     assert within(10 * plan.seconds, recipe) == recipe
     assert capsys.readouterr().out == ""
-    shortened = within(plan.seconds / 3, recipe).training.steps
+    shortened = within(plan.seconds / 2, recipe).training.steps
     # Two plans of the same steps differ by what else the machine was doing.
     assert shortened in range(200, 800, 100)
     assert f"on this machine: {shortened} here" in capsys.readouterr().out

@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+_GENERATOR_BYTES = torch.get_rng_state().nbytes
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 
 
@@ -19,9 +21,10 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def growth_at_peak(step: Callable[[], Any]) -> tuple[int, int]:
-    """Bytes by which the allocator grew, at most, while `step` ran; and without the scratch of products.
+    """Bytes by which the allocator grew, at most, while `step` ran; and without what no operator asked for.
 
-    Scratch is what a kernel takes and gives back within one call.
+    That is the scratch of products, which a kernel takes and gives back within one call, and the states of random
+    numbers that checkpointed blocks keep.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
@@ -32,9 +35,11 @@ def growth_at_peak(step: Callable[[], Any]) -> tuple[int, int]:
         event = pending.pop()
         pending.extend(event.children)
         if event.name == "[memory]":
-            changes.append((event.start_time_ns, event.extra_fields.alloc_size, _is_scratch_of_a_product(event)))
+            size = event.extra_fields.alloc_size
+            aside = abs(size) == _GENERATOR_BYTES or _is_scratch_of_a_product(event)
+            changes.append((event.start_time_ns, size, aside))
     changes.sort(key=lambda change: change[0])
-    return _peak(size for _, size, _ in changes), _peak(size for _, size, scratch in changes if not scratch)
+    return _peak(size for _, size, _ in changes), _peak(size for _, size, aside in changes if not aside)
 
 
 def _is_scratch_of_a_product(memory_event: Any) -> bool:

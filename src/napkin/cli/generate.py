@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> None:
     options = parse(GenerateOptions, "generate", arguments)
     _refuse_impossible(options)
     with progress_line("opening the run") as line:
-        from napkin.cli.trained import open_trained
+        from napkin.cli.trained import open_trained, renew_report
 
         trained = open_trained(options.run)
         line.retitle("generating")
@@ -54,8 +54,6 @@ def main(arguments: list[str]) -> None:
         for text in texts:
             say_verbatim(text)
     if options.save:
-        from napkin.cli.trained import renew_report
-
         renew_report(trained.run)
 
 

@@ -89,13 +89,14 @@ def _unknown(argument: str, options: type, command: str) -> str:
     name = argument.partition("=")[0]
     names = list(_option_names(options))
     group, _, field = name.lstrip("-").rpartition(".")
+    beside = [found.removeprefix(f"{group}.") for found in names if group and found.startswith(f"{group}.")]
     # A field's own name is enough to find it, --steps is --training.steps; and so are its initials, as in lr. Within a
     # group that exists only the fields are compared: the group alone would make any two of its options alike.
     near = (
         [found for found in names if found.rpartition(".")[2] == field]
         or [found for found in names if "-" in found and _initials(found) == field]
-        or [f"{group}.{found}" for found in difflib.get_close_matches(field, _fields_in(group, names), n=1)]
-        or ([] if _fields_in(group, names) else difflib.get_close_matches(name.lstrip("-"), names, n=1))
+        or [f"{group}.{found}" for found in difflib.get_close_matches(field, beside, n=1)]
+        or ([] if beside else difflib.get_close_matches(name.lstrip("-"), names, n=1))
     )
     if near:
         return f"there is no option '{name}': did you mean --{near[0]}?"
@@ -104,10 +105,6 @@ def _unknown(argument: str, options: type, command: str) -> str:
 
 def _initials(name: str) -> str:
     return "".join(word[0] for word in name.rpartition(".")[2].split("-"))
-
-
-def _fields_in(group: str, names: list[str]) -> list[str]:
-    return [name.removeprefix(f"{group}.") for name in names if group and name.startswith(f"{group}.")]
 
 
 def _option_names(options: type, prefix: str = "") -> Iterator[str]:

@@ -50,7 +50,4 @@ def _resolved(recipe: Recipe, values: Any, name: str) -> Any:
     if values is recipe.optimizer:
         resolved = dataclasses.replace(recipe.optimizer.resolved, warmup_steps=recipe.warmup_steps)
         return getattr(resolved, name)
-    if name == "d_expert" and not recipe.model.n_experts:
-        # A width of experts is refused where there are none.
-        return None
     return getattr(values, f"resolved_{name}", None)

@@ -57,10 +57,6 @@ class ArrayMeasurement:
     add_bytes_per_second: Positive
 
 
-_EMULATED = ("bf16",)
-"""What torch multiplies on every device, fast or not."""
-
-
 @dataclass(frozen=True)
 class CalibrationSettings:
     """What is measured and for how long: matrix products (m, n, k), array sizes in bytes, seconds in all.
@@ -180,8 +176,9 @@ class Calibration:
 
     def _measured(self, format_name: str) -> tuple[MatmulMeasurement, ...]:
         name = find_format(format_name).name
-        # Software makes fp32 of what it is given first: a bound that nothing reaches, and a rehearsal shows how far.
-        counted = "fp32" if name in _EMULATED and name not in self.formats else name
+        # torch multiplies bf16 on every device, and makes fp32 of it where there are no instructions: a bound that
+        # nothing reaches, and a rehearsal shows how far.
+        counted = "fp32" if name == "bf16" and name not in self.formats else name
         measured = tuple(matmul for matmul in self.matmuls if matmul.format == counted)
         if not measured:
             raise NapkinError(

@@ -125,7 +125,9 @@ class Composition:
 
     def _experts(self) -> nn.Module:
         config, kind = self.config, FEED_FORWARDS[self.config.feed_forward]
-        sizes = config.n_experts, config.d_model, config.resolved_d_expert
+        d_expert = config.resolved_d_expert
+        assert d_expert is not None
+        sizes = config.n_experts, config.d_model, d_expert
         experts = (
             DroplessExperts(kind, *sizes, self.make)
             if config.expert_capacity is None
@@ -138,5 +140,5 @@ class Composition:
         }
         if not config.n_shared_experts:
             return MixtureOfExperts(config.d_model, experts, **settings)
-        shared = self._feed_forward(config.n_shared_experts * config.resolved_d_expert)
+        shared = self._feed_forward(config.n_shared_experts * d_expert)
         return SharedMixtureOfExperts(config.d_model, experts, shared, **settings)

@@ -207,8 +207,10 @@ class ModelConfig:
         return round_up(-(-8 * self.d_model // 3), 32) if self.gated else 4 * self.d_model
 
     @property
-    def resolved_d_expert(self) -> int:
-        """d_expert, its default filled in."""
+    def resolved_d_expert(self) -> int | None:
+        """d_expert, its default filled in; None where there are no experts to be so wide."""
+        if not self.n_experts:
+            return None
         return self.resolved_d_ff if self.d_expert is None else self.d_expert
 
     @property

@@ -66,4 +66,4 @@ def compile_first(
 def _why(error: Exception) -> str:
     """The compiler's own words, where torch quotes any."""
     _, _, said = str(error).partition("Output:")
-    return next((line.strip()[:200] for line in said.splitlines() if "error" in line), first_line(error))
+    return next((line.strip() for line in said.splitlines() if "error" in line), first_line(error))[:200]

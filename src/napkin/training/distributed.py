@@ -135,7 +135,7 @@ def is_lost_rank(error: RuntimeError) -> bool:
 
 def _of_gloo(error: Exception) -> str:
     # It begins with the place in its own source.
-    return first_line(error).rpartition("] ")[2]
+    return first_line(error).rpartition("] ")[2][:200]
 
 
 def _bytes(value: Any) -> Tensor:

@@ -127,7 +127,7 @@ class _Width:
 
     def __init__(self, family: Family, d_model: int, n_devices: int) -> None:
         self.d_model = d_model
-        self._count = lambda n_layers: family.count(d_model, n_layers)
+        self._count = functools.partial(family.count, d_model)
         self._n_devices = n_devices
         two, three = self._count(2), self._count(3)
         block = three.parameters - two.parameters

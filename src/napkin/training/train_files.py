@@ -33,17 +33,16 @@ def refuse_impossible_files(train: TrainFiles) -> None:
 def read_files(texts: list[str]) -> TrainFiles:
     """What stands on the command line: FILE, FILE FILE ... or FILE=WEIGHT FILE=WEIGHT ...
 
-    Raises ValueError where some have a weight and some have none.
+    Raises ValueError where some have a weight and some have none, or one has two.
     """
     weighted = [_weighted(text) for text in texts]
     weights = {path: weight for path, weight in weighted if weight is not None}
     if not weights:
         return texts[0] if len(texts) == 1 else tuple(texts)
-    twice = [path for path, weight in weighted if weight is not None]
-    if len(twice) == len(texts) > len(weights):
-        raise ValueError("it names a file twice: name it once, with the sum of its weights")
-    if len(weights) < len(texts):
+    if any(weight is None for _, weight in weighted):
         raise ValueError("give every file a weight, or none: FILE=WEIGHT FILE=WEIGHT ...")
+    if len(weights) < len(texts):
+        raise ValueError("it names a file twice: name it once, with the sum of its weights")
     return weights
 
 
