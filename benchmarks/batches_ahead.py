@@ -21,10 +21,10 @@ from napkin.data.token_file import SEPARATOR, TokenFile, write_token_file
 from napkin.data.token_mixture import TokenMixture
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
+from napkin.planning.preparation import resolve
+from napkin.recipe.recipe import Recipe, TrainingConfig
 from napkin.tokenizer.byte_level import ByteTokenizer
-from napkin.training.preparation import resolve
-from napkin.training.recipe import Recipe, TrainingConfig
-from napkin.training.step import build_learner
+from napkin.train_step.step import build_learner
 
 TURNS, STEPS_A_TURN = 4, 6
 MODELS = {

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 
+from napkin.checkpoint.checkpoint import Snapshot, snapshot
+from napkin.checkpoint.writer import CheckpointWriter
 from napkin.model.config import ModelConfig
-from napkin.training.checkpoint import Snapshot, snapshot
-from napkin.training.checkpoint_writer import CheckpointWriter
-from napkin.training.precision import Precision
-from napkin.training.recipe import OptimizerConfig, Recipe, TrainingConfig
-from napkin.training.step import Learner, build_learner
+from napkin.recipe.precision import Precision
+from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.train_step.step import Learner, build_learner
 
 
 def main() -> None:

@@ -22,10 +22,10 @@ import torch
 
 from napkin.accounting.meter import meter_step
 from napkin.hardware.host import detect_host
-from napkin.training.precision import Precision
-from napkin.training.preparation import device_name, make_plan, resolve
-from napkin.training.recipe import ModelConfig, Recipe, TrainingConfig
-from napkin.training.step import build_learner
+from napkin.planning.preparation import device_name, make_plan, resolve
+from napkin.recipe.precision import Precision
+from napkin.recipe.recipe import ModelConfig, Recipe, TrainingConfig
+from napkin.train_step.step import build_learner
 from result_files import write_result
 
 TIMED_STEPS = 10

@@ -30,10 +30,10 @@ from napkin.errors import NapkinError
 from napkin.hardware.catalogue import find_device
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
-from napkin.training.precision import Precision
-from napkin.training.preparation import device_name, make_plan, resolve
-from napkin.training.recipe import OptimizerConfig, Recipe, TrainingConfig
-from napkin.training.step import Learner, build_learner
+from napkin.planning.preparation import device_name, make_plan, resolve
+from napkin.recipe.precision import Precision
+from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.train_step.step import Learner, build_learner
 from napkin.units import format_bytes, format_count
 from plain_models import PlainGPT2
 from result_files import write_result

@@ -28,15 +28,15 @@ import torch
 import napkin.training.loop
 from library_text import library_text
 from napkin.accounting.meter import Stopwatch
-from napkin.cli.live_report import live_report
 from napkin.cli.terminal import progress_line
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
+from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.report.live_report import live_report
+from napkin.runs.run_folder import StepMetrics
+from napkin.train_step.step import build_learner
 from napkin.training.loop import METERED_STEP, train
-from napkin.training.recipe import OptimizerConfig, Recipe, TrainingConfig
-from napkin.training.run_folder import StepMetrics
-from napkin.training.runs import new_run
-from napkin.training.step import build_learner
+from napkin.training.start import new_run
 from napkin.units import format_seconds
 from result_files import write_result
 

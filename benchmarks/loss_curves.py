@@ -26,12 +26,12 @@ import torch
 from library_text import library_text
 from napkin.data.batches import Batches
 from napkin.data.token_file import TokenFile
+from napkin.evaluation.bits_per_byte import mean_loss
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
-from napkin.training.evaluation import mean_loss
-from napkin.training.preparation import resolve
-from napkin.training.recipe import OptimizerConfig, Recipe, TrainingConfig
-from napkin.training.step import build_learner
+from napkin.planning.preparation import resolve
+from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.train_step.step import build_learner
 from result_files import write_result
 
 PRECISIONS = ("fp32", "bf16", "bf16-pure", "fp8")

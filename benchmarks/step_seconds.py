@@ -24,10 +24,10 @@ from napkin.accounting.rules import seconds_rule, training_flops_rule
 from napkin.hardware.calibration_cache import calibration_of_this_machine
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
-from napkin.training.precision import Precision
-from napkin.training.preparation import device_name, make_plan, resolve
-from napkin.training.recipe import Recipe, TrainingConfig
-from napkin.training.step import build_learner
+from napkin.planning.preparation import device_name, make_plan, resolve
+from napkin.recipe.precision import Precision
+from napkin.recipe.recipe import Recipe, TrainingConfig
+from napkin.train_step.step import build_learner
 from result_files import write_result
 
 TIMED_STEPS = 12

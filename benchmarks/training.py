@@ -27,12 +27,12 @@ from torch import Tensor, nn
 
 from napkin.accounting.record import record
 from napkin.hardware.host import detect_host
+from napkin.hardware.malloc import keep_freed_memory
 from napkin.model.config import ModelConfig
-from napkin.training.forms import choose_forms
-from napkin.training.freed_memory import keep_freed_memory
-from napkin.training.precision import Precision
-from napkin.training.recipe import OptimizerConfig, Recipe, TrainingConfig
-from napkin.training.step import Learner, build_learner, count_step
+from napkin.planning.kernel_choice import choose_forms
+from napkin.recipe.precision import Precision
+from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.train_step.step import Learner, build_learner, count_step
 from napkin.units import format_bytes
 from plain_models import PlainGPT2
 from result_files import write_result

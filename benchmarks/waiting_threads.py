@@ -19,8 +19,8 @@ STEP = """
 import statistics, time, torch
 from napkin.cli.demo import demo_recipe
 from napkin.hardware.host import detect_host
-from napkin.training.preparation import resolve
-from napkin.training.step import build_learner
+from napkin.planning.preparation import resolve
+from napkin.train_step.step import build_learner
 recipe, precision = resolve(demo_recipe("demo"), 4096, detect_host())
 torch.set_num_threads(recipe.training.threads)
 learner = build_learner(recipe, precision)

@@ -9,9 +9,9 @@ import torch
 
 from napkin.accounting.meter import Stopwatch, meter_step
 from napkin.hardware.host import detect_host
-from napkin.training.preparation import resolve
-from napkin.training.recipe import ModelConfig, Recipe, TrainingConfig
-from napkin.training.step import build_learner
+from napkin.planning.preparation import resolve
+from napkin.recipe.recipe import ModelConfig, Recipe, TrainingConfig
+from napkin.train_step.step import build_learner
 
 STEPS_OF_A_RUN = 800
 TURNS = 40

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from napkin.formats import FORMATS
+from napkin.number_formats import FORMATS
 from napkin.units import format_bytes
 
 FORMAT_OF = {getattr(torch, number.torch_name): name for name, number in FORMATS.items() if number.torch_name}

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from napkin import Ledger, count
-from napkin.accounting.cuda_target import CudaTarget
 from napkin.accounting.record import record
 from napkin.accounting.rules import (
     backward_flops_rule,
@@ -19,6 +18,7 @@ from napkin.accounting.rules import (
     seconds_rule,
     training_flops_rule,
 )
+from napkin.hardware.cuda_target import CudaTarget
 from oracles.reference_ledgers import gpt2_xl_ledger
 from oracles.torch_models import DeepLinear
 

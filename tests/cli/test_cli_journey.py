@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from napkin.cli.planning import describe_plan
+from napkin.cli.plan_view import describe_plan
 from napkin.data import TokenFile
+from napkin.recipe import read_recipe
 from napkin.tokenizer import load_tokenizer
-from napkin.training import read_recipe
-from napkin.training.runs import plan_only
+from napkin.training.start import plan_only
 
 pytestmark = pytest.mark.usefixtures("place")
 

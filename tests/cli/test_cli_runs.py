@@ -4,8 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
-from napkin.training.run_folder import RunFolder
-from napkin.training.running import is_being_trained
+from napkin.runs.lock import is_being_trained
+from napkin.runs.run_folder import RunFolder
 
 
 def test_runs_are_listed_and_compared(napkin, place: Path) -> None:

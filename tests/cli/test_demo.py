@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from napkin.cli.demo import within
-from napkin.training.runs import plan_only
-from training.tiny_run import tiny_recipe, write_tiny_text
+from napkin.training.start import plan_only
+from oracles.tiny_run import tiny_recipe, write_tiny_text
 
 
 def test_a_slow_machine_takes_as_many_evaluations_as_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

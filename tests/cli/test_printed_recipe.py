@@ -5,7 +5,7 @@ import pytest
 
 from napkin.cli.recipe import with_comments
 from napkin.optim.names import OPTIMIZERS
-from napkin.training.recipe import OptimizerConfig, Recipe, read_recipe
+from napkin.recipe.recipe import OptimizerConfig, Recipe, read_recipe
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

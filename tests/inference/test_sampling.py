@@ -8,7 +8,7 @@ import torch
 from napkin.errors import NapkinError
 from napkin.inference.sampling import Sampling, draw, generate
 from napkin.model.transformer import Transformer
-from training.tiny_run import MODEL
+from oracles.tiny_run import MODEL
 
 LOGITS = torch.tensor([1.0, 3.0, -2.0, 3.0, 0.5, 2.5, -9.0, 0.0])
 

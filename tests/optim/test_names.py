@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin import count
+from napkin.checkpoint.checkpoint import load_learner, save_checkpoint
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
 from napkin.optim import base
 from napkin.optim.names import OPTIMIZERS, build_optimizer
-from napkin.training.checkpoint import load_learner, save_checkpoint
-from napkin.training.precision import Precision
-from napkin.training.recipe import OptimizerConfig, Recipe, TrainingConfig
-from napkin.training.step import Learner, build_learner, count_step
+from napkin.recipe.precision import Precision
+from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.train_step.step import Learner, build_learner, count_step
 from oracles.allocator import growth_at_peak, storage_bytes
 from oracles.brute_force_flops import ScalarProducts
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from napkin.training.recipe import format_recipe
+from napkin.recipe.recipe import format_recipe
+from oracles.tiny_run import tiny_recipe, write_tiny_text
 from reliability.harness import Napkin, fork_server
-from training.tiny_run import tiny_recipe, write_tiny_text
 
 
 @pytest.fixture(scope="session")

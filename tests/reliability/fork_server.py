@@ -16,9 +16,9 @@ from typing import Any
 IMPORTED = (
     "napkin.cli.resume",
     "napkin.cli.train",
-    "napkin.cli.training",
-    "napkin.training.distributed",
-    "napkin.training.ranked_runs",
+    "napkin.cli.train_view",
+    "napkin.distributed.process_group",
+    "napkin.training.start_on_ranks",
     "torch.distributed.fsdp",
     "torch.nn.parallel",
     "torch.profiler",
@@ -45,9 +45,9 @@ def warm_up() -> None:
     for name in IMPORTED:
         importlib.import_module(name)
     from napkin.model.config import ModelConfig
-    from napkin.training.precision import Precision
-    from napkin.training.recipe import Recipe, TrainingConfig
-    from napkin.training.step import count_step
+    from napkin.recipe.precision import Precision
+    from napkin.recipe.recipe import Recipe, TrainingConfig
+    from napkin.train_step.step import count_step
 
     # The first tracing imports half of torch; on fake tensors nothing computes, so no thread is born.
     model = ModelConfig(vocab_size=8, context_length=4, d_model=8, n_layers=1, n_heads=2)

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
+from napkin.checkpoint.checkpoint import Checkpoint, load_learner, snapshot
+from napkin.checkpoint.sharded_writer import open_writer
+from napkin.distributed.ranks import ALONE, Ranks, joined
 from napkin.model.config import ModelConfig
-from napkin.training.checkpoint import Checkpoint, load_learner, snapshot
-from napkin.training.precision import Precision
-from napkin.training.ranked_checkpoints import open_writer
-from napkin.training.ranks import ALONE, Ranks, joined
-from napkin.training.recipe import OptimizerConfig, Recipe, TrainingConfig
-from napkin.training.step import Learner, build_learner
+from napkin.recipe.precision import Precision
+from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.train_step.step import Learner, build_learner
 from reliability.ranks import place
 
 MODEL = ModelConfig(vocab_size=61, context_length=16, d_model=24, n_layers=3, n_heads=4, n_kv_heads=2)

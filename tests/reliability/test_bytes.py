@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 import torch
 
-from napkin.training.checkpoint import read_checkpoint, save_checkpoint
+from napkin.checkpoint.checkpoint import read_checkpoint, save_checkpoint
+from napkin.checkpoint.restore import restore_newest
+from napkin.recipe.precision import Precision
+from napkin.recipe.recipe import OptimizerConfig, Recipe
+from napkin.train_step.step import Learner, build_learner
 from napkin.training.loop import train
-from napkin.training.precision import Precision
-from napkin.training.recipe import OptimizerConfig, Recipe
-from napkin.training.restoring import restore_newest
-from napkin.training.runs import new_run, old_run
-from napkin.training.step import Learner, build_learner
+from napkin.training.start import new_run, old_run
+from oracles.tiny_run import MODEL, TRAINING, tiny_recipe, write_tiny_text
 from reliability.conftest import Tally
 from reliability.harness import Napkin, assert_same_run, checkpoints
-from training.tiny_run import MODEL, TRAINING, tiny_recipe, write_tiny_text
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "SHA256SUMS")
 Spoil = Callable[[bytes, random.Random], bytes]

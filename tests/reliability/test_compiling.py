@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from napkin.training.recipe import format_recipe
+from napkin.recipe.recipe import format_recipe
+from oracles.tiny_run import tiny_recipe
 from reliability.harness import Command, Napkin, assert_same_run, checkpoints, start_python, wait_until
-from training.tiny_run import tiny_recipe
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 

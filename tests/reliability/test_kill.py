@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from napkin.training.recipe import format_recipe
+from napkin.recipe.recipe import format_recipe
+from oracles.tiny_run import TRAINING, tiny_recipe
 from reliability.conftest import Tally
 from reliability.harness import (
     Command,
@@ -22,7 +23,6 @@ from reliability.harness import (
     start_process,
     wait_until,
 )
-from training.tiny_run import TRAINING, tiny_recipe
 
 KILLS = int(os.environ.get("NAPKIN_KILLS", "200")) // 2
 """By each number of threads."""

@@ -14,14 +14,14 @@ import torch
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_with_torch
 
+from napkin.checkpoint.checkpoint import load_model, read_checkpoint
 from napkin.model.transformer import Transformer
-from napkin.training.checkpoint import load_model, read_checkpoint
-from napkin.training.recipe import format_recipe
-from napkin.training.run_folder import RunFolder
+from napkin.recipe.recipe import format_recipe
+from napkin.runs.run_folder import RunFolder
+from oracles.tiny_run import tiny_recipe
 from reliability.conftest import Tally
 from reliability.harness import Command, Napkin, checkpoints, figures, lines_of_metrics, start_python, wait_until
 from reliability.ranks import free_port, place, run_ranks, start_ranks, start_torchrun
-from training.tiny_run import tiny_recipe
 
 STEPS = 50
 TOLERANCE = 1e-5
@@ -37,7 +37,7 @@ def write_recipe(napkin: Napkin, optimizer: dict[str, Any] | None = None, **trai
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, server: Any) -> Path:
     """The run of one process."""
-    from training.tiny_run import write_tiny_text
+    from oracles.tiny_run import write_tiny_text
 
     folder = tmp_path_factory.mktemp("alone")
     write_tiny_text(folder)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from napkin.training.checkpoint import checkpoint_path, load_learner, read_checkpoint
+from napkin.checkpoint.checkpoint import checkpoint_path, load_learner, read_checkpoint
 from reliability.harness import Napkin
 from reliability.rank_cases import Case, learner_of, losses, steps_of
 from reliability.ranks import free_port

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from napkin.training.recipe import format_recipe
+from napkin.recipe.recipe import format_recipe
+from oracles.tiny_run import TRAINING, tiny_recipe
 from reliability.harness import Command, Napkin, assert_same_run, checkpoints, figures, lines_of_metrics, wait_until
-from training.tiny_run import TRAINING, tiny_recipe
 
 
 @pytest.mark.parametrize("what", [signal.SIGINT, signal.SIGTERM])

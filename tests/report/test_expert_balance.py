@@ -2,7 +2,7 @@ import pytest
 
 from napkin.report.expert_balance import STEPS, expert_balance
 from napkin.report.page import render_report
-from napkin.report.run_record import LoggedStep, RunRecord
+from napkin.runs.run_record import LoggedStep, RunRecord
 
 
 def logged(step: int, visits: list[list[int]] | None, dropped: list[int] | None) -> LoggedStep:

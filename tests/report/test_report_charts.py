@@ -12,7 +12,7 @@ from napkin.report.charts import (
     stacked_bar,
     throughput_chart,
 )
-from napkin.report.run_record import Evaluated, LoggedStep
+from napkin.runs.run_record import Evaluated, LoggedStep
 
 
 def logged(step: int, **figures: Any) -> LoggedStep:

@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from napkin.accounting.witnesses import WitnessRow
+from napkin.accounting.quantity_row import WitnessRow
 from napkin.report.table import format_figure, format_ratio, reconcile_table
 
 ROWS = [

@@ -12,18 +12,18 @@ import torch
 from napkin.accounting.meter import meter_step
 from napkin.data import Batches, Document, TokenFile, TokenMixture, documents_begun, write_token_file
 from napkin.errors import NapkinError
+from napkin.evaluation.bits_per_byte import mean_loss
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
+from napkin.planning.preparation import Preparation
+from napkin.recipe.precision import Precision
+from napkin.recipe.recipe import Recipe
+from napkin.runs.run_folder import RunFolder, read_metrics
 from napkin.tokenizer.byte_level import ByteTokenizer
-from napkin.training.evaluation import mean_loss
+from napkin.train_step.step import build_learner, count_step
 from napkin.training.loop import train
-from napkin.training.precision import Precision
-from napkin.training.preparation import Preparation
-from napkin.training.recipe import Recipe
-from napkin.training.run_folder import RunFolder, read_metrics
-from napkin.training.runs import new_run
-from napkin.training.step import build_learner, count_step
-from training.tiny_run import tiny_recipe, write_tiny_text
+from napkin.training.start import new_run
+from oracles.tiny_run import tiny_recipe, write_tiny_text
 
 STEPS = 6
 

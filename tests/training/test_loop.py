@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from napkin.checkpoint.checkpoint import checkpoint_paths, read_checkpoint
+from napkin.checkpoint.disk_space import checkpoint_bytes, writes_in_background
 from napkin.errors import NapkinError
-from napkin.training.checkpoint import checkpoint_paths, read_checkpoint
-from napkin.training.checkpoint_room import checkpoint_bytes, writes_in_background
+from napkin.planning.preparation import Preparation
+from napkin.recipe.recipe import Recipe
+from napkin.runs.run_folder import RunFolder, StepMetrics, read_metrics
 from napkin.training.loop import Outcome, train
-from napkin.training.preparation import Preparation
-from napkin.training.recipe import Recipe
-from napkin.training.run_folder import RunFolder, StepMetrics, read_metrics
-from napkin.training.runs import new_run, old_run
-from training.tiny_run import TRAINING, tiny_recipe, write_tiny_text
+from napkin.training.start import new_run, old_run
+from oracles.tiny_run import TRAINING, tiny_recipe, write_tiny_text
 
 STEPS = 12
 

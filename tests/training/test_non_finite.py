@@ -14,16 +14,16 @@ from torch import Tensor, nn
 import napkin.training.loop as loop
 from napkin.data.batches import Batches
 from napkin.data.token_file import TokenFile
+from napkin.distributed.ranks import Ranks
 from napkin.errors import NapkinError
+from napkin.recipe.precision import Precision
+from napkin.recipe.recipe import Recipe
+from napkin.runs.run_folder import read_metrics
+from napkin.train_step.step import Learner, build_learner
 from napkin.training.loop import train
 from napkin.training.non_finite import find_source
-from napkin.training.precision import Precision
-from napkin.training.ranks import Ranks
-from napkin.training.recipe import Recipe
-from napkin.training.run_folder import read_metrics
-from napkin.training.runs import new_run, old_run
-from napkin.training.step import Learner, build_learner
-from training.tiny_run import tiny_recipe, write_tiny_text
+from napkin.training.start import new_run, old_run
+from oracles.tiny_run import tiny_recipe, write_tiny_text
 
 TOKENS = torch.randint(0, 17, (4, 33), generator=torch.Generator().manual_seed(0))
 INPUTS, TARGETS = TOKENS[:, :-1], TOKENS[:, 1:]

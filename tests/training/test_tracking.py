@@ -9,14 +9,14 @@ from typing import Any, get_args
 import pytest
 
 from napkin.errors import NapkinError
+from napkin.planning.preparation import Preparation, prepare
+from napkin.recipe.tracking_config import TrackerName, TrackingConfig
+from napkin.runs.run_folder import RunFolder, StepMetrics, read_metrics
 from napkin.training.loop import train
-from napkin.training.preparation import Preparation, prepare
-from napkin.training.run_folder import RunFolder, StepMetrics, read_metrics
-from napkin.training.runs import new_run
+from napkin.training.start import new_run
 from napkin.training.trackers import TRACKERS, TrackedRun
 from napkin.training.tracking import figures_of
-from napkin.training.tracking_config import TrackerName, TrackingConfig
-from training.tiny_run import tiny_recipe, write_tiny_text
+from oracles.tiny_run import tiny_recipe, write_tiny_text
 
 STEPS = 9
 

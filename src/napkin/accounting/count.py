@@ -20,11 +20,11 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 
-from napkin.accounting.cuda_target import Target, cuda_target
-from napkin.accounting.cuda_trace import as_on_cuda
+from napkin.accounting.cuda.trace import as_on_cuda
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.record import record
 from napkin.errors import NapkinError, first_line
+from napkin.hardware.cuda_target import Target, cuda_target
 
 
 def count(

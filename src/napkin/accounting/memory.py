@@ -13,7 +13,7 @@ from typing import no_type_check
 
 from torch import Tensor
 
-from napkin.accounting.caching_allocator import Replay, replay
+from napkin.accounting.cuda.caching_allocator import Replay, replay
 from napkin.accounting.ledger import STATE, Category, Moment
 
 Event = tuple[int, int, int]

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, replace
 
-from napkin.accounting.compiling import NOT_COMPILED, Compiling
-from napkin.accounting.cuda_target import Target
+from napkin.accounting.compile_estimate import NOT_COMPILED, Compiling
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.price import Price
+from napkin.accounting.quantity_row import WitnessRow
 from napkin.accounting.rules import adamw_bytes_rule, seconds_rule, training_flops_rule
-from napkin.accounting.witnesses import WitnessRow
+from napkin.hardware.cuda_target import Target
 from napkin.units import format_flops
 
 RULE_MFU = 0.5

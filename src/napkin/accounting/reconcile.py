@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from napkin.accounting.plan import Plan, dollars
-from napkin.accounting.witnesses import WitnessRow
+from napkin.accounting.quantity_row import WitnessRow
 
 
 @dataclass(frozen=True)

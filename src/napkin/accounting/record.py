@@ -15,13 +15,13 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from napkin.accounting.cuda_scratch import cuda_scratch_bytes
-from napkin.accounting.cuda_target import CudaTarget
+from napkin.accounting.cuda.scratch import cuda_scratch_bytes
 from napkin.accounting.ledger import Ledger, Phase, Row
 from napkin.accounting.memory import Memory
+from napkin.accounting.microbenchmark import call_of
 from napkin.accounting.operators import MATRIX_PRODUCTS, UnknownOperator, elementwise_flops_of, work_of
-from napkin.accounting.rehearse import call_of
 from napkin.accounting.scratch import scratch_bytes
+from napkin.hardware.cuda_target import CudaTarget
 from napkin.optim.shards import local
 from napkin.tensors import FORMAT_OF
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from napkin.accounting.ledger import Ledger
+from napkin.accounting.quantity_row import Unit
 from napkin.accounting.rules import (
     activation_bytes_rule,
     adamw_bytes_rule,
@@ -21,7 +22,6 @@ from napkin.accounting.rules import (
     seconds_rule,
     training_flops_rule,
 )
-from napkin.accounting.witnesses import Unit
 
 
 @dataclass(frozen=True, kw_only=True)

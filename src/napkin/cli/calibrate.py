@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> None:
 
         from napkin.hardware.calibration_cache import calibration_of_this_machine, calibration_path
         from napkin.hardware.host import usable_cores
-        from napkin.training.precision import choose_device
+        from napkin.recipe.precision import choose_device
 
         device_type = choose_device(options.device)
         # As many as training takes: a calibration holds for its number of threads.

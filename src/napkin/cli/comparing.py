@@ -12,9 +12,9 @@ from rich.table import Table
 
 from napkin.cli.terminal import ProgressLine, out, print_json, progress_line, say
 from napkin.cli.texts import STANDARD_LIBRARY, open_documents
+from napkin.cli.token_text import show_tokens
 from napkin.cli.tokenizer import CompareOptions
 from napkin.cli.tokenizing import describe_loss
-from napkin.cli.tokens import show_tokens
 from napkin.data.token_file import SEPARATOR
 from napkin.errors import NapkinError
 from napkin.hardware.host import usable_cores

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Literal
 from rich.table import Table
 
 from napkin.cli.options import Switch
-from napkin.cli.recipes import RecipeOptions, parse_with_recipe
+from napkin.cli.recipe_options import RecipeOptions, parse_with_recipe
 from napkin.cli.terminal import out, print_json, progress_line, say
 from napkin.errors import NapkinError
 from napkin.units import format_bytes, format_flops
 
 if TYPE_CHECKING:
-    from napkin.accounting.cuda_target import CudaTarget
     from napkin.accounting.ledger import Ledger
+    from napkin.hardware.cuda_target import CudaTarget
 
 SUMS = ("calls", "flops", "bytes_read", "bytes_written", "bytes_allocated", "bytes_kept")
 MOST_ROWS = 40
@@ -41,8 +41,8 @@ def main(arguments: list[str]) -> None:
     """Print the ledger of a recipe's step."""
     options, _ = parse_with_recipe(CountOptions, "count", arguments)
     with progress_line("counting the step"):
-        from napkin.training.runs import resolve_alone
-        from napkin.training.step import count_step
+        from napkin.train_step.step import count_step
+        from napkin.training.start import resolve_alone
 
         target, recipe = _target(options), options.recipe
         if target is not None:
@@ -86,7 +86,7 @@ def _target(options: CountOptions) -> "CudaTarget | None":
         if options.capability is not None:
             raise NapkinError(f"--capability {options.capability} is a GPU's: use it with --target cuda")
         return None
-    from napkin.accounting.cuda_target import CudaTarget, cuda_target
+    from napkin.hardware.cuda_target import CudaTarget, cuda_target
 
     if options.capability is None:
         return cuda_target("cuda")

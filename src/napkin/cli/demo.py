@@ -13,7 +13,7 @@ from napkin.cli.texts import STANDARD_LIBRARY
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.model.config import ModelConfig
-from napkin.training.recipe import DataConfig, OptimizerConfig, Recipe, TrainingConfig, format_recipe
+from napkin.recipe.recipe import DataConfig, OptimizerConfig, Recipe, TrainingConfig, format_recipe
 from napkin.units import format_seconds
 
 TRAINING_SECONDS = 240
@@ -77,7 +77,7 @@ def within(seconds: float, recipe: Recipe) -> Recipe:
     """The recipe with as many steps as this machine takes in `seconds` by plan, in whole evaluations and two at least;
     told where that is fewer than it had."""
     with progress_line("planning") as line:
-        from napkin.training.runs import plan_only
+        from napkin.training.start import plan_only
 
         _, _, plan = plan_only(recipe, progress=line.retitle)
     training = recipe.training

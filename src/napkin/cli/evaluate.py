@@ -12,7 +12,7 @@ from napkin.errors import NapkinError
 from napkin.units import format_bytes
 
 if TYPE_CHECKING:
-    from napkin.training.evaluation import Evaluation
+    from napkin.evaluation.bits_per_byte import Evaluation
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ def main(arguments: list[str]) -> None:
     """Evaluate a run and keep the result in its folder."""
     options = parse(EvaluateOptions, "evaluate", arguments)
     with progress_line("opening the run") as line:
-        from napkin.cli.trained import open_trained, renew_report
         from napkin.data.token_file import TokenFile
-        from napkin.training.evaluation import evaluate
+        from napkin.evaluation.bits_per_byte import evaluate
+        from napkin.inference.load import open_trained, renew_report
 
         trained = open_trained(options.run)
         path = trained.recipe.data.validation if options.tokens is None else options.tokens

@@ -8,7 +8,7 @@ from napkin.cli.options import Switch, parse
 from napkin.cli.terminal import print_json, progress_line, say
 from napkin.errors import NapkinError
 from napkin.hardware.catalogue import find_device
-from napkin.training.recipe import OptimizerName
+from napkin.recipe.recipe import OptimizerName
 from napkin.units import format_bytes, format_count, parse_devices
 
 
@@ -52,9 +52,9 @@ def main(arguments: list[str]) -> None:
             f"{a_parameter - 8}; no activations"
         )
     with progress_line("counting") as line:
-        from napkin.training.elsewhere import target_of
-        from napkin.training.largest_model import Family, largest_model
-        from napkin.training.precision import Precision
+        from napkin.planning.catalogue_plan import target_of
+        from napkin.planning.largest_model import Family, largest_model
+        from napkin.recipe.precision import Precision
 
         family = Family(
             options.vocab_size,

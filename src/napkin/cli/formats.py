@@ -9,7 +9,7 @@ from rich.table import Table
 
 from napkin.cli.options import Switch, parse
 from napkin.cli.terminal import out, print_json
-from napkin.formats import FORMATS, NumberFormat, Rounded, bit_fields, round_to
+from napkin.number_formats import FORMATS, NumberFormat, Rounded, bit_fields, round_to
 
 
 @dataclass(frozen=True)

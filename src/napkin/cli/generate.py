@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> None:
     options = parse(GenerateOptions, "generate", arguments)
     _refuse_impossible(options)
     with progress_line("opening the run") as line:
-        from napkin.cli.trained import open_trained, renew_report
+        from napkin.inference.load import open_trained, renew_report
 
         trained = open_trained(options.run)
         line.retitle("generating")

@@ -27,7 +27,7 @@ from tyro.constructors import (
 )
 
 from napkin.errors import NapkinError
-from napkin.training.train_files import TrainFiles, read_files, write_files
+from napkin.recipe.train_files import TrainFiles, read_files, write_files
 
 Options = TypeVar("Options")
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from napkin.cli import budget
 from napkin.cli.options import Switch
-from napkin.cli.recipes import RecipeOptions, parse_with_recipe
+from napkin.cli.recipe_options import RecipeOptions, parse_with_recipe
 from napkin.cli.terminal import print_json, progress_line
 from napkin.errors import NapkinError
 from napkin.hardware.catalogue import find_device
@@ -46,16 +46,16 @@ def main(arguments: list[str]) -> None:
         if value is not None and not 0 < value < float("inf"):
             raise NapkinError(f"--{name.replace('_', '-')} is {value}: use a number above 0")
     with progress_line("planning") as line:
-        from napkin.cli.levers import describe_levers, find_levers
-        from napkin.cli.planning import describe_plan, describe_rules
-        from napkin.training.fitting import refuse_what_does_not_fit
-        from napkin.training.runs import plan_as_dict, plan_only
+        from napkin.cli.memory_options_view import describe_levers, find_levers
+        from napkin.cli.plan_view import describe_plan, describe_rules
+        from napkin.planning.micro_batch import refuse_what_does_not_fit
+        from napkin.training.start import plan_as_dict, plan_only
 
         if options.on is None:
             device = None
             recipe, precision, plan = plan_only(options.recipe, progress=line.retitle)
         else:
-            from napkin.training.elsewhere import plan_elsewhere
+            from napkin.planning.catalogue_plan import plan_elsewhere
 
             n_devices, name = parse_devices(options.on)
             device = find_device(name)

@@ -20,11 +20,11 @@ class ReportOptions:
 def main(arguments: list[str]) -> None:
     """Write the report anew."""
     options = parse(ReportOptions, "report", arguments)
-    from napkin.cli.live_report import MOST_OF_THE_TIME
+    from napkin.report.live_report import MOST_OF_THE_TIME
+    from napkin.report.liveness import REFRESH_SECONDS
     from napkin.report.page import write_report
-    from napkin.report.sign_of_life import REFRESH_SECONDS
-    from napkin.training.run_folder import RunFolder
-    from napkin.training.running import is_being_trained
+    from napkin.runs.lock import is_being_trained
+    from napkin.runs.run_folder import RunFolder
 
     run = RunFolder.open(options.run).path
     begin = time.perf_counter()

@@ -19,13 +19,13 @@ class ResumeOptions:
 def main(arguments: list[str]) -> int:
     """Continue a run."""
     options = parse(ResumeOptions, "resume", arguments)
-    from napkin.training.ranks import joined
-    from napkin.training.run_folder import RunFolder
+    from napkin.distributed.ranks import joined
+    from napkin.runs.run_folder import RunFolder
 
     with joined(RunFolder.open(options.run).recipe.training) as ranks:
         with progress_line("starting", shown=ranks.is_first) as line:
-            from napkin.cli.training import start
-            from napkin.training.ranked_runs import take_up_run
+            from napkin.cli.train_view import start
+            from napkin.training.start_on_ranks import take_up_run
 
             preparation, run = take_up_run(ranks, options.run, progress=line.retitle)
         return start(preparation, run, as_json=options.json)

@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> None:
 
 def _read(folders: list[Path], options: RunsOptions) -> "list[ComparedRun]":
     from napkin.report.comparison import read_run
-    from napkin.training.running import is_being_trained
+    from napkin.runs.lock import is_being_trained
 
     found = []
     for folder in folders:

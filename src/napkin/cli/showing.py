@@ -6,8 +6,8 @@ from rich.table import Table
 from rich.text import Text
 
 from napkin.cli.terminal import out, print_json, say
+from napkin.cli.token_text import cut_text
 from napkin.cli.tokenizer import ShowOptions
-from napkin.cli.tokens import cut_text
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from napkin.cli.options import Switch
-from napkin.cli.recipes import RecipeOptions, parse_with_recipe
+from napkin.cli.recipe_options import RecipeOptions, parse_with_recipe
 from napkin.cli.terminal import progress_line
 
 
@@ -22,12 +22,12 @@ def main(arguments: list[str]) -> int:
     """Train a new run."""
     options, path = parse_with_recipe(TrainOptions, "train", arguments)
     folder = options.run or str(Path("runs") / (Path(path).stem if path else "run"))
-    from napkin.training.ranks import joined
+    from napkin.distributed.ranks import joined
 
     with joined(options.recipe.training) as ranks:
         with progress_line("starting", shown=ranks.is_first) as line:
-            from napkin.cli.training import start
-            from napkin.training.ranked_runs import begin_run
+            from napkin.cli.train_view import start
+            from napkin.training.start_on_ranks import begin_run
 
             preparation, run = begin_run(ranks, options.recipe, folder, progress=line.retitle)
         return start(preparation, run, as_json=options.json)

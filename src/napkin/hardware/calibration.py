@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from napkin.errors import NapkinError
-from napkin.formats import find_format
+from napkin.number_formats import find_format
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from napkin.errors import NapkinError
-from napkin.formats import find_format
+from napkin.number_formats import find_format
 
 PeakFormat = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4"]
 Positive = Annotated[float, msgspec.Meta(gt=0)]

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from napkin.errors import NapkinError
-from napkin.formats import FORMATS
 from napkin.hardware.calibration import (
     ArrayMeasurement,
     Calibration,
@@ -20,6 +19,7 @@ from napkin.hardware.calibration import (
     MatmulMeasurement,
 )
 from napkin.hardware.host import cpu_name, has_native_bf16, usable_cores
+from napkin.number_formats import FORMATS
 
 
 def measure(device_type: str, settings: CalibrationSettings, progress: Callable[[float], None]) -> Calibration:

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from napkin.compiler import set_up_compiler
 from napkin.model.plain_attention import plain_attention
 from napkin.model.position import NoPositions
 from napkin.model.visibility import Causal, additive_mask
+from napkin.torch_compile import set_up_compiler
 
 Queries = Float[Tensor, "batch heads position head_dim"]
 Keys = Float[Tensor, "batch kv_heads position head_dim"]

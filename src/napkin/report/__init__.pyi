@@ -1,6 +1,4 @@
 from .page import write_report as write_report
-from .run_record import RunRecord as RunRecord
-from .run_record import read_run_record as read_run_record
 from .table import format_figure as format_figure
 from .table import format_ratio as format_ratio
 from .table import reconcile_table as reconcile_table

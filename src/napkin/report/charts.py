@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from napkin.report.curves import Curve, smooth, thin
-from napkin.report.run_record import Evaluated, LoggedStep
 from napkin.report.svg import COLOURS, INK, PAPER, RULE, draw_svg
 from napkin.report.table import format_three_digits
+from napkin.runs.run_record import Evaluated, LoggedStep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

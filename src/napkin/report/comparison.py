@@ -11,7 +11,7 @@ import numpy as np
 from napkin.errors import NapkinError
 from napkin.report.charts import smoothing_width
 from napkin.report.curves import Curve, smooth
-from napkin.report.run_record import RunRecord, read_run_record
+from napkin.runs.run_record import RunRecord, read_run_record
 
 Axis = Literal["steps", "tokens", "flops", "seconds", "dollars"]
 AXES: tuple[Axis, ...] = ("steps", "tokens", "flops", "seconds", "dollars")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from napkin.accounting.witnesses import Unit
+from napkin.accounting.quantity_row import Unit
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.report.charts import plain_axes, scale_losses

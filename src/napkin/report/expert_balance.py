@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from napkin.report.run_record import LoggedStep
+from napkin.runs.run_record import LoggedStep
 
 STEPS = 25
 """Logged steps that the balance is taken over: one batch alone is a matter of chance."""

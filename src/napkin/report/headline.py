@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from napkin.report.run_record import RunRecord
 from napkin.report.table import format_share, format_three_digits
+from napkin.runs.run_record import RunRecord
 from napkin.units import format_bytes, format_seconds
 
 

@@ -20,11 +20,11 @@ from napkin.report.charts import (
 )
 from napkin.report.expert_balance import STEPS, expert_balance
 from napkin.report.headline import key_figures, status_of, warnings_of
-from napkin.report.run_record import Plan, RunRecord, read_run_record
-from napkin.report.sign_of_life import REFRESH_SECONDS, sign_of_life
+from napkin.report.liveness import REFRESH_SECONDS, sign_of_life
 from napkin.report.svg import COLOURS
 from napkin.report.table import format_figure, format_ratio, format_share, format_three_digits
 from napkin.report.templates import render
+from napkin.runs.run_record import Plan, RunRecord, read_run_record
 from napkin.units import format_bytes, format_flops, format_rate, format_seconds
 
 # A chart is drawn twice, so that its text is as large on a phone as on a desk.

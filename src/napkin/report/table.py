@@ -6,7 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from napkin.accounting.witnesses import Unit, WitnessRow
+from napkin.accounting.quantity_row import Unit, WitnessRow
 from napkin.units import format_bytes, format_count, format_flops, format_rate, format_seconds
 
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")

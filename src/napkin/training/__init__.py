@@ -1,4 +1,4 @@
-"""Training: the recipe, the step, the loop, checkpoints, evaluation."""
+"""Training runs: start, loop, signals."""
 
 import lazy_loader
 

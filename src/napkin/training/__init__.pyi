@@ -1,13 +1,4 @@
-from .evaluation import Evaluation as Evaluation
-from .evaluation import evaluate as evaluate
 from .loop import Outcome as Outcome
 from .loop import train as train
-from .preparation import Preparation as Preparation
-from .recipe import DataConfig as DataConfig
-from .recipe import OptimizerConfig as OptimizerConfig
-from .recipe import Recipe as Recipe
-from .recipe import TrainingConfig as TrainingConfig
-from .recipe import read_recipe as read_recipe
-from .run_folder import RunFolder as RunFolder
-from .runs import new_run as new_run
-from .runs import old_run as old_run
+from .start import new_run as new_run
+from .start import old_run as old_run

@@ -16,25 +16,22 @@ import torch
 
 from napkin.accounting.meter import StepMeasurement, Stopwatch, meter_step
 from napkin.accounting.plan import hfu, mfu
+from napkin.accounting.quantity_row import WitnessRow
 from napkin.accounting.reconcile import Measurement
-from napkin.accounting.witnesses import WitnessRow
+from napkin.checkpoint.checkpoint import Checkpoint, Snapshot, snapshot
+from napkin.checkpoint.disk_space import disk_warning, refuse_full_disk, writes_in_background
+from napkin.checkpoint.sharded_writer import open_writer, restore_on_ranks
 from napkin.data.feed import Batch, open_feed
 from napkin.data.token_file import TokenFile
+from napkin.data.token_guard import TokenGuard
 from napkin.data.token_mixture import TokenMixture
 from napkin.errors import CorruptFile, NapkinError
-from napkin.training.checkpoint import Checkpoint, Snapshot, snapshot
-from napkin.training.checkpoint_room import disk_warning, refuse_full_disk, writes_in_background
-from napkin.training.compiling_first import compile_first
-from napkin.training.evaluation import EVALUATION_BATCH_SIZE, mean_loss
-from napkin.training.freed_memory import keep_freed_memory
-from napkin.training.history import History
-from napkin.training.interruption import Interrupted, Interruption, catch_interruption
-from napkin.training.lost_pages import leaving_on_lost_pages
-from napkin.training.measurement_file import write_measurement
-from napkin.training.non_finite import NonFiniteSteps, Verdict
-from napkin.training.preparation import Preparation
-from napkin.training.ranked_checkpoints import open_writer, restore_on_ranks
-from napkin.training.run_folder import (
+from napkin.evaluation.bits_per_byte import EVALUATION_BATCH_SIZE, mean_loss
+from napkin.hardware.malloc import keep_freed_memory
+from napkin.planning.preparation import Preparation
+from napkin.runs.history import History
+from napkin.runs.measurement_file import write_measurement
+from napkin.runs.run_folder import (
     MetricsFile,
     RunFolder,
     StepMetrics,
@@ -42,9 +39,12 @@ from napkin.training.run_folder import (
     lower_learning_rate,
     parse_metrics,
 )
-from napkin.training.runs import plan_as_dict
-from napkin.training.step import Learner, build_learner
-from napkin.training.token_guard import TokenGuard
+from napkin.train_step.step import Learner, build_learner
+from napkin.training.compile_first import compile_first
+from napkin.training.lost_pages import leaving_on_lost_pages
+from napkin.training.non_finite import NonFiniteSteps, Verdict
+from napkin.training.signals import Interrupted, Interruption, catch_interruption
+from napkin.training.start import plan_as_dict
 from napkin.training.tracking import open_tracking
 
 # The first step makes the optimizer's state, the second one warms caches: the third is like all that follow.

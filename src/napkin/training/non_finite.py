@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from napkin.data.feed import Batch
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
-from napkin.training.history import History
-from napkin.training.run_folder import RunFolder, lower_learning_rate
-from napkin.training.step import Learner
+from napkin.runs.history import History
+from napkin.runs.run_folder import RunFolder, lower_learning_rate
+from napkin.train_step.step import Learner
 
 MOST_KEPT = 20
 """Batches that are kept of one run."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from napkin.training.recipe import Recipe
-from napkin.training.run_folder import RunFolder, StepMetrics
+from napkin.recipe.recipe import Recipe
+from napkin.runs.run_folder import RunFolder, StepMetrics
 from napkin.training.trackers import TRACKERS, TrackedRun, Tracker
 
 _FILE = "tracking.json"

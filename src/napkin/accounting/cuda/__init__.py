@@ -1,0 +1,1 @@
+"""Counting a step for a CUDA device: its operators, its scratch memory, its caching allocator."""

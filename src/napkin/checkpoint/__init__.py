@@ -1,0 +1,5 @@
+"""Checkpoints: written whole or not at all, verified, restored."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

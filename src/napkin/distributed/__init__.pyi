@@ -1,0 +1,2 @@
+from .parallelize import Spread as Spread
+from .ranks import Ranks as Ranks

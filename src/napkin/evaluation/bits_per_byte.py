@@ -1,0 +1,138 @@
+"""How well a model predicts a text: loss, perplexity, bits a byte; and what general compressors make of it."""
+
+import gzip
+import lzma
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from napkin.data.batches import IGNORED, documents_begun, evaluation_windows
+from napkin.data.token_file import TokenFile
+from napkin.distributed.ranks import ALONE, Ranks
+from napkin.errors import NapkinError
+from napkin.model.dropout import evaluating
+from napkin.model.transformer import Transformer
+from napkin.recipe.precision import Precision
+from napkin.tokenizer.base import Tokenizer
+
+EVALUATION_BATCH_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Bits a byte compares across tokenizers; loss and perplexity do not."""
+
+    step: int
+    tokens: int
+    """Tokens predicted, separators included."""
+    bytes: int
+    """UTF-8 bytes of the text, separators not included."""
+    loss: float
+    """Nats a token."""
+    perplexity: float
+    """exp(loss)."""
+    bits_per_byte: float
+    """All nats over ln 2 over all bytes; separators are paid for and bring no bytes."""
+    gzip_bits_per_byte: float
+    """Of the same bytes by `gzip -9`."""
+    xz_bits_per_byte: float
+    """Of the same bytes by `xz -9`."""
+
+
+def evaluate(
+    model: Transformer,
+    token_file: TokenFile,
+    tokenizer: Tokenizer,
+    precision: Precision,
+    *,
+    step: int = 0,
+    separate_documents: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Predict every token of a token file but the first, each once, with at least half a context before it.
+
+    `progress(done, total)` counts tokens. The compressors get the whole text as one stream, so that they, too, learn
+    from one document for the next. Raises NapkinError where the file holds no text, and where its words are unknown
+    to the tokenizer: bits a byte of bytes that nobody predicted would flatter the model.
+    """
+    if not token_file.text_bytes:
+        raise NapkinError(f"'{token_file.path}' holds no text, only separators: name a token file that does")
+    ids = np.asarray(token_file.tokens)
+    if tokenizer.unknown_id is not None and (n_unknown := int(np.count_nonzero(ids == tokenizer.unknown_id))):
+        raise NapkinError(
+            f"{n_unknown:,} of the {token_file.n_tokens:,} tokens of '{token_file.path}' stand for words that the "
+            "tokenizer does not know, whose bytes are lost: bits a byte, which compare with other models, need a "
+            "tokenizer that loses nothing, such as --kind bpe"
+        )
+    stride = max(1, model.config.context_length // 2)
+    loss = mean_loss(
+        model, token_file, precision, stride=stride, separate_documents=separate_documents, progress=progress
+    )
+    tokens = token_file.n_tokens - 1
+    text = tokenizer.decode_bytes(ids[ids != token_file.separator].tolist())
+    return Evaluation(
+        step=step,
+        tokens=tokens,
+        bytes=len(text),
+        loss=loss,
+        perplexity=math.exp(min(loss, 700.0)),
+        bits_per_byte=loss * tokens / math.log(2) / len(text),
+        gzip_bits_per_byte=8 * len(gzip.compress(text, compresslevel=9)) / len(text),
+        xz_bits_per_byte=8 * len(lzma.compress(text, preset=9)) / len(text),
+    )
+
+
+@torch.no_grad()
+def mean_loss(
+    model: Transformer,
+    token_file: TokenFile,
+    precision: Precision,
+    *,
+    max_tokens: int | None = None,
+    stride: int | None = None,
+    batch_size: int = EVALUATION_BATCH_SIZE,
+    separate_documents: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    ranks: Ranks = ALONE,
+) -> float:
+    """Nats a token over the first `max_tokens` predictions of a file, or all, in windows every `stride` tokens.
+
+    None is a stride of the context length: fastest, and the first tokens of each window have little before them. With
+    `separate_documents` each token sees what is of its own document alone. Ranks take `batch_size` windows each at a
+    time, and all learn the mean.
+    """
+    context_length = model.config.context_length
+    stride = context_length if stride is None else stride
+    total = token_file.n_tokens - 1 if max_tokens is None else min(max_tokens, token_file.n_tokens - 1)
+    nats, done = 0.0, 0
+    for inputs, targets in evaluation_windows(
+        token_file, context_length=context_length, stride=stride, batch_size=batch_size * ranks.size
+    ):
+        scores = targets >= 0
+        targets[scores & (scores.flatten().cumsum(0).view_as(scores) > total - done)] = IGNORED
+        scored = int((targets >= 0).sum())
+        inputs, targets = _own_rows(inputs, targets, ranks)
+        own = int((targets >= 0).sum())
+        inputs, targets = inputs.to(precision.device_type), targets.to(precision.device_type)
+        documents = documents_begun(inputs, token_file.separator) if separate_documents else None
+        with evaluating(model), precision.autocast():
+            loss = model.loss(inputs, targets, documents)
+        nats, done = nats + loss.item() * own, done + scored
+        if progress is not None:
+            progress(done, total)
+        if done >= total:
+            break
+    return ranks.sum(torch.tensor(nats, dtype=torch.float64)).item() / done
+
+
+def _own_rows(inputs: torch.Tensor, targets: torch.Tensor, ranks: Ranks) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's windows; everybody gets as many, where they run out the last one without targets."""
+    missing = -len(inputs) % ranks.size
+    if missing:
+        inputs = torch.cat([inputs, inputs[-1:].expand(missing, -1)])
+        targets = torch.cat([targets, torch.full_like(targets[-1:], IGNORED).expand(missing, -1)])
+    rows = ranks.rows(len(inputs))
+    return inputs[rows], targets[rows]

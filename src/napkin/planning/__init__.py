@@ -1,0 +1,5 @@
+"""Plans: what a run will take, before it starts."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,1 @@
+from .preparation import Preparation as Preparation

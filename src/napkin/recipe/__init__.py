@@ -1,0 +1,5 @@
+"""The recipe: everything that a user chooses for a run; no torch in here."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,96 @@
+"""Precision as a policy: which format weights, gradients, optimizer state, matrix products and sums are in."""
+
+import dataclasses
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from napkin.errors import NapkinError
+from napkin.hardware.host import Host, has_native_bf16
+from napkin.recipe.precision_formats import PrecisionName, Usage, usage_of
+
+# Ada and Hopper; below, cuBLAS has no fp8.
+_FIRST_WITH_FP8 = (8, 9)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A policy by name, on a kind of device.
+
+    fp32: all of it. bf16, fp16: autocast over fp32 weights; fp16 with a loss scale. bf16-pure: weights and gradients in
+    bf16, updates in fp32 and rounded stochastically. fp8: bf16, with the blocks' linear layers in fp8.
+    """
+
+    name: PrecisionName
+    device_type: Literal["cpu", "cuda"]
+    native_fp8: bool = False
+    """Whether the device multiplies fp8; elsewhere fp8 is emulated: rounded to fp8, multiplied in bf16."""
+
+    @property
+    def products(self) -> Literal["fp32", "bf16", "fp16"]:
+        """The format whose matmul peak MFU is a share of; fp8's is bf16, in which head and attention stay."""
+        return self.name if self.name in ("fp32", "fp16") else "bf16"
+
+    @property
+    def products_dtype(self) -> torch.dtype:
+        """The same for torch."""
+        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.products]
+
+    @property
+    def weights_dtype(self) -> torch.dtype:
+        """The format of parameters and gradients."""
+        return torch.bfloat16 if self.name == "bf16-pure" else torch.float32
+
+    @property
+    def bytes_a_number(self) -> int:
+        """Of a matrix product's operands."""
+        return 2 if self.products == "bf16" else 4
+
+    @property
+    def emulates_bf16(self) -> bool:
+        """Whether this machine's processor is to multiply bf16 that it has no instructions for."""
+        return self.device_type == "cpu" and self.products == "bf16" and not has_native_bf16()
+
+    def autocast(self) -> AbstractContextManager:
+        """The context of a forward pass."""
+        wanted = self.name not in ("fp32", "bf16-pure")
+        return torch.autocast(self.device_type, self.products_dtype if wanted else torch.bfloat16, enabled=wanted)
+
+    def on(self, device_type: Literal["cpu", "cuda"]) -> "Precision":
+        """The same policy on another kind of device."""
+        return dataclasses.replace(self, device_type=device_type)
+
+    def usage(self) -> list[Usage]:
+        """What is in which format."""
+        return usage_of(self.name, native_fp8=self.native_fp8)
+
+
+def choose_precision(
+    wanted: Literal["auto"] | PrecisionName, device_type: Literal["cpu", "cuda"], host: Host
+) -> Precision:
+    """Resolve "auto" for this machine; bf16 is refused nowhere, it is only slow where it is emulated.
+
+    Raises NapkinError for fp16 on a CPU, which has no fast product of it.
+    """
+    native = host.native_bf16 if device_type == "cpu" else host.accelerators[0].native_bf16
+    if wanted == "auto":
+        return Precision("bf16" if native else "fp32", device_type)
+    if wanted == "fp16" and device_type == "cpu":
+        raise NapkinError(
+            "training.precision is 'fp16', which a CPU multiplies a hundred times slower than fp32: use 'bf16' or "
+            "'fp32', or a GPU"
+        )
+    native_fp8 = device_type == "cuda" and torch.cuda.get_device_capability() >= _FIRST_WITH_FP8
+    return Precision(wanted, device_type, native_fp8=wanted == "fp8" and native_fp8)
+
+
+def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
+    """Resolve "auto": the GPU if there is one."""
+    available = torch.cuda.is_available()
+    if wanted == "cuda" and not available:
+        raise NapkinError("training.device is 'cuda', this machine has no GPU that torch can use: use 'cpu' or 'auto'")
+    if wanted == "auto":
+        return "cuda" if available else "cpu"
+    return wanted

@@ -1,0 +1,5 @@
+"""One training step: model, optimizer, precision, activation checkpointing, compilation."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,69 @@
+"""The compiler does its work before the first step: no step waits for it, and its seconds stand alone."""
+
+import threading
+from collections.abc import Callable
+
+import torch
+
+from napkin.accounting.meter import Stopwatch
+from napkin.errors import NapkinError, first_line
+from napkin.planning.preparation import Preparation
+from napkin.torch_compile import compiled_folder, stoppable_compiler
+from napkin.train_step.step import Learner
+from napkin.training.signals import Interrupted, Interruption
+from napkin.units import format_seconds
+
+SILENT_SECONDS = 2.0
+"""What takes longer is told."""
+
+
+def compile_first(
+    learner: Learner,
+    preparation: Preparation,
+    watch: Stopwatch,
+    interruption: Interruption,
+    on_message: Callable[[str], None],
+) -> None:
+    """Have the learner's blocks compiled, where they are to be, on the clock of "compiling".
+
+    The random state is left as it was. A signal ends the compiler, with part of the work done. Raises NapkinError
+    where the compiler fails.
+    """
+    if not learner.compiled:
+        return
+    from torch._dynamo.exc import TorchDynamoException
+
+    seconds = format_seconds(preparation.plan.compiling.seconds)
+    line = f"compiling the model's blocks, about {seconds}; another run of the same shape will find it done"
+    told = threading.Timer(SILENT_SECONDS, on_message, [line])
+    told.daemon = True
+    told.start()
+    devices = [0] if preparation.precision.device_type == "cuda" else []
+    try:
+        with (
+            stoppable_compiler() as stop,
+            interruption.ending(stop),
+            watch("compiling"),
+            torch.random.fork_rng(devices=devices),
+        ):
+            interruption.give_up()
+            learner.rehearse(preparation.recipe.training.batch_size // preparation.ranks.size)
+    except (Interrupted, KeyboardInterrupt, TorchDynamoException) as error:
+        if interruption.signal is not None:
+            learner.optimizer.zero_grad(set_to_none=True)
+        elif isinstance(error, TorchDynamoException):
+            raise NapkinError(
+                f"the model's blocks cannot be compiled ({_why(error)}): remove '{compiled_folder()}' if what "
+                'was kept there is damaged, or set compile = "off" under [training] in the run\'s recipe.toml; and '
+                "continue with `napkin resume`"
+            ) from error
+        else:
+            raise
+    finally:
+        told.cancel()
+
+
+def _why(error: Exception) -> str:
+    """The compiler's own words, where torch quotes any."""
+    _, _, said = str(error).partition("Output:")
+    return next((line.strip() for line in said.splitlines() if "error" in line), first_line(error))[:200]

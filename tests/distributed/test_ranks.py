@@ -1,0 +1,182 @@
+"""Who a process is among others, what of a batch is its own, and what it weighs; real jobs: tests/reliability."""
+
+import dataclasses
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from napkin.data.batches import Batches
+from napkin.data.token_file import TokenFile
+from napkin.distributed.parallelize import Spread, SpreadDDP, SpreadFSDP
+from napkin.distributed.ranks import ALONE, Place, Ranks, place_of
+from napkin.errors import NapkinError
+from napkin.model.transformer import Transformer
+from napkin.optim.rounding import StochasticRounding
+from napkin.recipe.per_device import share_of
+from napkin.recipe.recipe import Recipe, format_recipe
+from napkin.training.signals import Interruption
+from napkin.training.start_on_ranks import _is_run_of
+from oracles.tiny_run import MODEL, tiny_recipe, write_tiny_text
+
+TORCHRUN = {
+    "RANK": "5",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "8",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+
+
+class InTurn(Ranks):
+    """A rank whose sums were made before, by asking all of them."""
+
+    def __init__(self, place: Place, total: int) -> None:
+        super().__init__(place)
+        self.total = total
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        return torch.tensor(self.total)
+
+
+def test_the_place_is_what_torchrun_says() -> None:
+    assert place_of(TORCHRUN) == Place(rank=5, size=8, local_rank=1, local_size=4, attempt=2)
+
+
+def test_without_torchrun_a_process_is_alone() -> None:
+    assert place_of({"PATH": "/bin"}) == place_of({"WORLD_SIZE": "8", "RANK": "3"}) == Place()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"RANK": "x"}, "RANK is 'x', not a number"),
+        ({"WORLD_SIZE": "-1"}, "WORLD_SIZE is '-1', not a number"),
+        ({"RANK": "8"}, "rank 8 of 8"),
+        ({"LOCAL_RANK": "4"}, "4 of 4 on this machine"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused(change: dict[str, str], told: str) -> None:
+    with pytest.raises(NapkinError, match=told):
+        place_of({**TORCHRUN, **change})
+
+
+def test_ranks_share_the_cores_of_their_machine() -> None:
+    two_of_four = Ranks(Place(rank=1, size=4, local_rank=1, local_size=2))
+    assert two_of_four.threads(None, 8) == 4
+    assert two_of_four.threads(2, 8) == 2
+    assert two_of_four.threads(8, 8) == 4
+    assert two_of_four.threads(None, 1) == 1
+    assert ALONE.threads(None, 8) == 8
+    assert ALONE.threads(16, 8) == 16
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_rows_of_all_ranks_are_the_batch_of_one(tmp_path: Path, size: int) -> None:
+    write_tiny_text(tmp_path)
+    tokens = TokenFile.open(tmp_path / "train.tokens")
+
+    def batches(ranks: Ranks) -> Batches:
+        return Batches(tokens, context_length=32, batch_size=4, seed=7, rows=ranks.rows(4))
+
+    whole = batches(ALONE)
+    parts = [batches(Ranks(Place(rank, size))) for rank in range(size)]
+    for index in (0, 3, 1000):
+        for side in (0, 1):
+            assert torch.equal(torch.cat([part[index][side] for part in parts]), whole[index][side])
+
+
+@pytest.mark.parametrize(("size", "micro_batch_size"), [(1, 8), (1, 2), (2, 4), (2, 1), (4, 2)])
+def test_weighed_micro_batches_make_the_loss_of_the_batch_though_targets_are_ignored(
+    size: int, micro_batch_size: int
+) -> None:
+    model = Transformer(dataclasses.replace(MODEL, vocab_size=16))
+    draw = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randint(16, (2, 8, 32), generator=draw)
+    # From all to none of a row.
+    for row in range(8):
+        targets[row, : 4 * row] = -1
+    targets[7] = -1
+    wanted = model.loss(inputs, targets)
+    counted, losses = int((targets >= 0).sum()), []
+    for rank in range(size):
+        ranks = InTurn(Place(rank, size), counted)
+        rows, spread = ranks.rows(8), Spread(model, ranks)
+        shares = spread.shares(targets[rows], micro_batch_size)
+        parts = zip(inputs[rows].split(micro_batch_size), targets[rows].split(micro_batch_size), shares, strict=True)
+        losses.append(sum(model.loss(*part).item() * share for *part, share in parts))
+    assert sum(losses) / size == pytest.approx(wanted.item(), abs=1e-6)
+
+
+def test_a_rank_drops_what_no_other_does() -> None:
+    model = Transformer(dataclasses.replace(MODEL, vocab_size=16))
+    seeds = {Spread(model, Ranks(Place(rank, 64))).seed(number) for rank in range(64) for number in range(100)}
+    assert len(seeds) == 6400
+    assert Spread(model, ALONE).seed(5) == 5
+
+
+def test_one_alone_agrees_with_itself() -> None:
+    interruption = Interruption()
+    assert ALONE.agreed(interruption) is None
+    interruption.signal = signal.SIGTERM
+    assert ALONE.agreed(interruption) is signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("training", "n_devices", "told"),
+    [
+        ({"batch_size": 6}, 4, "batch_size 6 does not divide among 4 devices: use a multiple, .* 8"),
+        ({"batch_size": 2}, 4, "batch_size 2 does not divide among 4 devices"),
+        ({"batch_size": 12, "micro_batch_size": 4}, 2, "each of 2 devices gets 6 sequences"),
+    ],
+)
+def test_a_batch_that_does_not_divide_is_refused(training: dict[str, int], n_devices: int, told: str) -> None:
+    with pytest.raises(NapkinError, match=told):
+        share_of(tiny_recipe(".", **training), n_devices)
+
+
+def test_a_restarted_job_knows_its_run_by_its_recipe(tmp_path: Path) -> None:
+    recipe = tiny_recipe(".")
+    resolved = dataclasses.replace(
+        recipe,
+        model=dataclasses.replace(recipe.model, vocab_size=257),
+        optimizer=recipe.optimizer.resolved,
+        training=dataclasses.replace(recipe.training, device="cpu", precision="bf16", threads=3),
+    )
+    assert not _is_run_of(recipe, tmp_path)
+    (tmp_path / "recipe.toml").write_text(format_recipe(resolved))
+    assert _is_run_of(recipe, tmp_path)
+    for other in (tiny_recipe(".", data_seed=1), tiny_recipe("elsewhere"), Recipe()):
+        assert not _is_run_of(other, tmp_path)
+
+
+def test_a_process_alone_loads_nothing_of_the_machinery() -> None:
+    loaded = """
+import sys
+import napkin.cli.train_view, napkin.training.start_on_ranks
+machinery = {"napkin.distributed.process_group", "torch.distributed.fsdp", "torch.distributed.tensor"}
+print(sorted(machinery & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_rows_are_rounded_independently_and_copies_alike() -> None:
+    model = Transformer(dataclasses.replace(MODEL, vocab_size=8))
+    value = torch.linspace(1, 2, 999)
+
+    def rounded(seed: int) -> Tensor:
+        rounding, target = StochasticRounding(seed), torch.empty_like(value, dtype=torch.bfloat16)
+        rounding.begin(3)
+        rounding([target], [value.clone()])
+        return target
+
+    first, second = (Spread(model, Ranks(Place(rank=rank, size=2))) for rank in range(2))
+    assert torch.equal(*(rounded(SpreadDDP.rounding_seed(each, 5)) for each in (first, second)))  # pyright: ignore[reportArgumentType]
+    assert not torch.equal(*(rounded(SpreadFSDP.rounding_seed(each, 5)) for each in (first, second)))  # pyright: ignore[reportArgumentType]

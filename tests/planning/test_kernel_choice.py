@@ -1,0 +1,55 @@
+import dataclasses
+
+import pytest
+import torch
+
+from napkin.hardware.malloc import keep_freed_memory
+from napkin.model.attention import attention_reference
+from napkin.model.config import ModelConfig
+from napkin.model.plain_attention import plain_attention
+from napkin.planning.kernel_choice import choose_forms
+from napkin.recipe.precision import Precision
+from napkin.recipe.recipe import OptimizerConfig, Recipe
+
+MODEL = ModelConfig(vocab_size=300, context_length=256)
+
+
+def form(precision: Precision, **changes) -> str:
+    return choose_forms(Recipe(model=dataclasses.replace(MODEL, **changes)), precision).model.attention
+
+
+def test_attention_is_plain_where_a_cpu_multiplies_bf16_over_short_contexts() -> None:
+    assert form(Precision("bf16", "cpu")) == form(Precision("bf16-pure", "cpu")) == "plain"
+    assert form(Precision("fp32", "cpu")) == form(Precision("bf16", "cuda")) == "sdpa"
+    assert form(Precision("bf16", "cpu"), context_length=1024) == "sdpa"
+    assert form(Precision("bf16", "cpu"), attention="sdpa") == "sdpa"
+    # The fused operator has no caps.
+    assert form(Precision("fp32", "cpu"), attention_softcap=30.0) == "plain"
+
+
+@pytest.mark.parametrize(("name", "fused"), [("adamw", True), ("lion", False)])
+def test_the_update_is_fused_where_there_is_a_kernel_and_nobody_said_no(name: str, fused: bool) -> None:
+    for chosen, expected in ((None, fused), (False, False)):
+        recipe = Recipe(model=MODEL, optimizer=OptimizerConfig(name=name, fused=chosen))
+        assert choose_forms(recipe, Precision("fp32", "cpu")).optimizer.fused is expected
+
+
+@pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
+def test_the_gradient_of_plain_attention_is_that_of_attention_spelled_out(n_kv_heads: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    heads = (4, n_kv_heads, n_kv_heads)
+    inputs = [torch.randn(2, n, 16, 8, generator=generator, dtype=torch.float64).requires_grad_() for n in heads]
+    mask = torch.full((16, 16), float("-inf"), dtype=torch.float64).triu(1)
+    gradient = torch.randn(2, 4, 16, 8, generator=generator, dtype=torch.float64)
+    query, key, value = inputs
+    ours = plain_attention(query, key, value, mask, 8**-0.5)
+    found = torch.autograd.grad(ours, inputs, gradient)
+    expected = torch.autograd.grad(attention_reference(*inputs), inputs, gradient)
+    for mine, theirs in zip(found, expected, strict=True):
+        # The reference computes in fp32.
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_asking_for_freed_memory_to_be_kept_does_no_harm() -> None:
+    assert keep_freed_memory() is keep_freed_memory()
+    assert torch.ones(2**22).sum() == 2**22

@@ -1,0 +1,43 @@
+import torch
+
+from napkin.hardware.calibration import ArrayMeasurement, Calibration, Machine, MatmulMeasurement
+from napkin.model.config import ModelConfig
+from napkin.planning.probe_run import ALONE_FACTOR, SLICED_FACTOR, time_slice
+from napkin.recipe.precision import Precision
+from napkin.recipe.recipe import Recipe, TrainingConfig
+
+PRECISION = Precision("fp32", "cpu")
+
+
+def calibration(flops_per_second: float) -> Calibration:
+    return Calibration(
+        machine=Machine("cpu", "a CPU", 1, 1, False, "2"),
+        measured_at="2026-11-20T00:00:00+00:00",
+        matmuls=(MatmulMeasurement("fp32", 256, 256, 256, flops_per_second),),
+        arrays=(ArrayMeasurement(2**20, 1e12, 1e12), ArrayMeasurement(2**26, 1e12, 1e12)),
+        seconds_per_operator=1e-9,
+        seconds_per_fresh_byte=0.0,
+    )
+
+
+def recipe(n_layers: int = 4) -> Recipe:
+    model = ModelConfig(vocab_size=64, context_length=16, d_model=16, n_layers=n_layers, n_heads=2)
+    return Recipe(model=model, training=TrainingConfig(batch_size=8, micro_batch_size=2))
+
+
+def test_a_step_takes_longer_than_operators_that_would_take_no_time() -> None:
+    between, factor = time_slice(recipe(), PRECISION, calibration(1e15), {}, max_bytes=2**30)
+    # The operators are rehearsed, all of them; Python and autograd stand between.
+    assert between > 1
+    assert factor == SLICED_FACTOR
+
+
+def test_a_slice_that_would_take_too_long_or_too_much_memory_is_left_out() -> None:
+    assert time_slice(recipe(), PRECISION, calibration(1e15), {}, max_bytes=1000) == (1.0, ALONE_FACTOR)
+    assert time_slice(recipe(), PRECISION, calibration(1e2), {}, max_bytes=50) == (1.0, ALONE_FACTOR)
+
+
+def test_timing_a_slice_leaves_the_global_random_state_alone() -> None:
+    state = torch.get_rng_state()
+    time_slice(recipe(1), PRECISION, calibration(1e15), {}, max_bytes=2**30)
+    assert torch.equal(state, torch.get_rng_state())

@@ -1,0 +1,157 @@
+"""Learners and runs with compiled blocks, in a process of its own, and what they came to as JSON.
+
+The compiler cannot read what checks of types are wrapped around, which is everything while tests run.
+
+    python compiled_run.py FOLDER             # of tiny_run.write_tiny_text's files: one model, compiled once
+    python compiled_run.py FOLDER CASE        # one of CASES, beside the same uncompiled
+"""
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from napkin.accounting.meter import meter_step
+from napkin.checkpoint.checkpoint import read_checkpoint
+from napkin.errors import NapkinError
+from napkin.planning.kernel_choice import choose_forms
+from napkin.recipe.precision import Precision
+from napkin.recipe.recipe import Recipe
+from napkin.runs.run_folder import RunFolder, read_metrics
+from napkin.train_step.step import Learner, build_learner, count_step
+from napkin.training.loop import train
+from napkin.training.start import new_run, old_run
+from oracles.tiny_run import tiny_recipe
+
+STEPS, STOPPED_AT, N_STEPS_ALONE = 12, 5, 6
+
+# Answers what it is asked as g++ does, and compiles nothing.
+REFUSING_COMPILER = """#!/bin/sh
+case " $* " in
+*" -o "*) echo 'x.cpp:1:1: error: there is no room' >&2; exit 1 ;;
+*) exec g++ "$@" ;;
+esac
+"""
+
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "bf16": ("bf16", {}, {}),
+    "bf16-pure": ("bf16-pure", {}, {}),
+    "fp8": ("fp8", {}, {}),
+    "fully recomputed": ("fp32", {}, {"recompute": "full", "recompute_every": 2}),
+    "documents": ("fp32", {"attention": "plain"}, {}),
+    "dropout": ("fp32", {"dropout": 0.2}, {}),
+    "dropout, fully recomputed": ("fp32", {"dropout": 0.2}, {"recompute": "full"}),
+    "GPT-2's blocks": ("fp32", {"positions": "learned", "norm": "layer", "feed_forward": "gelu", "biases": "all"}, {}),
+    "capped scores": ("fp32", {"attention_softcap": 30.0, "attention": "plain"}, {}),
+}
+
+
+def main(folder: Path) -> dict[str, Any]:
+    """The usual recipe, in fp32, two micro-batches a step."""
+    recipe = tiny_recipe(
+        folder, steps=STEPS, evaluate_every=4, checkpoint_every=100, precision="fp32", micro_batch_size=2, compile="on"
+    )
+    precision = Precision("fp32", "cpu")
+    recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, n_layers=3))
+    recipe_of_learners = choose_forms(with_vocabulary(recipe), precision)
+    # As before a run: einops keeps a table of the types of tensors, and a new one would have all compiled again.
+    counted = count_step(recipe_of_learners, precision)
+    learners = [build_learner(recipe_of_learners, precision, compiled=compiled) for compiled in (False, True)]
+    found: dict[str, Any] = {"eager": steps(learners[0]), "compiled": steps(learners[1])}
+    tokens = torch.zeros(4, recipe.model.context_length, dtype=torch.int64)
+    metered = meter_step(
+        learners[1].model, lambda: learners[1].step(9, tokens, tokens), resident=learners[1].resident()
+    )
+    found |= {
+        "flops": [metered.ledger.flops, counted.flops],
+        "peak_bytes": [metered.peak_bytes, counted.peak_bytes],
+    }
+    state = torch.get_rng_state()
+    whole, stopped = folder / "whole", folder / "stopped"
+    train(*new_run(recipe, whole))
+    found["random state kept"] = torch.equal(state, torch.get_rng_state())
+    preparation, run = new_run(recipe, stopped)
+    train(preparation, run, on_step=lambda m: os.kill(os.getpid(), signal.SIGTERM) if m.step == STOPPED_AT else None)
+    found["stopped at"] = max(metrics.step for metrics in read_metrics(stopped / "metrics.jsonl"))
+    train(*old_run(stopped))
+    for name, path in (("whole", whole), ("stopped", stopped)):
+        checkpoint = read_checkpoint(path / "checkpoints" / f"step-{STEPS:08d}")
+        lines = read_metrics(path / "metrics.jsonl")
+        found[name] = {
+            "weights": (checkpoint.path / "SHA256SUMS").read_text().splitlines()[:2],
+            "losses": [(metrics.loss, metrics.gradient_norm, metrics.validation_loss) for metrics in lines],
+        }
+    found["measurement"] = RunFolder(whole).read_json("measurement.json")
+    found["graphs"] = graphs()
+    found["kept"] = sorted(
+        {path.suffix for path in Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rglob("*") if path.is_file()}
+    )
+    found["kept in"] = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    found["failure"] = failure(recipe, folder / "failed")
+    return found
+
+
+def case(name: str) -> dict[str, Any]:
+    """One of CASES."""
+    format_name, model, training = CASES[name]
+    precision = Precision(format_name, "cpu")  # pyright: ignore[reportArgumentType]
+    recipe = tiny_recipe("nowhere", precision=format_name, micro_batch_size=2, **training)
+    recipe = with_vocabulary(dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, n_layers=3, **model)))
+    recipe = choose_forms(recipe, precision)
+    apart = name == "documents"
+    eager, compiled = (steps(build_learner(recipe, precision, compiled=flag), apart=apart) for flag in (False, True))
+    again = steps(build_learner(recipe, precision, compiled=True), apart=apart)
+    return {"eager": eager, "compiled": compiled, "again": again, "graphs": graphs()}
+
+
+def steps(learner: Learner, *, apart: bool = False) -> list[tuple[float, float]]:
+    """Losses and gradient norms, and an evaluation of another size between."""
+    length, found = learner.recipe.model.context_length, []
+    for number in range(N_STEPS_ALONE):
+        tokens = torch.randint(256, (4, length + 1), generator=torch.Generator().manual_seed(number))
+        documents = (torch.arange(length) > 5 * number).long().expand(4, length) if apart else None
+        loss, norm = learner.step(number, tokens[:, :-1], tokens[:, 1:], documents)
+        found.append((float(loss), float(norm)))
+        with torch.no_grad():
+            learner.model.loss(tokens[: 1 + number % 3, :-1], tokens[: 1 + number % 3, 1:])
+    return found
+
+
+def graphs() -> int:
+    """How many the compiler has made, recompilations counted."""
+    from torch._dynamo.utils import counters
+
+    assert not counters["graph_break"], dict(counters["graph_break"])
+    return counters["stats"]["unique_graphs"]
+
+
+def failure(recipe: Recipe, folder: Path) -> str:
+    """What is said where the compiler fails although it is there."""
+    from torch._inductor import config
+
+    model = dataclasses.replace(recipe.model, context_length=24)
+    preparation, run = new_run(dataclasses.replace(recipe, model=model), folder / "run")
+    compiler = folder / "g++"
+    compiler.write_text(REFUSING_COMPILER)
+    compiler.chmod(0o755)
+    with config.patch({"cpp.cxx": (str(compiler),)}):
+        try:
+            train(preparation, run)
+        except NapkinError as error:
+            return str(error)
+    return ""
+
+
+def with_vocabulary(recipe: Recipe) -> Recipe:
+    """As if a tokenizer of bytes had been read."""
+    return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, vocab_size=257))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps(case(sys.argv[2]) if len(sys.argv) > 2 else main(Path(sys.argv[1]))))
