@@ -24,7 +24,7 @@ from napkin.model.config import ModelConfig
 from napkin.planning.preparation import resolve
 from napkin.recipe.recipe import Recipe, TrainingConfig
 from napkin.tokenizer.byte_level import ByteTokenizer
-from napkin.train_step.step import build_learner
+from napkin.train_step.step import build_train_state
 
 TURNS, STEPS_A_TURN = 4, 6
 MODELS = {
@@ -38,7 +38,7 @@ def measure(tokens: TokenMixture, model: ModelConfig) -> dict[str, tuple[float, 
     recipe, precision = resolve(Recipe(model=model, training=TrainingConfig(batch_size=8)), 8192, detect_host())
     assert recipe.training.threads is not None
     torch.set_num_threads(recipe.training.threads)
-    learner = build_learner(recipe, precision)
+    train_state = build_train_state(recipe, precision)
     batches = Batches(tokens, context_length=model.context_length, batch_size=8, seed=0)
     feeds = {"fetched": Feed(batches, precision.device_type), "ahead": PrefetchingFeed(batches, precision.device_type)}
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in feeds}
@@ -49,7 +49,7 @@ def measure(tokens: TokenMixture, model: ModelConfig) -> dict[str, tuple[float, 
                 begin = time.perf_counter()
                 batch = feed[number]
                 waited = time.perf_counter() - begin
-                loss, _ = learner.step(number, *batch)
+                loss, _ = train_state.step(number, *batch)
                 loss.item()
                 number += 1
                 if place:

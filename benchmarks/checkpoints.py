@@ -21,7 +21,7 @@ from napkin.checkpoint.writer import CheckpointWriter
 from napkin.model.config import ModelConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
-from napkin.train_step.step import Learner, build_learner
+from napkin.train_step.step import TrainState, build_train_state
 
 
 def main() -> None:
@@ -32,19 +32,19 @@ def main() -> None:
     width = 256
     model = ModelConfig(vocab_size=round(options.parameters / width), context_length=8, d_model=width, n_layers=1)
     recipe = Recipe(model=model, optimizer=OptimizerConfig(warmup_steps=0), training=TrainingConfig(batch_size=1))
-    learner = build_learner(recipe, Precision("fp32", "cpu"))
-    learner.optimizer.all_state()
-    size = taken(learner, 0).bytes
+    train_state = build_train_state(recipe, Precision("fp32", "cpu"))
+    train_state.optimizer.all_state()
+    size = taken(train_state, 0).bytes
     print(
         f"{size / 1e6:.0f} MB: weights and AdamW's moments; best of {options.repetitions}, "
         f"{torch.get_num_threads()} threads"
     )
     with tempfile.TemporaryDirectory() as folder:
         ways = {
-            "napkin, background": napkin_way(learner, Path(folder) / "background", background=True),
-            "napkin, wait": napkin_way(learner, Path(folder) / "wait", background=False),
-            "torch.save, synced": torch_way(learner, Path(folder) / "torch.pt"),
-            "a copy of the tensors": copy_way(learner),
+            "napkin, background": napkin_way(train_state, Path(folder) / "background", background=True),
+            "napkin, wait": napkin_way(train_state, Path(folder) / "wait", background=False),
+            "torch.save, synced": torch_way(train_state, Path(folder) / "torch.pt"),
+            "a copy of the tensors": copy_way(train_state),
         }
         waits: dict[str, list[float]] = {name: [] for name in ways}
         for repetition in range(options.repetitions + 1):
@@ -60,17 +60,17 @@ def main() -> None:
         print(f"{name:<24}{least * 1e3:>13.1f} ms{median * 1e3:>7.0f} ms{least / base:>14.3f}")
 
 
-def taken(learner: Learner, step: int) -> Snapshot:
-    return snapshot(learner, step=step, seconds=0.0, tokenizer="t", train_tokens="d")
+def taken(train_state: TrainState, step: int) -> Snapshot:
+    return snapshot(train_state, step=step, seconds=0.0, tokenizer="t", train_tokens="d")
 
 
-def napkin_way(learner: Learner, folder: Path, *, background: bool) -> Callable[[int], float]:
+def napkin_way(train_state: TrainState, folder: Path, *, background: bool) -> Callable[[int], float]:
     folder.mkdir()
     writer = CheckpointWriter(folder, background=background, keep=1, keep_best=False)
 
     def save(step: int) -> float:
         begin = time.perf_counter()
-        writer.save(taken(learner, step))
+        writer.save(taken(train_state, step))
         seconds = time.perf_counter() - begin
         writer.wait()
         return seconds
@@ -78,13 +78,13 @@ def napkin_way(learner: Learner, folder: Path, *, background: bool) -> Callable[
     return save
 
 
-def torch_way(learner: Learner, path: Path) -> Callable[[int], float]:
+def torch_way(train_state: TrainState, path: Path) -> Callable[[int], float]:
     def save(step: int) -> float:
         begin = time.perf_counter()
         draft = path.with_suffix(".tmp")
         with open(draft, "wb") as file:
-            moments = {name: learner.optimizer.state[p] for name, p in learner.model.named_parameters()}
-            torch.save({"model": learner.model.state_dict(), "optimizer": moments, "step": step}, file)
+            moments = {name: train_state.optimizer.state[p] for name, p in train_state.model.named_parameters()}
+            torch.save({"model": train_state.model.state_dict(), "optimizer": moments, "step": step}, file)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
@@ -93,8 +93,8 @@ def torch_way(learner: Learner, path: Path) -> Callable[[int], float]:
     return save
 
 
-def copy_way(learner: Learner) -> Callable[[int], float]:
-    tensors = [tensor for named in taken(learner, 0).tensors.values() for tensor in named.values()]
+def copy_way(train_state: TrainState) -> Callable[[int], float]:
+    tensors = [tensor for named in taken(train_state, 0).tensors.values() for tensor in named.values()]
     buffers = [torch.empty_like(tensor) for tensor in tensors]
 
     def copy(_: int) -> float:

@@ -25,7 +25,7 @@ from napkin.hardware.host import detect_host
 from napkin.planning.preparation import device_name, make_plan, resolve
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import ModelConfig, Recipe, TrainingConfig
-from napkin.train_step.step import build_learner
+from napkin.train_step.step import build_train_state
 from result_files import write_result
 
 TIMED_STEPS = 10
@@ -78,25 +78,27 @@ def compare(recipe: Recipe) -> Comparison:
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    learner = build_learner(recipe, precision)
+    train_state = build_train_state(recipe, precision)
     shape = (recipe.training.batch_size, recipe.model.context_length)
     tokens = torch.zeros(shape, dtype=torch.int64, device=precision.device_type)
     targets = tokens.clone()
     for number in range(3):
-        learner.step(number, tokens, targets)
+        train_state.step(number, tokens, targets)
     allocated = reserved = None
     if on_cuda:
         torch.cuda.reset_peak_memory_stats()
-        learner.step(3, tokens, targets)
+        train_state.step(3, tokens, targets)
         allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     seconds = []
     for number in range(TIMED_STEPS):
         begin = time.perf_counter()
-        learner.step(4 + number, tokens, targets)
+        train_state.step(4 + number, tokens, targets)
         _wait(precision)
         seconds.append(time.perf_counter() - begin)
     taken = statistics.median(seconds)
-    metered = meter_step(learner.model, lambda: learner.step(3, tokens, targets), device_type=precision.device_type)
+    metered = meter_step(
+        train_state.model, lambda: train_state.step(3, tokens, targets), device_type=precision.device_type
+    )
     model, parts = recipe.model, shape[0] // recipe.training.resolved_micro_batch_size
     return Comparison(
         f"d {model.d_model} L {model.n_layers} H {model.n_heads}/{model.n_kv_heads} B {shape[0]}/{parts} T {shape[1]} "

@@ -33,7 +33,7 @@ from napkin.model.config import ModelConfig
 from napkin.planning.preparation import device_name, make_plan, resolve
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
-from napkin.train_step.step import Learner, build_learner
+from napkin.train_step.step import TrainState, build_train_state
 from napkin.units import format_bytes, format_count
 from plain_models import PlainGPT2
 from result_files import write_result
@@ -108,12 +108,12 @@ def compare(size: str, shape: tuple[int, int, int], options: argparse.Namespace)
 
     micro = recipe.training.resolved_micro_batch_size
     for compiled in (False,) if options.no_compiled else (False, True):
-        learner = build_learner(recipe, precision, compiled=compiled)
+        train_state = build_train_state(recipe, precision, compiled=compiled)
         numbers = iter(range(10**9))
-        seconds, peak = measure(partial(ours, learner, numbers), inputs, targets, options.device)
+        seconds, peak = measure(partial(ours, train_state, numbers), inputs, targets, options.device)
         who = f"napkin {precision.name}{', compiled' if compiled else ''}"
         line(who, micro, seconds, peak, plan.ledger.peak_bytes)
-        del learner
+        del train_state
         _clear(options.device)
     for who, build in peers(shape, length, vocab_size, compiled=not options.no_compiled).items():
         fitting = micro
@@ -130,9 +130,9 @@ def compare(size: str, shape: tuple[int, int, int], options: argparse.Namespace)
     return lines
 
 
-def ours(learner: Learner, numbers: Iterator[int], inputs: Tensor, targets: Tensor) -> object:
+def ours(train_state: TrainState, numbers: Iterator[int], inputs: Tensor, targets: Tensor) -> object:
     """napkin's step."""
-    return learner.step(next(numbers), inputs, targets)
+    return train_state.step(next(numbers), inputs, targets)
 
 
 def _datasheet_peak(name: str, precision: Precision) -> float | None:

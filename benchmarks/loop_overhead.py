@@ -1,9 +1,9 @@
-"""What the training loop adds to its steps: beside the bare `Learner.step` on the same batches, in the same minutes.
+"""What the training loop adds to its steps: beside the bare `TrainState.step` on the same batches, in the same minutes.
 
 A run is trained by `napkin.training.loop.train` as `napkin train` calls it: metrics, progress line, live report, a
-checkpoint each 10 steps. After each of its steps a second learner takes the bare step of the same batch, untimed by the
-first; so whatever else the machine does falls on both. Two witnesses of the overhead: by the parts that the loop itself
-meters, all of a step's time that is not forward, backward, optimizer, evaluation or the copy for a checkpoint; and,
+checkpoint each 10 steps. After each of its steps a second train state takes the bare step of the same batch,
+untimed by the first; so whatever else the machine does falls on both. Two witnesses of the overhead: by the parts that
+the loop itself meters, all of a step's time that is not forward, backward, optimizer, evaluation or the copy for a checkpoint; and,
 independent of them, the median difference between the loop's step and the bare one.
 
     python benchmarks/loop_overhead.py        # some three minutes on two quiet cores
@@ -34,7 +34,7 @@ from napkin.model.config import ModelConfig
 from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
 from napkin.report.live_report import live_report
 from napkin.runs.run_folder import StepMetrics
-from napkin.train_step.step import build_learner
+from napkin.train_step.step import build_train_state
 from napkin.training.loop import METERED_STEP, train
 from napkin.training.start import new_run
 from napkin.units import format_seconds
@@ -43,7 +43,7 @@ from result_files import write_result
 VOCAB_SIZE, CHECKPOINT_EVERY = 8192, 10
 COMPUTED = ("forward", "backward", "optimizer")
 NOT_THE_LOOP = (*COMPUTED, "evaluation", "checkpoints", "metering")
-# As in benchmarks/training.py, and one whose steps are so short that whatever is done once a step shows most.
+# As in benchmarks/training.py, and one whose steps are so short that whatever is done once per step shows most.
 MODELS: dict[str, tuple[ModelConfig, int]] = {
     "d 256, 4 layers, 256 × 16": (
         ModelConfig(
@@ -130,7 +130,7 @@ def watched_steps(recipe: Recipe, folder: Path) -> tuple[list[dict[str, float]],
     """Seconds of each step, by part; those without a checkpoint, and those with one. The first ones are left out."""
     Diary.parts = []
     preparation, run = new_run(recipe, folder)
-    bare = build_learner(preparation.recipe, preparation.precision)
+    bare = build_train_state(preparation.recipe, preparation.precision)
     windows: list[tuple[float, float, float]] = []
     begin = 0.0
 

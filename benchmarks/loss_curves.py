@@ -1,7 +1,7 @@
 """Whether a precision learns as well as fp32: one model, one seed, the same batches, in each precision.
 
 A GPT of 4 layers on Python's own library, trained by the very step of `napkin train`. Training losses are means of the
-last 20 steps, validation losses of 65,536 held-out tokens, nats a token. What a difference to fp32 is to be held
+last 20 steps, validation losses of 65,536 held-out tokens, nats per token. What a difference to fp32 is to be held
 against: how far fp32 itself scatters when only the seed of the initial weights is another.
 
     python benchmarks/loss_curves.py                                   # some half an hour on two cores
@@ -31,7 +31,7 @@ from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.planning.preparation import resolve
 from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
-from napkin.train_step.step import build_learner
+from napkin.train_step.step import build_train_state
 from result_files import write_result
 
 PRECISIONS = ("fp32", "bf16", "bf16-pure", "fp8")
@@ -75,7 +75,7 @@ def main() -> None:
         "",
         f"4 layers, d {options.width}, context {options.context}, batch {options.batch_size}, vocabulary "
         f"{options.vocab_size:,}; {options.steps} steps on Python's own library, the same initial weights and batches "
-        f"for all. Training: mean of the last {LAST} steps; validation: {EVALUATION_TOKENS:,} tokens; nats a token.",
+        f"for all. Training: mean of the last {LAST} steps; validation: {EVALUATION_TOKENS:,} tokens; nats per token.",
         "",
         "| precision | training | − fp32 | validation | − fp32 | farthest from fp32, 20 steps' mean |",
         "|---|---|---|---|---|---|",
@@ -111,14 +111,14 @@ def train(options: argparse.Namespace, job: tuple[Any, int]) -> Curve:
     batches = Batches(
         TokenFile.open(f"{data.train}"), context_length=options.context, batch_size=options.batch_size, seed=0
     )
-    learner, losses = build_learner(recipe, resolved), []
+    train_state, losses = build_train_state(recipe, resolved), []
     for number in range(options.steps):
         batch = [tensor.to(resolved.device_type) for tensor in batches[number]]
-        losses.append(learner.step(number, *batch)[0].item())
+        losses.append(train_state.step(number, *batch)[0].item())
         if number % 20 == 19:
             print(f"{precision}, seed {seed}: step {number + 1}, loss {losses[-1]:.4f}", flush=True)
     held_out = TokenFile.open(f"{data.validation}")
-    validation = mean_loss(learner.model, held_out, resolved, max_tokens=EVALUATION_TOKENS)
+    validation = mean_loss(train_state.model, held_out, resolved, max_tokens=EVALUATION_TOKENS)
     return Curve(losses, validation)
 
 

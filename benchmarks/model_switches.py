@@ -97,7 +97,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     clock = time.perf_counter if options.clock == "wall" else time.process_time
 
-    print("| switch | parameters | FLOPs a step | peak bytes | seconds | × |")
+    print("| switch | parameters | FLOPs per step | peak bytes | seconds | × |")
     print("|---|---|---|---|---|---|")
     reference = Trained(BASE)
     reference.step()

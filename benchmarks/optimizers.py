@@ -101,7 +101,7 @@ def main() -> None:
         f"# Optimizers beside torch's: {cpu_name()}, {options.threads} threads, {datetime.now(UTC):%Y-%m-%d %H:%M}, "
         f"torch {torch.__version__}, Python {platform.python_version()}, load before: {os.getloadavg()[0]:.1f}",
         "",
-        "ms a step, best of each form",
+        "ms per step, best of each form",
         "",
         "| parameters | optimizer | one by one | foreach | fused | torch | in its form | torch / best of ours |",
         "|---|---|---|---|---|---|---|---|",

@@ -27,7 +27,7 @@ from napkin.model.config import ModelConfig
 from napkin.planning.preparation import device_name, make_plan, resolve
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe, TrainingConfig
-from napkin.train_step.step import build_learner
+from napkin.train_step.step import build_train_state
 from result_files import write_result
 
 TIMED_STEPS = 12
@@ -57,13 +57,13 @@ def recipes(device: str, how_many: int) -> list[Recipe]:
 
 def measure(recipe: Recipe, precision: Precision) -> float:
     """Median seconds of a step, after two that warm up."""
-    learner = build_learner(recipe, precision)
+    train_state = build_train_state(recipe, precision)
     shape = (recipe.training.batch_size, recipe.model.context_length)
     tokens = torch.randint(recipe.model.vocab_size, shape, device=precision.device_type)
     seconds = []
     for number in range(2 + TIMED_STEPS):
         begin = time.perf_counter()
-        learner.step(number, tokens, tokens)
+        train_state.step(number, tokens, tokens)
         if precision.device_type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
@@ -82,7 +82,7 @@ def compare(recipe: Recipe) -> tuple[str, float, float, float, float, float]:
     model, training = recipe.model, recipe.training
     batch = f"{training.batch_size // training.resolved_micro_batch_size}×{training.resolved_micro_batch_size}"
     name = f"d {model.d_model} L {model.n_layers} B {batch} T {model.context_length} {precision.products}"
-    return name, taken, taken / plan.seconds_a_step, taken / roofline, taken / rule, plan.price.factor
+    return name, taken, taken / plan.seconds_per_step, taken / roofline, taken / rule, plan.price.factor
 
 
 def off(ratio: float) -> float:
@@ -99,7 +99,7 @@ def main() -> None:
     drawn = recipes(options.device, options.shapes)
     _, precision = resolve(drawn[0], drawn[0].model.vocab_size, detect_host())
     lines = [
-        f"# Seconds a step: {device_name(precision, detect_host())}, {torch.get_num_threads()} threads, "
+        f"# Seconds per step: {device_name(precision, detect_host())}, {torch.get_num_threads()} threads, "
         f"{datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}, Python {platform.python_version()}",
         "",
         "| shape (batch as micro-batches × sequences) | measured ms | over plan | over roofline | over rule |",

@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def encoding_table(name: str, text: str, tokenizer: BPETokenizer, rounds: int) -> list[str]:
-    """Bytes a second; napkin's ids are compared with those of all others."""
+    """Bytes per second; napkin's ids are compared with those of all others."""
     data = text.encode()
     documents = [document.encode() for document in text.split("<|endoftext|>")]
     measured: Measured = {}

@@ -29,10 +29,10 @@ from napkin.accounting.record import record
 from napkin.hardware.host import detect_host
 from napkin.hardware.malloc import keep_freed_memory
 from napkin.model.config import ModelConfig
-from napkin.planning.kernel_choice import choose_forms
+from napkin.planning.kernel_choice import choose_kernels
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
-from napkin.train_step.step import Learner, build_learner, count_step
+from napkin.train_step.step import TrainState, build_train_state, count_step
 from napkin.units import format_bytes
 from plain_models import PlainGPT2
 from result_files import write_result
@@ -193,9 +193,9 @@ def contender(name: str, width: int) -> tuple[nn.Module | None, Step]:
     tokens, targets = batch()
     if name in OURS:
         keep_freed_memory()
-        learner = learner_of(*OURS[name], width, compiled=COMPILED in name)
+        train_state = learner_of(*OURS[name], width, compiled=COMPILED in name)
         numbers = iter(range(10**9))
-        return learner.model, lambda: float(learner.step(next(numbers), tokens, targets)[0])
+        return train_state.model, lambda: float(train_state.step(next(numbers), tokens, targets)[0])
     model = PlainGPT2(VOCAB_SIZE, LENGTH, N_LAYERS, width, width // 64)
     fp32 = "fp32" in name
     # As people copy it, and then with what is known to be faster.
@@ -230,10 +230,12 @@ def recipe_of(precision: Any, width: int, **training: Any) -> Recipe:
     return Recipe(model=model, optimizer=OptimizerConfig(learning_rate=1e-3), training=settings)
 
 
-def learner_of(name: Any, training: dict[str, Any], width: int, *, compiled: bool = False) -> Learner:
+def learner_of(name: Any, training: dict[str, Any], width: int, *, compiled: bool = False) -> TrainState:
     """napkin's side, with the forms that a run would choose."""
     precision = Precision(name, "cpu")
-    return build_learner(choose_forms(recipe_of(name, width, **training), precision), precision, compiled=compiled)
+    return build_train_state(
+        choose_kernels(recipe_of(name, width, **training), precision), precision, compiled=compiled
+    )
 
 
 def train_with_transformers(width: int, steps: int) -> None:

@@ -20,15 +20,15 @@ import statistics, time, torch
 from napkin.cli.demo import demo_recipe
 from napkin.hardware.host import detect_host
 from napkin.planning.preparation import resolve
-from napkin.train_step.step import build_learner
+from napkin.train_step.step import build_train_state
 recipe, precision = resolve(demo_recipe("demo"), 4096, detect_host())
 torch.set_num_threads(recipe.training.threads)
-learner = build_learner(recipe, precision)
+train_state = build_train_state(recipe, precision)
 tokens = torch.randint(4096, (recipe.training.batch_size, recipe.model.context_length))
 seconds = []
 for number in range(14):
     begin = time.perf_counter()
-    learner.step(number, tokens, tokens)
+    train_state.step(number, tokens, tokens)
     seconds.append(time.perf_counter() - begin)
 print(statistics.median(seconds[2:]))
 """

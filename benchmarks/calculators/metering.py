@@ -11,7 +11,7 @@ from napkin.accounting.meter import Stopwatch, meter_step
 from napkin.hardware.host import detect_host
 from napkin.planning.preparation import resolve
 from napkin.recipe.recipe import ModelConfig, Recipe, TrainingConfig
-from napkin.train_step.step import build_learner
+from napkin.train_step.step import build_train_state
 
 STEPS_OF_A_RUN = 800
 TURNS = 40
@@ -26,17 +26,17 @@ def measure() -> dict[str, float]:
     recipe, precision = resolve(recipe, 4096, detect_host())
     assert recipe.training.threads is not None
     torch.set_num_threads(recipe.training.threads)
-    learner = build_learner(recipe, precision)
+    train_state = build_train_state(recipe, precision)
     tokens = torch.randint(4096, (recipe.training.batch_size, recipe.model.context_length))
     watch, process = Stopwatch(), psutil.Process()
 
     def plain() -> None:
-        learner.step(0, tokens, tokens)
+        train_state.step(0, tokens, tokens)
 
     def watched() -> None:
         with watch("data"):
             pass
-        learner.step(0, tokens, tokens, watch=watch)
+        train_state.step(0, tokens, tokens, watch=watch)
         process.memory_info()
 
     def watch_alone() -> None:
@@ -49,7 +49,7 @@ def measure() -> dict[str, float]:
         watched()
     pairs = [(_seconds(plain), _seconds(watched)) for _ in range(TURNS)]
     alone, metered = zip(*pairs, strict=True)
-    whole = [_seconds(lambda: meter_step(learner.model, plain)) for _ in range(5)]
+    whole = [_seconds(lambda: meter_step(train_state.model, plain)) for _ in range(5)]
     return {
         "plain": statistics.median(alone),
         "plain, best": min(alone),

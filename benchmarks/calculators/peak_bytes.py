@@ -175,7 +175,7 @@ def _eleuther(setting: Setting) -> float:
     """EleutherAI's rule (Anthony et al. 2023, "Transformer Math 101"), as its calculator states it.
 
     Weights and gradients at 4 bytes, AdamW at 12, and a layer's activations s·b·h·(16·p + 2 + (2·p + 1)·a·s/h) with p
-    bytes a number, of which a checkpoint leaves the first part.
+    bytes per number, of which a checkpoint leaves the first part.
     """
     d = setting.decoder
     kv, matrices = d.n_kv_heads / d.n_heads, 3 if d.gated else 2
@@ -193,11 +193,11 @@ def _imported(name: str) -> Any:
 # Name -> (package that brings it, how it is asked).
 CALCULATORS: dict[str, tuple[str | None, Callable[[Setting], float]]] = {
     "napkin": (None, _napkin),
-    "rule 16 bytes a parameter": (None, _sixteen_bytes),
+    "rule 16 bytes per parameter": (None, _sixteen_bytes),
     "accelerate estimate-memory": ("accelerate", _accelerate),
     "DeepSpeed's ZeRO-2 estimate": ("deepspeed", _deepspeed),
     "EleutherAI's rule": (None, _eleuther),
     "llm-analysis": ("llm-analysis", _llm_analysis),
     "torchinfo": ("torchinfo", _torchinfo),
-    "torchinfo + 12 bytes a parameter": ("torchinfo", _torchinfo_and_adamw),
+    "torchinfo + 12 bytes per parameter": ("torchinfo", _torchinfo_and_adamw),
 }

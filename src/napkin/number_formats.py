@@ -22,7 +22,7 @@ from napkin.errors import NapkinError
 class NumberFormat:
     """One number format; `exponent_bits` is 0 for two's-complement integers.
 
-    `bits` are the bits a number takes in memory. They exceed sign + exponent + fraction for tf32 alone: it
+    `bits` are the bits per number takes in memory. They exceed sign + exponent + fraction for tf32 alone: it
     lives in a 32-bit word whose 13 lowest bits the matrix units ignore. `torch_name` is the dtype's attribute
     in torch, None where torch has no such dtype.
     """
@@ -42,7 +42,7 @@ class NumberFormat:
 
     @property
     def bytes(self) -> float:
-        """Bytes a number takes in memory: a half for int4, two of which share a byte."""
+        """Bytes per number takes in memory: a half for int4, two of which share a byte."""
         return self.bits / 8
 
     @property

@@ -7,7 +7,7 @@ from napkin import Ledger, count
 from napkin.accounting.record import record
 from napkin.accounting.rules import (
     backward_flops_rule,
-    bytes_a_parameter,
+    bytes_per_parameter,
     decode_seconds_rule,
     forward_flops_rule,
     gated_parameters_rule,
@@ -33,7 +33,7 @@ def test_f01_f02_days_to_train_70b_parameters_on_15t_tokens():
 
 
 def test_f03_largest_model_on_eight_h100_with_adamw():
-    assert largest_model_rule(8 * 80e9, bytes_a_parameter=bytes_a_parameter("adamw")) == 4.0e10
+    assert largest_model_rule(8 * 80e9, bytes_per_parameter=bytes_per_parameter("adamw")) == 4.0e10
 
 
 def test_f05_bytes_of_one_gpt3_feed_forward_matrix():
@@ -78,7 +78,7 @@ def test_f20_f21_parameters_and_rule_bytes_of_a_small_deep_linear_model():
     parameters = count(DeepLinear(4, 2), torch.zeros(2, 4)).parameters
     assert parameters == 36
     activations = 2 * 4 * 2
-    assert bytes_a_parameter("adagrad") * parameters + 4 * activations == 496
+    assert bytes_per_parameter("adagrad") * parameters + 4 * activations == 496
 
 
 class _AdaGrad(torch.optim.Optimizer):
@@ -111,7 +111,7 @@ def test_f21_the_updates_temporaries_raise_the_peak_above_the_rule():
 
 
 def test_f24_bytes_a_parameter():
-    assert [bytes_a_parameter("adagrad"), bytes_a_parameter("adamw"), bytes_a_parameter("adamw", mixed=True)] == [
+    assert [bytes_per_parameter("adagrad"), bytes_per_parameter("adamw"), bytes_per_parameter("adamw", mixed=True)] == [
         12,
         16,
         16,

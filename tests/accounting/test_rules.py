@@ -115,7 +115,7 @@ def test_the_rule_of_the_kv_cache_is_what_a_models_keys_and_values_take():
 def test_the_rule_of_intensity_is_a_products_flops_over_the_bytes_it_moves():
     ledger = count(torch.nn.Linear(64, 32, bias=False), torch.zeros(16, 64))
     (row,) = [row for row in ledger.rows if row.flops and row.phase == "forward"]
-    rule = matmul_intensity_rule(16, 64, 32, bytes_a_number=4)
+    rule = matmul_intensity_rule(16, 64, 32, bytes_per_number=4)
     assert row.flops / (row.bytes_read + row.bytes_written) == rule
 
 
@@ -153,12 +153,12 @@ def test_the_table_puts_each_rule_beside_the_count_of_the_same_thing(gpt2: Ledge
         "FLOPs, attention": attention,
         "FLOPs, with attention": gpt2.flops,
         "peak bytes, AdamW": gpt2.peak_bytes,
-        "activations a layer, flash": kept_by_a_block(gpt2),
+        "activations per layer, flash": kept_by_a_block(gpt2),
     }
     for quantity, value in counted.items():
         assert rows[quantity].count == value
     # What this step does not do is not held against it; what needs a machine waits for one.
-    assert rows["activations a layer, plain"].count is rows["activations a layer, checkpointed"].error is None
+    assert rows["activations per layer, plain"].count is rows["activations per layer, checkpointed"].error is None
     assert rows["arithmetic intensity"].error == pytest.approx(0)
     assert {"largest model", "time of the run", "throughput"}.isdisjoint(rows)
     errors = {name: rows[name].error for name in ("FLOPs, attention", "FLOPs, training", "peak bytes, AdamW")}
@@ -199,7 +199,7 @@ def test_the_table_of_an_accumulated_checkpointed_step_is_of_one_micro_batch():
     )
     rows = {row.quantity: row for row in rules_table(ledger, sizes, block="blocks.1")}
     # In fp32, which the rule does not know of.
-    assert rows["activations a layer, checkpointed"].error == -0.5
-    assert rows["activations a layer, flash"].count is None
+    assert rows["activations per layer, checkpointed"].error == -0.5
+    assert rows["activations per layer, flash"].count is None
     assert rows["FLOPs, training"].rule == 6 * ledger.parameters * 6 * 16
     assert rows["parameters, gated"].error == pytest.approx(-0.01, abs=0.01)

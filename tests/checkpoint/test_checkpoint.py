@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from napkin.checkpoint.checkpoint import (
     Checkpoint,
     checkpoint_paths,
-    load_learner,
     load_model,
+    load_train_state,
     prune_checkpoints,
     read_checkpoint,
     save_checkpoint,
@@ -27,7 +27,7 @@ from napkin.errors import CorruptFile, NapkinError
 from napkin.model.config import ModelConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import OptimizerConfig, Recipe
-from napkin.train_step.step import Learner, build_learner
+from napkin.train_step.step import TrainState, build_train_state
 from oracles.tiny_run import MODEL, TRAINING
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "SHA256SUMS")
@@ -36,33 +36,33 @@ FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "SHA256SUMS
 SMALL = dataclasses.replace(MODEL, vocab_size=17)
 
 
-def make_learner(model: ModelConfig = SMALL, seed: int = 0) -> Learner:
+def make_learner(model: ModelConfig = SMALL, seed: int = 0) -> TrainState:
     training = dataclasses.replace(TRAINING, init_seed=seed, precision="fp32")
     recipe = Recipe(model=model, optimizer=OptimizerConfig(warmup_steps=0), training=training)
-    return build_learner(recipe, Precision("fp32", "cpu"))
+    return build_train_state(recipe, Precision("fp32", "cpu"))
 
 
-def learn(learner: Learner, first: int, last: int) -> list[float]:
+def learn(train_state: TrainState, first: int, last: int) -> list[float]:
     losses = []
     for number in range(first, last):
         tokens = torch.randint(0, 17, (4, 33), generator=torch.Generator().manual_seed(number))
-        losses.append(learner.step(number, tokens[:, :-1], tokens[:, 1:])[0].item())
+        losses.append(train_state.step(number, tokens[:, :-1], tokens[:, 1:])[0].item())
     return losses
 
 
-def save(folder: Path, learner: Learner, step: int) -> Checkpoint:
-    return save_checkpoint(folder, learner, step=step, seconds=1.5, tokenizer="t", train_tokens="d")
+def save(folder: Path, train_state: TrainState, step: int) -> Checkpoint:
+    return save_checkpoint(folder, train_state, step=step, seconds=1.5, tokenizer="t", train_tokens="d")
 
 
-def restore(folder: Path, learner: Learner, messages: list[str] | None = None) -> Checkpoint | None:
+def restore(folder: Path, train_state: TrainState, messages: list[str] | None = None) -> Checkpoint | None:
     tell = (messages if messages is not None else []).append
-    return restore_newest(folder, learner, tokenizer="t", train_tokens="d", on_message=tell)
+    return restore_newest(folder, train_state, tokenizer="t", train_tokens="d", on_message=tell)
 
 
-def tensors(learner: Learner) -> dict[str, torch.Tensor]:
-    found = {name: parameter.detach().clone() for name, parameter in learner.model.named_parameters()}
-    for name, parameter in learner.model.named_parameters():
-        found |= {f"{moment}.{name}": t.clone() for moment, t in learner.optimizer.state[parameter].items()}
+def tensors(train_state: TrainState) -> dict[str, torch.Tensor]:
+    found = {name: parameter.detach().clone() for name, parameter in train_state.model.named_parameters()}
+    for name, parameter in train_state.model.named_parameters():
+        found |= {f"{moment}.{name}": t.clone() for moment, t in train_state.optimizer.state[parameter].items()}
     return found
 
 
@@ -75,12 +75,12 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 @pytest.fixture
 def two_checkpoints(tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
     """A folder with the checkpoints of steps 2 and 4, and what was saved at step 2."""
-    learner = make_learner()
-    learn(learner, 0, 2)
-    save(tmp_path, learner, 2)
-    earlier = tensors(learner)
-    learn(learner, 2, 4)
-    save(tmp_path, learner, 4)
+    train_state = make_learner()
+    learn(train_state, 0, 2)
+    save(tmp_path, train_state, 2)
+    earlier = tensors(train_state)
+    learn(train_state, 2, 4)
+    save(tmp_path, train_state, 4)
     return tmp_path, earlier
 
 
@@ -91,19 +91,19 @@ def rewrite_sums(checkpoint: Path) -> None:
 
 
 def test_a_learner_that_was_saved_and_loaded_goes_on_with_the_same_losses(tmp_path: Path) -> None:
-    learner = make_learner()
-    learn(learner, 0, 3)
-    save(tmp_path, learner, 3)
+    train_state = make_learner()
+    learn(train_state, 0, 3)
+    save(tmp_path, train_state, 3)
     other = make_learner(seed=1)
     assert (found := restore(tmp_path, other)) is not None
     assert (found.state.step, found.state.seconds) == (3, 1.5)
-    assert_same(tensors(other), tensors(learner))
-    assert learn(other, 3, 8) == learn(learner, 3, 8)
+    assert_same(tensors(other), tensors(train_state))
+    assert learn(other, 3, 8) == learn(train_state, 3, 8)
 
 
 def test_a_checkpoint_before_the_first_step_is_one_like_others(tmp_path: Path) -> None:
-    learner, other = make_learner(), make_learner(seed=1)
-    save(tmp_path, learner, 0)
+    train_state, other = make_learner(), make_learner(seed=1)
+    save(tmp_path, train_state, 0)
     restore(tmp_path, other)
     assert learn(other, 0, 3) == learn(make_learner(), 0, 3)
 
@@ -123,10 +123,10 @@ def test_a_checkpoint_that_is_there_already_is_kept_as_it_is(tmp_path: Path) -> 
 
 
 def test_a_damaged_one_at_its_place_is_set_aside_when_a_checkpoint_is_written(tmp_path: Path) -> None:
-    learner = make_learner()
-    path = save(tmp_path, learner, 0).path
+    train_state = make_learner()
+    path = save(tmp_path, train_state, 0).path
     (path / "model.safetensors").write_bytes(b"")
-    save(tmp_path, learner, 0)
+    save(tmp_path, train_state, 0)
     assert read_checkpoint(path).state.step == 0
     assert (tmp_path / "damaged-step-00000000" / "model.safetensors").read_bytes() == b""
 
@@ -169,11 +169,11 @@ def test_a_run_goes_on_from_the_checkpoint_before_one_that_lacks_a_file(
 ) -> None:
     folder, earlier = two_checkpoints
     (folder / "step-00000004" / name).unlink()
-    learner, messages = make_learner(), []
-    found = restore(folder, learner, messages)
+    train_state, messages = make_learner(), []
+    found = restore(folder, train_state, messages)
     assert found is not None
     assert found.state.step == 2
-    assert_same(tensors(learner), earlier)
+    assert_same(tensors(train_state), earlier)
     assert len(messages) == 1
     assert name in messages[0]
     assert "step-00000002" in messages[0]
@@ -253,11 +253,11 @@ def test_tensors_that_do_not_fit_are_refused_though_their_checksum_is_right(
     path = folder / "step-00000004"
     save_file(ALTERATIONS[number](load_file(path / name)), path / name)
     rewrite_sums(path)
-    learner, messages = make_learner(seed=1), []
-    found = restore(folder, learner, messages)
+    train_state, messages = make_learner(seed=1), []
+    found = restore(folder, train_state, messages)
     assert found is not None
     assert found.state.step == 2
-    assert_same(tensors(learner), earlier)
+    assert_same(tensors(train_state), earlier)
     assert name in messages[0]
 
 
@@ -268,9 +268,9 @@ def test_a_file_that_is_no_safetensors_is_refused_though_its_checksum_is_right(
     folder, earlier = two_checkpoints
     (folder / "step-00000004" / "model.safetensors").write_bytes(text)
     rewrite_sums(folder / "step-00000004")
-    learner = make_learner(seed=1)
-    restore(folder, learner)
-    assert_same(tensors(learner), earlier)
+    train_state = make_learner(seed=1)
+    restore(folder, train_state)
+    assert_same(tensors(train_state), earlier)
 
 
 @pytest.mark.parametrize(
@@ -278,14 +278,14 @@ def test_a_file_that_is_no_safetensors_is_refused_though_its_checksum_is_right(
 )
 def test_another_model_is_refused_by_name_also_where_the_weights_would_fit(tmp_path: Path, changes: dict) -> None:
     checkpoint = save(tmp_path, make_learner(), 0)
-    learner = make_learner(dataclasses.replace(SMALL, **changes))
-    before = tensors(learner)
-    for load in (lambda: load_model(checkpoint, learner.model), lambda: load_learner(checkpoint, learner)):
+    train_state = make_learner(dataclasses.replace(SMALL, **changes))
+    before = tensors(train_state)
+    for load in (lambda: load_model(checkpoint, train_state.model), lambda: load_train_state(checkpoint, train_state)):
         with pytest.raises(NapkinError) as caught:
             load()
         for name, value in changes.items():
             assert f"model.{name} is {value}, was {getattr(SMALL, name)}" in str(caught.value)
-    assert_same(tensors(learner), before)
+    assert_same(tensors(train_state), before)
 
 
 @pytest.mark.parametrize(("tokenizer", "train_tokens", "word"), [("other", "d", "tokenizer"), ("t", "other", "tokens")])
@@ -298,19 +298,19 @@ def test_another_text_is_refused(tmp_path: Path, tokenizer: str, train_tokens: s
 
 
 def test_a_recipe_that_changed_in_other_ways_is_told(tmp_path: Path) -> None:
-    learner = make_learner()
-    save(tmp_path, learner, 0)
-    changed = dataclasses.replace(learner.recipe, optimizer=OptimizerConfig(learning_rate=0.5, warmup_steps=0))
+    train_state = make_learner()
+    save(tmp_path, train_state, 0)
+    changed = dataclasses.replace(train_state.recipe, optimizer=OptimizerConfig(learning_rate=0.5, warmup_steps=0))
     messages: list[str] = []
-    restore(tmp_path, dataclasses.replace(learner, recipe=changed), messages)
+    restore(tmp_path, dataclasses.replace(train_state, recipe=changed), messages)
     assert len(messages) == 1
-    assert f"optimizer.learning_rate is 0.5, was {learner.recipe.optimizer.learning_rate}" in messages[0]
+    assert f"optimizer.learning_rate is 0.5, was {train_state.recipe.optimizer.learning_rate}" in messages[0]
 
 
 def test_pruning_keeps_the_newest_and_what_is_no_checkpoint(tmp_path: Path) -> None:
-    learner = make_learner()
+    train_state = make_learner()
     for step in (5, 99_999_999, 100_000_000, 7):
-        save(tmp_path, learner, step)
+        save(tmp_path, train_state, step)
     for name in ("step-of-mine", "damaged-step-00000003", "step-00000001.bak"):
         (tmp_path / name).mkdir()
     (tmp_path / ".step-00000009.abc.tmp").mkdir()
@@ -323,19 +323,19 @@ def test_pruning_keeps_the_newest_and_what_is_no_checkpoint(tmp_path: Path) -> N
         "step-99999999",
         "step-of-mine",
     ]
-    assert restore(tmp_path, learner) == read_checkpoint(tmp_path / "step-100000000")
+    assert restore(tmp_path, train_state) == read_checkpoint(tmp_path / "step-100000000")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("where", ["weight", "moment"])
 def test_no_checkpoint_is_made_of_numbers_that_are_not_finite(tmp_path: Path, where: str, value: float) -> None:
-    learner = make_learner()
-    learn(learner, 0, 1)
-    *_, parameter = learner.model.parameters()
+    train_state = make_learner()
+    learn(train_state, 0, 1)
+    *_, parameter = train_state.model.parameters()
     with torch.no_grad():
-        (parameter if where == "weight" else learner.optimizer.state[parameter]["exp_avg_sq"]).view(-1)[3] = value
+        (parameter if where == "weight" else train_state.optimizer.state[parameter]["exp_avg_sq"]).view(-1)[3] = value
     with pytest.raises(NapkinError, match="infinity or NaN"):
-        save(tmp_path, learner, 1)
+        save(tmp_path, train_state, 1)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -352,11 +352,11 @@ def test_files_are_as_readable_as_the_umask_says(tmp_path: Path) -> None:
 
 def test_saving_copies_no_tensor(tmp_path: Path) -> None:
     model = ModelConfig(vocab_size=40_000, context_length=8, d_model=256, n_layers=1, n_heads=2)
-    learner = make_learner(model)
-    # Both moments: 12 bytes a parameter, some 125 MB, are written.
-    save(tmp_path, learner, 0)
+    train_state = make_learner(model)
+    # Both moments: 12 bytes per parameter, some 125 MB, are written.
+    save(tmp_path, train_state, 0)
     written = sum(file.stat().st_size for file in tmp_path.rglob("*.safetensors"))
-    before, peak = peak_of(lambda: save(tmp_path, learner, 1))
+    before, peak = peak_of(lambda: save(tmp_path, train_state, 1))
     assert peak - before < 0.1 * written
 
 
@@ -370,23 +370,24 @@ def peak_of(action: Callable[[], object]) -> tuple[int, int]:
 
 
 def test_what_is_saved_is_not_changed_by_saving(tmp_path: Path) -> None:
-    learner = make_learner()
-    learn(learner, 0, 2)
-    twin = copy.deepcopy(tensors(learner))
-    save(tmp_path, learner, 2)
-    assert_same(tensors(learner), twin)
+    train_state = make_learner()
+    learn(train_state, 0, 2)
+    twin = copy.deepcopy(tensors(train_state))
+    save(tmp_path, train_state, 2)
+    assert_same(tensors(train_state), twin)
 
 
 def test_another_form_of_attention_is_no_other_model(tmp_path: Path) -> None:
     model = dataclasses.replace(MODEL, vocab_size=61)
-    learners = [
-        build_learner(Recipe(model=dataclasses.replace(model, attention=form)), Precision("fp32", "cpu"))
+    train_states = [
+        build_train_state(Recipe(model=dataclasses.replace(model, attention=form)), Precision("fp32", "cpu"))
         for form in ("plain", "sdpa")
     ]
     with torch.no_grad():
-        learners[0].model.embedding.weight.add_(1)
-    load_learner(
-        save_checkpoint(tmp_path, learners[0], step=0, seconds=0.0, tokenizer="t", train_tokens="d"), learners[1]
+        train_states[0].model.embedding.weight.add_(1)
+    load_train_state(
+        save_checkpoint(tmp_path, train_states[0], step=0, seconds=0.0, tokenizer="t", train_tokens="d"),
+        train_states[1],
     )
-    for before, after in zip(learners[0].model.parameters(), learners[1].model.parameters(), strict=True):
+    for before, after in zip(train_states[0].model.parameters(), train_states[1].model.parameters(), strict=True):
         assert torch.equal(before, after)

@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from napkin.checkpoint.checkpoint import load_learner, read_checkpoint, save_checkpoint, tensors_of
+from napkin.checkpoint.checkpoint import load_train_state, read_checkpoint, save_checkpoint, tensors_of
 from napkin.distributed.ranks import ALONE
 from napkin.errors import CorruptFile
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
-from napkin.train_step.step import Learner, build_learner
+from napkin.train_step.step import TrainState, build_train_state
 from oracles.tiny_run import tiny_recipe
 
 SIZE = 3
@@ -27,13 +27,13 @@ def recipe() -> Recipe:
     return dataclasses.replace(made, model=dataclasses.replace(made.model, vocab_size=17))
 
 
-def learner_after(steps: int) -> Learner:
-    learner = build_learner(recipe(), Precision("fp32", "cpu"), ALONE)
+def learner_after(steps: int) -> TrainState:
+    train_state = build_train_state(recipe(), Precision("fp32", "cpu"), ALONE)
     draw = torch.Generator().manual_seed(0)
     for number in range(steps):
         inputs, targets = torch.randint(17, (2, 4, 32), generator=draw)
-        learner.step(number, inputs, targets)
-    return learner
+        train_state.step(number, inputs, targets)
+    return train_state
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +76,10 @@ def sign(folder: Path) -> None:
 
 
 def test_one_process_reads_what_three_have_written(sharded: Path) -> None:
-    wanted, learner = learner_after(2), learner_after(0)
-    load_learner(read_checkpoint(sharded), learner)
+    wanted, train_state = learner_after(2), learner_after(0)
+    load_train_state(read_checkpoint(sharded), train_state)
     for stem, tensors in tensors_of(wanted).items():
-        for name, tensor in tensors_of(learner)[stem].items():
+        for name, tensor in tensors_of(train_state)[stem].items():
             assert torch.equal(tensor, tensors[name]), name
 
 
@@ -107,7 +107,7 @@ def test_rows_that_do_not_follow_one_another_are_refused_though_the_checksums_ar
     write_shard(sharded / "model-00002-of-00003.safetensors", tensors, 1, shift=1)
     sign(sharded)
     with pytest.raises(CorruptFile, match="in pieces that do not follow one another, at row"):
-        load_learner(read_checkpoint(sharded), learner_after(0))
+        load_train_state(read_checkpoint(sharded), learner_after(0))
 
 
 @pytest.mark.parametrize("info", ["[", "[]", "{}", '{"x": 1}', '{"embedding.weight": {"saved_offsets": ["x"]}}'])
@@ -116,4 +116,4 @@ def test_a_header_that_makes_no_sense_is_refused_though_the_checksums_are_right(
     save_file(load_file(file), file, metadata={"DCP_SHARDING_INFO": info})
     sign(sharded)
     with pytest.raises(CorruptFile, match=r"where its rows belong|do not follow one another"):
-        load_learner(read_checkpoint(sharded), learner_after(0))
+        load_train_state(read_checkpoint(sharded), learner_after(0))

@@ -13,7 +13,7 @@ from napkin.checkpoint.checkpoint import (
     Snapshot,
     checkpoint_paths,
     load_averaged_model,
-    load_learner,
+    load_train_state,
     read_checkpoint,
     snapshot,
     write_checkpoint,
@@ -24,30 +24,30 @@ from napkin.errors import NapkinError
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import OptimizerConfig, Recipe
 from napkin.runs.history import History
-from napkin.train_step.step import Learner, build_learner, count_step
+from napkin.train_step.step import TrainState, build_train_state, count_step
 from oracles.tiny_run import MODEL, TRAINING
 
 
-def make_learner(average_decay: float | None = None) -> Learner:
+def make_learner(average_decay: float | None = None) -> TrainState:
     recipe = Recipe(
         model=dataclasses.replace(MODEL, vocab_size=17),
         optimizer=OptimizerConfig(warmup_steps=0, average_decay=average_decay),
         training=dataclasses.replace(TRAINING, precision="fp32"),
     )
-    return build_learner(recipe, Precision("fp32", "cpu"))
+    return build_train_state(recipe, Precision("fp32", "cpu"))
 
 
-def learn(learner: Learner, first: int, last: int) -> list[float]:
+def learn(train_state: TrainState, first: int, last: int) -> list[float]:
     losses = []
     for number in range(first, last):
         tokens = torch.randint(0, 17, (4, 33), generator=torch.Generator().manual_seed(number))
-        losses.append(learner.step(number, tokens[:, :-1], tokens[:, 1:])[0].item())
+        losses.append(train_state.step(number, tokens[:, :-1], tokens[:, 1:])[0].item())
     return losses
 
 
-def taken(learner: Learner, step: int, **history: object) -> Snapshot:
+def taken(train_state: TrainState, step: int, **history: object) -> Snapshot:
     kept = History(**history)  # pyright: ignore[reportArgumentType]
-    return snapshot(learner, step=step, seconds=1.0, tokenizer="t", train_tokens="d", history=kept)
+    return snapshot(train_state, step=step, seconds=1.0, tokenizer="t", train_tokens="d", history=kept)
 
 
 def writer_in(folder: Path, **settings: object) -> CheckpointWriter:
@@ -60,13 +60,13 @@ def steps(folder: Path) -> list[int]:
 
 
 def test_training_goes_on_while_a_checkpoint_of_an_earlier_state_is_written(tmp_path: Path) -> None:
-    learner, go_on = make_learner(0.9), threading.Event()
-    learn(learner, 0, 2)
+    train_state, go_on = make_learner(0.9), threading.Event()
+    learn(train_state, 0, 2)
     (tmp_path / "expected").mkdir()
-    expected = write_checkpoint(tmp_path / "expected", taken(learner, 2)).path
+    expected = write_checkpoint(tmp_path / "expected", taken(train_state, 2)).path
     with writer_in(tmp_path, before_publishing=lambda: go_on.wait(300)) as writer:
-        writer.save(taken(learner, 2))
-        learn(learner, 2, 5)
+        writer.save(taken(train_state, 2))
+        learn(train_state, 2, 5)
         assert steps(tmp_path) == []
         go_on.set()
         written = writer.wait()
@@ -76,13 +76,13 @@ def test_training_goes_on_while_a_checkpoint_of_an_earlier_state_is_written(tmp_
 
 
 def test_one_checkpoint_is_written_at_a_time_from_memory_that_is_made_once(tmp_path: Path) -> None:
-    learner, go_on, second = make_learner(), threading.Event(), threading.Event()
+    train_state, go_on, second = make_learner(), threading.Event(), threading.Event()
     writer = writer_in(tmp_path, before_publishing=lambda: go_on.wait(300))
-    writer.save(taken(learner, 1))
+    writer.save(taken(train_state, 1))
     addresses = [buffer.data_ptr() for buffer in writer._buffers._buffers.values()]
 
     def save_another() -> None:
-        writer.save(taken(learner, 2))
+        writer.save(taken(train_state, 2))
         second.set()
 
     thread = threading.Thread(target=save_another)
@@ -97,11 +97,11 @@ def test_one_checkpoint_is_written_at_a_time_from_memory_that_is_made_once(tmp_p
 
 
 def test_what_the_writer_met_is_told_at_the_next_step_and_once(tmp_path: Path) -> None:
-    learner = make_learner()
+    train_state = make_learner()
     with writer_in(tmp_path / "checkpoints") as writer:
         writer.refuse_failure()
         # The folder is not there.
-        writer.save(taken(learner, 1))
+        writer.save(taken(train_state, 1))
         assert writer._thread is not None
         writer._thread.join()
         with pytest.raises(NapkinError, match="step-00000001' cannot be written"):
@@ -125,7 +125,7 @@ def test_leaving_waits_for_the_write_and_tells_its_error_before_another(tmp_path
 
 
 def test_the_best_checkpoint_is_kept_besides_the_newest_and_found_again(tmp_path: Path) -> None:
-    learner = make_learner()
+    train_state = make_learner()
     losses: list[tuple[int, float]] = []
     # By two processes, as it were; steps 3 and 6 are not evaluated, 4's loss is known to its successors alone.
     for process in (range(1, 5), range(5, 9)):
@@ -134,24 +134,24 @@ def test_the_best_checkpoint_is_kept_besides_the_newest_and_found_again(tmp_path
                 saved_before = list(losses)
                 if step not in (3, 6):
                     losses.append((step, {2: 1.0, 7: 0.9}.get(step, 2.0 + step)))
-                writer.save(taken(learner, step, validation_losses=saved_before if step == 4 else losses))
+                writer.save(taken(train_state, step, validation_losses=saved_before if step == 4 else losses))
         if process.stop == 5:
             assert steps(tmp_path) == [2, 3, 4]
     assert steps(tmp_path) == [7, 8]
     with writer_in(tmp_path, keep=1) as writer:
-        writer.save(taken(learner, 9, validation_losses=losses))
+        writer.save(taken(train_state, 9, validation_losses=losses))
     assert steps(tmp_path) == [7, 9]
     with writer_in(tmp_path, keep=1, keep_best=False) as writer:
-        writer.save(taken(learner, 10, validation_losses=losses))
+        writer.save(taken(train_state, 10, validation_losses=losses))
     assert steps(tmp_path) == [10]
 
 
 def test_a_step_being_written_is_not_written_again_and_damage_calls_for_a_new_best(tmp_path: Path) -> None:
-    learner, go_on = make_learner(), threading.Event()
+    train_state, go_on = make_learner(), threading.Event()
     losses = [(1, 2.0), (2, 1.0)]
     with writer_in(tmp_path, before_publishing=lambda: go_on.wait(300)) as writer:
         assert writer.lacks(2, History(validation_losses=losses))
-        writer.save(taken(learner, 2, validation_losses=losses))
+        writer.save(taken(train_state, 2, validation_losses=losses))
         # Nothing of it is on the disk yet.
         assert steps(tmp_path) == []
         assert not writer.lacks(3, History(validation_losses=[*losses, (3, 1.5)]))
@@ -164,14 +164,14 @@ def test_a_step_being_written_is_not_written_again_and_damage_calls_for_a_new_be
 
 
 def test_few_of_the_evaluations_around_a_plateau_bring_a_checkpoint(tmp_path: Path) -> None:
-    learner, draw, losses, saved = make_learner(), random.Random(5), [], []
+    train_state, draw, losses, saved = make_learner(), random.Random(5), [], []
     n = 1000
     with writer_in(tmp_path, background=False) as writer:
         for step in range(1, n + 1):
             losses.append((step, draw.gauss(3.0, 0.01)))
             if writer.lacks(step, History(validation_losses=losses)):
                 saved.append(step)
-                writer.save(taken(learner, step, validation_losses=losses))
+                writer.save(taken(train_state, step, validation_losses=losses))
     best = min(losses, key=lambda entry: entry[1])[0]
     assert saved[-1] == best
     assert steps(tmp_path) == saved[-2:]
@@ -184,50 +184,50 @@ def test_few_of_the_evaluations_around_a_plateau_bring_a_checkpoint(tmp_path: Pa
 def test_a_disk_without_room_is_named_before_a_byte_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
 ) -> None:
-    learner = make_learner()
+    train_state = make_learner()
     (tmp_path / "checkpoints").mkdir()
     with writer_in(tmp_path / "checkpoints", background=background) as writer:
-        writer.save(taken(learner, 1))
+        writer.save(taken(train_state, 1))
         writer.wait()
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=taken(learner, 2).bytes))
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=taken(train_state, 2).bytes))
         with pytest.raises(NapkinError, match=r"the next checkpoint takes .* free: make room .*are kept"):
-            writer.save(taken(learner, 2))
+            writer.save(taken(train_state, 2))
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
 
 
 @pytest.mark.parametrize("average_decay", [None, 0.9])
 def test_the_bytes_of_a_checkpoint_are_those_that_were_counted(tmp_path: Path, average_decay: float | None) -> None:
-    learner = make_learner(average_decay)
-    written = write_checkpoint(tmp_path, taken(learner, 0)).path
-    tensors = sum(t.nbytes for named in taken(learner, 0).tensors.values() for t in named.values())
+    train_state = make_learner(average_decay)
+    written = write_checkpoint(tmp_path, taken(train_state, 0)).path
+    tensors = sum(t.nbytes for named in taken(train_state, 0).tensors.values() for t in named.values())
     # Tables that the model makes for itself are counted with its parameters, and not saved.
-    tables = sum(buffer.nbytes for buffer in learner.model.buffers())
-    assert checkpoint_bytes(count_step(learner.recipe, learner.precision)) == tensors + tables
+    tables = sum(buffer.nbytes for buffer in train_state.model.buffers())
+    assert checkpoint_bytes(count_step(train_state.recipe, train_state.precision)) == tensors + tables
     on_disk = sum((written / name).stat().st_size for name in ("model.safetensors", "optimizer.safetensors"))
     assert tensors < on_disk < tensors + 2**13
 
 
 def test_averaged_weights_survive_a_checkpoint_bit_for_bit(tmp_path: Path) -> None:
-    learner, resumed = make_learner(0.9), make_learner(0.9)
-    learn(learner, 0, 4)
-    checkpoint = write_checkpoint(tmp_path, taken(learner, 4))
-    load_learner(checkpoint, resumed)
-    assert learn(resumed, 4, 9) == learn(learner, 4, 9)
-    assert learner.average is not None
+    train_state, resumed = make_learner(0.9), make_learner(0.9)
+    learn(train_state, 0, 4)
+    checkpoint = write_checkpoint(tmp_path, taken(train_state, 4))
+    load_train_state(checkpoint, resumed)
+    assert learn(resumed, 4, 9) == learn(train_state, 4, 9)
+    assert train_state.average is not None
     assert resumed.average is not None
     assert resumed.average.step == 9
-    for found, expected in zip(resumed.average.averages, learner.average.averages, strict=True):
+    for found, expected in zip(resumed.average.averages, train_state.average.averages, strict=True):
         assert torch.equal(found, expected)
 
 
 def test_averaged_weights_are_what_a_trained_model_is_opened_with(tmp_path: Path) -> None:
-    learner = make_learner(0.9)
-    learn(learner, 0, 4)
-    checkpoint = write_checkpoint(tmp_path, taken(learner, 4))
+    train_state = make_learner(0.9)
+    learn(train_state, 0, 4)
+    checkpoint = write_checkpoint(tmp_path, taken(train_state, 4))
     opened = make_learner().model
     load_averaged_model(checkpoint, opened)
-    assert learner.average is not None
-    for parameter, average in zip(opened.parameters(), learner.average.averages, strict=True):
+    assert train_state.average is not None
+    for parameter, average in zip(opened.parameters(), train_state.average.averages, strict=True):
         assert torch.equal(parameter, average)
     plain = make_learner()
     learn(plain, 0, 1)
@@ -237,16 +237,16 @@ def test_averaged_weights_are_what_a_trained_model_is_opened_with(tmp_path: Path
 
 
 def test_an_average_that_is_asked_for_later_begins_there_and_one_that_is_not_wanted_is_dropped(tmp_path: Path) -> None:
-    learner, later = make_learner(), make_learner(0.9)
-    learn(learner, 0, 3)
-    load_learner(write_checkpoint(tmp_path, taken(learner, 3)), later)
+    train_state, later = make_learner(), make_learner(0.9)
+    learn(train_state, 0, 3)
+    load_train_state(write_checkpoint(tmp_path, taken(train_state, 3)), later)
     assert later.average is not None
     assert later.average.step == 0
-    for parameter, average in zip(learner.model.parameters(), later.average.averages, strict=True):
+    for parameter, average in zip(train_state.model.parameters(), later.average.averages, strict=True):
         assert torch.equal(parameter, average)
     learn(later, 3, 5)
     dropped = make_learner()
-    load_learner(write_checkpoint(tmp_path, taken(later, 5)), dropped)
+    load_train_state(write_checkpoint(tmp_path, taken(later, 5)), dropped)
     assert learn(dropped, 5, 7) == learn(later, 5, 7)
 
 

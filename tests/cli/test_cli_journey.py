@@ -27,7 +27,7 @@ def test_a_run_leaves_its_books_and_can_be_used(napkin, place: Path) -> None:
     assert {"recipe.toml", "plan.json", "metrics.jsonl", "measurement.json", "report.html", "tokenizer.json"} <= {
         path.name for path in run.iterdir()
     }
-    assert "bits a byte" in napkin("evaluate", str(run)).out
+    assert "bits per byte" in napkin("evaluate", str(run)).out
     assert (run / "evaluation.json").exists()
     report = (run / "report.html").read_text()
     assert "gzip" in report
@@ -43,7 +43,7 @@ def test_a_result_is_printed_although_the_report_cannot_be_written(napkin, place
     done = napkin(*command.split())
     assert done.status == 2
     assert "runs/tiny/plan.json" in done.err
-    assert "bits a byte" in done.out or "=== 1" in done.out
+    assert "bits per byte" in done.out or "=== 1" in done.out
 
 
 def test_every_result_is_pure_json_where_it_is_asked_for(napkin) -> None:

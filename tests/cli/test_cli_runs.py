@@ -16,7 +16,7 @@ def test_runs_are_listed_and_compared(napkin, place: Path) -> None:
     assert "at equal" not in listed.out
     shutil.copytree("runs/tiny", "runs/copy")
     done = napkin("runs", "--over", "steps", "--page", "page.html")
-    assert "training loss, nats a token, at equal steps" in done.out
+    assert "training loss, nats per token, at equal steps" in done.out
     assert Path("page.html").read_text().count("<svg") >= 8
     found = json.loads(napkin("runs", "runs/tiny", "runs/copy", "--over=steps", "--json").out)
     assert [run["name"] for run in found["runs"]] == ["tiny", "copy"]

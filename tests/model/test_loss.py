@@ -64,9 +64,9 @@ def test_a_frozen_side_takes_no_gradient_and_leaves_the_other_exact(trained: str
     frozen.requires_grad_(False)
     linear_cross_entropy(hidden, weight, targets, chunk_size=16).backward()
     assert frozen.grad is None
-    learner = hidden if trained == "hidden" else weight
-    (expected,) = torch.autograd.grad(full_loss(hidden, weight, targets), learner)
-    torch.testing.assert_close(learner.grad, expected, rtol=1e-5, atol=1e-6)
+    train_state = hidden if trained == "hidden" else weight
+    (expected,) = torch.autograd.grad(full_loss(hidden, weight, targets), train_state)
+    torch.testing.assert_close(train_state.grad, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_loss_is_the_same_number_with_and_without_gradients() -> None:

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin import count
-from napkin.checkpoint.checkpoint import load_learner, save_checkpoint
+from napkin.checkpoint.checkpoint import load_train_state, save_checkpoint
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
 from napkin.optim import base
 from napkin.optim.names import OPTIMIZERS, build_optimizer
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
-from napkin.train_step.step import Learner, build_learner, count_step
+from napkin.train_step.step import TrainState, build_train_state, count_step
 from oracles.allocator import growth_at_peak, storage_bytes
 from oracles.brute_force_flops import ScalarProducts
 
@@ -28,21 +28,21 @@ EVERY_NAME = pytest.mark.parametrize("name", OPTIMIZERS)
 SHORT = ("adamw", "lion", "muon")
 
 
-def make_learner(name: str, products: Literal["fp32", "bf16"] = "fp32", **options: Any) -> Learner:
+def make_learner(name: str, products: Literal["fp32", "bf16"] = "fp32", **options: Any) -> TrainState:
     recipe = Recipe(
         model=MODEL,
         optimizer=OptimizerConfig(name=name, schedule="constant", warmup_steps=5, **options),
         training=TrainingConfig(steps=1000, batch_size=2),
     )
-    return build_learner(recipe, Precision(products, "cpu"))
+    return build_train_state(recipe, Precision(products, "cpu"))
 
 
-def learn(learner: Learner, first: int, last: int, *, one_batch: bool = False) -> list[float]:
+def learn(train_state: TrainState, first: int, last: int, *, one_batch: bool = False) -> list[float]:
     losses = []
     for number in range(first, last):
         generator = torch.Generator().manual_seed(0 if one_batch else number)
         tokens = torch.randint(0, MODEL.vocab_size, (2, MODEL.context_length + 1), generator=generator)
-        losses.append(learner.step(number, tokens[:, :-1], tokens[:, 1:])[0].item())
+        losses.append(train_state.step(number, tokens[:, :-1], tokens[:, 1:])[0].item())
         if losses[-1] < 0.05:
             break
     return losses
@@ -62,7 +62,7 @@ def test_a_run_that_was_saved_and_loaded_goes_on_to_the_bit(name: str, tmp_path:
     learn(through, 0, 3)
     checkpoint = save_checkpoint(tmp_path, through, step=3, seconds=1.0, tokenizer="t", train_tokens="d")
     resumed = make_learner(name)
-    load_learner(checkpoint, resumed)
+    load_train_state(checkpoint, resumed)
     assert learn(resumed, 3, 7) == learn(through, 3, 7)
     for one, other in zip(resumed.model.parameters(), through.model.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -87,13 +87,13 @@ def state_bytes_by_hand(name: str, model: nn.Module) -> int:
 def test_the_bytes_of_state_that_its_docstring_states_are_those_that_are_counted_and_held(name: str) -> None:
     module, _, class_name = OPTIMIZERS[name].path.partition(".")
     text = getattr(importlib.import_module(f"napkin.optim.{module}"), class_name).__doc__
-    assert f" {OPTIMIZERS[name].state_bytes} bytes a parameter" in " ".join(text.split())
-    learner = make_learner(name)
-    learn(learner, 0, 1)
-    held = sum(tensor.nbytes for state in learner.optimizer.state.values() for tensor in state.values())
-    ledger = count_step(learner.recipe, learner.precision)
-    assert ledger.parameters == sum(parameter.numel() for parameter in learner.model.parameters())
-    assert ledger.peak_by_category.get("optimizer state", 0) == held == state_bytes_by_hand(name, learner.model)
+    assert f" {OPTIMIZERS[name].state_bytes} bytes per parameter" in " ".join(text.split())
+    train_state = make_learner(name)
+    learn(train_state, 0, 1)
+    held = sum(tensor.nbytes for state in train_state.optimizer.state.values() for tensor in state.values())
+    ledger = count_step(train_state.recipe, train_state.precision)
+    assert ledger.parameters == sum(parameter.numel() for parameter in train_state.model.parameters())
+    assert ledger.peak_by_category.get("optimizer state", 0) == held == state_bytes_by_hand(name, train_state.model)
     assert not ledger.unknown_operators
 
 
@@ -162,10 +162,10 @@ def test_flops_of_an_update_equal_the_multiplications_and_additions_done_one_by_
 
 
 def test_the_flops_of_newton_schulz_are_those_of_its_docstring() -> None:
-    learner = make_learner("muon")
-    ledger = count_step(learner.recipe, learner.precision)
+    train_state = make_learner("muon")
+    ledger = count_step(train_state.recipe, train_state.precision)
     expected = 0
-    for path, parameter in learner.model.named_parameters():
+    for path, parameter in train_state.model.named_parameters():
         if "blocks" in path and parameter.ndim == 2:
             m, n = sorted(parameter.shape)
             expected += 5 * 2 * (2 * m * m * n + m**3)
@@ -173,10 +173,10 @@ def test_the_flops_of_newton_schulz_are_those_of_its_docstring() -> None:
 
 
 def test_muon_orthogonalises_the_matrices_of_the_blocks_alone() -> None:
-    learner = make_learner("muon")
-    groups = learner.optimizer.param_groups
+    train_state = make_learner("muon")
+    groups = train_state.optimizer.param_groups
     orthogonal = {p for group in groups if group["orthogonal"] for p in group["params"]}
-    named = dict(learner.model.named_parameters())
+    named = dict(train_state.model.named_parameters())
     assert orthogonal == {p for path, p in named.items() if path.startswith("blocks.") and p.ndim == 2}
     assert sorted(map(id, named.values())) == sorted(id(p) for group in groups for p in group["params"])
     assert {group["weight_decay"] for group in groups for p in group["params"] if p.ndim == 1} == {0.0}
@@ -186,8 +186,8 @@ def test_muon_orthogonalises_the_matrices_of_the_blocks_alone() -> None:
 
 def test_muons_products_are_in_the_format_of_the_models() -> None:
     for products in ("fp32", "bf16"):
-        learner = make_learner("muon", products)
-        ledger = count_step(learner.recipe, learner.precision)
+        train_state = make_learner("muon", products)
+        ledger = count_step(train_state.recipe, train_state.precision)
         formats = {row.format for row in ledger.rows if row.phase == "optimizer" and row.flops}
         assert formats == {products}
 

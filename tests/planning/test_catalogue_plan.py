@@ -36,7 +36,7 @@ def test_dollars_and_energy_are_those_of_all_devices_for_all_steps() -> None:
     _, _, plan = plan_elsewhere(recipe(16), A100, 8)
     assert A100.price
     assert A100.watts
-    hours = plan.steps * plan.seconds_a_step / 3600
+    hours = plan.steps * plan.seconds_per_step / 3600
     assert plan.dollars is not None
     assert plan.kilowatt_hours is not None
     assert math.isclose(plan.dollars, 8 * hours * A100.price.usd_per_hour)
@@ -49,7 +49,7 @@ def test_dollars_and_energy_are_those_of_all_devices_for_all_steps() -> None:
 
 
 def test_gradients_cost_time_where_the_backward_pass_does_not_hide_them() -> None:
-    # One token a device, so that there is nothing to compute beside the exchange of 4 bytes a parameter.
+    # One token a device, so that there is nothing to compute beside the exchange of 4 bytes per parameter.
     slow = dataclasses.replace(A100, link_bandwidth=1e9)
     _, _, plan = plan_elsewhere(recipe(8, context_length=1), slow, 8)
     exchange = 2 * 7 / 8 * 4 * plan.ledger.parameters / 1e9

@@ -7,7 +7,7 @@ from napkin.hardware.malloc import keep_freed_memory
 from napkin.model.attention import attention_reference
 from napkin.model.config import ModelConfig
 from napkin.model.plain_attention import plain_attention
-from napkin.planning.kernel_choice import choose_forms
+from napkin.planning.kernel_choice import choose_kernels
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import OptimizerConfig, Recipe
 
@@ -15,7 +15,7 @@ MODEL = ModelConfig(vocab_size=300, context_length=256)
 
 
 def form(precision: Precision, **changes) -> str:
-    return choose_forms(Recipe(model=dataclasses.replace(MODEL, **changes)), precision).model.attention
+    return choose_kernels(Recipe(model=dataclasses.replace(MODEL, **changes)), precision).model.attention
 
 
 def test_attention_is_plain_where_a_cpu_multiplies_bf16_over_short_contexts() -> None:
@@ -31,7 +31,7 @@ def test_attention_is_plain_where_a_cpu_multiplies_bf16_over_short_contexts() ->
 def test_the_update_is_fused_where_there_is_a_kernel_and_nobody_said_no(name: str, fused: bool) -> None:
     for chosen, expected in ((None, fused), (False, False)):
         recipe = Recipe(model=MODEL, optimizer=OptimizerConfig(name=name, fused=chosen))
-        assert choose_forms(recipe, Precision("fp32", "cpu")).optimizer.fused is expected
+        assert choose_kernels(recipe, Precision("fp32", "cpu")).optimizer.fused is expected
 
 
 @pytest.mark.parametrize("n_kv_heads", [4, 2, 1])

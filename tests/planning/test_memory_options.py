@@ -9,12 +9,12 @@ from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.planning import micro_batch as fitting
 from napkin.planning.catalogue_plan import plan_elsewhere
-from napkin.planning.memory_options import levers
+from napkin.planning.memory_options import memory_options
 from napkin.planning.micro_batch import largest_micro_batch
 from napkin.planning.preparation import resolve
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe, TrainingConfig
-from napkin.train_step.step import build_learner, count_step
+from napkin.train_step.step import build_train_state, count_step
 from train_step.test_step import batch, make_recipe, weights
 
 MODEL = ModelConfig(vocab_size=300, context_length=32, d_model=32, n_layers=1, n_heads=2)
@@ -50,27 +50,29 @@ def test_a_resolved_recipe_says_what_auto_came_to() -> None:
 def test_each_lever_is_the_count_of_the_recipe_with_it() -> None:
     device = find_device("H100-SXM-80GB")
     recipe, precision, plan = plan_elsewhere(recipe_of(batch_size=4), device, 1)
-    found = levers(recipe, precision, plan, CatalogueCeilings(device), device=device)
-    by_name = {next(iter(lever.fields)): lever for lever in found}
+    found = memory_options(recipe, precision, plan, CatalogueCeilings(device), device=device)
+    by_name = {next(iter(memory_option.fields)): memory_option for memory_option in found}
     assert by_name.keys() >= {"micro_batch_size", "recompute", "offload_optimizer"}
-    for lever in found:
-        changed = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, **lever.fields))
-        assert lever.peak_bytes == count_step(changed, precision, target=plan.site.target).peak_bytes
-    full = next(lever for lever in found if lever.fields == {"recompute": "full", "recompute_every": 1})
+    for memory_option in found:
+        changed = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, **memory_option.fields))
+        assert memory_option.peak_bytes == count_step(changed, precision, target=plan.site.target).peak_bytes
+    full = next(
+        memory_option for memory_option in found if memory_option.fields == {"recompute": "full", "recompute_every": 1}
+    )
     assert full.hardware_flops > plan.ledger.hardware_flops
-    assert full.seconds > plan.seconds_a_step
-    assert by_name["offload_optimizer"].seconds > plan.seconds_a_step
+    assert full.seconds > plan.seconds_per_step
+    assert by_name["offload_optimizer"].seconds > plan.seconds_per_step
 
 
 def test_offloaded_state_trains_the_same_and_takes_none_of_the_devices_memory() -> None:
     kept, offloaded = make_recipe(), make_recipe(offload_optimizer=True)
-    learners = [build_learner(recipe, FP32) for recipe in (kept, offloaded)]
+    train_states = [build_train_state(recipe, FP32) for recipe in (kept, offloaded)]
     for number in range(3):
-        for learner in learners:
-            learner.step(number, *batch(number))
-    assert weights(learners[0]).equal(weights(learners[1]))
+        for train_state in train_states:
+            train_state.step(number, *batch(number))
+    assert weights(train_states[0]).equal(weights(train_states[1]))
     resident = [count_step(recipe, FP32, target="cuda").resident_bytes for recipe in (kept, offloaded)]
-    state = sum(tensor.nbytes for one in learners[0].optimizer.all_state().values() for tensor in one.values())
+    state = sum(tensor.nbytes for one in train_states[0].optimizer.all_state().values() for tensor in one.values())
     # The allocator rounds each tensor up to 512 bytes.
     assert resident[0] - resident[1] == pytest.approx(state, rel=0.2)
 

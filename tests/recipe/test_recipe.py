@@ -164,7 +164,7 @@ def test_a_resolved_recipe_names_every_number_that_the_optimizer_takes(name: str
 
 @pytest.mark.parametrize(("batch_size", "context_length"), [(2**34, 2), (2**20, 2**20)])
 def test_a_step_of_more_tokens_than_can_be_counted_is_refused(batch_size: int, context_length: int) -> None:
-    with pytest.raises(NapkinError, match=f"is {batch_size * context_length} tokens a step"):
+    with pytest.raises(NapkinError, match=f"is {batch_size * context_length} tokens per step"):
         Recipe(model=ModelConfig(context_length=context_length), training=TrainingConfig(batch_size=batch_size))
 
 

@@ -2,7 +2,7 @@
 
 Its arguments are a folder with cases.json, how many ranks there are, and a free port. A case is a name and what it
 changes of the recipe's tables. The first rank leaves the losses of all steps in NAME.json; half of the way another
-learner takes over, from the checkpoint in NAME/.
+the train state takes over, from the checkpoint in NAME/.
 """
 
 import dataclasses
@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from napkin.checkpoint.checkpoint import Checkpoint, load_learner, snapshot
+from napkin.checkpoint.checkpoint import Checkpoint, load_train_state, snapshot
 from napkin.checkpoint.sharded_writer import open_writer
 from napkin.distributed.ranks import ALONE, Ranks, joined
 from napkin.model.config import ModelConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
-from napkin.train_step.step import Learner, build_learner
+from napkin.train_step.step import TrainState, build_train_state
 from reliability.ranks import place
 
 MODEL = ModelConfig(vocab_size=61, context_length=16, d_model=24, n_layers=3, n_heads=4, n_kv_heads=2)
@@ -44,38 +44,38 @@ def recipe_of(case: Case) -> Recipe:
     )
 
 
-def learner_of(case: Case, ranks: Ranks = ALONE) -> Learner:
-    """This rank's part of a case's learner, as it begins."""
+def learner_of(case: Case, ranks: Ranks = ALONE) -> TrainState:
+    """This rank's part of a case's train_state, as it begins."""
     recipe = recipe_of(case)
-    learner = build_learner(recipe, Precision(recipe.training.precision, "cpu"), ranks)  # pyright: ignore[reportArgumentType]
-    if learner.loss_scale is not None:
+    train_state = build_train_state(recipe, Precision(recipe.training.precision, "cpu"), ranks)  # pyright: ignore[reportArgumentType]
+    if train_state.loss_scale is not None:
         # Beyond fp16's range at first.
-        learner.loss_scale.scale = 2.0**23
-    return learner
+        train_state.loss_scale.scale = 2.0**23
+    return train_state
 
 
-def losses(learner: Learner, steps: range) -> list[float]:
+def losses(train_state: TrainState, steps: range) -> list[float]:
     """Train on this rank's rows of some batches; losses, norms and losses without gradient, one after the other."""
     figures: list[float] = []
     for number in steps:
         draw = torch.Generator().manual_seed(number)
-        rows = learner.spread.ranks.rows(4)
+        rows = train_state.spread.ranks.rows(4)
         # Something to learn: a token follows from the one before it.
         first = torch.randint(61, (4, 1), generator=draw)
-        tokens = (first + 7 * torch.arange(learner.recipe.model.context_length + 1)) % 61
+        tokens = (first + 7 * torch.arange(train_state.recipe.model.context_length + 1)) % 61
         inputs, targets = tokens[rows, :-1], tokens[rows, 1:]
-        shares = learner.shares(targets) if learner.spread.ranks.size > 1 else None
-        loss, norm = learner.step(number, inputs, targets, shares=shares)
+        shares = train_state.shares(targets) if train_state.spread.ranks.size > 1 else None
+        loss, norm = train_state.step(number, inputs, targets, shares=shares)
         figures += [loss.item(), norm.item()]
         if number % 10 == 9:
-            with learner.averaged(), torch.no_grad():
-                learner.model.eval()
-                figures.append(float(learner.spread.mean(learner.model.loss(inputs, targets))))
-                learner.model.train()
+            with train_state.averaged(), torch.no_grad():
+                train_state.model.eval()
+                figures.append(float(train_state.spread.mean(train_state.model.loss(inputs, targets))))
+                train_state.model.train()
     return figures
 
 
-def save(learner: Learner, folder: Path, *, step: int) -> Checkpoint:
+def save(train_state: TrainState, folder: Path, *, step: int) -> Checkpoint:
     """A checkpoint by all ranks, that is not published before they have trained on."""
     folder.mkdir(exist_ok=True)
     trained = threading.Event()
@@ -85,10 +85,10 @@ def save(learner: Learner, folder: Path, *, step: int) -> Checkpoint:
 
     settings: dict[str, Any] = {"background": True, "keep": 2, "keep_best": False}
     settings["before_publishing"] = wait_for_training
-    with open_writer(learner.spread.ranks, learner.recipe, folder, **settings) as writer:
-        learner.spread.settle()
-        writer.save(snapshot(learner, step=step, seconds=1.0, tokenizer="a", train_tokens="b"))
-        losses(learner, range(step, step + 1))
+    with open_writer(train_state.spread.ranks, train_state.recipe, folder, **settings) as writer:
+        train_state.spread.settle()
+        writer.save(snapshot(train_state, step=step, seconds=1.0, tokenizer="a", train_tokens="b"))
+        losses(train_state, range(step, step + 1))
         trained.set()
         written = writer.wait()
     assert written is not None
@@ -101,12 +101,12 @@ def train_cases(folder: Path) -> None:
     with joined(TrainingConfig(device="cpu", rank_timeout=300.0)) as ranks:
         for name, case in cases.items():
             half, steps = steps_of(case) // 2, steps_of(case)
-            learner = learner_of(case, ranks)
-            figures = losses(learner, range(half))
-            saved = save(learner, folder / name, step=half)
-            # The step that was done meanwhile is undone, and so is the rest of what a learner remembers.
+            train_state = learner_of(case, ranks)
+            figures = losses(train_state, range(half))
+            saved = save(train_state, folder / name, step=half)
+            # The step that was done meanwhile is undone, and so is the rest of what a train state remembers.
             resumed = learner_of(case, ranks)
-            load_learner(saved, resumed)
+            load_train_state(saved, resumed)
             figures += losses(resumed, range(half, steps))
             if ranks.is_first:
                 (folder / f"{name}.json").write_text(json.dumps(figures))

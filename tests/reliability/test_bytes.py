@@ -18,7 +18,7 @@ from napkin.checkpoint.checkpoint import read_checkpoint, save_checkpoint
 from napkin.checkpoint.restore import restore_newest
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import OptimizerConfig, Recipe
-from napkin.train_step.step import Learner, build_learner
+from napkin.train_step.step import TrainState, build_train_state
 from napkin.training.loop import train
 from napkin.training.start import new_run, old_run
 from oracles.tiny_run import MODEL, TRAINING, tiny_recipe, write_tiny_text
@@ -29,29 +29,29 @@ FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "SHA256SUMS
 Spoil = Callable[[bytes, random.Random], bytes]
 
 
-def make_learner(seed: int = 0) -> Learner:
+def make_learner(seed: int = 0) -> TrainState:
     model = dataclasses.replace(MODEL, vocab_size=17, d_model=8, n_heads=2, n_kv_heads=1)
     training = dataclasses.replace(TRAINING, init_seed=seed, precision="fp32")
     optimizer = OptimizerConfig(warmup_steps=0, average_decay=0.9)
-    return build_learner(Recipe(model=model, optimizer=optimizer, training=training), Precision("fp32", "cpu"))
+    return build_train_state(Recipe(model=model, optimizer=optimizer, training=training), Precision("fp32", "cpu"))
 
 
-def tensors(learner: Learner) -> list[torch.Tensor]:
-    assert learner.average is not None
-    moments = [t for p in learner.model.parameters() for t in learner.optimizer.state[p].values()]
-    return [*learner.model.parameters(), *moments, *learner.average.averages]
+def tensors(train_state: TrainState) -> list[torch.Tensor]:
+    assert train_state.average is not None
+    moments = [t for p in train_state.model.parameters() for t in train_state.optimizer.state[p].values()]
+    return [*train_state.model.parameters(), *moments, *train_state.average.averages]
 
 
 @pytest.fixture(scope="module")
 def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[torch.Tensor]]:
     """A folder with the checkpoints of steps 1 and 2, and what was saved at step 1."""
-    folder, learner = tmp_path_factory.mktemp("checkpoints"), make_learner()
+    folder, train_state = tmp_path_factory.mktemp("checkpoints"), make_learner()
     saved: list[torch.Tensor] = []
     for number in range(2):
         tokens = torch.randint(0, 17, (4, 33), generator=torch.Generator().manual_seed(number))
-        learner.step(number, tokens[:, :-1], tokens[:, 1:])
-        save_checkpoint(folder, learner, step=number + 1, seconds=1.0, tokenizer="t", train_tokens="d")
-        saved = saved or [tensor.detach().clone() for tensor in tensors(learner)]
+        train_state.step(number, tokens[:, :-1], tokens[:, 1:])
+        save_checkpoint(folder, train_state, step=number + 1, seconds=1.0, tokenizer="t", train_tokens="d")
+        saved = saved or [tensor.detach().clone() for tensor in tensors(train_state)]
     return folder, saved
 
 
@@ -70,19 +70,19 @@ def test_damage_anywhere_in_a_checkpoint_leads_to_the_one_before(
     two_checkpoints: tuple[Path, list[torch.Tensor]], tmp_path: Path, name: str, how: Spoil, case: str, tally: Tally
 ) -> None:
     folder, saved = two_checkpoints
-    draw, learner, tries = random.Random(f"{name} {case}"), make_learner(seed=1), 50
+    draw, train_state, tries = random.Random(f"{name} {case}"), make_learner(seed=1), 50
     for number in range(tries):
         copy = tmp_path / str(number)
         shutil.copytree(folder, copy)
         damaged = copy / "step-00000002" / name
         damaged.write_bytes(how(damaged.read_bytes(), draw))
         messages: list[str] = []
-        found = restore_newest(copy, learner, tokenizer="t", train_tokens="d", on_message=messages.append)
+        found = restore_newest(copy, train_state, tokenizer="t", train_tokens="d", on_message=messages.append)
         assert found is not None
         assert found.state.step == 1
         assert name in messages[0]
         assert (copy / "damaged-step-00000002").is_dir()
-        for tensor, expected in zip(tensors(learner), saved, strict=True):
+        for tensor, expected in zip(tensors(train_state), saved, strict=True):
             assert torch.equal(tensor, expected)
     tally(f"{case} in {name}", tries)
 

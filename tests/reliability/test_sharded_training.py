@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from napkin.checkpoint.checkpoint import checkpoint_path, load_learner, read_checkpoint
+from napkin.checkpoint.checkpoint import checkpoint_path, load_train_state, read_checkpoint
 from reliability.harness import Napkin
 from reliability.rank_cases import Case, learner_of, losses, steps_of
 from reliability.ranks import free_port
@@ -75,9 +75,9 @@ def assert_one_follows(folder: Path, name: str, case: Case) -> None:
     # What differs in fp32's last bit is rounded to fp16 one way or the other.
     tolerance = 1e-3 if name == "fp16" else TOLERANCE
     assert there == pytest.approx(here, abs=tolerance)
-    learner, half = learner_of(case), steps_of(case) // 2
-    load_learner(read_checkpoint(checkpoint_path(folder / name, half)), learner)
-    later = losses(learner, range(half, steps_of(case)))
+    train_state, half = learner_of(case), steps_of(case) // 2
+    load_train_state(read_checkpoint(checkpoint_path(folder / name, half)), train_state)
+    later = losses(train_state, range(half, steps_of(case)))
     assert there[-len(later) :] == pytest.approx(later, abs=tolerance)
 
 

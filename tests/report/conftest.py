@@ -10,7 +10,7 @@ def plan() -> dict:
     table = [
         {"quantity": "parameters", "unit": "count", "rule": 800_000, "count": 812_544, "note": "biases & norms"},
         {"quantity": "peak memory", "unit": "bytes", "rule": 13_000_704, "count": 403_000_000, "note": "activations"},
-        {"quantity": "seconds a step", "unit": "seconds", "rule": None, "count": 0.52, "note": ""},
+        {"quantity": "seconds per step", "unit": "seconds", "rule": None, "count": 0.52, "note": ""},
     ]
     return {
         "napkin": "0.1.0",

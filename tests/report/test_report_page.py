@@ -133,7 +133,7 @@ def test_a_run_that_is_only_planned_says_what_is_not_there_yet(planned_run):
     text = report_of(planned_run).text
     assert "300 steps of 4,096 tokens planned on EPYC <16 cores>; none is logged yet." in text
     assert "peak memory 403 MB fits in 8.00 GB" in text
-    assert "time 2 min 36 s 520 ms a step" in text
+    assert "time 2 min 36 s 520 ms per step" in text
     assert "No step has been logged yet." in text
     assert text.count("not there yet") == 4
     assert "meter/count" not in text

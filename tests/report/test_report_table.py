@@ -3,21 +3,21 @@ import io
 import pytest
 from rich.console import Console
 
-from napkin.accounting.quantity_row import WitnessRow
+from napkin.accounting.quantity_row import QuantityRow
 from napkin.report.table import format_figure, format_ratio, reconcile_table
 
 ROWS = [
-    WitnessRow("parameters", "count", 123_532_032, 124_475_904, 124_475_904, "no biases, norms and positions"),
-    WitnessRow("FLOPs a step, all query-key pairs", "FLOP", 3.92e14, 4.496e14, None, "the rule knows no attention"),
-    WitnessRow("peak memory", "bytes", 1.99e9, 22_412_918_784, 22_688_038_912, "16 bytes a parameter " * 8),
-    WitnessRow("memory [that] stays", "bytes", None, 1_493_710_848, 1_493_712_896),
-    WitnessRow("seconds a step", "seconds", 0.989, 1.02, 1.087, "the rule knows no attention"),
-    WitnessRow("rate", "FLOP/s", None, 4.41e14, 4.136e14),
-    WitnessRow("MFU", "share", 0.4, 0.446, 0.418),
+    QuantityRow("parameters", "count", 123_532_032, 124_475_904, 124_475_904, "no biases, norms and positions"),
+    QuantityRow("FLOPs per step, all query-key pairs", "FLOP", 3.92e14, 4.496e14, None, "the rule knows no attention"),
+    QuantityRow("peak memory", "bytes", 1.99e9, 22_412_918_784, 22_688_038_912, "16 bytes per parameter " * 8),
+    QuantityRow("memory [that] stays", "bytes", None, 1_493_710_848, 1_493_712_896),
+    QuantityRow("seconds per step", "seconds", 0.989, 1.02, 1.087, "the rule knows no attention"),
+    QuantityRow("rate", "FLOP/s", None, 4.41e14, 4.136e14),
+    QuantityRow("MFU", "share", 0.4, 0.446, 0.418),
 ]
 
 
-def printed(rows: list[WitnessRow], width: int = 80) -> str:
+def printed(rows: list[QuantityRow], width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(reconcile_table(rows))
     assert isinstance(console.file, io.StringIO)
@@ -34,7 +34,7 @@ def test_a_table_fits_into_80_columns_and_loses_no_figure():
 
 
 def test_a_plan_has_no_meter_columns():
-    rows = [WitnessRow(row.quantity, row.unit, row.rule, row.count, None, row.note) for row in ROWS]
+    rows = [QuantityRow(row.quantity, row.unit, row.rule, row.count, None, row.note) for row in ROWS]
     assert "meter/count" in printed(ROWS)
     assert printed(rows).splitlines()[0].split() == ["quantity", "rule", "count"]
 
@@ -49,18 +49,18 @@ def test_notes_stand_below_the_figures_each_once():
 @pytest.mark.parametrize(
     ("row", "ratio"),
     [
-        (WitnessRow("", "count", count=124_475_904, meter=124_475_904), "exact"),
-        (WitnessRow("", "bytes", count=403_000_000, meter=403_000_000.0), "exact"),
-        (WitnessRow("", "bytes", count=403_000_000, meter=403_000_001), "1.0000"),
-        (WitnessRow("", "bytes", count=1000, meter=999), "0.9990"),
-        (WitnessRow("", "bytes", count=1000, meter=973), "0.973"),
-        (WitnessRow("", "seconds", count=0.4, meter=0.4), "1.0000"),
-        (WitnessRow("", "seconds", count=0.04, meter=1.0), "25.0"),
-        (WitnessRow("", "seconds", count=1000, meter=1), "0.00100"),
-        (WitnessRow("", "count", count=0, meter=0), "exact"),
-        (WitnessRow("", "count", count=0, meter=3), "–"),
-        (WitnessRow("", "count", count=3), "–"),
-        (WitnessRow("", "count", rule=3, meter=3), "–"),
+        (QuantityRow("", "count", count=124_475_904, meter=124_475_904), "exact"),
+        (QuantityRow("", "bytes", count=403_000_000, meter=403_000_000.0), "exact"),
+        (QuantityRow("", "bytes", count=403_000_000, meter=403_000_001), "1.0000"),
+        (QuantityRow("", "bytes", count=1000, meter=999), "0.9990"),
+        (QuantityRow("", "bytes", count=1000, meter=973), "0.973"),
+        (QuantityRow("", "seconds", count=0.4, meter=0.4), "1.0000"),
+        (QuantityRow("", "seconds", count=0.04, meter=1.0), "25.0"),
+        (QuantityRow("", "seconds", count=1000, meter=1), "0.00100"),
+        (QuantityRow("", "count", count=0, meter=0), "exact"),
+        (QuantityRow("", "count", count=0, meter=3), "–"),
+        (QuantityRow("", "count", count=3), "–"),
+        (QuantityRow("", "count", rule=3, meter=3), "–"),
     ],
 )
 def test_ratios_say_exact_only_of_equal_whole_numbers(row, ratio):

@@ -19,11 +19,11 @@ import torch
 from napkin.accounting.meter import meter_step
 from napkin.checkpoint.checkpoint import read_checkpoint
 from napkin.errors import NapkinError
-from napkin.planning.kernel_choice import choose_forms
+from napkin.planning.kernel_choice import choose_kernels
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.runs.run_folder import RunFolder, read_metrics
-from napkin.train_step.step import Learner, build_learner, count_step
+from napkin.train_step.step import TrainState, build_train_state, count_step
 from napkin.training.loop import train
 from napkin.training.start import new_run, old_run
 from oracles.tiny_run import tiny_recipe
@@ -58,14 +58,14 @@ def main(folder: Path) -> dict[str, Any]:
     )
     precision = Precision("fp32", "cpu")
     recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, n_layers=3))
-    recipe_of_learners = choose_forms(with_vocabulary(recipe), precision)
+    recipe_of_learners = choose_kernels(with_vocabulary(recipe), precision)
     # As before a run: einops keeps a table of the types of tensors, and a new one would have all compiled again.
     counted = count_step(recipe_of_learners, precision)
-    learners = [build_learner(recipe_of_learners, precision, compiled=compiled) for compiled in (False, True)]
-    found: dict[str, Any] = {"eager": steps(learners[0]), "compiled": steps(learners[1])}
+    train_states = [build_train_state(recipe_of_learners, precision, compiled=compiled) for compiled in (False, True)]
+    found: dict[str, Any] = {"eager": steps(train_states[0]), "compiled": steps(train_states[1])}
     tokens = torch.zeros(4, recipe.model.context_length, dtype=torch.int64)
     metered = meter_step(
-        learners[1].model, lambda: learners[1].step(9, tokens, tokens), resident=learners[1].resident()
+        train_states[1].model, lambda: train_states[1].step(9, tokens, tokens), resident=train_states[1].resident()
     )
     found |= {
         "flops": [metered.ledger.flops, counted.flops],
@@ -102,23 +102,25 @@ def case(name: str) -> dict[str, Any]:
     precision = Precision(format_name, "cpu")  # pyright: ignore[reportArgumentType]
     recipe = tiny_recipe("nowhere", precision=format_name, micro_batch_size=2, **training)
     recipe = with_vocabulary(dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, n_layers=3, **model)))
-    recipe = choose_forms(recipe, precision)
+    recipe = choose_kernels(recipe, precision)
     apart = name == "documents"
-    eager, compiled = (steps(build_learner(recipe, precision, compiled=flag), apart=apart) for flag in (False, True))
-    again = steps(build_learner(recipe, precision, compiled=True), apart=apart)
+    eager, compiled = (
+        steps(build_train_state(recipe, precision, compiled=flag), apart=apart) for flag in (False, True)
+    )
+    again = steps(build_train_state(recipe, precision, compiled=True), apart=apart)
     return {"eager": eager, "compiled": compiled, "again": again, "graphs": graphs()}
 
 
-def steps(learner: Learner, *, apart: bool = False) -> list[tuple[float, float]]:
+def steps(train_state: TrainState, *, apart: bool = False) -> list[tuple[float, float]]:
     """Losses and gradient norms, and an evaluation of another size between."""
-    length, found = learner.recipe.model.context_length, []
+    length, found = train_state.recipe.model.context_length, []
     for number in range(N_STEPS_ALONE):
         tokens = torch.randint(256, (4, length + 1), generator=torch.Generator().manual_seed(number))
         documents = (torch.arange(length) > 5 * number).long().expand(4, length) if apart else None
-        loss, norm = learner.step(number, tokens[:, :-1], tokens[:, 1:], documents)
+        loss, norm = train_state.step(number, tokens[:, :-1], tokens[:, 1:], documents)
         found.append((float(loss), float(norm)))
         with torch.no_grad():
-            learner.model.loss(tokens[: 1 + number % 3, :-1], tokens[: 1 + number % 3, 1:])
+            train_state.model.loss(tokens[: 1 + number % 3, :-1], tokens[: 1 + number % 3, 1:])
     return found
 
 

@@ -7,7 +7,7 @@ from napkin.accounting.meter import meter_step
 from napkin.model.config import ModelConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
-from napkin.train_step.step import Learner, build_learner, count_step
+from napkin.train_step.step import TrainState, build_train_state, count_step
 
 MODEL = ModelConfig(vocab_size=61, context_length=32, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2)
 FORMS = [("selective", 1), ("full", 1), ("full", 2)]
@@ -19,10 +19,10 @@ def make_recipe(what: str = "none", every: int = 1, *, model: ModelConfig = MODE
     return Recipe(model=model, optimizer=OptimizerConfig(warmup_steps=0), training=settings)
 
 
-def train(learner: Learner, steps: range) -> torch.Tensor:
+def train(train_state: TrainState, steps: range) -> torch.Tensor:
     for number in steps:
-        learner.step(number, *batch(number))
-    return torch.cat([parameter.detach().flatten() for parameter in learner.model.parameters()])
+        train_state.step(number, *batch(number))
+    return torch.cat([parameter.detach().flatten() for parameter in train_state.model.parameters()])
 
 
 def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,10 +41,10 @@ def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
 )
 @pytest.mark.parametrize(("what", "every"), FORMS)
 def test_recomputation_changes_no_bit(what: str, every: int, model: ModelConfig) -> None:
-    kept = train(build_learner(make_recipe(model=model), FP32), range(3))
-    recomputed = train(build_learner(make_recipe(what, every, model=model, micro_batch_size=2), FP32), range(0))
+    kept = train(build_train_state(make_recipe(model=model), FP32), range(3))
+    recomputed = train(build_train_state(make_recipe(what, every, model=model, micro_batch_size=2), FP32), range(0))
     assert not torch.equal(recomputed, kept)
-    recomputed = train(build_learner(make_recipe(what, every, model=model), FP32), range(3))
+    recomputed = train(build_train_state(make_recipe(what, every, model=model), FP32), range(3))
     assert torch.equal(recomputed, kept)
 
 
@@ -55,11 +55,11 @@ def test_what_is_computed_again_is_counted_as_it_runs(what: str, every: int, pro
     model = dataclasses.replace(MODEL, context_length=96, d_model=64, n_heads=2)
     recipe = make_recipe(what, every, model=model, micro_batch_size=2)
     counted, plain = count_step(recipe, precision), count_step(make_recipe(model=model, micro_batch_size=2), precision)
-    learner = build_learner(recipe, precision)
+    train_state = build_train_state(recipe, precision)
     tokens = torch.randint(61, (4, 97), generator=torch.Generator().manual_seed(0))
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    learner.step(0, inputs, targets)
-    metered = meter_step(learner.model, lambda: learner.step(1, inputs, targets))
+    train_state.step(0, inputs, targets)
+    metered = meter_step(train_state.model, lambda: train_state.step(1, inputs, targets))
     assert metered.ledger.flops == counted.flops == plain.flops
     assert metered.ledger.hardware_flops == counted.hardware_flops
     assert metered.peak_bytes == pytest.approx(counted.peak_bytes, rel=0.02)
@@ -86,8 +86,8 @@ def test_selective_recomputation_keeps_what_products_with_weights_have_made() ->
 
 
 def test_an_evaluation_computes_nothing_twice() -> None:
-    learner = build_learner(make_recipe("full"), FP32)
+    train_state = build_train_state(make_recipe("full"), FP32)
     inputs, targets = batch(0)
-    plain = build_learner(make_recipe(), FP32)
+    plain = build_train_state(make_recipe(), FP32)
     with torch.no_grad():
-        assert torch.equal(learner.model.loss(inputs, targets), plain.model.loss(inputs, targets))
+        assert torch.equal(train_state.model.loss(inputs, targets), plain.model.loss(inputs, targets))

@@ -145,21 +145,21 @@ def test_what_fusing_saves_is_a_multiple_of_the_rooflines_of_what_is_between_pro
     fusible = 1 + CALL_SECONDS + 3 + CALL_SECONDS
     step = ledger(*FUSIBLE, *OTHERS)
     found = reckon(step, ceilings(), device_type="cpu", precision="bf16")
-    assert found.saved_a_step == pytest.approx(SAVED["cpu", "bf16"] * fusible)
+    assert found.saved_per_step == pytest.approx(SAVED["cpu", "bf16"] * fusible)
     assert (found.seconds, found.assumed) == (SECONDS, False)
-    fewest = math.floor(SECONDS / found.saved_a_step) + 1
+    fewest = math.floor(SECONDS / found.saved_per_step) + 1
     assert found.pays(fewest)
     assert not found.pays(fewest - 1)
-    assert reckon(step, ceilings(), device_type="cpu", precision="fp32").saved_a_step == 0
-    assert reckon(step, ceilings(), device_type="cpu", precision="fp8").saved_a_step == 0
+    assert reckon(step, ceilings(), device_type="cpu", precision="fp32").saved_per_step == 0
+    assert reckon(step, ceilings(), device_type="cpu", precision="fp8").saved_per_step == 0
     on_gpu = reckon(step, ceilings(), device_type="cuda", precision="bf16")
-    assert on_gpu.saved_a_step == pytest.approx(ASSUMED_SAVED_ON_GPU * fusible)
+    assert on_gpu.saved_per_step == pytest.approx(ASSUMED_SAVED_ON_GPU * fusible)
     assert (on_gpu.seconds, on_gpu.assumed) == (ASSUMED_SECONDS_ON_GPU, True)
 
 
 def test_no_more_than_a_part_of_a_step_is_said_to_be_saved() -> None:
     found = reckon(ledger(*FUSIBLE), ceilings(), device_type="cpu", precision="bf16")
-    assert found.saved_a_step == pytest.approx(MOST_SAVED * (4 + 2 * CALL_SECONDS))
+    assert found.saved_per_step == pytest.approx(MOST_SAVED * (4 + 2 * CALL_SECONDS))
 
 
 def recipe(compile: str = "auto", *, steps: int = 10**6, **training: Any) -> Recipe:
@@ -184,7 +184,7 @@ def test_a_run_of_twenty_steps_is_planned_uncompiled_and_one_that_compiles_is_pl
     assert describe_compiling(plan).startswith("not compiled: would save about ")
     asked, _, plan = plan_only(recipe("on", steps=20, precision="bf16"))
     assert asked.training.compile == "on"
-    saved = plan.compiling.saved_a_step
+    saved = plan.compiling.saved_per_step
     assert plan.seconds == pytest.approx(20 * (plan.price.seconds - saved) + SECONDS)
     assert describe_compiling(plan).startswith("compiled: saves about ")
 

@@ -8,7 +8,7 @@ from napkin.model.config import ModelConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe, TrainingConfig
 from napkin.runs.run_folder import read_metrics
-from napkin.train_step.step import Learner, build_learner, count_step
+from napkin.train_step.step import TrainState, build_train_state, count_step
 from napkin.training.loop import train
 from napkin.training.start import new_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text
@@ -16,10 +16,10 @@ from oracles.tiny_run import tiny_recipe, write_tiny_text
 EXPERTS = {"n_experts": 4, "experts_per_token": 2}
 
 
-def learner(micro_batch_size: int, **model: Any) -> Learner:
+def train_state(micro_batch_size: int, **model: Any) -> TrainState:
     config = ModelConfig(61, context_length=16, d_model=16, n_layers=2, n_heads=2, **model)
     recipe = Recipe(model=config, training=TrainingConfig(batch_size=4, micro_batch_size=micro_batch_size))
-    return build_learner(recipe, Precision("fp32", "cpu"))
+    return build_train_state(recipe, Precision("fp32", "cpu"))
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,7 +30,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 def test_visits_are_those_of_the_whole_batch_however_it_is_cut() -> None:
     figures = []
     for size in (4, 2, 1):
-        each = learner(size, **EXPERTS)
+        each = train_state(size, **EXPERTS)
         each.step(0, *batch())
         figures.append(each.tally.read())
     assert figures[0] == figures[1] == figures[2]
@@ -40,7 +40,7 @@ def test_visits_are_those_of_the_whole_batch_however_it_is_cut() -> None:
 
 
 def test_a_step_s_visits_are_its_own_and_those_of_its_routers() -> None:
-    each = learner(4, **EXPERTS, expert_capacity=0.5)
+    each = train_state(4, **EXPERTS, expert_capacity=0.5)
     for number in range(3):
         each.step(number, *batch())
     tokens, dropped = each.tally.read()
@@ -52,7 +52,7 @@ def test_a_step_s_visits_are_its_own_and_those_of_its_routers() -> None:
 
 
 def test_a_dense_model_pays_nothing_and_tells_nothing() -> None:
-    dense = learner(2)
+    dense = train_state(2)
     dense.step(0, *batch())
     assert dense.tally.read() == (None, None)
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from napkin.accounting.meter import meter_step
-from napkin.checkpoint.checkpoint import load_learner, load_model, save_checkpoint
+from napkin.checkpoint.checkpoint import load_model, load_train_state, save_checkpoint
 from napkin.model.config import ModelConfig
 from napkin.optim.loss_scale import FIRST_SCALE, LossScale
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
-from napkin.train_step.step import Learner, build_learner, count_step
+from napkin.train_step.step import TrainState, build_train_state, count_step
 
 # fp16 is refused on a CPU for its speed; its arithmetic is there.
 NARROW = [
@@ -27,9 +27,11 @@ each_narrow = pytest.mark.parametrize("precision", NARROW, ids=lambda p: p.name 
 MODEL = ModelConfig(vocab_size=32, context_length=16, d_model=32, n_layers=1, n_heads=2)
 
 
-def learner_of(precision: Precision, model: ModelConfig = MODEL, **training) -> Learner:
+def learner_of(precision: Precision, model: ModelConfig = MODEL, **training) -> TrainState:
     settings = TrainingConfig(steps=80, batch_size=4, precision=precision.name, **training)
-    return build_learner(Recipe(model=model, optimizer=OptimizerConfig(warmup_steps=5), training=settings), precision)
+    return build_train_state(
+        Recipe(model=model, optimizer=OptimizerConfig(warmup_steps=5), training=settings), precision
+    )
 
 
 def batch(number: int, model: ModelConfig = MODEL) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,16 +43,16 @@ def batch(number: int, model: ModelConfig = MODEL) -> tuple[torch.Tensor, torch.
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def weights(learner: Learner) -> torch.Tensor:
-    return torch.cat([parameter.detach().float().flatten() for parameter in learner.model.parameters()])
+def weights(train_state: TrainState) -> torch.Tensor:
+    return torch.cat([parameter.detach().float().flatten() for parameter in train_state.model.parameters()])
 
 
 @each_narrow
 def test_the_loss_falls_as_it_does_in_fp32(precision: Precision) -> None:
     losses = {}
     for each in (FP32, precision):
-        learner = learner_of(each)
-        losses[each] = [learner.step(number, *batch(number))[0].item() for number in range(60)]
+        train_state = learner_of(each)
+        losses[each] = [train_state.step(number, *batch(number))[0].item() for number in range(60)]
     wide, narrow = ((sum(found[-10:]) / 10) for found in losses.values())
     assert wide < 0.5 * losses[FP32][0]
     assert narrow < wide + 0.02 * losses[FP32][0]
@@ -60,10 +62,10 @@ def test_the_loss_falls_as_it_does_in_fp32(precision: Precision) -> None:
 @pytest.mark.parametrize("micro_batch_size", [None, 2])
 def test_a_narrow_step_is_counted_as_it_runs(precision: Precision, micro_batch_size: int | None) -> None:
     model = dataclasses.replace(MODEL, context_length=64, d_model=64, vocab_size=256)
-    learner = learner_of(precision, model, micro_batch_size=micro_batch_size)
-    counted = count_step(learner.recipe, precision)
-    learner.step(0, *batch(0, model))
-    metered = meter_step(learner.model, lambda: learner.step(1, *batch(1, model)))
+    train_state = learner_of(precision, model, micro_batch_size=micro_batch_size)
+    counted = count_step(train_state.recipe, precision)
+    train_state.step(0, *batch(0, model))
+    metered = meter_step(train_state.model, lambda: train_state.step(1, *batch(1, model)))
     assert metered.ledger.flops == counted.flops
     # What differs is scratch inside of oneDNN's products; those in fp8 take more of it.
     scratch = 250_000 if precision.native_fp8 else 60_000
@@ -77,7 +79,7 @@ def test_a_run_in_a_narrow_format_resumes_bit_for_bit(precision: Precision, tmp_
     for number in range(3):
         whole.step(number, *batch(number))
     resumed = learner_of(precision)
-    load_learner(save_checkpoint(tmp_path, whole, step=3, seconds=0, tokenizer="", train_tokens=""), resumed)
+    load_train_state(save_checkpoint(tmp_path, whole, step=3, seconds=0, tokenizer="", train_tokens=""), resumed)
     for number in range(3, 6):
         whole.step(number, *batch(number))
     for number in range(3, 6):
@@ -88,9 +90,9 @@ def test_a_run_in_a_narrow_format_resumes_bit_for_bit(precision: Precision, tmp_
 def test_pure_bf16_keeps_two_bytes_a_weight_and_two_a_gradient() -> None:
     pure, mixed = (count_step(learner_of(p).recipe, p) for p in (Precision("bf16-pure", "cpu"), NARROW[0]))
     assert mixed.resident_bytes - pure.resident_bytes == pytest.approx(2 * pure.parameters, rel=0.01)
-    learner = learner_of(Precision("bf16-pure", "cpu"))
-    learner.model.loss(*batch(0)).backward()
-    assert all(p.dtype == p.grad.dtype == torch.bfloat16 for p in learner.model.parameters() if p.grad is not None)
+    train_state = learner_of(Precision("bf16-pure", "cpu"))
+    train_state.model.loss(*batch(0)).backward()
+    assert all(p.dtype == p.grad.dtype == torch.bfloat16 for p in train_state.model.parameters() if p.grad is not None)
 
 
 def test_a_model_in_bf16_is_read_into_one_in_fp32(tmp_path: Path) -> None:
@@ -106,32 +108,32 @@ def test_a_model_in_bf16_is_read_into_one_in_fp32(tmp_path: Path) -> None:
 def test_a_run_goes_on_in_another_precision(before: str, after: str, tmp_path: Path) -> None:
     first, second = (learner_of(Precision(name, "cpu")) for name in (before, after))  # pyright: ignore[reportArgumentType]
     first.step(0, *batch(0))
-    load_learner(save_checkpoint(tmp_path, first, step=1, seconds=0, tokenizer="", train_tokens=""), second)
+    load_train_state(save_checkpoint(tmp_path, first, step=1, seconds=0, tokenizer="", train_tokens=""), second)
     assert torch.equal(weights(second), weights(first))
     assert [group["step"] for group in second.optimizer.param_groups] == [1, 1]
 
 
 def test_a_step_that_overflows_is_left_out_and_the_scale_halved(tmp_path: Path) -> None:
-    learner = learner_of(Precision("fp16", "cpu"))
-    learner.step(0, *batch(0))
-    assert learner.loss_scale is not None
-    before, scale = weights(learner), learner.loss_scale.scale
+    train_state = learner_of(Precision("fp16", "cpu"))
+    train_state.step(0, *batch(0))
+    assert train_state.loss_scale is not None
+    before, scale = weights(train_state), train_state.loss_scale.scale
     # No fp16 gradient survives this.
-    learner.loss_scale.scale = 2.0**40
-    _, norm = learner.step(1, *batch(1))
-    assert torch.equal(weights(learner), before)
+    train_state.loss_scale.scale = 2.0**40
+    _, norm = train_state.step(1, *batch(1))
+    assert torch.equal(weights(train_state), before)
     assert norm == 0
-    assert learner.loss_scale.scale == 2.0**39
-    learner.loss_scale.scale = scale
+    assert train_state.loss_scale.scale == 2.0**39
+    train_state.loss_scale.scale = scale
     # The update that was left out is none of Adam's steps, after a restart neither.
-    saved = save_checkpoint(tmp_path, learner, step=2, seconds=0, tokenizer="", train_tokens="")
+    saved = save_checkpoint(tmp_path, train_state, step=2, seconds=0, tokenizer="", train_tokens="")
     resumed = learner_of(Precision("fp16", "cpu"))
-    load_learner(saved, resumed)
+    load_train_state(saved, resumed)
     assert [group["step"] for group in resumed.optimizer.param_groups] == [1, 1]
-    for each in (learner, resumed):
+    for each in (train_state, resumed):
         each.step(2, *batch(2))
-    assert torch.equal(weights(resumed), weights(learner))
-    assert not torch.equal(weights(learner), before)
+    assert torch.equal(weights(resumed), weights(train_state))
+    assert not torch.equal(weights(train_state), before)
 
 
 def test_the_scale_grows_after_many_good_steps_and_is_stored_whole() -> None:

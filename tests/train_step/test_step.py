@@ -10,7 +10,7 @@ from napkin.accounting.meter import meter_step
 from napkin.optim.schedule import warmup_cosine
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import OptimizerConfig, Recipe
-from napkin.train_step.step import Learner, build_learner, count_step
+from napkin.train_step.step import TrainState, build_train_state, count_step
 from oracles.tiny_run import MODEL, TRAINING
 
 VOCAB_SIZE = 61
@@ -24,8 +24,8 @@ def make_recipe(**training) -> Recipe:
     )
 
 
-def make_learner(products: str = "fp32", **training) -> Learner:
-    return build_learner(make_recipe(**training), Precision(products, "cpu"))  # pyright: ignore[reportArgumentType]
+def make_learner(products: str = "fp32", **training) -> TrainState:
+    return build_train_state(make_recipe(**training), Precision(products, "cpu"))  # pyright: ignore[reportArgumentType]
 
 
 def batch(number: int, rows: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,8 +34,8 @@ def batch(number: int, rows: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def weights(learner: Learner) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in learner.model.parameters()])
+def weights(train_state: TrainState) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in train_state.model.parameters()])
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -48,15 +48,15 @@ def test_micro_batches_give_the_update_of_the_whole_batch(size: int) -> None:
         torch.testing.assert_close(part_norm, norm, rtol=1e-4, atol=0)
     for name in ("exp_avg", "exp_avg_sq"):
         moments = [
-            torch.cat([learner.optimizer.state[p][name].flatten() for p in learner.model.parameters()])
-            for learner in (whole, parts)
+            torch.cat([train_state.optimizer.state[p][name].flatten() for p in train_state.model.parameters()])
+            for train_state in (whole, parts)
         ]
         assert (moments[1] - moments[0]).norm() < 1e-5 * moments[0].norm()
     assert (weights(parts) - weights(whole)).norm() < 1e-4 * weights(whole).norm()
 
 
 def test_a_step_is_cross_entropy_clipping_and_adamw_by_torch() -> None:
-    learner, witness = make_learner(), make_learner().model
+    train_state, witness = make_learner(), make_learner().model
     optimizer = torch.optim.AdamW(
         [
             {"params": [p for p in witness.parameters() if p.ndim >= 2], "weight_decay": 0.1},
@@ -67,7 +67,7 @@ def test_a_step_is_cross_entropy_clipping_and_adamw_by_torch() -> None:
     )
     for number in range(4):
         inputs, targets = batch(number)
-        found_loss, found_norm = learner.step(number, inputs, targets)
+        found_loss, found_norm = train_state.step(number, inputs, targets)
         loss = functional.cross_entropy(witness(inputs).flatten(0, 1), targets.flatten())
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(witness.parameters(), 1.0)
@@ -80,11 +80,11 @@ def test_a_step_is_cross_entropy_clipping_and_adamw_by_torch() -> None:
 
 
 def test_the_loss_is_of_the_weights_before_the_update() -> None:
-    learner = make_learner("fp32")
+    train_state = make_learner("fp32")
     inputs, targets = batch(0)
     with torch.no_grad():
-        expected = functional.cross_entropy(learner.model(inputs).flatten(0, 1), targets.flatten())
-    loss, _ = learner.step(0, inputs, targets)
+        expected = functional.cross_entropy(train_state.model(inputs).flatten(0, 1), targets.flatten())
+    loss, _ = train_state.step(0, inputs, targets)
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
 
 
@@ -93,11 +93,11 @@ def test_the_loss_is_of_the_weights_before_the_update() -> None:
 def test_the_count_of_a_step_is_what_the_step_does(products: str, micro_batch_size: int | None) -> None:
     recipe = make_recipe(batch_size=2, micro_batch_size=micro_batch_size)
     recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, d_model=128))
-    learner = build_learner(recipe, Precision(products, "cpu"))  # pyright: ignore[reportArgumentType]
-    counted = count_step(learner.recipe, learner.precision)
-    learner.step(0, *batch(0, rows=2))
+    train_state = build_train_state(recipe, Precision(products, "cpu"))  # pyright: ignore[reportArgumentType]
+    counted = count_step(train_state.recipe, train_state.precision)
+    train_state.step(0, *batch(0, rows=2))
     inputs, targets = batch(1, rows=2)
-    metered = meter_step(learner.model, lambda: learner.step(1, inputs, targets))
+    metered = meter_step(train_state.model, lambda: train_state.step(1, inputs, targets))
     assert metered.ledger.flops == counted.flops
     assert metered.peak_bytes == pytest.approx(counted.peak_bytes, rel=0.02)
     assert counted.unknown_operators == {}
@@ -163,7 +163,7 @@ def test_what_a_step_drops_follows_from_seed_and_step_alone() -> None:
         recipe = make_recipe(dropout_seed=seed)
         recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, dropout=0.5))
         torch.manual_seed(number + 17)
-        return build_learner(recipe, Precision("fp32", "cpu")).step(number, *batch(0))[0].item()
+        return build_train_state(recipe, Precision("fp32", "cpu")).step(number, *batch(0))[0].item()
 
     torch.manual_seed(1)
     first = loss(3, seed=0)

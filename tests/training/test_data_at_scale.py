@@ -20,7 +20,7 @@ from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.runs.run_folder import RunFolder, read_metrics
 from napkin.tokenizer.byte_level import ByteTokenizer
-from napkin.train_step.step import build_learner, count_step
+from napkin.train_step.step import build_train_state, count_step
 from napkin.training.loop import train
 from napkin.training.start import new_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text
@@ -178,11 +178,11 @@ def test_a_step_with_separate_documents_is_counted_to_the_flop_and_the_byte(text
     ledger = count_step(recipe, precision)
     mixture = TokenMixture([TokenFile.open(text / "short.tokens")])
     batches = Batches(mixture, context_length=32, batch_size=4, seed=0, separate_documents=True)
-    learner = build_learner(recipe, precision)
+    train_state = build_train_state(recipe, precision)
     for number in range(2):
-        learner.step(number, *batches[number])
+        train_state.step(number, *batches[number])
     batch = batches[2]
-    metered = meter_step(learner.model, lambda: learner.step(2, *batch))
+    metered = meter_step(train_state.model, lambda: train_state.step(2, *batch))
     assert metered.ledger.flops == ledger.flops
     assert abs(metered.peak_bytes - ledger.peak_bytes) <= 96
     plain = count_step(recipe_with(recipe, separate_documents=False), precision)

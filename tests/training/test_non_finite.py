@@ -19,7 +19,7 @@ from napkin.errors import NapkinError
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.runs.run_folder import read_metrics
-from napkin.train_step.step import Learner, build_learner
+from napkin.train_step.step import TrainState, build_train_state
 from napkin.training.loop import train
 from napkin.training.non_finite import find_source
 from napkin.training.start import new_run, old_run
@@ -30,52 +30,54 @@ INPUTS, TARGETS = TOKENS[:, :-1], TOKENS[:, 1:]
 
 
 @pytest.fixture
-def learner() -> Learner:
+def train_state() -> TrainState:
     recipe = tiny_recipe(".", precision="fp32")
     recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, vocab_size=17, n_layers=3))
-    return build_learner(recipe, Precision("fp32", "cpu"))
+    return build_train_state(recipe, Precision("fp32", "cpu"))
 
 
-def linear_layers(learner: Learner) -> list[str]:
-    return [name for name, module in learner.model.named_modules() if hasattr(module, "weight") and "blocks" in name]
+def linear_layers(train_state: TrainState) -> list[str]:
+    return [
+        name for name, module in train_state.model.named_modules() if hasattr(module, "weight") and "blocks" in name
+    ]
 
 
-def test_the_first_module_whose_output_overflows_is_named(learner: Learner) -> None:
-    for name in linear_layers(learner):
-        module = learner.model.get_submodule(name)
+def test_the_first_module_whose_output_overflows_is_named(train_state: TrainState) -> None:
+    for name in linear_layers(train_state):
+        module = train_state.model.get_submodule(name)
         kept = module.weight.detach().clone()  # pyright: ignore[reportCallIssue]
         with torch.no_grad():
             module.weight.fill_(3e38)  # pyright: ignore[reportCallIssue, reportArgumentType]
-        assert f"in the output of '{name}'" in find_source(learner, 0, (INPUTS, TARGETS))
+        assert f"in the output of '{name}'" in find_source(train_state, 0, (INPUTS, TARGETS))
         with torch.no_grad():
             module.weight.copy_(kept)  # pyright: ignore[reportCallIssue, reportArgumentType]
-    assert "all gradients being finite" in find_source(learner, 0, (INPUTS, TARGETS))
+    assert "all gradients being finite" in find_source(train_state, 0, (INPUTS, TARGETS))
 
 
-def test_weights_that_are_no_numbers_are_named(learner: Learner) -> None:
+def test_weights_that_are_no_numbers_are_named(train_state: TrainState) -> None:
     with torch.no_grad():
-        learner.model.blocks[1].feed_forward.down.weight[0, 0] = float("nan")  # pyright: ignore
-    assert "weights 'blocks.1.feed_forward.down.weight'" in find_source(learner, 0, (INPUTS, TARGETS))
+        train_state.model.blocks[1].feed_forward.down.weight[0, 0] = float("nan")  # pyright: ignore
+    assert "weights 'blocks.1.feed_forward.down.weight'" in find_source(train_state, 0, (INPUTS, TARGETS))
 
 
-def test_a_gradient_that_is_no_number_behind_finite_outputs_is_named(learner: Learner) -> None:
+def test_a_gradient_that_is_no_number_behind_finite_outputs_is_named(train_state: TrainState) -> None:
     def spoil_gradient(module: nn.Module, _: Any, output: Tensor) -> Tensor:
         # The root's slope at 0 is infinite.
         return output + (output - output.detach()).abs().sqrt().sum()
 
-    learner.model.get_submodule("blocks.1.feed_forward").register_forward_hook(spoil_gradient)
-    source = find_source(learner, 0, (INPUTS, TARGETS))
+    train_state.model.get_submodule("blocks.1.feed_forward").register_forward_hook(spoil_gradient)
+    source = find_source(train_state, 0, (INPUTS, TARGETS))
     assert "in the gradient of 'blocks.1.feed_forward." in source
 
 
-def test_looking_for_the_source_changes_nothing(learner: Learner) -> None:
-    before = [parameter.detach().clone() for parameter in learner.model.parameters()]
-    find_source(learner, 0, (INPUTS, TARGETS))
-    for parameter, kept in zip(learner.model.parameters(), before, strict=True):
+def test_looking_for_the_source_changes_nothing(train_state: TrainState) -> None:
+    before = [parameter.detach().clone() for parameter in train_state.model.parameters()]
+    find_source(train_state, 0, (INPUTS, TARGETS))
+    for parameter, kept in zip(train_state.model.parameters(), before, strict=True):
         assert torch.equal(parameter, kept)
         assert parameter.grad is None
-    assert learner.optimizer.param_groups[0]["step"] == 0
-    assert not any(module._forward_hooks for module in learner.model.modules())
+    assert train_state.optimizer.param_groups[0]["step"] == 0
+    assert not any(module._forward_hooks for module in train_state.model.modules())
 
 
 @pytest.fixture
@@ -84,8 +86,8 @@ def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
     write_tiny_text(tmp_path)
 
     def make(bad_steps: set[int], factor: float = float("nan"), **training: Any) -> Recipe:
-        def build(recipe: Recipe, precision: Precision, ranks: Ranks, **options: Any) -> Learner:
-            learner = build_learner(recipe, precision, ranks, **options)
+        def build(recipe: Recipe, precision: Precision, ranks: Ranks, **options: Any) -> TrainState:
+            train_state = build_train_state(recipe, precision, ranks, **options)
             bad = {bytes(batches[number - 1][0].numpy()) for number in bad_steps}
 
             def poison(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
@@ -97,14 +99,14 @@ def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
                 return output * factor if is_bad else None
 
             is_bad = False
-            learner.model.embedding.register_forward_hook(poison)
-            learner.model.norm.register_forward_hook(scale)
-            return learner
+            train_state.model.embedding.register_forward_hook(poison)
+            train_state.model.norm.register_forward_hook(scale)
+            return train_state
 
         recipe = tiny_recipe(tmp_path, **({"steps": 12, "checkpoint_every": 5, "evaluate_every": 6} | training))
         tokens = TokenFile.open(tmp_path / "train.tokens")
         batches = Batches(tokens, context_length=32, batch_size=recipe.training.batch_size, seed=0)
-        monkeypatch.setattr(loop, "build_learner", build)
+        monkeypatch.setattr(loop, "build_train_state", build)
         return recipe
 
     return make
@@ -139,13 +141,13 @@ def test_a_skipped_step_is_as_if_its_update_had_never_been_due(poisoned: Callabl
     for line in (run.path / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     # By hand: the same steps, and nothing at all where one was bad.
-    by_hand = build_learner(preparation.recipe, preparation.precision)
+    by_hand = build_train_state(preparation.recipe, preparation.precision)
     for number in range(12):
         if number + 1 not in (4, 8, 9):
             by_hand.step(number, *preparation.batches[number])
-    for found, expected in zip(outcome.learner.model.parameters(), by_hand.model.parameters(), strict=True):
+    for found, expected in zip(outcome.train_state.model.parameters(), by_hand.model.parameters(), strict=True):
         assert torch.equal(found, expected)
-    assert outcome.learner.optimizer.param_groups[0]["step"] == 9
+    assert outcome.train_state.optimizer.param_groups[0]["step"] == 9
 
 
 def test_a_run_with_skipped_steps_resumes_bit_for_bit(poisoned: Callable[..., Recipe], tmp_path: Path) -> None:
@@ -165,7 +167,9 @@ def test_a_run_with_skipped_steps_resumes_bit_for_bit(poisoned: Callable[..., Re
         train(*old_run(run.path), on_step=lambda metrics: stop(metrics) if metrics.step == 11 else None)
     resumed = train(*old_run(run.path))
     assert resumed.first_step == 10
-    for found, expected in zip(resumed.learner.model.parameters(), whole.learner.model.parameters(), strict=True):
+    for found, expected in zip(
+        resumed.train_state.model.parameters(), whole.train_state.model.parameters(), strict=True
+    ):
         assert torch.equal(found, expected)
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (resumed.checkpoint / name).read_bytes() == (whole.checkpoint / name).read_bytes()

@@ -40,7 +40,7 @@ class Compiling:
     """What stands against it, whatever it would save."""
     seconds: float = 0.0
     """That compiling takes, once."""
-    saved_a_step: float = 0.0
+    saved_per_step: float = 0.0
     """Seconds."""
     assumed: bool = False
     """Whether both figures are assumptions, for a device on which nothing was measured."""
@@ -53,11 +53,11 @@ class Compiling:
     @property
     def seconds_less(self) -> float:
         """Of each step: none where nothing is compiled."""
-        return self.saved_a_step if self.chosen else 0.0
+        return self.saved_per_step if self.chosen else 0.0
 
     def pays(self, steps: int) -> bool:
         """Whether so many steps save more seconds than compiling takes."""
-        return steps * self.saved_a_step > self.seconds
+        return steps * self.saved_per_step > self.seconds
 
 
 NOT_COMPILED = Compiling()
@@ -72,13 +72,13 @@ def reckon(ledger: Ledger, ceilings: Ceilings, *, device_type: str, precision: s
     times = SAVED.get((device_type, precision), 0.0) if on_cpu else ASSUMED_SAVED_ON_GPU
     return Compiling(
         seconds=SECONDS if on_cpu else ASSUMED_SECONDS_ON_GPU,
-        saved_a_step=min(times * fusible_seconds(ledger, ceilings), MOST_SAVED * price(ledger, ceilings).seconds),
+        saved_per_step=min(times * fusible_seconds(ledger, ceilings), MOST_SAVED * price(ledger, ceilings).seconds),
         assumed=not on_cpu,
     )
 
 
 def fusible_seconds(ledger: Ledger, ceilings: Ceilings) -> float:
-    """Seconds a step, by rooflines, of the operators inside blocks that are no matrix product and no attention."""
+    """Seconds per step, by rooflines, of the operators inside blocks that are no matrix product and no attention."""
     return sum(
         roofline_seconds(row, ceilings)
         for row in ledger.rows

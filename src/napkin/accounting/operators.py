@@ -1,7 +1,7 @@
 """What each operator computes: FLOPs of the contractions, an operator a line; and which operators are none.
 
 A contraction of [m, k] with [k, n] costs 2·m·n·k: a multiply and an add a triple. Elementwise work is kept apart: one
-FLOP an element, by convention, whatever is done to it. Operators that appear in none of the tables are reported as
+FLOP per element, by convention, whatever is done to it. Operators that appear in none of the tables are reported as
 unknown, never counted as zero.
 """
 

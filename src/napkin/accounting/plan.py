@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from napkin.accounting.compile_estimate import NOT_COMPILED, Compiling
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.price import Price
-from napkin.accounting.quantity_row import WitnessRow
+from napkin.accounting.quantity_row import QuantityRow
 from napkin.accounting.rules import adamw_bytes_rule, seconds_rule, training_flops_rule
 from napkin.hardware.cuda_target import Target
 from napkin.units import format_flops
@@ -53,13 +53,13 @@ class Plan:
     site: Site
     rule_parameters: int
     """Parameters by the closed form."""
-    rule_bytes_a_parameter: int
-    """Bytes a parameter for weight, gradient and optimizer state by the closed form."""
+    rule_bytes_per_parameter: int
+    """Bytes per parameter for weight, gradient and optimizer state by the closed form."""
     steps: int
     tokens_per_step: int
     """Of all devices together."""
     exchange_seconds: float = 0.0
-    """Seconds a step in which the devices wait for each other's gradients."""
+    """Seconds per step in which the devices wait for each other's gradients."""
     compiling: Compiling = NOT_COMPILED
     """Whether blocks are compiled; the ledger is of the uncompiled step, the seconds here are not."""
 
@@ -69,14 +69,14 @@ class Plan:
         return self.ledger.peak_bytes <= self.site.memory_bytes
 
     @property
-    def seconds_a_step(self) -> float:
+    def seconds_per_step(self) -> float:
         """Of one step, the exchange of gradients included."""
         return self.price.seconds - self.compiling.seconds_less + self.exchange_seconds
 
     @property
     def seconds(self) -> float:
         """Of all steps, and of compiling; evaluations and checkpoints come on top."""
-        return self.steps * self.seconds_a_step + self.compiling.seconds_once
+        return self.steps * self.seconds_per_step + self.compiling.seconds_once
 
     @property
     def dollars(self) -> float | None:
@@ -106,35 +106,35 @@ class Plan:
     @property
     def mfu(self) -> float:
         """Predicted model-FLOPs utilisation."""
-        return mfu(self.ledger, self.seconds_a_step, self.site.matmul_peak)
+        return mfu(self.ledger, self.seconds_per_step, self.site.matmul_peak)
 
-    def table(self) -> list[WitnessRow]:
+    def table(self) -> list[QuantityRow]:
         """Rule and count, side by side; `reconcile` adds the meter. FLOPs and bytes are those of one device."""
         site = self.site
         rule_flops = training_flops_rule(self.rule_parameters, self.tokens_per_step / site.n_devices)
         rule_seconds = seconds_rule(rule_flops, site.matmul_peak, mfu=RULE_MFU)
         in_all = self.steps * rule_seconds
         rows = [
-            WitnessRow(
+            QuantityRow(
                 "parameters",
                 "count",
                 self.rule_parameters,
                 self.ledger.parameters,
                 note="rule 12·L·d² + V·d: no norms, widths not rounded",
             ),
-            WitnessRow("FLOPs a step", "FLOP", rule_flops, self.ledger.flops, note=self._why_flops_differ()),
-            WitnessRow(
+            QuantityRow("FLOPs per step", "FLOP", rule_flops, self.ledger.flops, note=self._why_flops_differ()),
+            QuantityRow(
                 "peak bytes",
                 "bytes",
-                adamw_bytes_rule(self.rule_parameters, bytes_a_parameter=self.rule_bytes_a_parameter),
+                adamw_bytes_rule(self.rule_parameters, bytes_per_parameter=self.rule_bytes_per_parameter),
                 self.ledger.peak_bytes,
-                note=f"rule {self.rule_bytes_a_parameter} bytes a parameter: no activations, no logits, no batch",
+                note=f"rule {self.rule_bytes_per_parameter} bytes per parameter: no activations, no logits, no batch",
             ),
             *self._reserved(),
             *self._compiled(),
-            WitnessRow("seconds a step", "seconds", rule_seconds, self.seconds_a_step, note=self._how_priced()),
-            WitnessRow("MFU", "share", RULE_MFU, self.mfu, note=self._of_what_peak()),
-            WitnessRow(
+            QuantityRow("seconds per step", "seconds", rule_seconds, self.seconds_per_step, note=self._how_priced()),
+            QuantityRow("MFU", "share", RULE_MFU, self.mfu, note=self._of_what_peak()),
+            QuantityRow(
                 "seconds in all",
                 "seconds",
                 in_all,
@@ -144,23 +144,25 @@ class Plan:
         ]
         if site.usd_per_hour is not None:
             note = f"${site.usd_per_hour:.2f} an hour in all"
-            rows.append(WitnessRow("dollars", "USD", dollars(in_all, site.usd_per_hour), self.dollars, note=note))
+            rows.append(QuantityRow("dollars", "USD", dollars(in_all, site.usd_per_hour), self.dollars, note=note))
         if site.watts is not None:
             note = f"{site.watts:,.0f} W in all, the boards alone"
-            rows.append(WitnessRow("energy", "kWh", kilowatt_hours(in_all, site.watts), self.kilowatt_hours, note=note))
+            rows.append(
+                QuantityRow("energy", "kWh", kilowatt_hours(in_all, site.watts), self.kilowatt_hours, note=note)
+            )
         return rows
 
-    def _reserved(self) -> list[WitnessRow]:
+    def _reserved(self) -> list[QuantityRow]:
         if self.ledger.reserved_bytes is None:
             return []
         note = "what the caching allocator takes in segments, gaps included; it gives back what is free before it fails"
-        return [WitnessRow("reserved bytes", "bytes", None, self.ledger.reserved_bytes, note=note)]
+        return [QuantityRow("reserved bytes", "bytes", None, self.ledger.reserved_bytes, note=note)]
 
-    def _compiled(self) -> list[WitnessRow]:
+    def _compiled(self) -> list[QuantityRow]:
         if not self.compiling.chosen:
             return []
-        note = "once a run, not in its steps; the peak is that of the uncompiled step"
-        return [WitnessRow("seconds to compile", "seconds", None, self.compiling.seconds, note=note)]
+        note = "once per run, not in its steps; the peak is that of the uncompiled step"
+        return [QuantityRow("seconds to compile", "seconds", None, self.compiling.seconds, note=note)]
 
     def _why_flops_differ(self) -> str:
         ledger = self.ledger

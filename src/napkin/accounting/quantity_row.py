@@ -10,7 +10,7 @@ Unit = Literal["FLOP", "bytes", "seconds", "count", "FLOP/s", "share", "USD", "k
 
 
 @dataclass(frozen=True)
-class WitnessRow:
+class QuantityRow:
     """One quantity as up to three witnesses give it; None where a witness says nothing.
 
     Figures are in the unit named, never scaled (bytes, not GB; a share of 1, not of 100). Integers stay integers, so
@@ -32,7 +32,7 @@ class WitnessRow:
     def meter_over_count(self) -> float | None:
         """How much of the count was measured; None where either is missing or the count is zero.
 
-        >>> WitnessRow("peak bytes", "bytes", count=400, meter=410).meter_over_count
+        >>> QuantityRow("peak bytes", "bytes", count=400, meter=410).meter_over_count
         1.025
         """
         if self.meter is None or not self.count:

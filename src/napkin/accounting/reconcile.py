@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from napkin.accounting.plan import Plan, dollars
-from napkin.accounting.quantity_row import WitnessRow
+from napkin.accounting.quantity_row import QuantityRow
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Measurement:
     """Of one real step, by the operators that ran."""
     peak_bytes: int
     """Of one real step, by the allocator."""
-    seconds_a_step: float
+    seconds_per_step: float
     """Median over the steps, without the one that was watched."""
     seconds: float
     """Of the whole training, evaluations and checkpoints included."""
@@ -27,13 +27,13 @@ class Measurement:
     """data, forward, backward, optimizer, evaluation, checkpoints, compiling, other."""
 
 
-def reconcile(plan: Plan, measurement: Measurement) -> list[WitnessRow]:
+def reconcile(plan: Plan, measurement: Measurement) -> list[QuantityRow]:
     """The plan's table with its third column filled."""
     meters = {
         "parameters": measurement.parameters,
-        "FLOPs a step": measurement.flops,
+        "FLOPs per step": measurement.flops,
         "peak bytes": measurement.peak_bytes,
-        "seconds a step": measurement.seconds_a_step,
+        "seconds per step": measurement.seconds_per_step,
         "MFU": measurement.mfu,
         "seconds in all": measurement.seconds,
         "seconds to compile": measurement.seconds_by_part.get("compiling"),

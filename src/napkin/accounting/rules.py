@@ -75,17 +75,17 @@ def attention_flops_rule(*, n_layers: int, d_model: int, context_length: int, to
     return 12 * n_layers * d_model * context_length * tokens
 
 
-def adamw_bytes_rule(parameters: float, *, bytes_a_parameter: int = 16) -> float:
+def adamw_bytes_rule(parameters: float, *, bytes_per_parameter: int = 16) -> float:
     """Bytes to train with AdamW in fp32: 16 a parameter (weight, gradient and two moments at 4 each).
 
     Rajbhandari et al. 2020, "ZeRO", section 3.1 (where mixed precision comes to 16 as 2 + 2 + 12). Leaves activations
     out: 27% under the true peak of a GPT-2-small step at batch 1, many times under for small models and large batches.
     """
-    return bytes_a_parameter * parameters
+    return bytes_per_parameter * parameters
 
 
-def bytes_a_parameter(optimizer: str, *, mixed: bool = False) -> int:
-    """Bytes a parameter for weight, gradient and the state of an optimizer, which a recipe names.
+def bytes_per_parameter(optimizer: str, *, mixed: bool = False) -> int:
+    """Bytes per parameter for weight, gradient and the state of an optimizer, which a recipe names.
 
     In fp32, 4 for each: 8 for sgd, 12 with one moment (momentum, adagrad), 16 with two (adamw). `mixed` is the scheme
     of Rajbhandari et al. 2020, "ZeRO", section 3.1: weight and gradient in 2 bytes, an fp32 master copy, state in fp32.
@@ -96,12 +96,12 @@ def bytes_a_parameter(optimizer: str, *, mixed: bool = False) -> int:
     return (2 + 2 + 4 if mixed else 4 + 4) + choice_of(optimizer).state_bytes
 
 
-def largest_model_rule(memory_bytes: float, *, bytes_a_parameter: int = 16) -> float:
+def largest_model_rule(memory_bytes: float, *, bytes_per_parameter: int = 16) -> float:
     """Parameters that fill a memory, over however many devices they are spread.
 
     `adamw_bytes_rule` solved for N, with its errors: activations want room too.
     """
-    return memory_bytes / bytes_a_parameter
+    return memory_bytes / bytes_per_parameter
 
 
 def activation_bytes_rule(
@@ -150,13 +150,13 @@ def all_reduce_seconds_rule(message_bytes: float, n_devices: int, link_bytes_per
 
 
 def kv_cache_bytes_rule(
-    *, n_layers: int, n_kv_heads: int, head_dim: int, context_length: int, bytes_a_number: int = 2
+    *, n_layers: int, n_kv_heads: int, head_dim: int, context_length: int, bytes_per_number: int = 2
 ) -> int:
     """Bytes of keys and values that one sequence keeps while it is generated: 2·L·kv·c·s numbers.
 
     Pope et al. 2022, "Efficiently Scaling Transformer Inference", section 3.3. Exact for a cache of just that length.
     """
-    return 2 * n_layers * n_kv_heads * head_dim * context_length * bytes_a_number
+    return 2 * n_layers * n_kv_heads * head_dim * context_length * bytes_per_number
 
 
 def decode_seconds_rule(
@@ -170,10 +170,10 @@ def decode_seconds_rule(
     return (parameter_bytes + batch_size * kv_cache_bytes) / bytes_per_second
 
 
-def matmul_intensity_rule(m: int, k: int, n: int, *, bytes_a_number: int = 2) -> float:
-    """FLOPs a byte moved of [m, k] · [k, n]; in 16 bits near m where m is small beside k and n.
+def matmul_intensity_rule(m: int, k: int, n: int, *, bytes_per_number: int = 2) -> float:
+    """FLOPs per byte moved of [m, k] · [k, n]; in 16 bits near m where m is small beside k and n.
 
     Williams et al. 2009, "Roofline". A device is bound by bytes below its peak over its bandwidth: 295 for an H100 in
     bf16. Exact where each number is read or written once.
     """
-    return 2 * m * k * n / (bytes_a_number * (m * k + k * n + m * n))
+    return 2 * m * k * n / (bytes_per_number * (m * k + k * n + m * n))

@@ -41,12 +41,12 @@ class Sizes:
     batch_size: int
     """Sequences that are in memory at a time: of a micro-batch, where gradients are accumulated."""
     sequences: int
-    """Sequences a step, all micro-batches together."""
+    """Sequences per step, all micro-batches together."""
     context_length: int
 
     @property
     def tokens(self) -> int:
-        """Tokens a step."""
+        """Tokens per step."""
         return self.sequences * self.context_length
 
 
@@ -100,10 +100,10 @@ def rules_table(
     """
     rows = [*_parameters(ledger, sizes), *_flops(ledger, sizes), *_bytes(ledger, sizes, block)]
     if memory_bytes is not None:
-        bytes_a_parameter = ledger.peak_bytes / ledger.parameters
-        note = f"count: at this step's {bytes_a_parameter:.1f} bytes a parameter"
+        bytes_per_parameter = ledger.peak_bytes / ledger.parameters
+        note = f"count: at this step's {bytes_per_parameter:.1f} bytes per parameter"
         largest = largest_model_rule(memory_bytes)
-        rows.append(RuleRow("largest model", "M / 16", "count", largest, memory_bytes / bytes_a_parameter, note))
+        rows.append(RuleRow("largest model", "M / 16", "count", largest, memory_bytes / bytes_per_parameter, note))
     rows.append(
         RuleRow(
             "tokens to train on",
@@ -173,7 +173,7 @@ def _bytes(ledger: Ledger, sizes: Sizes, block: str) -> Iterator[RuleRow]:
         )
         counted = kept / micro_batches if form == ran else None
         note = "rule: in 16 bits, with dropout"
-        yield RuleRow(f"activations a layer, {form}", formula, "bytes", rule, counted or None, note)
+        yield RuleRow(f"activations per layer, {form}", formula, "bytes", rule, counted or None, note)
 
 
 def _form_of_attention(ledger: Ledger) -> Literal["plain", "flash", "checkpointed"]:
@@ -209,8 +209,8 @@ def _use(ledger: Ledger, sizes: Sizes, bytes_per_second: float | None) -> Iterat
 def _intensity(contraction: tuple[int, int, int, int] | None, flops: int, moved: int) -> RuleRow:
     assert contraction is not None
     _, m, n, k = contraction
-    bytes_a_number = moved / (m * k + k * n + m * n)
-    width = 2 if bytes_a_number < 3 else 4
-    rule = matmul_intensity_rule(m, k, n, bytes_a_number=width)
+    bytes_per_number = moved / (m * k + k * n + m * n)
+    width = 2 if bytes_per_number < 3 else 4
+    rule = matmul_intensity_rule(m, k, n, bytes_per_number=width)
     note = f"of the largest product, [{m}, {k}]·[{k}, {n}] in {8 * width} bits"
     return RuleRow("arithmetic intensity", "2·m·k·n / bytes", "FLOP/byte", rule, flops / moved, note)

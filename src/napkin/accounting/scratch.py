@@ -2,7 +2,7 @@
 
 Modelled is what grows with the tensors: operands copied to a common format, terms of a sum of exponentials, a gradient
 copied to attention's layout; and attention's tiles, which grow with the threads. A bf16 product takes some scratch too,
-inside oneDNN: up to 1.4 MB a thread, by rules of its own, left out here.
+inside oneDNN: up to 1.4 MB per thread, by rules of its own, left out here.
 """
 
 from collections.abc import Callable
@@ -58,13 +58,13 @@ def _log_of_sum_of_exponentials(inputs: list[Tensor], dtype: torch.dtype | None)
 def _attention(inputs: list[Tensor], dtype: torch.dtype | None) -> int:
     query, key = inputs[:2]
     # Besides the scores: the rows of the output, their maxima and their sums.
-    return _attention_tiles(query, key, tiles=1, numbers_a_row=query.shape[-1] + 2)
+    return _attention_tiles(query, key, tiles=1, numbers_per_row=query.shape[-1] + 2)
 
 
 def _attention_backward(inputs: list[Tensor], dtype: torch.dtype | None) -> int:
     gradient, query, key = inputs[:3]
     copied = 0 if gradient.transpose(1, 2).is_contiguous() else gradient.nbytes
-    return copied + _attention_tiles(query, key, tiles=2, numbers_a_row=0)
+    return copied + _attention_tiles(query, key, tiles=2, numbers_per_row=0)
 
 
 def _common(inputs: list[Tensor]) -> torch.dtype:
@@ -76,14 +76,14 @@ def _copied_to(dtype: torch.dtype, tensor: Tensor) -> int:
     return tensor.numel() * dtype.itemsize if tensor.dim() and tensor.dtype != dtype else 0
 
 
-def _attention_tiles(query: Tensor, key: Tensor, *, tiles: int, numbers_a_row: int) -> int:
+def _attention_tiles(query: Tensor, key: Tensor, *, tiles: int, numbers_per_row: int) -> int:
     """Tiles of queries × keys in fp32, once more in the format of the inputs where that is narrower."""
     queries, keys = query.shape[-2], key.shape[-2]
     # The kernel's own choice of tile, by number of queries.
     rows = min(queries, 256 if queries >= 768 else 64 if queries >= 192 else 32)
     wide = max(4, query.element_size())
     narrow = query.element_size() if query.element_size() < 4 else 0
-    a_thread = tiles * rows * min(keys, 512) * (wide + narrow) + rows * numbers_a_row * wide
+    a_thread = tiles * rows * min(keys, 512) * (wide + narrow) + rows * numbers_per_row * wide
     return torch.get_num_threads() * a_thread
 
 

@@ -33,7 +33,7 @@ from napkin.optim.loss_scale import LossScale
 from napkin.recipe.recipe import Recipe
 from napkin.runs.history import History
 from napkin.runs.run_folder import lower_learning_rate
-from napkin.train_step.step import Learner
+from napkin.train_step.step import TrainState
 
 _NAME = re.compile(r"step-(\d{8,})")
 # Torch splits reductions of more numbers among its threads.
@@ -73,7 +73,7 @@ class Snapshot:
 
     step: int
     tensors: dict[str, dict[str, Tensor]]
-    """By file and name; the learner's own, until they are copied."""
+    """By file and name; the train state's own, until they are copied."""
     state: bytes
     """state.json."""
 
@@ -85,7 +85,7 @@ class Snapshot:
 
 def save_checkpoint(
     folder: Path,
-    learner: Learner,
+    train_state: TrainState,
     *,
     step: int,
     seconds: float,
@@ -95,15 +95,21 @@ def save_checkpoint(
 ) -> Checkpoint:
     """Write `folder`/step-XXXXXXXX and return it: `snapshot` and `write_checkpoint` in one."""
     taken = snapshot(
-        learner, step=step, seconds=seconds, tokenizer=tokenizer, train_tokens=train_tokens, history=history
+        train_state, step=step, seconds=seconds, tokenizer=tokenizer, train_tokens=train_tokens, history=history
     )
     return write_checkpoint(folder, taken)
 
 
 def snapshot(
-    learner: Learner, *, step: int, seconds: float, tokenizer: str, train_tokens: str, history: History | None = None
+    train_state: TrainState,
+    *,
+    step: int,
+    seconds: float,
+    tokenizer: str,
+    train_tokens: str,
+    history: History | None = None,
 ) -> Snapshot:
-    """What a checkpoint of `learner` holds; its tensors are the learner's own and go on changing with it."""
+    """What a checkpoint of `train_state` holds; its tensors are the train state's own and go on changing with it."""
     state = State(
         format="napkin-checkpoint",
         version=1,
@@ -111,11 +117,11 @@ def snapshot(
         seconds=seconds,
         tokenizer=tokenizer,
         train_tokens=train_tokens,
-        recipe=dataclasses.asdict(learner.recipe),
+        recipe=dataclasses.asdict(train_state.recipe),
         libraries={"napkin": napkin.__version__, "torch": str(torch.__version__), "python": platform.python_version()},
         history=history or History(),
     )
-    tensors = {f"{stem}.safetensors": named for stem, named in tensors_of(learner).items()}
+    tensors = {f"{stem}.safetensors": named for stem, named in tensors_of(train_state).items()}
     return Snapshot(step, tensors, msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
 
 
@@ -235,13 +241,13 @@ def load_averaged_model(checkpoint: Checkpoint, model: Transformer) -> None:
     _copy_into(targets, path, stored_as=torch.float32, among_others=True)
 
 
-def load_learner(checkpoint: Checkpoint, learner: Learner) -> None:
-    """Copy a checkpoint's weights and optimizer state into `learner`, which then goes on as if never stopped.
+def load_train_state(checkpoint: Checkpoint, train_state: TrainState) -> None:
+    """Copy a checkpoint's weights and optimizer state into `train_state`, which then goes on as if never stopped.
 
     An average that the checkpoint does not have begins with its weights. Raises as `load_model` does; after
-    CorruptFile, `learner` is only fit to have another checkpoint loaded.
+    CorruptFile, `train_state` is only fit to have another checkpoint loaded.
     """
-    load_model(checkpoint, learner.model)
+    load_model(checkpoint, train_state.model)
     updates = checkpoint.state.step - checkpoint.state.history.skipped
     # Into tensors that torch itself has made: those of a mapped file are aligned otherwise, and vector code then sums
     # in another order.
@@ -249,11 +255,11 @@ def load_learner(checkpoint: Checkpoint, learner: Learner) -> None:
     extra = {"loss_scale": LossScale().to_tensor()} if _precision_of(checkpoint) == "fp16" else {}
     has_average = keeps_average(checkpoint)
     _copy_into(
-        _optimizer_tensors(learner, average=has_average) | extra,
+        _optimizer_tensors(train_state, average=has_average) | extra,
         checkpoint.path / "optimizer.safetensors",
-        among_others=has_average and not learner.average,
+        among_others=has_average and not train_state.average,
     )
-    learner.go_on_from(updates, extra, with_average=has_average)
+    train_state.go_on_from(updates, extra, with_average=has_average)
 
 
 def keeps_average(checkpoint: Checkpoint) -> bool:
@@ -314,10 +320,10 @@ def _copy_into(
             target.copy_(stored[name])
 
 
-def tensors_of(learner: Learner) -> dict[str, dict[str, Tensor]]:
+def tensors_of(train_state: TrainState) -> dict[str, dict[str, Tensor]]:
     """Weights and the rest by name, in the order in which they are stored."""
-    rest = _optimizer_tensors(learner) | learner.extra_state()
-    return {"model": _model_tensors(learner.model), "optimizer": rest}
+    rest = _optimizer_tensors(train_state) | train_state.extra_state()
+    return {"model": _model_tensors(train_state.model), "optimizer": rest}
 
 
 def _precision_of(checkpoint: Checkpoint) -> str:
@@ -328,20 +334,20 @@ def _model_tensors(model: Transformer) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def _optimizer_tensors(learner: Learner, *, average: bool = True) -> dict[str, Tensor]:
+def _optimizer_tensors(train_state: TrainState, *, average: bool = True) -> dict[str, Tensor]:
     """The optimizer's state, by parameter; before the first step it is the zeros that this would make.
 
     With `average`, that of the weights too where there is one.
     """
-    state_of = learner.optimizer.all_state()
+    state_of = train_state.optimizer.all_state()
     tensors = {
         f"{key}.{name}": tensor
-        for name, parameter in learner.model.named_parameters()
+        for name, parameter in train_state.model.named_parameters()
         for key, tensor in state_of.get(parameter, {}).items()
     }
-    if average and learner.average is not None:
-        names = (name for name, _ in learner.model.named_parameters())
-        tensors |= {f"average.{name}": tensor for name, tensor in zip(names, learner.average.averages, strict=True)}
+    if average and train_state.average is not None:
+        names = (name for name, _ in train_state.model.named_parameters())
+        tensors |= {f"average.{name}": tensor for name, tensor in zip(names, train_state.average.averages, strict=True)}
     return tensors
 
 

@@ -7,19 +7,19 @@ from pathlib import Path
 from napkin.checkpoint.checkpoint import (
     Checkpoint,
     checkpoint_paths,
-    load_learner,
+    load_train_state,
     read_checkpoint,
     recipe_changes,
     set_aside,
 )
 from napkin.errors import CorruptFile, NapkinError
-from napkin.train_step.step import Learner
+from napkin.train_step.step import TrainState
 
 
 def restore_newest(
-    folder: Path, learner: Learner, *, tokenizer: str, train_tokens: str, on_message: Callable[[str], None]
+    folder: Path, train_state: TrainState, *, tokenizer: str, train_tokens: str, on_message: Callable[[str], None]
 ) -> Checkpoint | None:
-    """Load the newest checkpoint that is whole into `learner` and return it; None where there is none at all.
+    """Load the newest checkpoint that is whole into `train_state` and return it; None where there is none at all.
 
     Damaged ones before it are set aside and named in a message, as are changes of the recipe that leave the model as
     it is. Raises CorruptFile where all are damaged, NapkinError where model, tokenizer, tokens or the size of batches
@@ -28,8 +28,8 @@ def restore_newest(
 
     def load(checkpoint: Checkpoint) -> None:
         _refuse_other_text(checkpoint, tokenizer, train_tokens)
-        _refuse_other_batches(checkpoint, learner)
-        load_learner(checkpoint, learner)
+        _refuse_other_batches(checkpoint, train_state)
+        load_train_state(checkpoint, train_state)
 
     checkpoint, damaged = load_newest(folder, load)
     if checkpoint is None:
@@ -38,7 +38,7 @@ def restore_newest(
         on_message(
             f"a damaged checkpoint, now '{set_aside(bad).name}', is skipped for '{checkpoint.path.name}': {error}"
         )
-    _tell_changes(checkpoint, learner, on_message)
+    _tell_changes(checkpoint, train_state, on_message)
     return checkpoint
 
 
@@ -75,8 +75,8 @@ def _refuse_other_text(checkpoint: Checkpoint, tokenizer: str, train_tokens: str
             )
 
 
-def _refuse_other_batches(checkpoint: Checkpoint, learner: Learner) -> None:
-    now = learner.recipe.training.batch_size
+def _refuse_other_batches(checkpoint: Checkpoint, train_state: TrainState) -> None:
+    now = train_state.recipe.training.batch_size
     before = checkpoint.state.recipe.get("training", {}).get("batch_size", now)
     if now != before:
         # Which sequences a step has, and how many tokens were trained on, follows from its number.
@@ -86,8 +86,8 @@ def _refuse_other_batches(checkpoint: Checkpoint, learner: Learner) -> None:
         )
 
 
-def _tell_changes(checkpoint: Checkpoint, learner: Learner, on_message: Callable[[str], None]) -> None:
-    recipe = dataclasses.asdict(learner.recipe)
+def _tell_changes(checkpoint: Checkpoint, train_state: TrainState, on_message: Callable[[str], None]) -> None:
+    recipe = dataclasses.asdict(train_state.recipe)
     # Files may lie elsewhere by now; that they are the same ones is checked by their content. Of the model only the
     # form of attention may be another.
     changes = recipe_changes(checkpoint, {table: recipe[table] for table in ("model", "optimizer", "training")})

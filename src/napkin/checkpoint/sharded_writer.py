@@ -21,7 +21,7 @@ from napkin.checkpoint.checkpoint import (
     Snapshot,
     State,
     checkpoint_path,
-    load_learner,
+    load_train_state,
     read_checkpoint,
     refuse_non_finite,
     set_aside,
@@ -35,17 +35,17 @@ from napkin.errors import CorruptFile, NapkinError
 from napkin.files import sync_file, sync_folder
 from napkin.optim.shards import is_sharded, local
 from napkin.recipe.recipe import Recipe
-from napkin.train_step.step import Learner
+from napkin.train_step.step import TrainState
 
 
 def restore_on_ranks(
-    ranks: Ranks, folder: Path, learner: Learner, *, on_message: Callable[[str], None], **text: str
+    ranks: Ranks, folder: Path, train_state: TrainState, *, on_message: Callable[[str], None], **text: str
 ) -> Checkpoint | None:
     """`restore_newest` with ranks: the first one finds the newest that is whole, and all load that."""
     restored: list[Checkpoint | None] = []
 
     def restore() -> str | None:
-        restored.append(restore_newest(folder, learner, on_message=on_message, **text))
+        restored.append(restore_newest(folder, train_state, on_message=on_message, **text))
         return None if restored[0] is None else restored[0].path.name
 
     name = ranks.from_first(restore)
@@ -54,7 +54,7 @@ def restore_on_ranks(
     if name is None:
         return None
     checkpoint = read_checkpoint(folder / name, verify=False)
-    load_learner(checkpoint, learner)
+    load_train_state(checkpoint, train_state)
     return checkpoint
 
 

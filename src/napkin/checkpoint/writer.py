@@ -1,6 +1,6 @@
 """Checkpoints while training goes on: it waits for a copy of the tensors, a thread does the rest.
 
-Writing, syncing, checksums, renaming and pruning take seconds a gigabyte; the copy takes a tenth of one. There is one
+Writing, syncing, checksums, renaming and pruning take seconds per gigabyte; the copy takes a tenth of one. There is one
 write at a time and one copy, into host memory that is made once; on a GPU it is page-locked, and the copy is queued
 behind the step's kernels.
 """

@@ -20,7 +20,7 @@ COMMANDS = {
     "count": "trace a training step: FLOPs and bytes by operator, module or phase",
     "train": "plan, train, meter and reconcile a run",
     "resume": "continue a run from its newest good checkpoint",
-    "evaluate": "loss, perplexity and bits a byte on held-out text, beside gzip and xz",
+    "evaluate": "loss, perplexity and bits per byte on held-out text, beside gzip and xz",
     "generate": "let a trained model continue a text",
     "report": "write a run's report.html",
     "runs": "list runs, and compare their losses over steps, tokens, FLOPs, seconds or dollars",

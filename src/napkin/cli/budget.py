@@ -12,7 +12,7 @@ from napkin.units import format_count, format_flops, format_rate, format_seconds
 
 @dataclass(frozen=True)
 class BudgetOptions:
-    """Say what training a model of some size takes, by rule: 6 FLOPs a parameter and token."""
+    """Say what training a model of some size takes, by rule: 6 FLOPs per parameter and token."""
 
     params: str
     """Parameters: 124M, 70B."""

@@ -146,7 +146,7 @@ def _timed(encode: Callable[[], list[int]]) -> tuple[list[int], float]:
 
 
 def _table(results: list[Result], text_bytes: int) -> Table:
-    headings = ("tokenizer", "vocabulary", "tokens", "bytes a token", "bytes a second")
+    headings = ("tokenizer", "vocabulary", "tokens", "bytes per token", "bytes per second")
     table = Table(*headings, box=None, header_style="bold")
     table.columns[0].overflow = "fold"
     for column in table.columns[1:]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Predict all validation tokens of a run: loss, perplexity, bits a byte, beside gzip and xz on the same bytes."""
+    """Predict all validation tokens of a run: loss, perplexity, bits per byte, beside gzip and xz on the same bytes."""
 
     run: RunFolderArgument
     """Folder of the run."""
@@ -65,9 +65,9 @@ def main(arguments: list[str]) -> None:
 def _describe(path: str, evaluation: "Evaluation") -> None:
     say(
         f"{path}: {evaluation.tokens:,} tokens, {format_bytes(evaluation.bytes)}; step {evaluation.step:,}: "
-        f"loss {evaluation.loss:.4f} nats a token, perplexity {_perplexity(evaluation.perplexity)}"
+        f"loss {evaluation.loss:.4f} nats per token, perplexity {_perplexity(evaluation.perplexity)}"
     )
-    table = Table("", "bits a byte", box=None, header_style="bold")
+    table = Table("", "bits per byte", box=None, header_style="bold")
     table.columns[1].justify = "right"
     for name, bits in (
         ("gzip -9", evaluation.gzip_bits_per_byte),

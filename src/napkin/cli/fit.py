@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from napkin.accounting.rules import bytes_a_parameter, largest_model_rule
+from napkin.accounting.rules import bytes_per_parameter, largest_model_rule
 from napkin.cli.options import Switch, parse
 from napkin.cli.terminal import print_json, progress_line, say
 from napkin.errors import NapkinError
@@ -20,14 +20,14 @@ class FitOptions:
     on: str
     """Devices: H100, 8xH100; `napkin hardware` lists them."""
     optimizer: OptimizerName = "adamw"
-    """What updates the weights: adamw keeps two numbers a parameter, momentum, lion and muon one, sgd none."""
+    """What updates the weights: adamw keeps two numbers per parameter, momentum, lion and muon one, sgd none."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Format of the matrix products, auto being bf16 where the device has it; weights, gradients and optimizer state
     are fp32."""
     batch_size: int = 1
     """Sequences that a device works on at a time."""
     context_length: int = 2048
-    """Tokens a sequence."""
+    """Tokens per sequence."""
     vocab_size: int = 50304
     """Token ids."""
     json: Switch = False
@@ -43,8 +43,8 @@ def main(arguments: list[str]) -> None:
     n_devices, name = parse_devices(options.on)
     device = find_device(name)
     products = device.choose_format(options.precision)
-    a_parameter = bytes_a_parameter(options.optimizer)
-    by_rule = largest_model_rule(n_devices * device.advertised_bytes, bytes_a_parameter=a_parameter)
+    a_parameter = bytes_per_parameter(options.optimizer)
+    by_rule = largest_model_rule(n_devices * device.advertised_bytes, bytes_per_parameter=a_parameter)
     if not options.json:
         say(
             f"rule   {n_devices:,} × {format_bytes(device.advertised_bytes)} ({device.name}) / {a_parameter} bytes a "
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> None:
             {
                 "device": device.name,
                 "n_devices": n_devices,
-                "rule": {"bytes_a_parameter": a_parameter, "parameters": by_rule},
+                "rule": {"bytes_per_parameter": a_parameter, "parameters": by_rule},
                 "count": {
                     "parameters": ledger.parameters,
                     "d_model": config.d_model,

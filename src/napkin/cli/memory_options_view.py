@@ -1,4 +1,4 @@
-"""The table of `napkin plan --levers`."""
+"""The table of `napkin plan --memory-options`."""
 
 from rich.table import Table
 
@@ -7,24 +7,24 @@ from napkin.cli.terminal import out, say
 from napkin.hardware.calibration_cache import calibration_of_this_machine
 from napkin.hardware.catalogue import Device
 from napkin.hardware.ceilings import CatalogueCeilings
-from napkin.planning.memory_options import Lever, describe, levers
+from napkin.planning.memory_options import MemoryOption, describe, memory_options
 from napkin.planning.preparation import Progress
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.units import format_bytes, format_flops, format_seconds
 
 
-def find_levers(
+def find_memory_options(
     recipe: Recipe, precision: Precision, plan: Plan, device: Device | None, progress: Progress
-) -> list[Lever]:
-    """The levers of a plan for this machine or, with `device`, for another."""
+) -> list[MemoryOption]:
+    """The memory options of a plan for this machine or, with `device`, for another."""
     ceilings = calibration_of_this_machine(precision.device_type) if device is None else CatalogueCeilings(device)
-    return levers(recipe, precision, plan, ceilings, device=device, progress=progress)
+    return memory_options(recipe, precision, plan, ceilings, device=device, progress=progress)
 
 
-def describe_levers(plan: Plan, found: list[Lever]) -> None:
-    """Print what each lever makes of peak, FLOPs and seconds."""
-    table = Table("with training.", "peak", "saves", "FLOPs", "seconds a step", box=None, header_style="bold")
+def describe_memory_options(plan: Plan, found: list[MemoryOption]) -> None:
+    """Print what each memory option makes of peak, FLOPs and seconds."""
+    table = Table("with training.", "peak", "saves", "FLOPs", "seconds per step", box=None, header_style="bold")
     for column in table.columns[1:]:
         column.justify = "right"
     ledger = plan.ledger
@@ -33,18 +33,18 @@ def describe_levers(plan: Plan, found: list[Lever]) -> None:
         format_bytes(ledger.peak_bytes),
         "",
         format_flops(ledger.hardware_flops),
-        format_seconds(plan.seconds_a_step),
+        format_seconds(plan.seconds_per_step),
     )
-    for lever in found:
+    for memory_option in found:
         table.add_row(
-            describe(lever.fields),
-            format_bytes(lever.peak_bytes),
-            _share(1 - lever.peak_bytes / ledger.peak_bytes),
-            _change(lever.hardware_flops / ledger.hardware_flops - 1),
-            _change(lever.seconds / plan.seconds_a_step - 1),
+            describe(memory_option.fields),
+            format_bytes(memory_option.peak_bytes),
+            _share(1 - memory_option.peak_bytes / ledger.peak_bytes),
+            _change(memory_option.hardware_flops / ledger.hardware_flops - 1),
+            _change(memory_option.seconds / plan.seconds_per_step - 1),
         )
     out.print(table)
-    say("bytes and FLOPs by count, recomputation counted; seconds by rooflines, each lever pulled alone", style="dim")
+    say("bytes and FLOPs by count, recomputation counted; seconds by rooflines, each option alone", style="dim")
 
 
 def _share(saved: float) -> str:

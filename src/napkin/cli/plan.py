@@ -29,8 +29,8 @@ class PlanOptions(RecipeOptions):
     """Power of one device; None is the catalogue's, if it knows it."""
     rules: Switch = False
     """Print napkin mathematics too: each rule beside the count of the same thing, and how far off it is."""
-    levers: Switch = False
-    """Print what each memory lever would save, and what it would cost."""
+    memory_options: Switch = False
+    """Print what each memory option would save, and what it would cost."""
     json: Switch = False
     """Print the plan for programs."""
 
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> None:
         if value is not None and not 0 < value < float("inf"):
             raise NapkinError(f"--{name.replace('_', '-')} is {value}: use a number above 0")
     with progress_line("planning") as line:
-        from napkin.cli.memory_options_view import describe_levers, find_levers
+        from napkin.cli.memory_options_view import describe_memory_options, find_memory_options
         from napkin.cli.plan_view import describe_plan, describe_rules
         from napkin.planning.micro_batch import refuse_what_does_not_fit
         from napkin.training.start import plan_as_dict, plan_only
@@ -61,13 +61,17 @@ def main(arguments: list[str]) -> None:
             device = find_device(name)
             recipe, precision, plan = plan_elsewhere(options.recipe, device, n_devices)
         plan = plan.at(usd_per_hour=options.usd_per_hour, watts=options.watts)
-        levers = find_levers(recipe, precision, plan, device, line.retitle) if options.levers else []
+        memory_options = (
+            find_memory_options(recipe, precision, plan, device, line.retitle) if options.memory_options else []
+        )
     if options.json:
-        print_json(plan_as_dict(plan, precision) | ({"levers": levers} if options.levers else {}))
+        print_json(
+            plan_as_dict(plan, precision) | ({"memory_options": memory_options} if options.memory_options else {})
+        )
     else:
         describe_plan(plan, precision, by=options.by)
         if options.rules:
             describe_rules(recipe, plan)
-        if options.levers:
-            describe_levers(plan, levers)
+        if options.memory_options:
+            describe_memory_options(plan, memory_options)
     refuse_what_does_not_fit(recipe, precision, plan)

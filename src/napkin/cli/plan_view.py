@@ -97,7 +97,7 @@ def _off(row: RuleRow) -> str:
 
 
 def _seconds_table(spent: dict[str, Spent], total: float, by: str) -> Table:
-    table = Table(by, "seconds a step", "share", "bound by bytes", box=None, header_style="bold")
+    table = Table(by, "seconds per step", "share", "bound by bytes", box=None, header_style="bold")
     for column in table.columns[1:]:
         column.justify = "right"
     table.columns[0].overflow = "fold"

@@ -92,7 +92,7 @@ def _print_list(runs: "list[ComparedRun]") -> None:
 def _print_points(compared: "list[ComparedRun]", points: list[float], options: RunsOptions) -> None:
     from napkin.report.comparison_page import point_rows
 
-    say(f"\n{options.loss} loss, nats a token, at equal {options.over}:")
+    say(f"\n{options.loss} loss, nats per token, at equal {options.over}:")
     head = [options.over, *(run.summary.name for run in compared)]
     _print_table([head, *point_rows(compared, options.over, points, options.loss)], left=0)
 

@@ -58,7 +58,7 @@ def train(options: TrainOptions) -> None:
         described = {"tokenizer": path, "fingerprint": tokenizer.fingerprint, "kinds": kinds}
         print_json({**described, "unknown_tokens": lost.tokens, "lost_bytes": lost.bytes})
         return
-    table = Table("tokenizer", "vocabulary", "bytes a token", box=None, header_style="bold")
+    table = Table("tokenizer", "vocabulary", "bytes per token", box=None, header_style="bold")
     for column in table.columns[1:]:
         column.justify = "right"
     for kind, (vocab_size, ratio) in comparison.items():
@@ -94,7 +94,7 @@ def encode(options: EncodeOptions) -> None:
     for tokens in written.values():
         say(
             f"wrote {tokens.path}: {tokens.n_tokens:,} tokens of {tokens.n_documents:,} documents, "
-            f"{format_bytes(tokens.text_bytes)}, {tokens.text_bytes / tokens.n_tokens:.3f} bytes a token"
+            f"{format_bytes(tokens.text_bytes)}, {tokens.text_bytes / tokens.n_tokens:.3f} bytes per token"
         )
         if (lost := _lost(tokens, tokenizer)).tokens:
             say(f"words that the tokenizer does not know: {describe_loss(lost)}")

@@ -27,7 +27,7 @@ class Batches:
     """An endless sequence of training batches: `batches[i]` for any i ≥ 0, at once and always the same.
 
     A file is cut into windows of context_length + 1 tokens, each beginning with the last token of the one before, so
-    that every token but the first is a target once an epoch (up to context_length - 1 at the end of the file are left
+    that every token but the first is a target once per epoch (up to context_length - 1 at the end of the file are left
     over). Each epoch takes all windows of a file in an order of its own; a batch may straddle epochs.
 
     Several files have epochs of their own, and mix as their weights say: see napkin.data.interleaving. A file that

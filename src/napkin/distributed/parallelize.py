@@ -91,7 +91,7 @@ class SpreadDDP(Spread):
         return self.wrapped(inputs, targets, documents)
 
     def begin(self, *, last: bool) -> None:
-        """Gradients of micro-batches add up at home; after the last one they are exchanged, once a step."""
+        """Gradients of micro-batches add up at home; after the last one they are exchanged, once per step."""
         self.wrapped.require_backward_grad_sync = last
 
 

@@ -1,4 +1,4 @@
-"""How well a model predicts a text: loss, perplexity, bits a byte; and what general compressors make of it."""
+"""How well a model predicts a text: loss, perplexity, bits per byte; and what general compressors make of it."""
 
 import gzip
 import lzma
@@ -23,7 +23,7 @@ EVALUATION_BATCH_SIZE = 16
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Bits a byte compares across tokenizers; loss and perplexity do not."""
+    """Bits per byte compares across tokenizers; loss and perplexity do not."""
 
     step: int
     tokens: int
@@ -31,7 +31,7 @@ class Evaluation:
     bytes: int
     """UTF-8 bytes of the text, separators not included."""
     loss: float
-    """Nats a token."""
+    """Nats per token."""
     perplexity: float
     """exp(loss)."""
     bits_per_byte: float
@@ -56,7 +56,7 @@ def evaluate(
 
     `progress(done, total)` counts tokens. The compressors get the whole text as one stream, so that they, too, learn
     from one document for the next. Raises NapkinError where the file holds no text, and where its words are unknown
-    to the tokenizer: bits a byte of bytes that nobody predicted would flatter the model.
+    to the tokenizer: bits per byte of bytes that nobody predicted would flatter the model.
     """
     if not token_file.text_bytes:
         raise NapkinError(f"'{token_file.path}' holds no text, only separators: name a token file that does")
@@ -64,7 +64,7 @@ def evaluate(
     if tokenizer.unknown_id is not None and (n_unknown := int(np.count_nonzero(ids == tokenizer.unknown_id))):
         raise NapkinError(
             f"{n_unknown:,} of the {token_file.n_tokens:,} tokens of '{token_file.path}' stand for words that the "
-            "tokenizer does not know, whose bytes are lost: bits a byte, which compare with other models, need a "
+            "tokenizer does not know, whose bytes are lost: bits per byte, which compare with other models, need a "
             "tokenizer that loses nothing, such as --kind bpe"
         )
     stride = max(1, model.config.context_length // 2)
@@ -98,7 +98,7 @@ def mean_loss(
     progress: Callable[[int, int], None] | None = None,
     ranks: Ranks = ALONE,
 ) -> float:
-    """Nats a token over the first `max_tokens` predictions of a file, or all, in windows every `stride` tokens.
+    """Nats per token over the first `max_tokens` predictions of a file, or all, in windows every `stride` tokens.
 
     None is a stride of the context length: fastest, and the first tokens of each window have little before them. With
     `separate_documents` each token sees what is of its own document alone. Ranks take `batch_size` windows each at a

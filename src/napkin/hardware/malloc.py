@@ -17,7 +17,7 @@ _NEVER = 2**31 - 1
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Ask glibc, once a process, to serve all blocks from its heap and not to shrink it; whether it agreed.
+    """Ask glibc, once per process, to serve all blocks from its heap and not to shrink it; whether it agreed.
 
     Elsewhere (another C library, another system) nothing is changed.
     """

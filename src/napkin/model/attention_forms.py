@@ -1,6 +1,6 @@
 """Forms of softmax attention: the same numbers, computed in different ways.
 
-A form's `prepare` makes, once a step, what all layers share: which pairs meet, and what is added to their scores. A
+A form's `prepare` makes, once per step, what all layers share: which pairs meet, and what is added to their scores. A
 call then mixes the values of one layer. Query head h reads key and value head h // (n_heads / n_kv_heads).
 """
 

@@ -30,10 +30,10 @@ class ModelConfig:
     """Number of token ids; 0 is as many as the tokenizer has, which training fills in."""
 
     context_length: int = 256
-    """Most tokens a sequence may hold. 256 is a paragraph, and keeps attention below a tenth of the FLOPs."""
+    """Most tokens that a sequence may hold. 256 is a paragraph, and keeps attention below a tenth of the FLOPs."""
 
     d_model: int = 256
-    """Width of the residual stream, in numbers a token. 256 trains in minutes on a laptop's CPU."""
+    """Width of the residual stream, in numbers per token. 256 trains in minutes on a laptop's CPU."""
 
     n_layers: int = 4
     """Number of blocks, each one attention and one feed-forward. 4 is enough to be worth watching learn."""
@@ -94,7 +94,7 @@ class ModelConfig:
     backward pass of it, there the plain form stands in). auto is sdpa, or what a run finds faster for its shape."""
 
     attention_window: int | None = None
-    """Most tokens a token sees, itself included (Beltagy et al. 2020); None is all before it."""
+    """Most tokens per token sees, itself included (Beltagy et al. 2020); None is all before it."""
 
     attention_softcap: float | None = None
     """Bound that scores approach as cap · tanh(score / cap) (Gemma 2); None is no bound. Not with sdpa."""
@@ -146,7 +146,7 @@ class ModelConfig:
     """Whether the weights of a token's experts are divided by their sum."""
 
     expert_capacity: float | None = None
-    """Most tokens an expert takes, as a multiple of an even share; the rest is dropped and passes by (Fedus et al.
+    """Most tokens that an expert takes, as a multiple of an even share; the rest is dropped and passes by (Fedus et al.
     2021). None drops nothing."""
 
     balance_weight: float = 0.01

@@ -52,7 +52,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, native: bool) -> 
 
 
 class _FP8Product(torch.autograd.Function):
-    """rows · weightᵀ; keeps both in fp8, a byte a number, for the backward pass."""
+    """rows · weightᵀ; keeps both in fp8, a byte per number, for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, native: bool) -> Tensor:

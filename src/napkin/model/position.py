@@ -30,7 +30,7 @@ class NoPositions(nn.Module):
         return x
 
     def rotation(self, length: int) -> Rotation:
-        """What `rotate` turns by: once a step, for all layers."""
+        """What `rotate` turns by: once per step, for all layers."""
         return ()
 
     @no_type_check  # a kernel's compiler reads it, see napkin.model.visibility

@@ -49,7 +49,7 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("signed_sines", lay_out(-sines, sines), persistent=False)
 
     def forward(self, length: int) -> tuple[Float[Tensor, "length head_dim"], Float[Tensor, "length head_dim"]]:
-        """The tables' first `length` rows, as `rotate` wants them: once a step, for all layers."""
+        """The tables' first `length` rows, as `rotate` wants them: once per step, for all layers."""
         return self.cosines[:length], self.signed_sines[:length]
 
 

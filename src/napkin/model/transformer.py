@@ -76,7 +76,7 @@ class Transformer(nn.Module):
         return F.linear(self.hidden(tokens, documents), self.head_weight)
 
     def loss(self, tokens: Tokens, targets: Tokens, documents: Documents = None) -> Float[Tensor, ""]:
-        """Mean cross-entropy in nats a token, where targets[b, t] follows tokens[b, t]; -1 does not count.
+        """Mean cross-entropy in nats per token, where targets[b, t] follows tokens[b, t]; -1 does not count.
 
         In training what the config weighs is added: the head's z-loss and the losses of routers. The logits never all
         exist, see napkin.model.loss.

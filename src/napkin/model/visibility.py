@@ -1,4 +1,4 @@
-"""Which tokens a token sees: rules about positions, written so that tensors of any shape and a GPU kernel can ask.
+"""Which tokens per token sees: rules about positions, written so that tensors of any shape and a GPU kernel can ask.
 
 What a kernel's compiler reads is left unwrapped by checks of types.
 """

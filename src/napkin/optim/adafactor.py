@@ -115,11 +115,11 @@ class Adafactor(Optimizer):
     Steps are relative to the size of the parameter (its root mean square, at least `eps`), so that lr is a share:
     0.01 changes weights by about 1% a step. An update whose root mean square exceeds `clip` is scaled down to it.
 
-    State: "row_var" and "col_var", 4 bytes a row and a column, which is near 0 bytes a parameter of a matrix;
-    "variance", 4 bytes a parameter of a vector. Where a parameter has more than two dimensions the last two are the
-    matrix. A step needs 4 bytes a number of the bucket. See `Optimizer` for the rest.
+    State: "row_var" and "col_var", 4 bytes per row and a column, which is near 0 bytes per parameter of a matrix;
+    "variance", 4 bytes per parameter of a vector. Where a parameter has more than two dimensions the last two are the
+    matrix. A step needs 4 bytes per number of the bucket. See `Optimizer` for the rest.
 
-    Sharded parameters and gradients are gathered a bucket at a time, 8 bytes a number, and every process does the
+    Sharded parameters and gradients are gathered a bucket at a time, 8 bytes per number, and every process does the
     arithmetic of all.
     """
 

@@ -49,7 +49,7 @@ def _update_fused(parameters: list[Tensor], gradients: list[Tensor], totals: lis
 class AdaGrad(Optimizer):
     """Steps that shrink as the squares of the gradients add up, number by number; they never grow again.
 
-    State: "sum" in the parameter's shape, 4 bytes a parameter. See `Optimizer` for the rest.
+    State: "sum" in the parameter's shape, 4 bytes per parameter. See `Optimizer` for the rest.
     """
 
     state_names = ("sum",)

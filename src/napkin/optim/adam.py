@@ -67,7 +67,7 @@ def _update_fused(
 class Adam(Optimizer):
     """Momentum over RMSProp, both averages corrected for their start at zero.
 
-    State: "exp_avg" and "exp_avg_sq" in the parameter's shape, 8 bytes a parameter. See `Optimizer` for the rest.
+    State: "exp_avg" and "exp_avg_sq" in the parameter's shape, 8 bytes per parameter. See `Optimizer` for the rest.
     """
 
     state_names = ("exp_avg", "exp_avg_sq")

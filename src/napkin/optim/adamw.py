@@ -78,7 +78,7 @@ ADAMW = Forms(_update, _update_foreach, _update_fused)
 class AdamW(Optimizer):
     """Adam with decoupled weight decay.
 
-    State: "exp_avg" and "exp_avg_sq" in the parameter's shape, 8 bytes a parameter. See `Optimizer` for the rest.
+    State: "exp_avg" and "exp_avg_sq" in the parameter's shape, 8 bytes per parameter. See `Optimizer` for the rest.
     """
 
     state_names = ("exp_avg", "exp_avg_sq")

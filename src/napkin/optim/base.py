@@ -56,7 +56,7 @@ class Optimizer(torch.optim.Optimizer):
     reason to wait for a GPU. It counts for the whole group; a parameter without a gradient sits the step out.
 
     A step works in buckets: as many whole tensors as hold 2^20 numbers together, or one that is larger alone.
-    Temporary memory is that of one bucket: 4 bytes a number where the rule needs an intermediate result, and 8 more
+    Temporary memory is that of one bucket: 4 bytes per number where the rule needs an intermediate result, and 8 more
     to widen parameters and gradients narrower than fp32; the parameter then takes the fp32 result, rounded once.
 
     `foreach=False` is the readable form, `fused=True` torch's kernel: see `Forms`.

@@ -40,7 +40,7 @@ class Lion(Optimizer):
     A step is several times as long as AdamW's, so that it wants a learning rate 3 to 10 times smaller and a decay as
     much larger.
 
-    State: "exp_avg" in the parameter's shape, 4 bytes a parameter. See `Optimizer` for the rest.
+    State: "exp_avg" in the parameter's shape, 4 bytes per parameter. See `Optimizer` for the rest.
     """
 
     state_names = ("exp_avg",)

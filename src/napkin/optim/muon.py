@@ -38,7 +38,7 @@ _TINY = 1e-7
 def newton_schulz(matrix: Float[Tensor, "... m n"]) -> Float[Tensor, "... m n"]:
     """The matrix with its singular values brought near 1, in its own number format: five steps of the iteration.
 
-    2·k·(2·m²·n + m³) FLOPs a step for k matrices with m ≤ n; a tall matrix is worked on transposed.
+    2·k·(2·m²·n + m³) FLOPs per step for k matrices with m ≤ n; a tall matrix is worked on transposed.
     """
     if matrix.shape[-2] > matrix.shape[-1]:
         return newton_schulz(matrix.mT).mT
@@ -112,8 +112,8 @@ class Muon(Optimizer):
     `products` is the format of Newton-Schulz's products; bf16 is enough where the hardware multiplies it natively.
     `fused=True` concerns the part that is AdamW.
 
-    State: "momentum_buffer" in the matrix's shape, 4 bytes a parameter of the blocks; "exp_avg" and "exp_avg_sq", 8
-    bytes a parameter of the others. See `Optimizer` for the rest; matrices of one shape make a bucket. Its temporary
+    State: "momentum_buffer" in the matrix's shape, 4 bytes per parameter of the blocks; "exp_avg" and "exp_avg_sq", 8
+    bytes per parameter of the others. See `Optimizer` for the rest; matrices of one shape make a bucket. Its temporary
     memory: up to three times the bucket and three times its Gram matrices, in the products' format.
 
     Of sharded matrices the momentum is gathered a bucket at a time, in the products' format, and every process

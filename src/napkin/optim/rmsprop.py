@@ -36,7 +36,7 @@ def _update_foreach(parameters: list[Tensor], gradients: list[Tensor], squares: 
 class RMSProp(Optimizer):
     """AdaGrad that forgets: the squares are averaged over about 1 / (1 - β₂) steps instead of summed over all.
 
-    State: "square_avg" in the parameter's shape, 4 bytes a parameter. See `Optimizer` for the rest.
+    State: "square_avg" in the parameter's shape, 4 bytes per parameter. See `Optimizer` for the rest.
     """
 
     state_names = ("square_avg",)

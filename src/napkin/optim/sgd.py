@@ -93,7 +93,7 @@ def _fused(
 class SGD(Optimizer):
     """Plain stochastic gradient descent.
 
-    State: none, 0 bytes a parameter. See `Optimizer` for the rest.
+    State: none, 0 bytes per parameter. See `Optimizer` for the rest.
     """
 
     forms = Forms(_sgd, _sgd_foreach, _sgd_fused)
@@ -113,7 +113,7 @@ class SGD(Optimizer):
 class Momentum(Optimizer):
     """SGD along a running sum of gradients, in which one of k steps ago weighs momentum^k.
 
-    State: "momentum_buffer" in the parameter's shape, 4 bytes a parameter. See `Optimizer` for the rest.
+    State: "momentum_buffer" in the parameter's shape, 4 bytes per parameter. See `Optimizer` for the rest.
     """
 
     state_names = ("momentum_buffer",)
@@ -136,7 +136,7 @@ class Momentum(Optimizer):
 class Nesterov(Momentum):
     """Momentum that goes where the sum of gradients would take it next.
 
-    State: "momentum_buffer" in the parameter's shape, 4 bytes a parameter. See `Optimizer` for the rest.
+    State: "momentum_buffer" in the parameter's shape, 4 bytes per parameter. See `Optimizer` for the rest.
     """
 
     forms = Forms(_nesterov, _nesterov_foreach, _nesterov_fused)

@@ -10,9 +10,9 @@ from napkin.accounting.rules import all_reduce_seconds_rule
 from napkin.hardware.catalogue import Device
 from napkin.hardware.ceilings import CatalogueCeilings
 from napkin.hardware.cuda_target import CudaTarget, Target
-from napkin.planning.kernel_choice import choose_forms
+from napkin.planning.kernel_choice import choose_kernels
 from napkin.planning.micro_batch import refuse_far_too_much
-from napkin.planning.preparation import rule_bytes_a_parameter, rule_parameters, with_micro_batch
+from napkin.planning.preparation import rule_bytes_per_parameter, rule_parameters, with_micro_batch
 from napkin.recipe.per_device import share_of
 from napkin.recipe.precision import Precision
 from napkin.recipe.precision_formats import PrecisionName
@@ -35,7 +35,7 @@ def plan_elsewhere(recipe: Recipe, device: Device, n_devices: int) -> tuple[Reci
     """
     recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, vocab_size=vocab_size_of(recipe)))
     share, precision = _one_share(recipe, device, n_devices)
-    share = choose_forms(share, precision)
+    share = choose_kernels(share, precision)
     target = target_of(device)
     share = with_micro_batch(share, precision, device.usable_bytes, target=target)
     refuse_far_too_much(share, precision, device.name, device.usable_bytes, target=target)
@@ -58,7 +58,7 @@ def plan_elsewhere(recipe: Recipe, device: Device, n_devices: int) -> tuple[Reci
         price=priced,
         site=site,
         rule_parameters=rule_parameters(recipe),
-        rule_bytes_a_parameter=rule_bytes_a_parameter(recipe, precision),
+        rule_bytes_per_parameter=rule_bytes_per_parameter(recipe, precision),
         steps=recipe.training.steps,
         tokens_per_step=recipe.tokens_per_step,
         compiling=Compiling(why_not="the machine that trains decides whether that pays"),

@@ -11,7 +11,7 @@ PLAIN_UP_TO = 512
 backward pass take 0.6 of its time at 256 tokens and 2.4 times its time at 1024. In fp32 the fused form always wins."""
 
 
-def choose_forms(recipe: Recipe, precision: Precision) -> Recipe:
+def choose_kernels(recipe: Recipe, precision: Precision) -> Recipe:
     """The recipe with both written out: by device, format and shape, so that a recipe means the same each time."""
     model, optimizer = recipe.model, recipe.optimizer
     if model.attention == "auto":

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from napkin.accounting.ledger import Ledger
-from napkin.accounting.rules import bytes_a_parameter, largest_model_rule
+from napkin.accounting.rules import bytes_per_parameter, largest_model_rule
 from napkin.errors import NapkinError
 from napkin.hardware.catalogue import Device
 from napkin.hardware.cuda_target import Target
@@ -41,7 +41,7 @@ class Family:
     vocab_size: int
     context_length: int
     batch_size: int
-    """Sequences a device and step."""
+    """Sequences per device and step."""
     precision: Precision
     target: Target
     optimizer: str = "adamw"
@@ -92,12 +92,12 @@ def largest_model(
         peak_bytes = ledger.sharded_peak_bytes(n_devices) + width.gathered_bytes
         if peak_bytes <= usable:
             return LargestModel(family.config(width.d_model, n_layers), ledger, width.gathered_bytes, peak_bytes)
-        n_layers -= max(1, (peak_bytes - usable) // width.bytes_a_layer)
+        n_layers -= max(1, (peak_bytes - usable) // width.bytes_per_layer)
 
 
 def _guess(family: Family, total_bytes: int) -> int:
     """Layers of the model that fills so many bytes without activations: 12 · layers · width² parameters."""
-    parameters = largest_model_rule(total_bytes, bytes_a_parameter=bytes_a_parameter(family.optimizer))
+    parameters = largest_model_rule(total_bytes, bytes_per_parameter=bytes_per_parameter(family.optimizer))
     return round((parameters / (12 * WIDTH_A_LAYER**2)) ** (1 / 3))
 
 
@@ -133,13 +133,13 @@ class _Width:
         block = three.parameters - two.parameters
         embedding = two.parameters - 2 * block
         # Two blocks' parameters, the next being fetched while one works, one's gradients, and the embedding.
-        bytes_a_number = 2 if family.precision.products == "bf16" else 4
-        self.gathered_bytes = bytes_a_number * (3 * block + embedding) if n_devices > 1 else 0
+        bytes_per_number = 2 if family.precision.products == "bf16" else 4
+        self.gathered_bytes = bytes_per_number * (3 * block + embedding) if n_devices > 1 else 0
         self._two = two.sharded_peak_bytes(n_devices)
-        self.bytes_a_layer = three.sharded_peak_bytes(n_devices) - self._two
+        self.bytes_per_layer = three.sharded_peak_bytes(n_devices) - self._two
 
     def peak_bytes(self, n_layers: int) -> int:
         """Of one device's step."""
         if n_layers == 1:
             return self._count(1).sharded_peak_bytes(self._n_devices) + self.gathered_bytes
-        return self._two + (n_layers - 2) * self.bytes_a_layer + self.gathered_bytes
+        return self._two + (n_layers - 2) * self.bytes_per_layer + self.gathered_bytes

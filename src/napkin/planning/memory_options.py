@@ -1,4 +1,4 @@
-"""Memory levers: what each would save of a recipe's peak, and what it would cost, by count with the lever pulled."""
+"""Memory options: what each would save of a recipe's peak, and what it would cost, by counting the step with it."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from napkin.train_step.step import count_step
 
 
 @dataclass(frozen=True)
-class Lever:
+class MemoryOption:
     """One change of the recipe, and the step with it."""
 
     fields: dict[str, Any]
@@ -27,7 +27,7 @@ class Lever:
     """Of a step: the plan's, longer by as much as its rooflines are."""
 
 
-def levers(
+def memory_options(
     recipe: Recipe,
     precision: Precision,
     plan: Plan,
@@ -35,8 +35,8 @@ def levers(
     *,
     device: Device | None = None,
     progress: Callable[[str], None] = lambda doing: None,
-) -> list[Lever]:
-    """Each lever that the recipe has, pulled alone; the recipe is resolved, `plan` is its plan.
+) -> list[MemoryOption]:
+    """Each memory option that the recipe has, pulled alone; the recipe is resolved, `plan` is its plan.
 
     `device` is the one of the catalogue, where there is one: what crosses its link to the host takes time there.
     """
@@ -45,12 +45,12 @@ def levers(
         progress(f"counting with {describe(fields)}")
         changed = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, **fields))
         ledger = count_step(changed, precision, target=plan.site.target)
-        seconds = plan.seconds_a_step * price(ledger, ceilings).seconds / base
+        seconds = plan.seconds_per_step * price(ledger, ceilings).seconds / base
         if "offload_optimizer" in fields and device is not None and device.host_bandwidth:
             holder = plan.ledger if fields["offload_optimizer"] else ledger
             moved = 2 * holder.peak_by_category.get("optimizer state", 0) / device.host_bandwidth
             seconds += moved if fields["offload_optimizer"] else -moved
-        found.append(Lever(fields, ledger.peak_bytes, ledger.hardware_flops, seconds))
+        found.append(MemoryOption(fields, ledger.peak_bytes, ledger.hardware_flops, seconds))
     return found
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 from napkin.accounting.plan import Plan
-from napkin.accounting.rules import adamw_bytes_rule, bytes_a_parameter, parameters_rule
+from napkin.accounting.rules import adamw_bytes_rule, bytes_per_parameter, parameters_rule
 from napkin.errors import NapkinError
 from napkin.hardware.catalogue import catalogue
 from napkin.hardware.cuda_target import Target
@@ -103,7 +103,7 @@ def _way_out(recipe: Recipe, precision: Precision, memory_bytes: int, target: Ta
     parameters = parameters_rule(
         vocab_size=model.vocab_size, d_model=model.d_model, n_layers=model.n_layers, tied=model.tie_embeddings
     )
-    needed = adamw_bytes_rule(parameters, bytes_a_parameter=bytes_a_parameter(recipe.optimizer.name))
+    needed = adamw_bytes_rule(parameters, bytes_per_parameter=bytes_per_parameter(recipe.optimizer.name))
     if needed > memory_bytes:
         return "no micro-batch helps, use a smaller --model.d-model or --model.n-layers"
     peak_of = _peak_by_size(recipe, precision, target, accumulated=True)

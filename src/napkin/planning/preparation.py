@@ -12,7 +12,7 @@ from napkin.accounting.ledger import Ledger
 from napkin.accounting.microbenchmark import rehearse
 from napkin.accounting.plan import Plan, Site
 from napkin.accounting.price import Price, price, roofline_seconds
-from napkin.accounting.rules import bytes_a_parameter, parameters_rule
+from napkin.accounting.rules import bytes_per_parameter, parameters_rule
 from napkin.accounting.rules_table import Sizes
 from napkin.data.batches import Batches
 from napkin.data.token_file import TokenFile
@@ -25,7 +25,7 @@ from napkin.hardware.catalogue import Device, find_device
 from napkin.hardware.cuda_target import Target
 from napkin.hardware.host import Host, detect_host
 from napkin.hardware.malloc import keep_freed_memory
-from napkin.planning.kernel_choice import choose_forms
+from napkin.planning.kernel_choice import choose_kernels
 from napkin.planning.micro_batch import largest_micro_batch, refuse_far_too_much
 from napkin.planning.probe_run import time_slice
 from napkin.recipe.per_device import exchanged, gathered_bytes, sharded, share_of
@@ -110,7 +110,7 @@ def resolve(recipe: Recipe, vocab_size: int, host: Host, ranks: Ranks = ALONE) -
     model = dataclasses.replace(recipe.model, vocab_size=vocab_size)
     optimizer = dataclasses.replace(recipe.optimizer.resolved, warmup_steps=recipe.warmup_steps)
     recipe = dataclasses.replace(recipe, model=model, optimizer=optimizer, training=training)
-    recipe = choose_forms(recipe, precision)
+    recipe = choose_kernels(recipe, precision)
     refuse_impossible_compiling(recipe, precision, n_ranks=ranks.size)
     share = with_micro_batch(share_of(recipe, ranks.size), precision, _free_bytes_of_rank(precision, host, ranks))
     if recipe.training.micro_batch_size == "auto":
@@ -156,7 +156,7 @@ def make_plan(
         refuse_far_too_much(recipe, precision, device_name(precision, host), free)
     ledger = count_step(recipe, precision)
     if fsdp:
-        ledger = sharded(ledger, ranks.size, gathered_bytes(recipe, ledger.parameters, precision.bytes_a_number))
+        ledger = sharded(ledger, ranks.size, gathered_bytes(recipe, ledger.parameters, precision.bytes_per_number))
     elif ranks.size > 1:
         ledger = exchanged(ledger)
     progress("measuring this machine, once")
@@ -180,7 +180,7 @@ def make_plan(
             disturbed=calibration.disturbed,
         ),
         rule_parameters=rule_parameters(recipe),
-        rule_bytes_a_parameter=rule_bytes_a_parameter(recipe, precision),
+        rule_bytes_per_parameter=rule_bytes_per_parameter(recipe, precision),
         steps=recipe.training.steps,
         tokens_per_step=tokens_per_step,
         compiling=choose_compiling(recipe, precision, ledger, calibration, n_ranks=ranks.size),
@@ -237,10 +237,10 @@ def rule_parameters(recipe: Recipe) -> int:
     )
 
 
-def rule_bytes_a_parameter(recipe: Recipe, precision: Precision) -> int:
-    """Bytes a parameter for weight, gradient and optimizer state by the closed form."""
+def rule_bytes_per_parameter(recipe: Recipe, precision: Precision) -> int:
+    """Bytes per parameter for weight, gradient and optimizer state by the closed form."""
     narrower = 2 * (4 - precision.weights_dtype.itemsize)
-    return bytes_a_parameter(recipe.optimizer.name) - narrower
+    return bytes_per_parameter(recipe.optimizer.name) - narrower
 
 
 def _in_catalogue(name: str) -> Device | None:

@@ -17,7 +17,7 @@ from napkin.accounting.price import price, roofline_seconds
 from napkin.hardware.ceilings import Ceilings
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
-from napkin.train_step.step import build_learner, count_step
+from napkin.train_step.step import build_train_state, count_step
 
 LAYERS = 2
 WARM_UP_STEPS = 2
@@ -80,7 +80,7 @@ def _steps(recipe: Recipe, precision: Precision) -> list[float]:
 
 
 def _train(recipe: Recipe, precision: Precision) -> list[float]:
-    learner = build_learner(recipe, precision)
+    train_state = build_train_state(recipe, precision)
     generator = torch.Generator().manual_seed(0)
     shape = (recipe.training.batch_size, recipe.model.context_length)
     tokens = torch.randint(recipe.model.vocab_size, shape, generator=generator).to(precision.device_type)
@@ -88,7 +88,7 @@ def _train(recipe: Recipe, precision: Precision) -> list[float]:
     taken: list[float] = []
     for number in range(WARM_UP_STEPS + STEPS.stop):
         begin = time.perf_counter()
-        learner.step(number, *batch)
+        train_state.step(number, *batch)
         if precision.device_type == "cuda":
             torch.cuda.synchronize()
         if number >= WARM_UP_STEPS:

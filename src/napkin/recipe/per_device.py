@@ -58,7 +58,7 @@ def sharded(ledger: Ledger, n_devices: int, gathered_bytes: int) -> Ledger:
     return dataclasses.replace(ledger, peak_bytes=peak_bytes, peak_by_category=alive)
 
 
-def gathered_bytes(recipe: Recipe, parameters: int, bytes_a_number: int) -> int:
+def gathered_bytes(recipe: Recipe, parameters: int, bytes_per_number: int) -> int:
     """Bytes of the parameters that fsdp has whole at one time: two blocks' and one's gradients, and what is no block.
 
     The next block is gathered while one works, and one's gradients are on their way.
@@ -66,4 +66,4 @@ def gathered_bytes(recipe: Recipe, parameters: int, bytes_a_number: int) -> int:
     model = recipe.model
     outside = model.vocab_size * model.d_model * (1 if model.tie_embeddings else 2)
     block = max(0, parameters - outside) // model.n_layers
-    return bytes_a_number * 3 * block + 4 * 2 * outside
+    return bytes_per_number * 3 * block + 4 * 2 * outside

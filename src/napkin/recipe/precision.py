@@ -44,7 +44,7 @@ class Precision:
         return torch.bfloat16 if self.name == "bf16-pure" else torch.float32
 
     @property
-    def bytes_a_number(self) -> int:
+    def bytes_per_number(self) -> int:
         """Of a matrix product's operands."""
         return 2 if self.products == "bf16" else 4
 

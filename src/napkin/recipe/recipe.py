@@ -123,7 +123,7 @@ class OptimizerConfig:
 
     average_decay: float | None = None
     """Decay a step of an exponential moving average of the weights, 0.999 say, which is then what evaluations use and
-    what is evaluated and sampled from later; 4 bytes a parameter. None, or 0, keeps none."""
+    what is evaluated and sampled from later; 4 bytes per parameter. None, or 0, keeps none."""
 
     def __post_init__(self) -> None:
         choice = choice_of(self.name)
@@ -297,7 +297,7 @@ class Recipe:
         if self.tokens_per_step > MOST_TOKENS_PER_STEP:
             raise NapkinError(
                 f"training.batch_size {self.training.batch_size} times model.context_length "
-                f"{self.model.context_length} is {self.tokens_per_step} tokens a step: "
+                f"{self.model.context_length} is {self.tokens_per_step} tokens per step: "
                 f"use numbers whose product is at most {MOST_TOKENS_PER_STEP}"
             )
 

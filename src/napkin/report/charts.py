@@ -70,7 +70,7 @@ def loss_chart(metrics: Sequence[LoggedStep], width: int) -> str:
 
 
 def mfu_is_in_proportion(metrics: Sequence[LoggedStep]) -> bool:
-    """Say whether MFU follows tokens a second to within a hundredth, so that one line shows both."""
+    """Say whether MFU follows tokens per second to within a hundredth, so that one line shows both."""
     mfu, rates = _curve(metrics, "mfu"), _curve(metrics, "tokens_per_second")
     known = (mfu > 0) & (rates > 0)
     ratios = mfu[known] / rates[known]
@@ -78,7 +78,7 @@ def mfu_is_in_proportion(metrics: Sequence[LoggedStep]) -> bool:
 
 
 def throughput_chart(metrics: Sequence[LoggedStep], width: int) -> str:
-    """Draw tokens a second over tokens (left axis) and, where it is known, MFU (right axis)."""
+    """Draw tokens per second over tokens (left axis) and, where it is known, MFU (right axis)."""
     tokens, rates, mfu = (_curve(metrics, name) for name in ("tokens", "tokens_per_second", "mfu"))
     fastest, best = (float(np.max(np.nan_to_num(values), initial=0.0)) for values in (rates, mfu))
 

@@ -30,7 +30,7 @@ class RunSummary:
     """Planned."""
     tokens: int
     loss: float | None
-    """Nats a token: the mean of the last logged steps, as many as the report's bold line takes."""
+    """Nats per token: the mean of the last logged steps, as many as the report's bold line takes."""
     validation_loss: float | None
     """The last one."""
     seconds: float

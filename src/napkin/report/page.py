@@ -202,7 +202,7 @@ def _throughput(run: RunRecord) -> dict[str, Any] | None:
     rates = [logged.tokens_per_second for logged in metrics if logged.tokens_per_second is not None]
     if not rates:
         return None
-    description = f"Line chart: tokens a second, between {min(rates):.3g} and {max(rates):.3g}."
+    description = f"Line chart: tokens per second, between {min(rates):.3g} and {max(rates):.3g}."
     return {
         "chart": _drawing(description, lambda width: throughput_chart(metrics, width)),
         "mfu": any(logged.mfu for logged in metrics),

@@ -6,13 +6,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from napkin.accounting.quantity_row import Unit, WitnessRow
+from napkin.accounting.quantity_row import QuantityRow, Unit
 from napkin.units import format_bytes, format_count, format_flops, format_rate, format_seconds
 
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def reconcile_table(rows: Sequence[WitnessRow]) -> Table:
+def reconcile_table(rows: Sequence[QuantityRow]) -> Table:
     """Lay the witnesses side by side for the terminal, from 80 columns up.
 
     The meter's columns are left out where no row has a meter (a plan). Notes stand below the figures, numbered and
@@ -76,12 +76,12 @@ def format_share(share: float) -> str:
     return format_three_digits(100 * share) + "%"
 
 
-def format_ratio(row: WitnessRow) -> str:
+def format_ratio(row: QuantityRow) -> str:
     """Print meter/count: "exact" for equal whole numbers, else three significant digits, four decimals near 1.
 
-    >>> format_ratio(WitnessRow("tokens", "count", count=512, meter=512))
+    >>> format_ratio(QuantityRow("tokens", "count", count=512, meter=512))
     'exact'
-    >>> format_ratio(WitnessRow("bytes", "bytes", count=1000, meter=973))
+    >>> format_ratio(QuantityRow("bytes", "bytes", count=1000, meter=973))
     '0.973'
     """
     if row.exact:

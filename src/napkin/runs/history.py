@@ -16,7 +16,7 @@ class History(msgspec.Struct, forbid_unknown_fields=True):
     """Metrics so far, as far as later steps depend on them or somebody will ask for them."""
 
     validation_losses: list[tuple[_Natural, float]] = msgspec.field(default_factory=list)
-    """(updates done, nats a token) of every evaluation."""
+    """(updates done, nats per token) of every evaluation."""
     recent_losses: list[float] = msgspec.field(default_factory=list)
     """Of the last steps, from which a spike stands out."""
     skipped: _Natural = 0

@@ -4,11 +4,11 @@ import dataclasses
 
 from napkin.accounting.plan import Plan
 from napkin.accounting.reconcile import Measurement, reconcile
-from napkin.accounting.quantity_row import WitnessRow
+from napkin.accounting.quantity_row import QuantityRow
 from napkin.runs.run_folder import RunFolder
 
 
-def write_measurement(run: RunFolder, plan: Plan, measurement: Measurement, *, whole: bool) -> list[WitnessRow]:
+def write_measurement(run: RunFolder, plan: Plan, measurement: Measurement, *, whole: bool) -> list[QuantityRow]:
     """Write what the steps of a process came to beside their plan, and return it; `whole` where they are all."""
     table = reconcile(plan, measurement)
     if not whole:

@@ -145,7 +145,7 @@ class StepMetrics:
     tokens: int
     """Tokens learned from."""
     loss: float
-    """Nats a token, over the batch, before the update; NaN, and null in the file, where it was not finite."""
+    """Nats per token, over the batch, before the update; NaN, and null in the file, where it was not finite."""
     learning_rate: float
     gradient_norm: float
     """Before clipping; as the loss."""

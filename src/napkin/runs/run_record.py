@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from napkin.accounting.quantity_row import WitnessRow
+from napkin.accounting.quantity_row import QuantityRow
 from napkin.errors import NapkinError
 
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -44,7 +44,7 @@ class Plan:
     peak_by_category: dict[str, NonNegative]
     flops_by_phase: dict[str, NonNegative]
     seconds_by_operator: dict[str, NonNegative]
-    table: tuple[WitnessRow, ...]
+    table: tuple[QuantityRow, ...]
     unknown_operators: dict[str, int] = field(default_factory=dict)
     """Calls, a step, of operators whose FLOPs could not be counted."""
     versions: dict[str, str] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class LoggedStep(msgspec.Struct, frozen=True):
 class Measured:
     """measurement.json: what the meter read, once a process has ended."""
 
-    table: tuple[WitnessRow, ...]
+    table: tuple[QuantityRow, ...]
     seconds: dict[str, float]
     """By what they were spent on."""
     steps: int

@@ -1,3 +1,3 @@
-from .step import Learner as Learner
-from .step import build_learner as build_learner
+from .step import TrainState as TrainState
+from .step import build_train_state as build_train_state
 from .step import count_step as count_step

@@ -128,7 +128,7 @@ def describe_compiling(plan: Plan) -> str:
     found = plan.compiling
     costs = f"costs about {format_seconds(found.seconds)}"
     basis = " (assumed: nothing was measured on such a device)" if found.assumed else ""
-    saved = format_seconds(plan.steps * found.saved_a_step)
+    saved = format_seconds(plan.steps * found.saved_per_step)
     if found.chosen:
         in_all = format_seconds(plan.seconds - found.seconds_once + plan.steps * found.seconds_less)
         return f"compiled: saves about {saved} of {in_all}, {costs} once{basis}"

@@ -35,7 +35,7 @@ TRACED_MICRO_BATCHES = 3
 
 
 @dataclass(frozen=True)
-class Learner:
+class TrainState:
     """What a step changes: the model and its optimizer; and how it computes."""
 
     model: Transformer
@@ -67,9 +67,9 @@ class Learner:
         """Train on this rank's rows of a batch; `number` counts steps from 0 and sets the learning rate; `documents`
         keep apart what is packed into a sequence.
 
-        `shares` is what each micro-batch weighs, as `Learner.shares` has it; None is all alike. Returns the loss in
-        nats a token and the gradient's norm before clipping, both of the whole batch, on the model's device; a norm of
-        0 where fp16 overflowed and the update was left out. Where both are not fit for an update, by `is_fit`, none is
+        `shares` is what each micro-batch weighs, as `TrainState.shares` has it; None is all alike. Returns the loss in
+        nats per token and the gradient's norm before clipping, both of the whole batch, on the model's device; a
+        norm of 0 where fp16 overflowed and the update was left out. Where both are not fit for an update, by `is_fit`, none is
         made.
         """
         size, ranks = self._micro_batch_size(inputs), self.spread.ranks.size
@@ -171,7 +171,9 @@ class Learner:
         return self.recipe.schedule(number, self.recipe.optimizer.options["learning_rate"])
 
 
-def build_learner(recipe: Recipe, precision: Precision, ranks: Ranks = ALONE, *, compiled: bool = False) -> Learner:
+def build_train_state(
+    recipe: Recipe, precision: Precision, ranks: Ranks = ALONE, *, compiled: bool = False
+) -> TrainState:
     """A new model and its optimizer, weights drawn from `training.init_seed`; this rank's part of them.
 
     `compiled` is whether blocks are compiled, at their first step.
@@ -200,7 +202,7 @@ def build_learner(recipe: Recipe, precision: Precision, ranks: Ranks = ALONE, *,
     if precision.name == "bf16-pure":
         optimizer.rounding = StochasticRounding(spread_model.rounding_seed(recipe.training.rounding_seed))
     loss_scale = LossScale() if precision.name == "fp16" else None
-    return Learner(
+    return TrainState(
         model, optimizer, recipe, precision, spread_model, average=average, loss_scale=loss_scale, compiled=compiled
     )
 
@@ -221,15 +223,15 @@ def count_step(recipe: Recipe, precision: Precision, *, target: Target | None = 
     traced = min(recipe.training.batch_size // size, TRACED_MICRO_BATCHES)
     with FakeTensorMode():
         # Fake tensors live on the CPU whatever the target: fake CUDA tensors abort a CPU build.
-        learner = build_learner(recipe, precision.on("cpu"))
+        train_state = build_train_state(recipe, precision.on("cpu"))
         tokens = torch.zeros(recipe.training.batch_size, recipe.model.context_length, dtype=torch.int64)
         others = [tokens.clone() for _ in range(2 if recipe.data.separate_documents else 1)]
         # Views, so that the whole batch takes its bytes.
         batch = tuple(tensor[: traced * size] for tensor in (tokens, *others))
         ledger = count(
-            learner.model,
+            train_state.model,
             batch,
-            lambda model, batch: learner.step(0, *batch),
+            lambda model, batch: train_state.step(0, *batch),
             target=precision.device_type if target is None else target,
         )
     more = recipe.training.batch_size // size - traced

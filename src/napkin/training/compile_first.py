@@ -9,7 +9,7 @@ from napkin.accounting.meter import Stopwatch
 from napkin.errors import NapkinError, first_line
 from napkin.planning.preparation import Preparation
 from napkin.torch_compile import compiled_folder, stoppable_compiler
-from napkin.train_step.step import Learner
+from napkin.train_step.step import TrainState
 from napkin.training.signals import Interrupted, Interruption
 from napkin.units import format_seconds
 
@@ -18,18 +18,18 @@ SILENT_SECONDS = 2.0
 
 
 def compile_first(
-    learner: Learner,
+    train_state: TrainState,
     preparation: Preparation,
     watch: Stopwatch,
     interruption: Interruption,
     on_message: Callable[[str], None],
 ) -> None:
-    """Have the learner's blocks compiled, where they are to be, on the clock of "compiling".
+    """Have the train state's blocks compiled, where they are to be, on the clock of "compiling".
 
     The random state is left as it was. A signal ends the compiler, with part of the work done. Raises NapkinError
     where the compiler fails.
     """
-    if not learner.compiled:
+    if not train_state.compiled:
         return
     from torch._dynamo.exc import TorchDynamoException
 
@@ -47,10 +47,10 @@ def compile_first(
             torch.random.fork_rng(devices=devices),
         ):
             interruption.give_up()
-            learner.rehearse(preparation.recipe.training.batch_size // preparation.ranks.size)
+            train_state.rehearse(preparation.recipe.training.batch_size // preparation.ranks.size)
     except (Interrupted, KeyboardInterrupt, TorchDynamoException) as error:
         if interruption.signal is not None:
-            learner.optimizer.zero_grad(set_to_none=True)
+            train_state.optimizer.zero_grad(set_to_none=True)
         elif isinstance(error, TorchDynamoException):
             raise NapkinError(
                 f"the model's blocks cannot be compiled ({_why(error)}): remove '{compiled_folder()}' if what "

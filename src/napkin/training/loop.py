@@ -16,7 +16,7 @@ import torch
 
 from napkin.accounting.meter import StepMeasurement, Stopwatch, meter_step
 from napkin.accounting.plan import hfu, mfu
-from napkin.accounting.quantity_row import WitnessRow
+from napkin.accounting.quantity_row import QuantityRow
 from napkin.accounting.reconcile import Measurement
 from napkin.checkpoint.checkpoint import Checkpoint, Snapshot, snapshot
 from napkin.checkpoint.disk_space import disk_warning, refuse_full_disk, writes_in_background
@@ -39,7 +39,7 @@ from napkin.runs.run_folder import (
     lower_learning_rate,
     parse_metrics,
 )
-from napkin.train_step.step import Learner, build_learner
+from napkin.train_step.step import TrainState, build_train_state
 from napkin.training.compile_first import compile_first
 from napkin.training.lost_pages import leaving_on_lost_pages
 from napkin.training.non_finite import NonFiniteSteps, Verdict
@@ -55,14 +55,14 @@ METERED_STEP = 2
 class Outcome:
     """How training ended."""
 
-    learner: Learner
+    train_state: TrainState
     step: int
     """Updates done."""
     checkpoint: Path
     interrupted_by: signal.Signals | None
     measurement: Measurement | None
     """Of this process's steps; None where they were too few for one to be metered and another to be timed."""
-    table: list[WitnessRow]
+    table: list[QuantityRow]
     """Rule, count and meter of every quantity; without a measurement, empty."""
     first_step: int
     """Updates that were done before: by the checkpoint that training went on from, or none."""
@@ -91,7 +91,7 @@ def train(
             run.write_json("plan.json", plan_as_dict(preparation.plan, preparation.precision))
         loop = _Loop(preparation, run, on_message, interruption)
         loop.restore()
-        compile_first(loop.learner, preparation, loop.watch, interruption, on_message)
+        compile_first(loop.train_state, preparation, loop.watch, interruption, on_message)
         with (
             loop.writer,
             leaving_on_lost_pages(loop.last_words),
@@ -111,7 +111,7 @@ def train(
         whole = loop.step == preparation.recipe.training.steps
         table = [] if measurement is None else write_measurement(run, preparation.plan, measurement, whole=whole)
         return Outcome(
-            loop.learner, loop.step, checkpoint.path, interruption.signal, measurement, table, loop.first_step
+            loop.train_state, loop.step, checkpoint.path, interruption.signal, measurement, table, loop.first_step
         )
 
 
@@ -135,7 +135,7 @@ class _Loop:
         self.device_type = self.preparation.precision.device_type
         self.ranks = self.preparation.ranks
         compiled = recipe.training.compile == "on"
-        self.learner = build_learner(recipe, self.preparation.precision, self.ranks, compiled=compiled)
+        self.train_state = build_train_state(recipe, self.preparation.precision, self.ranks, compiled=compiled)
         self.feed = open_feed(self.preparation.batches, self.device_type, recipe.data.prefetch)
         self.metrics = MetricsFile(self.run)
         self.guards = {tokens: TokenGuard(tokens) for tokens in self._token_files()}
@@ -159,7 +159,7 @@ class _Loop:
         checkpoint = restore_on_ranks(
             self.ranks,
             self.run.checkpoints,
-            self.learner,
+            self.train_state,
             tokenizer=self.preparation.tokenizer.fingerprint,
             train_tokens=self.preparation.train_tokens.sha256,
             on_message=self.on_message,
@@ -168,7 +168,7 @@ class _Loop:
             self.step, self.seconds_before = checkpoint.state.step, checkpoint.state.seconds
             self.history = checkpoint.state.history.copy()
         self.history.unfinished = self.ranks.from_first(self._settle_metrics)
-        self.non_finite = NonFiniteSteps(self.learner, self.history, self.run, self.on_message)
+        self.non_finite = NonFiniteSteps(self.train_state, self.history, self.run, self.on_message)
         self.start = time.perf_counter()
         self.first_step = self.step
         if self.is_unfinished and self.ranks.is_first:
@@ -205,17 +205,17 @@ class _Loop:
         begin = time.perf_counter()
         with self.watch("data"):
             batch = self._batch()
-            shares = self.learner.shares(batch[1]) if self.ranks.size > 1 else None
+            shares = self.train_state.shares(batch[1]) if self.ranks.size > 1 else None
         verdict = Verdict()
         try:
             self._watched_step(batch, shares, verdict)
         except Interrupted:
-            self.learner.optimizer.zero_grad(set_to_none=True)
+            self.train_state.optimizer.zero_grad(set_to_none=True)
             return None
         skipped = None if verdict.is_fit else self.non_finite.skip_or_stop(self.step, batch, verdict)
         step_seconds = time.perf_counter() - begin
-        learning_rate = self.learner.learning_rate(self.step)
-        expert_tokens, dropped_tokens = self.learner.tally.read()
+        learning_rate = self.train_state.learning_rate(self.step)
+        expert_tokens, dropped_tokens = self.train_state.tally.read()
         self.step += 1
         return StepMetrics(
             step=self.step,
@@ -275,9 +275,9 @@ class _Loop:
             return checkpoint
 
     def _snapshot(self) -> Snapshot:
-        self.learner.spread.settle()
+        self.train_state.spread.settle()
         return snapshot(
-            self.learner,
+            self.train_state,
             step=self.step,
             seconds=self.seconds,
             tokenizer=self.preparation.tokenizer.fingerprint,
@@ -297,7 +297,7 @@ class _Loop:
         return batch
 
     def last_words(self) -> str:
-        """What to say when pages of a mapped file are lost; a checkpoint is left where the learner is whole."""
+        """What to say when pages of a mapped file are lost; a checkpoint is left where the train state is whole."""
         files = " or ".join(f"'{file.path}'" for guard in self.guards.values() for file in guard.files)
         line = f"{files} was shortened, or its disk has gone, while the run read it: put it back and continue with "
         line += f"`napkin resume {self.run.path}`; "
@@ -328,10 +328,10 @@ class _Loop:
         median = statistics.median(self.step_seconds)
         parts = dict(self.watch.seconds)
         return Measurement(
-            parameters=sum(parameter.numel() for parameter in self.learner.model.parameters()),
+            parameters=sum(parameter.numel() for parameter in self.train_state.model.parameters()),
             flops=self.metered.ledger.flops,
             peak_bytes=self.metered.peak_bytes,
-            seconds_a_step=median,
+            seconds_per_step=median,
             seconds=self.seconds,
             steps=self.step - self.first_step,
             mfu=mfu(plan.ledger, median, plan.site.matmul_peak),
@@ -348,15 +348,15 @@ class _Loop:
             watch = self.watch
             if self.ranks.size == 1:
                 watch = self.interruption.giving_up_long_steps(watch, len(batch[0]) // self._micro_batch_size)
-            self.learner.step(self.step, *batch, shares=shares, watch=watch, is_fit=verdict)
+            self.train_state.step(self.step, *batch, shares=shares, watch=watch, is_fit=verdict)
             self.step_seconds.append(time.perf_counter() - begin)
             return
         with self.watch("metering"):
             self.metered = meter_step(
-                self.learner.model,
-                lambda: self.learner.step(self.step, *batch, shares=shares, is_fit=verdict),
+                self.train_state.model,
+                lambda: self.train_state.step(self.step, *batch, shares=shares, is_fit=verdict),
                 device_type=self.device_type,
-                resident=self.learner.resident(),
+                resident=self.train_state.resident(),
             )
 
     @property
@@ -367,10 +367,10 @@ class _Loop:
         tokens = self.preparation.validation_tokens
         if tokens is None:
             return None
-        with self.watch("evaluation"), self._guarded(tokens), self.learner.averaged():
+        with self.watch("evaluation"), self._guarded(tokens), self.train_state.averaged():
             training = self.preparation.recipe.training
             return mean_loss(
-                self.learner.model,
+                self.train_state.model,
                 tokens,
                 self.preparation.precision,
                 max_tokens=training.evaluation_tokens,

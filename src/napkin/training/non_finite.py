@@ -17,7 +17,7 @@ from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.runs.history import History
 from napkin.runs.run_folder import RunFolder, lower_learning_rate
-from napkin.train_step.step import Learner
+from napkin.train_step.step import TrainState
 
 MOST_KEPT = 20
 """Batches that are kept of one run."""
@@ -26,7 +26,7 @@ MOST_KEPT = 20
 class Verdict:
     """Whether a step's loss and gradient are fit for an update, and both as numbers.
 
-    Asking waits for a GPU: once a step the loop does that anyway.
+    Asking waits for a GPU: the loop does that anyway, once per step.
     """
 
     loss: float
@@ -46,8 +46,10 @@ class Verdict:
 class NonFiniteSteps:
     """What is done about steps whose figures are not finite, by the recipe's `on_non_finite`."""
 
-    def __init__(self, learner: Learner, history: History, run: RunFolder, on_message: Callable[[str], None]) -> None:
-        self.learner = learner
+    def __init__(
+        self, train_state: TrainState, history: History, run: RunFolder, on_message: Callable[[str], None]
+    ) -> None:
+        self.train_state = train_state
         self.history = history
         self.run = run
         self.on_message = on_message
@@ -57,17 +59,17 @@ class NonFiniteSteps:
 
         Returns the source where the run goes on; raises NapkinError where it stops.
         """
-        ranks, history = self.learner.spread.ranks, self.history
+        ranks, history = self.train_state.spread.ranks, self.history
         # To look for it ranks would have to go through a step together, which one of them would leave early.
-        source = find_source(self.learner, number, batch) if ranks.size == 1 else "on one of the ranks"
-        story = _story(self.learner, number, verdict, source)
+        source = find_source(self.train_state, number, batch) if ranks.size == 1 else "on one of the ranks"
+        story = _story(self.train_state, number, verdict, source)
         kept = keep_batch(self.run.path / "non-finite", number + 1, batch, story) if ranks.is_first else None
         what = (
             f"step {number + 1}: the loss is {verdict.loss}, the gradient's norm {verdict.gradient_norm}, "
             f"the first such number {source}"
         )
         look = f"; its batch is in '{kept}'" if kept else ""
-        training = self.learner.recipe.training
+        training = self.train_state.recipe.training
         if training.on_non_finite == "skip" and history.skipped_in_a_row < training.most_skipped:
             history.skipped += 1
             history.skipped_in_a_row += 1
@@ -81,20 +83,20 @@ class NonFiniteSteps:
         raise NapkinError(f"{what}: {lower_learning_rate(self.run.path, otherwise=f', or {other_way},')}{look}")
 
 
-def find_source(learner: Learner, number: int, batch: Batch) -> str:
+def find_source(train_state: TrainState, number: int, batch: Batch) -> str:
     """Compute a step's loss and gradient again, watching, and say where the first number that is not finite is.
 
-    The learner is left as it is: no update is made. The answer completes "the first one is ...".
+    The train state is left as it is: no update is made. The answer completes "the first one is ...".
     """
-    for name, parameter in learner.model.named_parameters():
+    for name, parameter in train_state.model.named_parameters():
         if not _is_finite(parameter):
             return f"in the weights '{name}' themselves"
     found: list[str] = []
-    with _watched(learner.model, found.append):
+    with _watched(train_state.model, found.append):
         try:
-            loss, _ = learner.step(number, *batch, is_fit=lambda loss, norm: False)
+            loss, _ = train_state.step(number, *batch, is_fit=lambda loss, norm: False)
         except _Found:
-            learner.optimizer.zero_grad(set_to_none=True)
+            train_state.optimizer.zero_grad(set_to_none=True)
         else:
             return "in the loss" if not _is_finite(loss) else "in the gradient's norm, all gradients being finite"
     return found[0]
@@ -119,7 +121,7 @@ def keep_batch(folder: Path, step: int, batch: Batch, story: dict[str, Any]) -> 
     return path
 
 
-def _story(learner: Learner, number: int, verdict: Verdict, source: str) -> dict[str, Any]:
+def _story(train_state: TrainState, number: int, verdict: Verdict, source: str) -> dict[str, Any]:
     """What is written beside a batch: enough to make the step again."""
     return {
         "step": number + 1,
@@ -128,9 +130,11 @@ def _story(learner: Learner, number: int, verdict: Verdict, source: str) -> dict
         "loss": str(verdict.loss),
         "gradient_norm": str(verdict.gradient_norm),
         "first_non_finite": source,
-        "learning_rate": learner.learning_rate(number),
-        "seeds": {name: value for name, value in dataclasses.asdict(learner.recipe.training).items() if "seed" in name},
-        "precision": learner.precision.products,
+        "learning_rate": train_state.learning_rate(number),
+        "seeds": {
+            name: value for name, value in dataclasses.asdict(train_state.recipe.training).items() if "seed" in name
+        },
+        "precision": train_state.precision.products,
     }
 
 

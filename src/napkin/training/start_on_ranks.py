@@ -70,7 +70,7 @@ def _no_plan(recipe: Recipe) -> Plan:
         price=Price(0.0, 0.0, {}, {}, {}, 1.0),
         site=Site("", 1.0, 0, 0),
         rule_parameters=0,
-        rule_bytes_a_parameter=0,
+        rule_bytes_per_parameter=0,
         steps=recipe.training.steps,
         tokens_per_step=recipe.tokens_per_step,
     )

@@ -108,7 +108,7 @@ def test_dropout_keeps_a_byte_a_number_and_normalisation_is_one_operator():
 
     ledger = count(Block(), torch.zeros(4, 16), target=A100)
     kept = {row.operator: row.bytes_kept for row in ledger.rows}
-    # A factor a row; a byte a number beside the result, which its caller holds.
+    # A factor a row; a byte per number beside the result, which its caller holds.
     assert kept["_fused_rms_norm"] == 4 * 4
     assert kept["native_dropout"] - 4 * (4 * 16) == 4 * 16
     assert {"_fused_rms_norm_backward", "native_dropout_backward"} <= _operators(ledger)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import tokenizers
-from conftest import END, SPECIAL
 
+from conftest import END, SPECIAL
 from napkin.errors import NapkinError
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.bpe_training import train_bpe

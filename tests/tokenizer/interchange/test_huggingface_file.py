@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import tokenizers
-from conftest import END, SPECIAL
 
+from conftest import END, SPECIAL
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer

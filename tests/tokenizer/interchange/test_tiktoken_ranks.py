@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import tiktoken
 import tokenizers
-from conftest import CL100K, CUSTOM, END, SPECIAL
 from tiktoken._educational import bpe_train
 from tiktoken.load import load_tiktoken_bpe
 
+from conftest import CL100K, CUSTOM, END, SPECIAL
 from napkin.errors import NapkinError
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.byte_level import ByteTokenizer

@@ -69,7 +69,7 @@ def _attention(target: CudaTarget) -> Callable[..., Tensor]:
 
 
 def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
-    # A mask of one byte a number, where a CPU keeps the factors.
+    # A mask of one byte per number, where a CPU keeps the factors.
     fused = train and 0 < p < 1 and input.numel() > 0
     return aten.native_dropout(input, p, True)[0] if fused else aten.dropout.default.decompose(input, p, train)
 

@@ -27,7 +27,7 @@ _PATTERNS = {
 
 @cache
 def character_classes() -> NDArray[np.uint8]:
-    """The class of every code point, of shape [1114112]; worked out once a process."""
+    """The class of every code point, of shape [1114112]; worked out once per process."""
     everything = "".join(map(chr, range(0x110000)))
     classes = np.zeros(0x110000, np.uint8)
     for pattern, value in _PATTERNS.items():

@@ -268,7 +268,7 @@ def token_start(job, token):
 
 @part
 def token_length(job, token):
-    """How many bytes a token has."""
+    """How many bytes per token has."""
     return token_start(job, token + 1) - token_start(job, token)
 
 

@@ -1,6 +1,6 @@
 """GPT-2's pattern, 64 bytes at a time.
 
-A block becomes masks, one bit a byte: letters, numbers, white space, and the rest, "signs". A pre-token starts where
+A block becomes masks, one bit per byte: letters, numbers, white space, and the rest, "signs". A pre-token starts where
 the kind changes, except after a blank, which belongs to what follows it; white space starts one where it begins, and at
 its last character. That is shifts and ands, and what is left to look at one by one are apostrophes. Characters beyond
 ASCII are looked up and put into the masks with all their bytes. Stretches with white space beyond ASCII, whose last
