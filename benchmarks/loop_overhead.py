@@ -3,8 +3,8 @@
 A run is trained by `napkin.training.loop.train` as `napkin train` calls it: metrics, progress line, live report, a
 checkpoint each 10 steps. After each of its steps a second train state takes the bare step of the same batch,
 untimed by the first; so whatever else the machine does falls on both. Two witnesses of the overhead: by the parts that
-the loop itself meters, all of a step's time that is not forward, backward, optimizer, evaluation or the copy for a checkpoint; and,
-independent of them, the median difference between the loop's step and the bare one.
+the loop itself meters, all of a step's time that is not forward, backward, optimizer, evaluation or the copy for a
+checkpoint; and, independent of them, the median difference between the loop's step and the bare one.
 
     python benchmarks/loop_overhead.py        # some three minutes on two quiet cores
 

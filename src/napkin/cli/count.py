@@ -73,7 +73,8 @@ def main(arguments: list[str]) -> None:
         say(f"and {len(sums) - MOST_ROWS} smaller ones: --json shows all")
     say(
         f"{ledger.parameters:,} parameters; {ledger.flops:,} FLOPs per step, {ledger.causal_flops:,} with attention "
-        f"over causal pairs alone; peak {ledger.peak_bytes:,} bytes; kept for the backward pass {ledger.kept_bytes:,} bytes"
+        f"over causal pairs alone; peak {ledger.peak_bytes:,} bytes; kept for the backward pass "
+        f"{ledger.kept_bytes:,} bytes"
     )
     if ledger.reserved_bytes is not None:
         say(f"reserved of the GPU by torch's caching allocator: {ledger.reserved_bytes:,} bytes")

@@ -69,8 +69,8 @@ class TrainState:
 
         `shares` is what each micro-batch weighs, as `TrainState.shares` has it; None is all alike. Returns the loss in
         nats per token and the gradient's norm before clipping, both of the whole batch, on the model's device; a
-        norm of 0 where fp16 overflowed and the update was left out. Where both are not fit for an update, by `is_fit`, none is
-        made.
+        norm of 0 where fp16 overflowed and the update was left out. Where both are not fit for an update, by
+        `is_fit`, none is made.
         """
         size, ranks = self._micro_batch_size(inputs), self.spread.ranks.size
         shares = [size / len(inputs)] * (len(inputs) // size) if shares is None else shares
