@@ -22,7 +22,8 @@ from napkin.data.token_mixture import TokenMixture
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.planning.preparation import resolve
-from napkin.recipe.recipe import Recipe, TrainingConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.tokenizer.byte_level import ByteTokenizer
 from napkin.train_step.step import build_train_state
 

@@ -16,11 +16,13 @@ from pathlib import Path
 
 import torch
 
-from napkin.checkpoint.checkpoint import Snapshot, snapshot
+from napkin.checkpoint.state import Snapshot, snapshot
 from napkin.checkpoint.writer import CheckpointWriter
 from napkin.model.config import ModelConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state
 
 

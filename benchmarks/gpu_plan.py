@@ -24,7 +24,9 @@ from napkin.accounting.meter import meter_step
 from napkin.hardware.host import detect_host
 from napkin.planning.preparation import device_name, make_plan, resolve
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import ModelConfig, Recipe, TrainingConfig
+from napkin.model.config import ModelConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import build_train_state
 from result_files import write_result
 

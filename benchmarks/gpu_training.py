@@ -32,7 +32,9 @@ from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.planning.preparation import device_name, make_plan, resolve
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.units import format_bytes, format_count
 from plain_models import PlainGPT2

@@ -30,7 +30,9 @@ from napkin.evaluation.bits_per_byte import mean_loss
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.planning.preparation import resolve
-from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import build_train_state
 from result_files import write_result
 

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 
 import torch
 
-from napkin.accounting.plan import RULE_MFU
+from napkin.planning.run_plan import RULE_MFU
 from napkin.accounting.price import price
 from napkin.accounting.rules import seconds_rule, training_flops_rule
 from napkin.hardware.calibration_cache import calibration_of_this_machine
@@ -26,7 +26,8 @@ from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.planning.preparation import device_name, make_plan, resolve
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import Recipe, TrainingConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import build_train_state
 from result_files import write_result
 

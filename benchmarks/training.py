@@ -31,7 +31,9 @@ from napkin.hardware.malloc import keep_freed_memory
 from napkin.model.config import ModelConfig
 from napkin.planning.kernel_choice import choose_kernels
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state, count_step
 from napkin.units import format_bytes
 from plain_models import PlainGPT2

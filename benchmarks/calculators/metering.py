@@ -10,7 +10,9 @@ import torch
 from napkin.accounting.meter import Stopwatch, meter_step
 from napkin.hardware.host import detect_host
 from napkin.planning.preparation import resolve
-from napkin.recipe.recipe import ModelConfig, Recipe, TrainingConfig
+from napkin.model.config import ModelConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import build_train_state
 
 STEPS_OF_A_RUN = 800

@@ -6,7 +6,9 @@ from napkin.accounting.microbenchmark import Call, call_of, rehearse
 from napkin.accounting.price import price, roofline_seconds
 from napkin.hardware.calibration import ArrayMeasurement, Calibration, Machine, MatmulMeasurement
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import ModelConfig, Recipe, TrainingConfig
+from napkin.model.config import ModelConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import count_step
 
 CALIBRATION = Calibration(

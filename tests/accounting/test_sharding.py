@@ -1,6 +1,7 @@
 from napkin.model.config import ModelConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import Recipe, TrainingConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import count_step
 
 CONFIG = ModelConfig(vocab_size=256, context_length=32, d_model=64, n_layers=3, n_heads=2)

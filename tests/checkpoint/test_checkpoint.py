@@ -13,20 +13,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from napkin.checkpoint.checkpoint import (
-    Checkpoint,
-    checkpoint_paths,
-    load_model,
-    load_train_state,
-    prune_checkpoints,
-    read_checkpoint,
-    save_checkpoint,
-)
+from napkin.checkpoint.state import Checkpoint
+from napkin.checkpoint.folder import checkpoint_paths, prune_checkpoints, read_checkpoint
+from napkin.checkpoint.load import load_model, load_train_state
+from napkin.checkpoint.write import save_checkpoint
 from napkin.checkpoint.restore import restore_newest
 from napkin.errors import CorruptFile, NapkinError
 from napkin.model.config import ModelConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe
+from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.recipe import Recipe
 from napkin.train_step.step import TrainState, build_train_state
 from oracles.tiny_run import MODEL, TRAINING
 

@@ -11,7 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from napkin.checkpoint.checkpoint import load_train_state, read_checkpoint, save_checkpoint, tensors_of
+from napkin.checkpoint.load import load_train_state
+from napkin.checkpoint.folder import read_checkpoint
+from napkin.checkpoint.write import save_checkpoint
+from napkin.checkpoint.state import tensors_of
 from napkin.distributed.ranks import ALONE
 from napkin.errors import CorruptFile
 from napkin.recipe.precision import Precision

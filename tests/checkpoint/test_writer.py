@@ -9,20 +9,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from napkin.checkpoint.checkpoint import (
-    Snapshot,
-    checkpoint_paths,
-    load_averaged_model,
-    load_train_state,
-    read_checkpoint,
-    snapshot,
-    write_checkpoint,
-)
+from napkin.checkpoint.state import Snapshot, snapshot
+from napkin.checkpoint.folder import checkpoint_paths, read_checkpoint
+from napkin.checkpoint.load import load_averaged_model, load_train_state
+from napkin.checkpoint.write import write_checkpoint
 from napkin.checkpoint.disk_space import checkpoint_bytes
 from napkin.checkpoint.writer import CheckpointWriter
 from napkin.errors import NapkinError
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe
+from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.recipe import Recipe
 from napkin.runs.history import History
 from napkin.train_step.step import TrainState, build_train_state, count_step
 from oracles.tiny_run import MODEL, TRAINING

@@ -11,13 +11,16 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin import count
-from napkin.checkpoint.checkpoint import load_train_state, save_checkpoint
+from napkin.checkpoint.load import load_train_state
+from napkin.checkpoint.write import save_checkpoint
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
 from napkin.optim import base
 from napkin.optim.names import OPTIMIZERS, build_optimizer
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state, count_step
 from oracles.allocator import growth_at_peak, storage_bytes
 from oracles.brute_force_flops import ScalarProducts

@@ -11,7 +11,8 @@ from napkin.model.config import ModelConfig
 from napkin.planning.catalogue_plan import plan_elsewhere
 from napkin.planning.micro_batch import refuse_what_does_not_fit
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import Recipe, TrainingConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import count_step
 
 A100 = find_device("A100-80GB")

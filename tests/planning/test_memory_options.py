@@ -13,7 +13,8 @@ from napkin.planning.memory_options import memory_options
 from napkin.planning.micro_batch import largest_micro_batch
 from napkin.planning.preparation import resolve
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import Recipe, TrainingConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import build_train_state, count_step
 from train_step.test_step import batch, make_recipe, weights
 

@@ -7,7 +7,9 @@ from napkin.model.config import ModelConfig
 from napkin.planning import micro_batch as fitting
 from napkin.planning.micro_batch import refuse_far_too_much
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import count_step
 
 PRECISION = Precision("fp32", "cpu")

@@ -4,7 +4,8 @@ from napkin.hardware.calibration import ArrayMeasurement, Calibration, Machine, 
 from napkin.model.config import ModelConfig
 from napkin.planning.probe_run import ALONE_FACTOR, SLICED_FACTOR, time_slice
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import Recipe, TrainingConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
 
 PRECISION = Precision("fp32", "cpu")
 

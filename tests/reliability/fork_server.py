@@ -46,7 +46,8 @@ def warm_up() -> None:
         importlib.import_module(name)
     from napkin.model.config import ModelConfig
     from napkin.recipe.precision import Precision
-    from napkin.recipe.recipe import Recipe, TrainingConfig
+    from napkin.recipe.recipe import Recipe
+    from napkin.recipe.training_config import TrainingConfig
     from napkin.train_step.step import count_step
 
     # The first tracing imports half of torch; on fake tensors nothing computes, so no thread is born.

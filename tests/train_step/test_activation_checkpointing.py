@@ -6,7 +6,9 @@ import torch
 from napkin.accounting.meter import meter_step
 from napkin.model.config import ModelConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state, count_step
 
 MODEL = ModelConfig(vocab_size=61, context_length=32, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2)

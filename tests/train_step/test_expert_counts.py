@@ -6,11 +6,12 @@ import torch
 
 from napkin.model.config import ModelConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import Recipe, TrainingConfig
-from napkin.runs.run_folder import read_metrics
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
+from napkin.runs.metrics import read_metrics
 from napkin.train_step.step import TrainState, build_train_state, count_step
-from napkin.training.loop import train
-from napkin.training.start import new_run
+from napkin.training.run import train_run
+from napkin.training.start import create_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 
 EXPERTS = {"n_experts": 4, "experts_per_token": 2}
@@ -61,8 +62,8 @@ def test_metrics_tell_the_visits_of_a_mixture(tmp_path: Path) -> None:
     write_tiny_text(tmp_path)
     recipe = tiny_recipe(tmp_path, steps=3, micro_batch_size=2)
     recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, n_experts=4))
-    preparation, run = new_run(recipe, tmp_path / "run")
-    outcome = train(preparation, run)
+    preparation, run = create_run(recipe, tmp_path / "run")
+    outcome = train_run(preparation, run)
     for line in read_metrics(run.path / "metrics.jsonl"):
         assert line.expert_tokens is not None
         assert [sum(layer) for layer in line.expert_tokens] == [2 * recipe.tokens_per_step]

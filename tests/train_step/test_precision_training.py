@@ -7,11 +7,14 @@ import pytest
 import torch
 
 from napkin.accounting.meter import meter_step
-from napkin.checkpoint.checkpoint import load_model, load_train_state, save_checkpoint
+from napkin.checkpoint.load import load_model, load_train_state
+from napkin.checkpoint.write import save_checkpoint
 from napkin.model.config import ModelConfig
 from napkin.optim.loss_scale import FIRST_SCALE, LossScale
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state, count_step
 
 # fp16 is refused on a CPU for its speed; its arithmetic is there.

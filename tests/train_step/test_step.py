@@ -9,7 +9,8 @@ from napkin.accounting.ledger import Ledger
 from napkin.accounting.meter import meter_step
 from napkin.optim.schedule import warmup_cosine
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe
+from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.recipe import Recipe
 from napkin.train_step.step import TrainState, build_train_state, count_step
 from oracles.tiny_run import MODEL, TRAINING
 
