@@ -33,6 +33,7 @@ from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.report.live_report import live_report
 from napkin.runs.metrics import StepMetrics
@@ -132,7 +133,7 @@ def watched_steps(recipe: Recipe, folder: Path) -> tuple[list[dict[str, float]],
     """Seconds of each step, by part; those without a checkpoint, and those with one. The first ones are left out."""
     Diary.parts = []
     preparation, run = create_run(recipe, folder)
-    bare = build_train_state(preparation.recipe, preparation.precision)
+    bare = build_train_state(ResolvedRecipe(preparation.recipe, preparation.precision))
     windows: list[tuple[float, float, float]] = []
     begin = 0.0
 

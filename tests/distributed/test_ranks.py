@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from napkin.recipe.per_device import share_of
+from napkin.training.start_on_ranks import _is_run_of
 from torch import Tensor
 
 from napkin.data.batches import Batches
 from napkin.data.token_file import TokenFile
-from napkin.distributed.parallel_model import ParallelModel, DDPModel, FSDPModel
+from napkin.distributed.parallel_model import DDPModel, FSDPModel, ParallelModel
 from napkin.distributed.ranks import ALONE, RankInfo, Ranks, rank_info_of
 from napkin.errors import NapkinError
 from napkin.model.transformer import Transformer
 from napkin.optim.rounding import StochasticRounding
-from napkin.recipe.per_device import share_of
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe
 from napkin.training.signals import Interruption
-from napkin.training.start_on_ranks import _is_run_of
 from oracles.tiny_run import MODEL, tiny_recipe, write_tiny_text
 
 TORCHRUN = {

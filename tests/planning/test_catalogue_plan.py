@@ -3,17 +3,18 @@ import math
 from typing import Any
 
 import pytest
+from napkin.planning.catalogue_plan import plan_elsewhere
 
 from napkin.accounting.rules import all_reduce_seconds_rule
 from napkin.errors import NapkinError
 from napkin.hardware.catalogue import find_device
 from napkin.model.config import ModelConfig
-from napkin.planning.catalogue_plan import plan_elsewhere
 from napkin.planning.micro_batch import refuse_what_does_not_fit
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
-from napkin.train_step.step import count_step
+from napkin.train_step.step_ledger import count_step
 
 A100 = find_device("A100-80GB")
 
@@ -78,7 +79,7 @@ def test_what_does_not_fit_is_told_its_ways_out() -> None:
     share, precision, plan = plan_elsewhere(recipe(64, context_length=256), small, 4)
     assert (
         plan.ledger.peak_bytes
-        == count_step(share, precision, target=plan.site.target).peak_bytes
+        == count_step(ResolvedRecipe(share, precision, plan.site.target)).peak_bytes
         > plan.site.memory_bytes
     )
     with pytest.raises(NapkinError) as refused:

@@ -6,11 +6,12 @@ from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
 from napkin.planning import micro_batch as fitting
 from napkin.planning.micro_batch import refuse_far_too_much
-from napkin.recipe.precision import Precision
 from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
-from napkin.train_step.step import count_step
+from napkin.train_step.step_ledger import count_step
 
 PRECISION = Precision("fp32", "cpu")
 
@@ -36,7 +37,7 @@ def recipe(batch_size: int, micro_batch_size: int | None = None, context_length:
     ids=["one batch", "long sequences", "two micro-batches"],
 )
 def test_what_is_refused_before_it_is_counted_is_what_the_count_would_refuse(large: Recipe) -> None:
-    peak = count_step(large, PRECISION).peak_bytes
+    peak = count_step(ResolvedRecipe(large, PRECISION)).peak_bytes
     refuse_far_too_much(large, PRECISION, "a device", peak)
     with pytest.raises(NapkinError, match=r"a step needs .* a device has .* free"):
         refuse_far_too_much(large, PRECISION, "a device", int(0.98 * peak))
@@ -48,7 +49,7 @@ def test_small_batches_are_left_to_the_count() -> None:
 
 def test_the_micro_batch_that_is_advised_fits_and_the_next_one_does_not() -> None:
     batch_size = 12
-    memory = count_step(recipe(batch_size, 6), PRECISION).peak_bytes
+    memory = count_step(ResolvedRecipe(recipe(batch_size, 6), PRECISION)).peak_bytes
     with pytest.raises(NapkinError) as refused:
         refuse_far_too_much(recipe(batch_size), PRECISION, "a device", memory)
     found = re.search(r"--training.micro-batch-size (\d+) it needs about", str(refused.value))
@@ -56,8 +57,8 @@ def test_the_micro_batch_that_is_advised_fits_and_the_next_one_does_not() -> Non
     advised = int(found[1])
     larger = min(size for size in range(advised + 1, batch_size + 1) if batch_size % size == 0)
     # A margin of 5% keeps the advice from being refused in its turn.
-    assert count_step(recipe(batch_size, advised), PRECISION).peak_bytes <= memory
-    assert 1.06 * count_step(recipe(batch_size, larger), PRECISION).peak_bytes > memory
+    assert count_step(ResolvedRecipe(recipe(batch_size, advised), PRECISION)).peak_bytes <= memory
+    assert 1.06 * count_step(ResolvedRecipe(recipe(batch_size, larger), PRECISION)).peak_bytes > memory
 
 
 @pytest.mark.parametrize(

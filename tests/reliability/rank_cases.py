@@ -16,14 +16,15 @@ from typing import Any
 
 import torch
 
-from napkin.checkpoint.state import Checkpoint, snapshot
 from napkin.checkpoint.load import load_train_state
 from napkin.checkpoint.sharded_writer import open_writer
+from napkin.checkpoint.state import Checkpoint, snapshot
 from napkin.distributed.ranks import ALONE, Ranks, joined
 from napkin.model.config import ModelConfig
-from napkin.recipe.precision import Precision
 from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state
 from reliability.ranks import place
@@ -50,7 +51,7 @@ def recipe_of(case: Case) -> Recipe:
 def learner_of(case: Case, ranks: Ranks = ALONE) -> TrainState:
     """This rank's part of a case's train_state, as it begins."""
     recipe = recipe_of(case)
-    train_state = build_train_state(recipe, Precision(recipe.training.precision, "cpu"), ranks)  # pyright: ignore[reportArgumentType]
+    train_state = build_train_state(ResolvedRecipe(recipe, Precision(recipe.training.precision, "cpu")), ranks)  # pyright: ignore[reportArgumentType]
     if train_state.loss_scale is not None:
         # Beyond fp16's range at first.
         train_state.loss_scale.scale = 2.0**23

@@ -15,11 +15,12 @@ import pytest
 import torch
 
 from napkin.checkpoint.folder import read_checkpoint
-from napkin.checkpoint.write import save_checkpoint
 from napkin.checkpoint.restore import restore_newest
-from napkin.recipe.precision import Precision
+from napkin.checkpoint.write import save_checkpoint
 from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.training.run import train_run
 from napkin.training.start import create_run, open_run
@@ -35,7 +36,9 @@ def make_learner(seed: int = 0) -> TrainState:
     model = dataclasses.replace(MODEL, vocab_size=17, d_model=8, n_heads=2, n_kv_heads=1)
     training = dataclasses.replace(TRAINING, init_seed=seed, precision="fp32")
     optimizer = OptimizerConfig(warmup_steps=0, average_decay=0.9)
-    return build_train_state(Recipe(model=model, optimizer=optimizer, training=training), Precision("fp32", "cpu"))
+    return build_train_state(
+        ResolvedRecipe(Recipe(model=model, optimizer=optimizer, training=training), Precision("fp32", "cpu"))
+    )
 
 
 def tensors(train_state: TrainState) -> list[torch.Tensor]:

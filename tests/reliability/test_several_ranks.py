@@ -14,8 +14,8 @@ import torch
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_with_torch
 
-from napkin.checkpoint.load import load_model
 from napkin.checkpoint.folder import read_checkpoint
+from napkin.checkpoint.load import load_model
 from napkin.model.transformer import Transformer
 from napkin.recipe.toml_file import format_recipe
 from napkin.runs.run_folder import RunFolder

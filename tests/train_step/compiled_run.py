@@ -22,9 +22,11 @@ from napkin.errors import NapkinError
 from napkin.planning.kernel_choice import choose_kernels
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
 from napkin.runs.metrics import read_metrics
 from napkin.runs.run_folder import RunFolder
-from napkin.train_step.step import TrainState, build_train_state, count_step
+from napkin.train_step.step import TrainState, build_train_state
+from napkin.train_step.step_ledger import count_step
 from napkin.training.run import train_run
 from napkin.training.start import create_run, open_run
 from oracles.tiny_run import tiny_recipe
@@ -61,8 +63,11 @@ def main(folder: Path) -> dict[str, Any]:
     recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, n_layers=3))
     recipe_of_learners = choose_kernels(with_vocabulary(recipe), precision)
     # As before a run: einops keeps a table of the types of tensors, and a new one would have all compiled again.
-    counted = count_step(recipe_of_learners, precision)
-    train_states = [build_train_state(recipe_of_learners, precision, compiled=compiled) for compiled in (False, True)]
+    counted = count_step(ResolvedRecipe(recipe_of_learners, precision))
+    train_states = [
+        build_train_state(ResolvedRecipe(recipe_of_learners, precision), compiled=compiled)
+        for compiled in (False, True)
+    ]
     found: dict[str, Any] = {"eager": steps(train_states[0]), "compiled": steps(train_states[1])}
     tokens = torch.zeros(4, recipe.model.context_length, dtype=torch.int64)
     metered = meter_step(
@@ -108,9 +113,10 @@ def case(name: str) -> dict[str, Any]:
     recipe = choose_kernels(recipe, precision)
     apart = name == "documents"
     eager, compiled = (
-        steps(build_train_state(recipe, precision, compiled=flag), apart=apart) for flag in (False, True)
+        steps(build_train_state(ResolvedRecipe(recipe, precision), compiled=flag), apart=apart)
+        for flag in (False, True)
     )
-    again = steps(build_train_state(recipe, precision, compiled=True), apart=apart)
+    again = steps(build_train_state(ResolvedRecipe(recipe, precision), compiled=True), apart=apart)
     return {"eager": eager, "compiled": compiled, "again": again, "graphs": graphs()}
 
 

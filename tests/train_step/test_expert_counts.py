@@ -7,9 +7,11 @@ import torch
 from napkin.model.config import ModelConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.runs.metrics import read_metrics
-from napkin.train_step.step import TrainState, build_train_state, count_step
+from napkin.train_step.step import TrainState, build_train_state
+from napkin.train_step.step_ledger import count_step
 from napkin.training.run import train_run
 from napkin.training.start import create_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text
@@ -20,7 +22,7 @@ EXPERTS = {"n_experts": 4, "experts_per_token": 2}
 def train_state(micro_batch_size: int, **model: Any) -> TrainState:
     config = ModelConfig(61, context_length=16, d_model=16, n_layers=2, n_heads=2, **model)
     recipe = Recipe(model=config, training=TrainingConfig(batch_size=4, micro_batch_size=micro_batch_size))
-    return build_train_state(recipe, Precision("fp32", "cpu"))
+    return build_train_state(ResolvedRecipe(recipe, Precision("fp32", "cpu")))
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,4 +71,4 @@ def test_metrics_tell_the_visits_of_a_mixture(tmp_path: Path) -> None:
         assert [sum(layer) for layer in line.expert_tokens] == [2 * recipe.tokens_per_step]
         assert line.dropped_tokens == [0]
     assert outcome.measurement is not None
-    assert outcome.measurement.flops == count_step(preparation.recipe, preparation.precision).flops
+    assert outcome.measurement.flops == count_step(ResolvedRecipe(preparation.recipe, preparation.precision)).flops

@@ -15,13 +15,15 @@ from napkin.errors import NapkinError
 from napkin.evaluation.bits_per_byte import mean_loss
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
-from napkin.training.prepare import Preparation
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
 from napkin.runs.metrics import read_metrics
 from napkin.runs.run_folder import RunFolder
 from napkin.tokenizer.byte_level import ByteTokenizer
-from napkin.train_step.step import build_train_state, count_step
+from napkin.train_step.step import build_train_state
+from napkin.train_step.step_ledger import count_step
+from napkin.training.prepare import Preparation
 from napkin.training.run import train_run
 from napkin.training.start import create_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text
@@ -178,15 +180,15 @@ def test_a_step_with_separate_documents_is_counted_to_the_flop_and_the_byte(text
     training = dataclasses.replace(recipe.training, micro_batch_size=micro_batch_size)
     recipe = dataclasses.replace(recipe, model=model, training=training)
     precision = Precision("fp32", "cpu")
-    ledger = count_step(recipe, precision)
+    ledger = count_step(ResolvedRecipe(recipe, precision))
     mixture = TokenMixture([TokenFile.open(text / "short.tokens")])
     batches = Batches(mixture, context_length=32, batch_size=4, seed=0, separate_documents=True)
-    train_state = build_train_state(recipe, precision)
+    train_state = build_train_state(ResolvedRecipe(recipe, precision))
     for number in range(2):
         train_state.step(number, *batches[number])
     batch = batches[2]
     metered = meter_step(train_state.model, lambda: train_state.step(2, *batch))
     assert metered.ledger.flops == ledger.flops
     assert abs(metered.peak_bytes - ledger.peak_bytes) <= 96
-    plain = count_step(recipe_with(recipe, separate_documents=False), precision)
+    plain = count_step(ResolvedRecipe(recipe_with(recipe, separate_documents=False), precision))
     assert ledger.peak_bytes > plain.peak_bytes

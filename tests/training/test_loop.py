@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from napkin.checkpoint.folder import checkpoint_paths, read_checkpoint
 from napkin.checkpoint.disk_space import checkpoint_bytes, writes_in_background
+from napkin.checkpoint.folder import checkpoint_paths, read_checkpoint
 from napkin.errors import NapkinError
-from napkin.training.prepare import Preparation
 from napkin.recipe.recipe import Recipe
 from napkin.runs.metrics import StepMetrics, read_metrics
 from napkin.runs.run_folder import RunFolder
+from napkin.training.prepare import Preparation
 from napkin.training.run import Outcome, train_run
 from napkin.training.start import create_run, open_run
 from oracles.tiny_run import TRAINING, tiny_recipe, write_tiny_text

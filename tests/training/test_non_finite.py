@@ -18,10 +18,11 @@ from napkin.distributed.ranks import Ranks
 from napkin.errors import NapkinError
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
 from napkin.runs.metrics import read_metrics
 from napkin.train_step.step import TrainState, build_train_state
-from napkin.training.run import train_run
 from napkin.training.non_finite import find_source
+from napkin.training.run import train_run
 from napkin.training.start import create_run, open_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 
@@ -33,7 +34,7 @@ INPUTS, TARGETS = TOKENS[:, :-1], TOKENS[:, 1:]
 def train_state() -> TrainState:
     recipe = tiny_recipe(".", precision="fp32")
     recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, vocab_size=17, n_layers=3))
-    return build_train_state(recipe, Precision("fp32", "cpu"))
+    return build_train_state(ResolvedRecipe(recipe, Precision("fp32", "cpu")))
 
 
 def linear_layers(train_state: TrainState) -> list[str]:
@@ -87,7 +88,7 @@ def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
 
     def make(bad_steps: set[int], factor: float = float("nan"), **training: Any) -> Recipe:
         def build(recipe: Recipe, precision: Precision, ranks: Ranks, **options: Any) -> TrainState:
-            train_state = build_train_state(recipe, precision, ranks, **options)
+            train_state = build_train_state(ResolvedRecipe(recipe, precision), ranks, **options)
             bad = {bytes(batches[number - 1][0].numpy()) for number in bad_steps}
 
             def poison(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
@@ -141,7 +142,7 @@ def test_a_skipped_step_is_as_if_its_update_had_never_been_due(poisoned: Callabl
     for line in (run.path / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     # By hand: the same steps, and nothing at all where one was bad.
-    by_hand = build_train_state(preparation.recipe, preparation.precision)
+    by_hand = build_train_state(ResolvedRecipe(preparation.recipe, preparation.precision))
     for number in range(12):
         if number + 1 not in (4, 8, 9):
             by_hand.step(number, *preparation.batches[number])

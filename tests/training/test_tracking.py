@@ -9,10 +9,10 @@ from typing import Any, get_args
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.training.prepare import Preparation, prepare
 from napkin.recipe.tracking_config import TrackerName, TrackingConfig
 from napkin.runs.metrics import StepMetrics, read_metrics
 from napkin.runs.run_folder import RunFolder
+from napkin.training.prepare import Preparation, prepare
 from napkin.training.run import train_run
 from napkin.training.start import create_run
 from napkin.training.trackers import TRACKERS, TrackedRun

@@ -79,9 +79,11 @@ class Sharding:
 
     def device_ledger(self, ledger: Ledger) -> Ledger:
         """A ledger of one device's rows on the whole model, with the peak bytes of a device that holds its part."""
-        if self.strategy == "ddp":
-            return self._with_gradients_kept(ledger)
-        return self._with_state_sharded(ledger) if self.strategy == "fsdp" else ledger
+        if self.strategy == "none":
+            return ledger
+        # What the caching allocator would take in segments is known of the whole model alone.
+        ledger = dataclasses.replace(ledger, reserved_bytes=None)
+        return self._with_gradients_kept(ledger) if self.strategy == "ddp" else self._with_state_sharded(ledger)
 
     def _with_gradients_kept(self, ledger: Ledger) -> Ledger:
         kept = self.bytes_per_weight * ledger.parameters

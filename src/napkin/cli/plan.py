@@ -47,6 +47,7 @@ def main(arguments: list[str]) -> None:
         from napkin.cli.memory_options_view import describe_memory_options, find_memory_options
         from napkin.cli.plan_view import describe_plan, describe_rules
         from napkin.planning.micro_batch import refuse_what_does_not_fit
+        from napkin.planning.plan_file import plan_file_of
         from napkin.planning.planner import plan as make_plan
 
         plan = make_plan(options.recipe, options.on, progress=line.retitle).at(
