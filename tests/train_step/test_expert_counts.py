@@ -35,7 +35,7 @@ def test_visits_are_those_of_the_whole_batch_however_it_is_cut() -> None:
     for size in (4, 2, 1):
         each = train_state(size, **EXPERTS)
         each.step(0, *batch())
-        figures.append(each.tally.read())
+        figures.append(each.expert_counts.read())
     assert figures[0] == figures[1] == figures[2]
     tokens, dropped = figures[0]
     assert [sum(layer) for layer in tokens] == [4 * 16 * 2] * 2
@@ -46,7 +46,7 @@ def test_a_step_s_visits_are_its_own_and_those_of_its_routers() -> None:
     each = train_state(4, **EXPERTS, expert_capacity=0.5)
     for number in range(3):
         each.step(number, *batch())
-    tokens, dropped = each.tally.read()
+    tokens, dropped = each.expert_counts.read()
     routings = each.model.routings()
     assert tokens == [routing.tokens_per_expert.tolist() for routing in routings]
     assert dropped == [routing.dropped.item() for routing in routings]
@@ -57,7 +57,7 @@ def test_a_step_s_visits_are_its_own_and_those_of_its_routers() -> None:
 def test_a_dense_model_pays_nothing_and_tells_nothing() -> None:
     dense = train_state(2)
     dense.step(0, *batch())
-    assert dense.tally.read() == (None, None)
+    assert dense.expert_counts.read() == (None, None)
 
 
 def test_metrics_tell_the_visits_of_a_mixture(tmp_path: Path) -> None:

@@ -42,7 +42,6 @@ def main(arguments: list[str]) -> None:
             raise NapkinError(f"--{name.replace('_', '-')} is {getattr(options, name)}: use a number above 0")
     n_devices, name = parse_devices(options.on)
     device = find_device(name)
-    products = device.choose_format(options.precision)
     a_parameter = bytes_per_parameter(options.optimizer)
     by_rule = largest_model_rule(n_devices * device.advertised_bytes, bytes_per_parameter=a_parameter)
     if not options.json:
@@ -53,18 +52,12 @@ def main(arguments: list[str]) -> None:
         )
     with progress_line("counting") as line:
         from napkin.planning.largest_model import Family, gathered_bytes_of, largest_model
-        from napkin.planning.machine import CatalogueMachine, target_of
-        from napkin.recipe.precision import Precision
+        from napkin.planning.machine import CatalogueMachine
 
         machine = CatalogueMachine(device, n_devices)
 
         family = Family(
-            options.vocab_size,
-            options.context_length,
-            options.batch_size,
-            Precision(products, "cuda"),
-            target_of(device),
-            options.optimizer,
+            options.vocab_size, options.context_length, options.batch_size, options.precision, options.optimizer
         )
         found = largest_model(family, machine, progress=line.retitle)
     config, ledger = found.recipe.model, found.ledger

@@ -1,20 +1,20 @@
 """The largest model of a family whose training step fits on some devices: a search over plans, by count."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.rules import bytes_per_parameter, largest_model_rule
 from napkin.errors import NapkinError
-from napkin.hardware.cuda_target import Target
 from napkin.model.config import ModelConfig
-from napkin.planning.machine import CatalogueMachine
+from napkin.planning.machine import Machine
 from napkin.planning.planner import plan_resolved
+from napkin.planning.resolve import resolve
 from napkin.planning.run_plan import Plan
 from napkin.recipe.optimizer_config import OptimizerConfig
-from napkin.recipe.precision import Precision
+from napkin.recipe.precision import PrecisionName
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
@@ -35,33 +35,27 @@ class Family:
     context_length: int
     batch_size: int
     """Sequences per device and step."""
-    precision: Precision
-    target: Target
+    precision: Literal["auto"] | PrecisionName = "auto"
     optimizer: str = "adamw"
-    n_devices: int = 1
 
-    def resolved(self, d_model: int, n_layers: int) -> ResolvedRecipe:
-        """The recipe of the member of that size."""
+    def resolved(self, machine: Machine, d_model: int, n_layers: int) -> ResolvedRecipe:
+        """The recipe of the member of that size, for all devices of a machine."""
         n_heads = d_model // HEAD_DIM
         model = ModelConfig(self.vocab_size, self.context_length, d_model=d_model, n_layers=n_layers, n_heads=n_heads)
-        optimizer = OptimizerConfig(name=self.optimizer)
         training = TrainingConfig(
-            batch_size=self.n_devices * self.batch_size,
+            batch_size=machine.n_devices * self.batch_size,
             micro_batch_size=self.batch_size,
             parallelism="fsdp",
-            precision=self.precision.name,
+            precision=self.precision,
         )
-        recipe = Recipe(model=model, optimizer=optimizer, training=training)
-        return ResolvedRecipe(recipe, self.precision, self.target, self.n_devices)
+        return resolve(Recipe(model=model, optimizer=OptimizerConfig(name=self.optimizer), training=training), machine)
 
-    def count(self, d_model: int, n_layers: int) -> Ledger:
+    def count(self, machine: Machine, d_model: int, n_layers: int) -> Ledger:
         """The ledger of that member's step, on one of the devices."""
-        return count_step(self.resolved(d_model, n_layers))
+        return count_step(self.resolved(machine, d_model, n_layers))
 
 
-def largest_model(
-    family: Family, machine: CatalogueMachine, *, progress: Callable[[str], None] = lambda doing: None
-) -> Plan:
+def largest_model(family: Family, machine: Machine, *, progress: Callable[[str], None] = lambda doing: None) -> Plan:
     """The plan of the largest member of `family` that trains on the machine, sharded over all of its devices.
 
     Widths are multiples of 128 with a layer for each, then as many layers more as fit. Two small members are counted
@@ -70,12 +64,11 @@ def largest_model(
     Raises NapkinError where not even the smallest member fits.
     """
     usable = machine.memory_bytes
-    family = dataclasses.replace(family, n_devices=machine.n_devices)
 
     @functools.cache
     def width_of(n_layers: int) -> _Width:
         progress(f"counting models of width {WIDTH_PER_LAYER * n_layers}")
-        return _Width(family, WIDTH_PER_LAYER * n_layers)
+        return _Width(family, machine, WIDTH_PER_LAYER * n_layers)
 
     n_layers = _largest(lambda n: width_of(n).peak_bytes(n), usable, _guess(family, machine.n_devices * usable))
     if not n_layers:
@@ -88,7 +81,7 @@ def largest_model(
         n_layers += 1
     while True:
         progress(f"counting {n_layers} layers of width {width.d_model}")
-        plan = plan_resolved(family.resolved(width.d_model, n_layers), machine)
+        plan = plan_resolved(family.resolved(machine, width.d_model, n_layers), machine)
         if plan.fits:
             return plan
         n_layers -= max(1, (plan.ledger.peak_bytes - usable) // width.bytes_per_layer)
@@ -129,9 +122,9 @@ class _Width:
     with one layer it is often the head's.
     """
 
-    def __init__(self, family: Family, d_model: int) -> None:
+    def __init__(self, family: Family, machine: Machine, d_model: int) -> None:
         self.d_model = d_model
-        self._count = functools.partial(family.count, d_model)
+        self._count = functools.partial(family.count, machine, d_model)
         self._two = self._count(2).peak_bytes
         self.bytes_per_layer = self._count(3).peak_bytes - self._two
 
