@@ -16,7 +16,8 @@ from napkin.runs.lock import is_being_trained
 # A page after every step, whatever it costs.
 TRAIN = """
 import sys
-from napkin.cli import live_report, main
+from napkin.cli import main
+from napkin.report import live_report
 live_report.REFRESH_SECONDS, live_report.MOST_OF_THE_TIME = 0, 1e9
 sys.exit(main(sys.argv[1:]))
 """

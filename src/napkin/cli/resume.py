@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from napkin.cli.options import RunFolderArgument, Switch, parse
-from napkin.cli.terminal import progress_line
+from napkin.cli.progress import progress_line
 
 
 @dataclass(frozen=True)
 class ResumeOptions:
-    """Continue a run from its newest good checkpoint, as if it had never stopped."""
+    """Continue a run from its newest intact checkpoint, as if it had never stopped."""
 
     run: RunFolderArgument
     """Folder of the run."""
@@ -24,8 +24,8 @@ def main(arguments: list[str]) -> int:
 
     with joined(RunFolder.open(options.run).recipe.training) as ranks:
         with progress_line("starting", shown=ranks.is_first) as line:
-            from napkin.cli.train_view import start
+            from napkin.cli.train_and_report import train_and_report
             from napkin.training.start_on_ranks import take_up_run
 
             preparation, run = take_up_run(ranks, options.run, progress=line.retitle)
-        return start(preparation, run, as_json=options.json)
+        return train_and_report(preparation, run, as_json=options.json)
