@@ -20,7 +20,7 @@ class ReportOptions:
 def main(arguments: list[str]) -> None:
     """Write the report."""
     options = parse(ReportOptions, "report", arguments)
-    from napkin.report.live_report import MOST_OF_THE_TIME
+    from napkin.report.live_report import MAX_TIME_FRACTION
     from napkin.report.liveness import REFRESH_SECONDS
     from napkin.report.page import write_report
     from napkin.runs.lock import is_being_trained
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
 
     def next_page() -> float:
         # The training process writes the next page no sooner than its share of the time allows.
-        return max(REFRESH_SECONDS, (time.perf_counter() - begin) / MOST_OF_THE_TIME)
+        return max(REFRESH_SECONDS, (time.perf_counter() - begin) / MAX_TIME_FRACTION)
 
     report = write_report(run, training=is_being_trained(run), every=next_page)
     if options.json:

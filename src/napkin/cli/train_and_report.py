@@ -80,6 +80,6 @@ def _print_outcome(run: RunFolder, outcome: Outcome, preparation: Preparation) -
     parts = sorted(measurement.seconds_by_part.items(), key=lambda item: -item[1])
     spent = ", ".join(f"{part} {each / seconds:.1%}" for part, each in parts)
     overhead = loop_overhead(measurement.seconds_by_part)
-    added = f"; the training loop adds {overhead[1]:.1%} to its steps" if overhead else ""
-    say(f"where the time went: {spent}{added}")
+    of_the_loop = f"; overhead of the training loop: {overhead[1]:.1%} of the steps" if overhead else ""
+    say(f"where the time went: {spent}{of_the_loop}")
     say(f"trained {trained}, in {format_seconds(measurement.seconds)}; checkpoint: {outcome.checkpoint}")

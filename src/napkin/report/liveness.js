@@ -1,7 +1,7 @@
-const alive = document.getElementById("alive"), silent = document.getElementById("silent");
-function look() {
-  const seconds = (Date.now() - Date.parse(silent.dataset.written)) / 1000;
-  silent.hidden = !(alive.hidden = seconds > Number(silent.dataset.patience));
+const current = document.getElementById("current"), stale = document.getElementById("stale");
+function check() {
+  const seconds = (Date.now() - Date.parse(stale.dataset.written)) / 1000;
+  stale.hidden = !(current.hidden = seconds > Number(stale.dataset.timeout));
 }
-look();
-setInterval(look, 5000);
+check();
+setInterval(check, 5000);
