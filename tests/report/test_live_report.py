@@ -96,4 +96,4 @@ def test_a_report_that_cannot_be_written_is_told_once(place: Path) -> None:
     live()
     live()
     assert len(said) == 1
-    assert said[0].startswith("the report is not written while the run trains: 'runs/tiny/plan.json' is malformed")
+    assert said[0].startswith("the report is not updated while the run trains: 'runs/tiny/plan.json' is malformed")
