@@ -29,6 +29,10 @@ def printable(text: str, *, keep: str = "") -> str:
     )
 
 
+# Of a table's column of names.
+WIDEST_WHOLE_WORD = 24
+
+
 class _Console(Console):
     def on_broken_pipe(self) -> NoReturn:
         # rich would leave with status 1 itself.
@@ -73,12 +77,13 @@ def print_table(
     table = Table(box=None, header_style="bold", show_header=bool(headings), pad_edge=bool(headings), style=style)
     for i in range(n_columns):
         heading = Text(printable(headings[i] if headings else ""))
-        if align[i] == "l":
-            table.add_column(heading, overflow="fold")
-            continue
-        # Where a terminal is narrow, a cell is broken between its words, and no figure is cut.
         words = [word for cell in (heading, *(row[i] for row in cells if i < len(row))) for word in cell.plain.split()]
-        table.add_column(heading, justify="right", min_width=max(map(len, words), default=0))
+        longest = max(map(len, words), default=0)
+        # Where a terminal is narrow, cells are broken between words; only a long name is cut, and no figure.
+        if align[i] == "l":
+            table.add_column(heading, overflow="fold", min_width=min(longest, WIDEST_WHOLE_WORD))
+        else:
+            table.add_column(heading, justify="right", min_width=longest)
     for row in cells:
         table.add_row(*row)
     print_rich(table)
