@@ -82,9 +82,7 @@ def print_rules(recipe: Recipe, plan: Plan) -> None:
 
 
 def _figure(value: float | None, unit: Unit) -> str:
-    figure = format_count(value) if value is not None and unit == "count" else format_figure(value, unit)
-    # A figure and its unit stay on one line.
-    return figure.replace(" ", "\N{NO-BREAK SPACE}")
+    return format_count(value) if value is not None and unit == "count" else format_figure(value, unit)
 
 
 def _error(row: RuleRow) -> str:

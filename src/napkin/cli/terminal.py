@@ -77,12 +77,13 @@ def print_table(
     table = Table(box=None, header_style="bold", show_header=bool(headings), pad_edge=bool(headings), style=style)
     for i in range(n_columns):
         heading = Text(printable(headings[i] if headings else ""))
-        words = [word for cell in (heading, *(row[i] for row in cells if i < len(row))) for word in cell.plain.split()]
-        longest = max(map(len, words), default=0)
-        # Where a terminal is narrow, cells are broken between words; only a long name is cut, and no figure.
+        column = [row[i].plain for row in cells if i < len(row)]
+        # Where a terminal is narrow, headings and names are broken between words, and figures not at all.
         if align[i] == "l":
+            longest = max(map(len, " ".join([heading.plain, *column]).split()), default=0)
             table.add_column(heading, overflow="fold", min_width=min(longest, WIDEST_WHOLE_WORD))
         else:
+            longest = max(map(len, [*heading.plain.split(), *column]), default=0)
             table.add_column(heading, justify="right", min_width=longest)
     for row in cells:
         table.add_row(*row)

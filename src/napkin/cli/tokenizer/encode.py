@@ -32,7 +32,7 @@ FILE_NAMES: dict[Side, str] = {"training": "train.tokens", "validation": "valida
 @dataclass(frozen=True)
 class EncodeOptions(TextOptions):
     """Encode text into two token files, train.tokens and validation.tokens. TEXT is a file, a folder, or stdlib: for
-    Python's own library. Texts may be larger than the memory; if it is killed, the same command continues."""
+    Python's own library. Texts may be larger than the memory; a killed command continues if it is called again."""
 
     tokenizer: str = "data/tokenizer.json"
     """The tokenizer to use."""
