@@ -3,21 +3,19 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from napkin.cli.options import Switch, parse
+from napkin.cli.options import JsonOption, parse
 from napkin.cli.progress import progress_line
 from napkin.cli.terminal import print_json, say
 from napkin.units import format_bytes, format_rate, format_seconds
 
 
 @dataclass(frozen=True)
-class CalibrateOptions:
+class CalibrateOptions(JsonOption):
     """Measure this machine again: matrix products, memory bandwidth, the overhead of an operator call. Of two
     measurements of the same thing the faster one is kept, because other programs can only slow it down."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What to measure; auto is the GPU if there is one."""
-    json: Switch = False
-    """Print the result for programs."""
 
 
 def main(arguments: list[str]) -> None:

@@ -5,7 +5,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from napkin.cli.options import Switch
+from napkin.cli.options import JsonOption
 from napkin.cli.progress import progress_line
 from napkin.cli.recipe_options import RecipeOptions, parse_with_recipe
 from napkin.cli.terminal import print_json, print_table, say
@@ -21,7 +21,7 @@ MOST_ROWS = 40
 
 
 @dataclass(frozen=True)
-class CountOptions(RecipeOptions):
+class CountOptions(RecipeOptions, JsonOption):
     """Trace a recipe's training step on fake tensors and print its FLOPs and bytes; nothing is computed. No text is
     needed: without a tokenizer, --model.vocab-size gives the number of token ids."""
 
@@ -32,8 +32,6 @@ class CountOptions(RecipeOptions):
     device."""
     capability: str | None = None
     """Compute capability of the GPU: 8.0 is an A100, 9.0 an H100, 10.0 a B200. None is this machine's GPU, else 9.0."""
-    json: Switch = False
-    """Print the result for programs."""
 
 
 def main(arguments: list[str]) -> None:

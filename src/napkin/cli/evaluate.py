@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from napkin.cli.options import RunFolderArgument, Switch, parse
+from napkin.cli.options import RunOptions, parse
 from napkin.cli.progress import progress_line
 from napkin.cli.terminal import print_json, print_table, say
 from napkin.errors import NapkinError
@@ -15,15 +15,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class EvaluateOptions:
+class EvaluateOptions(RunOptions):
     """Predict all validation tokens of a run: loss, perplexity, bits per byte, beside gzip and xz on the same bytes."""
 
-    run: RunFolderArgument
-    """Folder of the run."""
     tokens: str | None = None
     """Token file to predict; None is the run's validation file, whose result is kept in the run folder and report."""
-    json: Switch = False
-    """Print the result for programs."""
 
 
 def main(arguments: list[str]) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from napkin.accounting.rules import bytes_per_parameter, largest_model_rule
-from napkin.cli.options import Switch, parse
+from napkin.cli.options import JsonOption, parse
 from napkin.cli.progress import progress_line
 from napkin.cli.terminal import print_json, say
 from napkin.errors import NapkinError
@@ -14,7 +14,7 @@ from napkin.units import format_bytes, format_count, parse_devices
 
 
 @dataclass(frozen=True)
-class FitOptions:
+class FitOptions(JsonOption):
     """Say how large a model some accelerators can train: by rule, and with activations by count. Parameters, gradients
     and optimizer state are sharded over all devices; each device processes its own sequences."""
 
@@ -31,8 +31,6 @@ class FitOptions:
     """Tokens per sequence."""
     vocab_size: int = 50304
     """Number of token ids."""
-    json: Switch = False
-    """Print the result for programs."""
 
 
 def main(arguments: list[str]) -> None:

@@ -6,19 +6,17 @@ from typing import Annotated
 
 import tyro
 
-from napkin.cli.options import Switch, parse
+from napkin.cli.options import JsonOption, parse
 from napkin.cli.terminal import print_json, print_table
 from napkin.number_formats import FORMATS, NumberFormat, Rounded, bit_fields, round_to
 
 
 @dataclass(frozen=True)
-class FormatsOptions:
+class FormatsOptions(JsonOption):
     """Print the number formats; or VALUE rounded to each of them (write `-- -1.5` for a negative one)."""
 
     value: Annotated[float | None, tyro.conf.Positional, tyro.conf.arg(metavar="VALUE")] = None
     """A number to round to each format, for example 1e-8."""
-    json: Switch = False
-    """Print the result for programs."""
 
 
 def main(arguments: list[str]) -> None:

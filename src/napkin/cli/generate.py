@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from napkin.cli.options import INLINED, RunFolderArgument, Switch, parse
+from napkin.cli.options import INLINED, RunOptions, Switch, parse
 from napkin.cli.progress import progress_line
 from napkin.cli.terminal import print_json, print_verbatim
 from napkin.errors import NapkinError
@@ -12,11 +12,9 @@ from napkin.inference.settings import Sampling
 
 
 @dataclass(frozen=True)
-class GenerateOptions:
+class GenerateOptions(RunOptions):
     """Let a trained model continue a text."""
 
-    run: RunFolderArgument
-    """Folder of the run."""
     prompts: tuple[str, ...] = ("",)
     """Texts to continue; an empty one begins a new document. Write --prompts=-TEXT for one that begins with -"""
     tokens: int = 120
@@ -24,8 +22,6 @@ class GenerateOptions:
     sampling: Annotated[Sampling, INLINED] = field(default_factory=Sampling)
     save: Switch = False
     """Write the completions to the run's samples.txt, and show them in its report."""
-    json: Switch = False
-    """Print the result for programs."""
 
 
 def main(arguments: list[str]) -> None:

@@ -6,20 +6,18 @@ from typing import Annotated
 
 import tyro
 
-from napkin.cli.options import Switch, parse
+from napkin.cli.options import JsonOption, parse
 from napkin.cli.terminal import print_json, print_table, say
 from napkin.hardware.catalogue import Device, catalogue, find_device
 from napkin.units import format_bytes, format_gibibytes, format_rate
 
 
 @dataclass(frozen=True)
-class HardwareOptions:
+class HardwareOptions(JsonOption):
     """Print the catalogue of accelerators, or everything known about one."""
 
     name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = None
     """H100, A100-80GB, ..., or the name that the driver prints: "NVIDIA H100 80GB HBM3"."""
-    json: Switch = False
-    """Print the result for programs."""
 
 
 def main(arguments: list[str]) -> None:

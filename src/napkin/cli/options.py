@@ -13,6 +13,7 @@ import io
 import typing
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import tyro
@@ -37,7 +38,22 @@ Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 INLINED = tyro.conf.arg(name="")
 """For a group of options without a prefix: --temperature, not --sampling.temperature."""
 
-RunFolderArgument = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+
+@dataclass(frozen=True, kw_only=True)
+class JsonOption:
+    """For commands that can print their result as JSON."""
+
+    json: Switch = False
+    """Print the result for programs, as JSON."""
+
+
+@dataclass(frozen=True)
+class RunOptions(JsonOption):
+    """For commands on a run."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
+
 
 _REGISTRY = ConstructorRegistry()
 
@@ -141,7 +157,10 @@ def _dataclass(info: StructTypeInfo) -> StructConstructorSpec | None:
 
 def _fields(cls: type) -> list[tuple[dataclasses.Field, Any]]:
     hints = typing.get_type_hints(cls, include_extras=True)
-    return [(field, hints[field.name]) for field in dataclasses.fields(cls)]
+    # What is keyword-only, --json, comes last.
+    return [
+        (field, hints[field.name]) for field in sorted(dataclasses.fields(cls), key=lambda field: field.kw_only is True)
+    ]
 
 
 def _default(field: dataclasses.Field) -> Any:

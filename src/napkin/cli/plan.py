@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from napkin.cli import plan_by_rule
-from napkin.cli.options import Switch
+from napkin.cli.options import JsonOption, Switch
 from napkin.cli.progress import progress_line
 from napkin.cli.recipe_options import RecipeOptions, parse_with_recipe
 from napkin.cli.terminal import print_json
@@ -14,7 +14,7 @@ from napkin.units import parse_devices
 
 
 @dataclass(frozen=True)
-class PlanOptions(RecipeOptions):
+class PlanOptions(RecipeOptions, JsonOption):
     """Say what a run will take before it starts, without allocating its tensors. No text is needed: without a
     tokenizer, --model.vocab-size gives the number of token ids. By rule alone, for any size and any accelerator: napkin
     plan --params 70B --tokens 15T --on 1024xH100."""
@@ -32,8 +32,6 @@ class PlanOptions(RecipeOptions):
     """Also print the rules of thumb, each beside the count of the same quantity, and its error."""
     memory_options: Switch = False
     """Also print what each memory option, such as recomputing activations, saves and costs."""
-    json: Switch = False
-    """Print the plan for programs."""
 
 
 def main(arguments: list[str]) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from napkin.accounting.rules import seconds_rule, training_flops_rule
-from napkin.cli.options import Switch, parse
+from napkin.cli.options import JsonOption, parse
 from napkin.cli.terminal import print_json, say
 from napkin.errors import NapkinError
 from napkin.hardware.catalogue import find_device
@@ -11,7 +11,7 @@ from napkin.units import format_count, format_flops, format_rate, format_seconds
 
 
 @dataclass(frozen=True)
-class PlanByRuleOptions:
+class PlanByRuleOptions(JsonOption):
     """Say what training a model of a given size takes, by rule: 6 FLOPs per parameter and token."""
 
     params: str
@@ -24,8 +24,6 @@ class PlanByRuleOptions:
     """Model FLOPs utilization, a fraction of the dense peak; 0.5 is good."""
     format: str = "bf16"
     """Number format of the matrix products."""
-    json: Switch = False
-    """Print the result for programs."""
 
 
 def main(arguments: list[str]) -> None:

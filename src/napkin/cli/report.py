@@ -3,18 +3,13 @@
 import time
 from dataclasses import dataclass
 
-from napkin.cli.options import RunFolderArgument, Switch, parse
+from napkin.cli.options import RunOptions, parse
 from napkin.cli.terminal import print_json, say
 
 
 @dataclass(frozen=True)
-class ReportOptions:
+class ReportOptions(RunOptions):
     """Write a run's report.html from what its folder holds; also while the run trains."""
-
-    run: RunFolderArgument
-    """Folder of the run."""
-    json: Switch = False
-    """Print the path for programs."""
 
 
 def main(arguments: list[str]) -> None:

@@ -2,18 +2,13 @@
 
 from dataclasses import dataclass
 
-from napkin.cli.options import RunFolderArgument, Switch, parse
+from napkin.cli.options import RunOptions, parse
 from napkin.cli.progress import progress_line
 
 
 @dataclass(frozen=True)
-class ResumeOptions:
+class ResumeOptions(RunOptions):
     """Continue a run from its newest intact checkpoint, as if it had never stopped."""
-
-    run: RunFolderArgument
-    """Folder of the run."""
-    json: Switch = False
-    """Print the outcome for programs."""
 
 
 def main(arguments: list[str]) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from napkin.cli.options import Switch, parse
+from napkin.cli.options import JsonOption, parse
 from napkin.cli.terminal import notify, print_json, print_table, say
 from napkin.errors import NapkinError
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RunsOptions:
+class RunsOptions(JsonOption):
     """List runs and, if there are two or more, compare their losses at equal points."""
 
     folders: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER ...]")] = ()
@@ -30,8 +30,6 @@ class RunsOptions:
     """Price of the machine; None is the price in each plan."""
     page: str | None = None
     """HTML file to write, with charts over all axes; an existing one is replaced."""
-    json: Switch = False
-    """Print the result for programs."""
 
 
 def main(arguments: list[str]) -> None:

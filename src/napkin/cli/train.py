@@ -3,19 +3,17 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from napkin.cli.options import Switch
+from napkin.cli.options import JsonOption
 from napkin.cli.progress import progress_line
 from napkin.cli.recipe_options import RecipeOptions, parse_with_recipe
 
 
 @dataclass(frozen=True)
-class TrainOptions(RecipeOptions):
+class TrainOptions(RecipeOptions, JsonOption):
     """Plan a run, train it, meter it, and reconcile plan and measurement."""
 
     run: str | None = None
     """Folder to make for the run, which must not exist; None is runs/ and the name of the recipe, or runs/run."""
-    json: Switch = False
-    """Print the outcome for programs."""
 
 
 def main(arguments: list[str]) -> int:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from napkin.cli.options import Switch, parse
+from napkin.cli.options import JsonOption, parse
 from napkin.cli.progress import ProgressLine, progress_line
 from napkin.cli.terminal import print_json, print_table, say
 from napkin.cli.text_arguments import STANDARD_LIBRARY, open_documents
@@ -34,7 +34,7 @@ MOST_SHOWN = 10_000
 
 
 @dataclass(frozen=True)
-class CompareOptions:
+class CompareOptions(JsonOption):
     """Show how each kind of tokenizer encodes a text. Characters, words and byte-level BPE learn their vocabulary
     first: from the text itself if it is in files, from Python's own library if it is given on the command line."""
 
@@ -49,8 +49,6 @@ class CompareOptions:
     """Number of token ids of words and of byte-level BPE."""
     show: int = 240
     """Number of characters of the text that are shown split into tokens."""
-    json: Switch = False
-    """Print the result for programs."""
 
 
 @dataclass(frozen=True)

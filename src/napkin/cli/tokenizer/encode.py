@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from napkin.cli.options import Switch, parse
+from napkin.cli.options import JsonOption, parse
 from napkin.cli.output_files import folder_for, refuse_existing
 from napkin.cli.progress import ProgressLine, progress_line
 from napkin.cli.terminal import print_json, say
@@ -30,7 +30,7 @@ FILE_NAMES: dict[Side, str] = {"training": "train.tokens", "validation": "valida
 
 
 @dataclass(frozen=True)
-class EncodeOptions(TextOptions):
+class EncodeOptions(TextOptions, JsonOption):
     """Encode text into two token files, train.tokens and validation.tokens. TEXT is a file, a folder, or stdlib: for
     Python's own library. Texts may be larger than the memory; a killed command continues if it is called again."""
 
@@ -38,8 +38,6 @@ class EncodeOptions(TextOptions):
     """The tokenizer to use."""
     out: str = "data"
     """Folder to write to."""
-    json: Switch = False
-    """Print the result for programs."""
 
 
 def main(arguments: list[str]) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from napkin.cli.options import Switch, parse
+from napkin.cli.options import JsonOption, parse
 from napkin.cli.output_files import folder_for
 from napkin.cli.progress import progress_line
 from napkin.cli.terminal import print_json, say
@@ -20,7 +20,7 @@ from napkin.tokenizer.storage import load_tokenizer
 
 
 @dataclass(frozen=True)
-class ExportOptions:
+class ExportOptions(JsonOption):
     """Write a byte-level BPE tokenizer in another library's format; it gives the same ids there."""
 
     path: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
@@ -30,8 +30,6 @@ class ExportOptions:
     format: Literal["huggingface", "tiktoken", "gpt2"] = "huggingface"
     """huggingface is tokenizer.json; tiktoken leaves out the pattern and the special tokens; gpt2 is only for the
     pattern gpt2."""
-    json: Switch = False
-    """Print the result for programs."""
 
 
 def main(arguments: list[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from napkin.cli.options import Switch, parse
+from napkin.cli.options import JsonOption, Switch, parse
 from napkin.cli.output_files import folder_for, refuse_existing
 from napkin.cli.progress import progress_line
 from napkin.cli.terminal import print_json, say
@@ -25,7 +25,7 @@ Format = Literal["huggingface", "tiktoken", "gpt2"]
 
 
 @dataclass(frozen=True)
-class ImportOptions:
+class ImportOptions(JsonOption):
     """Read a BPE vocabulary of another library and write it as a tokenizer of napkin that gives the same ids. A
     vocabulary that cannot be represented exactly is refused."""
 
@@ -43,8 +43,6 @@ class ImportOptions:
     GPT-2's files those that are special; added to a tokenizer.json."""
     drop_template: Switch = False
     """Leave out the tokens that a tokenizer.json puts around every text, which napkin does not add."""
-    json: Switch = False
-    """Print the result for programs."""
 
 
 def main(arguments: list[str]) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import tyro
 from rich.text import Text
 
-from napkin.cli.options import Switch, parse
+from napkin.cli.options import JsonOption, parse
 from napkin.cli.terminal import print_json, print_table, say
 from napkin.cli.tokenizer.token_text import split_text
 from napkin.errors import NapkinError
@@ -25,7 +25,7 @@ Step = tuple[int | None, list[int]]
 
 
 @dataclass(frozen=True)
-class ShowOptions:
+class ShowOptions(JsonOption):
     """Inspect a tokenizer: its longest tokens, its merges in order, or how a word is built up, merge by merge."""
 
     path: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
@@ -36,8 +36,6 @@ class ShowOptions:
     """How many of the first merges to print, and of the last."""
     word: str | None = None
     """Text to build up instead; in the middle of a sentence a word begins with its space: --word " word"."""
-    json: Switch = False
-    """Print the result for programs."""
 
 
 def main(arguments: list[str]) -> None:

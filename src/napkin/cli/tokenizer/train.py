@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from napkin.cli.options import Switch, parse
+from napkin.cli.options import JsonOption, parse
 from napkin.cli.output_files import folder_for, refuse_existing
 from napkin.cli.progress import ProgressLine, progress_line
 from napkin.cli.terminal import print_json, print_table, say
@@ -37,7 +37,7 @@ LEARNED: dict[Kind, str] = {"bpe": "pairs to merge", "words": "words"}
 
 
 @dataclass(frozen=True)
-class TrainOptions(TextOptions):
+class TrainOptions(TextOptions, JsonOption):
     """Train a tokenizer. TEXT is a file, a folder, or stdlib: for Python's own library."""
 
     out: str = "data/tokenizer.json"
@@ -51,8 +51,6 @@ class TrainOptions(TextOptions):
     pattern: str | None = None
     """How text is split before merging, and into words: gpt2, gpt4, cl100k (gpt4 as current tiktoken splits), o200k,
     whole, or a regular expression; None is gpt2."""
-    json: Switch = False
-    """Print the result for programs."""
 
 
 def main(arguments: list[str]) -> None:
