@@ -191,3 +191,16 @@ for command in [[], *([name] for name in {list(COMMANDS)}), *in_group]:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert all(f"\n  {name} " in done.stdout for name in (*COMMANDS, *TOKENIZER_COMMANDS))
+
+
+@pytest.mark.parametrize("command", [[], ["tokenizer"]])
+def test_the_list_of_commands_needs_neither_their_options_nor_rich(command: list[str]) -> None:
+    program = f"""
+import sys
+from napkin.cli import main
+assert main([*{command}, "--help"]) == 0
+assert not {{"tyro", "rich", "msgspec", "numpy", "torch", "numba"}} & sys.modules.keys()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "usage: napkin" in done.stdout

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from napkin.cli import progress, terminal
+from napkin.recipe.recipe import read_recipe
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -54,6 +55,19 @@ def test_a_run_in_a_hostile_folder(napkin) -> None:
         done = napkin(command, run)
         assert done.status == 0
         assert ESCAPED in printed(done)
+
+
+def test_a_recipe_with_hostile_names_in_its_help(napkin) -> None:
+    names = (
+        f"train = {json.dumps(HOSTILE)}",
+        f"validation = {json.dumps(HOSTILE)}",
+        f"tokenizer = {json.dumps(HOSTILE)}",
+    )
+    Path("hostile.toml").write_text("\n".join(["[data]", *names]))
+    assert printed(napkin("train", "hostile.toml", "--help")).count(ESCAPED) == 3
+    Path("back.toml").write_text(napkin("recipe", "hostile.toml").out)
+    assert read_recipe("back.toml").data == read_recipe("hostile.toml").data
+    assert read_recipe("back.toml").data.train == HOSTILE
 
 
 @pytest.mark.parametrize(

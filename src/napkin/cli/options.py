@@ -27,6 +27,7 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
+from napkin.cli.terminal import printable
 from napkin.errors import NapkinError
 from napkin.recipe.train_files import TrainFiles, read_files, write_files
 
@@ -192,11 +193,11 @@ def _paragraphs(docstring: str) -> list[str]:
 
 @_REGISTRY.primitive_rule
 def _value(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """Numbers, and values that may be None, with error messages in plain words instead of Python's."""
+    """Numbers, texts, and values that may be None, with error messages in plain words instead of Python's."""
     kinds: list[Any] = list(typing.get_args(info.type)) or [info.type]
     optional = type(None) in kinds
     kind: Any = next((kind for kind in kinds if kind is not type(None)), None)
-    if kind not in _EXPECTED or len(kinds) > 1 + optional or (kind is str and not optional):
+    if kind not in _EXPECTED or len(kinds) > 1 + optional:
         return None
 
     return PrimitiveConstructorSpec(
@@ -222,7 +223,8 @@ def _is(kind: Any, optional: bool, value: Any) -> bool:
 
 
 def _shown(value: Any) -> list[str]:
-    return [str(value)]
+    # In the help, where a default comes from a recipe file.
+    return [printable(str(value))]
 
 
 @_REGISTRY.primitive_rule
@@ -235,7 +237,7 @@ def _train_files(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
         metavar="FILE[=WEIGHT] ...",
         instance_from_str=read_files,
         is_instance=lambda value: isinstance(value, str | tuple | dict),
-        str_from_instance=write_files,
+        str_from_instance=lambda value: [printable(each) for each in write_files(value)],
     )
 
 
