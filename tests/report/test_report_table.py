@@ -43,7 +43,7 @@ def test_notes_stand_below_the_figures_each_once():
     text = printed(ROWS)
     assert text.count("the rule knows no attention") == 1
     assert text.index("41.8%") < text.index("¹ no biases")
-    assert "seconds a step²" in text
+    assert "seconds per step²" in text
 
 
 @pytest.mark.parametrize(

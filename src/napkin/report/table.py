@@ -1,4 +1,4 @@
-"""rule | count | meter | meter/count: the table that napkin signs every run with."""
+"""The reconciliation table, rule | count | meter | meter/count, and the format of its figures."""
 
 from collections.abc import Sequence
 
@@ -13,10 +13,10 @@ _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def reconcile_table(rows: Sequence[QuantityRow]) -> Table:
-    """Lay the witnesses side by side for the terminal, from 80 columns up.
+    """Rule, count and meter side by side, for terminals of 80 columns or more.
 
-    The meter's columns are left out where no row has a meter (a plan). Notes stand below the figures, numbered and
-    each said once.
+    The columns of the meter are left out if no row has one, as in a plan. Notes are numbered below the table, each
+    once.
     """
     metered = any(row.meter is not None for row in rows)
     notes = list(dict.fromkeys(row.note for row in rows if row.note))
@@ -25,7 +25,7 @@ def reconcile_table(rows: Sequence[QuantityRow]) -> Table:
         box=SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,
-        # The notes are as wide as the figures above them: a plan's two columns alone would squeeze them.
+        # Notes are as wide as the table, and a plan's two columns would be too narrow.
         min_width=66,
         header_style="bold",
         caption=Text(footnotes) if notes else None,
@@ -39,13 +39,13 @@ def reconcile_table(rows: Sequence[QuantityRow]) -> Table:
         mark = _superscript(notes.index(row.note) + 1) if row.note else ""
         figures = [row.rule, row.count, *([row.meter] if metered else [])]
         cells = [format_figure(value, row.unit) for value in figures]
-        # Text, not markup: a "[" in a quantity's name is a bracket.
+        # Text, not markup: a "[" in a quantity's name stands for itself.
         table.add_row(Text(row.quantity + mark), *cells, *([format_ratio(row)] if metered else []))
     return table
 
 
 def format_figure(value: int | float | None, unit: Unit) -> str:
-    """Print one witness's figure: three significant digits, but whole counts below 10^12 in full; GB are 10^9 bytes.
+    """Format a figure: three significant digits, but integer counts below 10^12 in full; 1 GB is 10^9 bytes.
 
     >>> format_figure(124439808, "count"), format_figure(2.722e9, "bytes"), format_figure(0.4123, "share")
     ('124,439,808', '2.72 GB', '41.2%')
@@ -68,7 +68,7 @@ def format_figure(value: int | float | None, unit: Unit) -> str:
 
 
 def format_share(share: float) -> str:
-    """Print a share of 1 as a percentage.
+    """Format a fraction as a percentage.
 
     >>> format_share(0.4123), format_share(1), format_share(0.0123)
     ('41.2%', '100%', '1.23%')
@@ -77,7 +77,7 @@ def format_share(share: float) -> str:
 
 
 def format_ratio(row: QuantityRow) -> str:
-    """Print meter/count: "exact" for equal whole numbers, else three significant digits, four decimals near 1.
+    """Format meter/count: "exact" for equal integers, else three significant digits, or four decimals near 1.
 
     >>> format_ratio(QuantityRow("tokens", "count", count=512, meter=512))
     'exact'
@@ -93,14 +93,14 @@ def format_ratio(row: QuantityRow) -> str:
 
 
 def format_three_digits(value: float) -> str:
-    """Print a bare number with three significant digits, zeros among them.
+    """Format a number with three significant digits, trailing zeros included.
 
     >>> format_three_digits(2.4), format_three_digits(186.35), format_three_digits(12345.6)
     ('2.40', '186', '12346')
     """
     if value == 0 or 999.5 <= abs(value) < 1e6:
         return f"{value:.0f}"
-    # "#" keeps the zeros that are among the three digits, and a point that may then be the last character.
+    # "#" keeps trailing zeros, and leaves a point that may be the last character.
     return f"{value:#.3g}".removesuffix(".")
 
 

@@ -1,4 +1,4 @@
-"""What `napkin tokenizer compare` does."""
+"""`napkin tokenizer compare`."""
 
 import itertools
 import time
@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rich.table import Table
+import tyro
 
-from napkin.cli.terminal import ProgressLine, out, print_json, progress_line, say
-from napkin.cli.texts import STANDARD_LIBRARY, open_documents
-from napkin.cli.token_text import show_tokens
-from napkin.cli.tokenizer import CompareOptions
-from napkin.cli.tokenizing import describe_loss
-from napkin.data.token_file import SEPARATOR
+from napkin.cli.options import JsonOption, parse
+from napkin.cli.progress import ProgressLine, progress_line
+from napkin.cli.terminal import print_json, print_table, say
+from napkin.cli.text_arguments import STANDARD_LIBRARY, open_documents
+from napkin.cli.tokenizer.token_text import print_tokens
+from napkin.cli.tokenizer.unknown_words import describe_unknown_words
 from napkin.errors import NapkinError
 from napkin.hardware.host import usable_cores
 from napkin.tokenizer.base import Tokenizer
@@ -34,18 +34,37 @@ MOST_SHOWN = 10_000
 
 
 @dataclass(frozen=True)
+class CompareOptions(JsonOption):
+    """Show how each kind of tokenizer encodes a text. Characters, words and byte-level BPE learn their vocabulary
+    first: from the text itself if it is in files, from Python's own library if it is given on the command line."""
+
+    text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
+    """A file, a folder, stdlib: for Python's own library, or else the text itself. Its first million characters are
+    used."""
+    with_: Annotated[tuple[str, ...], tyro.conf.arg(name="with")] = ()
+    """Files of tokenizers to compare with."""
+    learn_from: tuple[str, ...] = ()
+    """Files, folders or stdlib: to learn the vocabularies from instead."""
+    vocab_size: int = 4096
+    """Number of token ids of words and of byte-level BPE."""
+    show: int = 240
+    """Number of characters of the text that are shown split into tokens."""
+
+
+@dataclass(frozen=True)
 class Result:
-    """What a tokenizer makes of the text."""
+    """A tokenizer, and the text encoded with it."""
 
     name: str
     tokenizer: Tokenizer
     ids: list[int]
     seconds: float
-    lost: UnknownCost
+    cost: UnknownCost
 
 
-def compare(options: CompareOptions) -> None:
-    """Encode a text with tokenizers of each kind, and show what they make of it."""
+def main(arguments: list[str]) -> None:
+    """Encode a text with tokenizers of each kind, and show their tokens."""
+    options = parse(CompareOptions, "tokenizer compare", arguments)
     if not 0 <= options.show <= MOST_SHOWN:
         raise NapkinError(f"--show is {options.show}: use 0 to {MOST_SHOWN:,} characters")
     saved = [(path, load_tokenizer(path)) for path in options.with_]
@@ -65,15 +84,16 @@ def compare(options: CompareOptions) -> None:
     name = source or "given on the command line"
     learned_name = "itself" if learned is text else f"{format_bytes(len(utf8(learned)))} of {', '.join(learned_from)}"
     say(f"text: {name}, {format_bytes(text_bytes)}, {len(text):,} characters; vocabularies learned from {learned_name}")
-    out.print(_table(results, text_bytes))
+    _print_results(results, text_bytes)
     _say_what_is_lost(results, refused)
     for result in results if excerpt else []:
-        say(f"\n{result.name}", style="bold")
-        show_tokens(result.tokenizer, result.tokenizer.encode(excerpt), more=len(excerpt) < len(text))
+        say()
+        say(result.name, style="bold")
+        print_tokens(result.tokenizer, result.tokenizer.encode(excerpt), more=len(excerpt) < len(text))
 
 
 def _text(given: str) -> tuple[str, str]:
-    """The text, and where it is from: a name, or nothing where it was given itself."""
+    """The text and its source: a name, or "" if the text itself was given."""
     if given == STANDARD_LIBRARY or _exists(given):
         return _beginning([given]), given
     if not given:
@@ -85,7 +105,7 @@ def _exists(name: str) -> bool:
     try:
         return Path(name).exists()
     except (OSError, ValueError):
-        # A text may be too long for a name, or hold what none can.
+        # A text may be too long for a path, or contain a NUL.
         return False
 
 
@@ -101,6 +121,8 @@ def _beginning(texts: Sequence[str]) -> str:
 
 
 def _kinds(text: str, learned: str, vocab_size: int, line: ProgressLine) -> Iterator[tuple[str, Tokenizer]]:
+    from napkin.data.token_file import SEPARATOR
+
     yield "characters", CharacterTokenizer.train([learned, text], [SEPARATOR])
     yield "bytes", ByteTokenizer([SEPARATOR])
     line.retitle("learning words")
@@ -119,7 +141,7 @@ def _kinds(text: str, learned: str, vocab_size: int, line: ProgressLine) -> Iter
 
 
 def _encode_all(tokenizers: Sequence[tuple[str, Tokenizer]], text: str) -> tuple[list[Result], dict[str, str]]:
-    """Results, and why the others could not encode the text."""
+    """The results, and for each tokenizer that cannot encode the text the reason."""
     results: list[Result] = []
     refused: dict[str, str] = {}
     for name, tokenizer in tokenizers:
@@ -128,13 +150,13 @@ def _encode_all(tokenizers: Sequence[tuple[str, Tokenizer]], text: str) -> tuple
         except NapkinError as error:
             refused[name] = str(error)
             continue
-        lost = unknown_cost(tokenizer, Counter(ids), len(utf8(text)))
-        results.append(Result(name, tokenizer, ids, seconds, lost))
+        cost = unknown_cost(tokenizer, Counter(ids), len(utf8(text)))
+        results.append(Result(name, tokenizer, ids, seconds, cost))
     return results, refused
 
 
 def _timed(encode: Callable[[], list[int]]) -> tuple[list[int], float]:
-    """The ids, and the seconds of the quickest of several tries."""
+    """The ids, and the seconds of the fastest of several runs."""
     best, begin = float("inf"), time.perf_counter()
     for _ in itertools.count():
         start = time.perf_counter()
@@ -145,29 +167,30 @@ def _timed(encode: Callable[[], list[int]]) -> tuple[list[int], float]:
     raise AssertionError
 
 
-def _table(results: list[Result], text_bytes: int) -> Table:
-    headings = ("tokenizer", "vocabulary", "tokens", "bytes per token", "bytes per second")
-    table = Table(*headings, box=None, header_style="bold")
-    table.columns[0].overflow = "fold"
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for result in results:
-        ratio = f"{text_bytes / len(result.ids):.3f}"
-        speed = f"{format_bytes(text_bytes / result.seconds)}/s"
-        table.add_row(result.name, f"{result.tokenizer.vocab_size:,}", f"{len(result.ids):,}", ratio, speed)
-    return table
+def _print_results(results: list[Result], text_bytes: int) -> None:
+    rows = [
+        (
+            result.name,
+            f"{result.tokenizer.vocab_size:,}",
+            f"{len(result.ids):,}",
+            f"{text_bytes / len(result.ids):.3f}",
+            f"{format_bytes(text_bytes / result.seconds)}/s",
+        )
+        for result in results
+    ]
+    print_table(("tokenizer", "vocabulary", "tokens", "bytes per token", "bytes per second"), rows)
 
 
 def _say_what_is_lost(results: list[Result], refused: dict[str, str]) -> None:
     for result in results:
-        if result.lost.tokens:
-            say(f"{result.name}: {describe_loss(result.lost)}, so the ratio does not compare with the others")
+        if result.cost.tokens:
+            say(f"{result.name}: {describe_unknown_words(result.cost)}, so the ratio does not compare with the others")
     for name, reason in refused.items():
         say(f"{name}: {reason}")
 
 
 def _excerpt(text: str, n_characters: int) -> str:
-    """The beginning of the text, to the end of a word where there is one."""
+    """The beginning of the text, up to the end of a word if possible."""
     if len(text) <= n_characters:
         return text
     beginning = text[:n_characters]
@@ -184,7 +207,7 @@ def _row(result: Result, text_bytes: int, excerpt: str) -> dict[str, Any]:
         "tokens": len(result.ids),
         "bytes_per_token": text_bytes / len(result.ids),
         "bytes_per_second": text_bytes / result.seconds,
-        "unknown_tokens": result.lost.tokens,
-        "lost_bytes": result.lost.bytes,
+        "unknown_tokens": result.cost.tokens,
+        "lost_bytes": result.cost.bytes,
         "first_tokens": [visible(result.tokenizer.vocabulary[i]) for i in shown],
     }

@@ -1,9 +1,9 @@
-"""`napkin plan --params N --tokens T --on DEVICES`: the napkin itself, by rule alone."""
+"""`napkin plan --params N --tokens T --on DEVICES`: a plan by rules of thumb, without a recipe."""
 
 from dataclasses import dataclass
 
 from napkin.accounting.rules import seconds_rule, training_flops_rule
-from napkin.cli.options import Switch, parse
+from napkin.cli.options import JsonOption, parse
 from napkin.cli.terminal import print_json, say
 from napkin.errors import NapkinError
 from napkin.hardware.catalogue import find_device
@@ -11,8 +11,8 @@ from napkin.units import format_count, format_flops, format_rate, format_seconds
 
 
 @dataclass(frozen=True)
-class BudgetOptions:
-    """Say what training a model of some size takes, by rule: 6 FLOPs per parameter and token."""
+class PlanByRuleOptions(JsonOption):
+    """Say what training a model of a given size takes, by rule: 6 FLOPs per parameter and token."""
 
     params: str
     """Parameters: 124M, 70B."""
@@ -21,18 +21,16 @@ class BudgetOptions:
     on: str
     """Devices: H100, 1024xH100; `napkin hardware` lists them."""
     mfu: float = 0.5
-    """Model-FLOPs utilisation, a share of the dense peak; 0.5 is good."""
+    """Model FLOPs utilization, a fraction of the dense peak; 0.5 is good."""
     format: str = "bf16"
     """Number format of the matrix products."""
-    json: Switch = False
-    """Print the result for programs."""
 
 
 def main(arguments: list[str]) -> None:
     """Print FLOPs, days, dollars and kWh, with the arithmetic."""
-    options = parse(BudgetOptions, "plan", arguments)
+    options = parse(PlanByRuleOptions, "plan", arguments)
     if not 0 < options.mfu <= 1:
-        raise NapkinError(f"--mfu is {options.mfu}: use a share above 0, up to 1")
+        raise NapkinError(f"--mfu is {options.mfu}: use a fraction above 0, up to 1")
     parameters, tokens = parse_count(options.params), parse_count(options.tokens)
     if not parameters or not tokens:
         raise NapkinError(f"--params {options.params} and --tokens {options.tokens}: use numbers above 0")
@@ -53,8 +51,8 @@ def main(arguments: list[str]) -> None:
     time = f"{seconds / 86400:,.2f} days" if seconds > 86400 else format_seconds(seconds)
     say(f"time     {time}, {format_count(device_hours)} device hours")
     if dollars is not None and device.price:
-        price = f"${device.price.usd_per_hour:.2f} an hour, {device.price.offer}, {device.price.date}"
+        price = f"${device.price.usd_per_hour:.2f} per hour, {device.price.offer}, {device.price.date}"
         say(f"price    ${format_count(dollars)} at {price}")
     if kilowatt_hours is not None:
-        say(f"energy   {format_count(kilowatt_hours)} kWh at {device.watts:.0f} W a board, cooling left out")
-    say("The rule leaves attention over long contexts out, and restarts; `napkin plan recipe.toml` counts a real step.")
+        say(f"energy   {format_count(kilowatt_hours)} kWh at {device.watts:.0f} W per board, without cooling")
+    say("The rule ignores attention over long contexts, and restarts; `napkin plan recipe.toml` counts a real step.")

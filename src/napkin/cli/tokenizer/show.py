@@ -1,13 +1,14 @@
-"""What `napkin tokenizer show` does."""
+"""`napkin tokenizer show`."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from rich.table import Table
+import tyro
 from rich.text import Text
 
-from napkin.cli.terminal import out, print_json, say
-from napkin.cli.token_text import cut_text
-from napkin.cli.tokenizer import ShowOptions
+from napkin.cli.options import JsonOption, parse
+from napkin.cli.terminal import print_json, print_table, say
+from napkin.cli.tokenizer.token_text import split_text
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer
@@ -23,8 +24,23 @@ WIDEST = 40
 Step = tuple[int | None, list[int]]
 
 
-def show(options: ShowOptions) -> None:
-    """Print what is inside a tokenizer, or how a word is built up."""
+@dataclass(frozen=True)
+class ShowOptions(JsonOption):
+    """Inspect a tokenizer: its longest tokens, its merges in order, or how a word is built up, merge by merge."""
+
+    path: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
+    """File of the tokenizer."""
+    longest: int = 10
+    """How many of the longest tokens to print."""
+    merges: int = 10
+    """How many of the first merges to print, and of the last."""
+    word: str | None = None
+    """Text to build up instead; in the middle of a sentence a word begins with its space: --word " word"."""
+
+
+def main(arguments: list[str]) -> None:
+    """Print what a tokenizer contains, or how a word is built up."""
+    options = parse(ShowOptions, "tokenizer show", arguments)
     for name, number in (("--longest", options.longest), ("--merges", options.merges)):
         if number < 0:
             raise NapkinError(f"{name} is {number}: use 0 or more")
@@ -37,13 +53,13 @@ def show(options: ShowOptions) -> None:
     if options.json:
         print_json(
             {
-                **_described(tokenizer),
+                **_as_dict(tokenizer),
                 "longest_tokens": [_token(tokenizer, i) for i in longest],
                 "merges": [_merge(tokenizer, number, merge) for number, merge in merges],
             }
         )
         return
-    _say_what_it_is(options.path, tokenizer)
+    _print_summary(options.path, tokenizer)
     if longest:
         _print_longest(tokenizer, longest)
     if merges:
@@ -55,12 +71,12 @@ def _is_bpe(tokenizer: Tokenizer) -> bool:
 
 
 def _chosen_merges(tokenizer: Tokenizer, n: int) -> list[tuple[int, Merge]]:
-    """The first and the last `n`, with their numbers."""
+    """The first `n` and the last `n`, with their numbers."""
     merges = list(enumerate(merges_of(tokenizer))) if _is_bpe(tokenizer) else []
     return merges if len(merges) <= 2 * n else merges[:n] + merges[len(merges) - n :]
 
 
-def _say_what_it_is(path: str, tokenizer: Tokenizer) -> None:
+def _print_summary(path: str, tokenizer: Tokenizer) -> None:
     parts = [f"{tokenizer.vocab_size:,} ids"]
     if _is_bpe(tokenizer):
         parts += [f"{len(merges_of(tokenizer)):,} merges", f"pattern {pattern_of(tokenizer)}"]
@@ -71,34 +87,29 @@ def _say_what_it_is(path: str, tokenizer: Tokenizer) -> None:
 
 
 def _print_longest(tokenizer: Tokenizer, longest: list[int]) -> None:
-    table = Table("id", "bytes", "longest tokens", box=None, header_style="bold")
-    table.columns[0].justify = table.columns[1].justify = "right"
-    for i in longest:
-        token = tokenizer.vocabulary[i]
-        table.add_row(str(i), str(len(token)), _quoted(token))
-    say("")
-    out.print(table)
+    tokens = [(i, tokenizer.vocabulary[i]) for i in longest]
+    say()
+    print_table(("id", "bytes", "longest tokens"), [(str(i), str(len(t)), _quoted(t)) for i, t in tokens], align="rrl")
 
 
 def _print_merges(tokenizer: Tokenizer, merges: list[tuple[int, Merge]]) -> None:
-    table = Table("merge", "joins", "", "id", "token", box=None, header_style="bold")
-    table.columns[0].justify = table.columns[3].justify = "right"
+    rows: list[tuple[str, ...]] = []
     before = -1
     for number, merge in merges:
         if number != before + 1:
-            table.add_row("...")
+            rows.append(("...",))
         first, second, merged = (_quoted(tokenizer.vocabulary[i]) for i in merge)
-        table.add_row(f"{number:,}", first, second, str(merge.merged), merged)
+        rows.append((f"{number:,}", first, second, str(merge.merged), merged))
         before = number
-    say("")
-    out.print(table)
+    say()
+    print_table(("merge", "joins", "", "id", "token"), rows, align="rllrl")
 
 
 def _show_word(tokenizer: Tokenizer, word: str, as_json: bool) -> None:
     if not 0 < len(word) <= LONGEST_WORD:
         raise NapkinError(f"--word has {len(word):,} characters: use 1 to {LONGEST_WORD:,}")
     if not isinstance(tokenizer, BPETokenizer | RenumberedBPETokenizer):
-        raise NapkinError(f"a tokenizer of kind '{tokenizer.kind}' builds nothing up: use one of kind 'bpe'")
+        raise NapkinError(f"a tokenizer of kind '{tokenizer.kind}' has no merges: use one of kind 'bpe'")
     pieces = [(piece, list(build_up(tokenizer, piece))) for piece in PreTokenizer(tokenizer.pattern).split(word)]
     if as_json:
         print_json(
@@ -110,21 +121,20 @@ def _show_word(tokenizer: Tokenizer, word: str, as_json: bool) -> None:
         return
     for number, (piece, steps) in enumerate(pieces):
         if number:
-            say("")
+            say()
         _print_steps(tokenizer, piece, steps)
 
 
 def _print_steps(tokenizer: Tokenizer, piece: str, steps: list[Step]) -> None:
     merges = merges_of(tokenizer)
-    table = Table("merge", "joins", "", f"{_quoted(piece.encode())} becomes", box=None, header_style="bold")
-    table.columns[0].justify = "right"
+    rows: list[list[str | Text]] = []
     for number, ids in steps:
-        joined: list[str | Text] = ["", "", ""]
+        joined = ["", "", ""]
         if number is not None:
             merge = merges[number]
             joined = [f"{number:,}", *(_quoted(tokenizer.vocabulary[i]) for i in (merge.first, merge.second))]
-        table.add_row(*joined, cut_text(tokenizer, ids))
-    out.print(table)
+        rows.append([*joined, split_text(tokenizer, ids)])
+    print_table(("merge", "joins", "", f"{_quoted(piece.encode())} becomes"), rows, align="rlll")
     ids = steps[-1][1]
     say(f"{len(ids):,} {'token' if len(ids) == 1 else 'tokens'}: {' '.join(map(str, ids))}")
 
@@ -134,7 +144,7 @@ def _quoted(token: bytes) -> str:
     return f"'{text}'" if len(text) <= WIDEST else f"'{text[:WIDEST]}'..."
 
 
-def _described(tokenizer: Tokenizer) -> dict[str, Any]:
+def _as_dict(tokenizer: Tokenizer) -> dict[str, Any]:
     pattern = {"pattern": pattern_of(tokenizer), "n_merges": len(merges_of(tokenizer))} if _is_bpe(tokenizer) else {}
     return {
         "kind": tokenizer.kind,

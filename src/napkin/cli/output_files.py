@@ -1,4 +1,4 @@
-"""Folders that a command makes for its results, and takes back where it fails."""
+"""Files that a command writes: never over an existing one, and in folders that are removed again if it fails."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,11 +8,17 @@ from pathlib import Path
 from napkin.errors import NapkinError
 
 
+def refuse_existing(path: Path) -> None:
+    """Raise NapkinError if there is something at `path`, which --out has named."""
+    if path.exists():
+        raise NapkinError(f"'{path}' exists and is not overwritten: remove it or choose another --out")
+
+
 @contextmanager
 def folder_for(path: Path) -> Iterator[None]:
-    """Make the folder that `path` will stand in, and those above it; where the block raises, the new ones go again.
+    """Make the parent folders of `path`; if the block raises, those that were made are removed again.
 
-    Raises NapkinError where it cannot be made.
+    Raises NapkinError if they cannot be made.
     """
     missing = [folder for folder in path.parents if not folder.exists()]
     try:
@@ -25,7 +31,7 @@ def folder_for(path: Path) -> Iterator[None]:
         yield
     except BaseException:
         for folder in missing:
-            # One that somebody has put something into meanwhile stays.
+            # One that another program has written into meanwhile stays.
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise

@@ -1,11 +1,11 @@
-"""Text cut into tokens, on the screen: coloured on a terminal, elsewhere with a mark between tokens."""
+"""Text split into tokens: coloured on a terminal, elsewhere with a mark between tokens."""
 
 from collections.abc import Iterable
 
 from rich.cells import cell_len
 from rich.text import Text
 
-from napkin.cli.terminal import out
+from napkin.cli.terminal import out, print_rich
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.visible import visible
 
@@ -14,13 +14,13 @@ COLOURS = ("black on bright_cyan", "black on bright_yellow", "black on bright_gr
 UNKNOWN = "bold bright_white on red"
 
 
-def show_tokens(tokenizer: Tokenizer, ids: Iterable[int], *, more: bool = False) -> None:
-    """Print ids as the text they stand for; `more`: it goes on."""
-    out.print(cut_text(tokenizer, ids, more=more), soft_wrap=not _is_coloured())
+def print_tokens(tokenizer: Tokenizer, ids: Iterable[int], *, more: bool = False) -> None:
+    """Print the text that the ids stand for; with `more`, an ellipsis says that the text continues."""
+    print_rich(split_text(tokenizer, ids, more=more), wrap=_is_coloured())
 
 
-def cut_text(tokenizer: Tokenizer, ids: Iterable[int], *, more: bool = False) -> Text:
-    """Ids as the text they stand for, in colours, or with marks between them."""
+def split_text(tokenizer: Tokenizer, ids: Iterable[int], *, more: bool = False) -> Text:
+    """The text that the ids stand for, each token in a colour, or with marks between tokens."""
     pieces = [(visible(tokenizer.vocabulary[i]), i == tokenizer.unknown_id) for i in ids]
     if not _is_coloured():
         return Text(MARK.join(piece for piece, _ in pieces) + f"{MARK}..." * more)
@@ -30,7 +30,7 @@ def cut_text(tokenizer: Tokenizer, ids: Iterable[int], *, more: bool = False) ->
         style = UNKNOWN if is_unknown else COLOURS[number % len(COLOURS)]
         run = ""
         for character in piece:
-            # Cut at any character: rich cuts at words, and drops the space there that belongs to a token.
+            # Wrapped at any character: rich wraps at words, and drops the space there, which belongs to a token.
             if column + cell_len(character) > out.width:
                 text.append(run, style).append("\n")
                 run, column = "", 0
