@@ -52,6 +52,8 @@ def site_config(root: Path, source: Path) -> dict[str, Any]:
     config = tomllib.loads((root / "docs" / "site.toml").read_text(encoding="utf-8"))
     reference = [{name.removesuffix(".md"): f"reference/{name}"} for name in reference_pages(source)]
     config["project"]["nav"].append({"Reference": reference})
+    metadata = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    config["project"] |= {"site_description": metadata["description"], "repo_url": metadata["urls"]["Repository"]}
     config["project"] |= {"docs_dir": "pages", "site_dir": "html"}
     python = config["project"]["plugins"]["mkdocstrings"]["handlers"]["python"]
     python["paths"] = [str(source)]
@@ -133,7 +135,8 @@ def described_by(packages: dict[str, list[Export]], package: str, export: Export
 def identifier_of(source: Path, package: str, export: Export) -> str:
     """The path under which the name is found, as users import it, unless a module of the package is called the same."""
     public = f"{package}.{export.name}"
-    return f"{export.module}.{export.name}" if module_file(source, public).exists() else public
+    modules = {file.stem for file in source.joinpath(*package.split(".")).iterdir()}
+    return f"{export.module}.{export.name}" if export.name in modules else public
 
 
 def module_file(source: Path, module: str) -> Path:
