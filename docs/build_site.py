@@ -6,6 +6,7 @@ reference that leads nowhere fails the build, and the site that was there stays.
 """
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -34,7 +35,9 @@ def main() -> int:
         (stage / "pages" / "reference" / name).write_text(text, encoding="utf-8")
     config = stage / "zensical.toml"
     config.write_text(tomli_w.dumps(site_config(ROOT, SOURCE)), encoding="utf-8")
-    built = subprocess.run([sys.executable, "-m", "zensical", "build", "--strict", "--clean", "-f", config], cwd=stage)
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "-f", config]
+    # The extension that docs/site.toml names is found beside this file.
+    built = subprocess.run(command, cwd=stage, env={**os.environ, "PYTHONPATH": str(ROOT / "docs")})
     if built.returncode == 0:
         shutil.rmtree(ROOT / "site", ignore_errors=True)
         (stage / "html").rename(ROOT / "site")
@@ -57,7 +60,6 @@ def site_config(root: Path, source: Path) -> dict[str, Any]:
     config["project"] |= {"docs_dir": "pages", "site_dir": "html"}
     python = config["project"]["plugins"]["mkdocstrings"]["handlers"]["python"]
     python["paths"] = [str(source)]
-    python["options"]["extensions"] = [str(root / "docs" / "docstrings.py")]
     return config
 
 
@@ -77,7 +79,7 @@ def exports_of(package: str, stub: str) -> list[Export]:
         if isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             module = ".".join([*above, *([node.module] if node.module else [])])
-            exports += [Export(alias.asname, module) for alias in node.names if alias.asname == alias.name]
+            exports += [Export(alias.name, module) for alias in node.names if alias.asname == alias.name]
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             exports.append(Export(node.target.id, package))
         elif isinstance(node, ast.ClassDef | ast.FunctionDef):
@@ -159,6 +161,19 @@ def docstring_of(file: Path, name: str | None = None) -> str:
 def summary(docstring: str) -> str:
     """The first paragraph of a docstring, on one line."""
     return " ".join(docstring.partition("\n\n")[0].split())
+
+
+def in_markdown(docstring: str) -> str:
+    """A docstring as Markdown: each doctest, from its first `>>>` to the next empty line, is a block of code."""
+    paragraphs = docstring.replace("::\n\n", ":\n\n").split("\n\n")
+    for index, paragraph in enumerate(paragraphs):
+        lines = paragraph.split("\n")
+        first = next((i for i, line in enumerate(lines) if line.lstrip().startswith(">>> ")), None)
+        if first is not None:
+            margin = " " * (len(lines[first]) - len(lines[first].lstrip()))
+            lines[first:] = ["", f"{margin}```pycon", *lines[first:], f"{margin}```"]
+            paragraphs[index] = "\n".join(lines)
+    return "\n\n".join(paragraphs)
 
 
 if __name__ == "__main__":
