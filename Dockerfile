@@ -12,7 +12,8 @@ RUN apt-get update \
 
 # Files that a run writes into a mounted folder belong to this user.
 ARG UID=1000
-RUN useradd --create-home --uid "$UID" napkin
+RUN useradd --create-home --uid "$UID" napkin \
+    && install --directory --owner napkin /work
 
 # torch first: this layer is kept while napkin changes. Its local version 2.x+cpu comes before the 2.x with CUDA.
 ARG PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu

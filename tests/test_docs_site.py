@@ -20,7 +20,7 @@ def package_of(page: str) -> ModuleType:
 
 
 def imported(path: str) -> Any:
-    """What a dotted path leads to, modules before other attributes, as one who imports it gets it."""
+    """What a dotted path leads to, all but its last part being modules."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
@@ -43,7 +43,7 @@ def test_every_name_that_a_package_exports_is_on_its_page(page: str) -> None:
     paths = re.findall(r"(?:^::: |\]\[)([\w.]+)", text, re.MULTILINE)
     shown = {path.rpartition(".")[2]: path for path in paths}
     for name in package.__all__:
-        if isinstance(getattr(package, name), ModuleType):
+        if f"{package.__name__}.{name}.md" in REFERENCE:
             assert f"({package.__name__}.{name}.md)" in text
         else:
             assert imported(shown[name]) is getattr(package, name)
@@ -64,8 +64,8 @@ def test_the_navigation_has_every_page() -> None:
 def test_names_are_found_however_a_stub_takes_them(tmp_path: Path) -> None:
     files = {
         "house/__init__.py": '"""A house."""\n',
-        "house/__init__.pyi": "from . import attic as attic\nfrom .attic import box as box\n"
-        "from .door import Door as Door\n"
+        "house/__init__.pyi": "from . import attic as attic\nfrom . import door as door\n"
+        "from .attic import box as box\nfrom .door import Door as Door\n"
         "from .door import _key\nfrom .window import window as window\nfrom .door import Hinge\n__version__: str\n",
         "house/door.py": 'class Door:\n    """Opens,\n    and closes."""\n',
         "house/window.py": "def window(): ...\n",
@@ -80,7 +80,7 @@ def test_names_are_found_however_a_stub_takes_them(tmp_path: Path) -> None:
         "house.md": "# house {#house}\n\nA house.\n\n"
         "## Packages\n\n- [`house.attic`](house.attic.md) Under the roof.\n\n"
         "## Names from other packages\n\n- [`box`][house.attic.box] A box.\n\n"
-        "::: house.Door\n\n::: house.window.window\n\n::: house.__version__\n",
+        "::: house.door\n\n::: house.Door\n\n::: house.window.window\n\n::: house.__version__\n",
         "house.attic.md": "# house.attic {#house.attic}\n\nUnder the roof.\n\n"
         "::: house.attic.box\n\n::: house.attic.Door\n",
     }
