@@ -74,7 +74,7 @@ def compare(recipe: Recipe) -> Comparison:
     ledger = plan.ledger
     on_cuda = precision.device_type == "cuda"
     if on_cuda:
-        # What the plan's rehearsal left in the cache is not the step's.
+        # What the plan's microbenchmark left in the cache is not the step's.
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

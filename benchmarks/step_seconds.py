@@ -2,7 +2,7 @@
 
     python benchmarks/step_seconds.py
 
-The plan is the one that `napkin train` prints: operators rehearsed one by one, and a slice of the model timed. Beside
+The plan is the one that `napkin train` prints: operators timed one by one, and a slice of the model timed. Beside
 it stand what users have otherwise: 6·N·T FLOPs at half of the measured matmul peak, and the roofline of each operator.
 The shapes are drawn with a fixed seed from a grid of widths, depths, batches, contexts and precisions. The table is
 also written to benchmarks/results/.

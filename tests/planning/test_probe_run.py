@@ -27,7 +27,7 @@ def recipe(n_layers: int = 4) -> Recipe:
 
 def test_a_step_takes_longer_than_operators_that_would_take_no_time() -> None:
     between, factor = time_slice(recipe(), PRECISION, calibration(1e15), {}, max_bytes=2**30)
-    # The operators are rehearsed, all of them; Python and autograd stand between.
+    # All operators are timed; Python and autograd stand between.
     assert between > 1
     assert factor == SLICED_FACTOR
 

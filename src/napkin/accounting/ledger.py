@@ -50,7 +50,7 @@ class Row:
     elementwise_flops: int = 0
     """One for each element of the largest operand or result, where the operator computes and is no contraction."""
     call: Hashable = field(default=None, repr=False)
-    """What the operator was called with, as `rehearse` repeats it; None where it cannot be repeated."""
+    """What the operator was called with, as `time_operators` repeats it; None where it cannot be repeated."""
 
 
 class Moment(NamedTuple):

@@ -1,4 +1,4 @@
-"""Rehearse a step's operators: each distinct call is run alone, on this machine, on tensors of its shapes.
+"""Time a step's operators: each distinct call is run alone, on this machine, on tensors of its shapes.
 
 A roofline knows matrix products and bytes; it does not know that an exponential, a change of format or a broken stride
 costs many times a copy. Where the machine that will train is at hand, asking it is simpler and nearer.
@@ -45,7 +45,7 @@ def call_of(operator: Any, args: tuple, kwargs: dict) -> Call | None:
     return call
 
 
-def rehearse(
+def time_operators(
     ledger: Ledger,
     expected: Callable[[Row], float],
     *,

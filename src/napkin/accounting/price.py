@@ -1,4 +1,4 @@
-"""Price a ledger on a machine: seconds by a roofline an operator, or as rehearsed, and what bounds them.
+"""Price a ledger on a machine: seconds by a roofline an operator, or as timed, and what bounds them.
 
 An operator takes the longer of two times, that of its FLOPs at the rate for its format and shape and that of its bytes
 at the bandwidth of memory, and a fixed time to launch (Williams et al. 2009, "Roofline").
@@ -52,7 +52,7 @@ class Price:
 def price(
     ledger: Ledger,
     ceilings: Ceilings,
-    rehearsed: Mapping[Hashable, float] | None = None,
+    timed: Mapping[Hashable, float] | None = None,
     *,
     between: float = 1.0,
     factor: float = ROOFLINE_FACTOR,
@@ -62,12 +62,12 @@ def price(
     Args:
         ledger: the step.
         ceilings: the machine: a `Calibration`, or `CatalogueCeilings` of a device that is not at hand.
-        rehearsed: seconds of the calls that were run there alone (`rehearse`); all others take what their roofline
+        timed: seconds of the calls that were run there alone (`time_operators`); all others take what their roofline
             says.
         between: how much longer a step takes than its operators alone, each of which is given its part of that.
         factor: how far off the result may be, up or down, in nine cases of ten.
     """
-    known = rehearsed or {}
+    known = timed or {}
     sums: dict[str, defaultdict[str, list[float]]] = {
         column: defaultdict(lambda: [0.0, 0.0]) for column in ("operator", "module", "phase")
     }

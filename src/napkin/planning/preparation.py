@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from napkin.accounting.ledger import Ledger
-from napkin.accounting.microbenchmark import rehearse
+from napkin.accounting.microbenchmark import time_operators
 from napkin.accounting.plan import Plan, Site
 from napkin.accounting.price import Price, price, roofline_seconds
 from napkin.accounting.rules import bytes_per_parameter, parameters_rule
@@ -163,7 +163,7 @@ def make_plan(
     calibration = calibration_of_this_machine(precision.device_type)
     priced = price(ledger, calibration)
     if ledger.peak_bytes <= free:
-        priced = _rehearsed(recipe, precision, ledger, calibration, free, progress)
+        priced = _microbenchmarked(recipe, precision, ledger, calibration, free, progress)
     accelerator = _in_catalogue(device_name(precision, host)) if precision.device_type != "cpu" else None
     return Plan(
         ledger=ledger,
@@ -196,20 +196,20 @@ def _free_bytes_of_rank(precision: Precision, host: Host, ranks: Ranks) -> int:
     return free_bytes(precision, host) // _sharing(precision, ranks)
 
 
-def _rehearsed(
+def _microbenchmarked(
     recipe: Recipe, precision: Precision, ledger: Ledger, calibration: Calibration, free: int, progress: Progress
 ) -> Price:
-    progress("rehearsing the operators")
-    rehearsed = rehearse(
+    progress("timing the operators")
+    timed = time_operators(
         ledger,
         lambda row: roofline_seconds(row, calibration),
         device_type=precision.device_type,
-        # An operator's tensors in the rehearsal, in a fraction of what the step may take in all.
+        # An operator's tensors in the microbenchmark, in a fraction of what the step may take in all.
         max_bytes=free // 4,
     )
     progress("training a slice of the model")
-    between, factor = time_slice(recipe, precision, calibration, rehearsed, max_bytes=free // 2)
-    return price(ledger, calibration, rehearsed, between=between, factor=factor)
+    between, factor = time_slice(recipe, precision, calibration, timed, max_bytes=free // 2)
+    return price(ledger, calibration, timed, between=between, factor=factor)
 
 
 def sizes_of(recipe: Recipe) -> Sizes:

@@ -1,4 +1,4 @@
-"""A slice of a model, two of its layers at full width, trains for a few steps: the last rehearsal before a run.
+"""A slice of a model, two of its layers at full width, trains for a few steps: the last microbenchmark before a run.
 
 Operators that are run alone find their tensors in the cache, and nobody between them; in a step autograd and Python
 stand between, and tensors have gone cold. What a slice takes beside its operators alone is what the whole takes, too.
@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping
 import torch
 
 from napkin.accounting.ledger import Row
-from napkin.accounting.microbenchmark import rehearse
+from napkin.accounting.microbenchmark import time_operators
 from napkin.accounting.price import price, roofline_seconds
 from napkin.hardware.ceilings import Ceilings
 from napkin.recipe.precision import Precision
@@ -37,7 +37,7 @@ def time_slice(
     recipe: Recipe,
     precision: Precision,
     ceilings: Ceilings,
-    rehearsed: Mapping[Hashable, float],
+    timed: Mapping[Hashable, float],
     *,
     max_bytes: int,
 ) -> tuple[float, float]:
@@ -52,7 +52,7 @@ def time_slice(
     def expected(row: Row) -> float:
         return roofline_seconds(row, ceilings)
 
-    known = rehearse(ledger, expected, device_type=precision.device_type, known=rehearsed, max_bytes=max_bytes)
+    known = time_operators(ledger, expected, device_type=precision.device_type, known=timed, max_bytes=max_bytes)
     alone = price(ledger, ceilings, known).seconds
     if ledger.peak_bytes > max_bytes or alone * (WARM_UP_STEPS + STEPS.start) > MOST_SECONDS:
         return 1.0, ALONE_FACTOR
