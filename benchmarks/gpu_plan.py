@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 
 import torch
 
-from napkin.accounting.meter import meter_step
+from napkin.accounting.metering import meter_step
 from napkin.hardware.host import detect_host
 from napkin.planning.preparation import device_name, make_plan, resolve
 from napkin.recipe.precision import Precision

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import psutil
 import torch
 
-from napkin.accounting.meter import Stopwatch, meter_step
+from napkin.accounting.metering import Stopwatch, meter_step
 from napkin.hardware.host import detect_host
 from napkin.planning.preparation import resolve
 from napkin.recipe.recipe import ModelConfig, Recipe, TrainingConfig

@@ -3,7 +3,7 @@ from torch import nn
 
 from napkin import Ledger, count
 from napkin.accounting.microbenchmark import Call, call_of, time_operators
-from napkin.accounting.price import price, roofline_seconds
+from napkin.accounting.pricing import price, roofline_seconds
 from napkin.hardware.calibration import ArrayMeasurement, Calibration, Machine, MatmulMeasurement
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import ModelConfig, Recipe, TrainingConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from napkin.accounting.meter import meter_step
+from napkin.accounting.metering import meter_step
 from napkin.checkpoint.checkpoint import load_model, load_train_state, save_checkpoint
 from napkin.model.config import ModelConfig
 from napkin.optim.loss_scale import FIRST_SCALE, LossScale

@@ -1,3 +1,3 @@
-from .count import count as count
+from .counting import count as count
 from .ledger import Ledger as Ledger
 from .ledger import Row as Row

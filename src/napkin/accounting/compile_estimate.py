@@ -8,7 +8,7 @@ tensors would otherwise go through memory one by one. Rooflines, not microbenchm
 from dataclasses import dataclass
 
 from napkin.accounting.ledger import Ledger
-from napkin.accounting.price import price, roofline_seconds
+from napkin.accounting.pricing import price, roofline_seconds
 from napkin.hardware.ceilings import Ceilings
 
 SAVED = {

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from napkin.accounting.compile_estimate import NOT_COMPILED, Compiling
 from napkin.accounting.ledger import Ledger
-from napkin.accounting.price import Price
+from napkin.accounting.pricing import Price
 from napkin.accounting.quantity_row import QuantityRow
 from napkin.accounting.rules import adamw_bytes_rule, seconds_rule, training_flops_rule
 from napkin.hardware.cuda_target import Target

@@ -5,7 +5,7 @@ from typing import Literal
 from rich.table import Table
 
 from napkin.accounting.plan import Plan
-from napkin.accounting.price import Spent
+from napkin.accounting.pricing import Spent
 from napkin.accounting.quantity_row import Unit
 from napkin.accounting.rules_table import RuleRow, rules_table
 from napkin.cli.terminal import out, say

@@ -5,7 +5,7 @@ from typing import Literal
 
 from napkin.accounting.compile_estimate import Compiling
 from napkin.accounting.plan import Plan, Site
-from napkin.accounting.price import price
+from napkin.accounting.pricing import price
 from napkin.accounting.rules import all_reduce_seconds_rule
 from napkin.hardware.catalogue import Device
 from napkin.hardware.ceilings import CatalogueCeilings

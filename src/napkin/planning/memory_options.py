@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from napkin.accounting.plan import Plan
-from napkin.accounting.price import price
+from napkin.accounting.pricing import price
 from napkin.hardware.catalogue import Device
 from napkin.hardware.ceilings import Ceilings
 from napkin.recipe.precision import Precision

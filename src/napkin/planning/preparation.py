@@ -11,7 +11,7 @@ import torch
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.microbenchmark import time_operators
 from napkin.accounting.plan import Plan, Site
-from napkin.accounting.price import Price, price, roofline_seconds
+from napkin.accounting.pricing import Price, price, roofline_seconds
 from napkin.accounting.rules import bytes_per_parameter, parameters_rule
 from napkin.accounting.rules_table import Sizes
 from napkin.data.batches import Batches

@@ -13,7 +13,7 @@ import torch
 
 from napkin.accounting.ledger import Row
 from napkin.accounting.microbenchmark import time_operators
-from napkin.accounting.price import price, roofline_seconds
+from napkin.accounting.pricing import price, roofline_seconds
 from napkin.hardware.ceilings import Ceilings
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe

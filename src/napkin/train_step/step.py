@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from napkin.accounting.count import count
+from napkin.accounting.counting import count
 from napkin.accounting.ledger import Ledger
 from napkin.distributed.parallelize import Spread, all_resident, spread
 from napkin.distributed.ranks import ALONE, Ranks

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from napkin.accounting.meter import StepMeasurement, Stopwatch, meter_step
+from napkin.accounting.metering import StepMeasurement, Stopwatch, meter_step
 from napkin.accounting.plan import hfu, mfu
 from napkin.accounting.quantity_row import QuantityRow
 from napkin.accounting.reconcile import Measurement

@@ -11,7 +11,7 @@ import torch
 
 import napkin
 from napkin.accounting.plan import Plan
-from napkin.accounting.price import Spent
+from napkin.accounting.pricing import Spent
 from napkin.checkpoint.disk_space import checkpoint_bytes, refuse_too_small_disk
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError

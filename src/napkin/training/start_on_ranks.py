@@ -10,7 +10,7 @@ from pathlib import Path
 
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.plan import Plan, Site
-from napkin.accounting.price import Price
+from napkin.accounting.pricing import Price
 from napkin.data.token_file import TokenFile
 from napkin.data.token_mixture import TokenMixture
 from napkin.distributed.ranks import Ranks

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from napkin import Ledger, count
 from napkin.accounting.cuda.caching_allocator import rounded
 from napkin.accounting.cuda.trace import _FP32, _FP32_UNLESS_TOLD, as_on_cuda
-from napkin.accounting.record import record
+from napkin.accounting.recording import record
 from napkin.errors import NapkinError
 from napkin.hardware.cuda_target import CudaTarget, cuda_target
 from oracles.brute_force_flops import ScalarProducts

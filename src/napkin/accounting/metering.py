@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from napkin.accounting.ledger import Ledger
-from napkin.accounting.record import record
+from napkin.accounting.recording import record
 from napkin.optim.shards import local
 from napkin.tensors import storage_bytes
 

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from napkin.accounting.cuda.trace import as_on_cuda
 from napkin.accounting.ledger import Ledger
-from napkin.accounting.record import record
+from napkin.accounting.recording import record
 from napkin.errors import NapkinError, first_line
 from napkin.hardware.cuda_target import Target, cuda_target
 

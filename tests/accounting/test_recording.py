@@ -9,7 +9,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from napkin import Ledger, count
-from napkin.accounting.record import record
+from napkin.accounting.recording import record
 from oracles.tiny_models import OwnLinear
 from oracles.torch_models import GPT2, Llama
 
