@@ -5,11 +5,14 @@ and tests read their figures from it, so that no second formula for the same thi
 """
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Literal, NamedTuple
+
+from napkin.accounting.summary import Line, Summary, largest, with_parts
+from napkin.units import format_bytes, format_flops
 
 Phase = Literal["forward", "backward", "recompute", "optimizer"]
 Category = Literal[
@@ -65,8 +68,8 @@ class Moment(NamedTuple):
     """Those of them in weight copies: what sharding makes anew for each layer at work."""
 
 
-@dataclass(frozen=True)
-class Ledger:
+@dataclass(frozen=True, repr=False)
+class Ledger(Summary):
     """A step's rows, and the memory that was alive while they ran."""
 
     rows: tuple[Row, ...]
@@ -125,6 +128,21 @@ class Ledger:
     def kept_bytes(self) -> int:
         """Bytes that the forward pass leaves alive for the backward pass."""
         return sum(row.bytes_kept for row in self.rows)
+
+    def summary(self) -> Iterator[Line]:
+        """The ledger in a few lines."""
+        contractions = sum(row.contraction is not None for row in self.rows)
+        rows = f"{len(self.rows):,} operator calls, {contractions:,} of them contractions"
+        yield "Ledger", f"{self.parameters:,} parameters; {rows}"
+        phases = [(phase, flops) for phase, flops in self.flops_by("phase").items() if phase != "recompute"]
+        parts = largest([*phases, ("recomputed, not in the sum", self.hardware_flops - self.flops)])
+        yield "FLOPs", with_parts(self.flops, parts, format_flops)
+        yield "peak bytes", with_parts(self.peak_bytes, largest(self.peak_by_category.items()), format_bytes)
+        if self.reserved_bytes is not None:
+            yield "reserved bytes", format_bytes(self.reserved_bytes)
+        if self.unknown_operators:
+            names = ", ".join(f"{name} ({calls} ×)" for name, calls in largest(self.unknown_operators.items()))
+            yield "unknown operators", names + ": their FLOPs are missing"
 
     def flops_by(self, column: Literal["module", "phase", "operator", "format"]) -> dict[str, int]:
         """FLOPs summed over the rows that agree in `column`, largest first."""

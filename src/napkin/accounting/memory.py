@@ -53,6 +53,8 @@ class Memory:
         self.references: dict[int, weakref.ref] = {}
         self.from_birth = from_birth
         self.earlier: list[Event] = []
+        self.bystanders: set[int] = set()
+        """Storages from before the step that it has not used so far."""
         self._start_over()
         self.recording = False
 
@@ -85,10 +87,24 @@ class Memory:
             storage = tensor.untyped_storage()
             address = storage._cdata
             if address in self.alive:
+                if self.bystanders:
+                    self.bystanders.discard(self.alive[address])
                 continue
             number = self._new(0 if elsewhere else storage.nbytes(), category, made=made)
             self.alive[address] = number
             self.references[number] = weakref.ref(storage, lambda _, a=address, n=number: self._freed(a, n))
+
+    def claim_bystanders(self, tensors: Iterable[Tensor]) -> None:
+        """Follow storages that were there before the step, which may use them, free them, or do neither."""
+        before = set(self.alive.values())
+        self.claim(tensors, "inputs")
+        self.bystanders = set(self.alive.values()) - before
+
+    def release_bystanders(self) -> None:
+        """The step has ended: bystanders that it neither used nor freed are no part of it."""
+        for number in self.bystanders & set(self.alive.values()):
+            self.storages[number].bytes = 0
+        self.bystanders = set()
 
     def take_and_give_back(self, *sizes: int) -> None:
         """Scratch of this row: pieces of memory that its operator takes, and gives back when it has all of them."""
@@ -141,6 +157,10 @@ class Memory:
     def start_bytes(self, sizes: list[int]) -> int:
         """Bytes alive before the step; `sizes` are those of the storages."""
         return sum(sizes[number] for number in self.start_alive)
+
+    def lasting_bytes(self) -> int:
+        """Bytes that were alive before the step and still are."""
+        return sum(self.storages[number].bytes for number in self.start_alive & set(self.alive.values()))
 
     def peak(self, sizes: list[int], *, watched: bool) -> Peak:
         """Follow the events once to find the peak, once more up to it to see what was alive there."""

@@ -11,13 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from napkin.accounting.ledger import Ledger
-from napkin.accounting.recording import record
+from napkin.accounting.recording import recording
+from napkin.accounting.summary import Line, Summary
 from napkin.optim.shards import local
 from napkin.tensors import storage_bytes
+from napkin.units import format_bytes, format_flops
+
+METERED_STEP = 2
+"""The first step creates the optimizer's state and the second warms caches: the third, number 2, is like all later."""
 
 
-@dataclass(frozen=True)
-class StepMeasurement:
+@dataclass(frozen=True, repr=False)
+class StepMeasurement(Summary):
     """What one real step did."""
 
     ledger: Ledger
@@ -27,6 +32,14 @@ class StepMeasurement:
     reserved_bytes: int | None = None
     """On CUDA, the most that the caching allocator has held; None on a CPU."""
 
+    def summary(self) -> Iterator[Line]:
+        """The measurement in a few lines."""
+        yield "StepMeasurement", f"{len(self.ledger.rows):,} operator calls"
+        yield "FLOPs", format_flops(self.ledger.flops)
+        yield "peak bytes", format_bytes(self.peak_bytes)
+        if self.reserved_bytes is not None:
+            yield "reserved bytes", format_bytes(self.reserved_bytes)
+
 
 def meter_step(
     module: nn.Module,
@@ -35,43 +48,96 @@ def meter_step(
     device_type: str = "cpu",
     resident: Iterable[Tensor] | None = None,
 ) -> StepMeasurement:
-    """Run `step`, which trains `module` once, under watch, and return what it did. The step's results are unchanged.
+    """Run `step`, which trains `module` once, and return what it did. The step's results are unchanged.
 
     On CUDA the peak is the caching allocator's own maximum of allocated bytes. On a CPU it is the sum of the
-    allocator's events, as the profiler records them, over what was alive before the step: the tensors that the step
-    finds, or those named as `resident`, where storages change their size meanwhile as FSDP2's do. What the watch itself
-    added to the peak is taken off.
+    allocator's events, as the profiler records them, plus what was alive before the step: the tensors that the step
+    finds, or those named as `resident`, where storages are resized during the step, as FSDP2 does. What the recording
+    itself added to the peak is subtracted.
     """
-    if device_type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        ledger = record(module, step)
-        torch.cuda.synchronize()
-        allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-        return StepMeasurement(ledger, allocated - ledger.watch_bytes, reserved)
-    # The profiler's own log lines have no place in a user's terminal; the variable is read at its first use.
+    measured: list[StepMeasurement] = []
+    with metering(module, measured.append, device=torch.device(device_type), resident=resident):
+        step()
+    return measured[0]
+
+
+@contextmanager
+def metering(
+    module: nn.Module,
+    keep: Callable[[StepMeasurement], Any],
+    *,
+    device: torch.device,
+    resident: Iterable[Tensor] | None = None,
+) -> Iterator[None]:
+    """`meter_step` with a block as the step: hands its measurement to `keep`, unless the block raises."""
+    recorded: list[tuple[Ledger, int]] = []
+
+    def keep_ledger(ledger: Ledger, lasting_bytes: int) -> None:
+        recorded.append((ledger, lasting_bytes))
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        with recording(module, keep_ledger):
+            yield
+        torch.cuda.synchronize(device)
+        allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+        ledger = recorded[0][0]
+        keep(StepMeasurement(ledger, allocated - ledger.watch_bytes, reserved))
+        return
+    named_bytes = None if resident is None else storage_bytes(map(local, resident))
+    with _allocator_events() as growth, recording(module, keep_ledger):
+        yield
+    ledger, lasting_bytes = recorded[0]
+    grown = growth[0] - ledger.watch_bytes if growth else 0
+    if named_bytes is not None:
+        keep(StepMeasurement(ledger, named_bytes + grown))
+    else:
+        # The profiler cannot tell when memory from before the step was freed; the ledger can.
+        keep(StepMeasurement(ledger, max(lasting_bytes + grown, ledger.peak_bytes)))
+
+
+@contextmanager
+def _allocator_events() -> Iterator[list[int]]:
+    """The most that the CPU's allocator grew by in the block, as the only item, once it has ended.
+
+    No item where a profiler is running already: there can be one at a time, and a second would end the first.
+    """
+    growth: list[int] = []
+    if torch._C._autograd._profiler_enabled():  # pyright: ignore[reportAttributeAccessIssue]
+        yield growth
+        return
+    # The profiler's own log lines do not belong in a user's terminal; the variable is read at its first use.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from torch.profiler import ProfilerActivity, profile
 
-    named_bytes = None if resident is None else storage_bytes(map(local, resident))
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
-        ledger = record(module, step)
-    resident_bytes = ledger.resident_bytes if named_bytes is None else named_bytes
-    return StepMeasurement(ledger, resident_bytes + _peak_of_events(profiler) - ledger.watch_bytes)
+        yield growth
+    growth.append(_peak_of_events(profiler))
 
 
 def _peak_of_events(profiler: Any) -> int:
-    """Largest sum of the allocations and releases so far."""
-    changes: list[tuple[int, int]] = []
+    """Largest sum of the block's own allocations; releases of memory from before it are left out.
+
+    The profiler knows the size of such memory only if it was running when the memory was allocated.
+    """
+    changes: list[tuple[int, int, int]] = []
     pending = list(profiler.profiler.kineto_results.experimental_event_tree())
     while pending:
         event = pending.pop()
         pending.extend(event.children)
         if event.name == "[memory]":
-            changes.append((event.start_time_ns, event.extra_fields.alloc_size))
+            changes.append((event.start_time_ns, event.extra_fields.alloc_size, event.extra_fields.ptr))
     alive = peak = 0
-    for _, change in sorted(changes, key=lambda change: change[0]):
-        alive += change
+    pointers: set[int] = set()
+    for _, size, pointer in sorted(changes, key=lambda change: change[0]):
+        if size > 0:
+            pointers.add(pointer)
+        elif pointer in pointers:
+            pointers.remove(pointer)
+        else:
+            continue
+        alive += size
         peak = max(peak, alive)
     return peak
 

@@ -6,11 +6,13 @@ at the bandwidth of memory, and a fixed time to launch (Williams et al. 2009, "R
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
 from napkin.accounting.ledger import Ledger, Row
+from napkin.accounting.summary import Line, Summary, largest
 from napkin.hardware.ceilings import Ceilings
+from napkin.units import format_seconds, format_share
 
 # A CPU's allocator takes blocks of at least this size from the system, and gives them back, each time.
 FRESH_BYTES = 32 * 2**20
@@ -27,8 +29,8 @@ class Spent:
     byte_bound_seconds: float
 
 
-@dataclass(frozen=True)
-class Price:
+@dataclass(frozen=True, repr=False)
+class Price(Summary):
     """What a step is predicted to take."""
 
     seconds: float
@@ -47,6 +49,15 @@ class Price:
     def byte_bound_share(self) -> float:
         """Share of the seconds in operators that wait for memory, not for arithmetic."""
         return self.byte_bound_seconds / self.seconds
+
+    def summary(self) -> Iterator[Line]:
+        """The price in a few lines."""
+        bound = format_share(self.byte_bound_share) if self.seconds else "none"
+        yield "Price", f"{format_seconds(self.seconds)} per step, within a factor of {self.factor:.2f}"
+        yield "bound by bytes", f"{bound} of the time"
+        for name, parts in (("phase", self.by_phase), ("operator", self.by_operator), ("module", self.by_module)):
+            named = ((part or "(no module)", spent.seconds) for part, spent in parts.items())
+            yield f"by {name}", "; ".join(f"{part} {format_seconds(seconds)}" for part, seconds in largest(named))
 
 
 def price(

@@ -1,5 +1,6 @@
 """Watches a training step, operator by operator, and writes its ledger; on fake tensors or on real ones."""
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -49,6 +50,23 @@ def record(
         return recorder.ledger()
 
 
+@contextmanager
+def recording(module: nn.Module, keep: Callable[[Ledger, int], Any]) -> Iterator[None]:
+    """Record the block as one training step of `module`; unless it raises, `keep` gets its ledger and lasting bytes.
+
+    Lasting bytes are those that were in tensors before the step and still are.
+
+    Tensors that the block finds are followed from the beginning: those that it frees count until then, like the
+    gradients that a loop clears first; those that it neither uses nor frees do not count.
+    """
+    recorder = _Recorder(module, None)
+    with recorder.attached():
+        recorder.begin(follow_all=True)
+        yield
+        ledger = recorder.ledger()
+        keep(ledger, recorder.memory.lasting_bytes())
+
+
 # Every operator of a step passes here: checks of types, which are on while tests run, would take half of their time.
 @no_type_check
 class _Recorder(TorchDispatchMode):
@@ -87,14 +105,17 @@ class _Recorder(TorchDispatchMode):
             for hook in hooks:
                 hook.remove()
 
-    def begin(self) -> None:
+    def begin(self, *, follow_all: bool = False) -> None:
         """The step begins: what came before was warm-up."""
+        if follow_all:
+            self.memory.claim_bystanders(_tensors_alive({parameter.device for parameter in self.parameters}))
         self._claim_gradients()
         self.memory.begin()
         self.recording = True
 
     def ledger(self) -> Ledger:
         self._claim_gradients()
+        self.memory.release_bystanders()
         allocated, kept = self.memory.allocated, self.memory.kept()
         replayed = self.memory.replayed() if self.cuda else None
         sizes = replayed.block_bytes if replayed else self.memory.sizes()
@@ -242,6 +263,16 @@ class _Recorder(TorchDispatchMode):
             "elementwise_flops": elementwise_flops_of(operator, args, inputs + outputs),
             "call": call_of(operator, args, kwargs),
         }
+
+
+def _tensors_alive(devices: set[torch.device]) -> Iterator[Tensor]:
+    """All tensors that Python knows on these devices, and their gradients."""
+    for value in gc.get_objects():
+        # An exact type: a proxy may say that it is a tensor, and a fake tensor has no memory.
+        if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and value.device in devices:
+            yield value
+            if value.is_leaf and value.grad is not None and value.grad.layout is torch.strided:
+                yield value.grad
 
 
 def _is_host_copy(operator: Any) -> bool:

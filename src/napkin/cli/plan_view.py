@@ -6,15 +6,15 @@ from rich.table import Table
 
 from napkin.accounting.plan import Plan
 from napkin.accounting.pricing import Spent
-from napkin.accounting.quantity_row import Unit
+from napkin.accounting.quantity_row import Unit, format_figure
 from napkin.accounting.rules_table import RuleRow, rules_table
 from napkin.cli.terminal import out, say
 from napkin.planning.preparation import sizes_of
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
-from napkin.report.table import format_figure, format_share, reconcile_table
+from napkin.report.table import reconcile_table
 from napkin.train_step.compile import describe_compiling
-from napkin.units import format_bytes, format_count, format_rate, format_seconds
+from napkin.units import format_bytes, format_count, format_rate, format_seconds, format_share
 
 LARGEST = 8
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from napkin.accounting.overhead import loop_overhead
+from napkin.accounting.quantity_row import format_figure, format_ratio
 from napkin.files import atomic_write_text
 from napkin.report.charts import (
     bits_chart,
@@ -22,10 +23,9 @@ from napkin.report.expert_balance import STEPS, expert_balance
 from napkin.report.headline import key_figures, status_of, warnings_of
 from napkin.report.liveness import REFRESH_SECONDS, sign_of_life
 from napkin.report.svg import COLOURS
-from napkin.report.table import format_figure, format_ratio, format_share, format_three_digits
 from napkin.report.templates import render
 from napkin.runs.run_record import Plan, RunRecord, read_run_record
-from napkin.units import format_bytes, format_flops, format_rate, format_seconds
+from napkin.units import format_bytes, format_flops, format_rate, format_seconds, format_share, format_three_digits
 
 # A chart is drawn twice, so that its text is as large on a phone as on a desk.
 _WIDE, _NARROW = 760, 360
