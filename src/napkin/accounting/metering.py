@@ -1,4 +1,4 @@
-"""Meter a real training step: the allocator's own events, the clock, and the operators that really ran."""
+"""Meter a real training step: the allocator's own events, the clock, and the operators that ran."""
 
 import os
 import time
@@ -145,7 +145,7 @@ def _peak_of_events(profiler: Any) -> int:
 class Stopwatch:
     """Sums the seconds of named parts of a run; parts do not nest.
 
-    On CUDA a part's kernels are waited for, so that their time falls to the part that launched them.
+    On CUDA each part ends with a wait for its kernels, so that their time is counted where they were launched.
     """
 
     def __init__(self, device_type: str = "cpu") -> None:
@@ -154,7 +154,7 @@ class Stopwatch:
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
-        """Time what happens in the block, as a part of that name."""
+        """Add the seconds of the block to the part of that name."""
         start = time.perf_counter()
         try:
             yield
