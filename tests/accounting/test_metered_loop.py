@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -239,3 +241,20 @@ def test_rule_count_and_meter_of_a_loop_stand_side_by_side() -> None:
         "peak bytes",
         "seconds per step",
     ]
+
+
+def test_metering_writes_nothing_to_the_terminal() -> None:
+    # Gradients from before the profile are freed in it, of which torch's allocator would warn.
+    program = """
+import torch
+from napkin.accounting.metered_loop import meter
+model = torch.nn.Linear(8, 8)
+with meter(model) as measured:
+    for _ in range(4):
+        with measured.step():
+            model.zero_grad()
+            model(torch.ones(2, 8)).sum().backward()
+assert measured.peak_bytes
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")

@@ -111,9 +111,30 @@ def _allocator_events() -> Iterator[list[int]]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from torch.profiler import ProfilerActivity, profile
 
+    block = [torch.empty(1)]
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        # torch warns of the first free, and of each thousandth, of memory from before the profile.
+        with _stderr_discarded():
+            block.clear()
         yield growth
     growth.append(_peak_of_events(profiler))
+
+
+@contextmanager
+def _stderr_discarded() -> Iterator[None]:
+    """Discard what C++ writes to the terminal in the block."""
+    try:
+        terminal = os.dup(2)
+    except OSError:  # the process has none
+        yield
+        return
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
 
 
 def _peak_of_events(profiler: Any) -> int:
