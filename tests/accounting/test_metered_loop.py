@@ -1,3 +1,4 @@
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from napkin import NapkinError, count
 from napkin.accounting.metered_loop import MeteredLoop, meter, reconcile_loop
+from napkin.accounting.plan import Plan, Site
 from napkin.accounting.pricing import price
 from napkin.hardware.catalogue import find_device
 from napkin.hardware.ceilings import CatalogueCeilings
@@ -241,6 +243,23 @@ def test_rule_count_and_meter_of_a_loop_stand_side_by_side() -> None:
         "peak bytes",
         "seconds per step",
     ]
+
+
+def test_a_plan_is_reconciled_with_a_loop_too() -> None:
+    model = nn.Linear(64, 64)
+    ledger = count(model, torch.zeros(8, 64))
+    site = Site("H100", matmul_peak=1e15, memory_bytes=80 * 10**9, bytes_per_second=3e12)
+    priced = price(ledger, CatalogueCeilings(find_device("H100")))
+    plan = Plan(ledger, priced, site, ledger.parameters, 16, steps=4, tokens_per_step=8)
+    measured = _plain_loop(model, lambda: model(torch.zeros(8, 64)).mean().backward())
+    rows = {row.quantity: row for row in reconcile_loop(plan, measured)}
+    assert [dataclasses.replace(row, meter=None) for row in rows.values()] == plan.table()
+    assert rows["FLOPs per step"].exact
+    assert rows["parameters"].meter == 64 * 65
+    assert rows["seconds per step"].meter == measured.seconds_per_step
+    assert measured.seconds_per_step is not None
+    assert rows["MFU"].meter == ledger.flops / measured.seconds_per_step / 1e15
+    assert rows["seconds in all"].meter is None
 
 
 def test_metering_writes_nothing_to_the_terminal() -> None:
