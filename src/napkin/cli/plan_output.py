@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from napkin.accounting.price import Spent
-from napkin.accounting.quantity_row import Unit
+from napkin.accounting.pricing import Spent
+from napkin.accounting.quantity_row import Unit, format_figure
 from napkin.accounting.rules_table import RuleRow, rules_table
 from napkin.cli.terminal import print_rich, print_table, say
 from napkin.hardware.calibration_cache import calibration_of_this_machine
@@ -14,8 +14,16 @@ from napkin.planning.machine import Progress
 from napkin.planning.memory_options import MemoryOption, describe, memory_options
 from napkin.planning.rule_sizes import sizes_of
 from napkin.planning.run_plan import Plan
-from napkin.report.table import format_figure, format_share, reconcile_table
-from napkin.units import format_bytes, format_count, format_flops, format_rate, format_seconds, parse_devices
+from napkin.report.table import reconcile_table
+from napkin.units import (
+    format_bytes,
+    format_count,
+    format_flops,
+    format_rate,
+    format_seconds,
+    format_share,
+    parse_devices,
+)
 
 LARGEST = 8
 

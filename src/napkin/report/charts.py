@@ -7,8 +7,8 @@ import numpy as np
 
 from napkin.report.curves import Curve, smooth, thin
 from napkin.report.svg import COLOURS, INK, PAPER, RULE, draw_svg
-from napkin.report.table import format_three_digits
 from napkin.runs.run_record import Evaluated, LoggedStep
+from napkin.units import format_three_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from napkin.accounting.quantity_row import Unit
+from napkin.accounting.quantity_row import Unit, format_figure
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.report.charts import plain_axes, scale_losses
 from napkin.report.comparison import AXES, Axis, ComparedRun, Loss
 from napkin.report.curves import thin
 from napkin.report.svg import COLOURS, draw_svg
-from napkin.report.table import format_figure, format_share
 from napkin.report.templates import render
-from napkin.units import format_seconds
+from napkin.units import format_seconds, format_share
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

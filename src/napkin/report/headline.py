@@ -2,9 +2,8 @@
 
 from typing import NamedTuple
 
-from napkin.report.table import format_share, format_three_digits
 from napkin.runs.run_record import RunRecord
-from napkin.units import format_bytes, format_seconds
+from napkin.units import format_bytes, format_seconds, format_share, format_three_digits
 
 
 class KeyFigure(NamedTuple):

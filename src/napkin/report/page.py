@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from napkin.accounting.overhead import loop_overhead
+from napkin.accounting.quantity_row import format_figure, format_ratio
 from napkin.files import atomic_write_text
 from napkin.report.charts import (
     bits_chart,
@@ -22,11 +23,10 @@ from napkin.report.expert_balance import STEPS, expert_balance
 from napkin.report.headline import key_figures, status_of, warnings_of
 from napkin.report.liveness import REFRESH_SECONDS, liveness
 from napkin.report.svg import COLOURS
-from napkin.report.table import format_figure, format_ratio, format_share, format_three_digits
 from napkin.report.templates import render
 from napkin.runs.plan_file import PlanFile
 from napkin.runs.run_record import RunRecord, read_run_record
-from napkin.units import format_bytes, format_flops, format_rate, format_seconds
+from napkin.units import format_bytes, format_flops, format_rate, format_seconds, format_share, format_three_digits
 
 # Each chart is drawn twice, so that its text is readable on a phone and on a desktop.
 _WIDE, _NARROW = 760, 360

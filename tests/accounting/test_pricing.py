@@ -5,7 +5,7 @@ import pytest
 
 from napkin import Ledger
 from napkin.accounting.ledger import Row
-from napkin.accounting.price import price, roofline_seconds
+from napkin.accounting.pricing import price, roofline_seconds
 from napkin.hardware.catalogue import catalogue, find_device
 from napkin.hardware.ceilings import BANDWIDTH_SHARE, KERNEL_SECONDS, MATMUL_SHARE, CatalogueCeilings
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin import Ledger, count
-from napkin.accounting.meter import meter_step
+from napkin.accounting.metering import meter_step
 from napkin.errors import NapkinError
 from oracles.torch_models import GPT2
 

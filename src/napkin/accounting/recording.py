@@ -1,5 +1,6 @@
-"""Watches a training step, operator by operator, and writes its ledger; on fake tensors or on real ones."""
+"""Records a training step, operator by operator, as a ledger; on fake tensors or on real ones."""
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -37,8 +38,8 @@ def record(
 ) -> Ledger:
     """Run `step` `warm_up` + 1 times and return the ledger of the last run.
 
-    `step` trains `module` once. One step of warm-up shows the steady state: the optimizer's state is born in the
-    first step, after its peak. With `cuda`, memory is that of this device: blocks of its caching allocator.
+    `step` trains `module` once. One step of warm-up leads to the steady state: the first step creates the optimizer's
+    state, after its own peak. With `cuda`, memory is that of this device: blocks of its caching allocator.
     """
     recorder = _Recorder(module, cuda)
     with recorder.attached():
@@ -49,27 +50,44 @@ def record(
         return recorder.ledger()
 
 
-# Every operator of a step passes here: checks of types, which are on while tests run, would take half of their time.
+@contextmanager
+def recording(module: nn.Module, keep: Callable[[Ledger, int], Any]) -> Iterator[None]:
+    """Record the block as one training step of `module`; unless it raises, `keep` gets its ledger and lasting bytes.
+
+    Lasting bytes are those that were in tensors before the step and still are.
+
+    Tensors from before the block count as long as they are alive, like gradients that are cleared at the beginning;
+    those that the block neither uses nor frees do not count.
+    """
+    recorder = _Recorder(module, None)
+    with recorder.attached():
+        recorder.begin(follow_all=True)
+        yield
+        ledger = recorder.ledger()
+        keep(ledger, recorder.memory.lasting_bytes())
+
+
+# Runs for every operator of a step: the type checks that are on during tests would take half of their time.
 @no_type_check
 class _Recorder(TorchDispatchMode):
     def __init__(self, module: nn.Module, cuda: CudaTarget | None) -> None:
         super().__init__()
         self.cuda = cuda
-        self.multiplied: set[bool] = set()  # whether of autograd, for each thread that has multiplied
+        self.multiplied: set[bool] = set()  # threads that have called cuBLAS: True is autograd's
         self.parameters = list(module.parameters())
         self.paths = {id(child): name for name, child in module.named_modules()}
         self.stack: list[str] = []
         self.path_of_node: dict[int, str] = {}
         self.recording = self.in_optimizer = self.seen_backward = False
         self.previous_phase: Phase = "forward"
-        self.rows: list[dict[str, Any]] = []  # fields of each but for what memory knows
+        self.rows: list[dict[str, Any]] = []  # all fields but those that `memory` knows
         self.unknown: Counter[str] = Counter()
         self.memory = Memory(from_birth=cuda is not None)
         self.memory.claim(map(local, (*self.parameters, *module.buffers())), "parameters")
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled code stays compiled while it is watched: what is seen of it are products, attention and copies."""
+        """Compiled code stays compiled while it is recorded: of it, products, attention and copies are seen."""
         return True
 
     @contextmanager
@@ -87,14 +105,17 @@ class _Recorder(TorchDispatchMode):
             for hook in hooks:
                 hook.remove()
 
-    def begin(self) -> None:
-        """The step begins: what came before was warm-up."""
+    def begin(self, *, follow_all: bool = False) -> None:
+        """The step begins; what came before was warm-up."""
+        if follow_all:
+            self.memory.claim_bystanders(_tensors_alive({parameter.device for parameter in self.parameters}))
         self._claim_gradients()
         self.memory.begin()
         self.recording = True
 
     def ledger(self) -> Ledger:
         self._claim_gradients()
+        self.memory.release_bystanders()
         allocated, kept = self.memory.allocated, self.memory.kept()
         replayed = self.memory.replayed() if self.cuda else None
         sizes = replayed.block_bytes if replayed else self.memory.sizes()
@@ -124,15 +145,15 @@ class _Recorder(TorchDispatchMode):
         if phase != self.previous_phase:
             self._turn(phase)
         inputs = _tensors((args, kwargs))
-        elsewhere = self._is_elsewhere(operator)
-        self.memory.claim(inputs, "inputs", elsewhere=elsewhere)
+        on_host = self._is_on_host(operator)
+        self.memory.claim(inputs, "inputs", on_host=on_host)
         result = _call(operator, args, kwargs)
         outputs = _tensors(result)
         self.memory.row = len(self.rows)
         self.memory.sums_gradients = _sums_gradients(operator, inputs, in_backward=phase == "backward")
         self.rows.append(self._describe(operator, args, kwargs, inputs, result, outputs, phase))
         copies = operator.overloadpacket is aten._to_copy and self.memory.holds(inputs[0], "parameters")
-        self.memory.claim(outputs, "weight copies" if copies else "temporaries", made=True, elsewhere=elsewhere)
+        self.memory.claim(outputs, "weight copies" if copies else "temporaries", made=True, on_host=on_host)
         if self.cuda:
             self._take_more(self.cuda, operator, args, inputs)
         elif inputs and inputs[0].device.type == "cpu":
@@ -144,22 +165,22 @@ class _Recorder(TorchDispatchMode):
             result = _call(operator, args, kwargs)
             self.memory.claim(_tensors(result), "temporaries")
             return result
-        inputs, elsewhere = _tensors((args, kwargs)), self._is_elsewhere(operator)
-        self.memory.claim(inputs, "inputs", elsewhere=elsewhere)
+        inputs, on_host = _tensors((args, kwargs)), self._is_on_host(operator)
+        self.memory.claim(inputs, "inputs", on_host=on_host)
         result = _call(operator, args, kwargs)
         in_backward = torch._C._current_graph_task_id() != -1
         self.memory.sums_gradients = _sums_gradients(operator, inputs, in_backward=in_backward)
-        self.memory.claim(_tensors(result), "temporaries", elsewhere=elsewhere)
+        self.memory.claim(_tensors(result), "temporaries", on_host=on_host)
         self._take_more(self.cuda, operator, args, inputs)
         return result
 
-    def _is_elsewhere(self, operator: Any) -> bool:
-        # A tensor of a Python number is made in the host's memory, a step count of torch.optim's say, and stays there.
-        # So does what the optimizer keeps there on purpose.
+    def _is_on_host(self, operator: Any) -> bool:
+        # A tensor made from a Python number, such as the step count in torch.optim, is in the host's memory and stays
+        # there. So does optimizer state that is kept on the host on purpose.
         return self.cuda is not None and (operator.overloadpacket is aten.lift_fresh or _is_host_copy(operator))
 
     def _take_more(self, cuda: CudaTarget, operator: Any, args: tuple, inputs: list[Tensor]) -> None:
-        # A backward pass on CUDA runs in a thread of autograd's.
+        # A backward pass on CUDA runs in a thread of autograd.
         thread = torch._C._current_graph_task_id() != -1
         if operator.overloadpacket in MATRIX_PRODUCTS and thread not in self.multiplied:
             self.multiplied.add(thread)
@@ -168,11 +189,11 @@ class _Recorder(TorchDispatchMode):
 
     def _phase(self) -> Phase:
         if torch._C._current_graph_task_id() != -1:
-            # Checkpointing computes a forward pass again; without it, a graph is built here for second derivatives.
-            # A function of one's own has no graph inside, but is called in one.
+            # Activation checkpointing runs a forward pass again. Without it, a graph that is built here is that of a
+            # second derivative. A custom autograd function builds no graph inside, but may be called by one that does.
             again = _recomputes() or (torch.is_grad_enabled() and _runs_in("torch.utils.checkpoint"))
             return "recompute" if again else "backward"
-        # What runs after a backward pass, outside of modules and without a graph, belongs to the update: clipping, say.
+        # What runs after a backward pass, outside of modules and without a graph, is part of the update: clipping.
         updates = self.seen_backward and not self.stack and not torch.is_grad_enabled()
         return "optimizer" if self.in_optimizer or updates else "forward"
 
@@ -185,7 +206,7 @@ class _Recorder(TorchDispatchMode):
         self.seen_backward |= is_backward
         self.previous_phase = phase
 
-    # Hooks return None: anything else would replace the arguments or the output of the module.
+    # These hooks return None: anything else would replace the arguments or the output of the module.
     def _enter_module(self, module: nn.Module, _: Any) -> None:
         self.stack.append(self.paths.get(id(module), type(module).__name__))
 
@@ -204,10 +225,10 @@ class _Recorder(TorchDispatchMode):
         self.memory.reclaim((local(gradient) for gradient in gradients if gradient is not None), "gradients")
 
     def _module_path(self, phase: Phase) -> str:
-        """The forward pass notes which module made which autograd node; the backward pass looks it up.
+        """The forward pass stores which module created which autograd node, and the backward pass looks it up.
 
-        A node takes its sequence number just before its operator runs, and keeps it; an operator that makes no node
-        finds the number of the last one.
+        A node gets its sequence number just before its operator runs, and keeps it. An operator that creates no node
+        sees the number of the last one.
         """
         if phase == "backward":
             node = torch._C._current_autograd_node()
@@ -244,13 +265,23 @@ class _Recorder(TorchDispatchMode):
         }
 
 
+def _tensors_alive(devices: set[torch.device]) -> Iterator[Tensor]:
+    """All tensors on these devices that Python has an object for, and their gradients."""
+    for value in gc.get_objects():
+        # The exact type: a proxy may claim to be a tensor, and a fake tensor has no memory.
+        if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and value.device in devices:
+            yield value
+            if value.is_leaf and value.grad is not None and value.grad.layout is torch.strided:
+                yield value.grad
+
+
 def _is_host_copy(operator: Any) -> bool:
     return operator.namespace == "napkin" and operator.overloadpacket.__name__ == "host_copy"
 
 
 def _sums_gradients(operator: Any, inputs: list[Tensor], *, in_backward: bool) -> bool:
-    """Whether autograd adds two gradients that meet."""
-    # A view is held by its base too, and never added into.
+    """Whether this is autograd's sum of two gradients of the same tensor."""
+    # A view is referred to by its base too, so it is never added to in place.
     return in_backward and operator is aten.add.Tensor and not inputs[0]._is_view()
 
 
@@ -264,14 +295,14 @@ def _call(operator: Any, args: tuple, kwargs: dict) -> Any:
         raise
 
 
-# What fake tensors cannot say when a function asks for a number. torch's GradScaler asks whether a gradient overflowed,
-# which in the usual step none does, and LossScale whether all are finite; Adafactor for norms, with which it multiplies
-# and no more.
+# The numbers that these modules get from fake tensors, which have none. torch's GradScaler asks whether a gradient
+# overflowed, which in an ordinary step none does; LossScale asks whether all gradients are finite; Adafactor asks for
+# norms, which it only multiplies by.
 _ANSWERS = {"torch.amp.grad_scaler": 0.0, "torch.optim._adafactor": 1.0, "napkin.optim.loss_scale": 1.0}
 
 
 def _runs_in(module_name: str) -> bool:
-    """Whether a function of that module is among those that called."""
+    """Whether a function of that module is on the call stack."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") != module_name:
         frame = frame.f_back
@@ -280,7 +311,7 @@ def _runs_in(module_name: str) -> bool:
 
 @no_type_check
 def _recomputes() -> bool:
-    """Whether a tensor that checkpointing has dropped is being made again."""
+    """Whether activation checkpointing is recomputing a tensor that it has dropped."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "unpack_hook" and frame.f_globals.get("__name__") == "torch.utils.checkpoint":
@@ -305,7 +336,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _is_view_call(inputs: list[Tensor], outputs: list[Tensor]) -> bool:
-    """Whether the call only looked at a storage in another way: nothing was read, nothing written."""
+    """Whether all that the call returns are views of its inputs: nothing was read, nothing written."""
     shared = {tensor.untyped_storage()._cdata for tensor in inputs}
     return bool(outputs) and all(
         output.untyped_storage()._cdata in shared and not any(output is tensor for tensor in inputs)
@@ -314,7 +345,7 @@ def _is_view_call(inputs: list[Tensor], outputs: list[Tensor]) -> bool:
 
 
 def _mutated(operator: Any, args: tuple, kwargs: dict) -> Iterator[Tensor]:
-    """The tensors that an operator without outputs writes into (the foreach family)."""
+    """The tensors that an operator without outputs writes to (the foreach family)."""
     for position, argument in enumerate(operator._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[position] if position < len(args) else kwargs.get(argument.name)

@@ -1,6 +1,6 @@
-"""Count a training step exactly, without running it: the step is traced on fake tensors.
+"""Count a training step exactly without running it: the step is traced on fake tensors.
 
-Fake tensors have shapes, formats and storages, but no data: nothing is allocated, nothing computed.
+Fake tensors have shapes, number formats and storages but no data: nothing is allocated and nothing is computed.
 """
 
 import copy
@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from napkin.accounting.cuda.trace import as_on_cuda
 from napkin.accounting.ledger import Ledger
-from napkin.accounting.record import record
+from napkin.accounting.recording import record
 from napkin.errors import NapkinError, first_line
 from napkin.hardware.cuda_target import Target, cuda_target
 
@@ -38,22 +38,22 @@ def count(
     """Trace one training step in its steady state and return its ledger.
 
     Args:
-        module: any `torch.nn.Module`, on real, meta or fake tensors. It is left untouched.
+        module: any `torch.nn.Module` on real, meta or fake tensors. It is not modified.
         batch: a tensor, or a tuple, list or mapping of them (positional or keyword arguments of `module`). Only
             shapes, formats and strides are read.
-        step: `step(module, batch)` trains once. Without one: forward pass, loss, backward pass, update. Where the
-            step closes over an optimizer, build module and optimizer under one `FakeTensorMode` and pass the fake
-            module: it is used as it is.
-        optimizer: for the plain step, a function of the parameters that returns an optimizer, for example
+        step: `step(module, batch)` trains once. By default: forward pass, loss, backward pass, update. If the step
+            closes over an optimizer, build module and optimizer under one `FakeTensorMode` and pass the fake module,
+            which is then used directly instead of a copy.
+        optimizer: for the default step, a function of the parameters that returns an optimizer, for example
             `torch.optim.AdamW`. None counts no update.
         target: the device that the step is counted for. "cpu"; "cuda", which is this machine's GPU or, without one,
-            an H100; or a `CudaTarget` for another. For a CUDA device the tensors of the trace stay on the CPU, where
-            `step` must leave them, but the operators are those that torch calls on that device: its attention,
-            dropout and normalisation, its autocast (also where `step` says `torch.autocast("cuda")`: softmax, norms,
-            sums and losses in fp32), foreach optimizers. Memory is that of CUDA's caching allocator, from the first
-            parameter on; a module that is on fake CUDA tensors is always counted so.
+            an H100; or a `CudaTarget` for another. For a CUDA device the traced tensors stay on the CPU, and `step`
+            must not move them, but the operators are those that torch calls on that device: its attention, dropout
+            and normalisation, its autocast (including `torch.autocast("cuda")` inside `step`: softmax, norms, sums and
+            losses in fp32), foreach optimizers. Memory is that of CUDA's caching allocator, from the first parameter
+            on. A module on fake CUDA tensors is always counted for CUDA.
 
-    Raises NapkinError where the module cannot be copied, and where the step fails on fake tensors.
+    Raises NapkinError if the module cannot be copied, or if the step fails on fake tensors.
     """
     mode = _mode_of(module) or FakeTensorMode(allow_non_fake_inputs=True)
     fakes = _Fakes(mode)
@@ -64,7 +64,7 @@ def count(
         inputs = pytree.tree_map_only(Tensor, fakes.of_input, arguments)
         run = step or _plain_step(twin, optimizer)
         with _errors_on_one_line():
-            # The second step is the steady one: the optimizer's state is born in the first.
+            # The second step is the steady one: the first one creates the optimizer's state.
             return record(twin, lambda: run(twin, inputs), warm_up=1, cuda=cuda)
 
 
@@ -81,7 +81,7 @@ def _is_on_fake_cuda(module: nn.Module) -> bool:
 
 
 class _Fakes:
-    """Fake tensors in the likeness of others, always on the CPU.
+    """Fake copies of tensors, always on the CPU.
 
     Fake CUDA tensors abort a CPU build as soon as autograd is involved.
     """
@@ -92,7 +92,7 @@ class _Fakes:
         self.inputs: dict[int, Tensor] = {}
 
     def of_parameter(self, tensor: Tensor) -> Tensor:
-        """Those that share a storage share one here."""
+        """Parameters that share a storage share one here too."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self.storages:
             self.storages[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu")
@@ -100,7 +100,7 @@ class _Fakes:
         return numbers.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def of_input(self, tensor: Tensor) -> Tensor:
-        """Alone: a batch may be a view of a whole corpus."""
+        """Without the rest of its storage: a batch may be a view of a whole corpus."""
         if isinstance(tensor, FakeTensor) and tensor.fake_mode is self.mode:
             return tensor
         if id(tensor) not in self.inputs:
@@ -130,7 +130,7 @@ def _errors_on_one_line() -> Iterator[None]:
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise NapkinError(
             f"the step reads values that exist only when it runs ({error.func}): pass a `step` without `.item()`, "
-            "selection by masks or branches on data"
+            "boolean-mask indexing or branches on data"
         ) from None
     except RuntimeError as error:
         raise NapkinError(f"the step fails on fake tensors, which have no data: {first_line(error)}") from error
@@ -142,7 +142,7 @@ def _plain_step(
     update = optimizer(module.parameters()) if optimizer else None
     if update is not None and inspect.signature(update.step).parameters["closure"].default is inspect.Parameter.empty:
         raise NapkinError(
-            f"{type(update).__name__} evaluates the model inside its update: pass a `step` that calls it with a closure"
+            f"{type(update).__name__} evaluates the model inside its update: pass a `step` that gives it a closure"
         )
 
     def step(module: nn.Module, batch: Any) -> None:
@@ -159,7 +159,7 @@ def _plain_step(
 
 
 def _scalar(output: Any) -> Tensor:
-    """The loss that a model returned, or a plain one: the mean of all it returned."""
+    """The loss that a model returned; otherwise the sum of the means of all that it returned."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, Tensor):
         return loss

@@ -9,7 +9,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from napkin import Ledger, count
-from napkin.accounting.record import record
+from napkin.accounting.recording import record
 from oracles.tiny_models import OwnLinear
 from oracles.torch_models import GPT2, Llama
 
@@ -49,7 +49,7 @@ def test_checkpointed_modules_are_computed_again_and_only_hardware_flops_show_it
         whole = count(GPT2(11, 6, 2, 8, 2, checkpointing=True), _tokens())
     blocks = {name: flops for name, flops in _flops(plain, "forward").items() if name.startswith("blocks")}
     assert _flops(whole, "recompute") == blocks
-    # Stopped early, all but the last product, whose result nobody asks for.
+    # Stopped early, all but the last product, whose result is not needed.
     assert _flops(again, "recompute") == {name: n for name, n in blocks.items() if not name.endswith("down")}
     assert plain.flops == again.flops == whole.flops
     assert whole.hardware_flops == plain.hardware_flops + sum(blocks.values())

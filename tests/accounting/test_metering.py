@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from napkin import count
-from napkin.accounting.meter import Stopwatch, meter_step
+from napkin.accounting.metering import Stopwatch, meter_step
 from oracles.allocator import growth_at_peak, storage_bytes
 from oracles.torch_models import GPT2
 

@@ -1,58 +1,69 @@
-"""Price a ledger on a machine: seconds by a roofline an operator, or as rehearsed, and what bounds them.
+"""Price a ledger on a machine: seconds of each operator by its roofline or by microbenchmark, and what bounds them.
 
-An operator takes the longer of two times, that of its FLOPs at the rate for its format and shape and that of its bytes
-at the bandwidth of memory, and a fixed time to launch (Williams et al. 2009, "Roofline").
+By its roofline, an operator takes the longer of two times, that of its FLOPs at the rate for its format and shape and
+that of its bytes at the memory bandwidth, and a fixed time to launch (Williams et al. 2009, "Roofline").
 """
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
 from napkin.accounting.ledger import Ledger, Row
+from napkin.accounting.summary import Line, Summary, largest
 from napkin.hardware.ceilings import Ceilings
+from napkin.units import format_seconds, format_share
 
-# A CPU's allocator takes blocks of at least this size from the system, and gives them back, each time.
+# A CPU's allocator gets blocks of at least this size from the operating system, and returns them, each time.
 FRESH_BYTES = 32 * 2**20
 
 ROOFLINE_FACTOR = 3.0
-"""How far off a step's seconds may be by rooflines alone: no roofline knows an exponential or a broken stride."""
+"""How far off a step's seconds may be by rooflines alone, which know no exponentials and no non-contiguous strides."""
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds of a step that went to one thing, and those of them that waited for memory, not for arithmetic."""
+    """Seconds of one part of a step, and those of them that are bound by memory, not by arithmetic."""
 
     seconds: float
     byte_bound_seconds: float
 
 
-@dataclass(frozen=True)
-class Price:
-    """What a step is predicted to take."""
+@dataclass(frozen=True, repr=False)
+class Price(Summary):
+    """The predicted seconds of a step."""
 
     seconds: float
     byte_bound_seconds: float
-    """Those of them in operators that wait for memory, not for arithmetic."""
+    """Those of them in operators that are bound by memory, not by arithmetic."""
     by_operator: dict[str, Spent]
     """Largest first."""
     by_module: dict[str, Spent]
-    """Largest first; modules that differ by a number alone, the blocks, are taken together: "blocks.*.attention"."""
+    """Largest first; modules whose paths differ only by a number are summed: "blocks.*.attention"."""
     by_phase: dict[str, Spent]
     """Largest first."""
     factor: float
-    """Nine steps in ten are expected to take between seconds / factor and seconds · factor."""
+    """In nine cases of ten a step is expected to take between seconds / factor and seconds · factor."""
 
     @property
     def byte_bound_share(self) -> float:
-        """Share of the seconds in operators that wait for memory, not for arithmetic."""
+        """Fraction of the seconds in operators that are bound by memory, not by arithmetic."""
         return self.byte_bound_seconds / self.seconds
+
+    def summary(self) -> Iterator[Line]:
+        """The price in a few lines."""
+        bound = format_share(self.byte_bound_share) if self.seconds else "none"
+        yield "Price", f"{format_seconds(self.seconds)} per step, within a factor of {self.factor:.2f}"
+        yield "bound by bytes", f"{bound} of the time"
+        for name, parts in (("phase", self.by_phase), ("operator", self.by_operator), ("module", self.by_module)):
+            named = ((part or "(no module)", spent.seconds) for part, spent in parts.items())
+            yield f"by {name}", "; ".join(f"{part} {format_seconds(seconds)}" for part, seconds in largest(named))
 
 
 def price(
     ledger: Ledger,
     ceilings: Ceilings,
-    rehearsed: Mapping[Hashable, float] | None = None,
+    timed: Mapping[Hashable, float] | None = None,
     *,
     between: float = 1.0,
     factor: float = ROOFLINE_FACTOR,
@@ -62,12 +73,12 @@ def price(
     Args:
         ledger: the step.
         ceilings: the machine: a `Calibration`, or `CatalogueCeilings` of a device that is not at hand.
-        rehearsed: seconds of the calls that were run there alone (`rehearse`); all others take what their roofline
-            says.
-        between: how much longer a step takes than its operators alone, each of which is given its part of that.
+        timed: seconds of calls that were run there alone (`time_operators`); the seconds of all others are those of
+            their roofline.
+        between: how much longer a step takes than the sum of its operators, as a factor that each is multiplied by.
         factor: how far off the result may be, up or down, in nine cases of ten.
     """
-    known = rehearsed or {}
+    known = timed or {}
     sums: dict[str, defaultdict[str, list[float]]] = {
         column: defaultdict(lambda: [0.0, 0.0]) for column in ("operator", "module", "phase")
     }
@@ -91,11 +102,11 @@ def price(
 
 
 def roofline_seconds(row: Row, ceilings: Ceilings) -> float:
-    """Seconds of one call: FLOPs or bytes, whichever takes longer; memory taken from the system; the launch."""
+    """Seconds of one call: FLOPs or bytes, whichever takes longer; fresh memory from the system; the launch."""
     fresh = row.bytes_allocated * ceilings.seconds_per_fresh_byte if row.bytes_allocated >= FRESH_BYTES else 0.0
     bound = max(_seconds_of_flops(row, ceilings), _seconds_of_bytes(row, ceilings)) + fresh
     if ceilings.calls_overlap:
-        # A view starts no kernel: its call is hidden behind those that run.
+        # A view launches no kernel, and its call is hidden behind kernels that run.
         return max(bound, ceilings.seconds_per_operator) if bound else 0.0
     return bound + ceilings.seconds_per_operator
 
