@@ -126,7 +126,7 @@ def test_a_wrong_recipe_is_refused_with_its_field(refusal: Refusal, toml: str | 
         ("train tiny.toml --optimizer.zq 1", r"no option '--optimizer.zq': `napkin train --help` tells more"),
         ("train tiny.toml --run new --data.validation none", "or do without: --data.validation None"),
         ("train tiny.toml --run new --data.tokenizer none", "there is no tokenizer file 'none': make one with"),
-        ("train tiny.toml --run new --data.tokenizer one.txt", "one.txt is no intact tokenizer file"),
+        ("train tiny.toml --run new --data.tokenizer one.txt", "one.txt is not an intact tokenizer file"),
         ("train tiny.toml --run new --data.train one/train.tokens", "'one/train.tokens' was made by another tokenizer"),
         ("train tiny.toml --run new --model.context-length 5000", "or --model.context-length 512"),
         ("evaluate runs/tiny --tokens one/validation.tokens", "was made by another tokenizer"),
@@ -136,7 +136,7 @@ def test_a_wrong_recipe_is_refused_with_its_field(refusal: Refusal, toml: str | 
         ("tokenizer train docs", "'data/tokenizer.json' exists and is not overwritten"),
         ("tokenizer train docs --out one.txt/t.json", "the folder 'one.txt' cannot be made"),
         ("tokenizer train docs --out new.json --vocab-size 256", "vocab_size 256 is outside 257"),
-        ("tokenizer train docs --out new.json --pattern ((", "is no regular expression"),
+        ("tokenizer train docs --out new.json --pattern ((", "is not a regular expression"),
         ("tokenizer train docs --out new.json --suffixes .zz", "no text that ends in .zz found in 'docs'"),
         ("tokenizer train docs --out new.json --validation-fraction 1", "leaves no text for training"),
         ("tokenizer encode docs", "'data/train.tokens' exists and is not overwritten"),
@@ -169,8 +169,8 @@ def test_a_wrong_path_or_value_is_refused_with_the_way_out(refusal: Refusal, com
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        (b"", "'bad.txt' holds no text"),
-        (b" \n\t\n", "'bad.txt' holds no text"),
+        (b"", "'bad.txt' contains no text"),
+        (b" \n\t\n", "'bad.txt' contains no text"),
         (b"hi", "--validation-fraction 0.05 leaves no text for validation"),
         (b"abc\xff\xfe", "'bad.txt' is not UTF-8 at byte 3"),
     ],

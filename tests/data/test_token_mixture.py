@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from napkin.data import Batches, Document, TokenFile, TokenMixture, documents_begun, write_token_file
+from napkin.data import Batches, Document, TokenFile, TokenMixture, document_ids, write_token_file
 from napkin.errors import NapkinError
 from napkin.tokenizer import ByteTokenizer
 
@@ -95,4 +95,4 @@ def test_a_file_of_less_than_a_window_is_named(files: list[TokenFile]) -> None:
 
 def test_a_separator_begins_a_document() -> None:
     tokens = torch.tensor([[5, 9, 1, 2, 9, 9, 3], [9, 4, 4, 9, 4, 4, 4]])
-    assert documents_begun(tokens, separator=9).tolist() == [[0, 1, 1, 1, 2, 3, 3], [1, 1, 1, 2, 2, 2, 2]]
+    assert document_ids(tokens, separator=9).tolist() == [[0, 1, 1, 1, 2, 3, 3], [1, 1, 1, 2, 2, 2, 2]]

@@ -11,13 +11,13 @@ from napkin.data.token_file import SEPARATOR
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.inspection import merges_of, pattern_of
-from napkin.tokenizer.interchange.expressions import known_pattern, spelling_of
-from napkin.tokenizer.interchange.files import read_bytes
+from napkin.tokenizer.interchange.decoding import read_bytes
+from napkin.tokenizer.interchange.expressions import expression_of, known_pattern
 from napkin.tokenizer.interchange.gpt2 import MERGES_NAME, VOCABULARY_NAME, read_gpt2, write_gpt2
 from napkin.tokenizer.interchange.huggingface import read_huggingface, write_huggingface
 from napkin.tokenizer.interchange.tiktoken import read_tiktoken, write_tiktoken
-from napkin.tokenizer.storage import load_tokenizer
-from napkin.tokenizer.visible import visible
+from napkin.tokenizer.printable import printable
+from napkin.tokenizer.tokenizer_file import load_tokenizer
 
 Format = Literal["huggingface", "tiktoken", "gpt2"]
 
@@ -54,7 +54,7 @@ def export(options: ExportOptions) -> None:
     with progress_line("writing the vocabulary"), folder_for(paths[0]):
         write(tokenizer, out)
     # A rank file says neither; who reads it has to.
-    said = {"pattern": spelling_of(pattern_of(tokenizer)), "special_tokens": tokenizer.special_tokens}
+    said = {"pattern": expression_of(pattern_of(tokenizer)), "special_tokens": tokenizer.special_tokens}
     if options.json:
         print_json({"files": paths, "format": options.format, **said})
         return
@@ -128,6 +128,6 @@ def _special_tokens(given: Sequence[str], *, with_ids: bool) -> dict[str, int | 
 
 
 def _names(tokenizer: Tokenizer) -> str:
-    names = [visible(token.encode()) for token in tokenizer.special_tokens]
+    names = [printable(token.encode()) for token in tokenizer.special_tokens]
     shown = ", ".join(names[:5]) + f" and {len(names) - 5:,} more" * (len(names) > 5)
     return shown or "none"

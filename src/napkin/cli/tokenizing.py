@@ -18,15 +18,15 @@ from napkin.cli.tokenizer import EncodeOptions, Kind, TrainOptions
 from napkin.data.corpus import Document
 from napkin.data.split import split_documents
 from napkin.data.token_file import SEPARATOR, TokenFile
-from napkin.data.token_resuming import write_token_files_resumably
+from napkin.data.token_writer import write_token_files
 from napkin.errors import NapkinError
 from napkin.hardware.host import usable_cores
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.byte_level import ByteTokenizer
-from napkin.tokenizer.characters import CharacterTokenizer
-from napkin.tokenizer.storage import load_tokenizer
-from napkin.tokenizer.words import UNK, UnknownCost, WordTokenizer, unknown_cost
+from napkin.tokenizer.character_level import CharacterTokenizer
+from napkin.tokenizer.tokenizer_file import load_tokenizer
+from napkin.tokenizer.word_level import UNK, UnknownRate, WordTokenizer, unknown_rate
 from napkin.units import format_bytes, format_count, format_seconds
 
 Side = Literal["training", "validation"]
@@ -84,7 +84,7 @@ def encode(options: EncodeOptions) -> None:
         # Both before either is written: a side that would be empty leaves nothing behind.
         documents = {path: _side(options, side, tokenizer) for side, path in paths.items()}
         with folder_for(paths["training"]):
-            files = write_token_files_resumably(
+            files = write_token_files(
                 documents, tokenizer, lambda *totals: _show_written(line, *totals), threads=usable_cores()
             )
     written = dict(zip(sides, files, strict=True))
@@ -102,7 +102,7 @@ def encode(options: EncodeOptions) -> None:
 
 
 def _side(options: EncodeOptions, side: Side, tokenizer: Tokenizer) -> Callable[[], Iterator[Document]]:
-    part_bytes = PART_BYTES if tokenizer.can_be_cut else None
+    part_bytes = PART_BYTES if tokenizer.is_splittable else None
     next(_documents(options, side, part_bytes))
     return lambda: _documents(options, side, part_bytes)
 
@@ -150,7 +150,7 @@ def _size(options: TrainOptions) -> int:
     return VOCAB_SIZE if options.vocab_size is None else options.vocab_size
 
 
-def _compare(tokenizer: Tokenizer, options: TrainOptions) -> tuple[dict[str, tuple[int, float]], UnknownCost]:
+def _compare(tokenizer: Tokenizer, options: TrainOptions) -> tuple[dict[str, tuple[int, float]], UnknownRate]:
     """Vocabulary and compression ratio of three kinds, on text that the tokenizer was not trained on if there is; and
     what the tokenizer loses of it.
     """
@@ -166,7 +166,7 @@ def _compare(tokenizer: Tokenizer, options: TrainOptions) -> tuple[dict[str, tup
         NAMES[options.kind]: tokenizer,
     }
     comparison = {kind: (each.vocab_size, each.compression_ratio(sample)) for kind, each in kinds.items()}
-    return comparison, unknown_cost(tokenizer, Counter(tokenizer.encode(sample)), len(sample.encode()))
+    return comparison, unknown_rate(tokenizer, Counter(tokenizer.encode(sample)), len(sample.encode()))
 
 
 def _sample(documents: Iterable[Document]) -> list[str]:
@@ -178,18 +178,18 @@ def _show(line: ProgressLine, stage: str, done: int, total: int) -> None:
     line(done, total, f"{done:,} documents" if stage == "counting" else f"{done:,} merges")
 
 
-def describe_loss(lost: UnknownCost) -> str:
+def describe_loss(lost: UnknownRate) -> str:
     """What UNK takes of a text, in words."""
     return f"{lost.tokens:.1%} of the tokens are {UNK}, and {lost.bytes:.1%} of the bytes are lost in them"
 
 
-def _lost(tokens: TokenFile, tokenizer: Tokenizer) -> UnknownCost:
+def _lost(tokens: TokenFile, tokenizer: Tokenizer) -> UnknownRate:
     counts: Counter[int] = Counter()
     for start in range(0, tokens.n_tokens if tokenizer.unknown_id is not None else 0, CHUNK_TOKENS):
         ids, n = np.unique(tokens.tokens[start : start + CHUNK_TOKENS], return_counts=True)
         counts.update(dict(zip(ids.tolist(), n.tolist(), strict=True)))
     del counts[tokens.separator]
-    return unknown_cost(tokenizer, counts, tokens.text_bytes)
+    return unknown_rate(tokenizer, counts, tokens.text_bytes)
 
 
 def _describe(tokens: TokenFile, tokenizer: Tokenizer) -> dict[str, object]:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from napkin.data.batches import IGNORED
+from napkin.data.batches import IGNORE_INDEX
 from napkin.distributed.ranks import Ranks
 from napkin.model.transformer import Transformer
 from napkin.optim.base import Optimizer
@@ -52,7 +52,7 @@ class Spread:
 
         It looks at the numbers: targets that are on the host still cost no wait for a GPU.
         """
-        counts = (targets != IGNORED).sum(dim=1)
+        counts = (targets != IGNORE_INDEX).sum(dim=1)
         total = max(int(self.ranks.sum(counts.sum().cpu())), 1)
         return [int(part.sum()) * self.ranks.size / total for part in counts.split(size)]
 

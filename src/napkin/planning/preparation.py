@@ -15,8 +15,8 @@ from napkin.accounting.price import Price, price, roofline_seconds
 from napkin.accounting.rules import bytes_per_parameter, parameters_rule
 from napkin.accounting.rules_table import Sizes
 from napkin.data.batches import Batches
+from napkin.data.mixing import TokenMixture
 from napkin.data.token_file import TokenFile
-from napkin.data.token_mixture import TokenMixture
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
 from napkin.hardware.calibration import Calibration
@@ -33,7 +33,7 @@ from napkin.recipe.precision import Precision, choose_device, choose_precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.train_files import paths_and_weights
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.storage import load_tokenizer
+from napkin.tokenizer.tokenizer_file import load_tokenizer
 from napkin.train_step.compile import choose_compiling, refuse_impossible_compiling, written_out
 from napkin.train_step.step import count_step
 

@@ -21,7 +21,7 @@ import msgspec
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import StrPath, atomic_write_text, sync_file, sync_folder, try_lock
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.storage import load_tokenizer
+from napkin.tokenizer.tokenizer_file import load_tokenizer
 from napkin.recipe.recipe import Recipe, format_recipe, read_recipe
 
 

@@ -21,10 +21,10 @@ from napkin.accounting.reconcile import Measurement
 from napkin.checkpoint.checkpoint import Checkpoint, Snapshot, snapshot
 from napkin.checkpoint.disk_space import disk_warning, refuse_full_disk, writes_in_background
 from napkin.checkpoint.sharded_writer import open_writer, restore_on_ranks
-from napkin.data.feed import Batch, open_feed
+from napkin.data.mixing import TokenMixture
+from napkin.data.prefetch import Batch, open_fetcher
 from napkin.data.token_file import TokenFile
 from napkin.data.token_guard import TokenGuard
-from napkin.data.token_mixture import TokenMixture
 from napkin.errors import CorruptFile, NapkinError
 from napkin.evaluation.bits_per_byte import EVALUATION_BATCH_SIZE, mean_loss
 from napkin.hardware.malloc import keep_freed_memory
@@ -136,7 +136,7 @@ class _Loop:
         self.ranks = self.preparation.ranks
         compiled = recipe.training.compile == "on"
         self.train_state = build_train_state(recipe, self.preparation.precision, self.ranks, compiled=compiled)
-        self.feed = open_feed(self.preparation.batches, self.device_type, recipe.data.prefetch)
+        self.feed = open_fetcher(self.preparation.batches, self.device_type, recipe.data.prefetch)
         self.metrics = MetricsFile(self.run)
         self.guards = {tokens: TokenGuard(tokens) for tokens in self._token_files()}
         self.watch = Stopwatch(self.device_type)
@@ -310,9 +310,9 @@ class _Loop:
     def _guarded(self, tokens: TokenFile | TokenMixture) -> Iterator[None]:
         """Read tokens that are, before and after, those that were checked; if not, leave a checkpoint and raise."""
         try:
-            self.guards[tokens].refuse_changes()
+            self.guards[tokens].verify_unchanged()
             yield
-            self.guards[tokens].refuse_changes()
+            self.guards[tokens].verify_unchanged()
         except CorruptFile as error:
             if self.ranks.size > 1:
                 # The others know nothing of it, and a checkpoint needs all.

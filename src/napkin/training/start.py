@@ -23,7 +23,7 @@ from napkin.recipe.per_device import share_of
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.runs.run_folder import RunFolder
-from napkin.tokenizer.storage import load_tokenizer
+from napkin.tokenizer.tokenizer_file import load_tokenizer
 from napkin.train_step.compile import describe_compiling, written_out
 
 

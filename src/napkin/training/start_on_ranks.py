@@ -11,8 +11,8 @@ from pathlib import Path
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.plan import Plan, Site
 from napkin.accounting.price import Price
+from napkin.data.mixing import TokenMixture
 from napkin.data.token_file import TokenFile
-from napkin.data.token_mixture import TokenMixture
 from napkin.distributed.ranks import Ranks
 from napkin.files import StrPath
 from napkin.hardware.host import detect_host
