@@ -8,13 +8,14 @@ from napkin.errors import NapkinError
 from napkin.hardware.calibration import (
     ArrayMeasurement,
     Calibration,
+    CalibrationSettings,
     Machine,
     MatmulMeasurement,
     comparable,
     faster_of,
 )
+from napkin.hardware.calibration_cache import calibrate
 from napkin.hardware.host import has_native_bf16
-from napkin.hardware.microbenchmarks import CalibrationSettings, calibrate
 
 TINY = CalibrationSettings(
     shapes=((64, 64, 64), (128, 32, 64)), array_bytes=(2**14, 2**20), seconds=0.02, visit_seconds=0.001

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from napkin.hardware.calibration import Calibration
+from napkin.hardware.calibration import Calibration, CalibrationSettings
 from napkin.hardware.calibration_cache import (
+    calibrate,
     calibration_of_this_machine,
     calibration_path,
     load_calibration,
     save_calibration,
 )
-from napkin.hardware.microbenchmarks import CalibrationSettings, calibrate
 
 TINY = CalibrationSettings(shapes=((16, 16, 16),), array_bytes=(2**14,), seconds=0.01, visit_seconds=0.001)
 

@@ -142,7 +142,7 @@ def test_short_names_mean_the_commonest_form():
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
-    with pytest.raises(NapkinError, match=r"^'H10O' is not a known accelerator .* H100-SXM-80GB[^\n]*$"):
+    with pytest.raises(NapkinError, match=r"^'H10O' is not a known accelerator: .* H100-SXM-80GB[^\n]*$"):
         find_device("H10O")
     with pytest.raises(NapkinError, match="use one of V100-SXM2-16GB, "):
         find_device("?")

@@ -26,6 +26,9 @@ from napkin.files import StrPath, already_exists, atomic_file, atomic_write_byte
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.text_input import utf8
 
+Documents = Callable[[], Iterable[Document]]
+"""Iterates over the same documents each time it is called."""
+
 # Text between two records: a fraction of a second of encoding.
 _BYTES_PER_RECORD = 2**24
 _READ_BYTES = 2**22
@@ -59,10 +62,6 @@ def write_token_file(
     return TokenFile.open(path)
 
 
-Documents = Callable[[], Iterable[Document]]
-"""Iterates over the same documents each time it is called."""
-
-
 def write_token_files(
     documents: Mapping[Path, Documents],
     tokenizer: Tokenizer,
@@ -93,6 +92,71 @@ def write_token_files(
         for path, sidecar in sidecars.items():
             _publish(path, sidecar)
     return [TokenFile.open(path) for path in documents]
+
+
+class TokenWriter:
+    """Writes documents as tokens to an open file, and computes their counts and checksum.
+
+    Raises NapkinError if the tokenizer has no `<|endoftext|>`.
+    """
+
+    def __init__(self, file: BinaryIO, tokenizer: Tokenizer, threads: int = 1) -> None:
+        separator = tokenizer.special_tokens.get(SEPARATOR)
+        if separator is None:
+            raise NapkinError(f"the tokenizer has no {SEPARATOR} to separate documents: use one that has it")
+        self.file = file
+        self.tokenizer = tokenizer
+        self.separator = separator
+        self.dtype: Literal["uint16", "uint32"] = dtype_name(tokenizer.vocab_size)
+        self.threads = threads
+        self.checksum = sha256()
+        self.n_documents = self.n_tokens = self.text_bytes = 0
+
+    @property
+    def token_bytes(self) -> int:
+        """The size of a token in the file."""
+        return np.dtype(NUMPY_DTYPES[self.dtype]).itemsize
+
+    def add(self, documents: Sequence[Document]) -> None:
+        """Write documents, each after a separator; raises NapkinError if the tokenizer gives them special tokens."""
+        text_bytes = sum(len(utf8(document.text, f"'{document.name}'")) for document in documents)
+        ids, counts = self.tokenizer.encode_documents([document.text for document in documents], threads=self.threads)
+        starts = np.cumsum(counts) - counts
+        wrong = (ids < 0) | (ids >= self.tokenizer.vocab_size) | (ids == self.separator)
+        if wrong.any():
+            document = documents[int(np.searchsorted(starts, wrong.argmax(), side="right")) - 1]
+            raise NapkinError(
+                f"'{document.name}' encodes to {SEPARATOR} or to a token outside the vocabulary of "
+                f"{self.tokenizer.vocab_size}: the tokenizer must encode text as ordinary tokens"
+            )
+        begins = np.array([not document.continues for document in documents])
+        self._write(np.insert(ids, starts[begins], self.separator))
+        self.n_documents += int(begins.sum())
+        self.text_bytes += text_bytes
+
+    def finish(self, path: Path) -> Sidecar:
+        """Write the last separator; returns the sidecar of the file, whose name will be `path`."""
+        if not self.n_documents:
+            raise NapkinError(f"there are no documents to write to '{path}': name a corpus that contains text")
+        self._write(np.array([self.separator]))
+        return Sidecar(
+            format="napkin-tokens",
+            version=1,
+            dtype=self.dtype,
+            tokens=self.n_tokens,
+            documents=self.n_documents,
+            text_bytes=self.text_bytes,
+            vocab_size=self.tokenizer.vocab_size,
+            tokenizer=self.tokenizer.fingerprint,
+            separator=self.separator,
+            sha256=self.checksum.hexdigest(),
+        )
+
+    def _write(self, ids: NDArray) -> None:
+        data = ids.astype(NUMPY_DTYPES[self.dtype]).tobytes()
+        self.file.write(data)
+        self.checksum.update(data)
+        self.n_tokens += len(ids)
 
 
 def _encode(
@@ -226,71 +290,6 @@ def _resume(partial: Path, state: _State, documents: Iterator[Document]) -> bool
     writer.file.seek(size_bytes)
     writer.n_documents, writer.n_tokens, writer.text_bytes = record.documents, record.tokens, record.text_bytes
     return True
-
-
-class TokenWriter:
-    """Writes documents as tokens to an open file, and computes their counts and checksum.
-
-    Raises NapkinError if the tokenizer has no `<|endoftext|>`.
-    """
-
-    def __init__(self, file: BinaryIO, tokenizer: Tokenizer, threads: int = 1) -> None:
-        separator = tokenizer.special_tokens.get(SEPARATOR)
-        if separator is None:
-            raise NapkinError(f"the tokenizer has no {SEPARATOR} to separate documents: use one that has it")
-        self.file = file
-        self.tokenizer = tokenizer
-        self.separator = separator
-        self.dtype: Literal["uint16", "uint32"] = dtype_name(tokenizer.vocab_size)
-        self.threads = threads
-        self.checksum = sha256()
-        self.n_documents = self.n_tokens = self.text_bytes = 0
-
-    @property
-    def token_bytes(self) -> int:
-        """The size of a token in the file."""
-        return np.dtype(NUMPY_DTYPES[self.dtype]).itemsize
-
-    def add(self, documents: Sequence[Document]) -> None:
-        """Write documents, each after a separator; raises NapkinError if the tokenizer gives them special tokens."""
-        text_bytes = sum(len(utf8(document.text, f"'{document.name}'")) for document in documents)
-        ids, counts = self.tokenizer.encode_documents([document.text for document in documents], threads=self.threads)
-        starts = np.cumsum(counts) - counts
-        wrong = (ids < 0) | (ids >= self.tokenizer.vocab_size) | (ids == self.separator)
-        if wrong.any():
-            document = documents[int(np.searchsorted(starts, wrong.argmax(), side="right")) - 1]
-            raise NapkinError(
-                f"'{document.name}' encodes to {SEPARATOR} or to a token outside the vocabulary of "
-                f"{self.tokenizer.vocab_size}: the tokenizer must encode text as ordinary tokens"
-            )
-        begins = np.array([not document.continues for document in documents])
-        self._write(np.insert(ids, starts[begins], self.separator))
-        self.n_documents += int(begins.sum())
-        self.text_bytes += text_bytes
-
-    def finish(self, path: Path) -> Sidecar:
-        """Write the last separator; returns the sidecar of the file, whose name will be `path`."""
-        if not self.n_documents:
-            raise NapkinError(f"there are no documents to write to '{path}': name a corpus that contains text")
-        self._write(np.array([self.separator]))
-        return Sidecar(
-            format="napkin-tokens",
-            version=1,
-            dtype=self.dtype,
-            tokens=self.n_tokens,
-            documents=self.n_documents,
-            text_bytes=self.text_bytes,
-            vocab_size=self.tokenizer.vocab_size,
-            tokenizer=self.tokenizer.fingerprint,
-            separator=self.separator,
-            sha256=self.checksum.hexdigest(),
-        )
-
-    def _write(self, ids: NDArray) -> None:
-        data = ids.astype(NUMPY_DTYPES[self.dtype]).tobytes()
-        self.file.write(data)
-        self.checksum.update(data)
-        self.n_tokens += len(ids)
 
 
 def _batches(documents: Iterable[Document], n_characters: int = _CHARACTERS_PER_BATCH) -> Iterator[list[Document]]:

@@ -1,7 +1,9 @@
 from .calibration import ArrayMeasurement as ArrayMeasurement
 from .calibration import Calibration as Calibration
+from .calibration import CalibrationSettings as CalibrationSettings
 from .calibration import Machine as Machine
 from .calibration import MatmulMeasurement as MatmulMeasurement
+from .calibration_cache import calibrate as calibrate
 from .calibration_cache import calibration_of_this_machine as calibration_of_this_machine
 from .calibration_cache import load_calibration as load_calibration
 from .calibration_cache import save_calibration as save_calibration
@@ -19,5 +21,3 @@ from .host import Host as Host
 from .host import detect_host as detect_host
 from .host import usable_cores as usable_cores
 from .malloc import keep_freed_memory as keep_freed_memory
-from .microbenchmarks import CalibrationSettings as CalibrationSettings
-from .microbenchmarks import calibrate as calibrate

@@ -1,4 +1,4 @@
-"""The cache of calibrations: one JSON file per machine.
+"""Calibrating this machine, and the cache of calibrations: one JSON file per machine.
 
 The folder is NAPKIN_CACHE_DIR if set, otherwise the user's cache folder. A file that is malformed or is for another
 machine is ignored: the machine is measured again and the file replaced.
@@ -13,8 +13,7 @@ import msgspec
 
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text, cache_folder
-from napkin.hardware.calibration import Calibration, Machine, comparable, faster_of
-from napkin.hardware.microbenchmarks import CalibrationSettings, calibrate, current_machine
+from napkin.hardware.calibration import CUDA_SETTINGS, Calibration, CalibrationSettings, Machine, comparable, faster_of
 
 
 def calibration_of_this_machine(
@@ -43,8 +42,27 @@ def calibration_of_this_machine(
     return measured
 
 
+def calibrate(
+    device_type: str = "cpu",
+    *,
+    settings: CalibrationSettings | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Calibration:
+    """Measure this machine in about `settings.seconds`; `progress` is called with the fraction done, 0 to 1.
+
+    Uses torch's number of threads. Raises NapkinError for a device that is not available.
+    """
+    # Imports torch.
+    from napkin.hardware.microbenchmarks import measure
+
+    settings = settings or (CUDA_SETTINGS if device_type == "cuda" else CalibrationSettings())
+    return measure(device_type, settings, progress or (lambda _: None))
+
+
 def load_calibration(device_type: str = "cpu") -> Calibration | None:
     """The cached calibration that is valid for this machine as it is now; None if there is none."""
+    from napkin.hardware.microbenchmarks import current_machine
+
     machine = current_machine(device_type)
     try:
         cached = msgspec.json.decode(calibration_path(machine).read_bytes(), type=Calibration)

@@ -18,6 +18,7 @@ from napkin.errors import NapkinError
 from napkin.hardware.calibration import (
     ArrayMeasurement,
     Calibration,
+    CalibrationSettings,
     Machine,
     MatmulMeasurement,
 )
@@ -25,63 +26,7 @@ from napkin.hardware.host import cpu_name, has_native_bf16, usable_cores
 from napkin.number_formats import FORMATS
 
 
-@dataclass(frozen=True)
-class CalibrationSettings:
-    """What is measured and for how long: matrix products (m, n, k), array sizes in bytes, total seconds.
-
-    The defaults are the shapes of small models: squares, the products of a layer of width 256 on 4096 tokens (wide,
-    narrow, and the weight gradient with its long sum), and the thin products of generating one or a few tokens.
-    """
-
-    shapes: tuple[tuple[int, int, int], ...] = (
-        (128, 128, 128),
-        (256, 256, 256),
-        (512, 512, 512),
-        (1024, 1024, 1024),
-        (2048, 2048, 2048),
-        (4096, 1024, 256),
-        (4096, 256, 1024),
-        (256, 1024, 4096),
-        (64, 1024, 1024),
-        (8, 1024, 1024),
-        (1, 1024, 1024),
-    )
-    array_bytes: tuple[int, ...] = (2**16, 2**19, 2**22, 2**25, 2**27)
-    seconds: float = 6.0
-    visit_seconds: float = 0.02
-    sample_seconds: float = 1e-4
-
-
-# A kernel launch takes microseconds, so samples must be long and shapes large to measure the device itself.
-CUDA_SETTINGS = CalibrationSettings(
-    shapes=(
-        *((size, size, size) for size in (512, 1024, 2048, 4096, 8192)),
-        (16384, 4096, 1024),
-        (16384, 1024, 4096),
-        (1024, 4096, 16384),
-        (64, 4096, 4096),
-        (1, 4096, 4096),
-    ),
-    array_bytes=(2**20, 2**23, 2**26, 2**29),
-    sample_seconds=5e-3,
-)
-
-
-def calibrate(
-    device_type: str = "cpu",
-    *,
-    settings: CalibrationSettings | None = None,
-    progress: Callable[[float], None] | None = None,
-) -> Calibration:
-    """Measure this machine in about `settings.seconds`; `progress` is called with the fraction done, 0 to 1.
-
-    Uses torch's number of threads. Raises NapkinError for a device that is not available.
-    """
-    settings = settings or (CUDA_SETTINGS if device_type == "cuda" else CalibrationSettings())
-    return _measure(device_type, settings, progress or (lambda _: None))
-
-
-def _measure(device_type: str, settings: CalibrationSettings, progress: Callable[[float], None]) -> Calibration:
+def measure(device_type: str, settings: CalibrationSettings, progress: Callable[[float], None]) -> Calibration:
     """Run all microbenchmarks for about `settings.seconds`, at least twice each."""
     machine = current_machine(device_type)
     precision = torch.get_float32_matmul_precision()

@@ -109,10 +109,9 @@ class RemappedBPETokenizer(Tokenizer):
 
     def _content(self) -> dict[str, Any]:
         return {
-            "kind": self.kind,
+            **self._plain._content(),
             "pattern": self.pattern,
             "special_tokens": list(self.special_tokens),
-            "merges": [list(pair) for pair in self.merges],
             "ids": self._ids,
             "unmerged": [token.hex() for token in self.unmerged],
             "whole": self.whole,

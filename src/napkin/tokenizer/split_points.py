@@ -1,7 +1,8 @@
 """Where a text may be split so that its parts, pre-tokenized one by one, give the pre-tokens of the whole.
 
-All named patterns except `whole` end a pre-token between a letter and a space that a letter follows, and between a
-line feed after a printable ASCII character other than the space and a letter, whatever the surrounding text.
+Whatever the surrounding text, all named patterns except `whole` end a pre-token at two places: between an ASCII letter
+and a space that is followed by an ASCII letter; and before an ASCII letter that follows a line feed which follows a
+printable ASCII character other than the space.
 """
 
 import re
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 _SPLIT = re.compile(rb"(?<=[A-Za-z])(?= [A-Za-z])|(?<=[!-~]\n)(?=[A-Za-z])")
 SPLITTABLE_PATTERNS = frozenset({"gpt2", "gpt4", "cl100k", "o200k"})
-"""The patterns for which that is known to hold."""
+"""The patterns for which that is true."""
 
 _WINDOW_BYTES = 2**16
 

@@ -252,7 +252,7 @@ def test_a_template_is_dropped_where_that_is_asked_for(tmp_path: Path):
         (changed(model_dropout=0.1), "its model.dropout is 0.1"),
         (changed(model_continuing_subword_prefix="##"), "its model.continuing_subword_prefix is '##'"),
         (changed(model_end_of_word_suffix="</w>"), "its model.end_of_word_suffix is '</w>'"),
-        (changed(post_processor=TEMPLATE), "'TemplateProcessing' adds '<s>' to every text, .* with --drop-template"),
+        (changed(post_processor=TEMPLATE), "'TemplateProcessing' adds '<s>' to every text, .* use --drop-template"),
         (
             changed(post_processor={"type": "Sequence", "processors": [BYTE_LEVEL, TEMPLATE]}),
             "'TemplateProcessing' adds '<s>' to every text",

@@ -1,4 +1,4 @@
-"""The compiled core of byte-pair encoding: pre-tokenization, lookup, merging, counting and training with numba."""
+"""The compiled core of byte-pair encoding, in numba: pre-tokenization, encoding, counting and learning merges."""
 
 import lazy_loader
 

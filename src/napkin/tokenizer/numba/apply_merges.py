@@ -43,7 +43,7 @@ def merge_short(state, text, n_bytes):
 
     Bit i of `alive` is set if a token begins at byte i. `ranks` holds for each token one number: the rank of the pair
     with the next token, then the token's position, so that the minimum is the merge to apply. An id that occurs in no
-    merge stands before the first token and after the last, so that no merge is a special case: branches here are
+    merge is placed before the first token and after the last, so that no merge is a special case: branches here are
     unpredictable, and a misprediction costs more than a lookup.
     """
     ids, ranks = short_ids(state, 0), _short_ranks(state, 0)

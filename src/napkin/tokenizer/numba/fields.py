@@ -1,4 +1,4 @@
-"""The state that compiled functions work on: an array of int64, of which they get the address.
+"""The state that compiled functions work on: an int64 array, passed by its address.
 
 Each name below is an index into that array. Addresses in it belong to numpy arrays that the Python side keeps alive;
 compiled code neither allocates nor frees memory. When a buffer is full a function stops where it can be resumed and
