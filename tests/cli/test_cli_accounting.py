@@ -97,7 +97,7 @@ def test_a_device_is_found_by_the_name_its_driver_prints(capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["fit", "--on", "H10O"], "the nearest are H100"),
+        (["fit", "--on", "H10O"], "the closest names are H100"),
         (["fit", "--on", "T4", "--precision", "bf16"], "T4 does not support bf16 arithmetic"),
         (["fit", "--on", "8xH100", "--context-length", "0"], "--context-length is 0: use a number above 0"),
         (["fit", "--on", "H100", "--optimizer", "adamww"], "adamww"),

@@ -119,7 +119,7 @@ def test_a_wrong_recipe_is_refused_with_its_field(refusal: Refusal, toml: str | 
         ("train tiny.toml --run new --data.train", "data.train names no token file: name one or more"),
         (
             "train tiny.toml --run new --data.train one.txt",
-            "'one.txt.json' is missing.*a text becomes tokens with `napkin t",
+            "'one.txt.json' is missing.*make them again with `napkin tokenizer encode",
         ),
         ("train tiny.toml --run new --data.train a=1 a=2", "it names a file twice: name it once"),
         ("train tiny.toml --optimizer.lr 1", r"no option '--optimizer.lr': did you mean --optimizer.learning-rate\?"),
