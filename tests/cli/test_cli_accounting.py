@@ -97,13 +97,13 @@ def test_a_device_is_found_by_the_name_its_driver_prints(capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["fit", "--on", "H10O"], "the nearest are H100"),
-        (["fit", "--on", "T4", "--precision", "bf16"], "T4 has no arithmetic in bf16"),
+        (["fit", "--on", "H10O"], "the closest names are H100"),
+        (["fit", "--on", "T4", "--precision", "bf16"], "T4 does not support bf16 arithmetic"),
         (["fit", "--on", "8xH100", "--context-length", "0"], "--context-length is 0: use a number above 0"),
         (["fit", "--on", "H100", "--optimizer", "adamww"], "adamww"),
-        (["plan", *TINY, "--on", "0xH100"], "names no devices"),
+        (["plan", *TINY, "--on", "0xH100"], "is not a number of devices"),
         (["plan", *TINY, "--on", "7xH100", "--training.batch-size", "16"], "does not divide among 7 devices"),
-        (["plan", *TINY, "--on", "T4", "--training.precision", "bf16"], "T4 has no arithmetic in bf16"),
+        (["plan", *TINY, "--on", "T4", "--training.precision", "bf16"], "T4 does not support bf16 arithmetic"),
         (["plan", *TINY, "--on", "H100", "--watts", "nan"], "--watts is nan"),
         (["plan", *TINY, "--on", "H100", "--usd-per-hour", "-1"], "--usd-per-hour is -1"),
     ],

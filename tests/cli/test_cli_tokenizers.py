@@ -12,9 +12,9 @@ import pytest
 from napkin.data.token_file import SEPARATOR, TokenFile
 from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.interchange import read_huggingface, read_tiktoken, write_huggingface
-from napkin.tokenizer.storage import load_tokenizer
-from napkin.tokenizer.visible import visible
-from napkin.tokenizer.words import WordTokenizer
+from napkin.tokenizer.printable import printable
+from napkin.tokenizer.tokenizer_file import load_tokenizer
+from napkin.tokenizer.word_level import WordTokenizer
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -120,8 +120,8 @@ def test_no_byte_of_a_text_steers_the_terminal(napkin) -> None:
     "token", [bytes([i]) for i in range(256)] + ["é".encode(), b"a\xc3", "\u200b\U0001f98a".encode()]
 )
 def test_every_token_is_shown_in_characters_that_print(token: bytes) -> None:
-    assert visible(token).isprintable()
-    assert visible(token)
+    assert printable(token).isprintable()
+    assert printable(token)
 
 
 def test_on_a_terminal_tokens_are_coloured_and_no_character_is_dropped() -> None:
@@ -232,7 +232,7 @@ def test_a_tokenizer_without_a_separator_is_imported_with_a_hint(napkin) -> None
         ("tokenizer compare docs --show -1", "--show is -1: use 0 to 10,000 characters"),
         ("tokenizer compare docs --vocab-size 1", "vocab_size 1 is below 3"),
         ("tokenizer compare docs --with none.json", "none.json cannot be read"),
-        ("tokenizer compare docs --with one.txt", "one.txt is no intact tokenizer file"),
+        ("tokenizer compare docs --with one.txt", "one.txt is not an intact tokenizer file"),
         ("tokenizer compare docs --learn-from none", "'none' does not exist"),
         ("tokenizer compare runs/tiny/checkpoints/step-00000006/model.safetensors", "is not UTF-8 at byte"),
         ("tokenizer show", "missing from napkin tokenizer show: PATH"),

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from napkin.data.corpus import Document
-from napkin.data.token_file import SEPARATOR, write_token_file
+from napkin.data.token_file import SEPARATOR
+from napkin.data.token_writer import write_token_file
 from napkin.model.config import ModelConfig
 from napkin.recipe.data_config import DataConfig
 from napkin.recipe.optimizer_config import OptimizerConfig

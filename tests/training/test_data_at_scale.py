@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from napkin.accounting.metering import meter_step
-from napkin.data import Batches, Document, TokenFile, TokenMixture, documents_begun, write_token_file
+from napkin.data import Batches, Document, TokenFile, TokenMixture, document_ids, write_token_file
 from napkin.errors import NapkinError
 from napkin.evaluation.bits_per_byte import mean_loss
 from napkin.model.config import ModelConfig
@@ -124,7 +124,7 @@ def test_no_gradient_crosses_from_one_document_to_another(text: Path, config: di
     tokens = TokenFile.open(text / "short.tokens")
     batches = Batches(tokens, context_length=32, batch_size=4, seed=0, separate_documents=True)
     inputs, targets, documents = batches[0]
-    assert torch.equal(documents, documents_begun(inputs, tokens.separator))
+    assert torch.equal(documents, document_ids(inputs, tokens.separator))
     embedded: list[torch.Tensor] = []
 
     def keep(_: Any, __: Any, output: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from napkin.data.batches import IGNORED
+from napkin.data.batches import IGNORE_INDEX
 from napkin.distributed.ranks import Ranks
 from napkin.model.transformer import Transformer
 from napkin.optim.base import Optimizer
@@ -52,7 +52,7 @@ class ParallelModel:
 
         It reads the numbers: with targets that are still on the host no GPU is waited for.
         """
-        counts = (targets != IGNORED).sum(dim=1)
+        counts = (targets != IGNORE_INDEX).sum(dim=1)
         total = max(int(self.ranks.all_reduce_sum(counts.sum().cpu())), 1)
         return [int(part.sum()) * self.ranks.world_size / total for part in counts.split(size)]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from napkin.data.batches import IGNORED, documents_begun, evaluation_windows
+from napkin.data.batches import IGNORE_INDEX, document_ids, evaluation_windows
 from napkin.data.token_file import TokenFile
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
@@ -117,12 +117,12 @@ def mean_loss(
         token_file, context_length=context_length, stride=stride, batch_size=batch_size * ranks.world_size
     ):
         scores = targets >= 0
-        targets[scores & (scores.flatten().cumsum(0).view_as(scores) > total - done)] = IGNORED
+        targets[scores & (scores.flatten().cumsum(0).view_as(scores) > total - done)] = IGNORE_INDEX
         scored = int((targets >= 0).sum())
         inputs, targets = _own_rows(inputs, targets, ranks)
         own = int((targets >= 0).sum())
         inputs, targets = inputs.to(precision.device_type), targets.to(precision.device_type)
-        documents = documents_begun(inputs, token_file.separator) if separate_documents else None
+        documents = document_ids(inputs, token_file.separator) if separate_documents else None
         with evaluating(model), precision.autocast():
             loss = model.loss(inputs, targets, documents)
         nats, done = nats + loss.item() * own, done + scored
@@ -138,6 +138,6 @@ def _own_rows(inputs: torch.Tensor, targets: torch.Tensor, ranks: Ranks) -> tupl
     missing = -len(inputs) % ranks.world_size
     if missing:
         inputs = torch.cat([inputs, inputs[-1:].expand(missing, -1)])
-        targets = torch.cat([targets, torch.full_like(targets[-1:], IGNORED).expand(missing, -1)])
+        targets = torch.cat([targets, torch.full_like(targets[-1:], IGNORE_INDEX).expand(missing, -1)])
     rows = ranks.rows(len(inputs))
     return inputs[rows], targets[rows]

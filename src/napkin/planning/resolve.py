@@ -10,7 +10,7 @@ from napkin.planning.machine import Machine
 from napkin.planning.micro_batch import largest_micro_batch
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.tokenizer.storage import load_tokenizer
+from napkin.tokenizer.tokenizer_file import load_tokenizer
 
 
 def resolve(recipe: Recipe, machine: Machine) -> ResolvedRecipe:

@@ -22,7 +22,7 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe, read_recipe
 from napkin.runs.run_format import RUN_FILE, new_run_format, refuse_other_format
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.storage import load_tokenizer
+from napkin.tokenizer.tokenizer_file import load_tokenizer
 
 TRAINING_FILES = ("plan.json", "metrics.jsonl", "measurement.json", "tracking.json")
 """Files that training alone writes, beside the checkpoints."""

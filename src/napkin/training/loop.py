@@ -15,10 +15,10 @@ import torch
 from napkin.accounting.metering import Stopwatch
 from napkin.accounting.utilisation import mfu
 from napkin.checkpoint.sharded_writer import restore_on_ranks
-from napkin.data.feed import open_feed
+from napkin.data.mixing import TokenMixture
+from napkin.data.prefetch import open_fetcher
 from napkin.data.token_file import TokenFile
 from napkin.data.token_guard import TokenGuard
-from napkin.data.token_mixture import TokenMixture
 from napkin.errors import CorruptFile
 from napkin.hardware.malloc import keep_freed_memory
 from napkin.recipe.recipe import Recipe
@@ -79,7 +79,7 @@ class TrainingLoop:
         keep_freed_memory()
         compiled = self.recipe.training.compile == "on"
         self.train_state = build_train_state(preparation.resolved, self.ranks, compiled=compiled)
-        self.feed = open_feed(preparation.batches, self.device_type, self.recipe.data.prefetch)
+        self.fetcher = open_fetcher(preparation.batches, self.device_type, self.recipe.data.prefetch)
         self.watch = Stopwatch(self.device_type)
         self.history = History()
         self.callbacks: Sequence[Callback] = ()
@@ -100,7 +100,7 @@ class TrainingLoop:
             for callback in self.callbacks:
                 stack.enter_context(callback.running(self))
             stack.enter_context(leaving_on_lost_pages(self._last_words))
-            stack.enter_context(contextlib.closing(self.feed))
+            stack.enter_context(contextlib.closing(self.fetcher))
             while self.is_unfinished and agree_on_signal(self.ranks, self.interruption) is None:
                 self._advance()
             self._finish()
@@ -169,9 +169,9 @@ class TrainingLoop:
     def guarded(self, tokens: TokenFile | TokenMixture) -> Iterator[None]:
         """Read tokens that are, before and after, those that were checked; if not, leave a checkpoint and raise."""
         try:
-            self._guards[tokens].refuse_changes()
+            self._guards[tokens].verify_unchanged()
             yield
-            self._guards[tokens].refuse_changes()
+            self._guards[tokens].verify_unchanged()
         except CorruptFile as error:
             if self.ranks.world_size > 1:
                 # The other ranks know nothing of it, and a checkpoint needs all of them.

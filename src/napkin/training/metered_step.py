@@ -9,7 +9,7 @@ import torch
 from napkin.accounting.metering import StepMeasurement, meter_step
 from napkin.accounting.reconcile import Measurement
 from napkin.accounting.utilisation import hfu, mfu
-from napkin.data.feed import Batch
+from napkin.data.prefetch import Batch
 from napkin.runs.metrics import StepMetrics
 from napkin.training.loop import TrainingLoop
 from napkin.training.non_finite import NonFiniteSteps, Verdict
@@ -67,7 +67,7 @@ class MeteredStep:
     def _batch(self, loop: TrainingLoop) -> Batch:
         loop.reading_batch = True
         with loop.guarded(loop.preparation.train_tokens):
-            batch = loop.feed[loop.step]
+            batch = loop.fetcher[loop.step]
         loop.reading_batch = False
         return batch
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from napkin.data.feed import Batch
+from napkin.data.prefetch import Batch
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.runs.history import History

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from napkin.data.batches import Batches
+from napkin.data.mixing import TokenMixture
 from napkin.data.token_file import TokenFile
-from napkin.data.token_mixture import TokenMixture
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
 from napkin.planning.machine import ThisMachine
@@ -18,7 +18,7 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.train_files import paths_and_weights
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.storage import load_tokenizer
+from napkin.tokenizer.tokenizer_file import load_tokenizer
 
 Progress = Callable[[str], None]
 

@@ -21,11 +21,11 @@ from napkin.hardware.host import usable_cores
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.byte_level import ByteTokenizer
-from napkin.tokenizer.characters import CharacterTokenizer
-from napkin.tokenizer.storage import load_tokenizer
-from napkin.tokenizer.texts import utf8
-from napkin.tokenizer.visible import visible
-from napkin.tokenizer.words import UnknownCost, WordTokenizer, unknown_cost
+from napkin.tokenizer.character_level import CharacterTokenizer
+from napkin.tokenizer.printable import printable
+from napkin.tokenizer.text_input import utf8
+from napkin.tokenizer.tokenizer_file import load_tokenizer
+from napkin.tokenizer.word_level import UnknownRate, WordTokenizer, unknown_rate
 from napkin.units import format_bytes
 
 MOST_CHARACTERS = 10**6
@@ -59,7 +59,7 @@ class Result:
     tokenizer: Tokenizer
     ids: list[int]
     seconds: float
-    cost: UnknownCost
+    cost: UnknownRate
 
 
 def main(arguments: list[str]) -> None:
@@ -150,7 +150,7 @@ def _encode_all(tokenizers: Sequence[tuple[str, Tokenizer]], text: str) -> tuple
         except NapkinError as error:
             refused[name] = str(error)
             continue
-        cost = unknown_cost(tokenizer, Counter(ids), len(utf8(text)))
+        cost = unknown_rate(tokenizer, Counter(ids), len(utf8(text)))
         results.append(Result(name, tokenizer, ids, seconds, cost))
     return results, refused
 
@@ -209,5 +209,5 @@ def _row(result: Result, text_bytes: int, excerpt: str) -> dict[str, Any]:
         "bytes_per_second": text_bytes / result.seconds,
         "unknown_tokens": result.cost.tokens,
         "lost_bytes": result.cost.bytes,
-        "first_tokens": [visible(result.tokenizer.vocabulary[i]) for i in shown],
+        "first_tokens": [printable(result.tokenizer.vocabulary[i]) for i in shown],
     }

@@ -18,8 +18,8 @@ from napkin.cli.tokenizer.unknown_words import describe_unknown_words
 from napkin.data.corpus import Document
 from napkin.hardware.host import usable_cores
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.storage import load_tokenizer
-from napkin.tokenizer.words import UnknownCost, unknown_cost
+from napkin.tokenizer.tokenizer_file import load_tokenizer
+from napkin.tokenizer.word_level import UnknownRate, unknown_rate
 from napkin.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -52,14 +52,12 @@ def main(arguments: list[str]) -> None:
         refuse_existing(path.with_name(f"{path.name}.json"))
     start = time.perf_counter()
     with progress_line("reading the text") as line:
-        from napkin.data.token_resuming import write_token_files_resumably
+        from napkin.data.token_writer import write_token_files
 
         # Both are opened before either is written, so that an empty side leaves nothing behind.
         documents = {path: _documents(options, side, tokenizer) for side, path in paths.items()}
         with folder_for(paths["training"]):
-            files = write_token_files_resumably(
-                documents, tokenizer, partial(_show_progress, line), threads=usable_cores()
-            )
+            files = write_token_files(documents, tokenizer, partial(_show_progress, line), threads=usable_cores())
     written = dict(zip(sides, files, strict=True))
     costs = {side: _unknown_cost(tokens, tokenizer) for side, tokens in written.items()}
     if options.json:
@@ -76,7 +74,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _documents(options: EncodeOptions, side: Side, tokenizer: Tokenizer) -> Callable[[], Iterator[Document]]:
-    part_bytes = PART_BYTES if tokenizer.can_be_cut else None
+    part_bytes = PART_BYTES if tokenizer.is_splittable else None
     next(read_side(options, side, part_bytes))
     return lambda: read_side(options, side, part_bytes)
 
@@ -86,7 +84,7 @@ def _show_progress(line: ProgressLine, path: Path, text_bytes: int, n_tokens: in
     line(text_bytes, None, f"{format_bytes(text_bytes)}, {format_count(n_tokens)} tokens")
 
 
-def _unknown_cost(tokens: "TokenFile", tokenizer: Tokenizer) -> UnknownCost:
+def _unknown_cost(tokens: "TokenFile", tokenizer: Tokenizer) -> UnknownRate:
     import numpy as np
 
     counts: Counter[int] = Counter()
@@ -94,10 +92,10 @@ def _unknown_cost(tokens: "TokenFile", tokenizer: Tokenizer) -> UnknownCost:
         ids, n = np.unique(tokens.tokens[start : start + CHUNK_TOKENS], return_counts=True)
         counts.update(dict(zip(ids.tolist(), n.tolist(), strict=True)))
     del counts[tokens.separator]
-    return unknown_cost(tokenizer, counts, tokens.text_bytes)
+    return unknown_rate(tokenizer, counts, tokens.text_bytes)
 
 
-def _as_dict(tokens: "TokenFile", cost: UnknownCost) -> dict[str, object]:
+def _as_dict(tokens: "TokenFile", cost: UnknownRate) -> dict[str, object]:
     return {
         "path": tokens.path,
         "tokens": tokens.n_tokens,

@@ -12,11 +12,11 @@ from napkin.cli.progress import progress_line
 from napkin.cli.terminal import print_json, say
 from napkin.errors import NapkinError
 from napkin.tokenizer.inspection import pattern_of
-from napkin.tokenizer.interchange.expressions import spelling_of
+from napkin.tokenizer.interchange.expressions import expression_of
 from napkin.tokenizer.interchange.gpt2 import MERGES_NAME, VOCABULARY_NAME, write_gpt2
 from napkin.tokenizer.interchange.huggingface import write_huggingface
 from napkin.tokenizer.interchange.tiktoken import write_tiktoken
-from napkin.tokenizer.storage import load_tokenizer
+from napkin.tokenizer.tokenizer_file import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> None:
     with progress_line("writing the vocabulary"), folder_for(paths[0]):
         write(tokenizer, out)
     # A .tiktoken file has neither; its reader has to be told.
-    said = {"pattern": spelling_of(pattern_of(tokenizer)), "special_tokens": tokenizer.special_tokens}
+    said = {"pattern": expression_of(pattern_of(tokenizer)), "special_tokens": tokenizer.special_tokens}
     if options.json:
         print_json({"files": paths, "format": options.format, **said})
         return

@@ -14,12 +14,12 @@ from napkin.cli.terminal import print_json, say
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.inspection import merges_of, pattern_of
+from napkin.tokenizer.interchange.decoding import read_bytes
 from napkin.tokenizer.interchange.expressions import known_pattern
-from napkin.tokenizer.interchange.files import read_bytes
 from napkin.tokenizer.interchange.gpt2 import MERGES_NAME, VOCABULARY_NAME, read_gpt2
 from napkin.tokenizer.interchange.huggingface import read_huggingface
 from napkin.tokenizer.interchange.tiktoken import read_tiktoken
-from napkin.tokenizer.visible import visible
+from napkin.tokenizer.printable import printable
 
 Format = Literal["huggingface", "tiktoken", "gpt2"]
 
@@ -134,6 +134,6 @@ def _special_tokens(given: Sequence[str], *, with_ids: bool) -> dict[str, int | 
 
 
 def _names(tokenizer: Tokenizer) -> str:
-    names = [visible(token.encode()) for token in tokenizer.special_tokens]
+    names = [printable(token.encode()) for token in tokenizer.special_tokens]
     shown = ", ".join(names[:5]) + f" and {len(names) - 5:,} more" * (len(names) > 5)
     return shown or "none"

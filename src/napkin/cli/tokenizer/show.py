@@ -12,11 +12,11 @@ from napkin.cli.tokenizer.token_text import split_text
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer
-from napkin.tokenizer.inspection import Merge, build_up, longest_tokens, merges_of, pattern_of
-from napkin.tokenizer.patterns import PreTokenizer
-from napkin.tokenizer.renumbered import RenumberedBPETokenizer
-from napkin.tokenizer.storage import load_tokenizer
-from napkin.tokenizer.visible import visible
+from napkin.tokenizer.inspection import Merge, merge_steps, longest_tokens, merges_of, pattern_of
+from napkin.tokenizer.pre_tokenization import PreTokenizer
+from napkin.tokenizer.printable import printable
+from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
+from napkin.tokenizer.tokenizer_file import load_tokenizer
 
 LONGEST_WORD = 1000
 WIDEST = 40
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _is_bpe(tokenizer: Tokenizer) -> bool:
-    return isinstance(tokenizer, BPETokenizer | RenumberedBPETokenizer)
+    return isinstance(tokenizer, BPETokenizer | RemappedBPETokenizer)
 
 
 def _chosen_merges(tokenizer: Tokenizer, n: int) -> list[tuple[int, Merge]]:
@@ -81,7 +81,7 @@ def _print_summary(path: str, tokenizer: Tokenizer) -> None:
     if _is_bpe(tokenizer):
         parts += [f"{len(merges_of(tokenizer)):,} merges", f"pattern {pattern_of(tokenizer)}"]
     say(f"{path}: {tokenizer.kind}, {', '.join(parts)}")
-    special = ", ".join(f"{visible(token.encode())} {i}" for token, i in tokenizer.special_tokens.items())
+    special = ", ".join(f"{printable(token.encode())} {i}" for token, i in tokenizer.special_tokens.items())
     say(f"special tokens: {special or 'none'}")
     say(f"fingerprint: {tokenizer.fingerprint}")
 
@@ -108,9 +108,9 @@ def _print_merges(tokenizer: Tokenizer, merges: list[tuple[int, Merge]]) -> None
 def _show_word(tokenizer: Tokenizer, word: str, as_json: bool) -> None:
     if not 0 < len(word) <= LONGEST_WORD:
         raise NapkinError(f"--word has {len(word):,} characters: use 1 to {LONGEST_WORD:,}")
-    if not isinstance(tokenizer, BPETokenizer | RenumberedBPETokenizer):
+    if not isinstance(tokenizer, BPETokenizer | RemappedBPETokenizer):
         raise NapkinError(f"a tokenizer of kind '{tokenizer.kind}' has no merges: use one of kind 'bpe'")
-    pieces = [(piece, list(build_up(tokenizer, piece))) for piece in PreTokenizer(tokenizer.pattern).split(word)]
+    pieces = [(piece, list(merge_steps(tokenizer, piece))) for piece in PreTokenizer(tokenizer.pattern).split(word)]
     if as_json:
         print_json(
             [
@@ -140,7 +140,7 @@ def _print_steps(tokenizer: Tokenizer, piece: str, steps: list[Step]) -> None:
 
 
 def _quoted(token: bytes) -> str:
-    text = visible(token)
+    text = printable(token)
     return f"'{text}'" if len(text) <= WIDEST else f"'{text[:WIDEST]}'..."
 
 
@@ -157,13 +157,13 @@ def _as_dict(tokenizer: Tokenizer) -> dict[str, Any]:
 
 def _token(tokenizer: Tokenizer, i: int) -> dict[str, Any]:
     token = tokenizer.vocabulary[i]
-    return {"id": i, "bytes": len(token), "token": visible(token)}
+    return {"id": i, "bytes": len(token), "token": printable(token)}
 
 
 def _merge(tokenizer: Tokenizer, number: int, merge: Merge) -> dict[str, Any]:
-    tokens = [visible(tokenizer.vocabulary[i]) for i in merge]
+    tokens = [printable(tokenizer.vocabulary[i]) for i in merge]
     return {"merge": number, "ids": list(merge), "tokens": tokens}
 
 
 def _step(tokenizer: Tokenizer, merge: int | None, ids: list[int]) -> dict[str, Any]:
-    return {"merge": merge, "ids": ids, "tokens": [visible(tokenizer.vocabulary[i]) for i in ids]}
+    return {"merge": merge, "ids": ids, "tokens": [printable(tokenizer.vocabulary[i]) for i in ids]}

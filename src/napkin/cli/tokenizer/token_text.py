@@ -7,7 +7,7 @@ from rich.text import Text
 
 from napkin.cli.terminal import out, print_rich
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.visible import visible
+from napkin.tokenizer.printable import printable
 
 MARK = "|"
 COLOURS = ("black on bright_cyan", "black on bright_yellow", "black on bright_green", "black on bright_magenta")
@@ -21,7 +21,7 @@ def print_tokens(tokenizer: Tokenizer, ids: Iterable[int], *, more: bool = False
 
 def split_text(tokenizer: Tokenizer, ids: Iterable[int], *, more: bool = False) -> Text:
     """The text that the ids stand for, each token in a colour, or with marks between tokens."""
-    pieces = [(visible(tokenizer.vocabulary[i]), i == tokenizer.unknown_id) for i in ids]
+    pieces = [(printable(tokenizer.vocabulary[i]), i == tokenizer.unknown_id) for i in ids]
     if not _is_coloured():
         return Text(MARK.join(piece for piece, _ in pieces) + f"{MARK}..." * more)
     text = Text(no_wrap=True)

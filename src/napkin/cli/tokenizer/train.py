@@ -23,8 +23,8 @@ from napkin.hardware.host import usable_cores
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.byte_level import ByteTokenizer
-from napkin.tokenizer.characters import CharacterTokenizer
-from napkin.tokenizer.words import UnknownCost, WordTokenizer, unknown_cost
+from napkin.tokenizer.character_level import CharacterTokenizer
+from napkin.tokenizer.word_level import UnknownRate, WordTokenizer, unknown_rate
 from napkin.units import format_seconds
 
 Kind = Literal["bpe", "words", "characters", "bytes"]
@@ -107,7 +107,7 @@ def _vocab_size(options: TrainOptions) -> int:
     return VOCAB_SIZE if options.vocab_size is None else options.vocab_size
 
 
-def _compare(tokenizer: Tokenizer, options: TrainOptions) -> tuple[dict[str, tuple[int, float]], UnknownCost]:
+def _compare(tokenizer: Tokenizer, options: TrainOptions) -> tuple[dict[str, tuple[int, float]], UnknownRate]:
     """Vocabulary size and compression ratio of three kinds, on held-out text if there is any; and what the tokenizer's
     unknown words cost there.
     """
@@ -123,7 +123,7 @@ def _compare(tokenizer: Tokenizer, options: TrainOptions) -> tuple[dict[str, tup
         NAMES[options.kind]: tokenizer,
     }
     comparison = {kind: (each.vocab_size, each.compression_ratio(sample)) for kind, each in kinds.items()}
-    return comparison, unknown_cost(tokenizer, Counter(tokenizer.encode(sample)), len(sample.encode()))
+    return comparison, unknown_rate(tokenizer, Counter(tokenizer.encode(sample)), len(sample.encode()))
 
 
 def _sample(documents: Iterable[Document]) -> list[str]:
