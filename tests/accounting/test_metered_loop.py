@@ -15,7 +15,12 @@ from napkin.accounting.metered_loop import MeteredLoop, meter, reconcile_loop
 from napkin.accounting.pricing import price
 from napkin.hardware.catalogue import find_device
 from napkin.hardware.ceilings import CatalogueCeilings
+from napkin.model.config import ModelConfig
 from napkin.planning.run_plan import Plan, Site
+from napkin.recipe.precision import Precision
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
 from oracles.allocator import growth_at_peak, storage_bytes
 from oracles.torch_models import GPT2
 
@@ -250,7 +255,8 @@ def test_a_plan_is_reconciled_with_a_loop_too() -> None:
     ledger = count(model, torch.zeros(8, 64))
     site = Site("H100", matmul_peak=1e15, memory_bytes=80 * 10**9, bytes_per_second=3e12)
     priced = price(ledger, CatalogueCeilings(find_device("H100")))
-    plan = Plan(ledger, priced, site, ledger.parameters, 16, steps=4, tokens_per_step=8)
+    recipe = Recipe(model=ModelConfig(vocab_size=64), training=TrainingConfig(steps=4))
+    plan = Plan(ResolvedRecipe(recipe, Precision("fp32", "cuda")), ledger, priced, site)
     measured = _plain_loop(model, lambda: model(torch.zeros(8, 64)).mean().backward())
     rows = {row.quantity: row for row in reconcile_loop(plan, measured)}
     assert [dataclasses.replace(row, meter=None) for row in rows.values()] == plan.table()

@@ -9,9 +9,9 @@ import pytest
 
 from napkin.cli.plan_output import print_plan
 from napkin.data import TokenFile
+from napkin.planning.planner import plan as make_plan
 from napkin.recipe import read_recipe
 from napkin.tokenizer import load_tokenizer
-from napkin.training.start import plan_only
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -113,8 +113,8 @@ def test_a_short_run_needs_no_warmup_of_its_own(napkin) -> None:
 
 @pytest.mark.parametrize("disturbed", [False, True])
 def test_figures_taken_on_a_busy_machine_come_with_a_hint(capsys, disturbed: bool) -> None:
-    _, precision, plan = plan_only(read_recipe("runs/tiny/recipe.toml"))
-    print_plan(dataclasses.replace(plan, site=dataclasses.replace(plan.site, disturbed=disturbed)), precision)
+    plan = make_plan(read_recipe("runs/tiny/recipe.toml"))
+    print_plan(dataclasses.replace(plan, site=dataclasses.replace(plan.site, disturbed=disturbed)))
     assert ("`napkin calibrate` measures it again" in capsys.readouterr().out) is disturbed
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from napkin.checkpoint.disk_space import checkpoint_bytes, writes_in_background
+from napkin.checkpoint.disk_space import checkpoint_bytes
 from napkin.checkpoint.folder import checkpoint_paths, read_checkpoint
 from napkin.errors import NapkinError
+from napkin.planning.checkpoint_plan import writes_in_background
+from napkin.planning.run_plan import Plan
 from napkin.recipe.recipe import Recipe
 from napkin.runs.metrics import StepMetrics, read_metrics
 from napkin.runs.run_folder import RunFolder
@@ -53,6 +55,11 @@ def stop_after(step: int) -> Callable[[StepMetrics], None]:
     return lambda metrics: signal.raise_signal(signal.SIGTERM) if metrics.step == step else None
 
 
+def plan_of(preparation: Preparation) -> Plan:
+    assert preparation.plan is not None
+    return preparation.plan
+
+
 def meters(table: list) -> dict[str, object]:
     return {row.quantity: row.meter for row in table}
 
@@ -63,7 +70,7 @@ def test_a_run_ends_with_its_books_kept(finished: tuple[Outcome, RunFolder, Prep
     assert outcome.checkpoint == run.checkpoints / f"step-{STEPS:08d}"
     assert outcome.measurement is not None
     assert outcome.measurement.steps == STEPS
-    assert outcome.measurement.flops == preparation.plan.ledger.flops
+    assert outcome.measurement.flops == plan_of(preparation).ledger.flops
     assert outcome.measurement.seconds == pytest.approx(sum(outcome.measurement.seconds_by_part.values()), rel=0.05)
     assert None not in meters(outcome.table).values()
     assert {"plan.json", "measurement.json", "metrics.jsonl"} <= {path.name for path in run.path.iterdir()}
@@ -180,13 +187,13 @@ def test_a_plan_that_a_kill_prevented_is_written_on_resuming(
 def test_a_copy_for_checkpoints_is_made_where_it_fits_beside_the_step(
     finished: tuple[Outcome, RunFolder, Preparation],
 ) -> None:
-    plan, training = finished[2].plan, finished[2].recipe.training
+    plan = plan_of(finished[2])
     needed = plan.ledger.peak_bytes + checkpoint_bytes(plan.ledger)
 
     def decide(free: int, writing: str) -> bool:
         site = dataclasses.replace(plan.site, memory_bytes=free)
-        chosen = dataclasses.replace(training, checkpoint_writing=writing)
-        return writes_in_background(chosen, dataclasses.replace(plan, site=site), "cpu")
+        resolved = plan.resolved.with_training(checkpoint_writing=writing)
+        return writes_in_background(dataclasses.replace(plan, site=site, resolved=resolved))
 
     assert decide(needed, "auto")
     assert not decide(needed - 1, "auto")
