@@ -13,7 +13,7 @@ from napkin.data.batches import IGNORED, documents_begun, evaluation_windows
 from napkin.data.token_file import TokenFile
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
-from napkin.model.dropout import evaluating
+from napkin.model.language_model import evaluation_mode
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import Precision
 from napkin.tokenizer.base import Tokenizer
@@ -118,7 +118,7 @@ def mean_loss(
         own = int((targets >= 0).sum())
         inputs, targets = inputs.to(precision.device_type), targets.to(precision.device_type)
         documents = documents_begun(inputs, token_file.separator) if separate_documents else None
-        with evaluating(model), precision.autocast():
+        with evaluation_mode(model), precision.autocast():
             loss = model.loss(inputs, targets, documents)
         nats, done = nats + loss.item() * own, done + scored
         if progress is not None:

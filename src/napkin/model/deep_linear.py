@@ -1,7 +1,7 @@
-"""The Cruncher: square linear layers, one after another, and a head to one number.
+"""A deep linear model: square linear layers, one after another, and a head to one number.
 
-Nothing in it is left out of 6·N·T but what the rule leaves out anywhere, so it is the smallest model on which to see
-rule and count agree, and differ: its first layer needs no gradient of its input.
+It is all matrix products, so it is the smallest model on which to compare the rule 6·N·T with the count. They differ in
+one term: the first layer needs no gradient of its input.
 """
 
 import torch
@@ -12,8 +12,8 @@ from napkin.errors import NapkinError
 from napkin.model.linear import Linear
 
 
-class Cruncher(nn.Module):
-    """A deep linear model: n_layers matrices of d_model × d_model and a head of d_model × 1, without activations.
+class DeepLinear(nn.Module):
+    """n_layers matrices of d_model × d_model and a head of d_model × 1, without activations.
 
     Raises NapkinError for sizes below 1.
     """
@@ -28,7 +28,7 @@ class Cruncher(nn.Module):
         self.head = Linear(d_model, 1, generator=generator)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
-        """One number a vector."""
+        """One number per vector."""
         for layer in self.layers:
             x = layer(x)
         return self.head(x).squeeze(-1)

@@ -1,6 +1,7 @@
-"""Which tokens per token sees: rules about positions, written so that tensors of any shape and a GPU kernel can ask.
+"""Attention masks: which keys a query sees, as rules about positions.
 
-What a kernel's compiler reads is left unwrapped by checks of types.
+A rule is a function of tensors of any shape, so that a mask and a compiled kernel can both be made from it. Functions
+that a kernel's compiler reads are exempt from the type checks that tests enforce.
 """
 
 from typing import no_type_check
@@ -9,32 +10,32 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from napkin.model.position import NoPositions
+from napkin.model.positions import NoPositions
 
 
-class Causal:
-    """Itself and all before it."""
+class CausalMask:
+    """A token sees itself and all tokens before it."""
 
     @no_type_check
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        """Whether the query at one position sees the key at another."""
+        """True where the query at one position sees the key at another."""
         return key <= query
 
 
-class Window(Causal):
-    """Itself and the size - 1 tokens before it (Beltagy et al. 2020)."""
+class SlidingWindowMask(CausalMask):
+    """A token sees itself and the size - 1 tokens before it (Beltagy et al. 2020)."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
     @no_type_check
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        """Whether the query at one position sees the key at another."""
+        """True where the query at one position sees the key at another."""
         return (key <= query) & (query - key < self.size)
 
 
 def additive_mask(
-    sees: Causal,
+    sees: CausalMask,
     positions: NoPositions,
     n_heads: int,
     length: int,
@@ -43,7 +44,7 @@ def additive_mask(
 ) -> Float[Tensor, "*batch_and_heads query key"]:
     """What is added to the scores [batch, head, query, key]: the positions' bias where a key is seen, else -infinity.
 
-    Two dimensions where it is one for all, else four.
+    Four dimensions, or two if it is the same for all sequences and heads.
     """
     query, key = torch.arange(length, device=device)[:, None], torch.arange(length, device=device)
     seen = sees(query, key)
@@ -54,11 +55,11 @@ def additive_mask(
 
 
 def same_document(documents: Int[Tensor, "batch position"]) -> Bool[Tensor, "batch 1 query key"]:
-    """Which pairs of a sequence are of one document."""
+    """Which pairs of a sequence's tokens are of one document."""
     return documents[:, None, :, None] == documents[:, None, None, :]
 
 
-def documents_of(tokens: Int[Tensor, "batch position"], separator: int) -> Int[Tensor, "batch position"]:
-    """The number of each token's document, where a separator ends each; the separator belongs to the one it ends."""
+def document_ids(tokens: Int[Tensor, "batch position"], separator: int) -> Int[Tensor, "batch position"]:
+    """The number of each token's document, from 0; a separator ends a document and belongs to it."""
     ends = tokens == separator
     return ends.cumsum(dim=1) - ends.to(torch.int64)

@@ -21,7 +21,7 @@ from torch import Tensor
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import StrPath, atomic_write_text, sync_file, sync_folder
 from napkin.model.config import ModelConfig
-from napkin.model.huggingface_families import FAMILIES, Family, Piece
+from napkin.model.huggingface.families import FAMILIES, Family, Piece
 from napkin.model.transformer import Transformer
 
 # What the weights do not depend on: how they began, how they are trained, what computes attention.

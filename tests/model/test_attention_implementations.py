@@ -8,21 +8,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from napkin.model.attention_forms import FlexAttention, MaskedFusedAttention, PlainAttention, SoftCap
+from napkin.kernels.attention import softcap
+from napkin.model.attention_implementations import FlexAttention, MaskedFusedAttention, PlainAttention
 from napkin.model.config import ModelConfig
-from napkin.model.position import AlibiPositions, NoPositions, alibi_slopes, places
+from napkin.model.masks import CausalMask, SlidingWindowMask, additive_mask, document_ids
+from napkin.model.positions import AlibiPositions, NoPositions, alibi_slopes, position_ids
 from napkin.model.transformer import Transformer
-from napkin.model.visibility import Causal, Window, additive_mask, documents_of
 from oracles.model_switches import BASE, random_tokens
 
 DOCUMENTS = torch.tensor([[0] * 5 + [1] * 11, [3] * 15 + [4]])
-RULES: dict[str, tuple[Causal, NoPositions, Tensor | None]] = {
-    "causal": (Causal(), NoPositions(), None),
-    "documents": (Causal(), NoPositions(), DOCUMENTS),
-    "window": (Window(4), NoPositions(), None),
-    "window and documents": (Window(4), NoPositions(), DOCUMENTS),
-    "alibi": (Causal(), AlibiPositions(4), None),
-    "all": (Window(5), AlibiPositions(4), DOCUMENTS),
+RULES: dict[str, tuple[CausalMask, NoPositions, Tensor | None]] = {
+    "causal": (CausalMask(), NoPositions(), None),
+    "documents": (CausalMask(), NoPositions(), DOCUMENTS),
+    "window": (SlidingWindowMask(4), NoPositions(), None),
+    "window and documents": (SlidingWindowMask(4), NoPositions(), DOCUMENTS),
+    "alibi": (CausalMask(), AlibiPositions(4), None),
+    "all": (SlidingWindowMask(5), AlibiPositions(4), DOCUMENTS),
 }
 ARGUMENTS = ("sees", "positions", "documents")
 CASES = pytest.mark.parametrize(ARGUMENTS, RULES.values(), ids=RULES)
@@ -47,7 +48,7 @@ def mixed_by_hand(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
-    sees: Causal,
+    sees: CausalMask,
     positions: NoPositions,
     documents: Tensor | None,
     cap: Any,
@@ -78,49 +79,43 @@ def unfused() -> Iterator[None]:
 
 @CASES
 @pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
-def test_all_forms_give_the_same_numbers(
-    sees: Causal, positions: NoPositions, documents: Tensor | None, n_kv_heads: int
+def test_all_implementations_give_the_same_numbers(
+    sees: CausalMask, positions: NoPositions, documents: Tensor | None, n_kv_heads: int
 ) -> None:
     inputs = problem(n_kv_heads)
     upstream = torch.randn(2, 4, 16, 8, generator=torch.Generator().manual_seed(1))
     expected = mixed_by_hand(*inputs, sees, positions, documents, lambda scores: scores)
     gradients = torch.autograd.grad(expected, inputs, upstream.double())
 
-    for form in (PlainAttention, MaskedFusedAttention, FlexAttention):
-        attend = form(4, scale=0.3, sees=sees)
+    for implementation in (PlainAttention, MaskedFusedAttention, FlexAttention):
+        attend = implementation(4, scale=0.3, sees=sees)
         actual = attend(*inputs, attend.prepare(positions, 16, documents, CPU))
         torch.testing.assert_close(actual, expected.float(), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(torch.autograd.grad(actual, inputs, upstream), gradients, rtol=1e-5, atol=1e-5)
 
 
 @ALL_RULES
-def test_the_kernel_form_is_told_the_same_rules(sees: Causal, positions: NoPositions, documents: Tensor | None) -> None:
+def test_the_kernel_is_given_the_same_rules(sees: CausalMask, positions: NoPositions, documents: Tensor | None) -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
     # The kernel has no backward pass on a CPU, and no rule may depend on the compiler: it runs as it is.
     queries, keys, values = (tensor.detach() for tensor in problem(2))
-    cap = SoftCap(1.5)
-    attend = FlexAttention(4, scale=0.3, sees=sees, cap=cap)
+    attend = FlexAttention(4, scale=0.3, sees=sees, softcap=1.5)
     with unfused():
         prepared = attend.prepare_kernel(positions, 16, documents, CPU)
-        actual = attend.call_kernel(flex_attention, queries, keys, values, prepared)
-    expected = mixed_by_hand(queries, keys, values, sees, positions, documents, cap)
+        actual = attend(queries, keys, values, prepared, kernel=flex_attention)
+    expected = mixed_by_hand(queries, keys, values, sees, positions, documents, lambda scores: softcap(scores, 1.5))
     torch.testing.assert_close(actual, expected.float(), rtol=1e-5, atol=1e-5)
 
 
-def test_capped_scores_never_pass_their_cap_and_small_ones_stay() -> None:
-    scores = torch.tensor([-1e4, -0.01, 0.0, 0.01, 1e4])
-    torch.testing.assert_close(SoftCap(50.0)(scores), torch.tensor([-50.0, -0.01, 0.0, 0.01, 50.0]))
-
-
 @CASES
-def test_in_bf16_the_forms_are_as_close_to_exact_as_the_format_allows(
-    sees: Causal, positions: NoPositions, documents: Tensor | None
+def test_in_bf16_the_implementations_are_as_close_to_exact_as_the_format_allows(
+    sees: CausalMask, positions: NoPositions, documents: Tensor | None
 ) -> None:
     queries, keys, values = (tensor.detach() for tensor in problem(2, torch.bfloat16))
     exact = mixed_by_hand(queries, keys, values, sees, positions, documents, lambda scores: scores)
-    for form in (PlainAttention, MaskedFusedAttention):
-        attend = form(4, scale=0.3, sees=sees)
+    for implementation in (PlainAttention, MaskedFusedAttention):
+        attend = implementation(4, scale=0.3, sees=sees)
         actual = attend(queries, keys, values, attend.prepare(positions, 16, documents, CPU))
         assert actual.dtype == torch.bfloat16
         # Scores, weights and result are rounded to 2^-9 each.
@@ -129,7 +124,7 @@ def test_in_bf16_the_forms_are_as_close_to_exact_as_the_format_allows(
 
 def test_a_mask_is_as_small_as_its_rules_allow() -> None:
     def shape(positions: NoPositions, documents: Tensor | None) -> tuple[int, ...]:
-        return tuple(additive_mask(Causal(), positions, 4, 16, documents, CPU).shape)
+        return tuple(additive_mask(CausalMask(), positions, 4, 16, documents, CPU).shape)
 
     assert shape(NoPositions(), None) == (16, 16)
     assert shape(AlibiPositions(4), None) == (1, 4, 16, 16)
@@ -146,10 +141,10 @@ def test_alibis_slopes_are_the_papers() -> None:
 
 def test_documents_begin_after_their_separators_and_count_from_0() -> None:
     tokens = torch.tensor([[5, 6, 0, 7, 0, 0, 8], [0, 5, 5, 5, 5, 5, 0]])
-    documents = documents_of(tokens, separator=0)
+    documents = document_ids(tokens, separator=0)
     assert documents.tolist() == [[0, 0, 0, 1, 1, 2, 3], [0, 1, 1, 1, 1, 1, 1]]
-    assert places(7, documents, CPU).tolist() == [[0, 1, 2, 0, 1, 0, 0], [0, 0, 1, 2, 3, 4, 5]]
-    assert places(7, None, CPU).tolist() == list(range(7))
+    assert position_ids(7, documents, CPU).tolist() == [[0, 1, 2, 0, 1, 0, 0], [0, 0, 1, 2, 3, 4, 5]]
+    assert position_ids(7, None, CPU).tolist() == list(range(7))
 
 
 def test_one_document_in_all_is_as_good_as_none() -> None:
@@ -158,12 +153,12 @@ def test_one_document_in_all_is_as_good_as_none() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="flex_attention is compiled for a GPU")
-def test_on_a_gpu_the_flex_form_equals_the_fused_one_with_gradients() -> None:
+def test_on_a_gpu_flex_attention_equals_fused_attention_with_gradients() -> None:
     config = ModelConfig(vocab_size=61, context_length=256, d_model=64, n_heads=4, n_layers=2, attention_window=100)
     tokens = random_tokens(config, length=256).cuda()
     results = []
-    for form in ("flex", "sdpa"):
-        model = Transformer(dataclasses.replace(config, attention=form)).cuda()
+    for implementation in ("flex", "sdpa"):
+        model = Transformer(dataclasses.replace(config, attention=implementation)).cuda()
         loss = model.loss(tokens, tokens)
         results.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
     torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-3)

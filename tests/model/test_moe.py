@@ -7,10 +7,9 @@ from torch import Tensor
 
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
-from napkin.model.experts import CapacityExperts, DroplessExperts, MixtureOfExperts
-from napkin.model.feed_forward import SwiGLU
-from napkin.model.grouped_matmul import grouped_matmul
-from napkin.model.linear_maker import LinearMaker
+from napkin.model.linear import LinearFactory
+from napkin.model.mlp import SwiGLU
+from napkin.model.moe import CapacityExperts, DroplessExperts, MixtureOfExperts
 from napkin.model.transformer import Transformer
 from oracles.model_switches import random_tokens
 
@@ -19,45 +18,22 @@ MIXTURE = ModelConfig(
 )
 
 
-def maker() -> LinearMaker:
-    return LinearMaker(generator=torch.Generator().manual_seed(0))
+def factory() -> LinearFactory:
+    return LinearFactory(generator=torch.Generator().manual_seed(0))
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("sizes", [[3, 0, 5, 2], [0, 0, 10, 0], [10, 0, 0, 0], [2, 3, 4, 1]])
-def test_a_grouped_product_and_its_gradients_equal_those_group_by_group(sizes: list[int]) -> None:
-    x, weight = normal(10, 6).requires_grad_(), normal(4, 5, 6, seed=1).requires_grad_()
-    begins = torch.tensor(sizes).cumsum(0) - torch.tensor(sizes)
-    parts = [rows @ matrix.T for rows, matrix in zip(x.split(sizes), weight, strict=True)]
-    actual, expected, upstream = grouped_matmul(x, weight, begins), torch.cat(parts), normal(10, 5, seed=2)
-    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(
-        torch.autograd.grad(actual, (x, weight), upstream),
-        torch.autograd.grad(expected, (x, weight), upstream),
-        rtol=1e-6,
-        atol=1e-6,
-    )
-    # A sum's gradient has no storage of its own.
-    assert torch.autograd.grad(grouped_matmul(x, weight, begins).sum(), x)[0].shape == x.shape
-
-
-@pytest.mark.torture
-def test_a_grouped_product_passes_torchs_own_checks_of_an_operator() -> None:
-    x, weight = normal(10, 6).requires_grad_(), normal(4, 5, 6, seed=1).requires_grad_()
-    torch.library.opcheck(torch.ops.napkin.grouped_matmul.default, (x, weight, torch.tensor([0, 3, 3, 8])))
-
-
 def test_experts_with_room_for_all_equal_those_that_drop_none() -> None:
     x, upstream = normal(30, 8), normal(30, 8, seed=1)
     results = []
     for experts in (
-        DroplessExperts(SwiGLU, 4, 8, 12, maker()),
-        CapacityExperts(SwiGLU, 4, 8, 12, maker(), capacity=4.0),
+        DroplessExperts(SwiGLU, 4, 8, 12, factory()),
+        CapacityExperts(SwiGLU, 4, 8, 12, factory(), capacity=4.0),
     ):
-        mixture = MixtureOfExperts(8, experts, experts_per_token=2, make=maker())
+        mixture = MixtureOfExperts(8, experts, experts_per_token=2, linears=factory())
         out = mixture(x)
         results.append((out, *torch.autograd.grad(out, list(mixture.parameters()), upstream)))
         assert mixture.take_routing().dropped == 0
@@ -65,7 +41,7 @@ def test_experts_with_room_for_all_equal_those_that_drop_none() -> None:
 
 
 def test_a_full_expert_drops_the_last_and_second_choices_first() -> None:
-    experts = CapacityExperts(SwiGLU, 2, 8, 12, maker(), capacity=0.5)
+    experts = CapacityExperts(SwiGLU, 2, 8, 12, factory(), capacity=0.5)
     x = normal(4, 8)
     # Four first choices of expert 0, then four second choices of expert 1; each has room for half of an even share.
     chosen = torch.tensor([[0, 1]] * 4)
@@ -89,13 +65,13 @@ def test_routers_report_tokens_per_expert_and_dropped_ones() -> None:
 
 
 def test_without_a_forward_pass_there_is_nothing_to_report() -> None:
-    with pytest.raises(NapkinError, match="nothing was routed yet"):
+    with pytest.raises(NapkinError, match="nothing has been routed yet"):
         Transformer(MIXTURE).routings()
     assert Transformer(dataclasses.replace(MIXTURE, n_experts=0, n_dense_layers=0)).routings() == []
 
 
 def test_the_balance_loss_is_1_where_all_is_even_and_n_where_one_expert_has_all() -> None:
-    mixture = MixtureOfExperts(8, DroplessExperts(SwiGLU, 4, 8, 12, maker()), experts_per_token=1)
+    mixture = MixtureOfExperts(8, DroplessExperts(SwiGLU, 4, 8, 12, factory()), experts_per_token=1)
     with torch.no_grad():
         mixture.router.weight.zero_()
         mixture(normal(32, 8))

@@ -1,4 +1,4 @@
-"""From a config's names to a model's parts: each choice is looked up here once, and nowhere again."""
+"""Builds a model's layers from its config: each choice is looked up here, and nowhere else."""
 
 import functools
 from collections.abc import Callable
@@ -7,32 +7,31 @@ import torch
 from torch import nn
 
 from napkin.model.attention import CausalSelfAttention
-from napkin.model.attention_forms import FlexAttention, FusedAttention, MaskedFusedAttention, PlainAttention, SoftCap
+from napkin.model.attention_implementations import FlexAttention, FusedAttention, MaskedFusedAttention, PlainAttention
 from napkin.model.block import BLOCKS, Block, ParallelBlock
 from napkin.model.config import ModelConfig
 from napkin.model.dropout import make_dropout
-from napkin.model.experts import CapacityExperts, DroplessExperts, MixtureOfExperts, SharedMixtureOfExperts
-from napkin.model.feed_forward import FEED_FORWARDS, FeedForward, GatedFeedForward
 from napkin.model.initialization import INITIAL_STDS
-from napkin.model.linear_maker import LinearMaker, MultipliedLinearMaker
-from napkin.model.normalization import NORMS, LayerNorm
-from napkin.model.position import AlibiPositions, LearnedPositions, NoPositions, RotaryPositions, SinusoidalPositions
-from napkin.model.qk_norm import QK_NORMS
-from napkin.model.rotation import RotaryEmbedding
-from napkin.model.visibility import Causal, Window
+from napkin.model.linear import LinearFactory
+from napkin.model.masks import CausalMask, SlidingWindowMask
+from napkin.model.mlp import FEED_FORWARDS, FeedForward, GatedFeedForward
+from napkin.model.moe import CapacityExperts, DroplessExperts, MixtureOfExperts, SharedMixtureOfExperts
+from napkin.model.norm import NORMS, QK_NORMS, LayerNorm
+from napkin.model.positions import AlibiPositions, LearnedPositions, NoPositions, RotaryPositions, SinusoidalPositions
+from napkin.model.rope import RotaryEmbedding
 
 
-class Composition:
-    """The parts of one model. What draws from the generator does so in the order of the calls."""
+class ModelBuilder:
+    """Makes the layers of one model. Random draws from the generator happen in the order of the calls."""
 
     def __init__(self, config: ModelConfig, generator: torch.Generator) -> None:
         self.config = config
         self.generator = generator
-        self.make = self._linear_maker()
-        self.make_norm = self._norm_maker()
+        self.linears = self._linear_factory()
+        self.make_norm = self._norm_factory()
 
     def positions(self, embedding_rms: float) -> NoPositions:
-        """The position scheme; learned ones start at `embedding_rms`, as large as the token's own vector."""
+        """The position scheme; learned positions start at `embedding_rms`, as large as the token embeddings."""
         config = self.config
 
         def rope() -> NoPositions:
@@ -60,19 +59,19 @@ class Composition:
         }
         return schemes[config.positions]()
 
-    def attention_form(self) -> PlainAttention | FusedAttention:
+    def attention_implementation(self) -> PlainAttention | FusedAttention:
         """What computes attention, one for all layers."""
         config = self.config
         scale = config.resolved_head_dim**-0.5 if config.attention_scale is None else config.attention_scale
-        sees = Causal() if config.attention_window is None else Window(config.attention_window)
-        caps = {} if config.attention_softcap is None else {"cap": SoftCap(config.attention_softcap)}
+        sees = CausalMask() if config.attention_window is None else SlidingWindowMask(config.attention_window)
+        caps = {} if config.attention_softcap is None else {"softcap": config.attention_softcap}
         needs_mask = config.attention_window is not None or config.positions == "alibi"
-        forms: dict[str, Callable[..., PlainAttention | FusedAttention]] = {
+        implementations: dict[str, Callable[..., PlainAttention | FusedAttention]] = {
             "plain": PlainAttention,
             "sdpa": MaskedFusedAttention if needs_mask else FusedAttention,
             "flex": FlexAttention,
         }
-        return forms[config.resolved_attention](config.n_heads, scale=scale, sees=sees, **caps)
+        return implementations[config.resolved_attention](config.n_heads, scale=scale, sees=sees, **caps)
 
     def block(
         self, layer: int, attend: PlainAttention | FusedAttention, positions: NoPositions
@@ -90,7 +89,7 @@ class Composition:
             qk_norm=QK_NORMS[config.qk_norm](n_heads, n_kv_heads, head_dim, self.make_norm),
             qkv_bias=config.biases != "none",
             output_bias=config.biases == "all",
-            make=self.make,
+            linears=self.linears,
         )
         experts = config.n_experts and layer >= config.n_dense_layers
         return BLOCKS[config.block](
@@ -101,27 +100,26 @@ class Composition:
         )
 
     def final_norm(self) -> nn.Module:
-        """The norm before the head; none where the blocks end with one."""
-        return nn.Identity() if BLOCKS[self.config.block].ends_normalised else self.make_norm(self.config.d_model)
+        """The norm before the head; an identity if the blocks end with one."""
+        return nn.Identity() if BLOCKS[self.config.block].output_is_normalized else self.make_norm(self.config.d_model)
 
-    def _linear_maker(self) -> LinearMaker:
+    def _linear_factory(self) -> LinearFactory:
         config = self.config
-        std = INITIAL_STDS.get(config.init, lambda inputs, outputs: config.init_std)
-        scale = (2 * config.n_layers) ** -0.5 if config.depth_scaled else 1.0
-        if config.mup_base_d_model is None:
-            return LinearMaker(std=std, residual_scale=scale, generator=self.generator)
-        return MultipliedLinearMaker(
-            config.mup_base_d_model / config.d_model, std=std, residual_scale=scale, generator=self.generator
+        return LinearFactory(
+            std=INITIAL_STDS.get(config.init, lambda inputs, outputs: config.init_std),
+            residual_scale=(2 * config.n_layers) ** -0.5 if config.depth_scaled else 1.0,
+            mup_multiplier=None if config.mup_base_d_model is None else config.mup_base_d_model / config.d_model,
+            generator=self.generator,
         )
 
-    def _norm_maker(self) -> Callable[[int], nn.Module]:
+    def _norm_factory(self) -> Callable[[int], nn.Module]:
         norm = NORMS[self.config.norm]
         settings = {"bias": self.config.biases == "all"} if norm is LayerNorm else {}
         return functools.partial(norm, eps=self.config.norm_eps, **settings)
 
     def _feed_forward(self, d_ff: int) -> FeedForward | GatedFeedForward:
         kind = FEED_FORWARDS[self.config.feed_forward]
-        return kind(self.config.d_model, d_ff, bias=self.config.biases == "all", make=self.make)
+        return kind(self.config.d_model, d_ff, bias=self.config.biases == "all", linears=self.linears)
 
     def _experts(self) -> nn.Module:
         config, kind = self.config, FEED_FORWARDS[self.config.feed_forward]
@@ -129,14 +127,14 @@ class Composition:
         assert d_expert is not None
         sizes = config.n_experts, config.d_model, d_expert
         experts = (
-            DroplessExperts(kind, *sizes, self.make)
+            DroplessExperts(kind, *sizes, self.linears)
             if config.expert_capacity is None
-            else CapacityExperts(kind, *sizes, self.make, capacity=config.expert_capacity)
+            else CapacityExperts(kind, *sizes, self.linears, capacity=config.expert_capacity)
         )
         settings = {
             "experts_per_token": config.experts_per_token,
             "normalize": config.normalize_expert_weights,
-            "make": self.make,
+            "linears": self.linears,
         }
         if not config.n_shared_experts:
             return MixtureOfExperts(config.d_model, experts, **settings)

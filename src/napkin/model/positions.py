@@ -1,8 +1,8 @@
-"""Positions: how a model knows where a token stands.
+"""Position schemes: how a model knows where a token is in its sequence.
 
-A scheme may act in three places, and most act in one: `embed` adds to the embedding, `rotate` turns queries and keys,
-`bias` lowers scores. The base class, no positions at all, does nothing in each: a causal mask alone tells a token how
-many are before it (Kazemnejad et al. 2023).
+A scheme may act in three places, and most act in one: `embed` adds to the embedding, `rotate` rotates queries and keys,
+`bias` lowers scores. The base class, no positions at all, does nothing in any of them: a causal mask alone tells a
+token how many are before it (Kazemnejad et al. 2023).
 """
 
 import math
@@ -15,7 +15,12 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from napkin.model.initialization import truncated_normal
-from napkin.model.rotation import RotaryEmbedding, Rotation, unrotated
+from napkin.model.rope import RotaryEmbedding, Rotation
+
+
+def unrotated(x: Float[Tensor, "batch position heads head_dim"]) -> Float[Tensor, "batch position heads head_dim"]:
+    """x unchanged, for schemes that rotate nothing."""
+    return x
 
 
 class NoPositions(nn.Module):
@@ -26,16 +31,16 @@ class NoPositions(nn.Module):
     def embed(
         self, x: Float[Tensor, "batch position d_model"], documents: Int[Tensor, "batch position"] | None
     ) -> Float[Tensor, "batch position d_model"]:
-        """Add to the embedding; each document begins at position 0."""
+        """Add to the embedding; each document starts at position 0."""
         return x
 
     def rotation(self, length: int) -> Rotation:
-        """What `rotate` turns by: once per step, for all layers."""
+        """The arguments of `rotate`: once per step, for all layers."""
         return ()
 
-    @no_type_check  # a kernel's compiler reads it, see napkin.model.visibility
+    @no_type_check  # a kernel's compiler reads it, see napkin.model.masks
     def bias(self, head: Int[Tensor, "*heads"], distance: Int[Tensor, "*pairs"]) -> Shaped[Tensor, "..."]:
-        """Added to the score of a query and a key `distance` before it; both broadcast."""
+        """What is added to the score of a query and a key `distance` before it; both arguments broadcast."""
         return torch.zeros_like(distance, dtype=torch.float32)
 
 
@@ -53,8 +58,8 @@ class LearnedPositions(NoPositions):
     def embed(
         self, x: Float[Tensor, "batch position d_model"], documents: Int[Tensor, "batch position"] | None
     ) -> Float[Tensor, "batch position d_model"]:
-        """Add each place's vector."""
-        return x + F.embedding(places(x.shape[1], documents, x.device), self.weight)
+        """Add each position's vector."""
+        return x + F.embedding(position_ids(x.shape[1], documents, x.device), self.weight)
 
 
 class SinusoidalPositions(NoPositions):
@@ -72,12 +77,12 @@ class SinusoidalPositions(NoPositions):
     def embed(
         self, x: Float[Tensor, "batch position d_model"], documents: Int[Tensor, "batch position"] | None
     ) -> Float[Tensor, "batch position d_model"]:
-        """Add each place's row of the table."""
-        return x + F.embedding(places(x.shape[1], documents, x.device), self.table)
+        """Add each position's row of the table."""
+        return x + F.embedding(position_ids(x.shape[1], documents, x.device), self.table)
 
 
 class RotaryPositions(NoPositions):
-    """Queries and keys turned by their positions (Su et al. 2021)."""
+    """Queries and keys are rotated by their positions (Su et al. 2021)."""
 
     def __init__(self, embedding: RotaryEmbedding) -> None:
         super().__init__()
@@ -90,7 +95,7 @@ class RotaryPositions(NoPositions):
 
 
 class AlibiPositions(NoPositions):
-    """Scores lowered by distance, in each head by another slope (Press et al. 2021)."""
+    """Scores are lowered in proportion to distance, with another slope in each head (Press et al. 2021)."""
 
     slopes: Float[Tensor, " n_heads"]
 
@@ -98,16 +103,16 @@ class AlibiPositions(NoPositions):
         super().__init__()
         self.register_buffer("slopes", torch.tensor(alibi_slopes(n_heads)), persistent=False)
 
-    @no_type_check  # a kernel's compiler reads it, see napkin.model.visibility
+    @no_type_check  # a kernel's compiler reads it, see napkin.model.masks
     def bias(self, head: Int[Tensor, "*heads"], distance: Int[Tensor, "*pairs"]) -> Shaped[Tensor, "..."]:
         """-slope · distance."""
         return -self.slopes[head] * distance
 
 
 def alibi_slopes(n_heads: int) -> list[float]:
-    """2^(-8/n), 2^(-16/n), ... 2^-8 where n is a power of two.
+    """2^(-8/n), 2^(-16/n), ... 2^-8 if n is a power of two.
 
-    For other numbers: those of the power below, then every second one of the power above (the authors' code).
+    For other n: the slopes of the power of two below, then every second one of the power above (the authors' code).
     """
     power = 2 ** math.floor(math.log2(n_heads))
     slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
@@ -115,11 +120,13 @@ def alibi_slopes(n_heads: int) -> list[float]:
     return slopes + between
 
 
-def places(length: int, documents: Int[Tensor, "batch position"] | None, device: torch.device) -> Int[Tensor, "..."]:
-    """Each token's position in its own document, from 0; a document is a stretch of equal numbers."""
+def position_ids(
+    length: int, documents: Int[Tensor, "batch position"] | None, device: torch.device
+) -> Int[Tensor, "..."]:
+    """Each token's position in its own document, from 0; a document is a run of equal numbers."""
     positions = torch.arange(length, device=device)
     if documents is None:
         return positions
-    begins = torch.ones_like(documents, dtype=torch.bool)
-    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return positions - positions.expand(documents.shape).where(begins, 0).cummax(dim=1).values
+    starts = torch.ones_like(documents, dtype=torch.bool)
+    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return positions - positions.expand(documents.shape).where(starts, 0).cummax(dim=1).values

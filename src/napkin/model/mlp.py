@@ -1,19 +1,19 @@
-"""The feed-forward layer: each position thinks for itself.
+"""Feed-forward layers (MLPs), which act on each position by itself.
 
-`FeedForward` puts an activation between two matrices, `GatedFeedForward` makes two products and passes one of them
-through the activation as a gate for the other. A kind is its activation.
+`FeedForward` puts an activation between two matrices; `GatedFeedForward` multiplies its input by two matrices and
+passes one product through the activation as a gate for the other. The kinds differ in their activation.
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from napkin.model.linear_maker import LinearMaker
+from napkin.kernels.swiglu import swiglu
+from napkin.model.linear import LinearFactory
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -23,21 +23,21 @@ class FeedForward(nn.Module):
 
     activation: ClassVar[Activation]
     n_up: ClassVar[int] = 1
-    """Matrices that read the input."""
+    """Number of matrices that read the input."""
 
-    def __init__(self, d_model: int, d_ff: int, *, bias: bool = False, make: LinearMaker | None = None) -> None:
+    def __init__(self, d_model: int, d_ff: int, *, bias: bool = False, linears: LinearFactory | None = None) -> None:
         super().__init__()
-        make = make or LinearMaker()
-        self.up = make.linear(d_model, d_ff, bias=bias)
-        self.down = make.writer(d_ff, d_model, bias=bias)
+        linears = linears or LinearFactory()
+        self.up = linears.linear(d_model, d_ff, bias=bias)
+        self.down = linears.residual_output(d_ff, d_model, bias=bias)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Apply to each vector."""
-        return self.down(self.between(self.up(x)))
+        return self.down(self.activate(self.up(x)))
 
     @classmethod
-    def between(cls, up: Float[Tensor, "*batch d_ff"]) -> Float[Tensor, "*batch d_ff"]:
-        """What stands between the matrices."""
+    def activate(cls, up: Float[Tensor, "*batch d_ff"]) -> Float[Tensor, "*batch d_ff"]:
+        """What is computed between the matrices."""
         return cls.activation(up)
 
 
@@ -47,19 +47,19 @@ class GatedFeedForward(nn.Module):
     activation: ClassVar[Activation]
     n_up: ClassVar[int] = 2
 
-    def __init__(self, d_model: int, d_ff: int, *, bias: bool = False, make: LinearMaker | None = None) -> None:
+    def __init__(self, d_model: int, d_ff: int, *, bias: bool = False, linears: LinearFactory | None = None) -> None:
         super().__init__()
-        make = make or LinearMaker()
-        self.gate_up = make.linear(d_model, d_ff, d_ff, bias=bias)
-        self.down = make.writer(d_ff, d_model, bias=bias)
+        linears = linears or LinearFactory()
+        self.gate_up = linears.linear(d_model, d_ff, d_ff, bias=bias)
+        self.down = linears.residual_output(d_ff, d_model, bias=bias)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Apply to each vector."""
-        return self.down(self.between(self.gate_up(x)))
+        return self.down(self.activate(self.gate_up(x)))
 
     @classmethod
-    def between(cls, gate_up: Float[Tensor, "*batch two_d_ff"]) -> Float[Tensor, "*batch d_ff"]:
-        """What stands between the matrices; the gate comes first."""
+    def activate(cls, gate_up: Float[Tensor, "*batch two_d_ff"]) -> Float[Tensor, "*batch d_ff"]:
+        """What is computed between the matrices; the gate comes first."""
         gate, up = gate_up.chunk(2, dim=-1)
         return cls.activation(gate) * up
 
@@ -125,36 +125,14 @@ class TanhGEGLU(GatedFeedForward):
 
 
 class SwiGLU(GatedFeedForward):
-    """SiLU for a gate; the gate's activation is computed again in the backward pass and not kept for it."""
+    """SiLU for a gate; its activation is computed again in the backward pass instead of being kept."""
 
     activation = staticmethod(F.silu)
 
     @classmethod
-    def between(cls, gate_up: Float[Tensor, "*batch two_d_ff"]) -> Float[Tensor, "*batch d_ff"]:
+    def activate(cls, gate_up: Float[Tensor, "*batch two_d_ff"]) -> Float[Tensor, "*batch d_ff"]:
         """silu(gate) · up."""
-        if torch.compiler.is_compiling():
-            # A compiler sees for itself what is better computed again.
-            return super().between(gate_up)
-        return _SiLUProduct.apply(gate_up)  # pyright: ignore[reportReturnType]
-
-
-class _SiLUProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate_up)
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (gate_up,) = ctx.saved_tensors
-        (gate, up), (gradient,) = gate_up.chunk(2, dim=-1), grad_outputs
-        result = torch.empty_like(gate_up)
-        grad_gate, grad_up = result.chunk(2, dim=-1)
-        torch.ops.aten.silu_backward.grad_input(gradient * up, gate, grad_input=grad_gate)
-        torch.mul(F.silu(gate), gradient, out=grad_up)
-        return result
+        return swiglu(gate_up)
 
 
 FEED_FORWARDS: dict[str, type[FeedForward] | type[GatedFeedForward]] = {

@@ -4,11 +4,11 @@ import torch
 
 from napkin import count
 from napkin.errors import NapkinError
-from napkin.model.cruncher import Cruncher
+from napkin.model.deep_linear import DeepLinear
 
 
 def test_it_is_the_product_of_its_matrices() -> None:
-    model = Cruncher(6, 3)
+    model = DeepLinear(6, 3)
     x = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(0))
     product = x.double().numpy()
     for parameter in model.parameters():
@@ -17,11 +17,11 @@ def test_it_is_the_product_of_its_matrices() -> None:
 
 
 def test_its_parameters_and_flops_are_the_lectures() -> None:
-    assert sum(parameter.numel() for parameter in Cruncher(4, 2).parameters()) == 36
+    assert sum(parameter.numel() for parameter in DeepLinear(4, 2).parameters()) == 36
     # 6·N·B is 396,288: the first layer needs no gradient of its input.
-    assert count(Cruncher(64, 2), torch.zeros(8, 64)).flops == 330_752
+    assert count(DeepLinear(64, 2), torch.zeros(8, 64)).flops == 330_752
 
 
 def test_a_size_below_1_is_refused() -> None:
     with pytest.raises(NapkinError, match="n_layers is 0"):
-        Cruncher(4, 0)
+        DeepLinear(4, 0)
