@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from napkin.cli.recipe import with_comments
-from napkin.optim.names import OPTIMIZERS
+from napkin.optim.registry import OPTIMIZERS
 from napkin.recipe.recipe import OptimizerConfig, Recipe, read_recipe
 
 

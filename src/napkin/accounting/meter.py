@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.record import record
-from napkin.optim.shards import local
+from napkin.optim.sharded_tensors import local
 from napkin.tensors import storage_bytes
 
 

@@ -24,7 +24,7 @@ from napkin.checkpoint.checkpoint import (
     write_checkpoint,
 )
 from napkin.checkpoint.disk_space import refuse_full_disk
-from napkin.optim.shards import like, local
+from napkin.optim.sharded_tensors import local, sharded_like
 from napkin.runs.history import History, best_step
 
 
@@ -152,7 +152,7 @@ class _HostBuffers:
         buffer, here = self._buffers.get(key), local(tensor)
         if buffer is None or buffer.shape != here.shape or buffer.dtype != here.dtype:
             buffer = self._buffers[key] = _host_memory(here)
-        return like(tensor, buffer.copy_(here, non_blocking=True))
+        return sharded_like(tensor, buffer.copy_(here, non_blocking=True))
 
 
 def _host_memory(tensor: Tensor) -> Tensor:

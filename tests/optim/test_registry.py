@@ -15,7 +15,7 @@ from napkin.checkpoint.checkpoint import load_train_state, save_checkpoint
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
 from napkin.optim import base
-from napkin.optim.names import OPTIMIZERS, build_optimizer
+from napkin.optim.registry import OPTIMIZERS, build_optimizer
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state, count_step

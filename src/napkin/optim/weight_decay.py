@@ -1,7 +1,7 @@
 """Weight decay as part of the gradient (Krogh & Hertz 1991): g ← g + decay · w.
 
-The form of SGD, AdaGrad, RMSProp and Adam as they were published. Rules that divide by the gradient's size divide
-their decay by it too; AdamW, Lion, Muon and Adafactor here shrink the weight itself instead.
+SGD, AdaGrad, RMSProp and Adam use it, as they were published. Rules that divide by the gradient's size divide their
+decay by it too; AdamW, Lion, Muon and Adafactor shrink the weight itself instead.
 """
 
 # torch keeps its foreach functions under private names; its own optimizers are built on them.
@@ -14,7 +14,7 @@ from napkin.optim.base import Group
 
 
 def decayed(gradient: Tensor, parameter: Tensor, group: Group) -> Tensor:
-    """The gradient with the decay in it; the gradient itself where nothing decays."""
+    """The gradient plus the decay; the gradient itself if weight_decay is 0."""
     return gradient.add(parameter, alpha=group["weight_decay"]) if group["weight_decay"] else gradient
 
 
