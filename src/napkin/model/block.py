@@ -1,7 +1,8 @@
 """A Transformer block: attention and a feed-forward layer on the residual stream, and where their norms are."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -11,26 +12,29 @@ from napkin.model.attention import CausalSelfAttention, ForwardContext
 Residual = Float[Tensor, "batch position d_model"]
 
 
+@dataclass(frozen=True)
+class BlockParts:
+    """What a block is made of; it makes as many norms as it needs."""
+
+    attention: CausalSelfAttention
+    feed_forward: nn.Module
+    make_norm: Callable[[], nn.Module]
+    make_dropout: Callable[[], nn.Module]
+
+
 class Block(nn.Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x)): pre-norm (Xiong et al. 2020)."""
 
     output_is_normalized: ClassVar[bool] = False
     """Whether the block's output is normalized, so that the head needs no norm before it."""
 
-    def __init__(
-        self,
-        attention: CausalSelfAttention,
-        feed_forward: nn.Module,
-        *,
-        make_norm: Callable[[], nn.Module],
-        make_dropout: Callable[[], nn.Module],
-    ) -> None:
+    def __init__(self, parts: BlockParts) -> None:
         super().__init__()
-        self.attention_norm = make_norm()
-        self.attention = attention
-        self.feed_forward_norm = make_norm()
-        self.feed_forward = feed_forward
-        self.dropout = make_dropout()
+        self.attention_norm = parts.make_norm()
+        self.attention = parts.attention
+        self.feed_forward_norm = parts.make_norm()
+        self.feed_forward = parts.feed_forward
+        self.dropout = parts.make_dropout()
 
     def forward(self, x: Residual, context: ForwardContext) -> Residual:
         """Read from the residual stream twice, write to it twice."""
@@ -61,17 +65,10 @@ class ReorderedBlock(Block):
 class SandwichBlock(Block):
     """x + norm(attention(norm(x))), then the same with feed_forward (Ding et al. 2021; Gemma 2)."""
 
-    def __init__(
-        self,
-        attention: CausalSelfAttention,
-        feed_forward: nn.Module,
-        *,
-        make_norm: Callable[[], nn.Module],
-        **others: Any,
-    ) -> None:
-        super().__init__(attention, feed_forward, make_norm=make_norm, **others)
-        self.attention_output_norm = make_norm()
-        self.feed_forward_output_norm = make_norm()
+    def __init__(self, parts: BlockParts) -> None:
+        super().__init__(parts)
+        self.attention_output_norm = parts.make_norm()
+        self.feed_forward_output_norm = parts.make_norm()
 
     def forward(self, x: Residual, context: ForwardContext) -> Residual:
         """Normalize what is read and what is written."""
@@ -84,19 +81,12 @@ class ParallelBlock(nn.Module):
 
     output_is_normalized: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        attention: CausalSelfAttention,
-        feed_forward: nn.Module,
-        *,
-        make_norm: Callable[[], nn.Module],
-        make_dropout: Callable[[], nn.Module],
-    ) -> None:
+    def __init__(self, parts: BlockParts) -> None:
         super().__init__()
-        self.norm = make_norm()
-        self.attention = attention
-        self.feed_forward = feed_forward
-        self.dropout = make_dropout()
+        self.norm = parts.make_norm()
+        self.attention = parts.attention
+        self.feed_forward = parts.feed_forward
+        self.dropout = parts.make_dropout()
 
     def forward(self, x: Residual, context: ForwardContext) -> Residual:
         """Read once, write once."""

@@ -8,7 +8,7 @@ from torch import nn
 
 from napkin.model.attention import CausalSelfAttention
 from napkin.model.attention_implementations import FlexAttention, FusedAttention, MaskedFusedAttention, PlainAttention
-from napkin.model.block import BLOCKS, Block, ParallelBlock
+from napkin.model.block import BLOCKS, Block, BlockParts, ParallelBlock
 from napkin.model.config import ModelConfig
 from napkin.model.dropout import make_dropout
 from napkin.model.initialization import INITIAL_STDS
@@ -92,12 +92,13 @@ class ModelBuilder:
             linears=self.linears,
         )
         experts = config.n_experts and layer >= config.n_dense_layers
-        return BLOCKS[config.block](
-            attention,
-            self._experts() if experts else self._feed_forward(config.resolved_d_ff),
+        parts = BlockParts(
+            attention=attention,
+            feed_forward=self._experts() if experts else self._feed_forward(config.resolved_d_ff),
             make_norm=functools.partial(self.make_norm, config.d_model),
             make_dropout=functools.partial(make_dropout, config.dropout),
         )
+        return BLOCKS[config.block](parts)
 
     def final_norm(self) -> nn.Module:
         """The norm before the head; an identity if the blocks end with one."""

@@ -45,6 +45,7 @@ class _HasAttributes(type(Protocol)):
         )
 
 
+@runtime_checkable
 class LanguageModel(Protocol, metaclass=_HasAttributes):
     """An `nn.Module` that scores next tokens.
 

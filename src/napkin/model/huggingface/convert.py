@@ -1,7 +1,7 @@
-"""Models in and out of Hugging Face folders: config.json and safetensors, for models of GPT-2's and Llama's shape.
+"""Models in and out of Hugging Face folders (config.json and safetensors), for GPT-2's and Llama's architectures.
 
-A folder holds weights under other names, some of them apart that are one matrix here, some transposed. What one matrix
-here is made of is a `Piece`; a family is its pieces and the translation of its config.
+In a folder the weights have other names; some are transposed, and some that are one matrix here are several there. A
+`WeightMapping` says how one parameter is stored; a family is its mappings and the translation of its config.
 """
 
 import dataclasses
@@ -21,18 +21,18 @@ from torch import Tensor
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import StrPath, atomic_write_text, sync_file, sync_folder
 from napkin.model.config import ModelConfig
-from napkin.model.huggingface.families import FAMILIES, Family, Piece
+from napkin.model.huggingface.families import FAMILIES, Family, WeightMapping
 from napkin.model.transformer import Transformer
 
-# What the weights do not depend on: how they began, how they are trained, what computes attention.
-_FREE = frozenset("init init_std depth_scaled dropout attention z_weight balance_weight router_z_weight".split())
+# Fields that do not change what the weights compute: initialization, training, the implementation of attention.
+_NOT_STORED = frozenset("init init_std depth_scaled dropout attention z_weight balance_weight router_z_weight".split())
 
 
 def load_huggingface(folder: StrPath) -> Transformer:
-    """The model in a Hugging Face folder, weights in fp32; it gives the logits that `transformers` gives.
+    """The model in a Hugging Face folder, weights in fp32, with the same logits as in `transformers`.
 
-    Raises NapkinError for a folder without a config, of a family or with settings that are not GPT-2's or Llama's;
-    CorruptFile where weights are missing or have other shapes than the config says.
+    Raises NapkinError for a folder without a config, and for a family or settings other than GPT-2's and Llama's;
+    CorruptFile if weights are missing or their shapes do not match the config.
     """
     folder = Path(folder)
     settings = _read_json(folder / "config.json")
@@ -40,16 +40,16 @@ def load_huggingface(folder: StrPath) -> Transformer:
     model = Transformer(config)
     parameters = dict(model.named_parameters())
     with _Weights(folder, family) as weights, torch.no_grad():
-        for piece in family.pieces(config):
-            _fill(parameters[piece.ours], piece, weights)
+        for mapping in family.mappings(config):
+            _fill(parameters[mapping.ours], mapping, weights)
     return model
 
 
 def save_huggingface(model: Transformer, folder: StrPath) -> None:
-    """Write a model as a new Hugging Face folder, weights in the format that they have.
+    """Write a model as a new Hugging Face folder, weights in their own dtype.
 
-    The folder appears whole or not at all. Raises NapkinError where it exists, and where the model is of neither
-    GPT-2's nor Llama's shape: the message names the first setting that stands in the way.
+    The folder appears whole or not at all. Raises NapkinError if it exists, and if the model's architecture is neither
+    GPT-2's nor Llama's: the message names the first setting that differs.
     """
     folder = Path(folder)
     if os.path.lexists(folder):
@@ -57,10 +57,10 @@ def save_huggingface(model: Transformer, folder: StrPath) -> None:
     family, settings = _family_of(model.config)
     parameters = dict(model.named_parameters())
     tensors: dict[str, Tensor] = {}
-    for piece in family.pieces(model.config):
-        parts = parameters[piece.ours].detach().split(piece.rows or (len(parameters[piece.ours]),))
-        for name, part in zip(piece.theirs, parts, strict=True):
-            tensors[family.full_name(name)] = (part.T if piece.transposed else part).contiguous()
+    for mapping in family.mappings(model.config):
+        parts = parameters[mapping.ours].detach().split(mapping.rows or (len(parameters[mapping.ours]),))
+        for name, part in zip(mapping.theirs, parts, strict=True):
+            tensors[family.full_name(name)] = (part.T if mapping.transposed else part).contiguous()
     draft = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
     try:
         draft.mkdir()
@@ -92,20 +92,20 @@ def _read_config(settings: dict[str, Any], folder: Path) -> tuple[ModelConfig, F
 
 
 def _family_of(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
-    """The family that says the most of the config, if it says all: its settings are read back and compared."""
+    """The family whose settings describe the config completely: they are read back and compared."""
     obstacles: list[list[str]] = []
     for family in FAMILIES.values():
         settings = family.write(config)
         different = [
             f"{name} {ours!r}"
             for name, ours, theirs in _compared(config, family.read(settings))
-            if ours != theirs and name not in _FREE
+            if ours != theirs and name not in _NOT_STORED
         ]
         if not different:
             return family, settings
         obstacles.append(different)
     nearest = min(obstacles, key=len)
-    raise NapkinError(f"neither GPT-2 nor Llama has {nearest[0]}: a Hugging Face folder cannot say it")
+    raise NapkinError(f"neither GPT-2 nor Llama has {nearest[0]}: it cannot be saved as a Hugging Face folder")
 
 
 def _compared(ours: ModelConfig, theirs: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
@@ -115,19 +115,19 @@ def _compared(ours: ModelConfig, theirs: ModelConfig) -> Iterator[tuple[str, Any
         yield field.name, getattr(ours, name), getattr(theirs, name)
 
 
-def _fill(parameter: Tensor, piece: Piece, weights: "_Weights") -> None:
-    parts = [weights.read(name) for name in piece.theirs]
-    whole = torch.cat([part.T if piece.transposed else part for part in parts])
+def _fill(parameter: Tensor, mapping: WeightMapping, weights: "_Weights") -> None:
+    parts = [weights.read(name) for name in mapping.theirs]
+    whole = torch.cat([part.T if mapping.transposed else part for part in parts])
     if whole.shape != parameter.shape:
         raise CorruptFile(
-            f"'{weights.folder}': {' + '.join(piece.theirs)} have shape {tuple(whole.shape)}, its config.json says "
+            f"'{weights.folder}': {' + '.join(mapping.theirs)} have shape {tuple(whole.shape)}, its config.json says "
             f"{tuple(parameter.shape)}: download it again"
         )
     parameter.copy_(whole)
 
 
 class _Weights:
-    """The tensors of a folder's safetensors, one file or many."""
+    """The tensors in a folder's safetensors, in one file or several."""
 
     def __init__(self, folder: Path, family: Family) -> None:
         self.folder = folder
@@ -151,7 +151,7 @@ class _Weights:
         self.file_of.clear()
 
     def read(self, name: str) -> Tensor:
-        """A tensor in fp32; folders made from a bare model leave the prefix off."""
+        """A tensor in fp32; folders saved from a model without its head lack the prefix."""
         for known in (self.family.full_name(name), name):
             if known in self.file_of:
                 return self.file_of[known].get_tensor(known).float()

@@ -1,4 +1,4 @@
-"""How Hugging Face names what a model of GPT-2's or Llama's shape is made of."""
+"""The weight names and config settings of Hugging Face's GPT-2 and Llama models."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,34 +9,34 @@ from napkin.model.config import ModelConfig
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One parameter here, made of others there."""
+class WeightMapping:
+    """One parameter here, stored as one or more tensors there."""
 
     ours: str
     theirs: tuple[str, ...]
     rows: tuple[int, ...] = ()
-    """Rows of each; none where there is one."""
+    """Rows of each tensor there; empty if there is one."""
     transposed: bool = False
 
 
 @dataclass(frozen=True)
 class Family:
-    """A model type of config.json."""
+    """A `model_type` of config.json."""
 
     prefix: str
-    """What all names but the head's begin with."""
-    pieces: Callable[[ModelConfig], Iterator[Piece]]
+    """Prefix of all names except the head's."""
+    mappings: Callable[[ModelConfig], Iterator[WeightMapping]]
     read: Callable[[dict[str, Any]], ModelConfig]
     write: Callable[[ModelConfig], dict[str, Any]]
 
     def full_name(self, name: str) -> str:
-        """A tensor's name in a folder of a whole model."""
+        """A tensor's name in the folder of a model with its head."""
         return name if name.startswith("lm_head") else self.prefix + name
 
 
-def _gpt2_pieces(config: ModelConfig) -> Iterator[Piece]:
-    yield Piece("embedding.weight", ("wte.weight",))
-    yield Piece("positions.weight", ("wpe.weight",))
+def _gpt2_mappings(config: ModelConfig) -> Iterator[WeightMapping]:
+    yield WeightMapping("embedding.weight", ("wte.weight",))
+    yield WeightMapping("positions.weight", ("wpe.weight",))
     layers = {
         "attention_norm": "ln_1",
         "attention.query_key_value": "attn.c_attn",
@@ -49,17 +49,19 @@ def _gpt2_pieces(config: ModelConfig) -> Iterator[Piece]:
         for ours, theirs in layers.items():
             is_norm = ours.endswith("norm")
             ours, theirs = f"blocks.{layer}.{ours}", f"h.{layer}.{theirs}"
-            # Its matrices are [inputs, outputs].
-            yield Piece(f"{ours}.{'gain' if is_norm else 'weight'}", (f"{theirs}.weight",), transposed=not is_norm)
-            yield Piece(f"{ours}.bias", (f"{theirs}.bias",))
-    yield Piece("norm.gain", ("ln_f.weight",))
-    yield Piece("norm.bias", ("ln_f.bias",))
+            # GPT-2's matrices are stored as [inputs, outputs].
+            yield WeightMapping(
+                f"{ours}.{'gain' if is_norm else 'weight'}", (f"{theirs}.weight",), transposed=not is_norm
+            )
+            yield WeightMapping(f"{ours}.bias", (f"{theirs}.bias",))
+    yield WeightMapping("norm.gain", ("ln_f.weight",))
+    yield WeightMapping("norm.bias", ("ln_f.bias",))
 
 
 def _read_gpt2(settings: dict[str, Any]) -> ModelConfig:
     kinds = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu", "silu": "silu"}
     if settings.get("scale_attn_by_inverse_layer_idx") or not settings.get("tie_word_embeddings", True):
-        raise NapkinError("scores scaled by layer and untied heads are not read: use GPT-2 as it was published")
+        raise NapkinError("scores scaled by layer and untied heads are not supported: use GPT-2 as published")
     return ModelConfig(
         vocab_size=settings["vocab_size"],
         context_length=settings["n_positions"],
@@ -97,37 +99,37 @@ def _write_gpt2(config: ModelConfig) -> dict[str, Any]:
         "resid_pdrop": config.dropout,
         "embd_pdrop": config.dropout,
         "attn_pdrop": 0.0,
-        # Which tokens they are is the tokenizer's to say.
+        # The tokenizer says which tokens these are.
         "bos_token_id": None,
         "eos_token_id": None,
     }
 
 
-def _llama_pieces(config: ModelConfig) -> Iterator[Piece]:
-    yield Piece("embedding.weight", ("embed_tokens.weight",))
+def _llama_mappings(config: ModelConfig) -> Iterator[WeightMapping]:
+    yield WeightMapping("embedding.weight", ("embed_tokens.weight",))
     n_kv = config.resolved_n_kv_heads * config.resolved_head_dim
     qkv_rows = (config.n_heads * config.resolved_head_dim, n_kv, n_kv)
     for layer in range(config.n_layers):
         ours, theirs = f"blocks.{layer}", f"layers.{layer}"
-        yield Piece(f"{ours}.attention_norm.gain", (f"{theirs}.input_layernorm.weight",))
+        yield WeightMapping(f"{ours}.attention_norm.gain", (f"{theirs}.input_layernorm.weight",))
         qkv = tuple(f"{theirs}.self_attn.{name}_proj.weight" for name in "qkv")
-        yield Piece(f"{ours}.attention.query_key_value.weight", qkv, qkv_rows)
-        yield Piece(f"{ours}.attention.output.weight", (f"{theirs}.self_attn.o_proj.weight",))
-        yield Piece(f"{ours}.feed_forward_norm.gain", (f"{theirs}.post_attention_layernorm.weight",))
+        yield WeightMapping(f"{ours}.attention.query_key_value.weight", qkv, qkv_rows)
+        yield WeightMapping(f"{ours}.attention.output.weight", (f"{theirs}.self_attn.o_proj.weight",))
+        yield WeightMapping(f"{ours}.feed_forward_norm.gain", (f"{theirs}.post_attention_layernorm.weight",))
         gate_up = tuple(f"{theirs}.mlp.{name}_proj.weight" for name in ("gate", "up"))
-        yield Piece(f"{ours}.feed_forward.gate_up.weight", gate_up, (config.resolved_d_ff,) * 2)
-        yield Piece(f"{ours}.feed_forward.down.weight", (f"{theirs}.mlp.down_proj.weight",))
-    yield Piece("norm.gain", ("norm.weight",))
+        yield WeightMapping(f"{ours}.feed_forward.gate_up.weight", gate_up, (config.resolved_d_ff,) * 2)
+        yield WeightMapping(f"{ours}.feed_forward.down.weight", (f"{theirs}.mlp.down_proj.weight",))
+    yield WeightMapping("norm.gain", ("norm.weight",))
     if not config.tie_embeddings:
-        yield Piece("head.weight", ("lm_head.weight",))
+        yield WeightMapping("head.weight", ("lm_head.weight",))
 
 
 def _read_llama(settings: dict[str, Any]) -> ModelConfig:
     for name in ("attention_bias", "mlp_bias"):
         if settings.get(name):
-            raise NapkinError(f"{name} is true, which is not read: use a Llama without biases")
+            raise NapkinError(f"{name} is true, which is not supported: use a Llama without biases")
     kinds = {"silu": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh", "relu": "reglu"}
-    # Newer folders say it all in rope_parameters, older ones in rope_theta and rope_scaling.
+    # Newer folders have rope_parameters, older ones rope_theta and rope_scaling.
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     scalings = {"default": "none", "linear": "linear", "yarn": "yarn", "llama3": "llama3"}
     scaling = _looked_up(scalings, rope.get("rope_type", rope.get("type", "default")), "rope_type")
@@ -184,7 +186,7 @@ def _write_llama(config: ModelConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.tie_embeddings,
         "attention_bias": False,
         "mlp_bias": False,
-        # Which tokens they are is the tokenizer's to say.
+        # The tokenizer says which tokens these are.
         "bos_token_id": None,
         "eos_token_id": None,
     }
@@ -192,11 +194,11 @@ def _write_llama(config: ModelConfig) -> dict[str, Any]:
 
 def _looked_up(table: dict[str, Any], name: str, setting: str) -> Any:
     if name not in table:
-        raise NapkinError(f"{setting} is {name!r}, which is not read: use one of {', '.join(table)}")
+        raise NapkinError(f"{setting} is {name!r}, which is not supported: use one of {', '.join(table)}")
     return table[name]
 
 
 FAMILIES = {
-    "gpt2": Family("transformer.", _gpt2_pieces, _read_gpt2, _write_gpt2),
-    "llama": Family("model.", _llama_pieces, _read_llama, _write_llama),
+    "gpt2": Family("transformer.", _gpt2_mappings, _read_gpt2, _write_gpt2),
+    "llama": Family("model.", _llama_mappings, _read_llama, _write_llama),
 }
