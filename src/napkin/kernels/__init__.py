@@ -1,8 +1,9 @@
-"""The operators that a model's time goes into: one file an operator, its plain form first.
+"""The operators that take most of a model's time: one file per operator, its reference implementation first.
 
-A plain form (`*_reference`) is the specification: a few lines of torch that hold every intermediate result. The forms
-that run save memory or passes over it, and the tests hold them to the plain one. An operator that torch cannot see
-through is a `torch.library` operator with a fake form, and its FLOPs are a line of `napkin.accounting.operators`.
+A reference (`*_reference`) is the specification: a few lines of torch that hold every intermediate result. The other
+implementations save memory or passes over it, and are tested against the reference. One that torch cannot trace, as it
+is written in another language or its loops depend on the data, is a `torch.library` operator with a fake
+implementation, as in `grouped_matmul`; its FLOPs are an entry of `napkin.accounting.operators.CONTRACTIONS`.
 """
 
 import lazy_loader

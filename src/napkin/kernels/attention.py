@@ -101,7 +101,7 @@ def softcapped_attention(queries: Queries, keys: Keys, values: Keys, mask: Mask,
 
 
 def fused_attention(queries: Queries, keys: Keys, values: Keys, mask: Mask | None, scale: float) -> Queries:
-    """torch's scaled_dot_product_attention; causal where there is no mask."""
+    """torch's scaled_dot_product_attention; causal if there is no mask."""
     return F.scaled_dot_product_attention(
         queries,
         keys,

@@ -32,7 +32,7 @@ def fp8_linear_emulated(x: Rows, weight: Weight, bias: Bias | None) -> Result:
 
 
 def fp8_linear(x: Rows, weight: Weight, bias: Bias | None) -> Result:
-    """x · weightᵀ + bias by the hardware's fp8 product; emulated where the number of rows is no multiple of 16."""
+    """x · weightᵀ + bias by the hardware's fp8 product; emulated if the number of rows is not a multiple of 16."""
     return _linear(x, weight, bias, native=True)
 
 

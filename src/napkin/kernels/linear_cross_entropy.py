@@ -2,8 +2,8 @@
 
 For 4096 tokens and a vocabulary of 4096 the logits and their gradient are 134 MB, the largest tensors of a small
 model's step. The gradient of the loss with respect to a token's logits is softmax(logits) - onehot(target): it needs
-nothing from the backward pass but one factor. So the fused form computes a chunk of logits, turns it into its gradient
-in place, multiplies that into the gradients of hidden states and weight, and drops it.
+nothing from the backward pass but one factor. So the fused operator computes a chunk of logits, turns it into its
+gradient in place, multiplies that into the gradients of hidden states and weight, and drops it.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al. 2021): each pair of numbers (a, b) of a head turns by its position's angle.
+"""Rotary positions (Su et al. 2021): each pair of numbers (a, b) of a head is rotated by its position's angle.
 
 (a, b) becomes (a·cos - b·sin, b·cos + a·sin). Which two numbers are a pair is a convention: number i of each half of
 the head, or neighbours. The tables of cosines and sines are laid out likewise (`napkin.model.rope`), with the sign in

@@ -1,4 +1,4 @@
-"""A Transformer block: attention and a feed-forward layer on the residual stream, and where their norms are."""
+"""A Transformer block: attention and a feed-forward layer on the residual stream, with their norms."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Rotary positions (Su et al. 2021): a query and a key see how far apart they are, and nothing else.
 
-Each head is read as points in planes; point i is turned by position · θ^(-2i/head_dim). The dot product of a query
-turned by m and a key turned by n depends on m - n alone. To use a longer context than a model was trained on, the
-frequencies θ^(-2i/head_dim), in radians per token, are scaled.
+Each head is read as points in planes; point i is rotated by position · θ^(-2i/head_dim). The dot product of a query
+at position m and a key at position n then depends only on m - n. To use a longer context than a model was trained on,
+the frequencies θ^(-2i/head_dim), in radians per token, are scaled.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from napkin.kernels.rope import rotate_halves, rotate_interleaved
 
 Rotation = tuple[Float[Tensor, "position head_dim"], Float[Tensor, "position head_dim"]] | tuple[()]
-"""Cosines and signed sines for each position; empty where nothing is rotated."""
+"""Cosines and signed sines for each position; empty if nothing is rotated."""
 
 Frequencies = Float[Tensor, " half_head_dim"]
 Scaled = tuple[Float[Tensor, " half_head_dim"], float]
