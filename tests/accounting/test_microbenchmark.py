@@ -5,9 +5,12 @@ from napkin import Ledger, count
 from napkin.accounting.microbenchmark import Call, call_of, rehearse
 from napkin.accounting.price import price, roofline_seconds
 from napkin.hardware.calibration import ArrayMeasurement, Calibration, Machine, MatmulMeasurement
+from napkin.model.config import ModelConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import ModelConfig, Recipe, TrainingConfig
-from napkin.train_step.step import count_step
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
+from napkin.train_step.step_ledger import count_step
 
 CALIBRATION = Calibration(
     machine=Machine("cpu", "a CPU", 1, 1, False, "2"),
@@ -25,7 +28,9 @@ def expected(row) -> float:
 
 def transformer_ledger() -> Ledger:
     model = ModelConfig(vocab_size=64, context_length=16, d_model=16, n_layers=1, n_heads=2)
-    return count_step(Recipe(model=model, training=TrainingConfig(batch_size=2)), Precision("bf16", "cpu"))
+    return count_step(
+        ResolvedRecipe(Recipe(model=model, training=TrainingConfig(batch_size=2)), Precision("bf16", "cpu"))
+    )
 
 
 def test_every_operator_of_a_training_step_can_be_rehearsed() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from napkin.cli import COMMANDS
 from napkin.cli.tokenizer import ACTIONS
-from napkin.recipe.recipe import Recipe, format_recipe, read_recipe
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.toml_file import format_recipe, read_recipe
 
 OTHER: dict[str, Any] = {
     "data.prefetch": "on",

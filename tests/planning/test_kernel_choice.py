@@ -6,8 +6,9 @@ import torch
 from napkin.hardware.malloc import keep_freed_memory
 from napkin.model.config import ModelConfig
 from napkin.planning.kernel_choice import choose_kernels
+from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe
+from napkin.recipe.recipe import Recipe
 
 MODEL = ModelConfig(vocab_size=300, context_length=256)
 

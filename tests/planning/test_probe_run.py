@@ -2,9 +2,11 @@ import torch
 
 from napkin.hardware.calibration import ArrayMeasurement, Calibration, Machine, MatmulMeasurement
 from napkin.model.config import ModelConfig
-from napkin.planning.probe_run import ALONE_FACTOR, SLICED_FACTOR, time_slice
+from napkin.planning.probe_run import PROBED_FACTOR, UNPROBED_FACTOR, time_probe_run
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import Recipe, TrainingConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
 
 PRECISION = Precision("fp32", "cpu")
 
@@ -26,18 +28,24 @@ def recipe(n_layers: int = 4) -> Recipe:
 
 
 def test_a_step_takes_longer_than_operators_that_would_take_no_time() -> None:
-    between, factor = time_slice(recipe(), PRECISION, calibration(1e15), {}, max_bytes=2**30)
+    between, factor = time_probe_run(ResolvedRecipe(recipe(), PRECISION), calibration(1e15), {}, max_bytes=2**30)
     # The operators are rehearsed, all of them; Python and autograd stand between.
     assert between > 1
-    assert factor == SLICED_FACTOR
+    assert factor == PROBED_FACTOR
 
 
-def test_a_slice_that_would_take_too_long_or_too_much_memory_is_left_out() -> None:
-    assert time_slice(recipe(), PRECISION, calibration(1e15), {}, max_bytes=1000) == (1.0, ALONE_FACTOR)
-    assert time_slice(recipe(), PRECISION, calibration(1e2), {}, max_bytes=50) == (1.0, ALONE_FACTOR)
+def test_a_probe_run_that_would_take_too_long_or_too_much_memory_is_left_out() -> None:
+    assert time_probe_run(ResolvedRecipe(recipe(), PRECISION), calibration(1e15), {}, max_bytes=1000) == (
+        1.0,
+        UNPROBED_FACTOR,
+    )
+    assert time_probe_run(ResolvedRecipe(recipe(), PRECISION), calibration(1e2), {}, max_bytes=50) == (
+        1.0,
+        UNPROBED_FACTOR,
+    )
 
 
-def test_timing_a_slice_leaves_the_global_random_state_alone() -> None:
+def test_a_probe_run_leaves_the_global_random_state_alone() -> None:
     state = torch.get_rng_state()
-    time_slice(recipe(1), PRECISION, calibration(1e15), {}, max_bytes=2**30)
+    time_probe_run(ResolvedRecipe(recipe(1), PRECISION), calibration(1e15), {}, max_bytes=2**30)
     assert torch.equal(state, torch.get_rng_state())

@@ -11,8 +11,9 @@ import pytest
 
 from napkin.data.token_file import SEPARATOR
 from napkin.errors import CorruptFile, NapkinError
+from napkin.runs.metrics import MetricsFile, StepMetrics, read_metrics
+from napkin.runs.run_folder import RunFolder
 from napkin.tokenizer.byte_level import ByteTokenizer
-from napkin.runs.run_folder import MetricsFile, RunFolder, StepMetrics, read_metrics
 from oracles.tiny_run import tiny_recipe
 
 TOKENIZER = ByteTokenizer([SEPARATOR])

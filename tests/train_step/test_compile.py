@@ -18,15 +18,16 @@ from napkin.accounting.compile_estimate import (
     reckon,
 )
 from napkin.accounting.ledger import Ledger, Row
-from napkin.checkpoint.checkpoint import read_checkpoint, recipe_changes
+from napkin.checkpoint.folder import read_checkpoint
+from napkin.checkpoint.load import recipe_changes
 from napkin.errors import NapkinError
 from napkin.files import cache_folder
 from napkin.hardware.calibration import ArrayMeasurement, Calibration, Machine, MatmulMeasurement
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.train_step.compile import choose_compiling, describe_compiling, refuse_impossible_compiling
-from napkin.training.loop import train
-from napkin.training.start import new_run, old_run, plan_only
+from napkin.training.run import train_run
+from napkin.training.start import create_run, open_run, plan_only
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 from train_step.compiled_run import CASES, N_STEPS_ALONE, STOPPED_AT
 
@@ -232,11 +233,11 @@ def test_what_compiled_code_cannot_do_stays_uncompiled_or_is_refused(
 
 def test_a_run_from_before_there_was_a_choice_goes_on_uncompiled_and_as_the_same_recipe(tmp_path: Path) -> None:
     write_tiny_text(tmp_path)
-    _, run = new_run(tiny_recipe(tmp_path, steps=1), tmp_path / "run")
+    _, run = create_run(tiny_recipe(tmp_path, steps=1), tmp_path / "run")
     path = run.path / "recipe.toml"
     path.write_text("".join(line for line in path.read_text().splitlines(True) if not line.startswith("compile")))
-    preparation, run = old_run(run.path)
+    preparation, run = open_run(run.path)
     assert preparation.recipe.training.compile == "off"
-    checkpoint = read_checkpoint(train(preparation, run).checkpoint)
+    checkpoint = read_checkpoint(train_run(preparation, run).checkpoint)
     del checkpoint.state.recipe["training"]["compile"]
     assert not recipe_changes(checkpoint, {"training": dataclasses.asdict(preparation.recipe.training)})

@@ -41,8 +41,9 @@ def main(arguments: list[str]) -> None:
     """Print the ledger of a recipe's step."""
     options, _ = parse_with_recipe(CountOptions, "count", arguments)
     with progress_line("counting the step"):
-        from napkin.train_step.step import count_step
-        from napkin.training.start import resolve_alone
+        from napkin.planning.machine import ThisMachine
+        from napkin.planning.resolve import resolve
+        from napkin.train_step.step_ledger import count_step
 
         target, recipe = _target(options), options.recipe
         if target is not None:
@@ -52,8 +53,8 @@ def main(arguments: list[str]) -> None:
             model = replace(recipe.model, attention=recipe.model.resolved_attention)
             training = replace(recipe.training, device="cpu", precision=precision)
             recipe = replace(recipe, model=model, training=training)
-        recipe, precision, _ = resolve_alone(recipe)
-        ledger = count_step(recipe, precision, target=target or ("cpu" if options.target == "cpu" else None))
+        resolved = resolve(recipe, ThisMachine(device=recipe.training.device))
+        ledger = count_step(replace(resolved, target=target or ("cpu" if options.target == "cpu" else None)))
     sums = _sum(ledger, options.by)
     if options.json:
         names = ("parameters", "flops", "causal_flops", "peak_bytes", "reserved_bytes")

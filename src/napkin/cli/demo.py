@@ -13,7 +13,11 @@ from napkin.cli.texts import STANDARD_LIBRARY
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.model.config import ModelConfig
-from napkin.recipe.recipe import DataConfig, OptimizerConfig, Recipe, TrainingConfig, format_recipe
+from napkin.recipe.data_config import DataConfig
+from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.toml_file import format_recipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.units import format_seconds
 
 TRAINING_SECONDS = 240
@@ -77,9 +81,9 @@ def within(seconds: float, recipe: Recipe) -> Recipe:
     """The recipe with as many steps as this machine takes in `seconds` by plan, in whole evaluations and two at least;
     told where that is fewer than it had."""
     with progress_line("planning") as line:
-        from napkin.training.start import plan_only
+        from napkin.planning.planner import plan as make_plan
 
-        _, _, plan = plan_only(recipe, progress=line.retitle)
+        plan = make_plan(recipe, progress=line.retitle)
     training = recipe.training
     if plan.seconds <= seconds:
         return recipe

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from napkin.cli.options import RunFolderArgument, Switch, parse
-from napkin.cli.terminal import out, print_json, progress_line, say
+from napkin.cli.renewed_report import renew_report
+from napkin.cli.terminal import out, print_json, progress_line, say, say_aside
 from napkin.errors import NapkinError
 from napkin.units import format_bytes
 
@@ -31,26 +32,17 @@ def main(arguments: list[str]) -> None:
     """Evaluate a run and keep the result in its folder."""
     options = parse(EvaluateOptions, "evaluate", arguments)
     with progress_line("opening the run") as line:
-        from napkin.data.token_file import TokenFile
-        from napkin.evaluation.bits_per_byte import evaluate
-        from napkin.inference.load import open_trained, renew_report
+        from napkin.inference.trained import load
 
-        trained = open_trained(options.run)
+        trained = load(options.run, on_message=say_aside)
         path = trained.recipe.data.validation if options.tokens is None else options.tokens
         if path is None:
             raise NapkinError(f"'{options.run}' has no validation tokens: name a token file with --tokens")
         if not Path(path).is_file():
             raise NapkinError(f"there is no token file '{path}': name one with --tokens")
-        tokens = TokenFile.open(path, tokenizer_fingerprint=trained.tokenizer.fingerprint, verify=True)
         line.retitle("evaluating")
-        evaluation = evaluate(
-            trained.model,
-            tokens,
-            trained.tokenizer,
-            trained.precision,
-            step=trained.checkpoint.state.step,
-            separate_documents=trained.recipe.data.separate_documents,
-            progress=lambda done, total: line(done, total, f"{done:,} of {total:,} tokens"),
+        evaluation = trained.evaluate(
+            path, progress=lambda done, total: line(done, total, f"{done:,} of {total:,} tokens")
         )
         if options.tokens is None:
             trained.run.write_json("evaluation.json", evaluation)
@@ -59,7 +51,7 @@ def main(arguments: list[str]) -> None:
     else:
         _describe(path, evaluation)
     if options.tokens is None:
-        renew_report(trained.run)
+        renew_report(trained.run.path)
 
 
 def _describe(path: str, evaluation: "Evaluation") -> None:

@@ -8,7 +8,7 @@ from napkin.cli.options import Switch, parse
 from napkin.cli.terminal import print_json, progress_line, say
 from napkin.errors import NapkinError
 from napkin.hardware.catalogue import find_device
-from napkin.recipe.recipe import OptimizerName
+from napkin.recipe.optimizer_config import OptimizerName
 from napkin.units import format_bytes, format_count, parse_devices
 
 
@@ -42,7 +42,6 @@ def main(arguments: list[str]) -> None:
             raise NapkinError(f"--{name.replace('_', '-')} is {getattr(options, name)}: use a number above 0")
     n_devices, name = parse_devices(options.on)
     device = find_device(name)
-    products = device.choose_format(options.precision)
     a_parameter = bytes_per_parameter(options.optimizer)
     by_rule = largest_model_rule(n_devices * device.advertised_bytes, bytes_per_parameter=a_parameter)
     if not options.json:
@@ -52,20 +51,16 @@ def main(arguments: list[str]) -> None:
             f"{a_parameter - 8}; no activations"
         )
     with progress_line("counting") as line:
-        from napkin.planning.catalogue_plan import target_of
-        from napkin.planning.largest_model import Family, largest_model
-        from napkin.recipe.precision import Precision
+        from napkin.planning.largest_model import Family, gathered_bytes_of, largest_model
+        from napkin.planning.machine import CatalogueMachine
+
+        machine = CatalogueMachine(device, n_devices)
 
         family = Family(
-            options.vocab_size,
-            options.context_length,
-            options.batch_size,
-            Precision(products, "cuda"),
-            target_of(device),
-            options.optimizer,
+            options.vocab_size, options.context_length, options.batch_size, options.precision, options.optimizer
         )
-        found = largest_model(family, device, n_devices, progress=line.retitle)
-    config, ledger = found.config, found.ledger
+        found = largest_model(family, machine, progress=line.retitle)
+    config, ledger = found.recipe.model, found.ledger
     if options.json:
         print_json(
             {
@@ -77,12 +72,14 @@ def main(arguments: list[str]) -> None:
                     "d_model": config.d_model,
                     "n_layers": config.n_layers,
                     "n_heads": config.n_heads,
-                    "peak_bytes": found.peak_bytes,
-                    "gathered_bytes": found.gathered_bytes,
+                    "peak_bytes": ledger.peak_bytes,
+                    "gathered_bytes": gathered_bytes_of(found),
                     "usable_bytes": device.usable_bytes,
                 },
             }
         )
         return
     model = f"{format_count(ledger.parameters)} parameters in {config.n_layers} layers of d_model {config.d_model:,}"
-    say(f"count  {model}: peak {format_bytes(found.peak_bytes)} of the {format_bytes(device.usable_bytes)} on a device")
+    say(
+        f"count  {model}: peak {format_bytes(ledger.peak_bytes)} of the {format_bytes(device.usable_bytes)} on a device"
+    )

@@ -1,11 +1,11 @@
 """`napkin generate`."""
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from napkin.cli.options import INLINED, RunFolderArgument, Switch, parse
-from napkin.cli.terminal import print_json, progress_line, say_verbatim
+from napkin.cli.renewed_report import renew_report
+from napkin.cli.terminal import print_json, progress_line, say_aside, say_verbatim
 from napkin.errors import NapkinError
 from napkin.inference.settings import Sampling
 
@@ -32,14 +32,18 @@ def main(arguments: list[str]) -> None:
     options = parse(GenerateOptions, "generate", arguments)
     _refuse_impossible(options)
     with progress_line("opening the run") as line:
-        from napkin.inference.load import open_trained, renew_report
+        from napkin.inference.trained import load
 
-        trained = open_trained(options.run)
+        trained = load(options.run, on_message=say_aside)
         line.retitle("generating")
         completions = []
         for number, prompt in enumerate(options.prompts):
             line(number, len(options.prompts))
-            completions.append(_complete(trained, prompt, options, number))
+            completions.append(
+                trained.generate(
+                    prompt, max_tokens=options.tokens, sampling=options.sampling, seed=options.sampling.seed + number
+                )
+            )
     texts = [
         f"=== {number} (seed {options.sampling.seed + number - 1})\n{prompt}{completion}\n"
         for number, (prompt, completion) in enumerate(zip(options.prompts, completions, strict=True), start=1)
@@ -54,7 +58,7 @@ def main(arguments: list[str]) -> None:
         for text in texts:
             say_verbatim(text)
     if options.save:
-        renew_report(trained.run)
+        renew_report(trained.run.path)
 
 
 def _refuse_impossible(options: GenerateOptions) -> None:
@@ -62,13 +66,3 @@ def _refuse_impossible(options: GenerateOptions) -> None:
         raise NapkinError('--prompts names no text: give one, or --prompts "" for a new document')
     if options.tokens < 1:
         raise NapkinError(f"--tokens is {options.tokens}: use 1 or more")
-
-
-def _complete(trained, prompt: str, options: GenerateOptions, number: int) -> str:
-    from napkin.data.token_file import SEPARATOR
-    from napkin.inference.sampling import generate
-
-    sampling = dataclasses.replace(options.sampling, seed=options.sampling.seed + number)
-    separator = trained.tokenizer.special_tokens[SEPARATOR]
-    start = [separator, *trained.tokenizer.encode(prompt)]
-    return trained.tokenizer.decode(list(generate(trained.model, start, options.tokens, sampling, stop=separator)))

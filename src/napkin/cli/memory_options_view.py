@@ -2,24 +2,23 @@
 
 from rich.table import Table
 
-from napkin.accounting.plan import Plan
 from napkin.cli.terminal import out, say
 from napkin.hardware.calibration_cache import calibration_of_this_machine
-from napkin.hardware.catalogue import Device
+from napkin.hardware.catalogue import find_device
 from napkin.hardware.ceilings import CatalogueCeilings
+from napkin.planning.machine import Progress
 from napkin.planning.memory_options import MemoryOption, describe, memory_options
-from napkin.planning.preparation import Progress
-from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import Recipe
-from napkin.units import format_bytes, format_flops, format_seconds
+from napkin.planning.run_plan import Plan
+from napkin.units import format_bytes, format_flops, format_seconds, parse_devices
 
 
-def find_memory_options(
-    recipe: Recipe, precision: Precision, plan: Plan, device: Device | None, progress: Progress
-) -> list[MemoryOption]:
-    """The memory options of a plan for this machine or, with `device`, for another."""
-    ceilings = calibration_of_this_machine(precision.device_type) if device is None else CatalogueCeilings(device)
-    return memory_options(recipe, precision, plan, ceilings, device=device, progress=progress)
+def find_memory_options(plan: Plan, on: str | None, progress: Progress) -> list[MemoryOption]:
+    """The memory options of a plan for this machine or, with `on`, for devices of the catalogue."""
+    if on is None:
+        ceilings = calibration_of_this_machine(plan.resolved.precision.device_type)
+        return memory_options(plan, ceilings, progress=progress)
+    device = find_device(parse_devices(on)[1])
+    return memory_options(plan, CatalogueCeilings(device), host_bandwidth=device.host_bandwidth, progress=progress)
 
 
 def describe_memory_options(plan: Plan, found: list[MemoryOption]) -> None:

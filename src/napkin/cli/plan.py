@@ -8,8 +8,6 @@ from napkin.cli.options import Switch
 from napkin.cli.recipe_options import RecipeOptions, parse_with_recipe
 from napkin.cli.terminal import print_json, progress_line
 from napkin.errors import NapkinError
-from napkin.hardware.catalogue import find_device
-from napkin.units import parse_devices
 
 
 @dataclass(frozen=True)
@@ -49,29 +47,21 @@ def main(arguments: list[str]) -> None:
         from napkin.cli.memory_options_view import describe_memory_options, find_memory_options
         from napkin.cli.plan_view import describe_plan, describe_rules
         from napkin.planning.micro_batch import refuse_what_does_not_fit
-        from napkin.training.start import plan_as_dict, plan_only
+        from napkin.planning.plan_file import plan_file_of
+        from napkin.planning.planner import plan as make_plan
 
-        if options.on is None:
-            device = None
-            recipe, precision, plan = plan_only(options.recipe, progress=line.retitle)
-        else:
-            from napkin.planning.catalogue_plan import plan_elsewhere
-
-            n_devices, name = parse_devices(options.on)
-            device = find_device(name)
-            recipe, precision, plan = plan_elsewhere(options.recipe, device, n_devices)
-        plan = plan.at(usd_per_hour=options.usd_per_hour, watts=options.watts)
-        memory_options = (
-            find_memory_options(recipe, precision, plan, device, line.retitle) if options.memory_options else []
+        plan = make_plan(options.recipe, options.on, progress=line.retitle).at(
+            usd_per_hour=options.usd_per_hour, watts=options.watts
         )
+        memory_options = find_memory_options(plan, options.on, line.retitle) if options.memory_options else []
     if options.json:
         print_json(
-            plan_as_dict(plan, precision) | ({"memory_options": memory_options} if options.memory_options else {})
+            {**vars(plan_file_of(plan)), **({"memory_options": memory_options} if options.memory_options else {})}
         )
     else:
-        describe_plan(plan, precision, by=options.by)
+        describe_plan(plan, by=options.by)
         if options.rules:
-            describe_rules(recipe, plan)
+            describe_rules(plan)
         if options.memory_options:
             describe_memory_options(plan, memory_options)
-    refuse_what_does_not_fit(recipe, precision, plan)
+    refuse_what_does_not_fit(plan)

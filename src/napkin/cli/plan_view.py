@@ -4,26 +4,23 @@ from typing import Literal
 
 from rich.table import Table
 
-from napkin.accounting.plan import Plan
 from napkin.accounting.price import Spent
 from napkin.accounting.quantity_row import Unit
 from napkin.accounting.rules_table import RuleRow, rules_table
 from napkin.cli.terminal import out, say
-from napkin.planning.preparation import sizes_of
+from napkin.planning.compile_choice import describe_compile
+from napkin.planning.rule_sizes import sizes_of
+from napkin.planning.run_plan import Plan
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import Recipe
 from napkin.report.table import format_figure, format_share, reconcile_table
-from napkin.train_step.compile import describe_compiling
 from napkin.units import format_bytes, format_count, format_rate, format_seconds
 
 LARGEST = 8
 
 
-def describe_plan(
-    plan: Plan, precision: Precision, *, by: Literal["operator", "module", "phase"] | None = None
-) -> None:
+def describe_plan(plan: Plan, *, by: Literal["operator", "module", "phase"] | None = None) -> None:
     """Print the plan's table, where its seconds go (where `by` says how to split them) and its verdict."""
-    site = plan.site
+    site, precision = plan.site, plan.resolved.precision
     peak = f"{precision.products} matrix products at most {format_rate(site.matmul_peak)}"
     if site.measured:
         say(f"plan for {site.name}: {peak}, measured; {format_bytes(site.memory_bytes)} free")
@@ -33,7 +30,7 @@ def describe_plan(
         say("bf16 is emulated here, and slower than fp32: good for a look at what it does to a loss")
     if site.n_devices > 1:
         tokens = plan.tokens_per_step // site.n_devices
-        has = f"1/{site.n_devices} of the model's parameters" if site.sharded else "the whole model"
+        has = f"1/{site.n_devices} of the model's parameters" if plan.resolved.strategy == "fsdp" else "the whole model"
         say(f"each has {has} and {tokens:,} of a step's {plan.tokens_per_step:,} tokens; the table is of one")
     out.print(_formats_table(precision))
     out.print(reconcile_table(plan.table()))
@@ -42,18 +39,26 @@ def describe_plan(
         for category, size in sorted(plan.ledger.peak_by_category.items(), key=lambda item: -item[1])
     )
     say(f"alive at the peak: {alive}")
-    say(describe_compiling(plan))
+    say(describe_compile(plan))
     if by:
         out.print(_seconds_table(getattr(plan.price, f"by_{by}"), plan.price.seconds, by))
     if site.n_devices > 1:
-        waited = format_seconds(plan.exchange_seconds) if plan.exchange_seconds else "nothing"
-        say(f"waiting for the others' gradients once the own backward pass is over: {waited}")
+        say(_communication(plan))
     for operator, calls in plan.ledger.unknown_operators.items():
         say(f"operator {operator} is not in napkin's tables: the FLOPs of {calls} calls are missing above")
     if site.disturbed:
         say("other programs held this machine while it was measured: `napkin calibrate` measures it again")
     if plan.fits:
         say(f"it fits, and takes about {format_seconds(plan.seconds)}")
+
+
+def _communication(plan: Plan) -> str:
+    sent = format_bytes(plan.communication.bytes)
+    if plan.site.link_bandwidth is None:
+        return f"communication: {sent} sent per device and step, over links of unknown bandwidth"
+    exposed = format_seconds(plan.exposed_seconds) if plan.exposed_seconds else "nothing"
+    took = format_seconds(plan.communication_seconds)
+    return f"communication: {sent} sent per device and step in {took}, {exposed} of it exposed"
 
 
 def _formats_table(precision: Precision) -> Table:
@@ -63,12 +68,12 @@ def _formats_table(precision: Precision) -> Table:
     return table
 
 
-def describe_rules(recipe: Recipe, plan: Plan) -> None:
-    """Print the rules of thumb beside the count of the same things; `recipe` is that of one device."""
+def describe_rules(plan: Plan) -> None:
+    """Print the rules of thumb beside the count of the same things; of one device."""
     site = plan.site
     rows = rules_table(
         plan.ledger,
-        sizes_of(recipe),
+        sizes_of(plan.resolved.per_device),
         memory_bytes=site.memory_bytes,
         flops_per_second=site.n_devices * site.matmul_peak,
         bytes_per_second=site.bytes_per_second,

@@ -8,7 +8,8 @@ from typing import Any
 import tomli_w
 
 from napkin.cli.recipe_options import RecipeOptions, parse_with_recipe
-from napkin.recipe.recipe import Recipe, format_recipe
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.toml_file import format_recipe
 
 
 @dataclass(frozen=True)

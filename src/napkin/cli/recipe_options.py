@@ -7,7 +7,8 @@ from typing import Annotated, TypeVar
 
 from napkin.cli.options import INLINED, parse
 from napkin.model.presets import preset
-from napkin.recipe.recipe import Recipe, read_recipe
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.toml_file import read_recipe
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ def main(arguments: list[str]) -> int:
     from napkin.runs.run_folder import RunFolder
 
     with joined(RunFolder.open(options.run).recipe.training) as ranks:
-        with progress_line("starting", shown=ranks.is_first) as line:
+        with progress_line("starting", shown=ranks.is_rank_zero) as line:
             from napkin.cli.train_view import start
-            from napkin.training.start_on_ranks import take_up_run
+            from napkin.training.start import open_run
 
-            preparation, run = take_up_run(ranks, options.run, progress=line.retitle)
+            preparation, run = open_run(options.run, progress=line.retitle, ranks=ranks)
         return start(preparation, run, as_json=options.json)

@@ -37,6 +37,11 @@ def say(text: str, **style: Any) -> None:
     out.print(text, soft_wrap=not out.is_terminal, **style)
 
 
+def say_aside(text: str) -> None:
+    """Print a line that is not a result, on standard error."""
+    err.print(text, soft_wrap=True)
+
+
 def say_verbatim(text: str) -> None:
     """Print what a model wrote: as it is, but on a terminal without what would steer it."""
     if out.is_terminal:

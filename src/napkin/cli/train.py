@@ -25,9 +25,9 @@ def main(arguments: list[str]) -> int:
     from napkin.distributed.ranks import joined
 
     with joined(options.recipe.training) as ranks:
-        with progress_line("starting", shown=ranks.is_first) as line:
+        with progress_line("starting", shown=ranks.is_rank_zero) as line:
             from napkin.cli.train_view import start
-            from napkin.training.start_on_ranks import begin_run
+            from napkin.training.start import create_run
 
-            preparation, run = begin_run(ranks, options.recipe, folder, progress=line.retitle)
+            preparation, run = create_run(options.recipe, folder, progress=line.retitle, ranks=ranks)
         return start(preparation, run, as_json=options.json)

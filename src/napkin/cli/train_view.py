@@ -3,30 +3,32 @@
 import shlex
 
 from napkin.accounting.overhead import loop_overhead
-from napkin.checkpoint.disk_space import describe_checkpoints
 from napkin.cli.plan_view import describe_plan
 from napkin.cli.terminal import err, out, print_json, progress_line, say
-from napkin.planning.preparation import Preparation
+from napkin.planning.checkpoint_plan import describe_checkpoints
 from napkin.report.live_report import live_report
 from napkin.report.page import write_report
 from napkin.report.table import reconcile_table
-from napkin.runs.run_folder import RunFolder, StepMetrics
-from napkin.training.loop import Outcome, train
+from napkin.runs.metrics import StepMetrics
+from napkin.runs.run_folder import RunFolder
+from napkin.training.prepare import Preparation
+from napkin.training.run import Outcome, train_run
 from napkin.units import format_bytes, format_count, format_seconds
 
 
 def start(preparation: Preparation, run: RunFolder, *, as_json: bool) -> int:
     """Train, and leave the books behind; returns the exit status."""
-    if not preparation.ranks.is_first:
+    if not preparation.ranks.is_rank_zero:
         # The first rank speaks for all.
-        followed = train(preparation, run)
+        followed = train_run(preparation, run)
         return 0 if followed.interrupted_by is None else 128 + followed.interrupted_by
-    plan, precision = preparation.plan, preparation.precision
+    plan = preparation.plan
+    assert plan is not None
     if not as_json:
-        describe_plan(plan, precision)
-        if preparation.recipe.training.parallelism == "fsdp" and preparation.ranks.size == 1:
+        describe_plan(plan)
+        if preparation.recipe.training.parallelism == "fsdp" and preparation.ranks.world_size == 1:
             say("fsdp has nothing to spread in one process: `torchrun --nproc-per-node N -m napkin ...` starts several")
-        say(describe_checkpoints(preparation.recipe.training, plan, precision.device_type))
+        say(describe_checkpoints(plan))
 
     def say_aside(message: str) -> None:
         err.print(message, soft_wrap=True)
@@ -39,7 +41,7 @@ def start(preparation: Preparation, run: RunFolder, *, as_json: bool) -> int:
                 line(metrics.step, steps, _live(metrics, steps))
                 live()
 
-            outcome = train(preparation, run, on_step=on_step, on_message=say_aside)
+            outcome = train_run(preparation, run, on_step=on_step, on_message=say_aside)
         line.retitle("writing the report")
         report = write_report(run.path, training=False)
     if as_json:

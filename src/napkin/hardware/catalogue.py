@@ -59,11 +59,13 @@ class Device:
     host_bandwidth: Positive | None = None
     watts: Positive | None = None
     price: Price | None = None
+    torch_device: Literal["cpu", "cuda"] = "cuda"
+    """What PyTorch calls its kind of device; accelerators are counted as "cuda"."""
 
     @property
     def usable_bytes(self) -> int:
         """What is left of `memory_bytes` for tensors once a CUDA context and its libraries are loaded."""
-        return self.memory_bytes - CONTEXT_BYTES
+        return self.memory_bytes - (CONTEXT_BYTES if self.torch_device == "cuda" else 0)
 
     def choose_format(self, wanted: Literal["auto", "bf16", "fp32"]) -> Literal["bf16", "fp32"]:
         """The format of matrix products: "auto" is bf16 where the device has it, else fp32.

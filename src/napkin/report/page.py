@@ -24,7 +24,8 @@ from napkin.report.liveness import REFRESH_SECONDS, sign_of_life
 from napkin.report.svg import COLOURS
 from napkin.report.table import format_figure, format_ratio, format_share, format_three_digits
 from napkin.report.templates import render
-from napkin.runs.run_record import Plan, RunRecord, read_run_record
+from napkin.runs.plan_file import PlanFile
+from napkin.runs.run_record import RunRecord, read_run_record
 from napkin.units import format_bytes, format_flops, format_rate, format_seconds
 
 # A chart is drawn twice, so that its text is as large on a phone as on a desk.
@@ -139,7 +140,7 @@ def _bits(run: RunRecord) -> dict[str, Any] | None:
     return {"chart": _drawing(description, lambda width: bits_chart(found, width)), "text": text}
 
 
-def _memory(plan: Plan | None) -> dict[str, Any] | None:
+def _memory(plan: PlanFile | None) -> dict[str, Any] | None:
     if plan is None or not (total := sum(plan.peak_by_category.values(), 0.0)):
         return None
     parts, device = plan.peak_by_category, plan.device
@@ -210,7 +211,7 @@ def _throughput(run: RunRecord) -> dict[str, Any] | None:
     }
 
 
-def _operators(plan: Plan | None) -> list[dict[str, Any]]:
+def _operators(plan: PlanFile | None) -> list[dict[str, Any]]:
     if plan is None or not (total := sum(plan.seconds_by_operator.values(), 0.0)):
         return []
     longest = sorted(plan.seconds_by_operator.items(), key=lambda entry: -entry[1])
@@ -242,7 +243,7 @@ def _samples(samples: str | None) -> dict[str, str] | None:
     return {"text": samples[:_SAMPLE_CHARACTERS], "left_out": f"{left_out:,}" if left_out else ""}
 
 
-def _machine(plan: Plan | None) -> dict[str, Any] | None:
+def _machine(plan: PlanFile | None) -> dict[str, Any] | None:
     if plan is None:
         return None
     device = plan.device

@@ -1,13 +1,22 @@
 """The plan of a run, before its first step: what count and rule say, what it costs, and whether it fits."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from napkin.accounting.compile_estimate import NOT_COMPILED, Compiling
+from napkin.accounting.compile_estimate import NOT_COMPILED, CompileEstimate
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.price import Price
 from napkin.accounting.quantity_row import QuantityRow
-from napkin.accounting.rules import adamw_bytes_rule, seconds_rule, training_flops_rule
-from napkin.hardware.cuda_target import Target
+from napkin.accounting.rules import (
+    adamw_bytes_rule,
+    bytes_per_parameter,
+    parameters_rule,
+    seconds_rule,
+    training_flops_rule,
+)
+from napkin.accounting.sharding import Communication
+from napkin.accounting.utilisation import dollars, kilowatt_hours, mfu
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
 from napkin.units import format_flops
 
 RULE_MFU = 0.5
@@ -15,7 +24,7 @@ RULE_MFU = 0.5
 
 @dataclass(frozen=True)
 class Site:
-    """Where a run takes place: one device or several alike, the batch split among them."""
+    """Where a run takes place: one device or several alike, which split the batch."""
 
     device_name: str
     matmul_peak: float
@@ -25,18 +34,16 @@ class Site:
     bytes_per_second: float
     """To and from the memory of one device."""
     n_devices: int = 1
-    sharded: bool = False
-    """Whether each holds a part of parameters, gradients and optimizer state, or the whole model."""
+    link_bandwidth: float | None = None
+    """Bytes per second that one device sends to the others; None where that is not known."""
     usd_per_hour: float | None = None
-    """Of all devices; None where nobody said."""
+    """Of all devices; None where it is not known."""
     watts: float | None = None
-    """Of all devices; None where nobody said."""
-    target: Target | None = None
-    """What a step is counted for there, as `count` takes it; None is the machine at hand."""
+    """Of all devices; None where it is not known."""
     measured: bool = True
     """Whether the peak was measured there, or is the datasheet's."""
     disturbed: bool = False
-    """Whether other programs held the machine while it was measured: seconds may be too many, peaks too low."""
+    """Whether other programs used the machine while it was measured: seconds may be too many, peaks too low."""
 
     @property
     def name(self) -> str:
@@ -46,22 +53,51 @@ class Site:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run as predicted: the ledger of one device's step, its price, and the site they are for."""
+    """A run as predicted: the ledger of one device's step, its price, and the devices that they are for."""
 
+    resolved: ResolvedRecipe
+    """The recipe, with nothing left in it for the machine to decide."""
     ledger: Ledger
+    """Of the step that one device does: its rows of the batch, the bytes of its part of the model."""
     price: Price
     site: Site
-    rule_parameters: int
-    """Parameters by the closed form."""
-    rule_bytes_per_parameter: int
-    """Bytes per parameter for weight, gradient and optimizer state by the closed form."""
-    steps: int
-    tokens_per_step: int
-    """Of all devices together."""
-    exchange_seconds: float = 0.0
-    """Seconds per step in which the devices wait for each other's gradients."""
-    compiling: Compiling = NOT_COMPILED
+    communication: Communication = field(default_factory=Communication)
+    """What each device sends per step."""
+    communication_seconds: float = 0.0
+    """Per step, hidden behind computation or not."""
+    exposed_seconds: float = 0.0
+    """Per step: those of them that no computation hides."""
+    compile_estimate: CompileEstimate = NOT_COMPILED
     """Whether blocks are compiled; the ledger is of the uncompiled step, the seconds here are not."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """Of the whole run."""
+        return self.resolved.recipe
+
+    @property
+    def steps(self) -> int:
+        """Updates of the whole run."""
+        return self.recipe.training.steps
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Of all devices together."""
+        return self.recipe.tokens_per_step
+
+    @property
+    def rule_parameters(self) -> int:
+        """Parameters by the closed form."""
+        model = self.recipe.model
+        return parameters_rule(
+            vocab_size=model.vocab_size, d_model=model.d_model, n_layers=model.n_layers, tied=model.tie_embeddings
+        )
+
+    @property
+    def rule_bytes_per_parameter(self) -> int:
+        """Bytes per parameter for weight, gradient and optimizer state by the closed form."""
+        narrower = 2 * (4 - self.resolved.precision.bytes_per_weight)
+        return bytes_per_parameter(self.recipe.optimizer.name) - narrower
 
     @property
     def fits(self) -> bool:
@@ -70,13 +106,13 @@ class Plan:
 
     @property
     def seconds_per_step(self) -> float:
-        """Of one step, the exchange of gradients included."""
-        return self.price.seconds - self.compiling.seconds_less + self.exchange_seconds
+        """Of one step, exposed communication included."""
+        return self.price.seconds - self.compile_estimate.seconds_less + self.exposed_seconds
 
     @property
     def seconds(self) -> float:
         """Of all steps, and of compiling; evaluations and checkpoints come on top."""
-        return self.steps * self.seconds_per_step + self.compiling.seconds_once
+        return self.steps * self.seconds_per_step + self.compile_estimate.seconds_once
 
     @property
     def dollars(self) -> float | None:
@@ -85,7 +121,7 @@ class Plan:
 
     @property
     def kilowatt_hours(self) -> float | None:
-        """Of all steps, every board at its full power."""
+        """Of all steps, every device at its full power."""
         return None if self.site.watts is None else kilowatt_hours(self.seconds, self.site.watts)
 
     def at(self, *, usd_per_hour: float | None = None, watts: float | None = None) -> "Plan":
@@ -99,11 +135,6 @@ class Plan:
         return replace(self, site=changed)
 
     @property
-    def sharded_peak_bytes(self) -> int:
-        """The peak were parameters, gradients and optimizer state spread over the site's devices."""
-        return self.ledger.sharded_peak_bytes(self.site.n_devices)
-
-    @property
     def mfu(self) -> float:
         """Predicted model-FLOPs utilisation."""
         return mfu(self.ledger, self.seconds_per_step, self.site.matmul_peak)
@@ -114,6 +145,9 @@ class Plan:
         rule_flops = training_flops_rule(self.rule_parameters, self.tokens_per_step / site.n_devices)
         rule_seconds = seconds_rule(rule_flops, site.matmul_peak, mfu=RULE_MFU)
         in_all = self.steps * rule_seconds
+        per_parameter = self.rule_bytes_per_parameter
+        parts = site.n_devices if self.resolved.strategy == "fsdp" else 1
+        among = f", divided among {parts} devices" if parts > 1 else ""
         rows = [
             QuantityRow(
                 "parameters",
@@ -126,9 +160,9 @@ class Plan:
             QuantityRow(
                 "peak bytes",
                 "bytes",
-                adamw_bytes_rule(self.rule_parameters, bytes_per_parameter=self.rule_bytes_per_parameter),
+                int(adamw_bytes_rule(self.rule_parameters, bytes_per_parameter=per_parameter)) // parts,
                 self.ledger.peak_bytes,
-                note=f"rule {self.rule_bytes_per_parameter} bytes per parameter: no activations, no logits, no batch",
+                note=f"rule {per_parameter} bytes per parameter{among}: no activations, no logits, no batch",
             ),
             *self._reserved(),
             *self._compiled(),
@@ -159,10 +193,10 @@ class Plan:
         return [QuantityRow("reserved bytes", "bytes", None, self.ledger.reserved_bytes, note=note)]
 
     def _compiled(self) -> list[QuantityRow]:
-        if not self.compiling.chosen:
+        if not self.compile_estimate.chosen:
             return []
         note = "once per run, not in its steps; the peak is that of the uncompiled step"
-        return [QuantityRow("seconds to compile", "seconds", None, self.compiling.seconds, note=note)]
+        return [QuantityRow("seconds to compile", "seconds", None, self.compile_estimate.seconds, note=note)]
 
     def _why_flops_differ(self) -> str:
         ledger = self.ledger
@@ -182,26 +216,3 @@ class Plan:
     def _of_what_peak(self) -> str:
         peak = "measured on this machine" if self.site.measured else "of the datasheet, dense"
         return f"of the matmul peak {peak}; full attention, no recomputation"
-
-
-def dollars(seconds: float, usd_per_hour: float) -> float:
-    """What `seconds` cost."""
-    return seconds / 3600 * usd_per_hour
-
-
-def kilowatt_hours(seconds: float, watts: float) -> float:
-    """What `seconds` at so many watts use."""
-    return seconds / 3600 * watts / 1000
-
-
-def mfu(ledger: Ledger, seconds: float, matmul_peak: float) -> float:
-    """Model-FLOPs utilisation: FLOPs of a step, recomputation left out, a second, over the dense peak.
-
-    Chowdhery et al. 2022, "PaLM", appendix B; with attention counted over all pairs.
-    """
-    return ledger.flops / seconds / matmul_peak
-
-
-def hfu(ledger: Ledger, seconds: float, matmul_peak: float) -> float:
-    """Hardware-FLOPs utilisation: the same with recomputation counted."""
-    return ledger.hardware_flops / seconds / matmul_peak

@@ -1,13 +1,17 @@
 from napkin.model.config import ModelConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import Recipe, TrainingConfig
-from napkin.train_step.step import count_step
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
+from napkin.train_step.step_ledger import count_step
 
 CONFIG = ModelConfig(vocab_size=256, context_length=32, d_model=64, n_layers=3, n_heads=2)
 
 
 def ledger(products):
-    return count_step(Recipe(model=CONFIG, training=TrainingConfig(batch_size=2)), Precision(products, "cpu"))
+    return count_step(
+        ResolvedRecipe(Recipe(model=CONFIG, training=TrainingConfig(batch_size=2)), Precision(products, "cpu"))
+    )
 
 
 def test_one_device_has_the_whole_peak() -> None:

@@ -6,13 +6,16 @@ import pytest
 
 from napkin.accounting.rules import all_reduce_seconds_rule
 from napkin.errors import NapkinError
-from napkin.hardware.catalogue import find_device
+from napkin.hardware.catalogue import Device, find_device
 from napkin.model.config import ModelConfig
-from napkin.planning.catalogue_plan import plan_elsewhere
+from napkin.planning.machine import CatalogueMachine
 from napkin.planning.micro_batch import refuse_what_does_not_fit
+from napkin.planning.planner import plan as make_plan
+from napkin.planning.run_plan import Plan
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import Recipe, TrainingConfig
-from napkin.train_step.step import count_step
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
+from napkin.train_step.step_ledger import count_step
 
 A100 = find_device("A100-80GB")
 
@@ -23,17 +26,22 @@ def recipe(batch_size: int = 16, micro_batch_size: int | None = None, **model: A
     return Recipe(model=ModelConfig(**sizes), training=training)
 
 
+def plan_on(recipe: Recipe, device: Device, n_devices: int) -> Plan:
+    return make_plan(recipe, CatalogueMachine(device, n_devices))
+
+
 def test_each_of_several_devices_steps_over_its_part_of_the_batch() -> None:
-    share, precision, plan = plan_elsewhere(recipe(16), A100, 8)
-    assert (share.training.batch_size, precision) == (2, Precision("bf16", "cuda"))
-    alone = plan_elsewhere(recipe(2), A100, 1)[2]
+    plan = plan_on(recipe(16), A100, 8)
+    resolved = plan.resolved
+    assert (resolved.per_device.training.batch_size, resolved.precision) == (2, Precision("bf16", "cuda"))
+    alone = plan_on(recipe(2), A100, 1)
     assert plan.ledger.flops == alone.ledger.flops
     assert plan.tokens_per_step == 8 * alone.tokens_per_step
     assert plan.price.seconds == alone.price.seconds
 
 
 def test_dollars_and_energy_are_those_of_all_devices_for_all_steps() -> None:
-    _, _, plan = plan_elsewhere(recipe(16), A100, 8)
+    plan = plan_on(recipe(16), A100, 8)
     assert A100.price
     assert A100.watts
     hours = plan.steps * plan.seconds_per_step / 3600
@@ -51,39 +59,36 @@ def test_dollars_and_energy_are_those_of_all_devices_for_all_steps() -> None:
 def test_gradients_cost_time_where_the_backward_pass_does_not_hide_them() -> None:
     # One token a device, so that there is nothing to compute beside the exchange of 4 bytes per parameter.
     slow = dataclasses.replace(A100, link_bandwidth=1e9)
-    _, _, plan = plan_elsewhere(recipe(8, context_length=1), slow, 8)
+    plan = plan_on(recipe(8, context_length=1), slow, 8)
     exchange = 2 * 7 / 8 * 4 * plan.ledger.parameters / 1e9
     assert math.isclose(all_reduce_seconds_rule(4 * plan.ledger.parameters, 8, 1e9), exchange)
-    assert math.isclose(plan.exchange_seconds, max(0.0, exchange - plan.price.by_phase["backward"].seconds))
-    assert plan_elsewhere(recipe(8), A100, 1)[2].exchange_seconds == 0
+    assert math.isclose(plan.communication_seconds, exchange)
+    assert math.isclose(plan.exposed_seconds, max(0.0, exchange - plan.price.by_phase["backward"].seconds))
+    assert plan_on(recipe(8), A100, 1).communication_seconds == 0
 
 
 def test_a_batch_that_does_not_divide_is_refused_with_the_next_that_does() -> None:
     with pytest.raises(NapkinError, match=r"batch_size 12 does not divide among 8 devices.*--training.batch-size 16"):
-        plan_elsewhere(recipe(12), A100, 8)
+        plan_on(recipe(12), A100, 8)
     with pytest.raises(NapkinError, match=r"gets 6 sequences, which do not divide into micro-batches of 4"):
-        plan_elsewhere(recipe(12, 4), A100, 2)
+        plan_on(recipe(12, 4), A100, 2)
 
 
 def test_a_device_without_bf16_trains_in_fp32_and_says_so_where_bf16_is_wanted() -> None:
     v100 = find_device("V100")
-    assert plan_elsewhere(recipe(), v100, 1)[1].products == "fp32"
+    assert plan_on(recipe(), v100, 1).resolved.precision.products == "fp32"
     with pytest.raises(NapkinError, match="no arithmetic in bf16"):
-        plan_elsewhere(dataclasses.replace(recipe(), training=TrainingConfig(precision="bf16")), v100, 1)
+        plan_on(dataclasses.replace(recipe(), training=TrainingConfig(precision="bf16")), v100, 1)
 
 
 def test_what_does_not_fit_is_told_its_ways_out() -> None:
     small = dataclasses.replace(A100, name="small", memory_bytes=600_000_000 + 30_000_000)
-    share, precision, plan = plan_elsewhere(recipe(64, context_length=256), small, 4)
-    assert (
-        plan.ledger.peak_bytes
-        == count_step(share, precision, target=plan.site.target).peak_bytes
-        > plan.site.memory_bytes
-    )
+    plan = plan_on(recipe(64, context_length=256), small, 4)
+    assert plan.ledger.peak_bytes == count_step(plan.resolved).peak_bytes > plan.site.memory_bytes
     with pytest.raises(NapkinError) as refused:
-        refuse_what_does_not_fit(share, precision, plan)
+        refuse_what_does_not_fit(plan)
     line = str(refused.value)
     assert "micro-batch-size" in line
-    assert "sharded over the 4 devices" in line
+    assert "with --training.parallelism fsdp" in line
     assert "would fit a " in line
     assert "\n" not in line
