@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 import torch
 from napkin.planning.preparation import device_name, make_plan, resolve
 
-from napkin.accounting.meter import meter_step
+from napkin.accounting.metering import meter_step
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.recipe.precision import Precision
@@ -77,7 +77,7 @@ def compare(recipe: Recipe) -> Comparison:
     ledger = plan.ledger
     on_cuda = precision.device_type == "cuda"
     if on_cuda:
-        # What the plan's rehearsal left in the cache is not the step's.
+        # What the plan's microbenchmark left in the cache is not the step's.
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -27,8 +27,8 @@ import torch
 
 import napkin.training.loop
 from library_text import library_text
-from napkin.accounting.meter import Stopwatch
-from napkin.cli.terminal import progress_line
+from napkin.accounting.metering import Stopwatch
+from napkin.cli.progress import progress_line
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.recipe.optimizer_config import OptimizerConfig

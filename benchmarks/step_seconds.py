@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 import torch
 from napkin.planning.preparation import device_name, make_plan, resolve
 
-from napkin.accounting.price import price
+from napkin.accounting.pricing import price
 from napkin.accounting.rules import seconds_rule, training_flops_rule
 from napkin.hardware.calibration_cache import calibration_of_this_machine
 from napkin.hardware.host import detect_host

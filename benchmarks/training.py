@@ -3,7 +3,7 @@
 One model for all, GPT-2's shape: 4 layers, context 256, batch 16, vocabulary 8,192, widths 256 and 512. Each contender
 is a process of its own, so that nobody's allocator settings help another; they take their steps in turns, and the best
 of several counts, so that a busy minute hits all of them. The measured bf16 peak is of 2048³ products in the same
-rounds. Peak bytes are those of tensors in an eager step, as `napkin.accounting.record` watches them.
+rounds. Peak bytes are those of tensors in an eager step, as `napkin.accounting.recording` watches them.
 
     python benchmarks/training.py                         # some ten minutes on two quiet cores
     python benchmarks/training.py --no-compiled --widths 256 --rounds 5
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from napkin.accounting.record import record
+from napkin.accounting.recording import record
 from napkin.hardware.host import detect_host
 from napkin.hardware.malloc import keep_freed_memory
 from napkin.model.config import ModelConfig

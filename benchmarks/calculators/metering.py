@@ -8,7 +8,7 @@ import psutil
 import torch
 from napkin.planning.preparation import resolve
 
-from napkin.accounting.meter import Stopwatch, meter_step
+from napkin.accounting.metering import Stopwatch, meter_step
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.recipe.recipe import Recipe

@@ -118,6 +118,27 @@ def format_seconds(value: float) -> str:
     return f"{value / 86400:.1f} days"
 
 
+def format_share(share: float) -> str:
+    """Print a share of 1 as a percentage.
+
+    >>> format_share(0.4123), format_share(1), format_share(0.0123)
+    ('41.2%', '100%', '1.23%')
+    """
+    return format_three_digits(100 * share) + "%"
+
+
+def format_three_digits(value: float) -> str:
+    """Print a bare number with three significant digits, zeros among them.
+
+    >>> format_three_digits(2.4), format_three_digits(186.35), format_three_digits(12345.6)
+    ('2.40', '186', '12346')
+    """
+    if value == 0 or 999.5 <= abs(value) < 1e6:
+        return f"{value:.0f}"
+    # "#" keeps the zeros that are among the three digits, and a point that may then be the last character.
+    return f"{value:#.3g}".removesuffix(".")
+
+
 def _parse(text: str, factors: dict[str, int], expected: str) -> int:
     match = _NUMBER.fullmatch(text)
     if not match or match[2] not in factors:

@@ -48,7 +48,7 @@ def test_a_count_for_a_gpu_has_its_operators_and_what_it_reserves(capsys: pytest
     assert sum(on_h100["peak_by_category"].values()) == on_h100["peak_bytes"] <= on_h100["reserved_bytes"]
     assert "_scaled_dot_product_cudnn_attention" in on_h100["rows"]
     assert "_scaled_dot_product_efficient_attention" in on_t4["rows"]
-    assert "reserved of the GPU" in output(capsys, "count", *TINY, "--target", "cuda", "--training.device", "cuda")
+    assert "reserved on the GPU" in output(capsys, "count", *TINY, "--target", "cuda", "--training.device", "cuda")
 
 
 @pytest.mark.parametrize(
@@ -127,4 +127,4 @@ def test_a_plan_for_other_devices_says_what_it_costs_and_where_its_time_goes(
     for by in ("operator", "module", "phase"):
         assert sum(plan[f"seconds_by_{by}"].values()) <= plan["seconds"] / plan["steps"] * (1 + 1e-9)
     shown = output(capsys, *arguments, "--by", "module", "--rules")
-    assert all(word in shown for word in ("bound by bytes", "blocks.*.attention", "12·L·d·s·T", "dollars", "kWh"))
+    assert all(word in shown for word in ("bandwidth-bound", "blocks.*.attention", "12·L·d·s·T", "dollars", "kWh"))

@@ -221,8 +221,8 @@ def test_a_tokenizer_without_a_separator_is_imported_with_a_hint(napkin) -> None
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        ("tokenizer trian docs", r"there is no 'trian': did you mean `napkin tokenizer train`\?"),
-        ("tokenizer zzz", "there is no 'zzz': use one of train, encode, compare, show, import, export"),
+        ("tokenizer trian docs", r"there is no command 'tokenizer trian': did you mean `napkin tokenizer train`\?"),
+        ("tokenizer zzz", "there is no command 'tokenizer zzz': `napkin tokenizer --help` lists them"),
         ("tokenizer train docs --kind letters --out new.json", "invalid choice 'letters' for argument '--kind'"),
         ("tokenizer train docs --kind bytes --vocab-size 300 --out new.json", "--vocab-size is not for --kind bytes"),
         ("tokenizer train docs --kind characters --pattern gpt2 --out new.json", "--pattern is not for --kind char"),
@@ -247,7 +247,10 @@ def test_a_tokenizer_without_a_separator_is_imported_with_a_hint(napkin) -> None
         ("tokenizer import none.json --out new.json", "'none.json' cannot be read"),
         ("tokenizer import docs --out new.json", "'docs/vocab.json' cannot be read"),
         ("tokenizer import one.txt", "'data/tokenizer.json' exists and is not overwritten"),
-        ("tokenizer import one.txt --out new.json", "a rank file does not say how text is cut: name its --pattern"),
+        (
+            "tokenizer import one.txt --out new.json",
+            "a .tiktoken file does not say how text is split: name its --pattern",
+        ),
         ("tokenizer import one.txt --pattern gpt2 --out new.json", "'one.txt' cannot be used: line 1 is 'the cat sat"),
         ("tokenizer import one.txt --format gpt2 --out new.json", "--format gpt2 reads two files, 1 given"),
         ("tokenizer import data/tokenizer.json --out new.json", "missing required field `model`"),
@@ -270,4 +273,6 @@ def test_a_wrong_command_is_refused_with_the_way_out(refusal, command: str, line
 def test_only_bpe_is_exported_and_built_up(refusal) -> None:
     WordTokenizer(["a"], [SEPARATOR]).save("words.json")
     assert "of kind 'words' has no merges" in refusal("tokenizer", "export", "words.json", "--out", "new")
-    assert "of kind 'words' builds nothing up" in refusal("tokenizer", "show", "words.json", "--word", "a")
+    assert "of kind 'words' has no merges: use one of kind 'bpe'" in refusal(
+        "tokenizer", "show", "words.json", "--word", "a"
+    )

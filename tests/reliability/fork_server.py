@@ -16,7 +16,7 @@ from typing import Any
 IMPORTED = (
     "napkin.cli.resume",
     "napkin.cli.train",
-    "napkin.cli.train_view",
+    "napkin.cli.train_and_report",
     "napkin.distributed.process_group",
     "napkin.training.start_on_ranks",
     "torch.distributed.fsdp",

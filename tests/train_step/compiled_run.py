@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from napkin.accounting.meter import meter_step
+from napkin.accounting.metering import meter_step
 from napkin.checkpoint.folder import read_checkpoint
 from napkin.errors import NapkinError
 from napkin.planning.kernel_choice import choose_kernels

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from napkin.accounting.meter import meter_step
+from napkin.accounting.metering import meter_step
 from napkin.model.config import ModelConfig
 from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from napkin.accounting.meter import meter_step
+from napkin.accounting.metering import meter_step
 from napkin.checkpoint.load import load_model, load_train_state
 from napkin.checkpoint.write import save_checkpoint
 from napkin.model.config import ModelConfig

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from napkin.accounting.ledger import Ledger
-from napkin.accounting.meter import meter_step
+from napkin.accounting.metering import meter_step
 from napkin.optim.schedule import warmup_cosine
 from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from napkin.accounting.meter import meter_step
+from napkin.accounting.metering import meter_step
 from napkin.data import Batches, Document, TokenFile, TokenMixture, documents_begun, write_token_file
 from napkin.errors import NapkinError
 from napkin.evaluation.bits_per_byte import mean_loss

@@ -2,13 +2,13 @@
 
 A compiler fuses what stands between the matrix products of a block (norms, activations, changes of format, residual
 sums) and leaves the products as they are. What it saves is a multiple of what rooflines give for those operators, whose
-tensors would otherwise go through memory one by one. Rooflines, not rehearsals: they say the same each time.
+tensors would otherwise go through memory one by one. Rooflines, not microbenchmarks: they say the same each time.
 """
 
 from dataclasses import dataclass
 
 from napkin.accounting.ledger import Ledger
-from napkin.accounting.price import price, roofline_seconds
+from napkin.accounting.pricing import price, roofline_seconds
 from napkin.hardware.ceilings import Ceilings
 
 SAVED = {

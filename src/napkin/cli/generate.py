@@ -3,28 +3,25 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from napkin.cli.options import INLINED, RunFolderArgument, Switch, parse
+from napkin.cli.options import INLINED, RunOptions, Switch, parse
+from napkin.cli.progress import progress_line
 from napkin.cli.renewed_report import renew_report
-from napkin.cli.terminal import print_json, progress_line, say_aside, say_verbatim
+from napkin.cli.terminal import notify, print_json, print_verbatim
 from napkin.errors import NapkinError
 from napkin.inference.settings import Sampling
 
 
 @dataclass(frozen=True)
-class GenerateOptions:
+class GenerateOptions(RunOptions):
     """Let a trained model continue a text."""
 
-    run: RunFolderArgument
-    """Folder of the run."""
     prompts: tuple[str, ...] = ("",)
-    """Texts to continue; an empty one begins a new document. One that begins with - goes as --prompts=-TEXT"""
+    """Texts to continue; an empty one begins a new document. Write --prompts=-TEXT for one that begins with -"""
     tokens: int = 120
-    """Most tokens a completion has; it ends where the model ends the document."""
+    """Maximum number of tokens of a completion, which ends earlier where the model ends the document."""
     sampling: Annotated[Sampling, INLINED] = field(default_factory=Sampling)
     save: Switch = False
-    """Keep the completions as the run's samples.txt, and show them in its report."""
-    json: Switch = False
-    """Print the result for programs."""
+    """Write the completions to the run's samples.txt, and show them in its report."""
 
 
 def main(arguments: list[str]) -> None:
@@ -34,7 +31,7 @@ def main(arguments: list[str]) -> None:
     with progress_line("opening the run") as line:
         from napkin.inference.trained import load
 
-        trained = load(options.run, on_message=say_aside)
+        trained = load(options.run, on_message=notify)
         line.retitle("generating")
         completions = []
         for number, prompt in enumerate(options.prompts):
@@ -56,7 +53,7 @@ def main(arguments: list[str]) -> None:
         print_json([{"prompt": p, "completion": c} for p, c in zip(options.prompts, completions, strict=True)])
     else:
         for text in texts:
-            say_verbatim(text)
+            print_verbatim(text)
     if options.save:
         renew_report(trained.run.path)
 

@@ -177,7 +177,7 @@ class Calibration:
     def _measured(self, format_name: str) -> tuple[MatmulMeasurement, ...]:
         name = find_format(format_name).name
         # torch multiplies bf16 on every device, and makes fp32 of it where there are no instructions: a bound that
-        # nothing reaches, and a rehearsal shows how far.
+        # nothing reaches, and a microbenchmark shows how far.
         counted = "fp32" if name == "bf16" and name not in self.formats else name
         measured = tuple(matmul for matmul in self.matmuls if matmul.format == counted)
         if not measured:

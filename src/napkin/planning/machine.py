@@ -13,8 +13,8 @@ import psutil
 import torch
 
 from napkin.accounting.ledger import Ledger
-from napkin.accounting.microbenchmark import rehearse
-from napkin.accounting.price import Price, price, roofline_seconds
+from napkin.accounting.microbenchmark import time_operators
+from napkin.accounting.pricing import Price, price, roofline_seconds
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
 from napkin.hardware.calibration import Calibration
@@ -127,7 +127,7 @@ class ThisMachine(Machine):
         if ledger.peak_bytes > free:
             return price(ledger, ceilings)
         progress("timing the operators")
-        timed = rehearse(
+        timed = time_operators(
             ledger,
             lambda row: roofline_seconds(row, ceilings),
             device_type=self.device_type,

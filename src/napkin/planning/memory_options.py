@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from napkin.accounting.price import price
+from napkin.accounting.pricing import price
 from napkin.hardware.ceilings import Ceilings
 from napkin.planning.run_plan import Plan
 from napkin.recipe.resolved import ResolvedRecipe

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import torch
 
 import napkin
-from napkin.accounting.price import Spent
+from napkin.accounting.pricing import Spent
 from napkin.checkpoint.disk_space import checkpoint_bytes
 from napkin.planning.compile_choice import describe_compile
 from napkin.planning.run_plan import Plan

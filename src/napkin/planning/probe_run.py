@@ -13,8 +13,8 @@ from collections.abc import Hashable, Mapping
 import torch
 
 from napkin.accounting.ledger import Row
-from napkin.accounting.microbenchmark import rehearse
-from napkin.accounting.price import price, roofline_seconds
+from napkin.accounting.microbenchmark import time_operators
+from napkin.accounting.pricing import price, roofline_seconds
 from napkin.hardware.ceilings import Ceilings
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step import build_train_state
@@ -48,7 +48,7 @@ def time_probe_run(
     def expected(row: Row) -> float:
         return roofline_seconds(row, ceilings)
 
-    known = rehearse(ledger, expected, device_type=probe.precision.device_type, known=timed, max_bytes=max_bytes)
+    known = time_operators(ledger, expected, device_type=probe.precision.device_type, known=timed, max_bytes=max_bytes)
     alone = price(ledger, ceilings, known).seconds
     if ledger.peak_bytes > max_bytes or alone * (WARM_UP_STEPS + STEPS.start) > MOST_SECONDS:
         return 1.0, UNPROBED_FACTOR

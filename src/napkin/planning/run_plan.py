@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from napkin.accounting.compile_estimate import NOT_COMPILED, CompileEstimate
 from napkin.accounting.ledger import Ledger
-from napkin.accounting.price import Price
+from napkin.accounting.pricing import Price
 from napkin.accounting.quantity_row import QuantityRow
 from napkin.accounting.rules import (
     adamw_bytes_rule,

@@ -6,7 +6,7 @@ import functools
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from napkin.accounting.count import count
+from napkin.accounting.counting import count
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.sharding import Sharding, ShardingUnits
 from napkin.model.config import ModelConfig

@@ -66,12 +66,12 @@ class MetricsLog(Callback):
     def on_start(self, loop: TrainingLoop) -> None:
         """Drop the lines past the checkpoint; find out whether the last step is still to be finished."""
 
-        def settle() -> str | None:
+        def rewind() -> str | None:
             self.file.rewind(loop.step)
             loop.history.forget_finished(self.file.path)
             return loop.history.unfinished
 
-        loop.history.unfinished = loop.ranks.broadcast_from_zero(settle)
+        loop.history.unfinished = loop.ranks.broadcast_from_zero(rewind)
 
     def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
         """Log the step: from here on it is finished."""

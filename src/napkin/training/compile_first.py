@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from napkin.accounting.meter import Stopwatch
+from napkin.accounting.metering import Stopwatch
 from napkin.errors import NapkinError, first_line
 from napkin.torch_compile import compiled_folder, stoppable_compiler
 from napkin.train_step.step import TrainState

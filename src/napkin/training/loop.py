@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 
-from napkin.accounting.meter import Stopwatch
+from napkin.accounting.metering import Stopwatch
 from napkin.accounting.utilisation import mfu
 from napkin.checkpoint.sharded_writer import restore_on_ranks
 from napkin.data.feed import open_feed

@@ -6,7 +6,7 @@ import time
 import psutil
 import torch
 
-from napkin.accounting.meter import StepMeasurement, meter_step
+from napkin.accounting.metering import StepMeasurement, meter_step
 from napkin.accounting.reconcile import Measurement
 from napkin.accounting.utilisation import hfu, mfu
 from napkin.data.feed import Batch
