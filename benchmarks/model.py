@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from napkin.accounting.recording import record
 from napkin.hardware.host import detect_host
+from napkin.kernels.linear_cross_entropy import linear_cross_entropy
 from napkin.model.config import ModelConfig
-from napkin.model.loss import linear_cross_entropy
 from napkin.model.transformer import Transformer
 from napkin.units import format_bytes
 from plain_models import PlainGPT2, PlainLlama

@@ -1,4 +1,4 @@
-"""Number formats: how many bits each part has, what range and resolution follow, and what rounding does.
+"""Number formats: the bits of each field, the range and resolution that follow from them, and rounding.
 
 A floating-point format with e exponent bits, f fraction bits and bias b = 2^(e-1) - 1 holds the numbers
 
@@ -6,8 +6,8 @@ A floating-point format with e exponent bits, f fraction bits and bias b = 2^(e-
     (-1)^sign · 0.fraction · 2^(1 - b)             subnormal (exponent field 0)
 
 All figures here are computed from that layout (IEEE 754-2019, section 3.4) with Python's exact integers and
-fractions. The top exponent is kept for infinity and NaN, except in E4M3, which has no infinity and gives up
-only its single largest pattern to NaN (Micikevicius et al. 2022, "FP8 Formats for Deep Learning", table 1).
+fractions. The top exponent is reserved for infinity and NaN, except in E4M3, which has no infinity and whose
+only NaN is the largest pattern (Micikevicius et al. 2022, "FP8 Formats for Deep Learning", table 1).
 """
 
 import difflib
@@ -22,9 +22,9 @@ from napkin.errors import NapkinError
 class NumberFormat:
     """One number format; `exponent_bits` is 0 for two's-complement integers.
 
-    `bits` are the bits per number takes in memory. They exceed sign + exponent + fraction for tf32 alone: it
-    lives in a 32-bit word whose 13 lowest bits the matrix units ignore. `torch_name` is the dtype's attribute
-    in torch, None where torch has no such dtype.
+    `bits` are the bits of a number in memory. They exceed sign + exponent + fraction only for tf32, which is stored
+    in a 32-bit word whose 13 lowest bits the matrix units ignore. `torch_name` is the dtype's name in torch, None if
+    torch has no such dtype.
     """
 
     name: str
@@ -42,7 +42,7 @@ class NumberFormat:
 
     @property
     def bytes(self) -> float:
-        """Bytes per number takes in memory: a half for int4, two of which share a byte."""
+        """Bytes of a number in memory: a half for int4, two of which share a byte."""
         return self.bits / 8
 
     @property
@@ -62,7 +62,7 @@ class NumberFormat:
             return float(2**self.fraction_bits - 1)
         if self.has_infinity:
             return float((2 - Fraction(1, 2**self.fraction_bits)) * Fraction(2) ** self.bias)
-        # The top exponent is in use; only its last fraction is NaN, so the last but one is the largest.
+        # The top exponent holds numbers too; only its last fraction is NaN, so the last but one is the largest.
         return float((2 - Fraction(2, 2**self.fraction_bits)) * Fraction(2) ** (self.bias + 1))
 
     @property
@@ -88,10 +88,10 @@ class NumberFormat:
 
 @dataclass(frozen=True)
 class Rounded:
-    """What became of a number in a format: its bit pattern, its value, and how far off that is.
+    """A number rounded to a format: its bit pattern, its value, and its errors.
 
-    `underflow` says that a number other than zero became zero, `overflow` that it rounds beyond the largest
-    finite number. After an overflow to infinity both errors are infinite.
+    `underflow` is True if a number other than zero became zero, `overflow` if it rounds beyond the largest finite
+    number. After an overflow to infinity both errors are infinite.
     """
 
     bits: int
@@ -147,8 +147,8 @@ def find_format(name: str) -> NumberFormat:
     if plain in _ALIASES:
         return FORMATS[_ALIASES[plain]]
     near = difflib.get_close_matches(plain, _ALIASES, n=1)
-    hint = f" (is {_ALIASES[near[0]]} meant?)" if near else ""
-    raise NapkinError(f"{name!r} is no number format{hint}: use one of {', '.join(FORMATS)}")
+    hint = f" (did you mean {_ALIASES[near[0]]}?)" if near else ""
+    raise NapkinError(f"{name!r} is not a number format{hint}: use one of {', '.join(FORMATS)}")
 
 
 def round_to(value: float | int, format: NumberFormat | str) -> Rounded:
@@ -205,7 +205,7 @@ def _exponent(magnitude: Fraction) -> int:
 
 
 def _word(pattern: int, negative: bool, target: NumberFormat) -> int:
-    """The sign and the fields below it at their place in the stored word."""
+    """The stored word: the sign and the fields below it, shifted to their place."""
     used = 1 + target.exponent_bits + target.fraction_bits
     return (pattern + (negative << (used - 1))) << (target.bits - used)
 
@@ -224,7 +224,7 @@ def _round_to_integer(value: float | int, target: NumberFormat) -> Rounded:
 
 
 def _beyond(value: float | int, target: NumberFormat) -> Rounded:
-    """What a number beyond the largest finite one becomes: infinity, or else the largest."""
+    """A number beyond the largest finite one: infinity, or else the largest."""
     negative = value < 0
     if not target.has_infinity:
         held = target.lowest if negative else target.largest
@@ -245,12 +245,12 @@ def _largest_bits(negative: bool, target: NumberFormat) -> int:
 
 def _nan(target: NumberFormat) -> Rounded:
     if target.is_integer:
-        raise NapkinError(f"NaN has no place in {target.name}: replace it before rounding to integers")
-    # The quiet NaN: only the top fraction bit set, or every bit where no infinity shares the exponent.
+        raise NapkinError(f"NaN does not exist in {target.name}: replace it before rounding to integers")
+    # The quiet NaN: only the top fraction bit is set, or every bit in formats without infinity.
     fraction = 2 ** (target.fraction_bits - 1) if target.has_infinity else 2**target.fraction_bits - 1
     return Rounded(_word(_top(target) + fraction, False, target), math.nan, math.nan, math.nan, False, False)
 
 
 def _top(target: NumberFormat) -> int:
-    """The pattern whose exponent bits alone are set."""
+    """The pattern in which exactly the exponent bits are set."""
     return (2**target.exponent_bits - 1) << target.fraction_bits

@@ -1,4 +1,4 @@
-"""What a tensor is underneath: a window of shape and strides onto a storage that others may share."""
+"""How a tensor is stored: shape and strides over a storage that other tensors may share."""
 
 import gc
 import itertools
@@ -18,29 +18,29 @@ FORMAT_OF = {getattr(torch, number.torch_name): name for name, number in FORMATS
 
 @dataclass(frozen=True)
 class TensorReport:
-    """What `inspect` found; printing it shows a line a fact."""
+    """What `inspect` found; prints as one fact per line."""
 
     format: str
-    """Number format: "fp32", "bf16", ..., or torch's name where napkin has none."""
+    """Number format: "fp32", "bf16", ..., or torch's name if napkin has none."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    """Elements to step over in the storage for the next index, by dimension."""
+    """Distance in the storage from one index to the next, in elements, by dimension."""
     offset: int
-    """Elements before the first one."""
+    """Elements in the storage before the tensor's first."""
     contiguous: bool
-    """Whether the elements lie in row-major order without gaps."""
+    """Whether the elements are in row-major order without gaps."""
     bytes: int
-    """Of the elements: their number times the bytes of one."""
+    """Of the elements: their number times the bytes of one element."""
     storage_bytes: int
-    """Of the storage, which lives until the last tensor onto it is gone."""
+    """Of the storage, which is freed with the last tensor that uses it."""
     device: str
     shared_with: tuple[str, ...]
-    """The other live tensors onto the same storage."""
+    """The other live tensors that use the same storage."""
     view_obstacle: str | None
-    """Why `.view(-1)` would fail; None where it would not."""
+    """Why `.view(-1)` would fail; None if it works."""
 
     def __str__(self) -> str:
-        shared = "; ".join(self.shared_with) or "nobody"
+        shared = "; ".join(self.shared_with) or "no other tensor"
         lines = {
             "format": self.format,
             "shape": self.shape,
@@ -54,10 +54,10 @@ class TensorReport:
 
 
 def inspect(tensor: Tensor) -> TensorReport:
-    """Say what a strided tensor is: format, shape, strides, storage, and who shares it.
+    """Describe a strided tensor: format, shape, strides, storage, and the tensors that share it.
 
-    Sharing is looked up among all tensors that Python holds at this moment; those that only the autograd graph or
-    C++ holds are not seen.
+    The tensors that share the storage are found among all that Python holds at this moment; those that only the
+    autograd graph or C++ holds are not seen.
     """
     return TensorReport(
         format=FORMAT_OF.get(tensor.dtype, str(tensor.dtype).removeprefix("torch.")),
@@ -74,7 +74,7 @@ def inspect(tensor: Tensor) -> TensorReport:
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the storages behind `tensors`; views share a storage, and a storage counts once.
+    """Bytes of the storages of `tensors`; views share a storage, which counts once.
 
     >>> a = torch.zeros(4, 8)
     >>> storage_bytes([a, a.T, a[1:]])
@@ -85,10 +85,10 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def view_obstacle(tensor: Tensor, shape: Sequence[int]) -> str | None:
-    """Why `tensor.view(shape)` would fail, or None where it works; -1 stands for one size to be inferred.
+    """Why `tensor.view(shape)` would fail, or None if it works; a size of -1 is inferred.
 
-    Dimensions can be merged where stepping to the next index of the outer one is as far as running through all of
-    the inner one: stride[i] = stride[i + 1] · size[i + 1].
+    Two dimensions can be merged if one step of the outer is as far as all steps of the inner:
+    stride[i] = stride[i + 1] · size[i + 1].
 
     >>> view_obstacle(torch.zeros(2, 3).T, (6,))
     'dimensions 0 and 1 cannot be merged: stride 1 is not 2 · 3; .reshape or .contiguous() copies'
@@ -113,7 +113,7 @@ def _first_break(tensor: Tensor) -> str:
                 f"dimensions {outer} and {inner} cannot be merged: stride {far} is not {size} · {near}; "
                 ".reshape or .contiguous() copies"
             )
-    return "the sizes asked for cut across its dimensions; .reshape copies"
+    return "the requested sizes split its dimensions in a way that strides cannot describe; .reshape copies"
 
 
 def _dimensions(tensor: Tensor) -> list[tuple[int, int]]:
@@ -123,7 +123,7 @@ def _dimensions(tensor: Tensor) -> list[tuple[int, int]]:
 def _sharers(tensor: Tensor) -> list[Tensor]:
     address = tensor.untyped_storage()._cdata
     with warnings.catch_warnings():
-        # Asking foreign objects for their type wakes deprecation warnings of modules that resolve names lazily.
+        # Looking at the type of arbitrary objects triggers deprecation warnings of modules that resolve names lazily.
         warnings.simplefilter("ignore")
         tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor) and thing is not tensor]
     return [other for other in tensors if other.layout == torch.strided and other.untyped_storage()._cdata == address]

@@ -1,4 +1,4 @@
-"""How torch.compile is set up here: where and what it keeps, and how its compilers are stopped."""
+"""Set-up of torch.compile: what it caches and where, and how its C++ compilers are stopped."""
 
 import contextlib
 import os
@@ -16,10 +16,9 @@ _stopped = threading.Event()
 
 
 def set_up_compiler() -> None:
-    """Have torch keep machine code alone, in a folder of the user's, and of that whole files only.
+    """Make torch cache only machine code, in a folder of the user's, and only whole files.
 
-    Its own choice is a folder in /tmp, into which others may write first; and what it knows of graphs it would keep as
-    pickles, and read them.
+    By default it uses a folder in /tmp, which other users may create first, and caches graphs as pickles.
     """
     from torch._dynamo import config as tracing
     from torch._functorch import config as differentiating
@@ -27,28 +26,28 @@ def set_up_compiler() -> None:
     from torch._inductor import cpp_builder
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    # torch writes its own choice there as soon as it has looked for it.
+    # torch writes its default into the environment as soon as it has looked for it.
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR", default_cache_dir()) == default_cache_dir():
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder() / "torch")
     tracing.automatic_dynamic_local_pgo = False
     differentiating.enable_autograd_cache = False
     generating.fx_graph_cache = False
-    # They would lie in /tmp whatever is said.
+    # They would be written to /tmp, whatever the cache folder.
     generating.cpp_cache_precompile_headers = False
     if os.name != "nt":
-        cpp_builder.run_compile_cmd = _compile_whole
+        cpp_builder.run_compile_cmd = _compile_atomically
 
 
 def compiled_folder() -> Path:
-    """Where torch keeps what it has compiled, once the compiler is set up."""
+    """Where torch caches compiled code, once `set_up_compiler` was called."""
     return Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
 
 
 @contextlib.contextmanager
 def stoppable_compiler() -> Iterator[Callable[[], None]]:
-    """Yield what ends the C++ compilers at work: who waits for one of them gets a KeyboardInterrupt.
+    """Yield a function that stops the running C++ compilers; whoever waits for one gets a KeyboardInterrupt.
 
-    A signal's handler may call it, where raising will not do: torch computes in places that swallow exceptions.
+    A signal handler can call it instead of raising: torch runs compilers in places that swallow exceptions.
     """
     from torch._inductor.async_compile import AsyncCompile
 
@@ -68,10 +67,10 @@ def _stop() -> None:
         _end(process)
 
 
-def _compile_whole(cmd_line: str, cwd: str) -> None:
-    """In place of torch's own: what is made gets its name when it is whole, and a compiler can be stopped.
+def _compile_atomically(cmd_line: str, cwd: str) -> None:
+    """Replaces torch's own function: the output gets its name once it is whole, and the compiler can be stopped.
 
-    torch has the linker write where it looks for what is kept: a kill would leave a part, to be loaded by the next run.
+    torch lets the linker write directly into the cache: a kill would leave a partial file for the next run to load.
     """
     from torch._inductor.exc import CppCompileError
 
@@ -81,7 +80,7 @@ def _compile_whole(cmd_line: str, cwd: str) -> None:
     temporary = temporary_name(target)
     words[at] = str(temporary)
     try:
-        # A group of its own, which ends as one: the driver would leave the compiler proper behind.
+        # In a process group, which is terminated as one: the driver alone would leave the compiler proper running.
         with subprocess.Popen(
             words, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0
         ) as process:
@@ -89,15 +88,15 @@ def _compile_whole(cmd_line: str, cwd: str) -> None:
             try:
                 if _stopped.is_set():
                     _end(process)
-                said, _ = process.communicate()
+                output, _ = process.communicate()
             finally:
                 _end(process)
                 _running.discard(process)
         if _stopped.is_set():
-            # Not an error of the compiler's, which torch takes for an answer where it tries what a machine can do.
+            # Not a compiler error, which torch takes as the answer when it tests what a machine can do.
             raise KeyboardInterrupt
         if process.returncode:
-            raise CppCompileError(words, said.decode(errors="replace"))
+            raise CppCompileError(words, output.decode(errors="replace"))
         sync_file(temporary)
         publish(temporary, target, overwrite=True)
     finally:

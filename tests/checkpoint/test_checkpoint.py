@@ -299,7 +299,8 @@ def test_a_recipe_that_changed_in_other_ways_is_told(tmp_path: Path) -> None:
     save(tmp_path, train_state, 0)
     changed = dataclasses.replace(train_state.recipe, optimizer=OptimizerConfig(learning_rate=0.5, warmup_steps=0))
     messages: list[str] = []
-    restore(tmp_path, dataclasses.replace(train_state, recipe=changed), messages)
+    resolved = dataclasses.replace(train_state.resolved, recipe=changed)
+    restore(tmp_path, dataclasses.replace(train_state, resolved=resolved), messages)
     assert len(messages) == 1
     assert f"optimizer.learning_rate is 0.5, was {train_state.recipe.optimizer.learning_rate}" in messages[0]
 

@@ -78,7 +78,7 @@ def test_a_preset_is_counted_and_options_change_it(capsys: pytest.CaptureFixture
 
 def test_an_unknown_preset_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["count", "--preset", "gpt-2"]) == 2
-    assert "there is no preset 'gpt-2': did you mean 'gpt2'?" in capsys.readouterr().err
+    assert "'gpt-2' is not a preset: did you mean 'gpt2'?" in capsys.readouterr().err
 
 
 def test_formats_say_what_becomes_of_a_number(capsys: pytest.CaptureFixture[str]) -> None:

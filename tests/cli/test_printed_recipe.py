@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from napkin.cli.recipe import with_comments
-from napkin.optim.names import OPTIMIZERS
+from napkin.optim.registry import OPTIMIZERS
 from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import read_recipe

@@ -5,14 +5,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from napkin.model.attention import CausalSelfAttention, Shared, attention_reference
+from napkin.kernels.layer_norm import layer_norm_reference
+from napkin.model.attention import CausalSelfAttention, ForwardContext
 from napkin.model.dropout import Dropout
-from napkin.model.feed_forward import FEED_FORWARDS, SwiGLU
 from napkin.model.initialization import fan_in_std, glorot_std, truncated_normal
-from napkin.model.linear import Linear
-from napkin.model.linear_maker import LinearMaker, MultipliedLinearMaker
-from napkin.model.normalization import LayerNorm, RMSNorm, layer_norm_reference
-from napkin.model.rotation import RotaryEmbedding, rotate
+from napkin.model.linear import Linear, LinearFactory
+from napkin.model.mlp import FEED_FORWARDS, SwiGLU
+from napkin.model.norm import LayerNorm, RMSNorm
+from napkin.model.rope import RotaryEmbedding
 from oracles import numpy_switches as switches
 from oracles import numpy_transformer as oracle
 
@@ -21,8 +21,8 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def maker(seed: int = 1) -> LinearMaker:
-    return LinearMaker(generator=torch.Generator().manual_seed(seed))
+def factory(seed: int = 1) -> LinearFactory:
+    return LinearFactory(generator=torch.Generator().manual_seed(seed))
 
 
 def double(tensor: Tensor) -> oracle.Array:
@@ -57,63 +57,18 @@ def test_rms_norm_of_zeros_is_zero_with_a_finite_gradient() -> None:
     assert x.grad.isfinite().all()
 
 
-def test_rotation_equals_multiplication_by_complex_numbers() -> None:
-    x = normal(2, 11, 3, 16)
-    rotated = rotate(x, *RotaryEmbedding(16, 32, theta=500.0)(11))
-    for sequence in range(2):
-        for head in range(3):
-            assert_equals_float64(rotated[sequence, :, head], oracle.rope(double(x[sequence, :, head]), theta=500.0))
-
-
-def test_rotated_dot_products_depend_on_distance_alone() -> None:
-    query, key = normal(32), normal(32, seed=1)
-    rotary = RotaryEmbedding(32, 100)
-    queries = rotate(query.expand(1, 100, 1, 32), *rotary(100))[0, :, 0]
-    keys = rotate(key.expand(1, 100, 1, 32), *rotary(100))[0, :, 0]
-    products = queries @ keys.T
-    torch.testing.assert_close(products[:-7, :-7], products[7:, 7:], rtol=0, atol=2e-5)
-
-
-@pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
-def test_attention_equals_the_reference_and_numpy(n_kv_heads: int) -> None:
-    queries, keys, values = normal(2, 4, 9, 8), normal(2, n_kv_heads, 9, 8, seed=1), normal(2, n_kv_heads, 9, 8)
-    fused = torch.nn.functional.scaled_dot_product_attention(
-        queries, keys, values, is_causal=True, enable_gqa=n_kv_heads != 4
-    )
-    plain = attention_reference(queries, keys, values)
-    torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-5)
-    for head in range(4):
-        shared = head * n_kv_heads // 4
-        expected = oracle.attention(double(queries[1, head]), double(keys[1, shared]), double(values[1, shared]))
-        assert_equals_float64(plain[1, head], expected)
-
-
 @pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
 def test_self_attention_equals_numpy(n_kv_heads: int) -> None:
-    layer = CausalSelfAttention(32, 4, n_kv_heads, make=maker())
+    layer = CausalSelfAttention(32, 4, n_kv_heads, linears=factory())
     x = normal(2, 9, 32)
     weights = double(layer.query_key_value.weight), double(layer.output.weight)
-    for sequence, output in zip(x, layer(x, Shared(RotaryEmbedding(8, 16, theta=100.0)(9))), strict=True):
+    for sequence, output in zip(x, layer(x, ForwardContext(RotaryEmbedding(8, 16, theta=100.0)(9))), strict=True):
         expected = oracle.self_attention(double(sequence), *weights, n_heads=4, n_kv_heads=n_kv_heads, theta=100.0)
         assert_equals_float64(output, expected)
 
 
-@pytest.mark.parametrize("n_kv_heads", [4, 2])
-def test_gradients_of_attention_equal_those_of_the_reference(n_kv_heads: int) -> None:
-    queries, keys, values = inputs = [
-        normal(2, heads, 9, 8, seed=seed).requires_grad_() for seed, heads in enumerate((4, n_kv_heads, n_kv_heads))
-    ]
-    fused = torch.nn.functional.scaled_dot_product_attention(
-        queries, keys, values, is_causal=True, enable_gqa=n_kv_heads != 4
-    )
-    upstream = normal(2, 4, 9, 8, seed=9)
-    actual = torch.autograd.grad(fused, inputs, upstream)
-    expected = torch.autograd.grad(attention_reference(queries, keys, values), inputs, upstream)
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
-
-
 def test_swiglu_equals_numpy() -> None:
-    layer = SwiGLU(24, 40, make=maker())
+    layer = SwiGLU(24, 40, linears=factory())
     x = normal(6, 24)
     assert_equals_float64(layer(x), oracle.swiglu(double(x), double(layer.gate_up.weight), double(layer.down.weight)))
 
@@ -168,7 +123,7 @@ def test_layer_norm_of_bf16_is_rounded_once() -> None:
 
 @pytest.mark.parametrize(("name", "kind"), FEED_FORWARDS.items())
 def test_feed_forward_layers_equal_numpy_with_gradients(name: str, kind: type) -> None:
-    layer, x = kind(12, 20, bias=True, make=maker()), (3 * normal(6, 12)).requires_grad_()
+    layer, x = kind(12, 20, bias=True, linears=factory()), (3 * normal(6, 12)).requires_grad_()
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(0.3 * normal(*parameter.shape, seed=4))
@@ -213,11 +168,11 @@ def test_rotations_equal_multiplication_by_complex_numbers(pairing: str, scaling
 
 def test_matrices_start_with_the_std_of_their_rule() -> None:
     # 0.9866 is the std of a normal distribution cut off at ±3.
-    def std(make: LinearMaker, *shape: int) -> float:
-        return make.linear(*shape).weight.std().item() / 0.9866
+    def std(linears: LinearFactory, *shape: int) -> float:
+        return linears.linear(*shape).weight.std().item() / 0.9866
 
     generator = torch.Generator().manual_seed(0)
-    fan_in, glorot = (LinearMaker(std=rule, generator=generator) for rule in (fan_in_std, glorot_std))
+    fan_in, glorot = (LinearFactory(std=rule, generator=generator) for rule in (fan_in_std, glorot_std))
     assert std(fan_in, 400, 200) == pytest.approx(400**-0.5, rel=0.02)
     assert std(glorot, 400, 200) == pytest.approx((2 / 600) ** 0.5, rel=0.02)
     # Stacked matrices are drawn as each by itself.
@@ -226,8 +181,8 @@ def test_matrices_start_with_the_std_of_their_rule() -> None:
 
 def test_under_mup_one_adam_step_changes_the_output_equally_at_every_width() -> None:
     def change(width: int) -> float:
-        make = MultipliedLinearMaker(64 / width, generator=torch.Generator().manual_seed(0))
-        layer, x = make.linear(width, width), normal(32, width)
+        linears = LinearFactory(mup_multiplier=64 / width, generator=torch.Generator().manual_seed(0))
+        layer, x = linears.linear(width, width), normal(32, width)
         before = layer(x)
         (gradient,) = torch.autograd.grad((before * normal(32, width, seed=1)).sum(), layer.weight)
         with torch.no_grad():
@@ -240,5 +195,5 @@ def test_under_mup_one_adam_step_changes_the_output_equally_at_every_width() -> 
 
 def test_a_multiplied_layer_starts_as_any_other() -> None:
     x = normal(16, 256)
-    make = MultipliedLinearMaker(0.25, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(make.linear(256, 128)(x), maker().linear(256, 128)(x))
+    linears = LinearFactory(mup_multiplier=0.25, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(linears.linear(256, 128)(x), factory().linear(256, 128)(x))

@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 
 from napkin.model import config as names
-from napkin.model.attention_forms import PlainAttention
+from napkin.model.attention_implementations import PlainAttention
 from napkin.model.block import BLOCKS
 from napkin.model.config import ModelConfig
-from napkin.model.feed_forward import FEED_FORWARDS
 from napkin.model.initialization import INITIAL_STDS
-from napkin.model.normalization import NORMS
-from napkin.model.qk_norm import QK_NORMS
-from napkin.model.rope_scaling import ROPE_SCALINGS
-from napkin.model.rotation import PAIRINGS
+from napkin.model.mlp import FEED_FORWARDS
+from napkin.model.norm import NORMS, QK_NORMS
+from napkin.model.rope import PAIRINGS, ROPE_SCALINGS
 from napkin.model.transformer import Transformer
 from oracles import numpy_switches as oracle
 from oracles.model_switches import BASE, SWITCHES, config_of, disturbed, random_tokens

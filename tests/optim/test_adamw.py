@@ -11,7 +11,7 @@ from napkin.optim.adamw import AdamW
 
 SHAPES = [(5, 7), (7,), (3, 2, 2), ()]
 SETTINGS = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.05}
-FORMS = pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "one_by_one"])
+IMPLEMENTATIONS = pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "one_by_one"])
 
 
 def fresh_parameters(dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -31,7 +31,7 @@ def train(parameters: list[Tensor], optimizer: torch.optim.Optimizer, steps: Ite
         optimizer.step()
 
 
-@FORMS
+@IMPLEMENTATIONS
 def test_a_thousand_steps_equal_torch(foreach: bool) -> None:
     ours, theirs = fresh_parameters(), fresh_parameters()
     optimizer, rival = AdamW(ours, **SETTINGS, foreach=foreach), torch.optim.AdamW(theirs, **SETTINGS)
@@ -43,7 +43,7 @@ def test_a_thousand_steps_equal_torch(foreach: bool) -> None:
             torch.testing.assert_close(optimizer.state[mine][name], rival.state[other][name], rtol=1e-5, atol=1e-12)
 
 
-def test_both_forms_and_any_buckets_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_implementations_and_any_buckets_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for foreach, bucket_numel in ((False, 2**20), (True, 2**20), (True, 1), (True, 40)):
         monkeypatch.setattr(base, "_BUCKET_NUMEL", bucket_numel)
@@ -71,7 +71,7 @@ def test_a_restored_optimizer_continues_to_the_bit(dtype: torch.dtype) -> None:
     assert {tensor.dtype for state in restored.state.values() for tensor in state.values()} == {torch.float32}
 
 
-@FORMS
+@IMPLEMENTATIONS
 def test_bf16_parameters_take_the_fp32_update_rounded_once(foreach: bool) -> None:
     narrow = fresh_parameters(torch.bfloat16)
     wide = [p.detach().float().requires_grad_() for p in narrow]
@@ -83,7 +83,7 @@ def test_bf16_parameters_take_the_fp32_update_rounded_once(foreach: bool) -> Non
     assert all(torch.equal(a, b.bfloat16()) for a, b in zip(narrow, wide, strict=True))
 
 
-@FORMS
+@IMPLEMENTATIONS
 def test_a_parameter_without_a_gradient_is_left_alone(foreach: bool) -> None:
     used, unused = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
     optimizer = AdamW([used, unused], foreach=foreach)
@@ -111,7 +111,7 @@ def test_decay_alone_shrinks_geometrically() -> None:
     torch.testing.assert_close(parameter.detach(), torch.full((4,), 0.95**10))
 
 
-@FORMS
+@IMPLEMENTATIONS
 def test_a_step_traces_on_fake_tensors(foreach: bool) -> None:
     with FakeTensorMode():
         parameters = fresh_parameters()

@@ -1,4 +1,4 @@
-"""Every optimizer, in all its forms, against torch's or against float64."""
+"""Every optimizer, in all its implementations, against torch's or against float64."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -56,17 +56,17 @@ NUMPYS: dict[str, Callable[[], Any]] = {
     "lion": partial(numpy_optimizers.Lion, LEARNING_RATE, **LION),
     "muon": partial(numpy_optimizers.Muon, LEARNING_RATE, **MUON),
 }
-FORMS: dict[str, dict[str, bool]] = {"readable": {"foreach": False}, "foreach": {}, "fused": {"fused": True}}
+IMPLEMENTATIONS: dict[str, dict[str, bool]] = {"reference": {"foreach": False}, "foreach": {}, "fused": {"fused": True}}
 WITHOUT_KERNEL = ("rmsprop", "lion", "adafactor")
 # Those that are elementwise: what is summed depends on who sums.
 SAME_BITS = ("sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "lion")
 BUILDS = [
-    pytest.param(name, partial(build, **FORMS[form]), id=f"{name}-{form}")
+    pytest.param(name, partial(build, **IMPLEMENTATIONS[implementation]), id=f"{name}-{implementation}")
     for name, build in OURS.items()
-    for form in FORMS
-    if form != "fused" or name not in WITHOUT_KERNEL
+    for implementation in IMPLEMENTATIONS
+    if implementation != "fused" or name not in WITHOUT_KERNEL
 ]
-EVERY_FORM = pytest.mark.parametrize(("name", "build"), BUILDS)
+EVERY_IMPLEMENTATION = pytest.mark.parametrize(("name", "build"), BUILDS)
 EVERY_ONE = pytest.mark.parametrize("build", OURS.values(), ids=OURS.keys())
 
 
@@ -128,7 +128,9 @@ def test_newton_schulz_brings_singular_values_near_one_and_keeps_directions(shap
 
 
 @EVERY_ONE
-def test_all_forms_and_any_buckets_give_the_same_numbers(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_implementations_and_any_buckets_give_the_same_numbers(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = next(name for name, other in OURS.items() if other is build)
     results = []
     for foreach, bucket_numel in ((False, 2**20), (True, 2**20), (True, 1), (True, 40)):
@@ -141,7 +143,7 @@ def test_all_forms_and_any_buckets_give_the_same_numbers(build: Build, monkeypat
         torch.testing.assert_close(result, results[0], rtol=tolerance, atol=tolerance)
 
 
-@EVERY_FORM
+@EVERY_IMPLEMENTATION
 def test_bf16_parameters_take_the_fp32_update_rounded_once(name: str, build: Build) -> None:
     narrow = fresh_parameters(torch.bfloat16)
     wide = [p.detach().float().requires_grad_() for p in narrow]
@@ -172,7 +174,7 @@ def test_a_restored_optimizer_continues_to_the_bit(build: Build, dtype: torch.dt
     assert restored.param_groups[0]["step"] == 30
 
 
-@EVERY_FORM
+@EVERY_IMPLEMENTATION
 def test_a_parameter_without_a_gradient_is_left_alone_and_gradients_are_not_touched(name: str, build: Build) -> None:
     used, unused = torch.ones(3, 3, requires_grad=True), torch.ones(3, 3, requires_grad=True)
     optimizer = build([used, unused])
@@ -184,7 +186,7 @@ def test_a_parameter_without_a_gradient_is_left_alone_and_gradients_are_not_touc
     torch.testing.assert_close(used.grad, torch.arange(9.0).view(3, 3), rtol=0, atol=0)
 
 
-@EVERY_FORM
+@EVERY_IMPLEMENTATION
 def test_a_gradient_of_zeros_leaves_finite_weights(name: str, build: Build) -> None:
     parameters: list[Tensor] = fresh_parameters()
     optimizer = build(parameters)
@@ -195,7 +197,7 @@ def test_a_gradient_of_zeros_leaves_finite_weights(name: str, build: Build) -> N
     assert all(parameter.isfinite().all() for parameter in parameters)
 
 
-@EVERY_FORM
+@EVERY_IMPLEMENTATION
 def test_a_step_traces_on_fake_tensors(name: str, build: Build) -> None:
     with FakeTensorMode():
         parameters = fresh_parameters()

@@ -27,7 +27,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
         for kind in get_args(names.RopeScaling)
         if kind != "none"
     },
-    **{f"attention_{form}": {"attention": form, "n_kv_heads": 2} for form in get_args(names.AttentionForm)},
+    **{f"attention_{form}": {"attention": form, "n_kv_heads": 2} for form in get_args(names.AttentionImplementation)},
     "window": {"attention_window": 3},
     "window_plain": {"attention_window": 3, "attention": "plain"},
     "softcap": {"attention_softcap": 2.0, "attention": "plain"},

@@ -105,7 +105,7 @@ class LlamaBlock(nn.Module):
 
 
 class DeepLinear(nn.Module):
-    """Square linear layers without activations, and a head to one output: "Cruncher"."""
+    """Square linear layers without activations, and a head to one output."""
 
     def __init__(self, d_model: int, n_layers: int) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
-from napkin.optim.names import OPTIMIZERS
+from napkin.optim.registry import OPTIMIZERS
 from napkin.recipe.data_config import DataConfig
 from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.recipe import Recipe

@@ -151,7 +151,7 @@ def test_leftovers_of_killed_writers_are_removed_and_nothing_else(run: RunFolder
         (run.path / name).touch()
     run.remove_leftovers()
     left = {path.name for path in run.path.iterdir()}
-    assert left == {"recipe.toml", "tokenizer.json", "checkpoints", ".report.html.0123.tmp", "notes.tmp"}
+    assert left == {"run.json", "recipe.toml", "tokenizer.json", "checkpoints", ".report.html.0123.tmp", "notes.tmp"}
 
 
 def test_a_recipe_that_was_spoiled_is_named(run: RunFolder) -> None:

@@ -136,7 +136,7 @@ def test_many_micro_batches_are_counted_as_if_each_had_been_traced(
 ) -> None:
     recipe = make_recipe(batch_size=12, micro_batch_size=2)
     told = count_step(ResolvedRecipe(recipe, Precision(products, "cpu"), target))
-    monkeypatch.setattr("napkin.train_step.step.TRACED_MICRO_BATCHES", 6)
+    monkeypatch.setattr("napkin.train_step.step_ledger.TRACED_MICRO_BATCHES", 6)
     traced = count_step(ResolvedRecipe(recipe, Precision(products, "cpu"), target))
 
     # Rows that split the batch into its parts, and weigh a part in the loss, were called with other numbers.

@@ -76,7 +76,7 @@ def test_a_run_on_several_files_resumes_as_if_never_stopped_and_refuses_other_we
     preparation, whole = create_run(recipe, tmp_path / "whole")
     train_run(preparation, whole)
     assert losses(resumed_after(3, preparation, tmp_path / "run")) == losses(whole)
-    ahead = dataclasses.replace(preparation, recipe=recipe_with(preparation.recipe, prefetch="on"))
+    ahead = preparation.with_recipe(recipe_with(preparation.recipe, prefetch="on"))
     assert losses(resumed_after(4, ahead, tmp_path / "ahead")) == losses(whole)
     assert not [thread for thread in threading.enumerate() if thread.name == "napkin batches"]
     other = dataclasses.replace(preparation, train_tokens=TokenMixture(preparation.train_tokens.files, [2, 1]))
@@ -88,7 +88,7 @@ def test_a_run_goes_on_with_as_many_sequences_a_step_as_it_began_with(text: Path
     preparation, run = create_run(recipe_of(text, train=several(text)), tmp_path / "run")
     train_run(preparation, run, on_step=lambda m: signal.raise_signal(signal.SIGTERM) if m.step == 3 else None)
     training = dataclasses.replace(preparation.recipe.training, batch_size=6)
-    other = dataclasses.replace(preparation, recipe=dataclasses.replace(preparation.recipe, training=training))
+    other = preparation.with_recipe(dataclasses.replace(preparation.recipe, training=training))
     with pytest.raises(NapkinError, match=r"training.batch_size is 6, and .* was trained with 4"):
         train_run(other, run)
     assert train_run(preparation, run).step == STEPS

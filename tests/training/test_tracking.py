@@ -32,7 +32,7 @@ def preparation(tmp_path_factory: pytest.TempPathFactory) -> Preparation:
 
 def tracked_by(preparation: Preparation, *names: Any) -> Preparation:
     recipe = dataclasses.replace(preparation.recipe, tracking=TrackingConfig(names))
-    return dataclasses.replace(preparation, recipe=recipe)
+    return preparation.with_recipe(recipe)
 
 
 def run_in(folder: Path, preparation: Preparation) -> RunFolder:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.recording import recording
 from napkin.accounting.summary import Line, Summary
-from napkin.optim.shards import local
+from napkin.optim.sharded_tensors import local
 from napkin.tensors import storage_bytes
 from napkin.units import format_bytes, format_flops
 

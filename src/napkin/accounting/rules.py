@@ -6,7 +6,7 @@ by comparing with `count`.
 
 from typing import Literal
 
-from napkin.optim.names import choice_of
+from napkin.optim.registry import optimizer_entry
 
 
 def parameters_rule(*, vocab_size: int, d_model: int, n_layers: int, tied: bool) -> int:
@@ -94,7 +94,7 @@ def bytes_per_parameter(optimizer: str, *, mixed: bool = False) -> int:
 
     Raises NapkinError for an unknown optimizer.
     """
-    return (2 + 2 + 4 if mixed else 4 + 4) + choice_of(optimizer).state_bytes
+    return (2 + 2 + 4 if mixed else 4 + 4) + optimizer_entry(optimizer).state_bytes
 
 
 def largest_model_rule(memory_bytes: float, *, bytes_per_parameter: int = 16) -> float:

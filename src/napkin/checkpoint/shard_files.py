@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from napkin.optim.shards import is_sharded, local, rows_of
+from napkin.optim.sharded_tensors import is_sharded, local, rows_of
 
 STEMS = ("model", "optimizer")
 _INFO, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"

@@ -27,7 +27,7 @@ from napkin.checkpoint.writer import CheckpointWriter
 from napkin.distributed.ranks import Ranks
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import sync_file, sync_folder
-from napkin.optim.shards import is_sharded, local
+from napkin.optim.sharded_tensors import is_sharded, local
 from napkin.recipe.recipe import Recipe
 from napkin.train_step.step import TrainState
 

@@ -18,7 +18,7 @@ from napkin.checkpoint.disk_space import refuse_full_disk
 from napkin.checkpoint.folder import checkpoint_path, checkpoint_paths, prune_checkpoints
 from napkin.checkpoint.state import Checkpoint, Snapshot, State
 from napkin.checkpoint.write import write_checkpoint
-from napkin.optim.shards import like, local
+from napkin.optim.sharded_tensors import local, sharded_like
 from napkin.runs.history import History, best_step
 
 
@@ -146,7 +146,7 @@ class _HostBuffers:
         buffer, here = self._buffers.get(key), local(tensor)
         if buffer is None or buffer.shape != here.shape or buffer.dtype != here.dtype:
             buffer = self._buffers[key] = _host_memory(here)
-        return like(tensor, buffer.copy_(here, non_blocking=True))
+        return sharded_like(tensor, buffer.copy_(here, non_blocking=True))
 
 
 def _host_memory(tensor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from napkin.data.token_file import TokenFile
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
 from napkin.hardware.host import detect_host
-from napkin.model.dropout import evaluating
+from napkin.model.language_model import evaluation_mode
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import Precision, choose_precision
 from napkin.tokenizer.base import Tokenizer
@@ -123,7 +123,7 @@ def mean_loss(
         own = int((targets >= 0).sum())
         inputs, targets = inputs.to(precision.device_type), targets.to(precision.device_type)
         documents = document_ids(inputs, token_file.separator) if separate_documents else None
-        with evaluating(model), precision.autocast():
+        with evaluation_mode(model), precision.autocast():
             loss = model.loss(inputs, targets, documents)
         nats, done = nats + loss.item() * own, done + scored
         if progress is not None:

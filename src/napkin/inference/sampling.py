@@ -8,7 +8,7 @@ from torch import Tensor
 
 from napkin.errors import NapkinError
 from napkin.inference.settings import Sampling
-from napkin.model.dropout import evaluating
+from napkin.model.language_model import evaluation_mode
 from napkin.model.transformer import Transformer
 
 
@@ -28,7 +28,7 @@ def generate(
     for _ in range(n_tokens):
         window = torch.tensor([tokens[-model.config.context_length :]], device=device)
         # The logits of the last position alone: the others would be thrown away.
-        with evaluating(model):
+        with evaluation_mode(model):
             logits = model.hidden(window)[0, -1].float() @ model.head_weight.float().T
         token = draw(logits.cpu(), sampling, generator)
         if token == stop:

@@ -1,4 +1,4 @@
-"""The Transformer: its parts, its loss, and the config that chooses its shape."""
+"""The Transformer: its layers, its loss, and the config that chooses them."""
 
 import lazy_loader
 

@@ -1,36 +1,36 @@
-"""Self-attention, multi-head, grouped-query or multi-query: softmax(q · kᵀ / sqrt(head_dim)) · v over what is seen."""
+"""Self-attention, multi-head, grouped-query or multi-query: softmax(q · kᵀ / sqrt(head_dim)) · v under a mask."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from einops import rearrange, repeat
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from napkin.model.attention_forms import FlexAttention, FusedAttention, PlainAttention
-from napkin.model.linear_maker import LinearMaker
-from napkin.model.qk_norm import NoQKNorm
-from napkin.model.rotation import Rotation, rotate
-from napkin.model.visibility import Causal
+from napkin.kernels.rope import rotate_halves
+from napkin.model.attention_implementations import FusedAttention, PlainAttention
+from napkin.model.linear import LinearFactory
+from napkin.model.masks import CausalMask
+from napkin.model.norm import NoQKNorm
+from napkin.model.rope import Rotation
 
 
 @dataclass(frozen=True)
-class Shared:
-    """What all layers of one forward pass share."""
+class ForwardContext:
+    """What all layers share in one forward pass."""
 
     rotation: Rotation = ()
-    """The angles by which queries and keys turn."""
-    pairs: Any = None
-    """What the form of attention prepared: which tokens see each other."""
+    """The cosines and sines by which queries and keys are rotated."""
+    mask: Any = None
+    """What the attention implementation prepared: which tokens see each other."""
 
 
 class CausalSelfAttention(nn.Module):
     """Attention of each position to itself and those before it (Vaswani et al. 2017).
 
-    Query head h reads key and value head h // (n_heads / n_kv_heads) (Ainslie et al. 2023). `attend` is the form of
-    attention, `qk_norm` acts on queries and keys before `rotate` turns them.
+    Query head h reads key and value head h // (n_heads / n_kv_heads) (Ainslie et al. 2023). `attend` is the attention
+    implementation; `qk_norm` acts on queries and keys before `rotate`.
     """
 
     def __init__(
@@ -40,50 +40,34 @@ class CausalSelfAttention(nn.Module):
         n_kv_heads: int,
         *,
         head_dim: int | None = None,
-        attend: PlainAttention | FusedAttention | FlexAttention | None = None,
-        rotate: Callable[..., Tensor] = rotate,
+        attend: PlainAttention | FusedAttention | None = None,
+        rotate: Callable[..., Tensor] = rotate_halves,
         qk_norm: nn.Module | None = None,
         qkv_bias: bool = False,
         output_bias: bool = False,
-        make: LinearMaker | None = None,
+        linears: LinearFactory | None = None,
     ) -> None:
         super().__init__()
-        make = make or LinearMaker()
+        linears = linears or LinearFactory()
         head_dim = head_dim or d_model // n_heads
         self.n_heads = n_heads
         self.n_kv_heads = n_kv_heads
-        self.attend = attend or FusedAttention(n_heads, scale=head_dim**-0.5, sees=Causal())
+        self.attend = attend or FusedAttention(n_heads, scale=head_dim**-0.5, sees=CausalMask())
         self.rotate = rotate
         widths = (n_heads * head_dim, n_kv_heads * head_dim, n_kv_heads * head_dim)
-        self.query_key_value = make.linear(d_model, *widths, bias=qkv_bias)
+        self.query_key_value = linears.linear(d_model, *widths, bias=qkv_bias)
         self.qk_norm = qk_norm or NoQKNorm()
-        self.output = make.writer(n_heads * head_dim, d_model, bias=output_bias)
+        self.output = linears.residual_output(n_heads * head_dim, d_model, bias=output_bias)
 
     def forward(
-        self, x: Float[Tensor, "batch position d_model"], shared: Shared
+        self, x: Float[Tensor, "batch position d_model"], context: ForwardContext
     ) -> Float[Tensor, "batch position d_model"]:
-        """Attend, as `shared` says for these positions."""
+        """Attend, with the rotation and mask of `context`."""
         n_queries_and_keys = self.n_heads + self.n_kv_heads
         heads = rearrange(self.query_key_value(x), "b t (h c) -> b t h c", h=n_queries_and_keys + self.n_kv_heads)
         queries_and_keys, values = heads.split((n_queries_and_keys, self.n_kv_heads), dim=2)
-        turned = self.rotate(self.qk_norm(queries_and_keys), *shared.rotation)
-        queries, keys = turned.split((self.n_heads, self.n_kv_heads), dim=2)
+        rotated = self.rotate(self.qk_norm(queries_and_keys), *context.rotation)
+        queries, keys = rotated.split((self.n_heads, self.n_kv_heads), dim=2)
         queries, keys, values = (rearrange(part, "b t h c -> b h t c") for part in (queries, keys, values))
-        mixed = self.attend(queries, keys, values, shared.pairs)
+        mixed = self.attend(queries, keys, values, context.mask)
         return self.output(rearrange(mixed, "b h t c -> b t (h c)"))
-
-
-def attention_reference(
-    queries: Float[Tensor, "batch heads position head_dim"],
-    keys: Float[Tensor, "batch kv_heads position head_dim"],
-    values: Float[Tensor, "batch kv_heads position head_dim"],
-) -> Float[Tensor, "batch heads position head_dim"]:
-    """Causal attention spelled out: what the fused operator computes, holding all position² scores in fp32."""
-    group = queries.shape[1] // keys.shape[1]
-    keys = repeat(keys, "b h t c -> b (h group) t c", group=group)
-    values = repeat(values, "b h t c -> b (h group) t c", group=group)
-
-    scores = queries.float() @ keys.float().transpose(-2, -1) / queries.shape[-1] ** 0.5
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(diagonal=1)
-    weights = scores.masked_fill(later, float("-inf")).softmax(dim=-1)
-    return (weights @ values.float()).to(queries.dtype)

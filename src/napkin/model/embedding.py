@@ -1,4 +1,4 @@
-"""The embedding: a row of a matrix for each token id."""
+"""The embedding: one row of a matrix per token id."""
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,7 @@ from napkin.model.initialization import truncated_normal
 
 
 class Embedding(nn.Module):
-    """A learned vector for each of vocab_size ids; it starts truncated-normal at ±3 std."""
+    """A learned vector for each of vocab_size ids, initialized truncated-normal at ±3 std."""
 
     weight: Float[Tensor, "vocab_size d_model"]
 

@@ -1,94 +1,17 @@
-"""Linear layers whose products are taken in fp8: 4 bits of exponent forward, 5 for gradients, a scale a tensor.
+"""Which linear layers of a model multiply in fp8."""
 
-A tensor is divided by its largest number over the format's, rounded, and multiplied; the product is multiplied by both
-scales (Micikevicius et al. 2022). Scales are rounded up to powers of two: dividing by them rounds nothing. Where the
-hardware has no such product it is emulated: numbers rounded to fp8 are exact in bf16, whose products are then the same
-but for the order of their sums.
-"""
+from torch import nn
 
-from typing import Any
-
-import torch
-from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-
+from napkin.kernels.fp8_matmul import fp8_linear, fp8_linear_emulated, takes_fp8
 from napkin.model.linear import Linear
-
-_FORWARD, _BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
-_SMALLEST_SCALE = 1e-30
-_MULTIPLE = 16
-"""The hardware's products want sizes in multiples of this."""
 
 
 def multiply_in_fp8(blocks: nn.Module, *, native: bool) -> None:
-    """Let all linear layers within `blocks` multiply in fp8; with `native`, by the hardware's own product.
+    """Let all linear layers inside `blocks` multiply in fp8; `native` uses the hardware's fp8 product.
 
-    Routers, whose choices hang on small differences, and layers of sizes that the hardware does not take stay as they
-    are.
+    Routers stay as they are, since their choices depend on small differences, and so do layers whose sizes the
+    hardware does not take.
     """
     for name, module in blocks.named_modules():
-        if isinstance(module, Linear) and not name.endswith("router") and _fits(module.weight):
-            module.multiply = _native if native else _emulated
-
-
-def _fits(weight: Tensor) -> bool:
-    return all(size % _MULTIPLE == 0 for size in weight.shape)
-
-
-def _native(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return _linear(x, weight, bias, native=True)
-
-
-def _emulated(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return _linear(x, weight, bias, native=False)
-
-
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, native: bool) -> Tensor:
-    rows = x.reshape(-1, x.shape[-1])
-    # A number of tokens that the hardware does not take is emulated.
-    product: Any = _FP8Product.apply(rows, weight, native and len(rows) % _MULTIPLE == 0)
-    result = product.view(*x.shape[:-1], -1)
-    return result if bias is None else result + bias.to(result.dtype)
-
-
-class _FP8Product(torch.autograd.Function):
-    """rows · weightᵀ; keeps both in fp8, a byte per number, for the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, native: bool) -> Tensor:
-        # Formats are chosen here, operator by operator.
-        with torch.autocast(rows.device.type, enabled=False):
-            x, x_scale = _quantized(rows, _FORWARD)
-            w, w_scale = _quantized(weight, _FORWARD)
-            ctx.save_for_backward(x, x_scale, w, w_scale)
-            ctx.native, ctx.dtypes = native, (rows.dtype, weight.dtype)
-            return _product(x, x_scale, w.T, w_scale, native)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, x_scale, w, w_scale = ctx.saved_tensors
-        g, g_scale = _quantized(grad_outputs[0], _BACKWARD)
-        grad_rows = _product(g, g_scale, w, w_scale, ctx.native)
-        grad_weight = _product(g.T, g_scale, x, x_scale, ctx.native)
-        return grad_rows.to(ctx.dtypes[0]), grad_weight.to(ctx.dtypes[1]), None
-
-
-def _quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x over its scale in an fp8 format, and the scale."""
-    scale = (x.abs().amax().float() / torch.finfo(dtype).max).clamp(min=_SMALLEST_SCALE).log2().ceil().exp2()
-    return (x / scale).to(dtype), scale
-
-
-def _product(left: Tensor, left_scale: Tensor, right: Tensor, right_scale: Tensor, native: bool) -> Tensor:
-    """left · right in bf16, scaled back."""
-    if native:
-        # The hardware reads the left matrix by rows and the right one by columns.
-        return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
-            left.contiguous(),
-            right.T.contiguous().T,
-            scale_a=left_scale,
-            scale_b=right_scale,
-            out_dtype=torch.bfloat16,
-        )
-    return (left.bfloat16() @ right.bfloat16()) * (left_scale * right_scale).bfloat16()
+        if isinstance(module, Linear) and not name.endswith("router") and takes_fp8(module.weight):
+            module.multiply = fp8_linear if native else fp8_linear_emulated

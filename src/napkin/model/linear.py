@@ -1,19 +1,20 @@
-"""The linear layer: x · Wᵀ + b."""
+"""Linear layers: x · Wᵀ + b; and the factory that makes all of a model's linear layers by one rule."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from napkin.model.initialization import truncated_normal
+from napkin.model.initialization import fan_in_std, truncated_normal
 
 
 class Linear(nn.Module):
-    """A matrix applied to the last dimension, and a bias where one is wanted, which starts at 0.
+    """A matrix applied to the last dimension, and optionally a bias, which starts at 0.
 
-    It starts truncated-normal at ±3 std; std defaults to 1/sqrt(in_features), which keeps the variance of its
+    The matrix starts truncated-normal at ±3 std; std defaults to 1/sqrt(in_features), which keeps the variance of its
     input (LeCun et al. 1998).
     """
 
@@ -35,35 +36,83 @@ class Linear(nn.Module):
         )
         self.register_parameter("bias", nn.Parameter(torch.zeros(out_features)) if bias else None)
         self.multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
-        """What multiplies, in the format of its choice."""
+        """The product, which may be taken in another format."""
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
         """Multiply each vector by the matrix, add the bias."""
         return self.multiply(x, self.weight, self.bias)
 
 
-class MultipliedLinear(Linear):
-    """A linear layer whose matrix acts `multiplier` times as large as it is: what µP makes of hidden layers.
+class MuPLinear(Linear):
+    """A linear layer whose matrix acts `multiplier` times as large as it is: µP's hidden layers (Yang et al. 2022).
 
-    The matrix starts larger by 1/multiplier, so the layer starts as any other. But Adam moves each number by about the
-    learning rate, whatever its size: the layer then moves `multiplier` times as fast (Yang et al. 2022, table 8 and
-    lemma J.1), which for 1/width is as fast at every width.
+    The matrix starts larger by 1/multiplier, so the layer's output starts as in any other. But Adam moves each number
+    by about the learning rate, whatever its size: the layer then learns `multiplier` times as fast (table 8 and
+    lemma J.1), which for a multiplier of 1/width is equally fast at every width.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        multiplier: float,
-        bias: bool = False,
-        std: float | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        std = (in_features**-0.5 if std is None else std) / multiplier
-        super().__init__(in_features, out_features, bias=bias, std=std, generator=generator)
+    def __init__(self, in_features: int, out_features: int, *, multiplier: float, std: float, **settings: Any) -> None:
+        super().__init__(in_features, out_features, std=std / multiplier, **settings)
         self.multiplier = multiplier
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
         """Multiply each vector by the matrix and the multiplier, add the bias."""
         return self.multiply(x * self.multiplier, self.weight, self.bias)
+
+
+class LinearFactory:
+    """Makes linear layers that start by one rule.
+
+    `std` is a function of a matrix's inputs and outputs. `residual_scale` multiplies the initial std of layers that
+    write into the residual stream. `mup_multiplier` is µP's base width over width; None makes plain layers.
+    """
+
+    def __init__(
+        self,
+        *,
+        std: Callable[[int, int], float] = fan_in_std,
+        residual_scale: float = 1.0,
+        mup_multiplier: float | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.std = std
+        self.residual_scale = residual_scale
+        self.mup_multiplier = mup_multiplier
+        self.generator = generator
+
+    def linear(self, inputs: int, *outputs: int, bias: bool = False) -> Linear:
+        """Matrices that read the same input, stacked: one product to launch, under autocast one cast of the input."""
+        return self._make(inputs, sum(outputs), bias=bias, std=self.std(inputs, outputs[0]))
+
+    def residual_output(self, inputs: int, outputs: int, *, bias: bool = False) -> Linear:
+        """A matrix that writes into the residual stream."""
+        return self._make(inputs, outputs, bias=bias, std=self.residual_scale * self.std(inputs, outputs))
+
+    def expert_stack(
+        self, n: int, inputs: int, outputs: int, *, into_residual: bool = False, parts: int = 1
+    ) -> nn.Parameter:
+        """n matrices in one parameter [n, parts · outputs, inputs], for experts."""
+        std = self.std(inputs, outputs) * (self.residual_scale if into_residual else 1.0)
+        return truncated_normal(n, parts * outputs, inputs, std=std, generator=self.generator)
+
+    def _make(self, inputs: int, outputs: int, *, bias: bool, std: float) -> Linear:
+        if self.mup_multiplier is None:
+            return Linear(inputs, outputs, bias=bias, std=std, generator=self.generator)
+        return MuPLinear(inputs, outputs, multiplier=self.mup_multiplier, std=std, bias=bias, generator=self.generator)
+
+
+class Scale(nn.Module):
+    """x times a constant."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+        """Multiply."""
+        return x * self.factor
+
+
+def make_scale(factor: float) -> nn.Module:
+    """A scale, or an identity for a factor of 1."""
+    return nn.Identity() if factor == 1 else Scale(factor)

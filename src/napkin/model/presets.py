@@ -1,4 +1,4 @@
-"""Published models by name: their configs, and how many parameters their makers say they have."""
+"""Published models by name: their configs, and their published numbers of parameters."""
 
 import dataclasses
 import difflib
@@ -21,7 +21,7 @@ class Preset:
     parameters: int
     """As published, each tensor counted once."""
     source: str
-    """Where the figures are from."""
+    """Where the figures come from."""
 
 
 def preset(name: str, **changes: Any) -> ModelConfig:
@@ -30,19 +30,19 @@ def preset(name: str, **changes: Any) -> ModelConfig:
     >>> preset("gpt2").n_layers, preset("llama-3-8b", context_length=1024).context_length
     (12, 1024)
 
-    Raises NapkinError for a name that is none.
+    Raises NapkinError for a name that is not a preset.
     """
     known = presets()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(known)}"
-        raise NapkinError(f"there is no preset '{name}': {hint}")
+        raise NapkinError(f"'{name}' is not a preset: {hint}")
     return dataclasses.replace(known[name].model, **changes)
 
 
 @functools.cache
 def presets() -> dict[str, Preset]:
-    """All published models that are known here, by name."""
+    """All presets by name."""
     tables = tomllib.loads(resources.files("napkin.model").joinpath("presets.toml").read_text("utf-8"))
     shapes = tables.pop("shapes")
     return {name: _preset(name, table, shapes) for name, table in tables.items()}

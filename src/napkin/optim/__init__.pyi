@@ -7,10 +7,10 @@ from .base import Optimizer as Optimizer
 from .clipping import clip_gradients as clip_gradients
 from .lion import Lion as Lion
 from .muon import Muon as Muon
-from .names import OPTIMIZERS as OPTIMIZERS
-from .names import build_optimizer as build_optimizer
 from .parameter_groups import decay_groups as decay_groups
 from .parameter_groups import muon_groups as muon_groups
+from .registry import OPTIMIZERS as OPTIMIZERS
+from .registry import build_optimizer as build_optimizer
 from .rmsprop import RMSProp as RMSProp
 from .schedule import SCHEDULES as SCHEDULES
 from .schedule import Constant as Constant

@@ -7,7 +7,7 @@ With gradient g of a matrix, step t counted from 1, and β = 1 - t^-0.8::
     u ← g / sqrt(r c / mean(r))
     w ← (1 - lr · decay) w - min(lr, 1 / sqrt(t)) · max(eps, rms(w)) · u / max(1, rms(u) / clip)
 
-A vector keeps the average of g² whole, in place of r c / mean(r).
+For a vector the full average of g² takes the place of r c / mean(r).
 """
 
 # torch keeps its foreach functions under private names; its own optimizers are built on them.
@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from napkin.optim.base import Forms, Group, Optimizer, buckets, wide_dtype
-from napkin.optim.shards import local
+from napkin.optim.base import Group, Optimizer, UpdateRule, buckets, wide_dtype
+from napkin.optim.sharded_tensors import local
 
-# Below it a mean of squares is noise: the resolution of fp32 (torch.optim.Adafactor's eps1).
+# Means of squares below the resolution of fp32 are noise (torch.optim.Adafactor's eps1).
 _TINY = torch.finfo(torch.float32).eps
 
 
@@ -33,7 +33,7 @@ def _update_matrix(parameter: Tensor, gradient: Tensor, rows: Tensor, columns: T
 
 
 def _update_vector(parameter: Tensor, gradient: Tensor, square: Tensor, group: Group) -> None:
-    square.lerp_(gradient.square(), _share(group))
+    square.lerp_(gradient.square(), _new_weight(group))
     _move(parameter, gradient, square.clone(), group)
 
 
@@ -63,7 +63,7 @@ def _update_matrices_foreach(
 def _update_vectors_foreach(
     parameters: list[Tensor], gradients: list[Tensor], squares: list[Tensor], group: Group
 ) -> None:
-    torch._foreach_lerp_(squares, torch._foreach_mul(gradients, gradients), _share(group))
+    torch._foreach_lerp_(squares, torch._foreach_mul(gradients, gradients), _new_weight(group))
     _move_foreach(parameters, gradients, [square.clone() for square in squares], group)
 
 
@@ -90,14 +90,14 @@ def _rms_foreach(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _average_squares(gradient: Tensor, rows: Tensor, columns: Tensor, group: Group) -> None:
-    # A norm and its square make no matrix of squares.
+    # The square of a norm needs no matrix of squares.
     for averages, dim in ((rows, -1), (columns, -2)):
         means = torch.linalg.vector_norm(gradient, dim=dim, keepdim=True).square_().div_(gradient.shape[dim])
-        averages.lerp_(means, _share(group))
+        averages.lerp_(means, _new_weight(group))
 
 
-def _share(group: Group) -> float:
-    """How much of the averages the new squares make: 1 - β = t^-0.8, all of it at the first step."""
+def _new_weight(group: Group) -> float:
+    """The weight of the new squares in the averages: 1 - β = t^-0.8, which is 1 at the first step."""
     return group["step"] ** -0.8
 
 
@@ -105,25 +105,25 @@ def _relative_rate(group: Group) -> float:
     return min(group["lr"], group["step"] ** -0.5)
 
 
-_MATRICES = Forms(_update_matrix, _update_matrices_foreach)
-_VECTORS = Forms(_update_vector, _update_vectors_foreach)
+_MATRICES = UpdateRule(_update_matrix, _update_matrices_foreach)
+_VECTORS = UpdateRule(_update_vector, _update_vectors_foreach)
 
 
 class Adafactor(Optimizer):
-    """Adam's second moment, of which a matrix keeps its rows' and its columns' means alone; no first moment.
+    """Adam's second moment, of which a matrix keeps only the means of rows and columns; no first moment.
 
-    Steps are relative to the size of the parameter (its root mean square, at least `eps`), so that lr is a share:
-    0.01 changes weights by about 1% a step. An update whose root mean square exceeds `clip` is scaled down to it.
+    Steps are relative to the size of the parameter (its root mean square, at least `eps`): a lr of 0.01 changes weights
+    by about 1% per step. An update whose root mean square exceeds `clip` is scaled down to it.
 
-    State: "row_var" and "col_var", 4 bytes per row and a column, which is near 0 bytes per parameter of a matrix;
-    "variance", 4 bytes per parameter of a vector. Where a parameter has more than two dimensions the last two are the
+    State: "row_var" and "col_var", 4 bytes per row and per column, which is near 0 bytes per parameter of a matrix;
+    "variance", 4 bytes per parameter of a vector. Of a parameter with more than two dimensions the last two are the
     matrix. A step needs 4 bytes per number of the bucket. See `Optimizer` for the rest.
 
-    Sharded parameters and gradients are gathered a bucket at a time, 8 bytes per number, and every process does the
-    arithmetic of all.
+    Sharded parameters and gradients are gathered a bucket at a time, 8 bytes per number, and every rank updates all of
+    them.
     """
 
-    forms = _MATRICES
+    rule = _MATRICES
 
     def __init__(
         self,
@@ -140,14 +140,14 @@ class Adafactor(Optimizer):
         super().__init__(params, defaults, foreach=foreach, fused=fused)
 
     def update_group(self, parameters: list[Tensor], group: Group) -> None:
-        """Matrices by rows and columns, vectors whole."""
+        """Matrices by their rows and columns, then vectors."""
         for bucket in buckets(p for p in parameters if p.ndim >= 2):
             self.apply(_MATRICES, bucket, group, whole=True)
         for bucket in buckets(p for p in parameters if p.ndim < 2):
             self.apply(_VECTORS, bucket, group, whole=True)
 
     def new_state(self, parameter: Tensor, group: Group) -> dict[str, Tensor]:
-        """Zeros: a row's and a column's worth for a matrix. Of a sharded one too, every process has all of them."""
+        """Zeros: one per row and per column of a matrix. Not sharded: every rank has those of whole tensors."""
         here, dtype = local(parameter), wide_dtype(parameter)
         if parameter.ndim < 2:
             return {"variance": here.new_zeros(parameter.shape, dtype=dtype)}

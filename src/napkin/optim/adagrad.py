@@ -14,8 +14,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from napkin.optim.base import Forms, Group, Optimizer, counted
-from napkin.optim.decay import decayed, decayed_foreach
+from napkin.optim.base import Group, Optimizer, UpdateRule, step_tensors
+from napkin.optim.weight_decay import decayed, decayed_foreach
 
 
 def _update(parameter: Tensor, gradient: Tensor, total: Tensor, group: Group) -> None:
@@ -37,7 +37,7 @@ def _update_fused(parameters: list[Tensor], gradients: list[Tensor], totals: lis
         parameters,
         gradients,
         totals,
-        counted(group, parameters),
+        step_tensors(group, parameters),
         lr=group["lr"],
         lr_decay=0.0,
         weight_decay=group["weight_decay"],
@@ -47,13 +47,13 @@ def _update_fused(parameters: list[Tensor], gradients: list[Tensor], totals: lis
 
 
 class AdaGrad(Optimizer):
-    """Steps that shrink as the squares of the gradients add up, number by number; they never grow again.
+    """Steps shrink as the squared gradients add up, for each number by itself, and never grow again.
 
     State: "sum" in the parameter's shape, 4 bytes per parameter. See `Optimizer` for the rest.
     """
 
     state_names = ("sum",)
-    forms = Forms(_update, _update_foreach, _update_fused)
+    rule = UpdateRule(_update, _update_foreach, _update_fused)
 
     def __init__(
         self,

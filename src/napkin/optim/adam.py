@@ -1,4 +1,4 @@
-"""Adam (Kingma & Ba 2015).
+"""Adam (Kingma & Ba 2015), and the update that it shares with AdamW.
 
 With gradient g, into which decay · w is added first, and step t counted from 1::
 
@@ -10,31 +10,31 @@ With gradient g, into which decay · w is added first, and step t counted from 1
 # torch keeps its foreach and fused functions under private names; its own optimizers are built on them.
 # pyright: reportPrivateImportUsage=false
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from napkin.optim.adamw import corrected
-from napkin.optim.base import Forms, Group, Optimizer, counted
-from napkin.optim.decay import decayed, decayed_foreach
+from napkin.optim.base import Group, Optimizer, UpdateRule, step_tensors
+from napkin.optim.weight_decay import decayed, decayed_foreach
 
 
-def _update(parameter: Tensor, gradient: Tensor, average: Tensor, square: Tensor, group: Group) -> None:
+def adam_update(parameter: Tensor, gradient: Tensor, average: Tensor, square: Tensor, group: Group) -> None:
+    """The three lines above, without decay."""
     beta1, beta2 = group["betas"]
-    step_size, eps = corrected(group)
-    gradient = decayed(gradient, parameter, group)
+    step_size, eps = _bias_corrected(group)
     average.lerp_(gradient, 1 - beta1)
     square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     parameter.addcdiv_(average, square.sqrt().add_(eps), value=-step_size)
 
 
-def _update_foreach(
+def adam_update_foreach(
     parameters: list[Tensor], gradients: list[Tensor], averages: list[Tensor], squares: list[Tensor], group: Group
 ) -> None:
+    """The same for lists."""
     beta1, beta2 = group["betas"]
-    step_size, eps = corrected(group)
-    gradients = decayed_foreach(gradients, parameters, group)
+    step_size, eps = _bias_corrected(group)
     torch._foreach_lerp_(averages, gradients, 1 - beta1)
     torch._foreach_mul_(squares, beta2)
     torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
@@ -43,17 +43,23 @@ def _update_foreach(
     torch._foreach_addcdiv_(parameters, averages, denominators, -step_size)
 
 
-def _update_fused(
-    parameters: list[Tensor], gradients: list[Tensor], averages: list[Tensor], squares: list[Tensor], group: Group
+def adam_update_fused(
+    kernel: Callable[..., None],
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    averages: list[Tensor],
+    squares: list[Tensor],
+    group: Group,
 ) -> None:
+    """The same by a kernel of torch, decay included."""
     beta1, beta2 = group["betas"]
-    torch._fused_adam_(
+    kernel(
         parameters,
         gradients,
         averages,
         squares,
         [],
-        counted(group, parameters),
+        step_tensors(group, parameters),
         lr=group["lr"],
         beta1=beta1,
         beta2=beta2,
@@ -64,6 +70,28 @@ def _update_fused(
     )
 
 
+def _bias_corrected(group: Group) -> tuple[float, float]:
+    """Step size and eps with both bias corrections folded into them (Kingma & Ba, section 2).
+
+    lr / c₁ · m / (sqrt(v / c₂) + eps) = (lr · sqrt(c₂) / c₁) · m / (sqrt(v) + eps · sqrt(c₂)): one pass less.
+    """
+    beta1, beta2 = group["betas"]
+    correction1, correction2 = 1 - beta1 ** group["step"], 1 - beta2 ** group["step"]
+    return group["lr"] * correction2**0.5 / correction1, group["eps"] * correction2**0.5
+
+
+def _update(parameter: Tensor, gradient: Tensor, average: Tensor, square: Tensor, group: Group) -> None:
+    adam_update(parameter, decayed(gradient, parameter, group), average, square, group)
+
+
+def _update_foreach(parameters: list[Tensor], gradients: list[Tensor], *state_and_group: Any) -> None:
+    adam_update_foreach(parameters, decayed_foreach(gradients, parameters, state_and_group[-1]), *state_and_group)
+
+
+def _update_fused(*lists_and_group: Any) -> None:
+    adam_update_fused(torch._fused_adam_, *lists_and_group)
+
+
 class Adam(Optimizer):
     """Momentum over RMSProp, both averages corrected for their start at zero.
 
@@ -71,7 +99,7 @@ class Adam(Optimizer):
     """
 
     state_names = ("exp_avg", "exp_avg_sq")
-    forms = Forms(_update, _update_foreach, _update_fused)
+    rule = UpdateRule(_update, _update_foreach, _update_fused)
 
     def __init__(
         self,

@@ -1,88 +1,45 @@
-"""AdamW (Kingma & Ba 2015; Loshchilov & Hutter 2019).
+"""AdamW (Kingma & Ba 2015; Loshchilov & Hutter 2019): Adam with its decay decoupled from the gradient.
 
-With gradient g, step t counted from 1, and decay decoupled from the gradient::
+With Adam's update u of the bare gradient::
 
-    m ← β₁ m + (1 - β₁) g
-    v ← β₂ v + (1 - β₂) g²
-    w ← (1 - lr · decay) w - lr · (m / (1 - β₁ᵗ)) / (sqrt(v / (1 - β₂ᵗ)) + eps)
+    w ← (1 - lr · decay) w - lr · u
 """
 
 # torch keeps its foreach and fused functions under private names; its own optimizers are built on them.
 # pyright: reportPrivateImportUsage=false
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from napkin.optim.base import Forms, Group, Optimizer, counted
+from napkin.optim.adam import Adam, adam_update, adam_update_foreach, adam_update_fused
+from napkin.optim.base import Group, UpdateRule
 
 
 def _update(parameter: Tensor, gradient: Tensor, average: Tensor, square: Tensor, group: Group) -> None:
-    beta1, beta2 = group["betas"]
-    step_size, eps = corrected(group)
     parameter.mul_(1 - group["lr"] * group["weight_decay"])
-    average.lerp_(gradient, 1 - beta1)
-    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    parameter.addcdiv_(average, square.sqrt().add_(eps), value=-step_size)
+    adam_update(parameter, gradient, average, square, group)
 
 
-def _update_foreach(
-    parameters: list[Tensor], gradients: list[Tensor], averages: list[Tensor], squares: list[Tensor], group: Group
-) -> None:
-    beta1, beta2 = group["betas"]
-    step_size, eps = corrected(group)
+def _update_foreach(parameters: list[Tensor], gradients: list[Tensor], *state_and_group: Any) -> None:
+    group = state_and_group[-1]
     torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-    torch._foreach_lerp_(averages, gradients, 1 - beta1)
-    torch._foreach_mul_(squares, beta2)
-    torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
-    denominators = torch._foreach_sqrt(squares)
-    torch._foreach_add_(denominators, eps)
-    torch._foreach_addcdiv_(parameters, averages, denominators, -step_size)
+    adam_update_foreach(parameters, gradients, *state_and_group)
 
 
-def _update_fused(
-    parameters: list[Tensor], gradients: list[Tensor], averages: list[Tensor], squares: list[Tensor], group: Group
-) -> None:
-    beta1, beta2 = group["betas"]
-    torch._fused_adamw_(
-        parameters,
-        gradients,
-        averages,
-        squares,
-        [],
-        counted(group, parameters),
-        lr=group["lr"],
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        amsgrad=False,
-        maximize=False,
-    )
+def _update_fused(*lists_and_group: Any) -> None:
+    adam_update_fused(torch._fused_adamw_, *lists_and_group)
 
 
-def corrected(group: Group) -> tuple[float, float]:
-    """Step size and eps with both bias corrections folded into them (Kingma & Ba, section 2).
-
-    lr / c₁ · m / (sqrt(v / c₂) + eps) = (lr · sqrt(c₂) / c₁) · m / (sqrt(v) + eps · sqrt(c₂)): one pass less.
-    """
-    beta1, beta2 = group["betas"]
-    correction1, correction2 = 1 - beta1 ** group["step"], 1 - beta2 ** group["step"]
-    return group["lr"] * correction2**0.5 / correction1, group["eps"] * correction2**0.5
-
-
-ADAMW = Forms(_update, _update_foreach, _update_fused)
-
-
-class AdamW(Optimizer):
+class AdamW(Adam):
     """Adam with decoupled weight decay.
 
     State: "exp_avg" and "exp_avg_sq" in the parameter's shape, 8 bytes per parameter. See `Optimizer` for the rest.
     """
 
-    state_names = ("exp_avg", "exp_avg_sq")
-    forms = ADAMW
+    rule = UpdateRule(_update, _update_foreach, _update_fused)
 
     def __init__(
         self,
@@ -95,5 +52,4 @@ class AdamW(Optimizer):
         foreach: bool = True,
         fused: bool = False,
     ) -> None:
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, defaults, foreach=foreach, fused=fused)
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, foreach=foreach, fused=fused)

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from napkin.errors import NapkinError
 from napkin.optim.base import buckets, wide_dtype
-from napkin.optim.shards import local
+from napkin.optim.sharded_tensors import local
 
 
 class WeightAverage:
-    """a ← decay · a + (1 - decay) · w after each update: weights that noise of single steps has left.
+    """a ← decay · a + (1 - decay) · w after each update, which averages out the noise of single steps.
 
-    It begins as a copy of the parameters, at which a decay near 1 would hold it for long: the t-th update, t counted
-    from 1, decays by at most (1 + t) / (10 + t). The average is fp32 whatever the parameters' format: 4 bytes a
-    parameter. Of sharded parameters each process averages the rows that it has.
+    The average starts as a copy of the parameters, near which a decay close to 1 would keep it for long: the decay of
+    the t-th update, t counted from 1, is at most (1 + t) / (10 + t). The average is fp32 for parameters of any dtype, 4
+    bytes per parameter. Of sharded parameters each rank averages its own rows.
     """
 
     def __init__(self, parameters: Iterable[Tensor], decay: float = 0.999) -> None:
@@ -33,14 +33,14 @@ class WeightAverage:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Begin anew, with the parameters as they are now."""
+        """Restart from the parameters as they are now."""
         self.step = 0
         for average, parameter in zip(self.averages, self.parameters, strict=True):
             local(average).copy_(local(parameter))
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take the parameters as they are now into the average."""
+        """Update the average with the parameters as they are now."""
         self.step += 1
         decay = min(self.decay, (1 + self.step) / (10 + self.step))
         for bucket in buckets(self.parameters):
@@ -49,18 +49,18 @@ class WeightAverage:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The parameters hold the average, in their own format, while the context lasts; then they are put back.
+        """Inside the context the parameters hold the average, in their own dtype; then they are restored.
 
-        Meanwhile they are kept aside: memory for another copy of them.
+        Meanwhile a copy of them takes memory.
         """
         kept = [parameter.detach().clone() for parameter in self.parameters]
-        self._put(self.averages)
+        self._copy_into_parameters(self.averages)
         try:
             yield
         finally:
-            self._put(kept)
+            self._copy_into_parameters(kept)
 
     @torch.no_grad()
-    def _put(self, values: list[Tensor]) -> None:
+    def _copy_into_parameters(self, values: list[Tensor]) -> None:
         for parameter, value in zip(self.parameters, values, strict=True):
             local(parameter).copy_(local(value))

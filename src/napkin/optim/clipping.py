@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from napkin.optim.shards import local
+from napkin.optim.sharded_tensors import local
 
 
 @torch.no_grad()
@@ -21,11 +21,11 @@ def clip_gradients(
 ) -> Float[Tensor, ""]:
     """Scale all gradients in place by one factor so that their joint 2-norm is at most max_norm.
 
-    Returns the norm before clipping in fp32, on the gradients' device: nothing here waits for a GPU. Where any
-    gradient is infinite or NaN, so is the returned norm, and the gradients are not fit for an update: check the
-    norm where it is read anyway. Parameters without a gradient are skipped; without any the norm is 0.
+    Returns the norm before clipping in fp32, on the gradients' device, without waiting for a GPU. If any gradient is
+    infinite or NaN, so is the returned norm, and the gradients must not be used for an update: the caller checks the
+    norm. Parameters without a gradient are skipped; without any the norm is 0.
 
-    Of sharded gradients it sees the rows that are here; `sum_squares` adds up what others have of the squared norm.
+    Of sharded gradients it sees the local rows; `sum_squares` adds up the squared norm over ranks.
     """
     gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if not gradients:
@@ -34,6 +34,6 @@ def clip_gradients(
     total = torch.linalg.vector_norm(torch.stack(norms))
     if sum_squares is not None:
         total = sum_squares(total.square()).sqrt()
-    # Exactly 1 below the limit, so that gradients in bounds are not touched in their last bit.
+    # The factor is exactly 1 below the limit, so that gradients within it keep their last bit.
     torch._foreach_mul_(gradients, max_norm / total.clamp(min=max_norm))
     return total

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from napkin.optim.base import Forms, Group, Optimizer
+from napkin.optim.base import Group, Optimizer, UpdateRule
 
 
 def _update(parameter: Tensor, gradient: Tensor, average: Tensor, group: Group) -> None:
@@ -35,16 +35,16 @@ def _update_foreach(parameters: list[Tensor], gradients: list[Tensor], averages:
 
 
 class Lion(Optimizer):
-    """Every number moves by lr, one way or the other: the sign of an average decides.
+    """Every number moves by lr, in the direction of the sign of an average.
 
-    A step is several times as long as AdamW's, so that it wants a learning rate 3 to 10 times smaller and a decay as
-    much larger.
+    A step is several times as long as AdamW's, so it needs a learning rate 3 to 10 times smaller and a decay larger by
+    the same factor.
 
     State: "exp_avg" in the parameter's shape, 4 bytes per parameter. See `Optimizer` for the rest.
     """
 
     state_names = ("exp_avg",)
-    forms = Forms(_update, _update_foreach)
+    rule = UpdateRule(_update, _update_foreach)
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Dynamic loss scaling (Micikevicius et al. 2018): gradients are scaled up to where fp16 has numbers for them.
+"""Dynamic loss scaling (Micikevicius et al. 2018): gradients are scaled up into the range of fp16.
 
-Backpropagation runs on loss · scale; before clipping, gradients are divided by the scale again. Where one of them
-overflowed, the update is left out and the scale halved; after 1000 good steps in a row it is doubled.
+Backpropagation runs on loss · scale; before clipping, the gradients are divided by the scale. If one of them
+overflowed, the update is skipped and the scale halved; after 1000 good steps in a row it is doubled.
 """
 
 # torch keeps its foreach functions under private names; its own optimizers are built on them.
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from napkin.optim.shards import local
+from napkin.optim.sharded_tensors import local
 
 FIRST_SCALE = 2.0**16
 GROWTH_INTERVAL = 1000
@@ -20,20 +20,20 @@ _LARGEST_SCALE = 2.0**24
 
 
 class LossScale:
-    """The scale, and how it has come about: a power of two, so that scaling rounds nothing."""
+    """The scale, a power of two, so that scaling rounds nothing; and what adapts it."""
 
     def __init__(self) -> None:
         self.scale = FIRST_SCALE
         self.good_steps = 0
-        """Since the scale last changed."""
+        """Steps without overflow since the scale last changed."""
         self.updates = 0
-        """That were not left out."""
+        """Updates that were not skipped."""
 
     def of_rank(self, ranks: int) -> float:
-        """What one of some ranks multiplies its loss by.
+        """What each of several ranks multiplies its loss by.
 
-        It weighs its tokens by the number of ranks, of whose gradients the mean is taken: without that, numbers in
-        fp16 are as large as one process's.
+        The loss of a rank is already weighted by the number of ranks, over whose gradients the mean is taken. Divided
+        by it, a rank's numbers in fp16 are as large as those of a single process.
         """
         return self.scale / ranks
 
@@ -44,8 +44,8 @@ class LossScale:
         torch._foreach_mul_(gradients, 1 / self.of_rank(ranks))
 
     def accepts(self, norm: Tensor) -> bool:
-        """Whether a gradient of that norm is fit for an update; the scale is adapted. Waits for a GPU."""
-        # Reading it here, in this module: who counts a step without data answers for it.
+        """True if a gradient norm is finite, so that the update can be made; adapts the scale. Waits for the GPU."""
+        # The value is read in this module, where the accountant supplies it when it counts a step without data.
         finite = bool(torch.isfinite(norm).item())
         self.good_steps = self.good_steps + 1 if finite else 0
         self.updates += finite
@@ -56,9 +56,9 @@ class LossScale:
         return finite
 
     def to_tensor(self) -> Tensor:
-        """All of it as three numbers, for a checkpoint."""
+        """The state as three numbers, for a checkpoint."""
         return torch.tensor([self.scale, self.good_steps, self.updates], dtype=torch.float64)
 
     def from_tensor(self, stored: Tensor) -> None:
-        """Go on from there."""
+        """Restore the state that `to_tensor` returned."""
         self.scale, self.good_steps, self.updates = float(stored[0]), int(stored[1]), int(stored[2])

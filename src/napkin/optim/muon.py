@@ -6,8 +6,8 @@ With gradient g of an m × n matrix::
     u ← orthogonalised((1 - momentum) g + momentum · b)
     w ← (1 - lr · decay) w - lr · 0.2 sqrt(max(m, n)) · u
 
-Orthogonalised is U Vᵀ where the matrix is U S Vᵀ: all directions are stepped in alike. Newton-Schulz's iteration
-comes near it with products alone::
+Orthogonalised is U Vᵀ for a matrix U S Vᵀ: the step is equally long in all directions. The Newton-Schulz iteration
+approximates it with matrix products alone::
 
     x ← a x + (b x xᵀ + c (x xᵀ)²) x
 """
@@ -24,21 +24,21 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
-from napkin.optim.adamw import ADAMW
-from napkin.optim.base import Forms, Group, Optimizer, buckets, zeros_wide
+from napkin.optim.adamw import AdamW
+from napkin.optim.base import Group, Optimizer, UpdateRule, buckets, zeros_wide
 from napkin.optim.parameter_groups import muon_groups
-from napkin.optim.shards import gathered, is_sharded, rows_of
+from napkin.optim.sharded_tensors import full_tensor, is_sharded, rows_of
 
-# Jordan's coefficients: steepest at 0 of those that end, after five steps, with singular values near 1 (0.7 to 1.2).
+# Jordan's coefficients: the steepest at 0 of those that lead to singular values near 1 (0.7 to 1.2) in five steps.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _STEPS = 5
 _TINY = 1e-7
 
 
 def newton_schulz(matrix: Float[Tensor, "... m n"]) -> Float[Tensor, "... m n"]:
-    """The matrix with its singular values brought near 1, in its own number format: five steps of the iteration.
+    """The matrix with its singular values brought near 1, in its own dtype: five steps of the iteration.
 
-    2·k·(2·m²·n + m³) FLOPs per step for k matrices with m ≤ n; a tall matrix is worked on transposed.
+    2·k·(2·m²·n + m³) FLOPs per iteration for k matrices with m ≤ n; a tall matrix is transposed first.
     """
     if matrix.shape[-2] > matrix.shape[-1]:
         return newton_schulz(matrix.mT).mT
@@ -51,7 +51,7 @@ def newton_schulz(matrix: Float[Tensor, "... m n"]) -> Float[Tensor, "... m n"]:
 
 
 def newton_schulz_stacked(matrices: Float[Tensor, "k m n"]) -> Float[Tensor, "k m n"]:
-    """The same, sums folded into the products and the input overwritten."""
+    """The same with sums fused into the products; overwrites its input."""
     if matrices.shape[-2] > matrices.shape[-1]:
         return newton_schulz_stacked(matrices.mT).mT
     x = matrices.div_(torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True).clamp_(min=_TINY))
@@ -77,13 +77,13 @@ def _update_foreach(
 ) -> None:
     """For matrices of one shape: the iteration runs on a stack of them.
 
-    Where the others are rows of `sharded` matrices, each process orthogonalises them whole and takes its rows.
+    If the lists hold the local rows of `sharded` matrices, each rank orthogonalises whole matrices and takes its rows.
     """
     torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
     ahead = torch._foreach_lerp(gradients, buffers, group["momentum"])
     ahead = [matrix.to(group["products"]) for matrix in ahead]
     if sharded is not None:
-        ahead = list(map(gathered, sharded, ahead))
+        ahead = list(map(full_tensor, sharded, ahead))
     stack = torch.stack(ahead)
     del ahead
     directions = newton_schulz_stacked(stack.flatten(0, -3)).unflatten(0, stack.shape[:-2])
@@ -99,28 +99,28 @@ def _step_length(direction: Tensor, group: Group) -> float:
     return group["lr"] * 0.2 * max(direction.shape[-2:]) ** 0.5
 
 
-_MUON = Forms(_update, _update_foreach)
+_MUON = UpdateRule(_update, _update_foreach)
 
 
 class Muon(Optimizer):
     """Orthogonalised momentum for the matrices inside the blocks; AdamW for embeddings, head and vectors.
 
-    Groups whose "orthogonal" is False are AdamW's; in the others it updates vectors alone. `muon_groups` makes both
-    from a model. As their steps are alike in size, one learning rate and one decay serve for both. More than two
-    dimensions are a stack of matrices, the last two being the matrix.
+    AdamW updates the groups whose "orthogonal" is False, and vectors in the others. `muon_groups` makes both kinds from
+    a model. Their steps are of similar size, so one learning rate and one decay serve for both. A parameter with more
+    than two dimensions is a stack of matrices, which the last two dimensions are.
 
-    `products` is the format of Newton-Schulz's products; bf16 is enough where the hardware multiplies it natively.
-    `fused=True` concerns the part that is AdamW.
+    `products` is the dtype of the matrix products of the iteration; bf16 is enough where the hardware multiplies it
+    natively. `fused=True` applies to the part that AdamW updates.
 
     State: "momentum_buffer" in the matrix's shape, 4 bytes per parameter of the blocks; "exp_avg" and "exp_avg_sq", 8
-    bytes per parameter of the others. See `Optimizer` for the rest; matrices of one shape make a bucket. Its temporary
-    memory: up to three times the bucket and three times its Gram matrices, in the products' format.
+    bytes per parameter of the others. See `Optimizer` for the rest; a bucket holds matrices of one shape. Its temporary
+    memory: up to three times the bucket and three times its Gram matrices, in the products' dtype.
 
-    Of sharded matrices the momentum is gathered a bucket at a time, in the products' format, and every process
+    Of sharded matrices the momentum is gathered a bucket at a time, in the products' dtype, and every rank
     orthogonalises all of them: the temporary memory and the FLOPs are those of whole matrices.
     """
 
-    forms = ADAMW
+    rule = AdamW.rule
 
     def __init__(
         self,
@@ -139,44 +139,44 @@ class Muon(Optimizer):
         defaults |= {"weight_decay": weight_decay, "orthogonal": True}
         super().__init__(params, defaults, foreach=foreach, fused=fused)
         if not products.is_floating_point:
-            raise NapkinError(f"products is {products}: use a format with a fraction, torch.float32 or torch.bfloat16")
+            raise NapkinError(f"products is {products}: use a floating-point dtype, torch.float32 or torch.bfloat16")
 
     @classmethod
     def for_model(cls, model: nn.Module, *, weight_decay: float, products: torch.dtype, **settings: Any) -> Optimizer:
-        """The matrices of the blocks orthogonalised, the rest by AdamW."""
+        """Muon for the matrices of the blocks, AdamW for the rest."""
         return cls(muon_groups(model, weight_decay), products=products, **settings)
 
     def update_group(self, parameters: list[Tensor], group: Group) -> None:
-        """Matrices of one shape at a time, then what is AdamW's."""
+        """Matrices of one shape at a time, then what AdamW updates."""
         shapes: dict[torch.Size, list[Tensor]] = {}
         for parameter in parameters:
             if _is_orthogonal(parameter, group):
                 shapes.setdefault(parameter.shape, []).append(parameter)
         for alike in shapes.values():
             for bucket in buckets(alike):
-                self.apply(_forms_for(bucket), bucket, group)
+                self.apply(_rule_for(bucket), bucket, group)
         for bucket in buckets(p for p in parameters if not _is_orthogonal(p, group)):
-            self.apply(ADAMW, bucket, group)
+            self.apply(AdamW.rule, bucket, group)
 
     def new_state(self, parameter: Tensor, group: Group) -> dict[str, Tensor]:
-        """Zeros: one momentum, or AdamW's two."""
+        """Zeros: a momentum, or AdamW's two averages."""
         names = ("momentum_buffer",) if _is_orthogonal(parameter, group) else ("exp_avg", "exp_avg_sq")
         return {name: zeros_wide(parameter) for name in names}
 
 
-class _AcrossProcesses(Forms):
-    """Rows of matrices are updated together, whatever the form."""
+class _ShardedMuon(UpdateRule):
+    """Local rows of sharded matrices, which have only one implementation."""
 
-    def pick(self, form: str) -> Callable[..., None]:
-        """The only form there is."""
+    def implementation(self, name: str) -> Callable[..., None]:
+        """Always foreach."""
         return self.foreach
 
 
-def _forms_for(bucket: list[Tensor]) -> Forms:
-    # Of a stack, which is sharded by its first dimension, each process has some matrices whole.
+def _rule_for(bucket: list[Tensor]) -> UpdateRule:
+    # A stack is sharded by its first dimension, so each rank has whole matrices of it.
     if not is_sharded(bucket[0]) or bucket[0].ndim > 2:
         return _MUON
-    return _AcrossProcesses(_update, functools.partial(_update_foreach, sharded=bucket))
+    return _ShardedMuon(_update, functools.partial(_update_foreach, sharded=bucket))
 
 
 def _is_orthogonal(parameter: Tensor, group: Group) -> bool:

@@ -1,4 +1,4 @@
-"""Which parameters decay, and which are a layer's matrices."""
+"""Parameter groups: which parameters decay, and which are matrices of blocks."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ from napkin.errors import NapkinError
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Two optimizer groups: parameters of two or more dimensions with weight_decay, all others with none.
 
-    Decay pulls towards 0, which is a neutral place for a matrix and not for a gain around 1. A parameter that two
-    modules share is listed once, one that takes no gradient not at all, an empty group is left out.
+    Decay pulls towards 0, which is neutral for a matrix and not for a gain around 1. A parameter that two modules share
+    is listed once; parameters without requires_grad and empty groups are left out.
     """
     return _not_empty(*_by_decay(_trained(model), weight_decay))
 
@@ -19,9 +19,9 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 def muon_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Three groups: matrices inside the blocks ("orthogonal" is True), other matrices, and vectors without decay.
 
-    Blocks are what stands in an `nn.ModuleList`: the layers that a model repeats. What lies outside of it and has two
-    dimensions turns ids into vectors or vectors into scores of ids, and its rows are as good as vectors. Raises
-    NapkinError where a model has no such matrices.
+    Blocks are the modules in an `nn.ModuleList`: the layers that a model repeats. Matrices outside of them turn ids
+    into vectors or vectors into scores of ids, and their rows are updated as vectors are. Raises NapkinError if a model
+    has no matrices in blocks.
     """
     stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     inside = {p for stack in stacks for p in stack.parameters() if p.ndim >= 2}

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from napkin.optim.base import Forms, Group, Optimizer
-from napkin.optim.decay import decayed, decayed_foreach
+from napkin.optim.base import Group, Optimizer, UpdateRule
+from napkin.optim.weight_decay import decayed, decayed_foreach
 
 
 def _update(parameter: Tensor, gradient: Tensor, square: Tensor, group: Group) -> None:
@@ -40,7 +40,7 @@ class RMSProp(Optimizer):
     """
 
     state_names = ("square_avg",)
-    forms = Forms(_update, _update_foreach)
+    rule = UpdateRule(_update, _update_foreach)
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Stochastic rounding of fp32 to bf16: up or down at random, so that the mean is exact.
 
-A bf16 weight has 8 significant bits: an update of less than 1/512 of it would be rounded away each time. Rounded up
-with the probability that is its share of the step between two neighbours, it arrives in the mean (Gupta et al. 2015;
-for language models, Zamirai et al. 2020).
+A bf16 weight has 8 significant bits: rounded to nearest, an update of less than 1/512 of it is lost every time. If the
+probability of rounding up is the fraction of the way to the next number, the mean of the updates is exact (Gupta et al.
+2015; for language models, Zamirai et al. 2020).
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class StochasticRounding:
-    """Rounds the updates of a step; what it draws follows from seed and step alone."""
+    """Rounds the updates of a step; its random numbers depend only on seed and step."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -18,7 +18,7 @@ class StochasticRounding:
         self._key = 0
 
     def begin(self, step: int) -> None:
-        """The next numbers are those of this step."""
+        """Seed the random numbers of this step."""
         self._key = (self.seed * 1_000_003 + step) % 2**63
         self._generators.clear()
 
@@ -29,14 +29,14 @@ class StochasticRounding:
             if target.dtype != torch.bfloat16:
                 target.copy_(value)
                 continue
-            # bf16 is the upper half of fp32. A random lower half is added to the bits; what carries rounds up.
+            # bf16 is the upper half of fp32. A random lower half is added to the bits; a carry rounds up.
             bits = value.view(torch.int32)
             noise = self._noise(value)
             bits.add_(noise).add_(2**15).bitwise_and_(-(2**16))
             target.copy_(value)
 
     def _noise(self, like: Tensor) -> Tensor:
-        """Numbers from -2^15 to 2^15 - 1, four to a draw."""
+        """Random integers from -2^15 to 2^15 - 1, four of them from each 64-bit draw."""
         if like.device not in self._generators:
             self._generators[like.device] = torch.Generator(like.device).manual_seed(self._key)
         draws = torch.empty(-(-like.numel() // 4), dtype=torch.int64, device=like.device)

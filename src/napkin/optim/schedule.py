@@ -1,7 +1,7 @@
-"""The learning rate as a function of the step, and of nothing else: resuming needs no state.
+"""Learning-rate schedules: functions of the step alone, so that resuming needs no state.
 
-Every shape climbs to its peak over the warm-up first, at (step + 1) / (warmup_steps + 1) of it: step `warmup_steps`,
-counted from 0, is the first at the peak. A new shape is a class and a line of `SCHEDULES`.
+Every schedule first rises to its peak over the warm-up, as (step + 1) / (warmup_steps + 1) of it: step `warmup_steps`,
+counted from 0, is the first at the peak. A new schedule is a class and a line of `SCHEDULES`.
 """
 
 import math
@@ -12,11 +12,11 @@ from napkin.errors import NapkinError
 
 @dataclass(frozen=True)
 class Schedule:
-    """What the shapes share: the warm-up, and what is refused.
+    """What all schedules have in common: the warm-up, and the checks.
 
-    `schedule(step)` is the share of the peak, `schedule(step, peak)` the learning rate. Steps beyond the last one stay
-    where that ended, but for the inverse square root, which has no end. Raises NapkinError where the numbers describe
-    no such shape, and for a step below 0.
+    `schedule(step)` is the fraction of the peak, `schedule(step, peak)` the learning rate. Beyond the last step the
+    learning rate stays at its last value, except for the inverse square root, which has no end. Raises NapkinError for
+    impossible numbers of steps, and for a step below 0.
     """
 
     warmup_steps: int
@@ -38,18 +38,18 @@ class Schedule:
         return peak * self.after_warmup(step)
 
     def after_warmup(self, step: int) -> float:
-        """Share of the peak, from step `warmup_steps` on."""
+        """Fraction of the peak, from step `warmup_steps` on."""
         raise NotImplementedError
 
     def progress(self, step: int) -> float:
-        """How much of the way from the first step at the peak to the last step is gone; 0 where there is none."""
-        way = self.total_steps - 1 - self.warmup_steps
-        return min(1.0, (step - self.warmup_steps) / way) if way else 0.0
+        """How far a step is from the first step at the peak (0) to the last step (1); 0 if they are the same."""
+        steps = self.total_steps - 1 - self.warmup_steps
+        return min(1.0, (step - self.warmup_steps) / steps) if steps else 0.0
 
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """The peak, to the end."""
+    """The peak until the end."""
 
     def after_warmup(self, step: int) -> float:
         """1."""
@@ -57,7 +57,7 @@ class Constant(Schedule):
 
 
 @dataclass(frozen=True)
-class _Falling(Schedule):
+class _Decaying(Schedule):
     final_fraction: float = 0.05
 
     def __post_init__(self) -> None:
@@ -65,40 +65,40 @@ class _Falling(Schedule):
         if not 0 <= self.final_fraction <= 1:
             raise NapkinError(f"final_fraction is {self.final_fraction}: use a fraction of the peak, 0 to 1")
 
-    def between(self, height: float) -> float:
-        """From final_fraction, at height 0, to 1."""
+    def interpolated(self, height: float) -> float:
+        """From final_fraction, at height 0, to 1, at height 1."""
         return self.final_fraction + (1 - self.final_fraction) * height
 
 
 @dataclass(frozen=True)
-class Linear(_Falling):
+class Linear(_Decaying):
     """A straight line from the peak down to `final_fraction` of it on the last step."""
 
     def after_warmup(self, step: int) -> float:
         """1 - progress, between 1 and the final fraction."""
-        return self.between(1 - self.progress(step))
+        return self.interpolated(1 - self.progress(step))
 
 
 @dataclass(frozen=True)
-class Cosine(_Falling):
+class Cosine(_Decaying):
     """Half a cosine (Loshchilov & Hutter 2017) from the peak down to `final_fraction` of it on the last step.
 
-    Where no step is left for it the last one is at the peak.
+    If the warm-up leaves one step, it is at the peak.
     """
 
     def after_warmup(self, step: int) -> float:
         """(1 + cos(π · progress)) / 2, between 1 and the final fraction."""
-        # In this order: the learning rates of earlier runs, to the last bit.
+        # Computed in this order, the learning rates equal those of earlier runs to the last bit.
         final = self.final_fraction
         return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * self.progress(step)))
 
 
 @dataclass(frozen=True)
-class WarmupStableDecay(_Falling):
+class WarmupStableDecay(_Decaying):
     """The peak, then a straight line down over the last `decay_steps` (Hu et al. 2024, "MiniCPM").
 
-    A run's length need not be known before its decay begins: any checkpoint of the stable part can be decayed from.
-    None is a fifth of all steps (Hägele et al. 2024), or what the warm-up leaves of it.
+    A run's length need not be known before its decay begins: the decay can start from any checkpoint of the stable
+    part. By default it takes a fifth of all steps (Hägele et al. 2024), or what the warm-up leaves of it.
     """
 
     decay_steps: int | None = None
@@ -110,17 +110,17 @@ class WarmupStableDecay(_Falling):
             raise NapkinError(f"decay_steps is {self.decay_steps}: the warm-up leaves 0 to {most}")
 
     def after_warmup(self, step: int) -> float:
-        """1, then less by the same share a step, the last step being at the final fraction."""
+        """1, then a straight line down to the final fraction on the last step."""
         chosen = self.decay_steps
         most = self.total_steps - 1 - self.warmup_steps
         decay_steps = min(self.total_steps // 5, most) if chosen is None else chosen
         left = max(0, self.total_steps - 1 - step)
-        return self.between(min(1.0, left / decay_steps) if decay_steps else 1.0)
+        return self.interpolated(min(1.0, left / decay_steps) if decay_steps else 1.0)
 
 
 @dataclass(frozen=True)
 class InverseSquareRoot(Schedule):
-    """1 / sqrt(step), as it continues the warm-up (Vaswani et al. 2017, section 5.3): a run without a planned end."""
+    """1 / sqrt(step), continuing the warm-up (Vaswani et al. 2017, section 5.3), for a run without a planned end."""
 
     def after_warmup(self, step: int) -> float:
         """sqrt((warmup_steps + 1) / (step + 1))."""

@@ -6,7 +6,7 @@ With gradient g, into which decay · w is added first::
     momentum   b ← momentum · b + g;   w ← w - lr · b
     Nesterov   b ← momentum · b + g;   w ← w - lr · (g + momentum · b)
 
-The third is the form of Sutskever et al. 2013, which looks ahead without moving the parameters there and back.
+Nesterov's is written as by Sutskever et al. 2013, which looks ahead without moving the parameters there and back.
 """
 
 # torch keeps its foreach and fused functions under private names; its own optimizers are built on them.
@@ -17,8 +17,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from napkin.optim.base import Forms, Group, Optimizer
-from napkin.optim.decay import decayed, decayed_foreach
+from napkin.optim.base import Group, Optimizer, UpdateRule
+from napkin.optim.weight_decay import decayed, decayed_foreach
 
 
 def _sgd(parameter: Tensor, gradient: Tensor, group: Group) -> None:
@@ -85,7 +85,7 @@ def _fused(
         dampening=0.0,
         nesterov=nesterov,
         maximize=False,
-        # A buffer of zeros takes the first gradient by the rule itself.
+        # With a buffer of zeros the rule itself handles the first gradient.
         is_first_step=False,
     )
 
@@ -96,7 +96,7 @@ class SGD(Optimizer):
     State: none, 0 bytes per parameter. See `Optimizer` for the rest.
     """
 
-    forms = Forms(_sgd, _sgd_foreach, _sgd_fused)
+    rule = UpdateRule(_sgd, _sgd_foreach, _sgd_fused)
 
     def __init__(
         self,
@@ -111,13 +111,13 @@ class SGD(Optimizer):
 
 
 class Momentum(Optimizer):
-    """SGD along a running sum of gradients, in which one of k steps ago weighs momentum^k.
+    """SGD along a running sum of gradients, in which the gradient of k steps ago has the weight momentum^k.
 
     State: "momentum_buffer" in the parameter's shape, 4 bytes per parameter. See `Optimizer` for the rest.
     """
 
     state_names = ("momentum_buffer",)
-    forms = Forms(_momentum, _momentum_foreach, _momentum_fused)
+    rule = UpdateRule(_momentum, _momentum_foreach, _momentum_fused)
 
     def __init__(
         self,
@@ -134,9 +134,9 @@ class Momentum(Optimizer):
 
 
 class Nesterov(Momentum):
-    """Momentum that goes where the sum of gradients would take it next.
+    """Momentum, with the gradient step taken from where the momentum would lead.
 
     State: "momentum_buffer" in the parameter's shape, 4 bytes per parameter. See `Optimizer` for the rest.
     """
 
-    forms = Forms(_nesterov, _nesterov_foreach, _nesterov_fused)
+    rule = UpdateRule(_nesterov, _nesterov_foreach, _nesterov_fused)

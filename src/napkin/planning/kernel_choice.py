@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from napkin.optim.names import choice_of
+from napkin.optim.registry import optimizer_entry
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 
@@ -19,5 +19,5 @@ def choose_kernels(recipe: Recipe, precision: Precision) -> Recipe:
         plain = on_cpu and model.context_length <= PLAIN_UP_TO
         model = dataclasses.replace(model, attention="plain" if plain else model.resolved_attention)
     if optimizer.fused is None:
-        optimizer = dataclasses.replace(optimizer, fused=choice_of(optimizer.name).fused)
+        optimizer = dataclasses.replace(optimizer, fused=optimizer_entry(optimizer.name).fused)
     return dataclasses.replace(recipe, model=model, optimizer=optimizer)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from napkin.errors import NapkinError
-from napkin.optim.names import OPTIMIZERS, choice_of
+from napkin.optim.registry import OPTIMIZERS, optimizer_entry
 from napkin.optim.schedule import SCHEDULES
 from napkin.recipe.ranges import OPTIMIZER_RANGES, refuse_outside
 
@@ -79,7 +79,7 @@ class OptimizerConfig:
     what is evaluated and sampled from later; 4 bytes per parameter. None, or 0, keeps none."""
 
     def __post_init__(self) -> None:
-        choice = choice_of(self.name)
+        choice = optimizer_entry(self.name)
         refuse_outside("optimizer", self, OPTIMIZER_RANGES)
         for option in OPTIMIZER_OPTIONS - choice.options.keys():
             takers = ", ".join(name for name, other in OPTIMIZERS.items() if option in other.options)
@@ -102,7 +102,7 @@ class OptimizerConfig:
     @property
     def options(self) -> dict[str, float]:
         """What `build_optimizer` takes: the rule's options, its own defaults filled in."""
-        own = choice_of(self.name).options
+        own = optimizer_entry(self.name).options
         return {name: value if (chosen := getattr(self, name)) is None else chosen for name, value in own.items()}
 
     @property

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from napkin.model.experts import Routing
+from napkin.model.moe import Routing
 
 
 class ExpertCounts:

@@ -16,7 +16,7 @@ from napkin.optim.averaging import WeightAverage
 from napkin.optim.base import Optimizer
 from napkin.optim.clipping import clip_gradients
 from napkin.optim.loss_scale import LossScale
-from napkin.optim.names import build_optimizer
+from napkin.optim.registry import build_optimizer
 from napkin.optim.rounding import StochasticRounding
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe

@@ -1,5 +1,6 @@
 """What happens before a run: its files are opened and checked, its recipe resolved, its step planned."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,10 @@ class Preparation:
     def precision(self) -> Precision:
         """The number formats that it is trained in."""
         return self.resolved.precision
+
+    def with_recipe(self, recipe: Recipe) -> "Preparation":
+        """The same with another recipe, which must be resolved too."""
+        return dataclasses.replace(self, resolved=dataclasses.replace(self.resolved, recipe=recipe))
 
     @property
     def batches(self) -> Batches:

@@ -1,0 +1,148 @@
+"""Cross-entropy, the mean of -log p(target): from logits, or fused with the output head, never holding all logits.
+
+For 4096 tokens and a vocabulary of 4096 the logits and their gradient are 134 MB, the largest tensors of a small
+model's step. The gradient of the loss with respect to a token's logits is softmax(logits) - onehot(target): it needs
+nothing from the backward pass but one factor. So the fused operator computes a chunk of logits, turns it into its
+gradient in place, multiplies that into the gradients of hidden states and weight, and drops it.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Measured on one CPU core with 4096 tokens of width 256 and a vocabulary of 4096, in fp32 and bf16: 298 and 163 ms.
+# 1024 rows take 304 and 176 ms; full logits in autograd 426 and 315 ms, and in fp32 201 MB at their peak instead of 26.
+CHUNK_SIZE = 512
+
+
+def cross_entropy(
+    logits: Float[Tensor, "*batch vocab_size"], targets: Int[Tensor, "*batch"], ignore_index: int = -1
+) -> Float[Tensor, ""]:
+    """The mean of logsumexp(logits) - logits[target] over the targets that are not ignore_index, in fp32.
+
+    0 if every target is ignored.
+    """
+    logits = logits.float()
+    counts = targets != ignore_index
+    target_logits = logits.gather(-1, targets.where(counts, 0).unsqueeze(-1)).squeeze(-1)
+    losses = (logits.logsumexp(dim=-1) - target_logits).where(counts, 0)
+    return losses.sum() / counts.sum().clamp(min=1)
+
+
+def linear_cross_entropy(
+    hidden: Float[Tensor, "n d_model"],
+    weight: Float[Tensor, "vocab_size d_model"],
+    targets: Int[Tensor, " n"],
+    *,
+    chunk_size: int = CHUNK_SIZE,
+    ignore_index: int = -1,
+    z_weight: float = 0.0,
+) -> Float[Tensor, ""]:
+    """cross_entropy(hidden · weightᵀ, targets), with at most chunk_size rows of logits held at a time.
+
+    With a z_weight, z_weight · mean(logsumexp(logits)²) is added (Chowdhery et al. 2022, section 5).
+
+    Under autocast the products are in autocast's dtype; softmax, loss and the weight's gradient are fp32. Gradients
+    are computed and kept in the forward pass, and the backward pass only scales them: in place, so a second backward
+    pass through the same loss raises a RuntimeError.
+    """
+    device_type = hidden.device.type
+    if torch.is_autocast_enabled(device_type):
+        dtype = torch.get_autocast_dtype(device_type)
+    else:
+        dtype = torch.promote_types(hidden.dtype, weight.dtype)
+    # Dtypes are chosen here, operator by operator.
+    with torch.autocast(device_type, enabled=False):
+        if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
+            return _LinearCrossEntropy.apply(hidden, weight, targets, dtype, chunk_size, ignore_index, z_weight)  # pyright: ignore[reportReturnType]
+        total, _, _ = _chunked(hidden, weight, targets, dtype, chunk_size, ignore_index, z_weight, (False, False))
+        return total / _count(targets, ignore_index)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, *settings: Any) -> Tensor:
+        dtype, chunk_size, ignore_index, z_weight = settings
+        total, grad_hidden, grad_weight = _chunked(
+            hidden, weight, targets, dtype, chunk_size, ignore_index, z_weight, ctx.needs_input_grad[:2]
+        )
+        count = _count(targets, ignore_index)
+        ctx.dtypes = hidden.dtype, weight.dtype
+        ctx.save_for_backward(grad_hidden, grad_weight, count)
+        return total / count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        *gradients, count = ctx.saved_tensors
+        # Dividing by the count only now keeps fp16 gradients of a scaled loss from underflowing before the scale
+        # reaches them.
+        factor = grad_outputs[0] / count
+        scaled = (
+            None if gradient is None else gradient.mul_(factor).to(dtype)
+            for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
+        )
+        return (*scaled, None, None, None, None, None)
+
+
+def _chunked(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    dtype: torch.dtype,
+    chunk_size: int,
+    ignore_index: int,
+    z_weight: float,
+    wanted: tuple[bool, bool],
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The sum of the losses, and its gradients with respect to hidden and weight where `wanted`."""
+    wide = torch.promote_types(dtype, torch.float32)
+    hidden, weight = hidden.to(dtype), weight.to(dtype)
+    total = torch.zeros((), dtype=wide, device=hidden.device)
+    grad_hidden = torch.empty_like(hidden) if wanted[0] else None
+    grad_weight = torch.zeros_like(weight, dtype=wide) if wanted[1] else None
+    for start in range(0, len(hidden), chunk_size):
+        rows = slice(start, start + chunk_size)
+        counts = (targets[rows] != ignore_index).unsqueeze(1)
+        chosen = targets[rows].unsqueeze(1).where(counts, 0)
+        # A row of zeros adds nothing to the weight's gradient: cheaper here than clearing a row of logits later.
+        inputs = hidden[rows].masked_fill(~counts, 0)
+        target_logits, logsumexp, probabilities = _softmax(inputs @ weight.T, chosen, wide)
+        losses = logsumexp - target_logits
+        if z_weight:
+            losses += z_weight * logsumexp.square()
+        total += losses.where(counts, 0).sum()
+        if not any(wanted):
+            continue
+        if z_weight:
+            # The gradient of logsumexp² is 2 · logsumexp · softmax.
+            probabilities *= 1 + 2 * z_weight * logsumexp
+        # From here on it is the gradient of the sum of losses with respect to the logits.
+        probabilities.scatter_(1, chosen, probabilities.gather(1, chosen) - 1)
+        gradient = probabilities.to(dtype)
+        if grad_hidden is not None:
+            torch.mm(gradient, weight, out=grad_hidden[rows])
+            grad_hidden[rows].masked_fill_(~counts, 0)
+        if grad_weight is not None and dtype == wide:
+            grad_weight.addmm_(gradient.T, inputs)
+        elif grad_weight is not None:
+            grad_weight += gradient.T @ inputs
+    return total, grad_hidden, grad_weight
+
+
+def _softmax(logits: Tensor, targets: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """The targets' logits, logsumexp and probabilities of a chunk; overwrites logits that are already in `wide`."""
+    target_logits = logits.gather(1, targets).to(wide)
+    largest = logits.amax(dim=1, keepdim=True).to(wide)
+    probabilities = torch.softmax(logits, dim=1, dtype=wide, out=logits if logits.dtype == wide else None)
+    # log(largest probability) = largest logit - logsumexp, so softmax's sum of exponentials serves for logsumexp too.
+    # The largest probability is at least 1/vocab_size, so its logarithm is safe.
+    logsumexp = largest - probabilities.amax(dim=1, keepdim=True).log()
+    return target_logits, logsumexp, probabilities
+
+
+def _count(targets: Tensor, ignore_index: int) -> Tensor:
+    return (targets != ignore_index).sum().clamp(min=1)

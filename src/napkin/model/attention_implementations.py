@@ -1,0 +1,121 @@
+"""The implementations of attention that a config can name: the same numbers, computed in different ways.
+
+An implementation's `prepare` makes, once per step, what all layers share: the mask, or what replaces it. A call then
+mixes the values of one layer.
+"""
+
+from collections.abc import Callable
+from typing import Any, no_type_check
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from napkin.kernels.attention import flex_attention, fused_attention, plain_attention, softcap, softcapped_attention
+from napkin.model.masks import CausalMask, additive_mask
+from napkin.model.positions import NoPositions
+
+Queries = Float[Tensor, "batch heads position head_dim"]
+Keys = Float[Tensor, "batch kv_heads position head_dim"]
+Documents = Int[Tensor, "batch position"] | None
+
+
+class PlainAttention:
+    """Matrix products and a softmax; it holds the scores of all pairs.
+
+    Scores and weights have the dtype of queries and keys; the softmax sums in fp32.
+    """
+
+    def __init__(self, n_heads: int, *, scale: float, sees: CausalMask, softcap: float | None = None) -> None:
+        self.n_heads = n_heads
+        self.scale = scale
+        self.sees = sees
+        self.softcap = softcap
+
+    def prepare(self, positions: NoPositions, length: int, documents: Documents, device: torch.device) -> Any:
+        """The mask."""
+        return additive_mask(self.sees, positions, self.n_heads, length, documents, device)
+
+    def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
+        """Mix the values by their weights."""
+        if self.softcap is None:
+            return plain_attention(queries, keys, values, prepared, self.scale)
+        return softcapped_attention(queries, keys, values, prepared, self.scale, self.softcap)
+
+
+class FusedAttention:
+    """torch's scaled_dot_product_attention, causal: it holds no scores."""
+
+    def __init__(self, n_heads: int, *, scale: float, sees: CausalMask) -> None:
+        self.n_heads = n_heads
+        self.scale = scale
+        self.sees = sees
+
+    def prepare(self, positions: NoPositions, length: int, documents: Documents, device: torch.device) -> Any:
+        """A mask if documents have to be kept apart, else None."""
+        if documents is None:
+            return None
+        return additive_mask(self.sees, positions, self.n_heads, length, documents, device)
+
+    def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
+        """Mix the values by their weights."""
+        return fused_attention(queries, keys, values, prepared, self.scale)
+
+
+class MaskedFusedAttention(FusedAttention):
+    """The same for windows and biased scores, with a mask; it computes hidden pairs too."""
+
+    def prepare(self, positions: NoPositions, length: int, documents: Documents, device: torch.device) -> Any:
+        """The mask."""
+        return additive_mask(self.sees, positions, self.n_heads, length, documents, device)
+
+
+class FlexAttention(PlainAttention):
+    """torch's flex_attention, compiled for a GPU: it holds no scores and skips blocks of pairs that are all hidden.
+
+    torch has no backward pass of it on a CPU: there this is plain attention.
+    """
+
+    def prepare(self, positions: NoPositions, length: int, documents: Documents, device: torch.device) -> Any:
+        """The blocks of pairs to compute, and what changes their scores; on a CPU the mask."""
+        if device.type == "cpu":
+            return super().prepare(positions, length, documents, device)
+        return self.prepare_kernel(positions, length, documents, device)
+
+    def __call__(
+        self,
+        queries: Queries,
+        keys: Keys,
+        values: Keys,
+        prepared: Any,
+        *,
+        kernel: Callable[..., Tensor] | None = None,
+    ) -> Queries:
+        """Mix the values by their weights; `kernel` replaces the compiled kernel."""
+        if isinstance(prepared, Tensor):
+            return super().__call__(queries, keys, values, prepared)
+        score_mod, block_mask = prepared
+        return flex_attention(queries, keys, values, score_mod, block_mask, self.scale, kernel=kernel)
+
+    def prepare_kernel(self, positions: NoPositions, length: int, documents: Documents, device: torch.device) -> Any:
+        """The rules as functions of one pair, which the compiler builds into its kernel."""
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        # The compiler reads these functions: no decorator may wrap them, not even the type checks of the tests.
+        @no_type_check
+        def score_mod(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            capped = score if self.softcap is None else softcap(score, self.softcap)
+            return capped + positions.bias(head, query - key)
+
+        @no_type_check
+        def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return self.sees(query, key)
+
+        @no_type_check
+        def sees_in_document(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            assert documents is not None
+            return self.sees(query, key) & (documents[batch, query] == documents[batch, key])
+
+        n_batches = None if documents is None else len(documents)
+        rule = sees if documents is None else sees_in_document
+        return score_mod, create_block_mask(rule, n_batches, None, length, length, device=device)

@@ -1,0 +1,143 @@
+"""Builds a model's layers from its config: each choice is looked up here, and nowhere else."""
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from napkin.model.attention import CausalSelfAttention
+from napkin.model.attention_implementations import FlexAttention, FusedAttention, MaskedFusedAttention, PlainAttention
+from napkin.model.block import BLOCKS, Block, BlockParts, ParallelBlock
+from napkin.model.config import ModelConfig
+from napkin.model.dropout import make_dropout
+from napkin.model.initialization import INITIAL_STDS
+from napkin.model.linear import LinearFactory
+from napkin.model.masks import CausalMask, SlidingWindowMask
+from napkin.model.mlp import FEED_FORWARDS, FeedForward, GatedFeedForward
+from napkin.model.moe import CapacityExperts, DroplessExperts, MixtureOfExperts, SharedMixtureOfExperts
+from napkin.model.norm import NORMS, QK_NORMS, LayerNorm
+from napkin.model.positions import AlibiPositions, LearnedPositions, NoPositions, RotaryPositions, SinusoidalPositions
+from napkin.model.rope import RotaryEmbedding
+
+
+class ModelBuilder:
+    """Makes the layers of one model. Random draws from the generator happen in the order of the calls."""
+
+    def __init__(self, config: ModelConfig, generator: torch.Generator) -> None:
+        self.config = config
+        self.generator = generator
+        self.linears = self._linear_factory()
+        self.make_norm = self._norm_factory()
+
+    def positions(self, embedding_rms: float) -> NoPositions:
+        """The position scheme; learned positions start at `embedding_rms`, as large as the token embeddings."""
+        config = self.config
+
+        def rope() -> NoPositions:
+            return RotaryPositions(
+                RotaryEmbedding(
+                    config.resolved_head_dim,
+                    config.context_length,
+                    theta=config.rope_theta,
+                    pairing=config.rope_pairing,
+                    scaling=config.rope_scaling,
+                    factor=config.rope_factor,
+                    original_context=config.resolved_original_context,
+                )
+            )
+
+        def learned() -> NoPositions:
+            return LearnedPositions(config.context_length, config.d_model, std=embedding_rms, generator=self.generator)
+
+        schemes: dict[str, Callable[[], NoPositions]] = {
+            "rope": rope,
+            "learned": learned,
+            "sinusoidal": lambda: SinusoidalPositions(config.context_length, config.d_model),
+            "alibi": lambda: AlibiPositions(config.n_heads),
+            "none": NoPositions,
+        }
+        return schemes[config.positions]()
+
+    def attention_implementation(self) -> PlainAttention | FusedAttention:
+        """What computes attention, one for all layers."""
+        config = self.config
+        scale = config.resolved_head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+        sees = CausalMask() if config.attention_window is None else SlidingWindowMask(config.attention_window)
+        caps = {} if config.attention_softcap is None else {"softcap": config.attention_softcap}
+        needs_mask = config.attention_window is not None or config.positions == "alibi"
+        implementations: dict[str, Callable[..., PlainAttention | FusedAttention]] = {
+            "plain": PlainAttention,
+            "sdpa": MaskedFusedAttention if needs_mask else FusedAttention,
+            "flex": FlexAttention,
+        }
+        return implementations[config.resolved_attention](config.n_heads, scale=scale, sees=sees, **caps)
+
+    def block(
+        self, layer: int, attend: PlainAttention | FusedAttention, positions: NoPositions
+    ) -> Block | ParallelBlock:
+        """Block number `layer`, counted from 0."""
+        config = self.config
+        n_heads, n_kv_heads, head_dim = config.n_heads, config.resolved_n_kv_heads, config.resolved_head_dim
+        attention = CausalSelfAttention(
+            config.d_model,
+            n_heads,
+            n_kv_heads,
+            head_dim=head_dim,
+            attend=attend,
+            rotate=positions.rotate,
+            qk_norm=QK_NORMS[config.qk_norm](n_heads, n_kv_heads, head_dim, self.make_norm),
+            qkv_bias=config.biases != "none",
+            output_bias=config.biases == "all",
+            linears=self.linears,
+        )
+        experts = config.n_experts and layer >= config.n_dense_layers
+        parts = BlockParts(
+            attention=attention,
+            feed_forward=self._experts() if experts else self._feed_forward(config.resolved_d_ff),
+            make_norm=functools.partial(self.make_norm, config.d_model),
+            make_dropout=functools.partial(make_dropout, config.dropout),
+        )
+        return BLOCKS[config.block](parts)
+
+    def final_norm(self) -> nn.Module:
+        """The norm before the head; an identity if the blocks end with one."""
+        return nn.Identity() if BLOCKS[self.config.block].output_is_normalized else self.make_norm(self.config.d_model)
+
+    def _linear_factory(self) -> LinearFactory:
+        config = self.config
+        return LinearFactory(
+            std=INITIAL_STDS.get(config.init, lambda inputs, outputs: config.init_std),
+            residual_scale=(2 * config.n_layers) ** -0.5 if config.depth_scaled else 1.0,
+            mup_multiplier=None if config.mup_base_d_model is None else config.mup_base_d_model / config.d_model,
+            generator=self.generator,
+        )
+
+    def _norm_factory(self) -> Callable[[int], nn.Module]:
+        norm = NORMS[self.config.norm]
+        settings = {"bias": self.config.biases == "all"} if norm is LayerNorm else {}
+        return functools.partial(norm, eps=self.config.norm_eps, **settings)
+
+    def _feed_forward(self, d_ff: int) -> FeedForward | GatedFeedForward:
+        kind = FEED_FORWARDS[self.config.feed_forward]
+        return kind(self.config.d_model, d_ff, bias=self.config.biases == "all", linears=self.linears)
+
+    def _experts(self) -> nn.Module:
+        config, kind = self.config, FEED_FORWARDS[self.config.feed_forward]
+        d_expert = config.resolved_d_expert
+        assert d_expert is not None
+        sizes = config.n_experts, config.d_model, d_expert
+        experts = (
+            DroplessExperts(kind, *sizes, self.linears)
+            if config.expert_capacity is None
+            else CapacityExperts(kind, *sizes, self.linears, capacity=config.expert_capacity)
+        )
+        settings = {
+            "experts_per_token": config.experts_per_token,
+            "normalize": config.normalize_expert_weights,
+            "linears": self.linears,
+        }
+        if not config.n_shared_experts:
+            return MixtureOfExperts(config.d_model, experts, **settings)
+        shared = self._feed_forward(config.n_shared_experts * d_expert)
+        return SharedMixtureOfExperts(config.d_model, experts, shared, **settings)

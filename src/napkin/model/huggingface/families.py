@@ -1,0 +1,204 @@
+"""The weight names and config settings of Hugging Face's GPT-2 and Llama models."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from napkin.errors import NapkinError
+from napkin.model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class WeightMapping:
+    """One parameter here, stored as one or more tensors there."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    rows: tuple[int, ...] = ()
+    """Rows of each tensor there; empty if there is one."""
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Family:
+    """A `model_type` of config.json."""
+
+    prefix: str
+    """Prefix of all names except the head's."""
+    mappings: Callable[[ModelConfig], Iterator[WeightMapping]]
+    read: Callable[[dict[str, Any]], ModelConfig]
+    write: Callable[[ModelConfig], dict[str, Any]]
+
+    def full_name(self, name: str) -> str:
+        """A tensor's name in the folder of a model with its head."""
+        return name if name.startswith("lm_head") else self.prefix + name
+
+
+def _gpt2_mappings(config: ModelConfig) -> Iterator[WeightMapping]:
+    yield WeightMapping("embedding.weight", ("wte.weight",))
+    yield WeightMapping("positions.weight", ("wpe.weight",))
+    layers = {
+        "attention_norm": "ln_1",
+        "attention.query_key_value": "attn.c_attn",
+        "attention.output": "attn.c_proj",
+        "feed_forward_norm": "ln_2",
+        "feed_forward.up": "mlp.c_fc",
+        "feed_forward.down": "mlp.c_proj",
+    }
+    for layer in range(config.n_layers):
+        for ours, theirs in layers.items():
+            is_norm = ours.endswith("norm")
+            ours, theirs = f"blocks.{layer}.{ours}", f"h.{layer}.{theirs}"
+            # GPT-2's matrices are stored as [inputs, outputs].
+            yield WeightMapping(
+                f"{ours}.{'gain' if is_norm else 'weight'}", (f"{theirs}.weight",), transposed=not is_norm
+            )
+            yield WeightMapping(f"{ours}.bias", (f"{theirs}.bias",))
+    yield WeightMapping("norm.gain", ("ln_f.weight",))
+    yield WeightMapping("norm.bias", ("ln_f.bias",))
+
+
+def _read_gpt2(settings: dict[str, Any]) -> ModelConfig:
+    kinds = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu", "silu": "silu"}
+    if settings.get("scale_attn_by_inverse_layer_idx") or not settings.get("tie_word_embeddings", True):
+        raise NapkinError("scores scaled by layer and untied heads are not supported: use GPT-2 as published")
+    return ModelConfig(
+        vocab_size=settings["vocab_size"],
+        context_length=settings["n_positions"],
+        d_model=settings["n_embd"],
+        n_layers=settings["n_layer"],
+        n_heads=settings["n_head"],
+        d_ff=settings.get("n_inner"),
+        norm_eps=settings.get("layer_norm_epsilon", 1e-5),
+        positions="learned",
+        norm="layer",
+        feed_forward=_looked_up(kinds, settings.get("activation_function", "gelu_new"), "activation_function"),
+        biases="all",
+        embedding_scale=1.0,
+        attention_scale=None if settings.get("scale_attn_weights", True) else 1.0,
+        init="fixed",
+        dropout=settings.get("resid_pdrop", 0.1),
+    )
+
+
+def _write_gpt2(config: ModelConfig) -> dict[str, Any]:
+    kinds = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu", "silu": "silu"}
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": config.vocab_size,
+        "n_positions": config.context_length,
+        "n_embd": config.d_model,
+        "n_layer": config.n_layers,
+        "n_head": config.n_heads,
+        "n_inner": config.resolved_d_ff,
+        "activation_function": kinds.get(config.feed_forward, "gelu_new"),
+        "layer_norm_epsilon": config.norm_eps,
+        "scale_attn_weights": config.attention_scale != 1,
+        "tie_word_embeddings": True,
+        "resid_pdrop": config.dropout,
+        "embd_pdrop": config.dropout,
+        "attn_pdrop": 0.0,
+        # The tokenizer says which tokens these are.
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+def _llama_mappings(config: ModelConfig) -> Iterator[WeightMapping]:
+    yield WeightMapping("embedding.weight", ("embed_tokens.weight",))
+    n_kv = config.resolved_n_kv_heads * config.resolved_head_dim
+    qkv_rows = (config.n_heads * config.resolved_head_dim, n_kv, n_kv)
+    for layer in range(config.n_layers):
+        ours, theirs = f"blocks.{layer}", f"layers.{layer}"
+        yield WeightMapping(f"{ours}.attention_norm.gain", (f"{theirs}.input_layernorm.weight",))
+        qkv = tuple(f"{theirs}.self_attn.{name}_proj.weight" for name in "qkv")
+        yield WeightMapping(f"{ours}.attention.query_key_value.weight", qkv, qkv_rows)
+        yield WeightMapping(f"{ours}.attention.output.weight", (f"{theirs}.self_attn.o_proj.weight",))
+        yield WeightMapping(f"{ours}.feed_forward_norm.gain", (f"{theirs}.post_attention_layernorm.weight",))
+        gate_up = tuple(f"{theirs}.mlp.{name}_proj.weight" for name in ("gate", "up"))
+        yield WeightMapping(f"{ours}.feed_forward.gate_up.weight", gate_up, (config.resolved_d_ff,) * 2)
+        yield WeightMapping(f"{ours}.feed_forward.down.weight", (f"{theirs}.mlp.down_proj.weight",))
+    yield WeightMapping("norm.gain", ("norm.weight",))
+    if not config.tie_embeddings:
+        yield WeightMapping("head.weight", ("lm_head.weight",))
+
+
+def _read_llama(settings: dict[str, Any]) -> ModelConfig:
+    for name in ("attention_bias", "mlp_bias"):
+        if settings.get(name):
+            raise NapkinError(f"{name} is true, which is not supported: use a Llama without biases")
+    kinds = {"silu": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh", "relu": "reglu"}
+    # Newer folders have rope_parameters, older ones rope_theta and rope_scaling.
+    rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    scalings = {"default": "none", "linear": "linear", "yarn": "yarn", "llama3": "llama3"}
+    scaling = _looked_up(scalings, rope.get("rope_type", rope.get("type", "default")), "rope_type")
+    return ModelConfig(
+        vocab_size=settings["vocab_size"],
+        context_length=settings["max_position_embeddings"],
+        d_model=settings["hidden_size"],
+        n_layers=settings["num_hidden_layers"],
+        n_heads=settings["num_attention_heads"],
+        n_kv_heads=settings.get("num_key_value_heads"),
+        head_dim=settings.get("head_dim"),
+        d_ff=settings["intermediate_size"],
+        norm_eps=settings.get("rms_norm_eps", 1e-6),
+        rope_theta=rope.get("rope_theta", settings.get("rope_theta", 10000.0)),
+        rope_scaling=scaling,
+        rope_factor=1.0 if scaling == "none" else rope["factor"],
+        rope_original_context=None if scaling == "none" else rope.get("original_max_position_embeddings"),
+        feed_forward=_looked_up(kinds, settings.get("hidden_act", "silu"), "hidden_act"),
+        tie_embeddings=settings.get("tie_word_embeddings", False),
+        embedding_scale=1.0,
+    )
+
+
+def _write_llama(config: ModelConfig) -> dict[str, Any]:
+    kinds = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_pytorch_tanh", "reglu": "relu"}
+    scalings = {"linear": "linear", "yarn": "yarn", "llama3": "llama3"}
+    rope: dict[str, Any] = {
+        "rope_type": scalings.get(config.rope_scaling, "default"),
+        "rope_theta": config.rope_theta,
+    }
+    if rope["rope_type"] != "default":
+        rope |= {
+            "factor": config.rope_factor,
+            "original_max_position_embeddings": round(config.resolved_original_context),
+        }
+    if rope["rope_type"] == "llama3":
+        rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.context_length,
+        "hidden_size": config.d_model,
+        "num_hidden_layers": config.n_layers,
+        "num_attention_heads": config.n_heads,
+        "num_key_value_heads": config.resolved_n_kv_heads,
+        "head_dim": config.resolved_head_dim,
+        "intermediate_size": config.resolved_d_ff,
+        "hidden_act": kinds.get(config.feed_forward, "silu"),
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_parameters": rope,
+        "rope_scaling": rope,
+        "tie_word_embeddings": config.tie_embeddings,
+        "attention_bias": False,
+        "mlp_bias": False,
+        # The tokenizer says which tokens these are.
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+def _looked_up(table: dict[str, Any], name: str, setting: str) -> Any:
+    if name not in table:
+        raise NapkinError(f"{setting} is {name!r}, which is not supported: use one of {', '.join(table)}")
+    return table[name]
+
+
+FAMILIES = {
+    "gpt2": Family("transformer.", _gpt2_mappings, _read_gpt2, _write_gpt2),
+    "llama": Family("model.", _llama_mappings, _read_llama, _write_llama),
+}

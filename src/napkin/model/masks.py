@@ -1,0 +1,65 @@
+"""Attention masks: which keys a query sees, as rules about positions.
+
+A rule is a function of tensors of any shape, so that a mask and a compiled kernel can both be made from it. Functions
+that a kernel's compiler reads are exempt from the type checks that tests enforce.
+"""
+
+from typing import no_type_check
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from napkin.model.positions import NoPositions
+
+
+class CausalMask:
+    """A token sees itself and all tokens before it."""
+
+    @no_type_check
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        """True where the query at one position sees the key at another."""
+        return key <= query
+
+
+class SlidingWindowMask(CausalMask):
+    """A token sees itself and the size - 1 tokens before it (Beltagy et al. 2020)."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    @no_type_check
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        """True where the query at one position sees the key at another."""
+        return (key <= query) & (query - key < self.size)
+
+
+def additive_mask(
+    sees: CausalMask,
+    positions: NoPositions,
+    n_heads: int,
+    length: int,
+    documents: Int[Tensor, "batch position"] | None,
+    device: torch.device,
+) -> Float[Tensor, "*batch_and_heads query key"]:
+    """What is added to the scores [batch, head, query, key]: the positions' bias where a key is seen, else -infinity.
+
+    Four dimensions, or two if it is the same for all sequences and heads.
+    """
+    query, key = torch.arange(length, device=device)[:, None], torch.arange(length, device=device)
+    seen = sees(query, key)
+    if documents is not None:
+        seen = seen & same_document(documents)
+    heads = torch.arange(n_heads, device=device)[None, :, None, None]
+    return positions.bias(heads, query - key).masked_fill(~seen, float("-inf"))
+
+
+def same_document(documents: Int[Tensor, "batch position"]) -> Bool[Tensor, "batch 1 query key"]:
+    """Which pairs of a sequence's tokens are of one document."""
+    return documents[:, None, :, None] == documents[:, None, None, :]
+
+
+def document_ids(tokens: Int[Tensor, "batch position"], separator: int) -> Int[Tensor, "batch position"]:
+    """The number of each token's document, from 0; a separator ends a document and belongs to it."""
+    ends = tokens == separator
+    return ends.cumsum(dim=1) - ends.to(torch.int64)

@@ -1,0 +1,179 @@
+"""Mixture of experts: many feed-forward layers, to a few of which a router sends each token (Shazeer et al. 2017).
+
+An assignment is one token at one expert: each token has experts_per_token of them.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from napkin.errors import NapkinError
+from napkin.kernels.grouped_matmul import grouped_matmul
+from napkin.model.linear import Linear, LinearFactory
+from napkin.model.mlp import FeedForward, GatedFeedForward
+
+Kind = type[FeedForward] | type[GatedFeedForward]
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What a router did with the tokens of one forward pass."""
+
+    balance_loss: Float[Tensor, ""]
+    """n_experts · Σ fraction of assignments · mean probability, over experts: 1 if both are even (Fedus et al. 2021,
+    equations 4 to 6)."""
+    z_loss: Float[Tensor, ""]
+    """The mean of logsumexp(logits)² (Zoph et al. 2022, equation 5)."""
+    tokens_per_expert: Int[Tensor, " n_experts"]
+    """Assignments that the router made, dropped ones included."""
+    dropped: Int[Tensor, ""]
+    """Assignments dropped because their expert was full."""
+
+    def detach(self) -> "Routing":
+        """The same figures without their autograd graph."""
+        return Routing(self.balance_loss.detach(), self.z_loss.detach(), self.tokens_per_expert, self.dropped)
+
+    def __deepcopy__(self, memo: dict) -> "Routing":
+        """Itself: a record of the past, which a copy of the model does not change."""
+        return self
+
+
+class MixtureOfExperts(nn.Module):
+    """The weighted sum of the outputs of each token's chosen experts.
+
+    Logits and probabilities are fp32 (Fedus et al. 2021, section 2.4).
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        experts: "DroplessExperts | CapacityExperts",
+        *,
+        experts_per_token: int,
+        normalize: bool = True,
+        linears: LinearFactory | None = None,
+    ) -> None:
+        super().__init__()
+        self.n_experts = len(experts.up)
+        self.experts_per_token = experts_per_token
+        self.weigh: Callable[[Tensor], Tensor] = _divided_by_sum if normalize else _unchanged
+        self.router = Linear(d_model, self.n_experts, generator=linears.generator if linears else None)
+        self.experts = experts
+        self._routing: Routing | None = None
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Send each token to its experts and add up their outputs."""
+        tokens = x.reshape(-1, x.shape[-1])
+        with torch.autocast(x.device.type, enabled=False):
+            logits = self.router(tokens.to(self.router.weight.dtype)).float()
+        probabilities = logits.softmax(dim=-1)
+        likeliest, chosen = probabilities.topk(self.experts_per_token, dim=-1)
+        counts = chosen.new_zeros(self.n_experts).scatter_add(0, chosen.flatten(), torch.ones_like(chosen).flatten())
+        outputs, dropped = self.experts(tokens, chosen, counts)
+        self._routing = Routing(
+            balance_loss=self.n_experts * (counts / chosen.numel() * probabilities.mean(dim=0)).sum(),
+            z_loss=logits.logsumexp(dim=-1).square().mean(),
+            tokens_per_expert=counts,
+            dropped=dropped,
+        )
+        return (outputs * self.weigh(likeliest).unsqueeze(-1)).sum(dim=1).to(x.dtype).view(x.shape)
+
+    def take_routing(self) -> Routing:
+        """What the last forward pass did; the first call after it has the autograd graph, later ones only the figures.
+
+        Raises NapkinError if there was no forward pass.
+        """
+        if self._routing is None:
+            raise NapkinError("nothing has been routed yet: run the model first")
+        taken, self._routing = self._routing, self._routing.detach()
+        return taken
+
+
+class SharedMixtureOfExperts(MixtureOfExperts):
+    """A mixture, plus one feed-forward layer for every token (Dai et al. 2024)."""
+
+    def __init__(
+        self,
+        d_model: int,
+        experts: "DroplessExperts | CapacityExperts",
+        shared: FeedForward | GatedFeedForward,
+        *,
+        experts_per_token: int,
+        normalize: bool = True,
+        linears: LinearFactory | None = None,
+    ) -> None:
+        super().__init__(d_model, experts, experts_per_token=experts_per_token, normalize=normalize, linears=linears)
+        self.shared = shared
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Add the shared layer's output to that of the mixture."""
+        return self.shared(x) + super().forward(x)
+
+
+class Experts(nn.Module):
+    """n feed-forward layers of one kind, held in two parameters."""
+
+    up: Float[Tensor, "n_experts n_up_d_expert d_model"]
+    down: Float[Tensor, "n_experts d_model d_expert"]
+
+    def __init__(self, kind: Kind, n: int, d_model: int, d_expert: int, linears: LinearFactory) -> None:
+        super().__init__()
+        self.activate = kind.activate
+        self.up = linears.expert_stack(n, d_model, d_expert, parts=kind.n_up)
+        self.down = linears.expert_stack(n, d_expert, d_model, into_residual=True)
+
+
+class DroplessExperts(Experts):
+    """Each expert takes all the tokens that were sent to it: the assignments are sorted by expert."""
+
+    def forward(
+        self, x: Float[Tensor, "token d_model"], chosen: Int[Tensor, "token choice"], counts: Int[Tensor, " n_experts"]
+    ) -> tuple[Float[Tensor, "token choice d_model"], Int[Tensor, ""]]:
+        """The outputs of each token's experts, and 0: none was dropped."""
+        order = chosen.flatten().argsort(stable=True)
+        starts = counts.cumsum(0) - counts
+        rows = x.index_select(0, order // chosen.shape[1])
+        hidden = self.activate(grouped_matmul(rows, self.up, starts))
+        made = grouped_matmul(hidden, self.down, starts)
+        return made.index_select(0, order.argsort()).view(*chosen.shape, -1), torch.zeros_like(counts[0])
+
+
+class CapacityExperts(Experts):
+    """Each expert takes at most as many tokens as its capacity; first choices go before second ones."""
+
+    def __init__(
+        self, kind: Kind, n: int, d_model: int, d_expert: int, linears: LinearFactory, *, capacity: float
+    ) -> None:
+        super().__init__(kind, n, d_model, d_expert, linears)
+        self.capacity = capacity
+
+    def forward(
+        self, x: Float[Tensor, "token d_model"], chosen: Int[Tensor, "token choice"], counts: Int[Tensor, " n_experts"]
+    ) -> tuple[Float[Tensor, "token choice d_model"], Int[Tensor, ""]]:
+        """The outputs of each token's experts, 0 where it was dropped, and the number of dropped assignments."""
+        n_experts, (n_tokens, n_choices) = len(counts), chosen.shape
+        room = math.ceil(self.capacity * chosen.numel() / n_experts)
+        experts = chosen.T.flatten()
+        before = F.one_hot(experts, n_experts).cumsum(0).gather(1, experts[:, None])[:, 0] - 1
+        fits = before < room
+        # One row beyond the experts' capacity takes what is dropped.
+        rows = (experts * room + before).where(fits, n_experts * room)
+        dispatched = x.new_zeros(n_experts * room + 1, x.shape[1]).index_copy(0, rows, x.repeat(n_choices, 1))
+        inputs = dispatched[:-1].view(n_experts, room, -1)
+        hidden = self.activate(torch.bmm(inputs, self.up.transpose(1, 2)))
+        made = torch.bmm(hidden, self.down.transpose(1, 2)).flatten(0, 1)
+        made = F.pad(made, (0, 0, 0, 1)).index_select(0, rows).view(n_choices, n_tokens, -1)
+        return made.transpose(0, 1), (~fits).sum()
+
+
+def _divided_by_sum(weights: Tensor) -> Tensor:
+    return weights / weights.sum(dim=-1, keepdim=True)
+
+
+def _unchanged(weights: Tensor) -> Tensor:
+    return weights

@@ -1,0 +1,105 @@
+"""Normalization layers, which make a layer independent of the size of what it reads; and norms of queries and keys."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from napkin.kernels.layer_norm import layer_norm
+from napkin.kernels.rms_norm import rms_norm
+
+QueriesAndKeys = Float[Tensor, "batch position heads head_dim"]
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x²) + eps) · gain (Zhang & Sennrich 2019), computed in fp32 and returned in x's dtype."""
+
+    gain: Float[Tensor, " d_model"]
+
+    def __init__(self, d_model: int, *, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.gain = nn.Parameter(torch.ones(d_model))
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Scale each vector to a root mean square of 1, then each of its numbers by its gain."""
+        return rms_norm(x, self.gain, self.eps)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean(x)) / sqrt(var(x) + eps) · gain + bias (Ba et al. 2016), computed in fp32, returned in x's dtype."""
+
+    gain: Float[Tensor, " d_model"]
+    bias: Float[Tensor, " d_model"] | None
+
+    def __init__(self, d_model: int, *, eps: float = 1e-5, bias: bool = True) -> None:
+        super().__init__()
+        self.eps = eps
+        self.gain = nn.Parameter(torch.ones(d_model))
+        self.register_parameter("bias", nn.Parameter(torch.zeros(d_model)) if bias else None)
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Subtract each vector's mean, scale it to a variance of 1, then each of its numbers by its gain."""
+        return layer_norm(x, self.gain, self.bias, self.eps)
+
+
+NORMS: dict[str, type[RMSNorm] | type[LayerNorm]] = {"rms": RMSNorm, "layer": LayerNorm}
+
+
+class NoQKNorm(nn.Module):
+    """Queries and keys as they are."""
+
+    def forward(self, queries_and_keys: QueriesAndKeys) -> QueriesAndKeys:
+        """Return them unchanged."""
+        return queries_and_keys
+
+
+class _QKNorm(nn.Module):
+    """A norm for queries and one for keys keep their products, the scores, from growing (Henry et al. 2020)."""
+
+    def __init__(self, n_heads: int, n_kv_heads: int, query_norm: nn.Module, key_norm: nn.Module) -> None:
+        super().__init__()
+        self.heads = n_heads, n_kv_heads
+        self.query_norm, self.key_norm = query_norm, key_norm
+
+
+class HeadQKNorm(_QKNorm):
+    """Each head is normalized by itself, with one gain for all query heads and one for all key heads (Qwen 3)."""
+
+    def forward(self, queries_and_keys: QueriesAndKeys) -> QueriesAndKeys:
+        """Normalize; query heads come first."""
+        queries, keys = queries_and_keys.split(self.heads, dim=2)
+        return torch.cat((self.query_norm(queries), self.key_norm(keys)), dim=2)
+
+
+class AllHeadsQKNorm(_QKNorm):
+    """All query heads are normalized as one vector, and all key heads as another (OLMo 2)."""
+
+    def forward(self, queries_and_keys: QueriesAndKeys) -> QueriesAndKeys:
+        """Normalize; query heads come first."""
+        queries, keys = (part.flatten(2) for part in queries_and_keys.split(self.heads, dim=2))
+        normed = torch.cat((self.query_norm(queries), self.key_norm(keys)), dim=2)
+        return normed.view(queries_and_keys.shape)
+
+
+def _no_qk_norm(n_heads: int, n_kv_heads: int, head_dim: int, make_norm: Callable[[int], nn.Module]) -> nn.Module:
+    return NoQKNorm()
+
+
+def _head_qk_norm(n_heads: int, n_kv_heads: int, head_dim: int, make_norm: Callable[[int], nn.Module]) -> nn.Module:
+    return HeadQKNorm(n_heads, n_kv_heads, make_norm(head_dim), make_norm(head_dim))
+
+
+def _all_heads_qk_norm(
+    n_heads: int, n_kv_heads: int, head_dim: int, make_norm: Callable[[int], nn.Module]
+) -> nn.Module:
+    return AllHeadsQKNorm(n_heads, n_kv_heads, make_norm(n_heads * head_dim), make_norm(n_kv_heads * head_dim))
+
+
+QK_NORMS: dict[str, Callable[[int, int, int, Callable[[int], nn.Module]], nn.Module]] = {
+    "none": _no_qk_norm,
+    "head": _head_qk_norm,
+    "all_heads": _all_heads_qk_norm,
+}
+"""By name: a function of n_heads, n_kv_heads, head_dim and what makes a norm of a width."""
