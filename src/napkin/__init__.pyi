@@ -5,6 +5,7 @@ from . import distributed as distributed
 from . import evaluation as evaluation
 from . import hardware as hardware
 from . import inference as inference
+from . import kernels as kernels
 from . import model as model
 from . import number_formats as number_formats
 from . import optim as optim
@@ -19,6 +20,8 @@ from . import training as training
 from . import units as units
 from .accounting import Ledger as Ledger
 from .accounting import count as count
+from .accounting import meter as meter
+from .accounting import reconcile as reconcile
 from .data import TokenFile as TokenFile
 from .data import read_documents as read_documents
 from .data import split_documents as split_documents

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from napkin import NapkinError, count
-from napkin.accounting.metered_loop import MeteredLoop, meter, reconcile_loop
+from napkin.accounting.metered_loop import MeteredLoop, meter, reconcile
 from napkin.accounting.pricing import price
 from napkin.hardware.catalogue import find_device
 from napkin.hardware.ceilings import CatalogueCeilings
@@ -162,7 +162,7 @@ def test_too_few_steps_leave_figures_out_and_say_so() -> None:
         assert measured.seconds_per_step is not None
     assert "too few steps" in repr(measured)
     counted = count(loop.model, torch.zeros(4, 16, dtype=torch.int64))
-    table = reconcile_loop(counted, measured)
+    table = reconcile(counted, measured)
     assert [row.meter for row in table][:3] == [counted.parameters, None, None]
     assert "FLOPs per step" in str(table)
 
@@ -236,7 +236,7 @@ def test_rule_count_and_meter_of_a_loop_stand_side_by_side() -> None:
                 optimizer.zero_grad()
     ledger = count(model, batch, optimizer=torch.optim.AdamW)
     priced = price(ledger, CatalogueCeilings(find_device("H100")))
-    parameters, flops, peak, seconds = reconcile_loop(ledger, measured, priced)
+    parameters, flops, peak, seconds = reconcile(ledger, measured, priced)
     assert parameters.exact
     assert flops.exact
     assert flops.rule == 6 * ledger.parameters * 256
@@ -258,7 +258,7 @@ def test_a_plan_is_reconciled_with_a_loop_too() -> None:
     recipe = Recipe(model=ModelConfig(vocab_size=64), training=TrainingConfig(steps=4))
     plan = Plan(ResolvedRecipe(recipe, Precision("fp32", "cuda")), ledger, priced, site)
     measured = _plain_loop(model, lambda: model(torch.zeros(8, 64)).mean().backward())
-    rows = {row.quantity: row for row in reconcile_loop(plan, measured)}
+    rows = {row.quantity: row for row in reconcile(plan, measured)}
     assert [dataclasses.replace(row, meter=None) for row in rows.values()] == plan.table()
     assert rows["FLOPs per step"].exact
     assert rows["parameters"].meter == 64 * 65

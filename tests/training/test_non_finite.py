@@ -87,8 +87,8 @@ def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
     write_tiny_text(tmp_path)
 
     def make(bad_steps: set[int], factor: float = float("nan"), **training: Any) -> Recipe:
-        def build(recipe: Recipe, precision: Precision, ranks: Ranks, **options: Any) -> TrainState:
-            train_state = build_train_state(ResolvedRecipe(recipe, precision), ranks, **options)
+        def build(resolved: ResolvedRecipe, ranks: Ranks, **options: Any) -> TrainState:
+            train_state = build_train_state(resolved, ranks, **options)
             bad = {bytes(batches[number - 1][0].numpy()) for number in bad_steps}
 
             def poison(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:

@@ -3,7 +3,7 @@ from .ledger import Ledger as Ledger
 from .ledger import Row as Row
 from .metered_loop import MeteredLoop as MeteredLoop
 from .metered_loop import meter as meter
-from .metered_loop import reconcile_loop as reconcile_loop
+from .metered_loop import reconcile as reconcile
 from .pricing import Price as Price
 from .pricing import price as price
 from .quantity_row import QuantityRow as QuantityRow

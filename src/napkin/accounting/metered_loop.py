@@ -16,8 +16,9 @@ loop computes is the same, bit for bit.
 import dataclasses
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -30,7 +31,6 @@ from napkin.accounting.quantity_table import QuantityTable
 from napkin.accounting.rules import adamw_bytes_rule, training_flops_rule
 from napkin.accounting.summary import Line, Summary
 from napkin.errors import NapkinError
-from napkin.planning.run_plan import Plan
 from napkin.units import format_bytes, format_count, format_flops, format_rate, format_seconds
 
 
@@ -177,7 +177,19 @@ class MeteredLoop(Summary):
             torch.cuda.synchronize(self._device)
 
 
-def reconcile_loop(expected: Ledger | Plan, measured: MeteredLoop, price: Price | None = None) -> QuantityTable:
+class PlannedStep(Protocol):
+    """What `reconcile` asks of a plan: `napkin.Plan` has it."""
+
+    def table(self) -> Sequence[QuantityRow]:
+        """Rule and count of every quantity."""
+        ...
+
+    def mfu_of(self, seconds: float) -> float:
+        """Model-FLOPs utilisation of a step that takes so long."""
+        ...
+
+
+def reconcile(expected: Ledger | PlannedStep, measured: MeteredLoop, price: Price | None = None) -> QuantityTable:
     """Rule, count and meter of a loop of one's own, side by side.
 
     Args:
@@ -191,12 +203,12 @@ def reconcile_loop(expected: Ledger | Plan, measured: MeteredLoop, price: Price 
         "peak bytes": measured.peak_bytes,
         "seconds per step": measured.seconds_per_step,
     }
-    if isinstance(expected, Plan):
+    if isinstance(expected, Ledger):
+        rows = _rows_of_ledger(expected, measured.tokens_per_step, price)
+    else:
         rows = expected.table()
         if measured.seconds_per_step is not None:
-            meters["MFU"] = expected.ledger.flops / measured.seconds_per_step / expected.site.matmul_peak
-    else:
-        rows = _rows_of_ledger(expected, measured.tokens_per_step, price)
+            meters["MFU"] = expected.mfu_of(measured.seconds_per_step)
     return QuantityTable(dataclasses.replace(row, meter=meters.get(row.quantity)) for row in rows)
 
 

@@ -1,11 +1,13 @@
 """The plan of a run, before its first step: what count and rule say, what it costs, and whether it fits."""
 
+import html
 from dataclasses import dataclass, field, replace
 
 from napkin.accounting.compile_estimate import NOT_COMPILED, CompileEstimate
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.pricing import Price
 from napkin.accounting.quantity_row import QuantityRow
+from napkin.accounting.quantity_table import QuantityTable
 from napkin.accounting.rules import (
     adamw_bytes_rule,
     bytes_per_parameter,
@@ -17,7 +19,7 @@ from napkin.accounting.sharding import Communication
 from napkin.accounting.utilisation import dollars, kilowatt_hours, mfu
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.units import format_flops
+from napkin.units import format_bytes, format_flops, format_seconds
 
 RULE_MFU = 0.5
 
@@ -51,7 +53,7 @@ class Site:
         return self.device_name if self.n_devices == 1 else f"{self.n_devices} × {self.device_name}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A run as predicted: the ledger of one device's step, its price, and the devices that they are for."""
 
@@ -137,9 +139,25 @@ class Plan:
     @property
     def mfu(self) -> float:
         """Predicted model-FLOPs utilisation."""
-        return mfu(self.ledger, self.seconds_per_step, self.site.matmul_peak)
+        return self.mfu_of(self.seconds_per_step)
 
-    def table(self) -> list[QuantityRow]:
+    def mfu_of(self, seconds: float) -> float:
+        """Model-FLOPs utilisation of a step that takes so long."""
+        return mfu(self.ledger, seconds, self.site.matmul_peak)
+
+    def _summary(self) -> list[str]:
+        verdict = "it fits" if self.fits else "it does not fit"
+        memory = f"{format_bytes(self.ledger.peak_bytes)} of {format_bytes(self.site.memory_bytes)} per device"
+        return [f"Plan for {self.site.name}: {verdict}, {memory}, {format_seconds(self.seconds)}"]
+
+    def __repr__(self) -> str:
+        return "\n".join([*self._summary(), repr(self.table())])
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook."""
+        return f"<p>{html.escape(self._summary()[0])}</p>{self.table()._repr_html_()}"
+
+    def table(self) -> QuantityTable:
         """Rule and count, side by side; `reconcile` adds the meter. FLOPs and bytes are those of one device."""
         site = self.site
         rule_flops = training_flops_rule(self.rule_parameters, self.tokens_per_step / site.n_devices)
@@ -184,7 +202,7 @@ class Plan:
             rows.append(
                 QuantityRow("energy", "kWh", kilowatt_hours(in_all, site.watts), self.kilowatt_hours, note=note)
             )
-        return rows
+        return QuantityTable(rows)
 
     def _reserved(self) -> list[QuantityRow]:
         if self.ledger.reserved_bytes is None:

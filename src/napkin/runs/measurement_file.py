@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from napkin.accounting.quantity_row import QuantityRow
-from napkin.accounting.reconcile import Measurement, reconcile
+from napkin.accounting.quantity_table import QuantityTable
+from napkin.accounting.run_measurement import Measurement, reconcile_run
 from napkin.runs.run_folder import RunFolder
 
 
@@ -29,12 +30,14 @@ def write_measurement(
     *,
     whole: bool,
     usd_per_hour: float | None = None,
-) -> list[QuantityRow]:
+) -> QuantityTable:
     """Write what the steps of a process came to beside the plan's table, and return it; `whole` where they are all."""
-    table = reconcile(plan, measurement, usd_per_hour=usd_per_hour)
+    table = reconcile_run(plan, measurement, usd_per_hour=usd_per_hour)
     if not whole:
         # The plan's figure is of all steps: there is nothing to put beside it yet.
-        table = [dataclasses.replace(row, meter=None) if row.quantity == "seconds in all" else row for row in table]
+        table = QuantityTable(
+            dataclasses.replace(row, meter=None) if row.quantity == "seconds in all" else row for row in table
+        )
     parts = measurement.seconds_by_part
     file = MeasurementFile(tuple(table), parts, measurement.steps, measurement.mfu, measurement.hfu)
     run.write_json("measurement.json", file)

@@ -7,7 +7,7 @@ import psutil
 import torch
 
 from napkin.accounting.metering import StepMeasurement, meter_step
-from napkin.accounting.reconcile import Measurement
+from napkin.accounting.run_measurement import Measurement
 from napkin.accounting.utilisation import hfu, mfu
 from napkin.data.prefetch import Batch
 from napkin.runs.metrics import StepMetrics

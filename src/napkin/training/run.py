@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from napkin.accounting.quantity_row import QuantityRow
-from napkin.accounting.reconcile import Measurement
+from napkin.accounting.quantity_table import QuantityTable
+from napkin.accounting.run_measurement import Measurement
 from napkin.distributed.ranks import joined
 from napkin.errors import NapkinError
 from napkin.files import StrPath
@@ -26,7 +26,7 @@ from napkin.training.signals import catch_interruption
 from napkin.training.start import create_run, open_run, recipe_differences
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outcome:
     """How training ended."""
 
@@ -37,10 +37,14 @@ class Outcome:
     interrupted_by: signal.Signals | None
     measurement: Measurement | None
     """Of this process's steps; None where they were too few for one to be metered and another to be timed."""
-    table: list[QuantityRow]
+    table: QuantityTable
     """Rule, count and meter of every quantity; without a measurement, empty."""
     first_step: int
     """Updates that were done before: by the checkpoint that training continued from, or none."""
+
+    def __repr__(self) -> str:
+        stopped = "" if self.interrupted_by is None else f", stopped by {self.interrupted_by.name}"
+        return f"Outcome(step {self.step:,}{stopped}, '{self.checkpoint}')\n{self.table!r}"
 
 
 def train_run(
@@ -73,7 +77,7 @@ def train_run(
         loop.run_to_end()
         assert checkpointing.last is not None
         measurement = step.measurement(loop)
-        table: list[QuantityRow] = []
+        table = QuantityTable()
         if measurement is not None and plan is not None:
             whole, price = loop.step == loop.recipe.training.steps, plan.site.usd_per_hour
             table = write_measurement(run, plan.table(), measurement, whole=whole, usd_per_hour=price)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from napkin.accounting.quantity_row import QuantityRow
+from napkin.accounting.quantity_table import QuantityTable
 from napkin.accounting.utilisation import dollars
 
 
@@ -28,9 +29,9 @@ class Measurement:
     """data, forward, backward, optimizer, evaluation, checkpoints, compiling, other."""
 
 
-def reconcile(
+def reconcile_run(
     table: Sequence[QuantityRow], measurement: Measurement, *, usd_per_hour: float | None = None
-) -> list[QuantityRow]:
+) -> QuantityTable:
     """A plan's table with its third column filled; `usd_per_hour` is the price of all devices, where it is known."""
     meters = {
         "parameters": measurement.parameters,
@@ -44,4 +45,4 @@ def reconcile(
     if usd_per_hour is not None:
         meters["dollars"] = dollars(measurement.seconds, usd_per_hour)
     # The power that the devices drew is not metered.
-    return [dataclasses.replace(row, meter=meters.get(row.quantity)) for row in table]
+    return QuantityTable(dataclasses.replace(row, meter=meters.get(row.quantity)) for row in table)
