@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
     by_rule = largest_model_rule(n_devices * device.advertised_bytes, bytes_per_parameter=a_parameter)
     if not options.json:
         say(
-            f"rule   {n_devices:,} × {format_bytes(device.advertised_bytes)} ({device.name}) / {a_parameter} bytes a "
+            f"rule   {n_devices:,} × {format_bytes(device.advertised_bytes)} ({device.name}) / {a_parameter} bytes per "
             f"parameter = {format_count(by_rule)} parameters: weight 4, gradient 4, {options.optimizer}'s state "
             f"{a_parameter - 8}; no activations"
         )
