@@ -1,5 +1,6 @@
 # make demo   set up .venv and train a language model on Python's own library, books kept
 # make test   set up .venv and run every check: lint, types, tests
+# make docs   build the site into site/: the pages of docs/ and a reference from the docstrings
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo $$p && break; done)
@@ -10,7 +11,7 @@ READY := $(VENV)/.ready
 export GOMP_SPINCOUNT ?= 5000
 export NAPKIN_CACHE_DIR ?= $(CURDIR)/.cache
 
-.PHONY: demo test check torture clean
+.PHONY: demo test check torture docs clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -27,6 +28,13 @@ check: $(READY)
 torture: $(READY)
 	$(VENV)/bin/python -m pytest -m torture
 
+docs: $(VENV)/.docs-ready
+	$(VENV)/bin/python docs/build_site.py
+
+$(VENV)/.docs-ready: $(READY)
+	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	@touch $@
+
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found: install one, or name it with PYTHON=/path/to/python3" >&2; exit 2; }
 	@echo "setting up $(VENV) with $$($(PYTHON) --version): one to three minutes, once"
@@ -35,4 +43,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .cache build dist src/*.egg-info
+	rm -rf $(VENV) .cache build dist site src/*.egg-info

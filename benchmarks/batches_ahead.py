@@ -13,16 +13,19 @@ import time
 from pathlib import Path
 
 import torch
+from napkin.planning.preparation import resolve
 
 from napkin.data.batches import Batches
 from napkin.data.corpus import Document
-from napkin.data.feed import Feed, PrefetchingFeed
-from napkin.data.token_file import SEPARATOR, TokenFile, write_token_file
-from napkin.data.token_mixture import TokenMixture
+from napkin.data.mixing import TokenMixture
+from napkin.data.prefetch import BatchFetcher, Prefetcher
+from napkin.data.token_file import SEPARATOR, TokenFile
+from napkin.data.token_writer import write_token_file
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
-from napkin.planning.preparation import resolve
-from napkin.recipe.recipe import Recipe, TrainingConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.tokenizer.byte_level import ByteTokenizer
 from napkin.train_step.step import build_train_state
 
@@ -38,9 +41,10 @@ def measure(tokens: TokenMixture, model: ModelConfig) -> dict[str, tuple[float, 
     recipe, precision = resolve(Recipe(model=model, training=TrainingConfig(batch_size=8)), 8192, detect_host())
     assert recipe.training.threads is not None
     torch.set_num_threads(recipe.training.threads)
-    train_state = build_train_state(recipe, precision)
+    train_state = build_train_state(ResolvedRecipe(recipe, precision))
     batches = Batches(tokens, context_length=model.context_length, batch_size=8, seed=0)
-    feeds = {"fetched": Feed(batches, precision.device_type), "ahead": PrefetchingFeed(batches, precision.device_type)}
+    device_type = precision.device_type
+    feeds = {"fetched": BatchFetcher(batches, device_type), "ahead": Prefetcher(batches, device_type)}
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in feeds}
     number = 0
     for _ in range(TURNS):

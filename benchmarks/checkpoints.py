@@ -16,11 +16,14 @@ from pathlib import Path
 
 import torch
 
-from napkin.checkpoint.checkpoint import Snapshot, snapshot
+from napkin.checkpoint.state import Snapshot, snapshot
 from napkin.checkpoint.writer import CheckpointWriter
 from napkin.model.config import ModelConfig
+from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state
 
 
@@ -32,7 +35,7 @@ def main() -> None:
     width = 256
     model = ModelConfig(vocab_size=round(options.parameters / width), context_length=8, d_model=width, n_layers=1)
     recipe = Recipe(model=model, optimizer=OptimizerConfig(warmup_steps=0), training=TrainingConfig(batch_size=1))
-    train_state = build_train_state(recipe, Precision("fp32", "cpu"))
+    train_state = build_train_state(ResolvedRecipe(recipe, Precision("fp32", "cpu")))
     train_state.optimizer.all_state()
     size = taken(train_state, 0).bytes
     print(

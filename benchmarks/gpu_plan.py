@@ -19,12 +19,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import torch
-
-from napkin.accounting.meter import meter_step
-from napkin.hardware.host import detect_host
 from napkin.planning.preparation import device_name, make_plan, resolve
+
+from napkin.accounting.metering import meter_step
+from napkin.hardware.host import detect_host
+from napkin.model.config import ModelConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import ModelConfig, Recipe, TrainingConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import build_train_state
 from result_files import write_result
 
@@ -74,11 +77,11 @@ def compare(recipe: Recipe) -> Comparison:
     ledger = plan.ledger
     on_cuda = precision.device_type == "cuda"
     if on_cuda:
-        # What the plan's rehearsal left in the cache is not the step's.
+        # What the plan's microbenchmark left in the cache is not the step's.
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    train_state = build_train_state(recipe, precision)
+    train_state = build_train_state(ResolvedRecipe(recipe, precision))
     shape = (recipe.training.batch_size, recipe.model.context_length)
     tokens = torch.zeros(shape, dtype=torch.int64, device=precision.device_type)
     targets = tokens.clone()

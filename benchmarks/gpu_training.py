@@ -24,15 +24,18 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from napkin.planning.preparation import device_name, make_plan, resolve
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
 from napkin.hardware.catalogue import find_device
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
-from napkin.planning.preparation import device_name, make_plan, resolve
+from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.units import format_bytes, format_count
 from plain_models import PlainGPT2
@@ -108,7 +111,7 @@ def compare(size: str, shape: tuple[int, int, int], options: argparse.Namespace)
 
     micro = recipe.training.resolved_micro_batch_size
     for compiled in (False,) if options.no_compiled else (False, True):
-        train_state = build_train_state(recipe, precision, compiled=compiled)
+        train_state = build_train_state(ResolvedRecipe(recipe, precision), compiled=compiled)
         numbers = iter(range(10**9))
         seconds, peak = measure(partial(ours, train_state, numbers), inputs, targets, options.device)
         who = f"napkin {precision.name}{', compiled' if compiled else ''}"

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from napkin.cli import main
-from napkin.cli.texts import STANDARD_LIBRARY
+from napkin.cli.text_arguments import STANDARD_LIBRARY
 from napkin.files import cache_folder
-from napkin.recipe.recipe import DataConfig
+from napkin.recipe.data_config import DataConfig
 
 
 def library_text(vocab_size: int) -> DataConfig:

@@ -27,16 +27,19 @@ import torch
 
 import napkin.training.loop
 from library_text import library_text
-from napkin.accounting.meter import Stopwatch
-from napkin.cli.terminal import progress_line
+from napkin.accounting.metering import Stopwatch
+from napkin.cli.progress import progress_line
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
-from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.report.live_report import live_report
-from napkin.runs.run_folder import StepMetrics
+from napkin.runs.metrics import StepMetrics
 from napkin.train_step.step import build_train_state
-from napkin.training.loop import METERED_STEP, train
-from napkin.training.start import new_run
+from napkin.training.run import METERED_STEP, train_run
+from napkin.training.start import create_run
 from napkin.units import format_seconds
 from result_files import write_result
 
@@ -129,8 +132,8 @@ def overhead(recipe: Recipe) -> str:
 def watched_steps(recipe: Recipe, folder: Path) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
     """Seconds of each step, by part; those without a checkpoint, and those with one. The first ones are left out."""
     Diary.parts = []
-    preparation, run = new_run(recipe, folder)
-    bare = build_train_state(preparation.recipe, preparation.precision)
+    preparation, run = create_run(recipe, folder)
+    bare = build_train_state(ResolvedRecipe(preparation.recipe, preparation.precision))
     windows: list[tuple[float, float, float]] = []
     begin = 0.0
 
@@ -147,7 +150,7 @@ def watched_steps(recipe: Recipe, folder: Path) -> tuple[list[dict[str, float]],
         begin = time.perf_counter()
 
     with progress_line("training") as line, live_report(run.path, print) as live:
-        train(preparation, run, on_step=on_step)
+        train_run(preparation, run, on_step=on_step)
     found = [_by_part(*window) for window in windows[METERED_STEP + 1 : -1]]
     return [step for step in found if not step["checkpoints"]], [step for step in found if step["checkpoints"]]
 

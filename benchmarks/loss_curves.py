@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from napkin.planning.preparation import resolve
 
 from library_text import library_text
 from napkin.data.batches import Batches
@@ -29,8 +30,10 @@ from napkin.data.token_file import TokenFile
 from napkin.evaluation.bits_per_byte import mean_loss
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
-from napkin.planning.preparation import resolve
-from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import build_train_state
 from result_files import write_result
 
@@ -111,7 +114,7 @@ def train(options: argparse.Namespace, job: tuple[Any, int]) -> Curve:
     batches = Batches(
         TokenFile.open(f"{data.train}"), context_length=options.context, batch_size=options.batch_size, seed=0
     )
-    train_state, losses = build_train_state(recipe, resolved), []
+    train_state, losses = build_train_state(ResolvedRecipe(recipe, resolved)), []
     for number in range(options.steps):
         batch = [tensor.to(resolved.device_type) for tensor in batches[number]]
         losses.append(train_state.step(number, *batch)[0].item())

@@ -2,7 +2,7 @@
 
 GPT-2's and Llama's shape, 4 layers, widths 256 and 512, context 256, batch 16, in fp32 and bf16 (autocast); every
 contender eager and compiled, all with torch's fused AdamW, in turns, the best of several steps. Peak bytes are those
-of tensors over an eager step, as `napkin.accounting.record` watches them. Then head and loss alone at 50,304 words.
+of tensors over an eager step, as `napkin.accounting.recording` watches them. Then head and loss alone at 50,304 words.
 
     pip install transformers
     python benchmarks/model.py                      # everything: half an hour on two cores, most of it compiling
@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from napkin.accounting.record import record
+from napkin.accounting.recording import record
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.model.loss import linear_cross_entropy

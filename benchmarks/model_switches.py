@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from napkin.accounting.count import count
+from napkin.accounting.counting import count
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer

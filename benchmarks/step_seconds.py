@@ -17,16 +17,18 @@ import time
 from datetime import UTC, datetime
 
 import torch
+from napkin.planning.preparation import device_name, make_plan, resolve
 
-from napkin.accounting.plan import RULE_MFU
-from napkin.accounting.price import price
+from napkin.accounting.pricing import price
 from napkin.accounting.rules import seconds_rule, training_flops_rule
 from napkin.hardware.calibration_cache import calibration_of_this_machine
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
-from napkin.planning.preparation import device_name, make_plan, resolve
+from napkin.planning.run_plan import RULE_MFU
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import Recipe, TrainingConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import build_train_state
 from result_files import write_result
 
@@ -57,7 +59,7 @@ def recipes(device: str, how_many: int) -> list[Recipe]:
 
 def measure(recipe: Recipe, precision: Precision) -> float:
     """Median seconds of a step, after two that warm up."""
-    train_state = build_train_state(recipe, precision)
+    train_state = build_train_state(ResolvedRecipe(recipe, precision))
     shape = (recipe.training.batch_size, recipe.model.context_length)
     tokens = torch.randint(recipe.model.vocab_size, shape, device=precision.device_type)
     seconds = []

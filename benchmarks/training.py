@@ -3,7 +3,7 @@
 One model for all, GPT-2's shape: 4 layers, context 256, batch 16, vocabulary 8,192, widths 256 and 512. Each contender
 is a process of its own, so that nobody's allocator settings help another; they take their steps in turns, and the best
 of several counts, so that a busy minute hits all of them. The measured bf16 peak is of 2048³ products in the same
-rounds. Peak bytes are those of tensors in an eager step, as `napkin.accounting.record` watches them.
+rounds. Peak bytes are those of tensors in an eager step, as `napkin.accounting.recording` watches them.
 
     python benchmarks/training.py                         # some ten minutes on two quiet cores
     python benchmarks/training.py --no-compiled --widths 256 --rounds 5
@@ -25,14 +25,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from napkin.accounting.record import record
+from napkin.accounting.recording import record
 from napkin.hardware.host import detect_host
 from napkin.hardware.malloc import keep_freed_memory
 from napkin.model.config import ModelConfig
 from napkin.planning.kernel_choice import choose_kernels
+from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
-from napkin.train_step.step import TrainState, build_train_state, count_step
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
+from napkin.train_step.step import TrainState, build_train_state
+from napkin.train_step.step_ledger import count_step
 from napkin.units import format_bytes
 from plain_models import PlainGPT2
 from result_files import write_result
@@ -99,7 +103,7 @@ def compare(width: int, options: argparse.Namespace) -> list[str]:
         for name, worker in workers.items():
             seconds[name] = min(seconds[name], worker.turn())
     peaks = {name: worker.finish() for name, worker in workers.items()}
-    flops = count_step(recipe_of("fp32", width), Precision("fp32", "cpu")).flops
+    flops = count_step(ResolvedRecipe(recipe_of("fp32", width), Precision("fp32", "cpu"))).flops
     best_rate = 2 * 2048**3 / seconds.pop(PEAK)
     loops = [name for name in seconds if name not in OURS]
     rivals = [name for name in loops if name != LOOPS[0]]
@@ -234,7 +238,7 @@ def learner_of(name: Any, training: dict[str, Any], width: int, *, compiled: boo
     """napkin's side, with the forms that a run would choose."""
     precision = Precision(name, "cpu")
     return build_train_state(
-        choose_kernels(recipe_of(name, width, **training), precision), precision, compiled=compiled
+        ResolvedRecipe(choose_kernels(recipe_of(name, width, **training), precision), precision), compiled=compiled
     )
 
 

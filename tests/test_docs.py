@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from napkin.accounting.count import count
+from napkin.accounting.counting import count
 from napkin.model.transformer import Transformer
 from napkin.optim import OPTIMIZERS, AdamW
 from napkin.units import format_bytes, format_count, format_flops
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# CHANGELOG tells of files as they were.
+ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -87,7 +89,32 @@ def test_the_table_of_switches_states_what_a_count_finds(every: int) -> None:
         assert (flops, peak) == (format_flops(ledger.flops), format_bytes(ledger.peak_bytes)), name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.stem)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, anchor in re.findall(r"\]\((?!\w+:)([^)#]*)#?([^)]*)\)", prose_of(page)):
+        other = page.parent / target if target else page
+        assert other.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors_of(other), f"{page.name} links to {target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.stem)
+def test_the_tests_and_benchmarks_that_a_page_names_exist(page: Path) -> None:
+    for named in re.findall(r"`((?:tests|benchmarks)/[\w./-]*)`", prose_of(page)):
+        assert (ROOT / named).exists(), f"{page.name} names {named}"
+
+
+def prose_of(page: Path) -> str:
+    """The page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of the page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", prose_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_an_anchor_is_the_heading_in_small_letters_without_signs(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("# What `x` is, and why\n\n```\n# no heading\n```\n")
+    assert anchors_of(tmp_path / "page.md") == {"what-x-is-and-why"}

@@ -99,7 +99,7 @@ def test_devices_are_a_number_and_a_name(text: str, devices: tuple[int, str]) ->
 
 @pytest.mark.parametrize("text", ["", " ", "0xH100", "00xH100"])
 def test_no_devices_are_refused(text: str) -> None:
-    with pytest.raises(NapkinError, match="names no devices"):
+    with pytest.raises(NapkinError, match="is not a number of devices"):
         parse_devices(text)
 
 

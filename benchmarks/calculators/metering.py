@@ -6,11 +6,14 @@ from collections.abc import Callable
 
 import psutil
 import torch
-
-from napkin.accounting.meter import Stopwatch, meter_step
-from napkin.hardware.host import detect_host
 from napkin.planning.preparation import resolve
-from napkin.recipe.recipe import ModelConfig, Recipe, TrainingConfig
+
+from napkin.accounting.metering import Stopwatch, meter_step
+from napkin.hardware.host import detect_host
+from napkin.model.config import ModelConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import build_train_state
 
 STEPS_OF_A_RUN = 800
@@ -26,7 +29,7 @@ def measure() -> dict[str, float]:
     recipe, precision = resolve(recipe, 4096, detect_host())
     assert recipe.training.threads is not None
     torch.set_num_threads(recipe.training.threads)
-    train_state = build_train_state(recipe, precision)
+    train_state = build_train_state(ResolvedRecipe(recipe, precision))
     tokens = torch.randint(4096, (recipe.training.batch_size, recipe.model.context_length))
     watch, process = Stopwatch(), psutil.Process()
 

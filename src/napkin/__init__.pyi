@@ -1,3 +1,22 @@
+from . import accounting as accounting
+from . import checkpoint as checkpoint
+from . import data as data
+from . import distributed as distributed
+from . import evaluation as evaluation
+from . import hardware as hardware
+from . import inference as inference
+from . import model as model
+from . import number_formats as number_formats
+from . import optim as optim
+from . import planning as planning
+from . import recipe as recipe
+from . import report as report
+from . import runs as runs
+from . import tensors as tensors
+from . import tokenizer as tokenizer
+from . import train_step as train_step
+from . import training as training
+from . import units as units
 from .accounting import Ledger as Ledger
 from .accounting import count as count
 from .data import TokenFile as TokenFile
@@ -7,9 +26,12 @@ from .data import standard_library as standard_library
 from .data import write_token_file as write_token_file
 from .errors import NapkinError as NapkinError
 from .evaluation import evaluate as evaluate
-from .inference import generate as generate
+from .inference import Trained as Trained
+from .inference import load as load
 from .model import ModelConfig as ModelConfig
 from .model import Transformer as Transformer
+from .planning import Plan as Plan
+from .planning import plan as plan
 from .recipe import DataConfig as DataConfig
 from .recipe import OptimizerConfig as OptimizerConfig
 from .recipe import Recipe as Recipe
@@ -19,8 +41,7 @@ from .report import write_report as write_report
 from .tensors import inspect as inspect
 from .tokenizer import load_tokenizer as load_tokenizer
 from .tokenizer import train_bpe as train_bpe
-from .training import new_run as new_run
-from .training import old_run as old_run
+from .training import Outcome as Outcome
 from .training import train as train
 
 __version__: str

@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all.
+"""Atomic files: they appear whole or not at all.
 
-A file is written under a temporary name in its own folder, synced to the disk and only then given its name; a
-crash at any moment leaves the old state, or the new one, and at worst a hidden `.NAME.*.tmp` beside it.
+A file is written under a temporary name in the same folder, synced to disk and then renamed. A crash at any moment
+leaves the old state or the new one, and at worst a hidden `.NAME.*.tmp` beside it.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ def atomic_file(
 def atomic_file(path: StrPath, mode: Literal["w"], *, overwrite: bool = False) -> AbstractContextManager[TextIO]: ...
 @contextmanager
 def atomic_file(path: StrPath, mode: Literal["wb", "w"] = "wb", *, overwrite: bool = False) -> Iterator[IO[Any]]:
-    """Yield a new file that takes the name `path` when the block ends, and is removed when the block raises.
+    """Yield a new file that is renamed to `path` when the block ends, and removed if the block raises.
 
-    Text is UTF-8 and written as it is: line ends are not translated. Raises NapkinError where `path` exists
-    (also when it appears while the block runs) unless `overwrite`, or where it cannot be written.
+    Text is UTF-8, without translation of line ends. Raises NapkinError if `path` exists, or appears while the block
+    runs, unless `overwrite`; and if it cannot be written.
     """
     path = Path(path)
     if not overwrite and os.path.lexists(path):
-        raise _already_there(path)
+        raise already_exists(path)
     temporary = temporary_name(path)
     try:
         with _create(temporary, mode) as file:
@@ -45,12 +45,12 @@ def atomic_file(path: StrPath, mode: Literal["wb", "w"] = "wb", *, overwrite: bo
         publish(temporary, path, overwrite=overwrite)
         sync_folder(path.parent)
     except OSError as error:
-        # The block may read other files: their errors keep their own name.
+        # Errors about other files, which the block may read, are raised as they are.
         if error.errno not in _DISK_FULL and error.filename != str(temporary):
             raise
         raise NapkinError(
             f"'{path}' cannot be written ({error.strerror}): "
-            "choose a folder that exists, that you may write to and that has room"
+            "choose a folder that exists, is writable and has free space"
         ) from error
     finally:
         with contextlib.suppress(OSError):
@@ -76,31 +76,31 @@ def _create(path: Path, mode: Literal["wb", "w"]) -> IO[Any]:
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside `path`, hidden and nobody else's, for what is to become it."""
+    """A unique hidden name in the same folder, for a file that will be renamed to `path`."""
     return path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}.tmp")
 
 
 def publish(temporary: Path, path: Path, *, overwrite: bool = False) -> None:
-    """Give a finished file its name. Raises NapkinError where the name is taken, unless `overwrite`."""
+    """Rename a finished file to `path`. Raises NapkinError if `path` exists, unless `overwrite`."""
     if not overwrite:
-        # A hard link is the one portable rename that refuses to replace.
+        # A hard link is the only portable rename that does not replace an existing file.
         try:
             os.link(temporary, path)
         except FileExistsError:
-            raise _already_there(path) from None
+            raise already_exists(path) from None
         except OSError:
-            # Some file systems have no hard links: there a file that appears in this instant is replaced.
+            # On file systems without hard links, a file that appears at this very moment is replaced.
             if os.path.lexists(path):
-                raise _already_there(path) from None
+                raise already_exists(path) from None
         else:
             return
     os.replace(temporary, path)
 
 
 def try_lock(descriptor: int) -> bool:
-    """Hold an open file for this process until it is closed; False where another process holds it.
+    """Lock an open file for this process until it is closed; False if another process has locked it.
 
-    Where the system has no such locks, as on Windows, it is always True: there the promise is the user's.
+    Always True on systems without such locks, such as Windows.
     """
     try:
         import fcntl
@@ -114,7 +114,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept: NAPKIN_CACHE_DIR, or the system's folder for caches."""
+    """The folder for reproducible data: NAPKIN_CACHE_DIR, or the user's cache folder."""
     if chosen := os.environ.get("NAPKIN_CACHE_DIR"):
         return Path(chosen)
     import platformdirs
@@ -123,14 +123,14 @@ def cache_folder() -> Path:
 
 
 def sync_file(path: Path) -> None:
-    """Return when a file that somebody else wrote is on the disk."""
+    """Sync a file that was written by other code to disk."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Return when the names in a folder are on the disk."""
-    # Windows cannot open a folder; there the rename itself is all there is.
+    """Sync the names in a folder to disk."""
+    # Windows cannot open a folder for this.
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -140,5 +140,6 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _already_there(path: Path) -> NapkinError:
+def already_exists(path: Path) -> NapkinError:
+    """The error for a file that would have to be overwritten."""
     return NapkinError(f"'{path}' exists and is not overwritten: remove it or choose another name")

@@ -1,7 +1,7 @@
-"""Quantities as people write them ("70B", "80GiB", "1024xH100") and as napkin prints them.
+"""Parsing and formatting quantities: "70B", "80GiB", "1024xH100".
 
-Decimal and binary prefixes are never confused: 1 GB is 10^9 bytes, 1 GiB is 2^30 bytes. Printed figures have
-three significant digits and one unit.
+Decimal and binary prefixes are distinct: 1 GB is 10^9 bytes, 1 GiB is 2^30 bytes. Printed numbers have three
+significant digits and one unit.
 """
 
 import math
@@ -17,23 +17,23 @@ _BYTES = {
     "KB": 1000,
 }
 _NUMBER = re.compile(r"\s*(\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)\s*([A-Za-z]*)\s*", re.ASCII)
-# Decimal keeps 28 digits, and nothing that can be counted is more.
+# Decimal keeps 28 digits; larger values would be rounded.
 _LARGEST = 10**27
 
 
 def parse_count(text: str) -> int:
-    """Read a number of things: parameters, tokens, steps.
+    """Parse a count, such as of parameters, tokens or steps.
 
     >>> parse_count("70B"), parse_count("1.5T"), parse_count("4096"), parse_count("6.3e24")
     (70000000000, 1500000000000, 4096, 6300000000000000000000000)
 
-    Raises NapkinError for anything else, a fraction of a thing among them.
+    Raises NapkinError for anything else, including fractions.
     """
     return _parse(text, _DECIMAL, "a count such as 4096, 124M, 70B or 1.5T")
 
 
 def parse_bytes(text: str) -> int:
-    """Read a number of bytes; a bare number is bytes.
+    """Parse a number of bytes; a number without a unit is in bytes.
 
     >>> parse_bytes("80GB"), parse_bytes("80GiB"), parse_bytes("512")
     (80000000000, 85899345920, 512)
@@ -42,19 +42,19 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_devices(text: str) -> tuple[int, str]:
-    """Read a number of devices and their name; one is meant where no number stands.
+    """Parse a number of devices and their name; the number defaults to 1.
 
     >>> parse_devices("1024xH100"), parse_devices("A100-80GB")
     ((1024, 'H100'), (1, 'A100-80GB'))
     """
     match = re.fullmatch(r"\s*(?:([0-9]{1,12})\s*[x×]\s*)?(\S.*?)\s*", text)
     if not match or (match[1] and not int(match[1])):
-        raise NapkinError(f"{text!r} names no devices: write for example H100 or 8xH100")
+        raise NapkinError(f"{text!r} is not a number of devices: use for example H100 or 8xH100")
     return int(match[1] or 1), match[2]
 
 
 def format_count(value: float) -> str:
-    """Print a number of things with three significant digits.
+    """Format a count with three significant digits.
 
     >>> format_count(124439808), format_count(512), format_count(6.3e24)
     ('124 M', '512', '6.30e+24')
@@ -63,7 +63,7 @@ def format_count(value: float) -> str:
 
 
 def format_flops(value: float) -> str:
-    """Print a number of FLOPs (not a rate).
+    """Format a number of FLOPs (not a rate).
 
     >>> format_flops(2.916e11)
     '292 GFLOP'
@@ -72,7 +72,7 @@ def format_flops(value: float) -> str:
 
 
 def format_rate(flops_per_second: float) -> str:
-    """Print a rate in FLOP/s.
+    """Format a rate in FLOP/s.
 
     >>> format_rate(989.5e12)
     '990 TFLOP/s'
@@ -81,7 +81,7 @@ def format_rate(flops_per_second: float) -> str:
 
 
 def format_bytes(value: float) -> str:
-    """Print a number of bytes in decimal units.
+    """Format a number of bytes in decimal units.
 
     >>> format_bytes(2.722e9), format_bytes(512)
     ('2.72 GB', '512 B')
@@ -90,7 +90,7 @@ def format_bytes(value: float) -> str:
 
 
 def format_gibibytes(value: float) -> str:
-    """Print a number of bytes in binary units.
+    """Format a number of bytes in binary units.
 
     >>> format_gibibytes(32 * 2**30)
     '32.0 GiB'
@@ -99,14 +99,14 @@ def format_gibibytes(value: float) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """Print a duration.
+    """Format a duration.
 
     >>> format_seconds(0.0123), format_seconds(151), format_seconds(12435264)
     ('12.3 ms', '2 min 31 s', '143.9 days')
     """
     if value < 0 or not math.isfinite(value):
         return "unknown"
-    # Compared as they will be printed: 59.96 s is "1 min 00 s", never "60.0 s".
+    # Compared as printed: 59.96 s is "1 min 00 s", never "60.0 s".
     if value < 59.95:
         return _scaled(value * 1e9, ["ns", "µs", "ms", "s"], 1000)
     if round(value) < 3600:
@@ -118,14 +118,35 @@ def format_seconds(value: float) -> str:
     return f"{value / 86400:.1f} days"
 
 
+def format_share(share: float) -> str:
+    """Print a share of 1 as a percentage.
+
+    >>> format_share(0.4123), format_share(1), format_share(0.0123)
+    ('41.2%', '100%', '1.23%')
+    """
+    return format_three_digits(100 * share) + "%"
+
+
+def format_three_digits(value: float) -> str:
+    """Print a bare number with three significant digits, zeros among them.
+
+    >>> format_three_digits(2.4), format_three_digits(186.35), format_three_digits(12345.6)
+    ('2.40', '186', '12346')
+    """
+    if value == 0 or 999.5 <= abs(value) < 1e6:
+        return f"{value:.0f}"
+    # "#" keeps the zeros that are among the three digits, and a point that may then be the last character.
+    return f"{value:#.3g}".removesuffix(".")
+
+
 def _parse(text: str, factors: dict[str, int], expected: str) -> int:
     match = _NUMBER.fullmatch(text)
     if not match or match[2] not in factors:
         raise NapkinError(f"{text!r} is not {expected}")
-    # Decimal keeps "1.1T" and integers beyond 2^53 exact, where a float would round.
+    # Decimal keeps "1.1T" and integers above 2^53 exact, where a float would round.
     value = Decimal(match[1].replace("_", "")) * factors[match[2]]
     if value > _LARGEST:
-        raise NapkinError(f"{text!r} is beyond all counting: use at most {_LARGEST:.0e}")
+        raise NapkinError(f"{text!r} is too large: use at most {_LARGEST:.0e}")
     if not match[2] and value != round(value):
         raise NapkinError(f"{text!r} is not a whole number: round it")
     return round(value)
@@ -144,6 +165,6 @@ def _scaled(value: float, units: list[str], base: int) -> str:
     if magnitude >= 999.5 or (magnitude == int(magnitude) and power == 0):
         number = f"{magnitude:.0f}"
     else:
-        # "#" keeps the zeros that are among the three digits, and a point that may then be the last character.
+        # "#" keeps trailing zeros among the three digits, and a decimal point that may then be the last character.
         number = f"{magnitude:#.3g}".removesuffix(".")
     return f"{sign}{number} {units[power]}".rstrip()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from napkin import Ledger, count
-from napkin.accounting.record import record
+from napkin.accounting.recording import record
 from napkin.accounting.rules import (
     backward_flops_rule,
     bytes_per_parameter,

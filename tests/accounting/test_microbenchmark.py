@@ -2,12 +2,15 @@ import torch
 from torch import nn
 
 from napkin import Ledger, count
-from napkin.accounting.microbenchmark import Call, call_of, rehearse
-from napkin.accounting.price import price, roofline_seconds
+from napkin.accounting.microbenchmark import Call, call_of, time_operators
+from napkin.accounting.pricing import price, roofline_seconds
 from napkin.hardware.calibration import ArrayMeasurement, Calibration, Machine, MatmulMeasurement
+from napkin.model.config import ModelConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import ModelConfig, Recipe, TrainingConfig
-from napkin.train_step.step import count_step
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
+from napkin.train_step.step_ledger import count_step
 
 CALIBRATION = Calibration(
     machine=Machine("cpu", "a CPU", 1, 1, False, "2"),
@@ -25,22 +28,24 @@ def expected(row) -> float:
 
 def transformer_ledger() -> Ledger:
     model = ModelConfig(vocab_size=64, context_length=16, d_model=16, n_layers=1, n_heads=2)
-    return count_step(Recipe(model=model, training=TrainingConfig(batch_size=2)), Precision("bf16", "cpu"))
+    return count_step(
+        ResolvedRecipe(Recipe(model=model, training=TrainingConfig(batch_size=2)), Precision("bf16", "cpu"))
+    )
 
 
-def test_every_operator_of_a_training_step_can_be_rehearsed() -> None:
+def test_every_operator_of_a_training_step_can_be_timed() -> None:
     ledger = transformer_ledger()
     working = {row.call for row in ledger.rows if row.bytes_read + row.bytes_written}
     assert None not in working
-    assert rehearse(ledger, expected).keys() == working
+    assert time_operators(ledger, expected).keys() == working
 
 
-def test_a_rehearsed_call_takes_the_place_of_its_roofline_and_nothing_else_does() -> None:
+def test_a_timed_call_takes_the_place_of_its_roofline_and_nothing_else_does() -> None:
     ledger = transformer_ledger()
-    rehearsed = {row.call: 0.25 for row in ledger.rows if row.operator == "mm"}
+    timed = {row.call: 0.25 for row in ledger.rows if row.operator == "mm"}
     products = sum(row.operator == "mm" for row in ledger.rows)
     others = sum(expected(row) for row in ledger.rows if row.operator != "mm")
-    assert abs(price(ledger, CALIBRATION, rehearsed).seconds - (0.25 * products + others)) < 1e-9
+    assert abs(price(ledger, CALIBRATION, timed).seconds - (0.25 * products + others)) < 1e-9
 
 
 def test_a_call_is_repeated_with_the_same_forms_and_values() -> None:
@@ -56,7 +61,7 @@ def test_a_call_is_repeated_with_the_same_forms_and_values() -> None:
     module = nn.Linear(1, 1)
     row = count(module, torch.zeros(1, 1)).rows[0]
     ledger = Ledger((type(row)(**{**_fields(row), "call": call, "bytes_read": 1}),), 0, 0, 0, {}, (), {})
-    rehearse(ledger, lambda row: 1.0)
+    time_operators(ledger, lambda row: 1.0)
     (got, (got_same, got_ids), three), keywords = seen[-1]
     assert (got.shape, got.stride(), got.dtype) == (wide.shape, wide.stride(), wide.dtype)
     assert (got_same.shape, got_same.stride()) == (same.shape, same.stride())
@@ -73,17 +78,17 @@ def test_a_call_that_draws_from_a_generator_of_its_own_is_not_repeated() -> None
 def test_what_is_larger_than_allowed_is_left_to_its_roofline() -> None:
     ledger = transformer_ledger()
     largest = max(row.bytes_read + row.bytes_written for row in ledger.rows)
-    rehearsed = rehearse(ledger, expected, max_bytes=largest - 1)
+    timed = time_operators(ledger, expected, max_bytes=largest - 1)
     left_out = {row.call for row in ledger.rows if row.bytes_read + row.bytes_written == largest}
-    assert rehearsed
-    assert not left_out & rehearsed.keys()
+    assert timed
+    assert not left_out & timed.keys()
 
 
-def test_rehearsing_leaves_the_global_random_state_alone() -> None:
+def test_timing_operators_leaves_the_global_random_state_alone() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
     before = torch.random.get_rng_state()
     ledger = count(model, torch.zeros(2, 8))
-    assert any(row.operator == "bernoulli_" for row in ledger.rows if row.call in rehearse(ledger, expected))
+    assert any(row.operator == "bernoulli_" for row in ledger.rows if row.call in time_operators(ledger, expected))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 

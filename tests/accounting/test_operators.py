@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from napkin import count
 from napkin.accounting.operators import _COMPUTING, _MOVING, CONTRACTIONS, Work, work_of
-from napkin.accounting.record import record
+from napkin.accounting.recording import record
 from oracles.brute_force_flops import ScalarProducts
 
 aten, own = torch.ops.aten, torch.ops.napkin

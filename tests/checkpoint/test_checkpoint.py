@@ -13,20 +13,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from napkin.checkpoint.checkpoint import (
-    Checkpoint,
-    checkpoint_paths,
-    load_model,
-    load_train_state,
-    prune_checkpoints,
-    read_checkpoint,
-    save_checkpoint,
-)
+from napkin.checkpoint.folder import checkpoint_paths, prune_checkpoints, read_checkpoint
+from napkin.checkpoint.load import load_model, load_train_state
 from napkin.checkpoint.restore import restore_newest
+from napkin.checkpoint.state import Checkpoint
+from napkin.checkpoint.write import save_checkpoint
 from napkin.errors import CorruptFile, NapkinError
 from napkin.model.config import ModelConfig
+from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step import TrainState, build_train_state
 from oracles.tiny_run import MODEL, TRAINING
 
@@ -39,7 +36,7 @@ SMALL = dataclasses.replace(MODEL, vocab_size=17)
 def make_learner(model: ModelConfig = SMALL, seed: int = 0) -> TrainState:
     training = dataclasses.replace(TRAINING, init_seed=seed, precision="fp32")
     recipe = Recipe(model=model, optimizer=OptimizerConfig(warmup_steps=0), training=training)
-    return build_train_state(recipe, Precision("fp32", "cpu"))
+    return build_train_state(ResolvedRecipe(recipe, Precision("fp32", "cpu")))
 
 
 def learn(train_state: TrainState, first: int, last: int) -> list[float]:
@@ -380,7 +377,9 @@ def test_what_is_saved_is_not_changed_by_saving(tmp_path: Path) -> None:
 def test_another_form_of_attention_is_no_other_model(tmp_path: Path) -> None:
     model = dataclasses.replace(MODEL, vocab_size=61)
     train_states = [
-        build_train_state(Recipe(model=dataclasses.replace(model, attention=form)), Precision("fp32", "cpu"))
+        build_train_state(
+            ResolvedRecipe(Recipe(model=dataclasses.replace(model, attention=form)), Precision("fp32", "cpu"))
+        )
         for form in ("plain", "sdpa")
     ]
     with torch.no_grad():

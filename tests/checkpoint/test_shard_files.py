@@ -11,11 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from napkin.checkpoint.checkpoint import load_train_state, read_checkpoint, save_checkpoint, tensors_of
+from napkin.checkpoint.folder import read_checkpoint
+from napkin.checkpoint.load import load_train_state
+from napkin.checkpoint.state import tensors_of
+from napkin.checkpoint.write import save_checkpoint
 from napkin.distributed.ranks import ALONE
 from napkin.errors import CorruptFile
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step import TrainState, build_train_state
 from oracles.tiny_run import tiny_recipe
 
@@ -28,7 +32,7 @@ def recipe() -> Recipe:
 
 
 def learner_after(steps: int) -> TrainState:
-    train_state = build_train_state(recipe(), Precision("fp32", "cpu"), ALONE)
+    train_state = build_train_state(ResolvedRecipe(recipe(), Precision("fp32", "cpu")), ALONE)
     draw = torch.Generator().manual_seed(0)
     for number in range(steps):
         inputs, targets = torch.randint(17, (2, 4, 32), generator=draw)

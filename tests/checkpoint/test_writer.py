@@ -9,22 +9,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from napkin.checkpoint.checkpoint import (
-    Snapshot,
-    checkpoint_paths,
-    load_averaged_model,
-    load_train_state,
-    read_checkpoint,
-    snapshot,
-    write_checkpoint,
-)
 from napkin.checkpoint.disk_space import checkpoint_bytes
+from napkin.checkpoint.folder import checkpoint_paths, read_checkpoint
+from napkin.checkpoint.load import load_averaged_model, load_train_state
+from napkin.checkpoint.state import Snapshot, snapshot
+from napkin.checkpoint.write import write_checkpoint
 from napkin.checkpoint.writer import CheckpointWriter
 from napkin.errors import NapkinError
+from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
 from napkin.runs.history import History
-from napkin.train_step.step import TrainState, build_train_state, count_step
+from napkin.train_step.step import TrainState, build_train_state
+from napkin.train_step.step_ledger import count_step
 from oracles.tiny_run import MODEL, TRAINING
 
 
@@ -34,7 +32,7 @@ def make_learner(average_decay: float | None = None) -> TrainState:
         optimizer=OptimizerConfig(warmup_steps=0, average_decay=average_decay),
         training=dataclasses.replace(TRAINING, precision="fp32"),
     )
-    return build_train_state(recipe, Precision("fp32", "cpu"))
+    return build_train_state(ResolvedRecipe(recipe, Precision("fp32", "cpu")))
 
 
 def learn(train_state: TrainState, first: int, last: int) -> list[float]:
@@ -202,7 +200,7 @@ def test_the_bytes_of_a_checkpoint_are_those_that_were_counted(tmp_path: Path, a
     tensors = sum(t.nbytes for named in taken(train_state, 0).tensors.values() for t in named.values())
     # Tables that the model makes for itself are counted with its parameters, and not saved.
     tables = sum(buffer.nbytes for buffer in train_state.model.buffers())
-    assert checkpoint_bytes(count_step(train_state.recipe, train_state.precision)) == tensors + tables
+    assert checkpoint_bytes(count_step(ResolvedRecipe(train_state.recipe, train_state.precision))) == tensors + tables
     on_disk = sum((written / name).stat().st_size for name in ("model.safetensors", "optimizer.safetensors"))
     assert tensors < on_disk < tensors + 2**13
 
@@ -251,7 +249,9 @@ def test_an_average_that_is_asked_for_later_begins_there_and_one_that_is_not_wan
 
 
 def test_an_average_is_counted_with_the_step_that_makes_it() -> None:
-    plain, averaged = (count_step(make_learner(decay).recipe, Precision("fp32", "cpu")) for decay in (None, 0.9))
+    plain, averaged = (
+        count_step(ResolvedRecipe(make_learner(decay).recipe, Precision("fp32", "cpu"))) for decay in (None, 0.9)
+    )
     more = {
         category: averaged.peak_by_category[category] - plain.peak_by_category[category]
         for category in ("parameters", "gradients", "optimizer state")

@@ -48,7 +48,7 @@ def test_a_count_for_a_gpu_has_its_operators_and_what_it_reserves(capsys: pytest
     assert sum(on_h100["peak_by_category"].values()) == on_h100["peak_bytes"] <= on_h100["reserved_bytes"]
     assert "_scaled_dot_product_cudnn_attention" in on_h100["rows"]
     assert "_scaled_dot_product_efficient_attention" in on_t4["rows"]
-    assert "reserved of the GPU" in output(capsys, "count", *TINY, "--target", "cuda", "--training.device", "cuda")
+    assert "reserved on the GPU" in output(capsys, "count", *TINY, "--target", "cuda", "--training.device", "cuda")
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ def test_a_device_is_found_by_the_name_its_driver_prints(capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["fit", "--on", "H10O"], "the nearest are H100"),
-        (["fit", "--on", "T4", "--precision", "bf16"], "T4 has no arithmetic in bf16"),
+        (["fit", "--on", "H10O"], "the closest names are H100"),
+        (["fit", "--on", "T4", "--precision", "bf16"], "T4 does not support bf16 arithmetic"),
         (["fit", "--on", "8xH100", "--context-length", "0"], "--context-length is 0: use a number above 0"),
         (["fit", "--on", "H100", "--optimizer", "adamww"], "adamww"),
-        (["plan", *TINY, "--on", "0xH100"], "names no devices"),
+        (["plan", *TINY, "--on", "0xH100"], "is not a number of devices"),
         (["plan", *TINY, "--on", "7xH100", "--training.batch-size", "16"], "does not divide among 7 devices"),
-        (["plan", *TINY, "--on", "T4", "--training.precision", "bf16"], "T4 has no arithmetic in bf16"),
+        (["plan", *TINY, "--on", "T4", "--training.precision", "bf16"], "T4 does not support bf16 arithmetic"),
         (["plan", *TINY, "--on", "H100", "--watts", "nan"], "--watts is nan"),
         (["plan", *TINY, "--on", "H100", "--usd-per-hour", "-1"], "--usd-per-hour is -1"),
     ],
@@ -127,4 +127,4 @@ def test_a_plan_for_other_devices_says_what_it_costs_and_where_its_time_goes(
     for by in ("operator", "module", "phase"):
         assert sum(plan[f"seconds_by_{by}"].values()) <= plan["seconds"] / plan["steps"] * (1 + 1e-9)
     shown = output(capsys, *arguments, "--by", "module", "--rules")
-    assert all(word in shown for word in ("bound by bytes", "blocks.*.attention", "12·L·d·s·T", "dollars", "kWh"))
+    assert all(word in shown for word in ("bandwidth-bound", "blocks.*.attention", "12·L·d·s·T", "dollars", "kWh"))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from napkin.cli.plan_view import describe_plan
+from napkin.cli.plan_output import print_plan
 from napkin.data import TokenFile
+from napkin.planning.planner import plan as make_plan
 from napkin.recipe import read_recipe
 from napkin.tokenizer import load_tokenizer
-from napkin.training.start import plan_only
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -113,8 +113,8 @@ def test_a_short_run_needs_no_warmup_of_its_own(napkin) -> None:
 
 @pytest.mark.parametrize("disturbed", [False, True])
 def test_figures_taken_on_a_busy_machine_come_with_a_hint(capsys, disturbed: bool) -> None:
-    _, precision, plan = plan_only(read_recipe("runs/tiny/recipe.toml"))
-    describe_plan(dataclasses.replace(plan, site=dataclasses.replace(plan.site, disturbed=disturbed)), precision)
+    plan = make_plan(read_recipe("runs/tiny/recipe.toml"))
+    print_plan(dataclasses.replace(plan, site=dataclasses.replace(plan.site, disturbed=disturbed)))
     assert ("`napkin calibrate` measures it again" in capsys.readouterr().out) is disturbed
 
 
@@ -132,7 +132,7 @@ def test_an_optimizer_and_a_schedule_are_options(napkin, place: Path) -> None:
     assert napkin("plan", "tiny.toml", *chosen).status == 0
     trained = napkin("train", "tiny.toml", *chosen, "--run", "runs/muon", "--training.parallelism", "fsdp")
     assert trained.status == 0
-    assert "fsdp has nothing to spread in one process" in trained.out
+    assert "fsdp has nothing to shard in one process" in trained.out
     written = tomllib.loads(Path("runs/muon/recipe.toml").read_text())["optimizer"]
     assert (written["name"], written["momentum"], written["learning_rate"]) == ("muon", 0.95, 0.003)
     assert napkin("evaluate", "runs/muon").status == 0

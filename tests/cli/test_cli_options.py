@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from napkin.cli import COMMANDS
-from napkin.cli.tokenizer import ACTIONS
-from napkin.recipe.recipe import Recipe, format_recipe, read_recipe
+from napkin.cli.tokenizer import COMMANDS as TOKENIZER_COMMANDS
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.toml_file import format_recipe, read_recipe
 
 OTHER: dict[str, Any] = {
     "data.prefetch": "on",
@@ -183,10 +184,24 @@ def test_the_help_of_all_commands_imports_neither_torch_nor_numpy() -> None:
     program = f"""
 import sys
 from napkin.cli import main
-for command in [[], *([name] for name in {list(COMMANDS)}), *(["tokenizer", name] for name in {list(ACTIONS)})]:
+in_group = [["tokenizer", name] for name in {list(TOKENIZER_COMMANDS)}]
+for command in [[], *([name] for name in {list(COMMANDS)}), *in_group]:
     assert main([*command, "--help"]) == 0, command
-    assert not {{"torch", "numpy"}} & sys.modules.keys(), command
+    assert not {{"torch", "numpy", "numba"}} & sys.modules.keys(), command
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
+    assert all(f"\n  {name} " in done.stdout for name in (*COMMANDS, *TOKENIZER_COMMANDS))
+
+
+@pytest.mark.parametrize("command", [[], ["tokenizer"]])
+def test_the_list_of_commands_needs_neither_their_options_nor_rich(command: list[str]) -> None:
+    program = f"""
+import sys
+from napkin.cli import main
+assert main([*{command}, "--help"]) == 0
+assert not {{"tyro", "rich", "msgspec", "numpy", "torch", "numba"}} & sys.modules.keys()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "usage: napkin" in done.stdout

@@ -48,5 +48,5 @@ def test_what_cannot_be_compared_is_refused(refusal, place: Path) -> None:
     shutil.rmtree("runs")
     assert "there is no folder 'runs' here" in refusal("runs")
     assert "--points is 0" in refusal("runs", "docs", "--points", "0")
-    assert "'docs' is no run and holds none" in refusal("runs", "docs")
+    assert "'docs' is not a run and contains none" in refusal("runs", "docs")
     assert "--usd-per-hour is -1.0" in refusal("runs", "docs", "--usd-per-hour=-1")

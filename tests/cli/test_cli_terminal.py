@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from napkin.cli import terminal
+from napkin.cli import commands, progress, terminal
 
 NAPKIN = [sys.executable, "-m", "napkin"]
 LONG = "step 10000/10000  loss 9.123  12.3 k tok/s  MFU 45%  812 MB"
@@ -24,26 +24,26 @@ def run(*arguments: str | bytes, **environment: str) -> subprocess.CompletedProc
 
 
 def test_the_examples_in_the_docstrings_are_true() -> None:
-    assert doctest.testmod(terminal).failed == 0
+    assert all(doctest.testmod(module).failed == 0 for module in (commands, progress, terminal))
 
 
 def test_a_line_of_progress_is_never_wider_than_the_terminal() -> None:
     name, left = "training runs/a-name-that-is-long", "12 min 03 s left"
-    for width, share, details in itertools.product([20, 40, 77, 120], [None, 0.0, 0.37, 1.0], ["", LONG]):
-        line = terminal.compose_line(name, share, details, left, width=width)
-        assert len(line.plain) <= width, (width, share, details)
+    for width, fraction, details in itertools.product([20, 40, 77, 120], [None, 0.0, 0.37, 1.0], ["", LONG]):
+        line = progress.compose_line(name, fraction, details, left, width=width)
+        assert len(line.plain) <= width, (width, fraction, details)
 
 
 def test_what_training_tells_fits_into_80_columns() -> None:
-    assert terminal.compose_line("training runs/run", 0.5, LONG, "12 min 03 s left", width=77).plain == (
+    assert progress.compose_line("training runs/run", 0.5, LONG, "12 min 03 s left", width=77).plain == (
         f"{LONG}  12 min 03 s left"
     )
 
 
 def test_without_a_terminal_progress_is_a_line_at_a_time(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     for seconds, lines in ((1e9, 0), (0.0, 50)):
-        monkeypatch.setattr(terminal, "SECONDS_BETWEEN_LINES", seconds)
-        with terminal.progress_line("working") as line:
+        monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", seconds)
+        with progress.progress_line("working") as line:
             for done in range(50):
                 line(done, 100, "x" * 200)
         out, err = capsys.readouterr()
@@ -52,8 +52,8 @@ def test_without_a_terminal_progress_is_a_line_at_a_time(capsys, monkeypatch: py
 
 
 def test_time_left_is_told_from_the_steps_of_this_process(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal, "SECONDS_BETWEEN_LINES", 0.0)
-    with terminal.progress_line("training") as line:
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    with progress.progress_line("training") as line:
         line(900, 1000)
         time.sleep(0.02)
         line(901, 1000)

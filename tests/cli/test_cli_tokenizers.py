@@ -12,9 +12,9 @@ import pytest
 from napkin.data.token_file import SEPARATOR, TokenFile
 from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.interchange import read_huggingface, read_tiktoken, write_huggingface
-from napkin.tokenizer.storage import load_tokenizer
-from napkin.tokenizer.visible import visible
-from napkin.tokenizer.words import WordTokenizer
+from napkin.tokenizer.printable import printable
+from napkin.tokenizer.tokenizer_file import load_tokenizer
+from napkin.tokenizer.word_level import WordTokenizer
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -118,8 +118,8 @@ def test_no_byte_of_a_text_steers_the_terminal(napkin) -> None:
 
 def test_every_token_is_shown_in_characters_that_print() -> None:
     for token in [*(bytes([i]) for i in range(256)), "é".encode(), b"a\xc3", "\u200b\U0001f98a".encode()]:
-        assert visible(token).isprintable(), token
-        assert visible(token), token
+        assert printable(token).isprintable(), token
+        assert printable(token), token
 
 
 def test_on_a_terminal_tokens_are_coloured_and_no_character_is_dropped() -> None:
@@ -219,8 +219,8 @@ def test_a_tokenizer_without_a_separator_is_imported_with_a_hint(napkin) -> None
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        ("tokenizer trian docs", r"there is no 'trian': did you mean `napkin tokenizer train`\?"),
-        ("tokenizer zzz", "there is no 'zzz': use one of train, encode, compare, show, import, export"),
+        ("tokenizer trian docs", r"there is no command 'tokenizer trian': did you mean `napkin tokenizer train`\?"),
+        ("tokenizer zzz", "there is no command 'tokenizer zzz': `napkin tokenizer --help` lists them"),
         ("tokenizer train docs --kind letters --out new.json", "invalid choice 'letters' for argument '--kind'"),
         ("tokenizer train docs --kind bytes --vocab-size 300 --out new.json", "--vocab-size is not for --kind bytes"),
         ("tokenizer train docs --kind characters --pattern gpt2 --out new.json", "--pattern is not for --kind char"),
@@ -230,7 +230,7 @@ def test_a_tokenizer_without_a_separator_is_imported_with_a_hint(napkin) -> None
         ("tokenizer compare docs --show -1", "--show is -1: use 0 to 10,000 characters"),
         ("tokenizer compare docs --vocab-size 1", "vocab_size 1 is below 3"),
         ("tokenizer compare docs --with none.json", "none.json cannot be read"),
-        ("tokenizer compare docs --with one.txt", "one.txt is no intact tokenizer file"),
+        ("tokenizer compare docs --with one.txt", "one.txt is not an intact tokenizer file"),
         ("tokenizer compare docs --learn-from none", "'none' does not exist"),
         ("tokenizer compare runs/tiny/checkpoints/step-00000006/model.safetensors", "is not UTF-8 at byte"),
         ("tokenizer show", "missing from napkin tokenizer show: PATH"),
@@ -245,7 +245,10 @@ def test_a_tokenizer_without_a_separator_is_imported_with_a_hint(napkin) -> None
         ("tokenizer import none.json --out new.json", "'none.json' cannot be read"),
         ("tokenizer import docs --out new.json", "'docs/vocab.json' cannot be read"),
         ("tokenizer import one.txt", "'data/tokenizer.json' exists and is not overwritten"),
-        ("tokenizer import one.txt --out new.json", "a rank file does not say how text is cut: name its --pattern"),
+        (
+            "tokenizer import one.txt --out new.json",
+            "a .tiktoken file does not say how text is split: name its --pattern",
+        ),
         ("tokenizer import one.txt --pattern gpt2 --out new.json", "'one.txt' cannot be used: line 1 is 'the cat sat"),
         ("tokenizer import one.txt --format gpt2 --out new.json", "--format gpt2 reads two files, 1 given"),
         ("tokenizer import data/tokenizer.json --out new.json", "missing required field `model`"),
@@ -268,4 +271,6 @@ def test_a_wrong_command_is_refused_with_the_way_out(refusal, command: str, line
 def test_only_bpe_is_exported_and_built_up(refusal) -> None:
     WordTokenizer(["a"], [SEPARATOR]).save("words.json")
     assert "of kind 'words' has no merges" in refusal("tokenizer", "export", "words.json", "--out", "new")
-    assert "of kind 'words' builds nothing up" in refusal("tokenizer", "show", "words.json", "--word", "a")
+    assert "of kind 'words' has no merges: use one of kind 'bpe'" in refusal(
+        "tokenizer", "show", "words.json", "--word", "a"
+    )

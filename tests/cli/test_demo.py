@@ -2,12 +2,11 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from napkin.cli.demo import within
-from napkin.training import start
+from napkin.planning.planner import plan as make_plan
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 
 
@@ -16,14 +15,9 @@ def test_a_slow_machine_takes_as_many_evaluations_as_fit(
 ) -> None:
     write_tiny_text(tmp_path)
     recipe = tiny_recipe(tmp_path, steps=800, evaluate_every=100)
-    preparation = start.plan_only(recipe)
-    plan = preparation[2]
-
-    def plan_once(recipe: Any, *, progress: Any) -> Any:
-        # Two plans of the same steps differ by what else the machine was doing.
-        return preparation
-
-    monkeypatch.setattr(start, "plan_only", plan_once)
+    plan = make_plan(recipe)
+    # Two plans of the same steps differ by what else the machine was doing.
+    monkeypatch.setattr("napkin.planning.planner.plan", lambda recipe, *, progress: plan)
     assert within(plan.seconds, recipe) == recipe
     assert capsys.readouterr().out == ""
     for fraction, steps in ((0.99, 700), (0.51, 400), (0.26, 200), (1e-9, 200)):

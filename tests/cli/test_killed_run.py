@@ -16,8 +16,9 @@ from napkin.runs.lock import is_being_trained
 # A page after every step, whatever it costs.
 TRAIN = """
 import sys
-from napkin.cli import live_report, main
-live_report.REFRESH_SECONDS, live_report.MOST_OF_THE_TIME = 0, 1e9
+from napkin.cli import main
+from napkin.report import live_report
+live_report.REFRESH_SECONDS, live_report.MAX_TIME_FRACTION = 0, 1e9
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -35,9 +36,9 @@ def test_a_killed_run_has_stopped_and_one_that_lives_has_not(napkin, place: Path
         finally:
             trainer.send_signal(signal.SIGKILL)
     assert trainer.returncode == -signal.SIGKILL
-    # Nobody has written the page since: it is the reader's browser that sees how old it is.
+    # The page has not been written since: the reader's browser sees how old it is.
     assert re.search(
-        r'data-written="20[\d-]+T[\d:]+\+00:00" data-patience="\d+" hidden>No sign of life since', page.read_text()
+        r'data-written="20[\d-]+T[\d:]+\+00:00" data-timeout="\d+" hidden>Not updated since', page.read_text()
     )
     assert is_being_trained(run) is False
     assert '"state": "stopped"' in napkin("runs", str(run), "--json").out
@@ -58,8 +59,8 @@ def test_a_browser_sees_that_a_page_is_old(place: Path, hours: int) -> None:
     page.write_text(re.sub(r'data-written="[^"]*"', f'data-written="{written}"', page.read_text()))
     browser = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.absolute().as_uri()]
     shown = subprocess.run(browser, capture_output=True, text=True, check=True, timeout=300).stdout
-    hidden = {name: "hidden" in rest for name, rest in re.findall(r'<p id="(alive|silent)"([^>]*)>', shown)}
-    assert hidden == {"alive": hours > 0, "silent": hours == 0}
+    hidden = {name: "hidden" in rest for name, rest in re.findall(r'<p id="(current|stale)"([^>]*)>', shown)}
+    assert hidden == {"current": hours > 0, "stale": hours == 0}
 
 
 def wait_until(condition, seconds: float = 300.0) -> None:

@@ -5,7 +5,9 @@ import pytest
 
 from napkin.cli.recipe import with_comments
 from napkin.optim.names import OPTIMIZERS
-from napkin.recipe.recipe import OptimizerConfig, Recipe, read_recipe
+from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.toml_file import read_recipe
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -103,7 +103,7 @@ def test_a_missing_path_is_told_before_anything_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b" \n\t\n", b"<|endoftext|>\n<|endoftext|>"])
 def test_a_named_file_without_text_is_told(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x").write_bytes(content)
-    with pytest.raises(NapkinError, match="x' holds no text"):
+    with pytest.raises(NapkinError, match="x' contains no text"):
         texts(tmp_path / "x")
 
 

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from napkin.data.corpus import Document, read_documents
 from napkin.data.split import split_documents
-from napkin.data.token_file import SEPARATOR, write_token_file
+from napkin.data.token_file import SEPARATOR
+from napkin.data.token_writer import write_token_file
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.byte_level import ByteTokenizer
-from napkin.tokenizer.words import WordTokenizer
+from napkin.tokenizer.word_level import WordTokenizer
 
 PROSE = "The cat sat, and didn't say 123 words.\nThen  it   left:\n\ta mat; 你好 世界 grün\n" * 60
 PIECES = st.lists(
@@ -60,7 +61,7 @@ def test_parts_are_of_about_the_size_asked_for(tmp_path: Path, line_end: str):
     ids=lambda tokenizer: tokenizer.kind,
 )
 def test_the_tokens_of_parts_are_those_of_the_whole(tmp_path: Path, tokenizer: Tokenizer):
-    assert tokenizer.can_be_cut
+    assert tokenizer.is_splittable
     (tmp_path / "text.txt").write_text(PROSE * 20)
     for name, part_bytes in (("whole", None), ("parts", 2**15)):
         documents = read_documents([tmp_path / "text.txt"], part_bytes=part_bytes)
@@ -69,7 +70,7 @@ def test_the_tokens_of_parts_are_those_of_the_whole(tmp_path: Path, tokenizer: T
 
 
 def test_a_pattern_that_may_cut_anywhere_is_not_to_be_cut():
-    assert not BPETokenizer([], [SEPARATOR], pattern=r"\w+ \w+|.").can_be_cut
+    assert not BPETokenizer([], [SEPARATOR], pattern=r"\w+ \w+|.").is_splittable
 
 
 def test_documents_encoded_together_have_the_ids_of_each_alone():

@@ -229,7 +229,7 @@ def test_neither_of_the_two_files_is_overwritten(tmp_path: Path, existing: str) 
     [
         ([], BYTES, "no documents to write"),
         (DOCUMENTS, ByteTokenizer(), "has no <|endoftext|>"),
-        ([*DOCUMENTS, Document("bad", "\ud800")], BYTES, "'bad' holds a lone surrogate"),
+        ([*DOCUMENTS, Document("bad", "\ud800")], BYTES, "'bad' contains a lone surrogate"),
         (DOCUMENTS, CharacterTokenizer("Onceup a", ["<|endoftext|>"]), "character 'o'"),
     ],
 )
@@ -259,7 +259,7 @@ def test_a_tokenizer_that_forges_separators_or_leaves_its_vocabulary_is_refused(
 WRITER = """
 import itertools, os, signal, sys
 from napkin.data.corpus import Document
-from napkin.data.token_file import write_token_file
+from napkin.data.token_writer import write_token_file
 from napkin.tokenizer import ByteTokenizer
 tokenizer = ByteTokenizer(["<|endoftext|>"])
 """

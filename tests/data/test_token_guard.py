@@ -18,7 +18,7 @@ def tokens(tmp_path: Path) -> TokenFile:
 
 
 def test_a_file_that_lies_as_it_lay_is_no_news(tokens: TokenFile) -> None:
-    TokenGuard(tokens).refuse_changes()
+    TokenGuard(tokens).verify_unchanged()
 
 
 def test_tokens_changed_in_place_are_refused(tokens: TokenFile) -> None:
@@ -27,21 +27,21 @@ def test_tokens_changed_in_place_are_refused(tokens: TokenFile) -> None:
         file.seek(100)
         file.write(b"\x07\x00")
     with pytest.raises(CorruptFile, match=r"train\.tokens' was altered"):
-        guard.refuse_changes()
+        guard.verify_unchanged()
 
 
 def test_a_file_that_has_shrunk_is_refused_unread(tokens: TokenFile) -> None:
     guard = TokenGuard(tokens)
     os.truncate(tokens.path, 10)
     with pytest.raises(CorruptFile, match="shrunk"):
-        guard.refuse_changes()
+        guard.verify_unchanged()
 
 
 def test_a_new_date_on_the_same_tokens_is_no_change(tokens: TokenFile) -> None:
     guard = TokenGuard(tokens)
     os.utime(tokens.path)
-    guard.refuse_changes()
-    guard.refuse_changes()
+    guard.verify_unchanged()
+    guard.verify_unchanged()
 
 
 def test_a_file_that_was_replaced_or_removed_is_still_mapped_as_it_was(tokens: TokenFile) -> None:
@@ -50,7 +50,7 @@ def test_a_file_that_was_replaced_or_removed_is_still_mapped_as_it_was(tokens: T
     shutil.copy(tokens.path, other)
     os.truncate(other, 10)
     os.replace(other, tokens.path)
-    guard.refuse_changes()
+    guard.verify_unchanged()
     tokens.path.unlink()
-    guard.refuse_changes()
+    guard.verify_unchanged()
     tokens.verify()

@@ -8,19 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from napkin.recipe.per_device import share_of
+from napkin.training.start_on_ranks import _is_run_of
 from torch import Tensor
 
 from napkin.data.batches import Batches
 from napkin.data.token_file import TokenFile
-from napkin.distributed.parallelize import Spread, SpreadDDP, SpreadFSDP
-from napkin.distributed.ranks import ALONE, Place, Ranks, place_of
+from napkin.distributed.parallel_model import DDPModel, FSDPModel, ParallelModel
+from napkin.distributed.ranks import ALONE, RankInfo, Ranks, rank_info_of
 from napkin.errors import NapkinError
 from napkin.model.transformer import Transformer
 from napkin.optim.rounding import StochasticRounding
-from napkin.recipe.per_device import share_of
-from napkin.recipe.recipe import Recipe, format_recipe
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.toml_file import format_recipe
 from napkin.training.signals import Interruption
-from napkin.training.start_on_ranks import _is_run_of
 from oracles.tiny_run import MODEL, tiny_recipe, write_tiny_text
 
 TORCHRUN = {
@@ -37,20 +38,20 @@ TORCHRUN = {
 class InTurn(Ranks):
     """A rank whose sums were made before, by asking all of them."""
 
-    def __init__(self, place: Place, total: int) -> None:
+    def __init__(self, place: RankInfo, total: int) -> None:
         super().__init__(place)
         self.total = total
 
-    def sum(self, tensor: Tensor) -> Tensor:
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         return torch.tensor(self.total)
 
 
 def test_the_place_is_what_torchrun_says() -> None:
-    assert place_of(TORCHRUN) == Place(rank=5, size=8, local_rank=1, local_size=4, attempt=2)
+    assert rank_info_of(TORCHRUN) == RankInfo(rank=5, size=8, local_rank=1, local_size=4, attempt=2)
 
 
 def test_without_torchrun_a_process_is_alone() -> None:
-    assert place_of({"PATH": "/bin"}) == place_of({"WORLD_SIZE": "8", "RANK": "3"}) == Place()
+    assert rank_info_of({"PATH": "/bin"}) == rank_info_of({"WORLD_SIZE": "8", "RANK": "3"}) == RankInfo()
 
 
 @pytest.mark.parametrize(
@@ -64,11 +65,11 @@ def test_without_torchrun_a_process_is_alone() -> None:
 )
 def test_a_place_that_cannot_be_is_refused(change: dict[str, str], told: str) -> None:
     with pytest.raises(NapkinError, match=told):
-        place_of({**TORCHRUN, **change})
+        rank_info_of({**TORCHRUN, **change})
 
 
 def test_ranks_share_the_cores_of_their_machine() -> None:
-    two_of_four = Ranks(Place(rank=1, size=4, local_rank=1, local_size=2))
+    two_of_four = Ranks(RankInfo(rank=1, size=4, local_rank=1, local_size=2))
     assert two_of_four.threads(None, 8) == 4
     assert two_of_four.threads(2, 8) == 2
     assert two_of_four.threads(8, 8) == 4
@@ -86,7 +87,7 @@ def test_the_rows_of_all_ranks_are_the_batch_of_one(tmp_path: Path, size: int) -
         return Batches(tokens, context_length=32, batch_size=4, seed=7, rows=ranks.rows(4))
 
     whole = batches(ALONE)
-    parts = [batches(Ranks(Place(rank, size))) for rank in range(size)]
+    parts = [batches(Ranks(RankInfo(rank, size))) for rank in range(size)]
     for index in (0, 3, 1000):
         for side in (0, 1):
             assert torch.equal(torch.cat([part[index][side] for part in parts]), whole[index][side])
@@ -106,8 +107,8 @@ def test_weighed_micro_batches_make_the_loss_of_the_batch_though_targets_are_ign
     wanted = model.loss(inputs, targets)
     counted, losses = int((targets >= 0).sum()), []
     for rank in range(size):
-        ranks = InTurn(Place(rank, size), counted)
-        rows, spread = ranks.rows(8), Spread(model, ranks)
+        ranks = InTurn(RankInfo(rank, size), counted)
+        rows, spread = ranks.rows(8), ParallelModel(model, ranks)
         shares = spread.shares(targets[rows], micro_batch_size)
         parts = zip(inputs[rows].split(micro_batch_size), targets[rows].split(micro_batch_size), shares, strict=True)
         losses.append(sum(model.loss(*part).item() * share for *part, share in parts))
@@ -116,9 +117,11 @@ def test_weighed_micro_batches_make_the_loss_of_the_batch_though_targets_are_ign
 
 def test_a_rank_drops_what_no_other_does() -> None:
     model = Transformer(dataclasses.replace(MODEL, vocab_size=16))
-    seeds = {Spread(model, Ranks(Place(rank, 64))).seed(number) for rank in range(64) for number in range(100)}
+    seeds = {
+        ParallelModel(model, Ranks(RankInfo(rank, 64))).seed(number) for rank in range(64) for number in range(100)
+    }
     assert len(seeds) == 6400
-    assert Spread(model, ALONE).seed(5) == 5
+    assert ParallelModel(model, ALONE).seed(5) == 5
 
 
 def test_one_alone_agrees_with_itself() -> None:
@@ -159,7 +162,7 @@ def test_a_restarted_job_knows_its_run_by_its_recipe(tmp_path: Path) -> None:
 def test_a_process_alone_loads_nothing_of_the_machinery() -> None:
     loaded = """
 import sys
-import napkin.cli.train_view, napkin.training.start_on_ranks
+import napkin.cli.train_and_report, napkin.training.start_on_ranks
 machinery = {"napkin.distributed.process_group", "torch.distributed.fsdp", "torch.distributed.tensor"}
 print(sorted(machinery & sys.modules.keys()))
 """
@@ -177,6 +180,6 @@ def test_rows_are_rounded_independently_and_copies_alike() -> None:
         rounding([target], [value.clone()])
         return target
 
-    first, second = (Spread(model, Ranks(Place(rank=rank, size=2))) for rank in range(2))
-    assert torch.equal(*(rounded(SpreadDDP.rounding_seed(each, 5)) for each in (first, second)))  # pyright: ignore[reportArgumentType]
-    assert not torch.equal(*(rounded(SpreadFSDP.rounding_seed(each, 5)) for each in (first, second)))  # pyright: ignore[reportArgumentType]
+    first, second = (ParallelModel(model, Ranks(RankInfo(rank=rank, size=2))) for rank in range(2))
+    assert torch.equal(*(rounded(DDPModel.rounding_seed(each, 5)) for each in (first, second)))  # pyright: ignore[reportArgumentType]
+    assert not torch.equal(*(rounded(FSDPModel.rounding_seed(each, 5)) for each in (first, second)))  # pyright: ignore[reportArgumentType]

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from napkin.data.corpus import Document
-from napkin.data.token_file import SEPARATOR, TokenFile, write_token_file
+from napkin.data.token_file import SEPARATOR, TokenFile
+from napkin.data.token_writer import write_token_file
 from napkin.errors import NapkinError
 from napkin.evaluation.bits_per_byte import evaluate, mean_loss
 from napkin.model.transformer import Transformer

@@ -11,10 +11,10 @@ from napkin.hardware.calibration import (
     CalibrationSettings,
     Machine,
     MatmulMeasurement,
-    calibrate,
+    comparable,
     faster_of,
-    measured_alike,
 )
+from napkin.hardware.calibration_cache import calibrate
 from napkin.hardware.host import has_native_bf16
 
 TINY = CalibrationSettings(
@@ -64,7 +64,7 @@ def test_calibrating_changes_neither_random_numbers_nor_precision():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(NapkinError, match="torch sees no such device here, use cpu"):
+    with pytest.raises(NapkinError, match="torch finds no such device, use cpu"):
         calibrate("cuda")
 
 
@@ -118,7 +118,7 @@ def test_bandwidth_lies_between_the_measured_sizes_and_is_flat_beyond_them():
 
 def test_formats_that_were_not_measured_and_empty_products_are_refused():
     calibration = calibration_of([(8, 8, 8, 1e9)], [(2**16, 1e9, 1e9)])
-    with pytest.raises(NapkinError, match="Slide Rule multiplies no e4m3 matrices in hardware: choose one of fp32"):
+    with pytest.raises(NapkinError, match="Slide Rule does not multiply e4m3 matrices in hardware: choose one of fp32"):
         calibration.matmul_peak("e4m3")
     with pytest.raises(NapkinError, match="0 × 8 × 8 is empty"):
         calibration.matmul_rate("fp32", 0, 8, 8)
@@ -138,8 +138,8 @@ def test_the_faster_measurement_of_each_thing_is_kept_when_two_calibrations_are_
     assert [matmul.flops_per_second for matmul in joined.matmuls] == [2e9, 5e9]
     assert joined.arrays == (ArrayMeasurement(2**16, 3e9, 7e9),)
     assert joined.seconds_per_operator == 1e-7
-    assert measured_alike(first, joined)
-    assert not measured_alike(first, calibration_of([(8, 8, 8, 1e9)], [(2**16, 1e9, 7e9)]))
+    assert comparable(first, joined)
+    assert not comparable(first, calibration_of([(8, 8, 8, 1e9)], [(2**16, 1e9, 7e9)]))
 
 
 def test_waiting_for_a_core_marks_a_calibration_as_disturbed():

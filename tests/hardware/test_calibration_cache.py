@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from napkin.hardware.calibration import Calibration, CalibrationSettings, calibrate
+from napkin.hardware.calibration import Calibration, CalibrationSettings
 from napkin.hardware.calibration_cache import (
+    calibrate,
     calibration_of_this_machine,
     calibration_path,
     load_calibration,
@@ -106,7 +107,7 @@ def test_another_number_of_threads_is_another_machine(measured: Calibration):
 
 def test_a_cache_that_cannot_be_written_costs_a_warning_and_nothing_else(cache: Path):
     cache.write_text("a file where the folder should be")
-    with pytest.warns(UserWarning, match="not kept"):
+    with pytest.warns(UserWarning, match="cannot be cached"):
         calibration = calibration_of_this_machine(settings=TINY)
     assert calibration.matmul_peak("fp32") > 0
     assert cache.read_text() == "a file where the folder should be"

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from napkin.errors import NapkinError
-from napkin.inference.sampling import Sampling, draw, generate
+from napkin.inference.sampling import draw, generate
+from napkin.inference.settings import Sampling
 from napkin.model.transformer import Transformer
 from oracles.tiny_run import MODEL
 

@@ -11,14 +11,19 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin import count
-from napkin.checkpoint.checkpoint import load_train_state, save_checkpoint
+from napkin.checkpoint.load import load_train_state
+from napkin.checkpoint.write import save_checkpoint
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
 from napkin.optim import base
 from napkin.optim.names import OPTIMIZERS, build_optimizer
+from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
-from napkin.train_step.step import TrainState, build_train_state, count_step
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
+from napkin.train_step.step import TrainState, build_train_state
+from napkin.train_step.step_ledger import count_step
 from oracles.allocator import growth_at_peak, storage_bytes
 from oracles.brute_force_flops import ScalarProducts
 
@@ -34,7 +39,7 @@ def make_learner(name: str, products: Literal["fp32", "bf16"] = "fp32", **option
         optimizer=OptimizerConfig(name=name, schedule="constant", warmup_steps=5, **options),
         training=TrainingConfig(steps=1000, batch_size=2),
     )
-    return build_train_state(recipe, Precision(products, "cpu"))
+    return build_train_state(ResolvedRecipe(recipe, Precision(products, "cpu")))
 
 
 def learn(train_state: TrainState, first: int, last: int, *, one_batch: bool = False) -> list[float]:
@@ -91,7 +96,7 @@ def test_the_bytes_of_state_that_its_docstring_states_are_those_that_are_counted
     train_state = make_learner(name)
     learn(train_state, 0, 1)
     held = sum(tensor.nbytes for state in train_state.optimizer.state.values() for tensor in state.values())
-    ledger = count_step(train_state.recipe, train_state.precision)
+    ledger = count_step(ResolvedRecipe(train_state.recipe, train_state.precision))
     assert ledger.parameters == sum(parameter.numel() for parameter in train_state.model.parameters())
     assert ledger.peak_by_category.get("optimizer state", 0) == held == state_bytes_by_hand(name, train_state.model)
     assert not ledger.unknown_operators
@@ -163,7 +168,7 @@ def test_flops_of_an_update_equal_the_multiplications_and_additions_done_one_by_
 
 def test_the_flops_of_newton_schulz_are_those_of_its_docstring() -> None:
     train_state = make_learner("muon")
-    ledger = count_step(train_state.recipe, train_state.precision)
+    ledger = count_step(ResolvedRecipe(train_state.recipe, train_state.precision))
     expected = 0
     for path, parameter in train_state.model.named_parameters():
         if "blocks" in path and parameter.ndim == 2:
@@ -187,7 +192,7 @@ def test_muon_orthogonalises_the_matrices_of_the_blocks_alone() -> None:
 def test_muons_products_are_in_the_format_of_the_models() -> None:
     for products in ("fp32", "bf16"):
         train_state = make_learner("muon", products)
-        ledger = count_step(train_state.recipe, train_state.precision)
+        ledger = count_step(ResolvedRecipe(train_state.recipe, train_state.precision))
         formats = {row.format for row in ledger.rows if row.phase == "optimizer" and row.flops}
         assert formats == {products}
 

@@ -10,8 +10,9 @@ from napkin.model.attention import attention_reference
 from napkin.model.config import ModelConfig
 from napkin.model.plain_attention import plain_attention
 from napkin.planning.kernel_choice import choose_kernels
+from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe
+from napkin.recipe.recipe import Recipe
 
 MODEL = ModelConfig(vocab_size=300, context_length=256)
 

@@ -5,16 +5,19 @@ import pytest
 from napkin.errors import NapkinError
 from napkin.hardware.catalogue import find_device
 from napkin.hardware.ceilings import CatalogueCeilings
-from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
-from napkin.planning import micro_batch as fitting
-from napkin.planning.catalogue_plan import plan_elsewhere
+from napkin.planning import micro_batch
+from napkin.planning.machine import CatalogueMachine, ThisMachine
 from napkin.planning.memory_options import memory_options
 from napkin.planning.micro_batch import largest_micro_batch
-from napkin.planning.preparation import resolve
+from napkin.planning.planner import plan as make_plan
+from napkin.planning.resolve import resolve, with_vocab_size
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import Recipe, TrainingConfig
-from napkin.train_step.step import build_train_state, count_step
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
+from napkin.train_step.step import build_train_state
+from napkin.train_step.step_ledger import count_step
 from train_step.test_step import batch, make_recipe, weights
 
 MODEL = ModelConfig(vocab_size=300, context_length=32, d_model=32, n_layers=1, n_heads=2)
@@ -24,7 +27,7 @@ FP32 = Precision("fp32", "cpu")
 @pytest.fixture(autouse=True)
 def soon_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes from which a peak is read off the line through two counts."""
-    monkeypatch.setattr(fitting, "_PROBE_TOKENS", 128)
+    monkeypatch.setattr(micro_batch, "_PROBE_TOKENS", 128)
 
 
 def recipe_of(**training) -> Recipe:
@@ -33,29 +36,34 @@ def recipe_of(**training) -> Recipe:
 
 @pytest.mark.torture
 def test_auto_is_the_largest_micro_batch_that_fits_by_count() -> None:
-    peaks = {size: count_step(recipe_of(batch_size=12, micro_batch_size=size), FP32).peak_bytes for size in (4, 6)}
-    recipe = recipe_of(batch_size=12, micro_batch_size="auto")
-    assert largest_micro_batch(recipe, FP32, int(peaks[6] / 0.94)) == 6
-    assert largest_micro_batch(recipe, FP32, int(peaks[6] / 0.96)) == 4
-    assert largest_micro_batch(recipe, FP32, 10**12) == 12
+    peaks = {
+        size: count_step(ResolvedRecipe(recipe_of(batch_size=12, micro_batch_size=size), FP32)).peak_bytes
+        for size in (4, 6)
+    }
+    recipe = ResolvedRecipe(recipe_of(batch_size=12, micro_batch_size="auto"), FP32)
+    assert largest_micro_batch(recipe, int(peaks[6] / 0.94)) == 6
+    assert largest_micro_batch(recipe, int(peaks[6] / 0.96)) == 4
+    assert largest_micro_batch(recipe, 10**12) == 12
     # The plan refuses it and says what helps.
-    assert largest_micro_batch(recipe, FP32, 1) == 1
+    assert largest_micro_batch(recipe, 1) == 1
 
 
 def test_a_resolved_recipe_says_what_auto_came_to() -> None:
-    recipe, _ = resolve(recipe_of(batch_size=12, micro_batch_size="auto"), 300, detect_host())
-    assert recipe.training.micro_batch_size == 12
+    recipe = with_vocab_size(recipe_of(batch_size=12, micro_batch_size="auto"), 300)
+    assert resolve(recipe, ThisMachine()).recipe.training.micro_batch_size == 12
 
 
-def test_each_lever_is_the_count_of_the_recipe_with_it() -> None:
+def test_each_memory_option_is_the_count_of_the_recipe_with_it() -> None:
     device = find_device("H100-SXM-80GB")
-    recipe, precision, plan = plan_elsewhere(recipe_of(batch_size=4), device, 1)
-    found = memory_options(recipe, precision, plan, CatalogueCeilings(device), device=device)
+    plan = make_plan(recipe_of(batch_size=4), CatalogueMachine(device))
+    found = memory_options(plan, CatalogueCeilings(device), host_bandwidth=device.host_bandwidth)
     by_name = {next(iter(memory_option.fields)): memory_option for memory_option in found}
     assert by_name.keys() >= {"micro_batch_size", "recompute", "offload_optimizer"}
     for memory_option in found:
-        changed = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, **memory_option.fields))
-        assert memory_option.peak_bytes == count_step(changed, precision, target=plan.site.target).peak_bytes
+        training = dataclasses.replace(plan.recipe.training, **memory_option.fields)
+        changed = dataclasses.replace(plan.recipe, training=training)
+        resolved = ResolvedRecipe(changed, plan.resolved.precision, plan.resolved.target)
+        assert memory_option.peak_bytes == count_step(resolved).peak_bytes
     full = next(
         memory_option for memory_option in found if memory_option.fields == {"recompute": "full", "recompute_every": 1}
     )
@@ -66,12 +74,12 @@ def test_each_lever_is_the_count_of_the_recipe_with_it() -> None:
 
 def test_offloaded_state_trains_the_same_and_takes_none_of_the_devices_memory() -> None:
     kept, offloaded = make_recipe(), make_recipe(offload_optimizer=True)
-    train_states = [build_train_state(recipe, FP32) for recipe in (kept, offloaded)]
+    train_states = [build_train_state(ResolvedRecipe(recipe, FP32)) for recipe in (kept, offloaded)]
     for number in range(3):
         for train_state in train_states:
             train_state.step(number, *batch(number))
     assert weights(train_states[0]).equal(weights(train_states[1]))
-    resident = [count_step(recipe, FP32, target="cuda").resident_bytes for recipe in (kept, offloaded)]
+    resident = [count_step(ResolvedRecipe(recipe, FP32, "cuda")).resident_bytes for recipe in (kept, offloaded)]
     state = sum(tensor.nbytes for one in train_states[0].optimizer.all_state().values() for tensor in one.values())
     # The allocator rounds each tensor up to 512 bytes.
     assert resident[0] - resident[1] == pytest.approx(state, rel=0.2)
@@ -79,4 +87,4 @@ def test_offloaded_state_trains_the_same_and_takes_none_of_the_devices_memory() 
 
 def test_offloading_on_a_cpu_is_refused() -> None:
     with pytest.raises(NapkinError, match="in the host's memory anyway"):
-        resolve(recipe_of(offload_optimizer=True, device="cpu"), 300, detect_host())
+        resolve(recipe_of(offload_optimizer=True, device="cpu"), ThisMachine(device="cpu"))

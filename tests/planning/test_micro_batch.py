@@ -4,11 +4,14 @@ import pytest
 
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
-from napkin.planning import micro_batch as fitting
+from napkin.planning import micro_batch
 from napkin.planning.micro_batch import refuse_far_too_much
+from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
-from napkin.train_step.step import count_step
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
+from napkin.train_step.step_ledger import count_step
 
 PRECISION = Precision("fp32", "cpu")
 
@@ -16,8 +19,8 @@ PRECISION = Precision("fp32", "cpu")
 @pytest.fixture(autouse=True)
 def soon_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting what is really large takes minutes, which is what the code under test is there to avoid."""
-    monkeypatch.setattr(fitting, "_PROBE_TOKENS", 1024)
-    monkeypatch.setattr(fitting, "_MANY_TOKENS", 4096)
+    monkeypatch.setattr(micro_batch, "_PROBE_TOKENS", 1024)
+    monkeypatch.setattr(micro_batch, "_MANY_TOKENS", 4096)
 
 
 def recipe(batch_size: int, micro_batch_size: int | None = None, context_length: int = 512) -> Recipe:
@@ -34,28 +37,28 @@ def recipe(batch_size: int, micro_batch_size: int | None = None, context_length:
     ids=["one batch", "long sequences", "two micro-batches"],
 )
 def test_what_is_refused_before_it_is_counted_is_what_the_count_would_refuse(large: Recipe) -> None:
-    peak = count_step(large, PRECISION).peak_bytes
-    refuse_far_too_much(large, PRECISION, "a device", peak)
+    peak = count_step(ResolvedRecipe(large, PRECISION)).peak_bytes
+    refuse_far_too_much(ResolvedRecipe(large, PRECISION), "a device", peak)
     with pytest.raises(NapkinError, match=r"a step needs .* a device has .* free"):
-        refuse_far_too_much(large, PRECISION, "a device", int(0.98 * peak))
+        refuse_far_too_much(ResolvedRecipe(large, PRECISION), "a device", int(0.98 * peak))
 
 
 def test_small_batches_are_left_to_the_count() -> None:
-    refuse_far_too_much(recipe(8), PRECISION, "a device", 1)
+    refuse_far_too_much(ResolvedRecipe(recipe(8), PRECISION), "a device", 1)
 
 
 def test_the_micro_batch_that_is_advised_fits_and_the_next_one_does_not() -> None:
     batch_size = 12
-    memory = count_step(recipe(batch_size, 6), PRECISION).peak_bytes
+    memory = count_step(ResolvedRecipe(recipe(batch_size, 6), PRECISION)).peak_bytes
     with pytest.raises(NapkinError) as refused:
-        refuse_far_too_much(recipe(batch_size), PRECISION, "a device", memory)
+        refuse_far_too_much(ResolvedRecipe(recipe(batch_size), PRECISION), "a device", memory)
     found = re.search(r"--training.micro-batch-size (\d+) it needs about", str(refused.value))
     assert found
     advised = int(found[1])
     larger = min(size for size in range(advised + 1, batch_size + 1) if batch_size % size == 0)
     # A margin of 5% keeps the advice from being refused in its turn.
-    assert count_step(recipe(batch_size, advised), PRECISION).peak_bytes <= memory
-    assert 1.06 * count_step(recipe(batch_size, larger), PRECISION).peak_bytes > memory
+    assert count_step(ResolvedRecipe(recipe(batch_size, advised), PRECISION)).peak_bytes <= memory
+    assert 1.06 * count_step(ResolvedRecipe(recipe(batch_size, larger), PRECISION)).peak_bytes > memory
 
 
 @pytest.mark.parametrize(
@@ -64,4 +67,4 @@ def test_the_micro_batch_that_is_advised_fits_and_the_next_one_does_not() -> Non
 )
 def test_where_no_micro_batch_helps_something_else_is_advised(memory_bytes: int, way_out: str) -> None:
     with pytest.raises(NapkinError, match=way_out):
-        refuse_far_too_much(recipe(12), PRECISION, "a device", memory_bytes)
+        refuse_far_too_much(ResolvedRecipe(recipe(12), PRECISION), "a device", memory_bytes)

@@ -1,13 +1,15 @@
 import pytest
 import torch
 
-from napkin.accounting.price import price
+from napkin.accounting.pricing import price
 from napkin.hardware.calibration import ArrayMeasurement, Calibration, Machine, MatmulMeasurement
 from napkin.model.config import ModelConfig
-from napkin.planning.probe_run import ALONE_FACTOR, SLICED_FACTOR, time_slice
+from napkin.planning.probe_run import PROBED_FACTOR, UNPROBED_FACTOR, time_probe_run
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import Recipe, TrainingConfig
-from napkin.train_step.step import count_step
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
+from napkin.train_step.step_ledger import count_step
 from oracles.clock import Clock
 
 PRECISION = Precision("fp32", "cpu")
@@ -36,22 +38,28 @@ def test_a_step_of_two_layers_and_two_micro_batches_is_compared_with_its_operato
     monkeypatch.setattr("napkin.planning.probe_run.time", steps)
     monkeypatch.setattr("napkin.accounting.microbenchmark.time", Clock(seconds_per_reading=1e-3))
     ceilings = calibration(1e15)
-    between, factor = time_slice(recipe(), PRECISION, ceilings, {}, max_bytes=2**30)
-    # Every operator takes a millisecond alone, as it is rehearsed, and a step three tenths of a second.
-    ledger = count_step(recipe(n_layers=2, batch_size=4), PRECISION)
+    between, factor = time_probe_run(ResolvedRecipe(recipe(), PRECISION), ceilings, {}, max_bytes=2**30)
+    # Every operator takes a millisecond alone, as it is timed, and a step three tenths of a second.
+    ledger = count_step(ResolvedRecipe(recipe(n_layers=2, batch_size=4), PRECISION))
     alone = price(ledger, ceilings, {row.call: 1e-3 for row in ledger.rows if row.bytes_read + row.bytes_written})
     assert between == pytest.approx(0.3 / alone.seconds)
-    assert factor == SLICED_FACTOR
+    assert factor == PROBED_FACTOR
     # Two readings for each of three steps, one for each of two that warm up.
     assert steps.now == pytest.approx(0.3 * (2 * 3 + 2))
 
 
-def test_a_slice_that_would_take_too_long_or_too_much_memory_is_left_out() -> None:
-    assert time_slice(recipe(), PRECISION, calibration(1e15), {}, max_bytes=1000) == (1.0, ALONE_FACTOR)
-    assert time_slice(recipe(), PRECISION, calibration(1e2), {}, max_bytes=50) == (1.0, ALONE_FACTOR)
+def test_a_probe_run_that_would_take_too_long_or_too_much_memory_is_left_out() -> None:
+    assert time_probe_run(ResolvedRecipe(recipe(), PRECISION), calibration(1e15), {}, max_bytes=1000) == (
+        1.0,
+        UNPROBED_FACTOR,
+    )
+    assert time_probe_run(ResolvedRecipe(recipe(), PRECISION), calibration(1e2), {}, max_bytes=50) == (
+        1.0,
+        UNPROBED_FACTOR,
+    )
 
 
-def test_timing_a_slice_leaves_the_global_random_state_alone() -> None:
+def test_a_probe_run_leaves_the_global_random_state_alone() -> None:
     state = torch.get_rng_state()
-    time_slice(recipe(1), PRECISION, calibration(1e15), {}, max_bytes=2**30)
+    time_probe_run(ResolvedRecipe(recipe(1), PRECISION), calibration(1e15), {}, max_bytes=2**30)
     assert torch.equal(state, torch.get_rng_state())

@@ -11,14 +11,11 @@ from hypothesis import strategies as st
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
 from napkin.optim.names import OPTIMIZERS
-from napkin.recipe.recipe import (
-    DataConfig,
-    OptimizerConfig,
-    Recipe,
-    TrainingConfig,
-    format_recipe,
-    read_recipe,
-)
+from napkin.recipe.data_config import DataConfig
+from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.toml_file import format_recipe, read_recipe
+from napkin.recipe.training_config import TrainingConfig
 
 paths = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 recipes = st.builds(

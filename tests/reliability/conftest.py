@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from napkin.recipe.recipe import format_recipe
+from napkin.recipe.toml_file import format_recipe
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 from reliability.harness import Napkin, fork_server
 

@@ -16,7 +16,7 @@ from typing import Any
 IMPORTED = (
     "napkin.cli.resume",
     "napkin.cli.train",
-    "napkin.cli.train_view",
+    "napkin.cli.train_and_report",
     "napkin.distributed.process_group",
     "napkin.training.start_on_ranks",
     "torch.distributed.fsdp",
@@ -46,12 +46,13 @@ def warm_up() -> None:
         importlib.import_module(name)
     from napkin.model.config import ModelConfig
     from napkin.recipe.precision import Precision
-    from napkin.recipe.recipe import Recipe, TrainingConfig
-    from napkin.train_step.step import count_step
+    from napkin.recipe.recipe import Recipe
+    from napkin.recipe.training_config import TrainingConfig
+    from napkin.train_step.step_ledger import count_step
 
     # The first tracing imports half of torch; on fake tensors nothing computes, so no thread is born.
     model = ModelConfig(vocab_size=8, context_length=4, d_model=8, n_layers=1, n_heads=2)
-    count_step(Recipe(model=model, training=TrainingConfig(batch_size=2)), Precision("bf16", "cpu"))
+    count_step(ResolvedRecipe(Recipe(model=model, training=TrainingConfig(batch_size=2)), Precision("bf16", "cpu")))
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"{threads} threads at the fork"
 

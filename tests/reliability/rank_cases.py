@@ -16,12 +16,16 @@ from typing import Any
 
 import torch
 
-from napkin.checkpoint.checkpoint import Checkpoint, load_train_state, snapshot
+from napkin.checkpoint.load import load_train_state
 from napkin.checkpoint.sharded_writer import open_writer
+from napkin.checkpoint.state import Checkpoint, snapshot
 from napkin.distributed.ranks import ALONE, Ranks, joined
 from napkin.model.config import ModelConfig
+from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state
 from reliability.ranks import place
 
@@ -47,7 +51,7 @@ def recipe_of(case: Case) -> Recipe:
 def learner_of(case: Case, ranks: Ranks = ALONE) -> TrainState:
     """This rank's part of a case's train_state, as it begins."""
     recipe = recipe_of(case)
-    train_state = build_train_state(recipe, Precision(recipe.training.precision, "cpu"), ranks)  # pyright: ignore[reportArgumentType]
+    train_state = build_train_state(ResolvedRecipe(recipe, Precision(recipe.training.precision, "cpu")), ranks)  # pyright: ignore[reportArgumentType]
     if train_state.loss_scale is not None:
         # Beyond fp16's range at first.
         train_state.loss_scale.scale = 2.0**23
@@ -59,18 +63,18 @@ def losses(train_state: TrainState, steps: range) -> list[float]:
     figures: list[float] = []
     for number in steps:
         draw = torch.Generator().manual_seed(number)
-        rows = train_state.spread.ranks.rows(4)
+        rows = train_state.parallel_model.ranks.rows(4)
         # Something to learn: a token follows from the one before it.
         first = torch.randint(61, (4, 1), generator=draw)
         tokens = (first + 7 * torch.arange(train_state.recipe.model.context_length + 1)) % 61
         inputs, targets = tokens[rows, :-1], tokens[rows, 1:]
-        shares = train_state.shares(targets) if train_state.spread.ranks.size > 1 else None
+        shares = train_state.shares(targets) if train_state.parallel_model.ranks.world_size > 1 else None
         loss, norm = train_state.step(number, inputs, targets, shares=shares)
         figures += [loss.item(), norm.item()]
         if number % 10 == 9:
             with train_state.averaged(), torch.no_grad():
                 train_state.model.eval()
-                figures.append(float(train_state.spread.mean(train_state.model.loss(inputs, targets))))
+                figures.append(float(train_state.parallel_model.mean(train_state.model.loss(inputs, targets))))
                 train_state.model.train()
     return figures
 
@@ -85,8 +89,8 @@ def save(train_state: TrainState, folder: Path, *, step: int) -> Checkpoint:
 
     settings: dict[str, Any] = {"background": True, "keep": 2, "keep_best": False}
     settings["before_publishing"] = wait_for_training
-    with open_writer(train_state.spread.ranks, train_state.recipe, folder, **settings) as writer:
-        train_state.spread.settle()
+    with open_writer(train_state.parallel_model.ranks, train_state.recipe, folder, **settings) as writer:
+        train_state.parallel_model.reshard()
         writer.save(snapshot(train_state, step=step, seconds=1.0, tokenizer="a", train_tokens="b"))
         losses(train_state, range(step, step + 1))
         trained.set()
@@ -108,7 +112,7 @@ def train_cases(folder: Path) -> None:
             resumed = learner_of(case, ranks)
             load_train_state(saved, resumed)
             figures += losses(resumed, range(half, steps))
-            if ranks.is_first:
+            if ranks.is_rank_zero:
                 (folder / f"{name}.json").write_text(json.dumps(figures))
 
 

@@ -14,13 +14,16 @@ from typing import Any
 import pytest
 import torch
 
-from napkin.checkpoint.checkpoint import read_checkpoint, save_checkpoint
+from napkin.checkpoint.folder import read_checkpoint
 from napkin.checkpoint.restore import restore_newest
+from napkin.checkpoint.write import save_checkpoint
+from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step import TrainState, build_train_state
-from napkin.training.loop import train
-from napkin.training.start import new_run, old_run
+from napkin.training.run import train_run
+from napkin.training.start import create_run, open_run
 from oracles.tiny_run import MODEL, TRAINING, tiny_recipe, write_tiny_text
 from reliability.conftest import Tally
 from reliability.harness import Napkin, assert_same_run, checkpoints
@@ -33,7 +36,9 @@ def make_learner(seed: int = 0) -> TrainState:
     model = dataclasses.replace(MODEL, vocab_size=17, d_model=8, n_heads=2, n_kv_heads=1)
     training = dataclasses.replace(TRAINING, init_seed=seed, precision="fp32")
     optimizer = OptimizerConfig(warmup_steps=0, average_decay=0.9)
-    return build_train_state(Recipe(model=model, optimizer=optimizer, training=training), Precision("fp32", "cpu"))
+    return build_train_state(
+        ResolvedRecipe(Recipe(model=model, optimizer=optimizer, training=training), Precision("fp32", "cpu"))
+    )
 
 
 def tensors(train_state: TrainState) -> list[torch.Tensor]:
@@ -121,7 +126,7 @@ def test_a_checkpoint_from_anybody_is_opened_without_running_its_code(
 
 def test_training_and_resuming_read_no_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tiny_text(tmp_path)
-    preparation, run = new_run(tiny_recipe(tmp_path, steps=8), tmp_path / "run")
+    preparation, run = create_run(tiny_recipe(tmp_path, steps=8), tmp_path / "run")
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("a pickle is read")
@@ -133,9 +138,9 @@ def test_training_and_resuming_read_no_pickle(tmp_path: Path, monkeypatch: pytes
     watching = True
     # However it is reached, from C too.
     sys.addaudithook(lambda event, _: found.append(event) if watching and event == "pickle.find_class" else None)
-    train(preparation, run)
+    train_run(preparation, run)
     shutil.rmtree(run.checkpoints / "step-00000008")
-    assert train(*old_run(run.path)).first_step == 6
+    assert train_run(*open_run(run.path)).first_step == 6
     watching = False
     assert found == []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from napkin.recipe.recipe import format_recipe
+from napkin.recipe.toml_file import format_recipe
 from oracles.tiny_run import tiny_recipe
 from reliability.harness import Command, Napkin, assert_same_run, checkpoints, start_python, wait_until
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from napkin.checkpoint.checkpoint import read_checkpoint
+from napkin.checkpoint.folder import read_checkpoint
 from reliability.harness import Command, Napkin, assert_same_run, checkpoints, lines_of_metrics, weights
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from napkin.recipe.recipe import format_recipe
+from napkin.recipe.toml_file import format_recipe
 from oracles.tiny_run import TRAINING, tiny_recipe
 from reliability.conftest import Tally
 from reliability.harness import (

@@ -14,9 +14,10 @@ import torch
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_with_torch
 
-from napkin.checkpoint.checkpoint import load_model, read_checkpoint
+from napkin.checkpoint.folder import read_checkpoint
+from napkin.checkpoint.load import load_model
 from napkin.model.transformer import Transformer
-from napkin.recipe.recipe import format_recipe
+from napkin.recipe.toml_file import format_recipe
 from napkin.runs.run_folder import RunFolder
 from oracles.tiny_run import tiny_recipe
 from reliability.conftest import Tally

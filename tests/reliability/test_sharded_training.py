@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from napkin.checkpoint.checkpoint import checkpoint_path, load_train_state, read_checkpoint
+from napkin.checkpoint.folder import checkpoint_path, read_checkpoint
+from napkin.checkpoint.load import load_train_state
 from reliability.harness import Napkin
 from reliability.rank_cases import Case, learner_of, losses, steps_of
 from reliability.ranks import free_port

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from napkin.recipe.recipe import format_recipe
+from napkin.recipe.toml_file import format_recipe
 from oracles.tiny_run import TRAINING, tiny_recipe
 from reliability.harness import Command, Napkin, assert_same_run, checkpoints, figures, lines_of_metrics, wait_until
 

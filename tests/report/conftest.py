@@ -4,6 +4,12 @@ from pathlib import Path
 
 import pytest
 
+# A trained run and the commands that act on it.
+from cli.conftest import cache as cache
+from cli.conftest import napkin as napkin
+from cli.conftest import place as place
+from cli.conftest import trained as trained
+
 
 @pytest.fixture
 def plan() -> dict:

@@ -83,7 +83,7 @@ def test_runs_are_found_by_name_or_in_the_folder_that_holds_them(straight_run: P
     (tmp_path / "empty").mkdir()
     assert find_runs([str(tmp_path)]) == find_runs([str(straight_run)]) == [straight_run]
     assert find_runs([str(straight_run), str(tmp_path)]) == [straight_run]
-    with pytest.raises(NapkinError, match="is no run and holds none"):
+    with pytest.raises(NapkinError, match="is not a run and contains none"):
         find_runs([str(tmp_path / "empty")])
 
 
@@ -104,7 +104,7 @@ def test_the_page_draws_every_run_over_every_axis_and_asks_nothing_of_the_networ
         assert all(f"var(--{colour}" in svg for colour in ("blue", "vermilion"))
     assert "<td>5.0000</td><td>5.0000</td>" in page
     # On a phone each figure stands beside its name.
-    assert page.count('data-witness="validation"') == 2
+    assert page.count('data-label="validation"') == 2
     unpriced = [read_run(straight_run, training=False)]
     page = write_comparison(tmp_path / "c.html", unpriced, loss="training", axis="steps", points=[5]).read_text()
     assert "dollars" not in page

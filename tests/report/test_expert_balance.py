@@ -37,6 +37,6 @@ def test_the_report_shows_the_balance_where_there_are_experts() -> None:
         return render_report(RunRecord("run", "", None, metrics, None, None, None))
 
     found = page(logged(1, [[6, 2]], [2]))
-    assert "Balance of the experts" in found
+    assert "Expert balance" in found
     assert "<td>1.50</td><td>0.500</td><td>25.0%</td>" in found
-    assert "Balance of the experts" not in page(logged(1, None, None))
+    assert "Expert balance" not in page(logged(1, None, None))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from napkin.report import live_report as module
-from napkin.report.live_report import MOST_OF_THE_TIME, LiveReport, live_report
+from napkin.report.live_report import MAX_TIME_FRACTION, LiveReport, live_report
 from napkin.report.liveness import REFRESH_SECONDS
 
 
@@ -44,7 +44,7 @@ def test_pages_come_every_half_a_minute_or_as_seldom_as_they_cost(
     assert abs(live.pages - pages) <= 2
     assert all(later - earlier >= REFRESH_SECONDS for earlier, later in itertools.pairwise(written_at))
     # The first page's cost is not known before it; from the second on the share holds.
-    assert live.pages == 1 or live.pages * seconds_a_page <= MOST_OF_THE_TIME * 3600 + 0.1
+    assert live.pages == 1 or live.pages * seconds_a_page <= MAX_TIME_FRACTION * 3600 + 0.1
     # The page said when the next one would come, give or take one call.
     assert [later - due for due, later in zip(promised, written_at[1:], strict=False)] == pytest.approx(
         [seconds_a_page] * (len(written_at) - 1), abs=1.1
@@ -72,7 +72,7 @@ def test_the_finished_run_s_page_stays_as_it_is(napkin, place: Path) -> None:
 
 def test_a_run_that_ends_with_an_error_is_not_said_to_train(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REFRESH_SECONDS", 0)
-    monkeypatch.setattr(module, "MOST_OF_THE_TIME", 1e9)
+    monkeypatch.setattr(module, "MAX_TIME_FRACTION", 1e9)
     run = Path("runs/tiny")
     pages: list[str] = []
 
@@ -96,4 +96,4 @@ def test_a_report_that_cannot_be_written_is_told_once(place: Path) -> None:
     live()
     live()
     assert len(said) == 1
-    assert said[0].startswith("the report is not written while the run trains: 'runs/tiny/plan.json' is malformed")
+    assert said[0].startswith("the report is not updated while the run trains: 'runs/tiny/plan.json' is malformed")

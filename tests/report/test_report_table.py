@@ -3,8 +3,8 @@ import io
 import pytest
 from rich.console import Console
 
-from napkin.accounting.quantity_row import QuantityRow
-from napkin.report.table import format_figure, format_ratio, reconcile_table
+from napkin.accounting.quantity_row import QuantityRow, format_figure, format_ratio
+from napkin.report.table import reconcile_table
 
 ROWS = [
     QuantityRow("parameters", "count", 123_532_032, 124_475_904, 124_475_904, "no biases, norms and positions"),
@@ -43,7 +43,7 @@ def test_notes_stand_below_the_figures_each_once():
     text = printed(ROWS)
     assert text.count("the rule knows no attention") == 1
     assert text.index("41.8%") < text.index("¹ no biases")
-    assert "seconds a step²" in text
+    assert "seconds per step²" in text
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import pytest
 
 from napkin.data.token_file import SEPARATOR
 from napkin.errors import CorruptFile, NapkinError
+from napkin.runs.metrics import MetricsFile, StepMetrics, read_metrics
+from napkin.runs.run_folder import RunFolder
 from napkin.tokenizer.byte_level import ByteTokenizer
-from napkin.runs.run_folder import MetricsFile, RunFolder, StepMetrics, read_metrics
 from oracles.tiny_run import tiny_recipe
 
 TOKENIZER = ByteTokenizer([SEPARATOR])
@@ -83,7 +84,7 @@ def test_json_is_replaced_whole_and_missing_is_none(run: RunFolder) -> None:
 
 
 def test_lines_come_back_as_they_were_written(run: RunFolder) -> None:
-    file = MetricsFile(run)
+    file = MetricsFile(run.path)
     for step in (1, 2, 3):
         file.append(metrics(step, validation_loss=2.0 if step == 2 else None))
     assert list(read_metrics(file.path)) == [metrics(1), metrics(2, 2.0), metrics(3)]
@@ -91,7 +92,7 @@ def test_lines_come_back_as_they_were_written(run: RunFolder) -> None:
 
 
 def test_rewinding_drops_what_lies_past_the_step_and_what_a_kill_cut_off(run: RunFolder) -> None:
-    file = MetricsFile(run)
+    file = MetricsFile(run.path)
     for step in range(1, 8):
         file.append(metrics(step))
     whole = file.path.read_bytes()
@@ -104,7 +105,7 @@ def test_rewinding_drops_what_lies_past_the_step_and_what_a_kill_cut_off(run: Ru
 
 
 def test_zeros_that_a_power_cut_left_at_the_end_are_dropped(run: RunFolder) -> None:
-    file = MetricsFile(run)
+    file = MetricsFile(run.path)
     file.append(metrics(1))
     with open(file.path, "ab") as end:
         end.write(b"\0" * 300)
@@ -114,7 +115,7 @@ def test_zeros_that_a_power_cut_left_at_the_end_are_dropped(run: RunFolder) -> N
 
 
 def test_rewinding_makes_the_file_and_leaves_one_alone_that_needs_nothing(run: RunFolder) -> None:
-    file = MetricsFile(run)
+    file = MetricsFile(run.path)
     file.rewind(0)
     assert file.path.read_bytes() == b""
     file.append(metrics(1))
@@ -135,7 +136,7 @@ def files_of_at_most(limit: int) -> Iterator[None]:
 
 
 def test_a_full_disk_is_a_clear_line_and_its_broken_line_is_dropped(run: RunFolder) -> None:
-    file = MetricsFile(run)
+    file = MetricsFile(run.path)
     file.append(metrics(1))
     file.append(metrics(2))
     with pytest.raises(NapkinError, match="after step 3: make room"), files_of_at_most(400):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from napkin.errors import NapkinError
 from napkin.tokenizer.bpe import BPETokenizer
-from napkin.tokenizer.bpe_merging import merge_by_place, merge_by_scanning
+from napkin.tokenizer.bpe_merging import merge_by_position, merge_by_scanning
 from napkin.tokenizer.bpe_training import train_bpe
 from oracles.naive_bpe import naive_encode, naive_gpt2_pieces
 
@@ -46,7 +46,7 @@ def test_encode_equals_applying_every_merge_in_turn_to_every_piece(text: str):
     assert TRAINED.encode(text) == [i for piece in pieces for i in naive_encode(piece, TRAINED.merges)]
 
 
-@pytest.mark.parametrize("merge", [merge_by_scanning, merge_by_place])
+@pytest.mark.parametrize("merge", [merge_by_scanning, merge_by_position])
 @pytest.mark.parametrize("alphabet", ["a", "ab", "abc", "the cat"])
 def test_both_forms_of_merging_equal_applying_every_merge_in_turn(merge, alphabet: str):
     for seed in range(60):
@@ -111,7 +111,7 @@ def test_a_copy_of_a_tokenizer_that_has_been_used_encodes_alike():
 @pytest.mark.parametrize(
     ("merges", "message"),
     [
-        ([(97, 256)], r"merge 0 joins ids 97 and 256, of which one is not below 256"),
+        ([(97, 256)], r"merge 0 joins ids 97 and 256, one of which is not below 256"),
         ([(97, -1)], "not below 256"),
         ([(97, 98), (258, 97)], "merge 1 joins ids 258 and 97"),
         ([(97, 98), (97, 98)], r"merge \(97, 98\) is given twice"),

@@ -103,7 +103,7 @@ def test_one_string_in_place_of_a_list_of_texts_is_refused():
 
 
 def test_a_lone_surrogate_is_refused_with_its_text_and_position():
-    with pytest.raises(NapkinError, match=r"text 1 holds a lone surrogate \(U\+D800\) at position 2"):
+    with pytest.raises(NapkinError, match=r"text 1 contains a lone surrogate \(U\+D800\) at position 2"):
         train_bpe(["fine", "ab\ud800"], 300)
 
 

@@ -13,11 +13,11 @@ from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.byte_level import ByteTokenizer
-from napkin.tokenizer.characters import CharacterTokenizer
-from napkin.tokenizer.patterns import PreTokenizer
-from napkin.tokenizer.renumbered import RenumberedBPETokenizer
-from napkin.tokenizer.storage import load_tokenizer
-from napkin.tokenizer.words import WordTokenizer
+from napkin.tokenizer.character_level import CharacterTokenizer
+from napkin.tokenizer.pre_tokenization import PreTokenizer
+from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
+from napkin.tokenizer.tokenizer_file import load_tokenizer
+from napkin.tokenizer.word_level import WordTokenizer
 
 END = "<|endoftext|>"
 GREETING = "Hello, 🌍! 你好!"
@@ -27,8 +27,8 @@ MERGES = [(72, 101), (60, 124), (101, 110)]
 WORDS = dict.fromkeys(word for text in (TEXT, "H", END, f"H{END}H") for word in PreTokenizer("gpt2").split(text))
 LOSSLESS: list[Tokenizer] = [
     BPETokenizer(MERGES, SPECIAL),
-    RenumberedBPETokenizer(MERGES, SPECIAL, ids=range(261, -1, -1)),
-    RenumberedBPETokenizer(MERGES, SPECIAL, ids=range(262, -1, -1), unmerged=[b"endoftext"], whole=True),
+    RemappedBPETokenizer(MERGES, SPECIAL, ids=range(261, -1, -1)),
+    RemappedBPETokenizer(MERGES, SPECIAL, ids=range(262, -1, -1), unmerged=[b"endoftext"], whole=True),
     ByteTokenizer(SPECIAL),
     CharacterTokenizer.train([TEXT], SPECIAL),
 ]
@@ -73,7 +73,7 @@ def test_of_special_tokens_that_begin_alike_the_longest_is_meant(tokenizer: Toke
 
 @every_kind
 def test_allowing_a_token_that_is_not_special_is_refused(tokenizer: Tokenizer):
-    with pytest.raises(NapkinError, match=r"'<pad>' is no special token .*'<\|endoftext\|>'"):
+    with pytest.raises(NapkinError, match=r"'<pad>' is not a special token .*'<\|endoftext\|>'"):
         tokenizer.encode("H", allowed_special={END, "<pad>"})
 
 

@@ -16,16 +16,19 @@ from typing import Any
 
 import torch
 
-from napkin.accounting.meter import meter_step
-from napkin.checkpoint.checkpoint import read_checkpoint
+from napkin.accounting.metering import meter_step
+from napkin.checkpoint.folder import read_checkpoint
 from napkin.errors import NapkinError
 from napkin.planning.kernel_choice import choose_kernels
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
-from napkin.runs.run_folder import RunFolder, read_metrics
-from napkin.train_step.step import TrainState, build_train_state, count_step
-from napkin.training.loop import train
-from napkin.training.start import new_run, old_run
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.runs.metrics import read_metrics
+from napkin.runs.run_folder import RunFolder
+from napkin.train_step.step import TrainState, build_train_state
+from napkin.train_step.step_ledger import count_step
+from napkin.training.run import train_run
+from napkin.training.start import create_run, open_run
 from oracles.tiny_run import tiny_recipe
 
 STEPS, STOPPED_AT, N_STEPS_ALONE = 12, 5, 6
@@ -60,8 +63,11 @@ def main(folder: Path) -> dict[str, Any]:
     recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, n_layers=3))
     recipe_of_learners = choose_kernels(with_vocabulary(recipe), precision)
     # As before a run: einops keeps a table of the types of tensors, and a new one would have all compiled again.
-    counted = count_step(recipe_of_learners, precision)
-    train_states = [build_train_state(recipe_of_learners, precision, compiled=compiled) for compiled in (False, True)]
+    counted = count_step(ResolvedRecipe(recipe_of_learners, precision))
+    train_states = [
+        build_train_state(ResolvedRecipe(recipe_of_learners, precision), compiled=compiled)
+        for compiled in (False, True)
+    ]
     found: dict[str, Any] = {"eager": steps(train_states[0]), "compiled": steps(train_states[1])}
     tokens = torch.zeros(4, recipe.model.context_length, dtype=torch.int64)
     metered = meter_step(
@@ -73,12 +79,14 @@ def main(folder: Path) -> dict[str, Any]:
     }
     state = torch.get_rng_state()
     whole, stopped = folder / "whole", folder / "stopped"
-    train(*new_run(recipe, whole))
+    train_run(*create_run(recipe, whole))
     found["random state kept"] = torch.equal(state, torch.get_rng_state())
-    preparation, run = new_run(recipe, stopped)
-    train(preparation, run, on_step=lambda m: os.kill(os.getpid(), signal.SIGTERM) if m.step == STOPPED_AT else None)
+    preparation, run = create_run(recipe, stopped)
+    train_run(
+        preparation, run, on_step=lambda m: os.kill(os.getpid(), signal.SIGTERM) if m.step == STOPPED_AT else None
+    )
     found["stopped at"] = max(metrics.step for metrics in read_metrics(stopped / "metrics.jsonl"))
-    train(*old_run(stopped))
+    train_run(*open_run(stopped))
     for name, path in (("whole", whole), ("stopped", stopped)):
         checkpoint = read_checkpoint(path / "checkpoints" / f"step-{STEPS:08d}")
         lines = read_metrics(path / "metrics.jsonl")
@@ -105,9 +113,10 @@ def case(name: str) -> dict[str, Any]:
     recipe = choose_kernels(recipe, precision)
     apart = name == "documents"
     eager, compiled = (
-        steps(build_train_state(recipe, precision, compiled=flag), apart=apart) for flag in (False, True)
+        steps(build_train_state(ResolvedRecipe(recipe, precision), compiled=flag), apart=apart)
+        for flag in (False, True)
     )
-    again = steps(build_train_state(recipe, precision, compiled=True), apart=apart)
+    again = steps(build_train_state(ResolvedRecipe(recipe, precision), compiled=True), apart=apart)
     return {"eager": eager, "compiled": compiled, "again": again, "graphs": graphs()}
 
 
@@ -137,13 +146,13 @@ def failure(recipe: Recipe, folder: Path) -> str:
     from torch._inductor import config
 
     model = dataclasses.replace(recipe.model, context_length=24)
-    preparation, run = new_run(dataclasses.replace(recipe, model=model), folder / "run")
+    preparation, run = create_run(dataclasses.replace(recipe, model=model), folder / "run")
     compiler = folder / "g++"
     compiler.write_text(REFUSING_COMPILER)
     compiler.chmod(0o755)
     with config.patch({"cpp.cxx": (str(compiler),)}):
         try:
-            train(preparation, run)
+            train_run(preparation, run)
         except NapkinError as error:
             return str(error)
     return ""

@@ -3,11 +3,15 @@ import dataclasses
 import pytest
 import torch
 
-from napkin.accounting.meter import meter_step
+from napkin.accounting.metering import meter_step
 from napkin.model.config import ModelConfig
+from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
-from napkin.train_step.step import TrainState, build_train_state, count_step
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
+from napkin.train_step.step import TrainState, build_train_state
+from napkin.train_step.step_ledger import count_step
 
 MODEL = ModelConfig(vocab_size=61, context_length=32, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2)
 FORMS = [("selective", 1), ("full", 1), ("full", 2)]
@@ -41,10 +45,12 @@ def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
 )
 @pytest.mark.parametrize(("what", "every"), FORMS)
 def test_recomputation_changes_no_bit(what: str, every: int, model: ModelConfig) -> None:
-    kept = train(build_train_state(make_recipe(model=model), FP32), range(3))
-    recomputed = train(build_train_state(make_recipe(what, every, model=model, micro_batch_size=2), FP32), range(0))
+    kept = train(build_train_state(ResolvedRecipe(make_recipe(model=model), FP32)), range(3))
+    recomputed = train(
+        build_train_state(ResolvedRecipe(make_recipe(what, every, model=model, micro_batch_size=2), FP32)), range(0)
+    )
     assert not torch.equal(recomputed, kept)
-    recomputed = train(build_train_state(make_recipe(what, every, model=model), FP32), range(3))
+    recomputed = train(build_train_state(ResolvedRecipe(make_recipe(what, every, model=model), FP32)), range(3))
     assert torch.equal(recomputed, kept)
 
 
@@ -54,8 +60,11 @@ def test_what_is_computed_again_is_counted_as_it_runs(what: str, every: int, pro
     precision = Precision(products, "cpu")  # pyright: ignore[reportArgumentType]
     model = dataclasses.replace(MODEL, context_length=96, d_model=64, n_heads=2)
     recipe = make_recipe(what, every, model=model, micro_batch_size=2)
-    counted, plain = count_step(recipe, precision), count_step(make_recipe(model=model, micro_batch_size=2), precision)
-    train_state = build_train_state(recipe, precision)
+    counted, plain = (
+        count_step(ResolvedRecipe(recipe, precision)),
+        count_step(ResolvedRecipe(make_recipe(model=model, micro_batch_size=2), precision)),
+    )
+    train_state = build_train_state(ResolvedRecipe(recipe, precision))
     tokens = torch.randint(61, (4, 97), generator=torch.Generator().manual_seed(0))
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     train_state.step(0, inputs, targets)
@@ -68,7 +77,7 @@ def test_what_is_computed_again_is_counted_as_it_runs(what: str, every: int, pro
 
 def test_full_recomputation_costs_the_products_of_a_forward_pass_but_the_last() -> None:
     model = dataclasses.replace(MODEL, attention="plain")
-    ledger = count_step(make_recipe("full", model=model), FP32)
+    ledger = count_step(ResolvedRecipe(make_recipe("full", model=model), FP32))
     in_blocks = [row for row in ledger.rows if row.module.startswith("blocks.")]
     forward = sum(row.flops for row in in_blocks if row.phase == "forward")
     # Whatever comes after the last tensor that the backward pass wants is left out: the matrix that writes.
@@ -79,15 +88,15 @@ def test_full_recomputation_costs_the_products_of_a_forward_pass_but_the_last() 
 
 
 def test_selective_recomputation_keeps_what_products_with_weights_have_made() -> None:
-    ledger = count_step(make_recipe("selective"), FP32)
+    ledger = count_step(ResolvedRecipe(make_recipe("selective"), FP32))
     again = {row.operator for row in ledger.rows if row.phase == "recompute"}
     assert {"silu", "rsqrt"} <= again
     assert not {"mm", "addmm", "_scaled_dot_product_flash_attention_for_cpu"} & again
 
 
 def test_an_evaluation_computes_nothing_twice() -> None:
-    train_state = build_train_state(make_recipe("full"), FP32)
+    train_state = build_train_state(ResolvedRecipe(make_recipe("full"), FP32))
     inputs, targets = batch(0)
-    plain = build_train_state(make_recipe(), FP32)
+    plain = build_train_state(ResolvedRecipe(make_recipe(), FP32))
     with torch.no_grad():
         assert torch.equal(train_state.model.loss(inputs, targets), plain.model.loss(inputs, targets))

@@ -15,18 +15,21 @@ from napkin.accounting.compile_estimate import (
     MOST_SAVED,
     SAVED,
     SECONDS,
-    reckon,
+    estimate_compile,
 )
 from napkin.accounting.ledger import Ledger, Row
-from napkin.checkpoint.checkpoint import read_checkpoint, recipe_changes
+from napkin.checkpoint.folder import read_checkpoint
+from napkin.checkpoint.load import recipe_changes
 from napkin.errors import NapkinError
 from napkin.files import cache_folder
 from napkin.hardware.calibration import ArrayMeasurement, Calibration, Machine, MatmulMeasurement
+from napkin.planning.compile_choice import choose_compile, describe_compile, refuse_impossible_compile
+from napkin.planning.planner import plan as make_plan
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
-from napkin.train_step.compile import choose_compiling, describe_compiling, refuse_impossible_compiling
-from napkin.training.loop import train
-from napkin.training.start import new_run, old_run, plan_only
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.training.run import train_run
+from napkin.training.start import create_run, open_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 from train_step.compiled_run import CASES, N_STEPS_ALONE, STOPPED_AT
 
@@ -144,21 +147,21 @@ OTHERS = [
 def test_what_fusing_saves_is_a_multiple_of_the_rooflines_of_what_is_between_products_in_blocks() -> None:
     fusible = 1 + CALL_SECONDS + 3 + CALL_SECONDS
     step = ledger(*FUSIBLE, *OTHERS)
-    found = reckon(step, ceilings(), device_type="cpu", precision="bf16")
+    found = estimate_compile(step, ceilings(), device_type="cpu", precision="bf16")
     assert found.saved_per_step == pytest.approx(SAVED["cpu", "bf16"] * fusible)
     assert (found.seconds, found.assumed) == (SECONDS, False)
     fewest = math.floor(SECONDS / found.saved_per_step) + 1
     assert found.pays(fewest)
     assert not found.pays(fewest - 1)
-    assert reckon(step, ceilings(), device_type="cpu", precision="fp32").saved_per_step == 0
-    assert reckon(step, ceilings(), device_type="cpu", precision="fp8").saved_per_step == 0
-    on_gpu = reckon(step, ceilings(), device_type="cuda", precision="bf16")
+    assert estimate_compile(step, ceilings(), device_type="cpu", precision="fp32").saved_per_step == 0
+    assert estimate_compile(step, ceilings(), device_type="cpu", precision="fp8").saved_per_step == 0
+    on_gpu = estimate_compile(step, ceilings(), device_type="cuda", precision="bf16")
     assert on_gpu.saved_per_step == pytest.approx(ASSUMED_SAVED_ON_GPU * fusible)
     assert (on_gpu.seconds, on_gpu.assumed) == (ASSUMED_SECONDS_ON_GPU, True)
 
 
 def test_no_more_than_a_part_of_a_step_is_said_to_be_saved() -> None:
-    found = reckon(ledger(*FUSIBLE), ceilings(), device_type="cpu", precision="bf16")
+    found = estimate_compile(ledger(*FUSIBLE), ceilings(), device_type="cpu", precision="bf16")
     assert found.saved_per_step == pytest.approx(MOST_SAVED * (4 + 2 * CALL_SECONDS))
 
 
@@ -170,23 +173,23 @@ def recipe(compile: str = "auto", *, steps: int = 10**6, **training: Any) -> Rec
 def test_auto_compiles_the_run_that_earns_its_seconds_back_and_no_other() -> None:
     step = ledger(*FUSIBLE, *OTHERS)
     enough = math.ceil(SECONDS / (SAVED["cpu", "bf16"] * (4 + 2 * CALL_SECONDS)))
-    assert choose_compiling(recipe(steps=enough), BF16, step, ceilings()).chosen
-    assert not choose_compiling(recipe(steps=enough - 1), BF16, step, ceilings()).chosen
-    assert not choose_compiling(recipe(), FP32, step, ceilings()).chosen
-    assert choose_compiling(recipe("on", steps=1), FP32, step, ceilings()).chosen
-    assert not choose_compiling(recipe("off"), BF16, step, ceilings()).chosen
+    assert choose_compile(ResolvedRecipe(recipe(steps=enough), BF16), step, ceilings()).chosen
+    assert not choose_compile(ResolvedRecipe(recipe(steps=enough - 1), BF16), step, ceilings()).chosen
+    assert not choose_compile(ResolvedRecipe(recipe(), FP32), step, ceilings()).chosen
+    assert choose_compile(ResolvedRecipe(recipe("on", steps=1), FP32), step, ceilings()).chosen
+    assert not choose_compile(ResolvedRecipe(recipe("off"), BF16), step, ceilings()).chosen
 
 
 def test_a_run_of_twenty_steps_is_planned_uncompiled_and_one_that_compiles_is_planned_with_its_seconds() -> None:
-    short, _, plan = plan_only(recipe(steps=20, precision="bf16"))
-    assert short.training.compile == "off"
+    plan = make_plan(recipe(steps=20, precision="bf16"))
+    assert plan.recipe.training.compile == "off"
     assert plan.seconds == 20 * plan.price.seconds
-    assert describe_compiling(plan).startswith("not compiled: would save about ")
-    asked, _, plan = plan_only(recipe("on", steps=20, precision="bf16"))
-    assert asked.training.compile == "on"
-    saved = plan.compiling.saved_per_step
+    assert describe_compile(plan).startswith("not compiled: would save about ")
+    plan = make_plan(recipe("on", steps=20, precision="bf16"))
+    assert plan.recipe.training.compile == "on"
+    saved = plan.compile_estimate.saved_per_step
     assert plan.seconds == pytest.approx(20 * (plan.price.seconds - saved) + SECONDS)
-    assert describe_compiling(plan).startswith("compiled: saves about ")
+    assert describe_compile(plan).startswith("compiled: saves about ")
 
 
 @pytest.mark.parametrize("compiler", ["a-compiler-that-is-nowhere", "", os.path.dirname(sys.executable)])
@@ -194,14 +197,14 @@ def test_without_a_compiler_auto_stays_uncompiled_and_on_is_refused_in_one_line(
     from torch._inductor import config
 
     with config.patch({"cpp.cxx": (compiler,)}):
-        found = choose_compiling(recipe(), BF16, ledger(*FUSIBLE, *OTHERS), ceilings())
+        found = choose_compile(ResolvedRecipe(recipe(), BF16), ledger(*FUSIBLE, *OTHERS), ceilings())
         assert not found.chosen
         assert found.why_not is not None
         assert "no C++ compiler" in found.why_not
         with pytest.raises(
             NapkinError, match=r"^training\.compile is 'on', but there is no C\+\+ compiler .*: use .*off.*$"
         ):
-            plan_only(recipe("on"))
+            make_plan(recipe("on"))
 
 
 @pytest.mark.parametrize(
@@ -221,22 +224,22 @@ def test_what_compiled_code_cannot_do_stays_uncompiled_or_is_refused(
         found = recipe(wanted, **training)
         return dataclasses.replace(found, model=dataclasses.replace(found.model, **model))
 
-    found = choose_compiling(changed("auto"), BF16, step, ceilings(), n_ranks=n_ranks)
+    found = choose_compile(ResolvedRecipe(changed("auto"), BF16, None, n_ranks), step, ceilings())
     assert not found.chosen
     assert found.why_not is not None
     assert why in found.why_not
     with pytest.raises(NapkinError, match=why):
-        refuse_impossible_compiling(changed("on"), BF16, n_ranks=n_ranks)
-    refuse_impossible_compiling(changed("off"), BF16, n_ranks=n_ranks)
+        refuse_impossible_compile(ResolvedRecipe(changed("on"), BF16, None, n_ranks))
+    refuse_impossible_compile(ResolvedRecipe(changed("off"), BF16, None, n_ranks))
 
 
 def test_a_run_from_before_there_was_a_choice_goes_on_uncompiled_and_as_the_same_recipe(tmp_path: Path) -> None:
     write_tiny_text(tmp_path)
-    _, run = new_run(tiny_recipe(tmp_path, steps=1), tmp_path / "run")
+    _, run = create_run(tiny_recipe(tmp_path, steps=1), tmp_path / "run")
     path = run.path / "recipe.toml"
     path.write_text("".join(line for line in path.read_text().splitlines(True) if not line.startswith("compile")))
-    preparation, run = old_run(run.path)
+    preparation, run = open_run(run.path)
     assert preparation.recipe.training.compile == "off"
-    checkpoint = read_checkpoint(train(preparation, run).checkpoint)
+    checkpoint = read_checkpoint(train_run(preparation, run).checkpoint)
     del checkpoint.state.recipe["training"]["compile"]
     assert not recipe_changes(checkpoint, {"training": dataclasses.asdict(preparation.recipe.training)})

@@ -6,13 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from napkin.accounting.meter import meter_step
-from napkin.checkpoint.checkpoint import load_model, load_train_state, save_checkpoint
+from napkin.accounting.metering import meter_step
+from napkin.checkpoint.load import load_model, load_train_state
+from napkin.checkpoint.write import save_checkpoint
 from napkin.model.config import ModelConfig
 from napkin.optim.loss_scale import FIRST_SCALE, LossScale
+from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe, TrainingConfig
-from napkin.train_step.step import TrainState, build_train_state, count_step
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
+from napkin.train_step.step import TrainState, build_train_state
+from napkin.train_step.step_ledger import count_step
 from oracles.allocator import growth_at_peak
 
 # fp16 is refused on a CPU for its speed; its arithmetic is there.
@@ -31,7 +36,7 @@ MODEL = ModelConfig(vocab_size=32, context_length=16, d_model=32, n_layers=1, n_
 def learner_of(precision: Precision, model: ModelConfig = MODEL, **training) -> TrainState:
     settings = TrainingConfig(steps=80, batch_size=4, precision=precision.name, **training)
     return build_train_state(
-        Recipe(model=model, optimizer=OptimizerConfig(warmup_steps=5), training=settings), precision
+        ResolvedRecipe(Recipe(model=model, optimizer=OptimizerConfig(warmup_steps=5), training=settings), precision)
     )
 
 
@@ -64,7 +69,7 @@ def test_the_loss_falls_as_it_does_in_fp32(precision: Precision) -> None:
 def test_a_narrow_step_is_counted_as_it_runs(precision: Precision, micro_batch_size: int | None) -> None:
     model = dataclasses.replace(MODEL, context_length=64, d_model=64, vocab_size=256)
     train_state = learner_of(precision, model, micro_batch_size=micro_batch_size)
-    counted = count_step(train_state.recipe, precision)
+    counted = count_step(ResolvedRecipe(train_state.recipe, precision))
     train_state.step(0, *batch(0, model))
     metered = meter_step(train_state.model, lambda: train_state.step(1, *batch(1, model)))
     assert metered.ledger.flops == counted.flops
@@ -92,7 +97,9 @@ def test_a_run_in_a_narrow_format_resumes_bit_for_bit(precision: Precision, tmp_
 
 
 def test_pure_bf16_keeps_two_bytes_a_weight_and_two_a_gradient() -> None:
-    pure, mixed = (count_step(learner_of(p).recipe, p) for p in (Precision("bf16-pure", "cpu"), NARROW[0]))
+    pure, mixed = (
+        count_step(ResolvedRecipe(learner_of(p).recipe, p)) for p in (Precision("bf16-pure", "cpu"), NARROW[0])
+    )
     assert mixed.resident_bytes - pure.resident_bytes == pytest.approx(2 * pure.parameters, rel=0.01)
     train_state = learner_of(Precision("bf16-pure", "cpu"))
     train_state.model.loss(*batch(0)).backward()

@@ -6,11 +6,14 @@ import torch
 from torch.nn import functional
 
 from napkin.accounting.ledger import Ledger
-from napkin.accounting.meter import meter_step
+from napkin.accounting.metering import meter_step
 from napkin.optim.schedule import warmup_cosine
+from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import OptimizerConfig, Recipe
-from napkin.train_step.step import TrainState, build_train_state, count_step
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.train_step.step import TrainState, build_train_state
+from napkin.train_step.step_ledger import count_step
 from oracles.tiny_run import MODEL, TRAINING
 
 VOCAB_SIZE = 61
@@ -25,7 +28,7 @@ def make_recipe(**training) -> Recipe:
 
 
 def make_learner(products: str = "fp32", **training) -> TrainState:
-    return build_train_state(make_recipe(**training), Precision(products, "cpu"))  # pyright: ignore[reportArgumentType]
+    return build_train_state(ResolvedRecipe(make_recipe(**training), Precision(products, "cpu")))  # pyright: ignore[reportArgumentType]
 
 
 def batch(number: int, rows: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,8 +96,8 @@ def test_the_loss_is_of_the_weights_before_the_update() -> None:
 def test_the_count_of_a_step_is_what_the_step_does(products: str, micro_batch_size: int | None) -> None:
     recipe = make_recipe(batch_size=2, micro_batch_size=micro_batch_size)
     recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, d_model=128))
-    train_state = build_train_state(recipe, Precision(products, "cpu"))  # pyright: ignore[reportArgumentType]
-    counted = count_step(train_state.recipe, train_state.precision)
+    train_state = build_train_state(ResolvedRecipe(recipe, Precision(products, "cpu")))  # pyright: ignore[reportArgumentType]
+    counted = count_step(ResolvedRecipe(train_state.recipe, train_state.precision))
     train_state.step(0, *batch(0, rows=2))
     inputs, targets = batch(1, rows=2)
     metered = meter_step(train_state.model, lambda: train_state.step(1, inputs, targets))
@@ -104,7 +107,9 @@ def test_the_count_of_a_step_is_what_the_step_does(products: str, micro_batch_si
 
 
 def test_less_at_a_time_takes_less_memory_and_the_same_flops() -> None:
-    ledgers = [count_step(make_recipe(micro_batch_size=size), Precision("fp32", "cpu")) for size in (4, 1)]
+    ledgers = [
+        count_step(ResolvedRecipe(make_recipe(micro_batch_size=size), Precision("fp32", "cpu"))) for size in (4, 1)
+    ]
     peaks = [ledger.peak_bytes for ledger in ledgers]
     assert peaks[0] > 1.3 * peaks[1]
     assert ledgers[0].flops == ledgers[1].flops
@@ -130,9 +135,9 @@ def test_many_micro_batches_are_counted_as_if_each_had_been_traced(
     target: Literal["cpu", "cuda"], products: Literal["fp32", "bf16"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = make_recipe(batch_size=12, micro_batch_size=2)
-    told = count_step(recipe, Precision(products, "cpu"), target=target)
+    told = count_step(ResolvedRecipe(recipe, Precision(products, "cpu"), target))
     monkeypatch.setattr("napkin.train_step.step.TRACED_MICRO_BATCHES", 6)
-    traced = count_step(recipe, Precision(products, "cpu"), target=target)
+    traced = count_step(ResolvedRecipe(recipe, Precision(products, "cpu"), target))
 
     # Rows that split the batch into its parts, and weigh a part in the loss, were called with other numbers.
     def without_calls(ledger: Ledger) -> Ledger:
@@ -143,7 +148,7 @@ def test_many_micro_batches_are_counted_as_if_each_had_been_traced(
 
 
 def test_one_micro_batch_does_not_tell_of_more() -> None:
-    ledger = count_step(make_recipe(batch_size=2), Precision("fp32", "cpu"))
+    ledger = count_step(ResolvedRecipe(make_recipe(batch_size=2), Precision("fp32", "cpu")))
     with pytest.raises(ValueError, match="too few micro-batches"):
         ledger.with_more_micro_batches(1)
 
@@ -151,10 +156,10 @@ def test_one_micro_batch_does_not_tell_of_more() -> None:
 def test_a_step_is_counted_for_the_device_that_its_precision_names() -> None:
     # Heads of 8 or 16 numbers, which no kernel pads.
     recipe = dataclasses.replace(make_recipe(), model=dataclasses.replace(make_recipe().model, d_model=32, n_heads=2))
-    on_cpu, on_gpu = (count_step(recipe, Precision("bf16", name)) for name in ("cpu", "cuda"))
+    on_cpu, on_gpu = (count_step(ResolvedRecipe(recipe, Precision("bf16", name))) for name in ("cpu", "cuda"))
     assert on_cpu.reserved_bytes is None
     assert on_gpu.reserved_bytes is not None
-    assert on_gpu == count_step(recipe, Precision("bf16", "cpu"), target="cuda")
+    assert on_gpu == count_step(ResolvedRecipe(recipe, Precision("bf16", "cpu"), "cuda"))
     assert on_gpu.flops == on_cpu.flops
 
 
@@ -163,7 +168,7 @@ def test_what_a_step_drops_follows_from_seed_and_step_alone() -> None:
         recipe = make_recipe(dropout_seed=seed)
         recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, dropout=0.5))
         torch.manual_seed(number + 17)
-        return build_train_state(recipe, Precision("fp32", "cpu")).step(number, *batch(0))[0].item()
+        return build_train_state(ResolvedRecipe(recipe, Precision("fp32", "cpu"))).step(number, *batch(0))[0].item()
 
     torch.manual_seed(1)
     first = loss(3, seed=0)

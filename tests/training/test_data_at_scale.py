@@ -9,20 +9,23 @@ from typing import Any
 import pytest
 import torch
 
-from napkin.accounting.meter import meter_step
-from napkin.data import Batches, Document, TokenFile, TokenMixture, documents_begun, write_token_file
+from napkin.accounting.metering import meter_step
+from napkin.data import Batches, Document, TokenFile, TokenMixture, document_ids, write_token_file
 from napkin.errors import NapkinError
 from napkin.evaluation.bits_per_byte import mean_loss
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
-from napkin.planning.preparation import Preparation
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
-from napkin.runs.run_folder import RunFolder, read_metrics
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.runs.metrics import read_metrics
+from napkin.runs.run_folder import RunFolder
 from napkin.tokenizer.byte_level import ByteTokenizer
-from napkin.train_step.step import build_train_state, count_step
-from napkin.training.loop import train
-from napkin.training.start import new_run
+from napkin.train_step.step import build_train_state
+from napkin.train_step.step_ledger import count_step
+from napkin.training.prepare import Preparation
+from napkin.training.run import train_run
+from napkin.training.start import create_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 
 STEPS = 6
@@ -58,9 +61,11 @@ def several(text: Path) -> dict[str, float]:
 def resumed_after(step: int, preparation: Preparation, path: Path) -> RunFolder:
     """A run that is stopped after a step and taken up again."""
     run = RunFolder.create(path, preparation.recipe, preparation.tokenizer)
-    stopped = train(preparation, run, on_step=lambda m: signal.raise_signal(signal.SIGTERM) if m.step == step else None)
+    stopped = train_run(
+        preparation, run, on_step=lambda m: signal.raise_signal(signal.SIGTERM) if m.step == step else None
+    )
     assert stopped.step == step
-    assert train(preparation, run).step == STEPS
+    assert train_run(preparation, run).step == STEPS
     return run
 
 
@@ -68,25 +73,25 @@ def test_a_run_on_several_files_resumes_as_if_never_stopped_and_refuses_other_we
     text: Path, tmp_path: Path
 ) -> None:
     recipe = recipe_of(text, train=several(text), separate_documents=True)
-    preparation, whole = new_run(recipe, tmp_path / "whole")
-    train(preparation, whole)
+    preparation, whole = create_run(recipe, tmp_path / "whole")
+    train_run(preparation, whole)
     assert losses(resumed_after(3, preparation, tmp_path / "run")) == losses(whole)
     ahead = dataclasses.replace(preparation, recipe=recipe_with(preparation.recipe, prefetch="on"))
     assert losses(resumed_after(4, ahead, tmp_path / "ahead")) == losses(whole)
     assert not [thread for thread in threading.enumerate() if thread.name == "napkin batches"]
     other = dataclasses.replace(preparation, train_tokens=TokenMixture(preparation.train_tokens.files, [2, 1]))
     with pytest.raises(NapkinError, match="the training tokens are not those of"):
-        train(other, whole)
+        train_run(other, whole)
 
 
 def test_a_run_goes_on_with_as_many_sequences_a_step_as_it_began_with(text: Path, tmp_path: Path) -> None:
-    preparation, run = new_run(recipe_of(text, train=several(text)), tmp_path / "run")
-    train(preparation, run, on_step=lambda m: signal.raise_signal(signal.SIGTERM) if m.step == 3 else None)
+    preparation, run = create_run(recipe_of(text, train=several(text)), tmp_path / "run")
+    train_run(preparation, run, on_step=lambda m: signal.raise_signal(signal.SIGTERM) if m.step == 3 else None)
     training = dataclasses.replace(preparation.recipe.training, batch_size=6)
     other = dataclasses.replace(preparation, recipe=dataclasses.replace(preparation.recipe, training=training))
     with pytest.raises(NapkinError, match=r"training.batch_size is 6, and .* was trained with 4"):
-        train(other, run)
-    assert train(preparation, run).step == STEPS
+        train_run(other, run)
+    assert train_run(preparation, run).step == STEPS
 
 
 def test_any_of_several_files_that_changes_under_the_run_is_noticed(text: Path, tmp_path: Path) -> None:
@@ -94,7 +99,7 @@ def test_any_of_several_files_that_changes_under_the_run_is_noticed(text: Path, 
     (tmp_path / "b").write_bytes((text / "short.tokens").read_bytes())
     (tmp_path / "b.json").write_bytes((text / "short.tokens.json").read_bytes())
     recipe = recipe_of(text, train=(f"{tmp_path}/a", f"{tmp_path}/b"))
-    preparation, run = new_run(recipe, tmp_path / "run")
+    preparation, run = create_run(recipe, tmp_path / "run")
 
     def spoil(metrics: Any) -> None:
         if metrics.step == 3:
@@ -102,7 +107,7 @@ def test_any_of_several_files_that_changes_under_the_run_is_noticed(text: Path, 
                 file.write(b"\x05\x00")
 
     with pytest.raises(NapkinError, match="b' was altered"):
-        train(preparation, run, on_step=spoil)
+        train_run(preparation, run, on_step=spoil)
 
 
 CONFIGS = {
@@ -119,7 +124,7 @@ def test_no_gradient_crosses_from_one_document_to_another(text: Path, config: di
     tokens = TokenFile.open(text / "short.tokens")
     batches = Batches(tokens, context_length=32, batch_size=4, seed=0, separate_documents=True)
     inputs, targets, documents = batches[0]
-    assert torch.equal(documents, documents_begun(inputs, tokens.separator))
+    assert torch.equal(documents, document_ids(inputs, tokens.separator))
     embedded: list[torch.Tensor] = []
 
     def keep(_: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
@@ -175,15 +180,15 @@ def test_a_step_with_separate_documents_is_counted_to_the_flop_and_the_byte(text
     training = dataclasses.replace(recipe.training, micro_batch_size=micro_batch_size)
     recipe = dataclasses.replace(recipe, model=model, training=training)
     precision = Precision("fp32", "cpu")
-    ledger = count_step(recipe, precision)
+    ledger = count_step(ResolvedRecipe(recipe, precision))
     mixture = TokenMixture([TokenFile.open(text / "short.tokens")])
     batches = Batches(mixture, context_length=32, batch_size=4, seed=0, separate_documents=True)
-    train_state = build_train_state(recipe, precision)
+    train_state = build_train_state(ResolvedRecipe(recipe, precision))
     for number in range(2):
         train_state.step(number, *batches[number])
     batch = batches[2]
     metered = meter_step(train_state.model, lambda: train_state.step(2, *batch))
     assert metered.ledger.flops == ledger.flops
     assert abs(metered.peak_bytes - ledger.peak_bytes) <= 96
-    plain = count_step(recipe_with(recipe, separate_documents=False), precision)
+    plain = count_step(ResolvedRecipe(recipe_with(recipe, separate_documents=False), precision))
     assert ledger.peak_bytes > plain.peak_bytes

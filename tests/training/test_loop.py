@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from napkin.checkpoint.checkpoint import checkpoint_paths, read_checkpoint
-from napkin.checkpoint.disk_space import checkpoint_bytes, writes_in_background
+from napkin.checkpoint.disk_space import checkpoint_bytes
+from napkin.checkpoint.folder import checkpoint_paths, read_checkpoint
 from napkin.errors import NapkinError
-from napkin.planning.preparation import Preparation
+from napkin.planning.checkpoint_plan import writes_in_background
+from napkin.planning.run_plan import Plan
 from napkin.recipe.recipe import Recipe
-from napkin.runs.run_folder import RunFolder, StepMetrics, read_metrics
-from napkin.training.loop import Outcome, train
-from napkin.training.start import new_run, old_run
+from napkin.runs.metrics import StepMetrics, read_metrics
+from napkin.runs.run_folder import RunFolder
+from napkin.training.prepare import Preparation
+from napkin.training.run import Outcome, train_run
+from napkin.training.start import create_run, open_run
 from oracles.clock import Clock
 from oracles.tiny_run import TRAINING, tiny_recipe, write_tiny_text
 
@@ -37,8 +40,8 @@ def clock() -> Iterator[Clock]:
     """A second for each reading, in the loop and its stopwatch."""
     clock = Clock()
     with pytest.MonkeyPatch.context() as context:
-        context.setattr("napkin.training.loop.time", clock)
-        context.setattr("napkin.accounting.meter.time", clock)
+        for module in ("napkin.training.loop", "napkin.training.metered_step", "napkin.accounting.metering"):
+            context.setattr(f"{module}.time", clock)
         yield clock
 
 
@@ -46,8 +49,8 @@ def clock() -> Iterator[Clock]:
 def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, RunFolder, Preparation]:
     """A run that was never stopped; copy it before you change it."""
     recipe = tiny_recipe(text, steps=STEPS, checkpoint_every=5, evaluate_every=4, keep_best=True)
-    preparation, run = new_run(recipe, tmp_path_factory.mktemp("finished") / "run")
-    return train(preparation, run), run, preparation
+    preparation, run = create_run(recipe, tmp_path_factory.mktemp("finished") / "run")
+    return train_run(preparation, run), run, preparation
 
 
 def lines(run: RunFolder) -> list[StepMetrics]:
@@ -63,6 +66,11 @@ def stop_after(step: int) -> Callable[[StepMetrics], None]:
     return lambda metrics: signal.raise_signal(signal.SIGTERM) if metrics.step == step else None
 
 
+def plan_of(preparation: Preparation) -> Plan:
+    assert preparation.plan is not None
+    return preparation.plan
+
+
 def meters(table: list) -> dict[str, object]:
     return {row.quantity: row.meter for row in table}
 
@@ -73,7 +81,7 @@ def test_a_run_ends_with_its_books_kept(finished: tuple[Outcome, RunFolder, Prep
     assert outcome.checkpoint == run.checkpoints / f"step-{STEPS:08d}"
     assert outcome.measurement is not None
     assert outcome.measurement.steps == STEPS
-    assert outcome.measurement.flops == preparation.plan.ledger.flops
+    assert outcome.measurement.flops == plan_of(preparation).ledger.flops
     assert None not in meters(outcome.table).values()
     assert {"plan.json", "measurement.json", "metrics.jsonl"} <= {path.name for path in run.path.iterdir()}
 
@@ -104,8 +112,8 @@ def test_each_second_falls_to_the_part_that_took_it(finished: tuple[Outcome, Run
 
 def test_only_the_lines_asked_for_are_logged_and_the_last_one_always(text: Path, tmp_path: Path) -> None:
     recipe = tiny_recipe(text, steps=11, log_every=3, evaluate_every=5)
-    preparation, run = new_run(recipe, tmp_path / "run")
-    train(preparation, run)
+    preparation, run = create_run(recipe, tmp_path / "run")
+    train_run(preparation, run)
     assert [line.step for line in lines(run)] == [3, 5, 6, 9, 10, 11]
 
 
@@ -113,8 +121,8 @@ def test_a_stopped_run_says_what_it_measured_and_nothing_of_the_whole(
     finished: tuple[Outcome, RunFolder, Preparation], tmp_path: Path
 ) -> None:
     _, whole, _ = finished
-    preparation, run = new_run(whole.recipe, tmp_path / "run")
-    stopped = train(preparation, run, on_step=stop_after(7))
+    preparation, run = create_run(whole.recipe, tmp_path / "run")
+    stopped = train_run(preparation, run, on_step=stop_after(7))
     assert (stopped.step, stopped.interrupted_by) == (7, signal.SIGTERM)
     assert stopped.measurement is not None
     assert stopped.measurement.steps == 7
@@ -124,7 +132,7 @@ def test_a_stopped_run_says_what_it_measured_and_nothing_of_the_whole(
     kept = json.loads((run.path / "measurement.json").read_text())
     assert [row["quantity"] for row in kept["table"] if row["meter"] is None] == ["seconds in all"]
 
-    resumed = train(*old_run(run.path))
+    resumed = train_run(*open_run(run.path))
     assert (resumed.first_step, resumed.step, resumed.interrupted_by) == (7, STEPS, None)
     assert resumed.measurement is not None
     assert resumed.measurement.steps == STEPS - 7
@@ -140,14 +148,14 @@ def test_a_run_that_is_stopped_after_every_step_is_the_run_that_never_was(
     finished: tuple[Outcome, RunFolder, Preparation], tmp_path: Path
 ) -> None:
     whole_outcome, whole, _ = finished
-    preparation, run = new_run(whole.recipe, tmp_path / "run")
+    preparation, run = create_run(whole.recipe, tmp_path / "run")
     for step in range(1, STEPS):
-        outcome = train(preparation, run, on_step=stop_after(step))
+        outcome = train_run(preparation, run, on_step=stop_after(step))
         assert outcome.step == step
         # One step alone is timed, and none is left to be metered.
         assert outcome.measurement is None
         assert outcome.table == []
-    outcome = train(preparation, run)
+    outcome = train_run(preparation, run)
     assert losses(run) == losses(whole)
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (outcome.checkpoint / name).read_bytes() == (whole_outcome.checkpoint / name).read_bytes()
@@ -160,7 +168,7 @@ def test_a_finished_run_has_nothing_left_to_do_and_stays_as_it_is(
     run = RunFolder(tmp_path / "run")
     shutil.copytree(whole.path, run.path)
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-    outcome = train(preparation, run)
+    outcome = train_run(preparation, run)
     assert (outcome.first_step, outcome.step, outcome.measurement) == (STEPS, STEPS, None)
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
@@ -169,17 +177,17 @@ def test_the_last_step_alone_keeps_the_measurement_of_those_before(
     finished: tuple[Outcome, RunFolder, Preparation], tmp_path: Path
 ) -> None:
     _, whole, _ = finished
-    preparation, run = new_run(whole.recipe, tmp_path / "run")
-    train(preparation, run, on_step=stop_after(STEPS - 1))
+    preparation, run = create_run(whole.recipe, tmp_path / "run")
+    train_run(preparation, run, on_step=stop_after(STEPS - 1))
     before = (run.path / "measurement.json").read_bytes()
-    outcome = train(preparation, run)
+    outcome = train_run(preparation, run)
     assert (outcome.first_step, outcome.step, outcome.measurement) == (STEPS - 1, STEPS, None)
     assert (run.path / "measurement.json").read_bytes() == before
 
 
 def test_training_asks_nothing_of_the_random_state_of_torch(text: Path, tmp_path: Path) -> None:
     state = torch.get_rng_state()
-    train(*new_run(tiny_recipe(text, steps=4), tmp_path / "run"))
+    train_run(*create_run(tiny_recipe(text, steps=4), tmp_path / "run"))
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -191,7 +199,7 @@ def test_a_plan_that_a_kill_prevented_is_written_on_resuming(
     shutil.copytree(whole.path, run.path)
     (run.path / "plan.json").unlink()
     (run.path / ".plan.json.0123.tmp").touch()
-    train(preparation, run)
+    train_run(preparation, run)
     plans = [json.loads((folder.path / "plan.json").read_text()) for folder in (run, whole)]
     assert [plan["steps"] for plan in plans] == [STEPS, STEPS]
     assert plans[0].keys() == plans[1].keys()
@@ -201,13 +209,13 @@ def test_a_plan_that_a_kill_prevented_is_written_on_resuming(
 def test_a_copy_for_checkpoints_is_made_where_it_fits_beside_the_step(
     finished: tuple[Outcome, RunFolder, Preparation],
 ) -> None:
-    plan, training = finished[2].plan, finished[2].recipe.training
+    plan = plan_of(finished[2])
     needed = plan.ledger.peak_bytes + checkpoint_bytes(plan.ledger)
 
     def decide(free: int, writing: str) -> bool:
         site = dataclasses.replace(plan.site, memory_bytes=free)
-        chosen = dataclasses.replace(training, checkpoint_writing=writing)
-        return writes_in_background(chosen, dataclasses.replace(plan, site=site), "cpu")
+        resolved = plan.resolved.with_training(checkpoint_writing=writing)
+        return writes_in_background(dataclasses.replace(plan, site=site, resolved=resolved))
 
     assert decide(needed, "auto")
     assert not decide(needed - 1, "auto")
@@ -226,16 +234,16 @@ def diverging(text: Path) -> Recipe:
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_no_checkpoint_is_made_of_it(text: Path, tmp_path: Path) -> None:
-    preparation, run = new_run(diverging(text), tmp_path / "run")
+    preparation, run = create_run(diverging(text), tmp_path / "run")
     with pytest.raises(NapkinError, match=r"^step \d+: .*lower learning_rate in .*recipe.toml") as caught:
-        train(preparation, run)
+        train_run(preparation, run)
     failed = int(str(caught.value).split(":")[0].removeprefix("step "))
     assert 1 < failed <= TRAINING.steps
     kept = [read_checkpoint(path).state.step for path in checkpoint_paths(run.checkpoints)]
     assert kept == list(range(failed - 1, 0, -1))
     assert all(math.isfinite(line.loss + line.gradient_norm) for line in lines(run))
     with pytest.raises(NapkinError) as again:
-        train(preparation, run)
+        train_run(preparation, run)
     assert str(again.value) == str(caught.value)
 
 
@@ -248,9 +256,9 @@ def test_the_best_evaluated_weights_are_kept_though_no_checkpoint_of_their_step_
     recipe = dataclasses.replace(recipe, optimizer=optimizer)
     outcomes = {}
     for name, last in (("whole", None), ("best", 2), ("resumed", 5)):
-        preparation, run = new_run(recipe, tmp_path / name)
-        outcomes[name] = train(preparation, run, on_step=stop_after(last) if last else lambda metrics: None)
-    assert train(*old_run(tmp_path / "resumed")).first_step == 5
+        preparation, run = create_run(recipe, tmp_path / name)
+        outcomes[name] = train_run(preparation, run, on_step=stop_after(last) if last else lambda metrics: None)
+    assert train_run(*open_run(tmp_path / "resumed")).first_step == 5
     for name in ("whole", "resumed"):
         run = RunFolder.open(tmp_path / name)
         found = {line.step: line.validation_loss for line in lines(run) if line.validation_loss is not None}
@@ -268,7 +276,7 @@ def test_tokens_that_change_under_the_run_are_noticed_before_the_next_step_and_t
 ) -> None:
     shutil.copytree(text, tmp_path / "text")
     tokens = tmp_path / "text" / "train.tokens"
-    preparation, run = new_run(tiny_recipe(tmp_path / "text"), tmp_path / "run")
+    preparation, run = create_run(tiny_recipe(tmp_path / "text"), tmp_path / "run")
 
     def spoil(metrics: StepMetrics) -> None:
         if metrics.step == 11:
@@ -279,18 +287,18 @@ def test_tokens_that_change_under_the_run_are_noticed_before_the_next_step_and_t
                 os.truncate(tokens, tokens.stat().st_size - 2)
 
     with pytest.raises(NapkinError, match=r"train\.tokens.*step 11 is saved"):
-        train(preparation, run, on_step=spoil)
+        train_run(preparation, run, on_step=spoil)
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-00000006", "step-00000011"]
     with pytest.raises(NapkinError, match=r"train\.tokens"):
-        old_run(run.path)
+        open_run(run.path)
     shutil.copy(text / "train.tokens", tokens)
-    assert train(*old_run(run.path)).step == TRAINING.steps
+    assert train_run(*open_run(run.path)).step == TRAINING.steps
 
 
 @pytest.mark.torture
 def test_memory_stays_flat_over_thousands_of_steps(text: Path, tmp_path: Path) -> None:
     recipe = tiny_recipe(text, steps=5000, checkpoint_every=500, evaluate_every=250, log_every=10)
-    preparation, run = new_run(recipe, tmp_path / "run")
-    train(preparation, run)
+    preparation, run = create_run(recipe, tmp_path / "run")
+    train_run(preparation, run)
     settled, *_, last = [line.bytes for line in lines(run) if line.step >= 500]
     assert last <= 1.01 * settled

@@ -18,11 +18,12 @@ from napkin.distributed.ranks import Ranks
 from napkin.errors import NapkinError
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
-from napkin.runs.run_folder import read_metrics
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.runs.metrics import read_metrics
 from napkin.train_step.step import TrainState, build_train_state
-from napkin.training.loop import train
 from napkin.training.non_finite import find_source
-from napkin.training.start import new_run, old_run
+from napkin.training.run import train_run
+from napkin.training.start import create_run, open_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 
 TOKENS = torch.randint(0, 17, (4, 33), generator=torch.Generator().manual_seed(0))
@@ -33,7 +34,7 @@ INPUTS, TARGETS = TOKENS[:, :-1], TOKENS[:, 1:]
 def train_state() -> TrainState:
     recipe = tiny_recipe(".", precision="fp32")
     recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, vocab_size=17, n_layers=3))
-    return build_train_state(recipe, Precision("fp32", "cpu"))
+    return build_train_state(ResolvedRecipe(recipe, Precision("fp32", "cpu")))
 
 
 def linear_layers(train_state: TrainState) -> list[str]:
@@ -87,7 +88,7 @@ def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
 
     def make(bad_steps: set[int], factor: float = float("nan"), **training: Any) -> Recipe:
         def build(recipe: Recipe, precision: Precision, ranks: Ranks, **options: Any) -> TrainState:
-            train_state = build_train_state(recipe, precision, ranks, **options)
+            train_state = build_train_state(ResolvedRecipe(recipe, precision), ranks, **options)
             bad = {bytes(batches[number - 1][0].numpy()) for number in bad_steps}
 
             def poison(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
@@ -113,9 +114,9 @@ def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
 
 
 def test_a_bad_batch_stops_the_run_by_name_and_is_kept(poisoned: Callable[..., Recipe], tmp_path: Path) -> None:
-    preparation, run = new_run(poisoned({8}), tmp_path / "run")
+    preparation, run = create_run(poisoned({8}), tmp_path / "run")
     with pytest.raises(NapkinError, match=r"^step 8: the loss is nan.*in the output of 'embedding'.*is in '") as caught:
-        train(preparation, run)
+        train_run(preparation, run)
     kept = run.path / "non-finite" / "step-00000008.safetensors"
     assert str(kept) in str(caught.value)
     inputs, targets = preparation.batches[7]
@@ -129,9 +130,9 @@ def test_a_bad_batch_stops_the_run_by_name_and_is_kept(poisoned: Callable[..., R
 
 
 def test_a_skipped_step_is_as_if_its_update_had_never_been_due(poisoned: Callable[..., Recipe], tmp_path: Path) -> None:
-    preparation, run = new_run(poisoned({4, 8, 9}, on_non_finite="skip"), tmp_path / "run")
+    preparation, run = create_run(poisoned({4, 8, 9}, on_non_finite="skip"), tmp_path / "run")
     messages: list[str] = []
-    outcome = train(preparation, run, on_message=messages.append)
+    outcome = train_run(preparation, run, on_message=messages.append)
     assert [message.split(":")[0] for message in messages] == ["step 4", "step 8", "step 9"]
     assert "(2 in a row)" in messages[2]
     lines = list(read_metrics(run.path / "metrics.jsonl"))
@@ -141,7 +142,7 @@ def test_a_skipped_step_is_as_if_its_update_had_never_been_due(poisoned: Callabl
     for line in (run.path / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     # By hand: the same steps, and nothing at all where one was bad.
-    by_hand = build_train_state(preparation.recipe, preparation.precision)
+    by_hand = build_train_state(ResolvedRecipe(preparation.recipe, preparation.precision))
     for number in range(12):
         if number + 1 not in (4, 8, 9):
             by_hand.step(number, *preparation.batches[number])
@@ -152,8 +153,8 @@ def test_a_skipped_step_is_as_if_its_update_had_never_been_due(poisoned: Callabl
 
 def test_a_run_with_skipped_steps_resumes_bit_for_bit(poisoned: Callable[..., Recipe], tmp_path: Path) -> None:
     recipe = poisoned({4, 8, 9}, on_non_finite="skip")
-    whole = train(*new_run(recipe, tmp_path / "whole"))
-    preparation, run = new_run(recipe, tmp_path / "run")
+    whole = train_run(*create_run(recipe, tmp_path / "whole"))
+    preparation, run = create_run(recipe, tmp_path / "run")
 
     class Stop(Exception): ...
 
@@ -162,10 +163,10 @@ def test_a_run_with_skipped_steps_resumes_bit_for_bit(poisoned: Callable[..., Re
             raise Stop
 
     with pytest.raises(Stop):
-        train(preparation, run, on_step=stop)
+        train_run(preparation, run, on_step=stop)
     with pytest.raises(Stop):
-        train(*old_run(run.path), on_step=lambda metrics: stop(metrics) if metrics.step == 11 else None)
-    resumed = train(*old_run(run.path))
+        train_run(*open_run(run.path), on_step=lambda metrics: stop(metrics) if metrics.step == 11 else None)
+    resumed = train_run(*open_run(run.path))
     assert resumed.first_step == 10
     for found, expected in zip(
         resumed.train_state.model.parameters(), whole.train_state.model.parameters(), strict=True
@@ -177,21 +178,21 @@ def test_a_run_with_skipped_steps_resumes_bit_for_bit(poisoned: Callable[..., Re
 
 def test_too_many_skipped_steps_in_a_row_stop_the_run(poisoned: Callable[..., Recipe], tmp_path: Path) -> None:
     recipe = poisoned({2, 4, 5, 6}, on_non_finite="skip", most_skipped=2)
-    preparation, run = new_run(recipe, tmp_path / "run")
+    preparation, run = create_run(recipe, tmp_path / "run")
     with pytest.raises(NapkinError, match=r"^step 6: .*raise most_skipped, which is 2, and `napkin resume"):
-        train(preparation, run)
+        train_run(preparation, run)
 
 
 def test_a_loss_that_stands_out_is_marked_in_the_metrics_also_after_a_resume(
     poisoned: Callable[..., Recipe], tmp_path: Path
 ) -> None:
     recipe = poisoned({21, 24}, factor=1000.0, steps=26, checkpoint_every=22, evaluate_every=100, log_every=5)
-    preparation, run = new_run(recipe, tmp_path / "run")
-    train(preparation, run)
+    preparation, run = create_run(recipe, tmp_path / "run")
+    train_run(preparation, run)
     expected = {line.step: line.spike for line in read_metrics(run.path / "metrics.jsonl")}
     assert [step for step, score in expected.items() if score is not None] == [21, 24]
     assert list(expected) == [5, 10, 15, 20, 21, 24, 25, 26]
     # What is usual is known from the checkpoint: the marks are those of the run that was never stopped.
     shutil.rmtree(run.checkpoints / "step-00000026")
-    assert train(*old_run(run.path)).first_step == 22
+    assert train_run(*open_run(run.path)).first_step == 22
     assert {line.step: line.spike for line in read_metrics(run.path / "metrics.jsonl")} == expected

@@ -9,11 +9,12 @@ from typing import Any, get_args
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.planning.preparation import Preparation, prepare
 from napkin.recipe.tracking_config import TrackerName, TrackingConfig
-from napkin.runs.run_folder import RunFolder, StepMetrics, read_metrics
-from napkin.training.loop import train
-from napkin.training.start import new_run
+from napkin.runs.metrics import StepMetrics, read_metrics
+from napkin.runs.run_folder import RunFolder
+from napkin.training.prepare import Preparation, prepare
+from napkin.training.run import train_run
+from napkin.training.start import create_run
 from napkin.training.trackers import TRACKERS, TrackedRun
 from napkin.training.tracking import figures_of
 from oracles.tiny_run import tiny_recipe, write_tiny_text
@@ -26,7 +27,7 @@ def preparation(tmp_path_factory: pytest.TempPathFactory) -> Preparation:
     folder = tmp_path_factory.mktemp("text")
     write_tiny_text(folder)
     recipe = tiny_recipe(folder, steps=STEPS, checkpoint_every=4, evaluate_every=5, log_every=2)
-    return new_run(recipe, folder / "run")[0]
+    return create_run(recipe, folder / "run")[0]
 
 
 def tracked_by(preparation: Preparation, *names: Any) -> Preparation:
@@ -78,8 +79,8 @@ def test_a_tracker_is_told_what_metrics_tell_and_goes_on_where_the_run_does(
 ) -> None:
     tracked = tracked_by(preparation, "wandb")
     run = run_in(tmp_path, tracked)
-    train(tracked, run, on_step=stop_after(4))
-    train(tracked, run)
+    train_run(tracked, run, on_step=stop_after(4))
+    train_run(tracked, run)
     first, second = notebooks
     assert first.closed
     assert second.closed
@@ -96,7 +97,7 @@ def test_a_tracker_that_fails_is_named_once_and_stops_nothing(
 ) -> None:
     tracked = tracked_by(preparation, "trackio", "wandb")
     said: list[str] = []
-    outcome = train(tracked, run_in(tmp_path, tracked), on_message=said.append)
+    outcome = train_run(tracked, run_in(tmp_path, tracked), on_message=said.append)
     assert outcome.step == STEPS
     assert said == ["tracker trackio has failed and is told no more (no net); metrics.jsonl has everything"]
     failed, well = notebooks
@@ -108,7 +109,7 @@ def test_a_run_without_trackers_leaves_no_trace_of_any(
     preparation: Preparation, notebooks: list[Notebook], tmp_path: Path
 ) -> None:
     run = run_in(tmp_path, preparation)
-    train(preparation, run)
+    train_run(preparation, run)
     assert not notebooks
     assert not (run.path / "tracking.json").exists()
 
@@ -139,10 +140,10 @@ def test_tensorboard_shows_the_whole_run_once(preparation: Preparation, tmp_path
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     tracked = tracked_by(preparation, "tensorboard")
     run = run_in(tmp_path, tracked)
-    train(tracked, run, on_step=stop_after(6))
+    train_run(tracked, run, on_step=stop_after(6))
     # A kill: the steps after the last checkpoint are done again.
     (run.checkpoints / "step-00000006").rename(tmp_path / "away")
-    train(tracked, run)
+    train_run(tracked, run)
     events = accumulator.EventAccumulator(str(run.path / "tensorboard")).Reload()
     lines = list(read_metrics(run.path / "metrics.jsonl"))
     shown = {event.step: event.value for event in events.Scalars("loss")}
@@ -158,8 +159,8 @@ def test_wandb_keeps_one_run_over_two_processes(
     monkeypatch.setenv("WANDB_MODE", "offline")
     tracked = tracked_by(preparation, "wandb")
     run = run_in(tmp_path, tracked)
-    train(tracked, run, on_step=stop_after(4))
-    train(tracked, run)
+    train_run(tracked, run, on_step=stop_after(4))
+    train_run(tracked, run)
     identifier = json.loads((run.path / "tracking.json").read_text())["id"]
     kept = list((run.path / "wandb").glob("offline-run-*"))
     assert kept
@@ -174,8 +175,8 @@ def test_trackio_keeps_one_run_over_two_processes(
     pytest.importorskip("trackio")
     tracked = tracked_by(preparation, "trackio")
     run = run_in(tmp_path, tracked)
-    train(tracked, run, on_step=stop_after(4))
-    train(tracked, run)
+    train_run(tracked, run, on_step=stop_after(4))
+    train_run(tracked, run)
     (database,) = (tmp_path / "trackio").glob("*.db")
     with sqlite3.connect(database) as connection:
         rows = connection.execute("select run_name, step from metrics order by step").fetchall()

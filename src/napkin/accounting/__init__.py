@@ -1,4 +1,4 @@
-"""The accountant: counts a step without running it, prices it, meters it, and reconciles the three witnesses."""
+"""Accounting: count a training step without running it, price it, meter it, and reconcile rule, count and meter."""
 
 import lazy_loader
 

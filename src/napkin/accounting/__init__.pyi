@@ -1,3 +1,10 @@
-from .count import count as count
+from .counting import count as count
 from .ledger import Ledger as Ledger
 from .ledger import Row as Row
+from .metered_loop import MeteredLoop as MeteredLoop
+from .metered_loop import meter as meter
+from .metered_loop import reconcile_loop as reconcile_loop
+from .pricing import Price as Price
+from .pricing import price as price
+from .quantity_row import QuantityRow as QuantityRow
+from .quantity_table import QuantityTable as QuantityTable

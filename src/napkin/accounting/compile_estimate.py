@@ -2,13 +2,13 @@
 
 A compiler fuses what stands between the matrix products of a block (norms, activations, changes of format, residual
 sums) and leaves the products as they are. What it saves is a multiple of what rooflines give for those operators, whose
-tensors would otherwise go through memory one by one. Rooflines, not rehearsals: they say the same each time.
+tensors would otherwise go through memory one by one. Rooflines, not microbenchmarks: they say the same each time.
 """
 
 from dataclasses import dataclass
 
 from napkin.accounting.ledger import Ledger
-from napkin.accounting.price import price, roofline_seconds
+from napkin.accounting.pricing import price, roofline_seconds
 from napkin.hardware.ceilings import Ceilings
 
 SAVED = {
@@ -32,12 +32,12 @@ ASSUMED_SECONDS_ON_GPU = 60.0
 
 
 @dataclass(frozen=True)
-class Compiling:
-    """What was chosen for a run, and what was reckoned for that."""
+class CompileEstimate:
+    """What compiling costs and saves, and whether it was chosen."""
 
     chosen: bool = False
     why_not: str | None = None
-    """What stands against it, whatever it would save."""
+    """What rules it out, whatever it would save."""
     seconds: float = 0.0
     """That compiling takes, once."""
     saved_per_step: float = 0.0
@@ -60,17 +60,17 @@ class Compiling:
         return steps * self.saved_per_step > self.seconds
 
 
-NOT_COMPILED = Compiling()
+NOT_COMPILED = CompileEstimate()
 
 
-def reckon(ledger: Ledger, ceilings: Ceilings, *, device_type: str, precision: str) -> Compiling:
-    """What compiling the blocks would take and save; `chosen` is left to whom it may concern.
+def estimate_compile(ledger: Ledger, ceilings: Ceilings, *, device_type: str, precision: str) -> CompileEstimate:
+    """What compiling the blocks would take and save; `chosen` is left to the caller.
 
     A precision that nothing was measured of saves nothing.
     """
     on_cpu = device_type == "cpu"
     times = SAVED.get((device_type, precision), 0.0) if on_cpu else ASSUMED_SAVED_ON_GPU
-    return Compiling(
+    return CompileEstimate(
         seconds=SECONDS if on_cpu else ASSUMED_SECONDS_ON_GPU,
         saved_per_step=min(times * fusible_seconds(ledger, ceilings), MOST_SAVED * price(ledger, ceilings).seconds),
         assumed=not on_cpu,

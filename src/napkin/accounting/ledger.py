@@ -1,21 +1,24 @@
-"""The ledger: one training step as rows, an operator call a row. The one currency of the accountant.
+"""The ledger of one training step: a row for each operator call.
 
-A ledger comes from `count` (traced on fake tensors) or from `meter` (a real step); plans, progress bars, reports
-and tests read their figures from it, so that no second formula for the same thing stands anywhere.
+A ledger comes from `count` (traced on fake tensors) or from `meter` (a real step). Plans, progress bars, reports and
+tests read their figures from it, so that each figure has one formula only.
 """
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+from napkin.accounting.summary import Line, Summary, largest, with_parts
+from napkin.units import format_bytes, format_flops
+
 Phase = Literal["forward", "backward", "recompute", "optimizer"]
 Category = Literal[
     "parameters", "gradients", "optimizer state", "weight copies", "activations", "inputs", "temporaries"
 ]
-"""What a storage is for; weight copies are the parameters as autocast keeps them in a narrower format."""
+"""What a storage is for; weight copies are what autocast makes of the parameters in a narrower format."""
 STATE: tuple[Category, ...] = ("parameters", "gradients", "optimizer state")
 
 
@@ -23,22 +26,22 @@ STATE: tuple[Category, ...] = ("parameters", "gradients", "optimizer state")
 class Row:
     """One call of one operator.
 
-    FLOPs are those of contractions (matrix products, attention, convolutions), a multiply and an add counting
-    two; elementwise work, which bytes bound, has a column of its own and is in no other sum.
+    FLOPs are those of contractions (matrix products, attention, convolutions): a multiply and an add are two.
+    Elementwise work, which is bound by bytes, has a column of its own and is in no other sum.
     """
 
     module: str
-    """Path of the innermost module whose forward pass the call belongs to; "" outside of any."""
+    """Path of the innermost module whose forward pass made the call; "" outside of any module."""
     phase: Phase
     operator: str
     format: str
-    """Number format of the contraction or, elsewhere, of the output: "bf16", "fp32", ..."""
+    """Number format of a contraction's inputs, or of another operator's output: "bf16", "fp32", ..."""
     flops: int
     """FLOPs of the contraction; attention counted over all query-key pairs, recomputation left out."""
     causal_flops: int
-    """The same over the pairs that a causal mask leaves; equal to `flops` where nothing is masked."""
+    """The same over the pairs that a causal mask leaves; equal to `flops` without a mask."""
     recomputed_flops: int
-    """FLOPs spent again on what an earlier operator had computed (flash attention's backward pass)."""
+    """FLOPs that recompute what an earlier operator computed (in flash attention's backward pass)."""
     contraction: tuple[int, int, int, int] | None
     """(batch, m, n, k): `batch` products of [m, k] and [k, n]; None for other operators."""
     bytes_read: int
@@ -46,15 +49,15 @@ class Row:
     bytes_allocated: int
     """Bytes of the storages that the call created."""
     bytes_kept: int
-    """Those of them that the forward pass leaves alive for the backward pass."""
+    """Those of them that the forward pass keeps for the backward pass."""
     elementwise_flops: int = 0
-    """One for each element of the largest operand or result, where the operator computes and is no contraction."""
+    """One for each element of the largest operand or result of an operator that computes and is not a contraction."""
     call: Hashable = field(default=None, repr=False)
-    """What the operator was called with, as `rehearse` repeats it; None where it cannot be repeated."""
+    """The operator and its arguments, for `time_operators` to repeat; None if the call cannot be repeated."""
 
 
 class Moment(NamedTuple):
-    """What was alive at one moment of a step."""
+    """The memory that was in use at one moment of a step."""
 
     row: int
     """Number of the row that ran."""
@@ -62,35 +65,34 @@ class Moment(NamedTuple):
     state_bytes: int
     """Those of them in parameters, gradients and optimizer state: what can be sharded."""
     weight_copy_bytes: int
-    """Those of them in weight copies: what sharding makes anew for each layer at work."""
+    """Those of them in weight copies, which sharding makes anew for each layer while it runs."""
 
 
-@dataclass(frozen=True)
-class Ledger:
-    """A step's rows, and the memory that was alive while they ran."""
+@dataclass(frozen=True, repr=False)
+class Ledger(Summary):
+    """The operator calls of a step, and the memory that was in use while they ran."""
 
     rows: tuple[Row, ...]
     parameters: int
     """Number of parameters; shared ones count once."""
     peak_bytes: int
-    """Largest number of bytes alive in tensors at one time, over the step. Counted for a CUDA device, in blocks of
-    its caching allocator, with scratch and cuBLAS's workspaces: what torch.cuda.max_memory_allocated reports."""
+    """Largest number of bytes in tensors at one time. For a CUDA device, in blocks of the caching allocator, with
+    scratch and cuBLAS's workspaces: what torch.cuda.max_memory_allocated reports."""
     resident_bytes: int
-    """Bytes alive before the step begins: parameters, optimizer state, whatever stays from step to step."""
+    """Bytes in tensors before the step begins: parameters, optimizer state, all that stays from step to step."""
     peak_by_category: dict[Category, int]
-    """What was alive at the peak; adds up to `peak_bytes`."""
+    """Bytes in tensors at the peak; adds up to `peak_bytes`."""
     timeline: tuple[Moment, ...] = field(repr=False)
-    """The moment of most bytes alive, of each row that changed their number."""
+    """For each row that allocated or freed memory, its moment of most bytes."""
     unknown_operators: dict[str, int]
-    """Calls of operators for which no formula stands: their FLOPs are missing from every sum."""
+    """Calls of operators without a formula: their FLOPs are missing from every sum."""
     reserved_bytes: int | None = None
-    """Counted for a CUDA device, what torch's caching allocator has taken of it when the step ends, and does not give
-    back while memory lasts: what torch.cuda.max_memory_reserved reports. The first steps are in it. None on a CPU,
-    whose allocator keeps nothing."""
+    """For a CUDA device, what torch's caching allocator has reserved by the end of the step, earlier steps included:
+    what torch.cuda.max_memory_reserved reports. None on a CPU, whose allocator keeps nothing."""
     watch_bytes: int = 0
-    """Bytes by which watching the step raised its peak; left out of `peak_bytes`."""
+    """Bytes that recording the step added to its peak; left out of `peak_bytes`."""
 
-    # The loop asks for it each step.
+    # The training loop reads it in each step.
     @cached_property
     def flops(self) -> int:
         """FLOPs of the step; recomputation left out (the F in MFU), attention over all pairs."""
@@ -118,16 +120,31 @@ class Ledger:
 
     @property
     def elementwise_flops(self) -> int:
-        """FLOPs of elementwise work at one an element, recomputation left out; not in `flops`."""
+        """FLOPs of elementwise work, one per element, recomputation left out; not in `flops`."""
         return sum(row.elementwise_flops for row in self.rows if row.phase != "recompute")
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that the forward pass leaves alive for the backward pass."""
+        """Bytes that the forward pass keeps for the backward pass."""
         return sum(row.bytes_kept for row in self.rows)
 
+    def summary(self) -> Iterator[Line]:
+        """The ledger in a few lines."""
+        contractions = sum(row.contraction is not None for row in self.rows)
+        rows = f"{len(self.rows):,} operator calls, {contractions:,} of them contractions"
+        yield "Ledger", f"{self.parameters:,} parameters; {rows}"
+        phases = [(phase, flops) for phase, flops in self.flops_by("phase").items() if phase != "recompute"]
+        parts = largest([*phases, ("recomputed, not in the sum", self.hardware_flops - self.flops)])
+        yield "FLOPs", with_parts(self.flops, parts, format_flops)
+        yield "peak bytes", with_parts(self.peak_bytes, largest(self.peak_by_category.items()), format_bytes)
+        if self.reserved_bytes is not None:
+            yield "reserved bytes", format_bytes(self.reserved_bytes)
+        if self.unknown_operators:
+            names = ", ".join(f"{name} ({calls} ×)" for name, calls in largest(self.unknown_operators.items()))
+            yield "unknown operators", names + ": their FLOPs are missing"
+
     def flops_by(self, column: Literal["module", "phase", "operator", "format"]) -> dict[str, int]:
-        """FLOPs summed over the rows that agree in `column`, largest first."""
+        """FLOPs summed by the values of `column`, largest first."""
         sums: Counter[str] = Counter()
         for row in self.rows:
             sums[getattr(row, column)] += row.flops
@@ -136,8 +153,8 @@ class Ledger:
     def sharded_peak_bytes(self, n_devices: int) -> int:
         """The peak of a device that holds 1/n of parameters, gradients and optimizer state.
 
-        Rajbhandari et al. 2020, "ZeRO", stage 3. The parameters of the layers at work, gathered for a moment, come on
-        top. One device holds all, weight copies too.
+        Rajbhandari et al. 2020, "ZeRO", stage 3. The parameters that are gathered for the layer that runs come on top.
+        A single device holds everything, weight copies included.
         """
         if n_devices == 1:
             return self.peak_bytes
@@ -149,8 +166,9 @@ class Ledger:
     def with_more_micro_batches(self, times: int) -> "Ledger":
         """The ledger of the same step with `times` more micro-batches, each like the last.
 
-        Micro-batches are alike from the second on, when there are gradients to add to; so three tell of any number.
-        The batch itself must be at its full size here already. Raises ValueError where there are too few to tell.
+        From the second one on, when there are gradients to add to, all micro-batches are alike: three are enough to
+        extrapolate from. The whole batch must have its final size here already. Raises ValueError if this ledger has
+        too few micro-batches.
         """
         begins = [
             number
@@ -158,9 +176,7 @@ class Ledger:
             if row.phase == "forward" and before.phase in ("backward", "recompute")
         ]
         if len(begins) < 2:
-            raise ValueError(
-                "there are too few micro-batches in this ledger to tell what more would be like: trace three"
-            )
+            raise ValueError("there are too few micro-batches in this ledger to extrapolate from: trace three")
         begin, end = begins[-2:]
         length = end - begin
         timeline = [

@@ -1,8 +1,8 @@
-"""Follows which storages are alive while a step runs, and replays it to find the peak.
+"""Tracks which storages are alive while a step runs, and replays their births and deaths to find the peak.
 
-Memory is followed by storage, not by tensor: views share a storage and count once, and a storage is alive until its
-last reference is gone, wherever it is held (a variable, the autograd graph, autocast's cache). A storage keeps its
-Python object for as long as it lives, so that a weak reference to it reports its end exactly.
+Memory is tracked by storage, not by tensor: views share a storage and count once, and a storage is alive until its
+last reference is gone, wherever that is (a variable, the autograd graph, autocast's cache). A storage keeps its Python
+object for as long as it lives, so a weak reference to it reports the exact moment at which it is freed.
 """
 
 import weakref
@@ -22,12 +22,12 @@ Event = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The most that was alive at one time."""
+    """The most bytes that were in use at one time."""
 
     bytes: int
     by_category: dict[Category, int]
     timeline: tuple[Moment, ...]
-    """(row, most bytes alive while it ran) for each row that changed the number of bytes alive."""
+    """For each row that allocated or freed memory, its moment of most bytes."""
 
 
 @dataclass(slots=True)
@@ -35,16 +35,16 @@ class _Storage:
     bytes: int
     category: Category
     row: int | None
-    """The row that made it; None for those that were there before."""
+    """The row that allocated it; None if it is older than the step."""
     kept: bool = False
 
 
-# Every operator of a step passes here: checks of types, which are on while tests run, would take half of their time.
+# Runs for every operator of a step: the type checks that are on during tests would take half of their time.
 @no_type_check
 class Memory:
-    """The storages of a step, by number, and the events that they are born and freed in.
+    """The storages of a step, by number, and the events in which they are allocated and freed.
 
-    With `from_birth`, what happens before the step is kept too: an allocator with a cache remembers it.
+    With `from_birth`, events from before the step are kept too: they decide what a caching allocator has in its cache.
     """
 
     def __init__(self, *, from_birth: bool = False) -> None:
@@ -53,67 +53,83 @@ class Memory:
         self.references: dict[int, weakref.ref] = {}
         self.from_birth = from_birth
         self.earlier: list[Event] = []
+        self.bystanders: set[int] = set()
+        """Storages from before the step that it has not used yet."""
         self._start_over()
         self.recording = False
 
     def begin(self) -> None:
-        """The step begins: what is alive stays, and is what it starts from."""
+        """The step begins, with what is alive now."""
         self.earlier = self._unwatched()
         self._start_over()
 
     def _start_over(self) -> None:
         self.recording = True
         self.row = 0
-        """The row of the ledger that runs, or ran last."""
+        """The row of the ledger that is running or ran last."""
         self.sums_gradients = False
-        """Whether in this row autograd adds two gradients that meet."""
+        """Whether this row is autograd's sum of two gradients of the same tensor."""
         self.events: list[Event] = []
-        self.reusing: set[int] = set()  # events that unwatched would follow the next one
+        self.reusing: set[int] = set()  # events that would come after the next one if nothing were recorded
         self.allocated: Counter[int] = Counter()  # bytes by row
         for number in self.alive.values():
             self.storages[number].row = None
         self.start_alive = set(self.alive.values())
 
     def claim(
-        self, tensors: Iterable[Tensor], category: Category, *, made: bool = False, elsewhere: bool = False
+        self, tensors: Iterable[Tensor], category: Category, *, made: bool = False, on_host: bool = False
     ) -> None:
-        """Follow the storages of `tensors` that are not followed yet, made by this row or there before the step.
+        """Track the storages of `tensors` that are not tracked yet: allocated by this row, or older than the step.
 
-        Those `elsewhere` take no memory of the device that is followed.
+        Storages `on_host` take no memory of the device that is tracked.
         """
         for tensor in tensors:
             storage = tensor.untyped_storage()
             address = storage._cdata
             if address in self.alive:
+                if self.bystanders:
+                    self.bystanders.discard(self.alive[address])
                 continue
-            number = self._new(0 if elsewhere else storage.nbytes(), category, made=made)
+            number = self._new(0 if on_host else storage.nbytes(), category, made=made)
             self.alive[address] = number
             self.references[number] = weakref.ref(storage, lambda _, a=address, n=number: self._freed(a, n))
 
+    def claim_bystanders(self, tensors: Iterable[Tensor]) -> None:
+        """Track storages that are older than the step, which may use them, free them, or do neither."""
+        before = set(self.alive.values())
+        self.claim(tensors, "inputs")
+        self.bystanders = set(self.alive.values()) - before
+
+    def release_bystanders(self) -> None:
+        """The step has ended: bystanders that it neither used nor freed are no part of it."""
+        for number in self.bystanders & set(self.alive.values()):
+            self.storages[number].bytes = 0
+        self.bystanders = set()
+
     def take_and_give_back(self, *sizes: int) -> None:
-        """Scratch of this row: pieces of memory that its operator takes, and gives back when it has all of them."""
+        """Scratch of this row: blocks that its operator allocates one after the other, and then frees all together."""
         taken = [(self._new(size, "temporaries", made=True), size) for size in sizes if size]
         self.events += [(self.row, number, -size) for number, size in taken]
 
     def take(self, size: int) -> None:
-        """Memory that no tensor holds, and that is never given back."""
+        """Memory that belongs to no tensor and is never freed."""
         number = self._new(size, "temporaries", made=True)
         self.alive[-1 - number] = number
 
     def holds(self, tensor: Tensor, category: Category) -> bool:
-        """Whether the storage of `tensor` is followed, and of that category."""
+        """Whether the storage of `tensor` is tracked under that category."""
         number = self.alive.get(tensor.untyped_storage()._cdata)
         return number is not None and self.storages[number].category == category
 
     def reclaim(self, tensors: Iterable[Tensor], category: Category) -> None:
-        """Say what storages turned out to be."""
+        """Put storages that are tracked already into another category."""
         for tensor in tensors:
             number = self.alive.get(tensor.untyped_storage()._cdata)
             if number is not None:
                 self.storages[number].category = category
 
     def keep(self, rows: set[int]) -> None:
-        """What `rows` made and is still alive was kept for the backward pass."""
+        """What `rows` allocated and is still alive has been kept for the backward pass."""
         for number in self.alive.values():
             storage = self.storages[number]
             if storage.row in rows and storage.category in ("temporaries", "weight copies"):
@@ -134,16 +150,20 @@ class Memory:
         return [storage.bytes for storage in self.storages]
 
     def replayed(self) -> Replay:
-        """What CUDA's caching allocator makes of all events, from the first storage on."""
+        """All events, from the first storage on, as CUDA's caching allocator serves them."""
         events = (*self.earlier, *self._unwatched())
         return replay(((number, change) for _, number, change in events), len(self.storages))
 
     def start_bytes(self, sizes: list[int]) -> int:
-        """Bytes alive before the step; `sizes` are those of the storages."""
+        """Bytes in use before the step; `sizes` are those of the storages."""
         return sum(sizes[number] for number in self.start_alive)
 
+    def lasting_bytes(self) -> int:
+        """Bytes that were alive before the step and still are."""
+        return sum(self.storages[number].bytes for number in self.start_alive & set(self.alive.values()))
+
     def peak(self, sizes: list[int], *, watched: bool) -> Peak:
-        """Follow the events once to find the peak, once more up to it to see what was alive there."""
+        """Replay the events once to find the peak, and once more up to the peak to see what was alive there."""
         events = self.events if watched else self._unwatched()
         bytes_alive = peak = self.start_bytes(sizes)
         held = Counter[Category]()
@@ -193,8 +213,8 @@ class Memory:
         if not (self.recording or self.from_birth):
             return
         size = self.storages[number].bytes
-        # Where two gradients meet, autograd adds into the first if nobody else holds it; except under a watch like this
-        # one, where it makes a third and then lets the first go.
+        # Autograd sums two gradients in place if nothing else refers to the first one. While a dispatch mode is active,
+        # as it is here, it allocates a third and then frees the first.
         if self.sums_gradients and self.events and self.events[-1][::2] == (self.row, size):
             self.reusing.add(len(self.events) - 1)
         self.events.append((self.row, number, -size))

@@ -1,7 +1,7 @@
-"""Rehearse a step's operators: each distinct call is run alone, on this machine, on tensors of its shapes.
+"""Time a step's operators: each distinct call is run alone, on this machine, on tensors of its shapes.
 
-A roofline knows matrix products and bytes; it does not know that an exponential, a change of format or a broken stride
-costs many times a copy. Where the machine that will train is at hand, asking it is simpler and nearer.
+A roofline knows matrix products and bytes. It does not know that an exponential, a change of number format or a
+non-contiguous stride costs many times as much as a copy. On the machine that will train, measuring is more accurate.
 """
 
 import statistics
@@ -21,7 +21,7 @@ REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What an operator was called with, its tensors by form alone: equal calls take equal time."""
+    """An operator and its arguments, tensors by shape, strides and dtype alone: equal calls take equal time."""
 
     operator: Any
     arguments: Hashable
@@ -29,14 +29,14 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _TensorLayout:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
 
 
 def call_of(operator: Any, args: tuple, kwargs: dict) -> Call | None:
-    """The call as it can be repeated; None where it holds what is no plain value, a random generator say."""
+    """The call, to be repeated; None if an argument is not a plain value, such as a random generator."""
     try:
         call = Call(operator, _freeze(args), _freeze(tuple(kwargs.items())))
         hash(call)
@@ -45,7 +45,7 @@ def call_of(operator: Any, args: tuple, kwargs: dict) -> Call | None:
     return call
 
 
-def rehearse(
+def time_operators(
     ledger: Ledger,
     expected: Callable[[Row], float],
     *,
@@ -56,9 +56,9 @@ def rehearse(
 ) -> Mapping[Hashable, float]:
     """Seconds of each distinct call of a ledger, the median of three runs after a warm-up.
 
-    The calls that are `expected` to take longest in all come first; after `max_seconds` the rest is left out, as are
-    calls whose tensors exceed `max_bytes`. What is `known` is not run again, and is returned too. The global random
-    state is left as it was.
+    The calls that are `expected` to take the most time in total come first. Those that are left after `max_seconds`
+    are omitted, as are calls whose tensors exceed `max_bytes`. Calls in `known` are not run again, but are in the
+    result. The global random state is unchanged.
     """
     weights: Counter[Hashable] = Counter()
     sizes: dict[Hashable, int] = {}
@@ -93,21 +93,21 @@ def _time(call: Call, generator: torch.Generator, device_type: str) -> float:
 
 def _freeze(value: Any) -> Hashable:
     if isinstance(value, Tensor):
-        return _Form(tuple(value.shape), tuple(value.stride()), value.dtype)
+        return _TensorLayout(tuple(value.shape), tuple(value.stride()), value.dtype)
     if isinstance(value, torch.Generator):
-        raise TypeError("a generator is not a value: to repeat the call would draw from it")
+        raise TypeError("a generator is not a plain value: repeating the call would draw from it")
     return tuple(map(_freeze, value)) if isinstance(value, (tuple, list)) else value
 
 
 def _thaw(value: Any, generator: torch.Generator, device_type: str) -> Any:
-    if isinstance(value, _Form):
+    if isinstance(value, _TensorLayout):
         return _make(value, generator).to(device_type)
     return [_thaw(item, generator, device_type) for item in value] if isinstance(value, tuple) else value
 
 
-def _make(form: _Form, generator: torch.Generator) -> Tensor:
-    reach = sum((size - 1) * stride for size, stride in zip(form.shape, form.strides, strict=True))
-    storage = torch.empty(max(reach + 1, 0), dtype=form.dtype)
-    # Numbers around one stay ordinary under whatever is done to them; zero is an index that every table has.
-    filled = storage.uniform_(0.5, 1.5, generator=generator) if form.dtype.is_floating_point else storage.zero_()
-    return filled.as_strided(form.shape, form.strides)
+def _make(layout: _TensorLayout, generator: torch.Generator) -> Tensor:
+    reach = sum((size - 1) * stride for size, stride in zip(layout.shape, layout.strides, strict=True))
+    storage = torch.empty(max(reach + 1, 0), dtype=layout.dtype)
+    # Numbers around 1 overflow in no operator, and 0 is a valid index into every table.
+    filled = storage.uniform_(0.5, 1.5, generator=generator) if layout.dtype.is_floating_point else storage.zero_()
+    return filled.as_strided(layout.shape, layout.strides)

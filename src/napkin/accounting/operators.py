@@ -1,7 +1,7 @@
-"""What each operator computes: FLOPs of the contractions, an operator a line; and which operators are none.
+"""The FLOPs of each operator: a table of contractions, and tables of the operators that are not contractions.
 
-A contraction of [m, k] with [k, n] costs 2·m·n·k: a multiply and an add a triple. Elementwise work is kept apart: one
-FLOP per element, by convention, whatever is done to it. Operators that appear in none of the tables are reported as
+A contraction of [m, k] with [k, n] costs 2·m·n·k FLOPs: a multiply and an add for each triple. Elementwise work is kept
+apart: one FLOP per element, by convention, whatever the operation. Operators in none of the tables are reported as
 unknown, never counted as zero.
 """
 
@@ -30,9 +30,9 @@ class Work:
 
 
 def work_of(operator: torch._ops.OpOverload, arguments: tuple, keywords: dict, result: Any) -> Work | None:
-    """FLOPs of one call; None where the operator is no contraction.
+    """FLOPs of one call; None if the operator is not a contraction.
 
-    Raises UnknownOperator where no table names it.
+    Raises UnknownOperator if it is in none of the tables.
     """
     formula = CONTRACTIONS.get(operator.overloadpacket)
     if formula is not None:
@@ -50,12 +50,12 @@ class UnknownOperator(Exception):
 def elementwise_flops_of(operator: torch._ops.OpOverload, arguments: tuple, tensors: list[Tensor]) -> int:
     """One FLOP for each element of the largest of `tensors`, the operands and results of an operator that computes.
 
-    Zero for contractions, and where numbers are only moved, made or drawn.
+    Zero for contractions, and for operators that only move, create or draw numbers.
     """
     if not _is_elementwise(operator):
         return 0
     if arguments and isinstance(arguments[0], (list, tuple)):
-        return sum(tensor.numel() for tensor in arguments[0])  # a list of tensors at a time: foreach and fused
+        return sum(tensor.numel() for tensor in arguments[0])  # foreach and fused: a list of tensors
     return max((tensor.numel() for tensor in tensors), default=0)
 
 
@@ -88,7 +88,7 @@ def _dot(given: dict, result: Tensor) -> Work:
 
 
 def _grouped_mm(given: dict, result: Tensor) -> Work:
-    # Each row of a ragged operand belongs to one group. Two ragged operands share the dimension that is summed over.
+    # Each row of a ragged operand belongs to one group. Two ragged operands have the summed dimension in common.
     left, right = given["self"].shape, given["mat2"].shape
     batch = left[0] if len(left) == len(right) == 3 else 1
     return _product(batch, left[-2], right[-1], left[-1])
@@ -120,13 +120,13 @@ def _convolution_backward(given: dict, result: Any) -> Work:
 
 def _convolved(given: dict, transposed: bool, output_shape: torch.Size) -> Work:
     weight = given["weight"].shape
-    # Each weight of a filter meets each position once: of the output or, transposed, of the input.
+    # Each weight of a filter is used once per position of the output or, transposed, of the input.
     positions = given["input"].shape if transposed else output_shape
     return _product(1, positions[0] * math.prod(positions[2:]), weight[0], math.prod(weight[1:]))
 
 
 def _recurrent(given: dict, result: Any) -> Work:
-    # Each step multiplies the input and the state by a matrix each; matrices are the first two of a layer's weights.
+    # Each step multiplies the input by one matrix and the state by another: the first two of a layer's weights.
     weights = given["weight"] if "weight" in given else [given[name] for name in given if name.startswith("weight")][:2]
     matrices = [weight for weight in weights if weight.dim() == 2]
     positions = math.prod(given["input"].shape[:-1])
@@ -136,14 +136,14 @@ def _recurrent(given: dict, result: Any) -> Work:
 
 
 def _recurrent_backward(given: dict, result: Any) -> Work:
-    # The gradients of input, state and matrices are computed whether they are asked for or not.
+    # The gradients of input, state and matrices are computed even if they are not needed.
     once = _recurrent(given, result)
     return Work(2 * once.flops, once.contraction, 2 * once.flops)
 
 
 def _trilinear(given: dict, result: Tensor) -> Work:
-    # The first two are multiplied, the product with the third, slice by slice along `unroll_dim`; where a pair sums
-    # over something, it is by a matrix product.
+    # The first two are multiplied, and the result with the third, slice by slice along `unroll_dim`; a pair with a
+    # summed dimension is a matrix product.
     first, second, third = (_sizes(given[f"i{i}"], given[f"expand{i}"]) for i in (1, 2, 3))
     summed, unrolled = set(given["sumdim"]), given.get("unroll_dim", 1)
     early = summed - third.keys()
@@ -169,24 +169,24 @@ def _pair(left: dict[int, int], right: dict[int, int], summed: set[int]) -> Work
 
 
 def _euclidean_distance(given: dict, result: Tensor) -> Work:
-    # |a|² + |b|² - 2·a·b as one product: the squares are two more columns.
+    # |a|² + |b|² - 2·a·b as one matrix product: the squares are two more columns.
     *batch, m, n = result.shape
     return _product(math.prod(batch), m, n, given["x1"].shape[-1] + 2)
 
 
 def _affine_grid(given: dict, result: Tensor) -> Work:
-    # Each position, with a 1 for the shift, times a matrix.
+    # Each position, with a 1 appended for the translation, times a matrix.
     batch, *positions, n_axes = result.shape
     return _product(batch, math.prod(positions), n_axes, n_axes + 1)
 
 
 def _attention(given: dict, result: Any) -> Work:
-    # The scores, then their mix of the values.
+    # The scores, then the values weighted by them.
     return _attended(given, over_head_dim=1, over_value_dim=1)
 
 
 def _attention_backward(given: dict, result: Any) -> Work:
-    # dQ and dK, dV and dP are the mathematics; the scores are computed once more because they were never stored.
+    # dQ, dK, dV and dP are the gradient itself; the scores are recomputed because they were never stored.
     return _attended(given, over_head_dim=2, over_value_dim=2, recomputed=1)
 
 
@@ -244,7 +244,7 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     aten._scaled_dot_product_cudnn_attention_backward: _attention_backward,
 }
 
-# On CUDA, those that cuBLAS does.
+# Those that cuBLAS computes on CUDA.
 MATRIX_PRODUCTS = frozenset(
     packet for packet, formula in CONTRACTIONS.items() if formula in (_mm, _addmm, _baddbmm, _mv, _dot, _linear)
 )
@@ -252,8 +252,8 @@ MATRIX_PRODUCTS = frozenset(
 # Namespaces of operators that move numbers between devices.
 _COLLECTIVES = {"c10d", "_c10d_functional"}
 
-# Operators without a contraction that compute and do not carry the tag `pointwise`; a trailing underscore, the mark of
-# an in-place form, is left out.
+# Operators that compute, are not contractions and are not tagged `pointwise`; the trailing underscore of in-place
+# variants is left out.
 _COMPUTING = frozenset(
     """
     _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
@@ -289,7 +289,7 @@ _COMPUTING = frozenset(
     """.split()
 )
 
-# Operators that move, make or draw numbers, where neither an alias in their schema nor a missing tag says so.
+# Operators that move, create or draw numbers, where neither their schema nor their tags show it.
 _MOVING = frozenset(
     """
     _chunk_cat _embedding_bag_backward _foreach_clone _foreach_copy _foreach_zero _local_scalar_dense _pin_memory
@@ -314,7 +314,7 @@ _MOVING = frozenset(
 
 @cache
 def _is_no_contraction(operator: torch._ops.OpOverload) -> bool:
-    # The names are aten's: elsewhere they may mean anything.
+    # The names are aten's; in other namespaces they may mean anything.
     if operator.namespace != "aten":
         return operator.namespace in _COLLECTIVES
     name = operator.overloadpacket.__name__
@@ -323,7 +323,7 @@ def _is_no_contraction(operator: torch._ops.OpOverload) -> bool:
 
 @cache
 def _is_elementwise(operator: torch._ops.OpOverload) -> bool:
-    """Whether the operator computes, and is no contraction."""
+    """Whether the operator computes and is not a contraction."""
     name = operator.overloadpacket.__name__.removesuffix("_")
     if operator.namespace != "aten" or name in _MOVING:
         return False

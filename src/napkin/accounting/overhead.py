@@ -1,13 +1,13 @@
-"""What a training loop costs besides its steps' own work, as one figure."""
+"""The time that a training loop takes besides the work of its steps, as one figure."""
 
 from collections.abc import Mapping
 
 
 def loop_overhead(seconds_by_part: Mapping[str, float]) -> tuple[float, float] | None:
-    """Seconds that the loop adds to its steps, and their share of the steps' time; None where no step was timed.
+    """Seconds that the loop adds to its steps, and their fraction of all step time; None if no step was timed.
 
-    It is all that is not forward, backward and optimizer: waiting for data, and checks, metrics, progress, trackers and
-    whatever else is part of no other. Evaluations, checkpoints and the metered step stand beside the steps.
+    They are all but forward, backward and optimizer: waiting for data, checks, metrics, progress, trackers and
+    everything else that is not timed separately. Evaluations, checkpoints and the metered step are not in them.
     """
     computed = sum(seconds_by_part.get(part, 0.0) for part in ("forward", "backward", "optimizer"))
     added = sum(seconds_by_part.get(part, 0.0) for part in ("data", "other"))

@@ -1,10 +1,11 @@
 """Put the meter beside rule and count, once a run has ended."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from napkin.accounting.plan import Plan, dollars
 from napkin.accounting.quantity_row import QuantityRow
+from napkin.accounting.utilisation import dollars
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,10 @@ class Measurement:
     """data, forward, backward, optimizer, evaluation, checkpoints, compiling, other."""
 
 
-def reconcile(plan: Plan, measurement: Measurement) -> list[QuantityRow]:
-    """The plan's table with its third column filled."""
+def reconcile(
+    table: Sequence[QuantityRow], measurement: Measurement, *, usd_per_hour: float | None = None
+) -> list[QuantityRow]:
+    """A plan's table with its third column filled; `usd_per_hour` is the price of all devices, where it is known."""
     meters = {
         "parameters": measurement.parameters,
         "FLOPs per step": measurement.flops,
@@ -38,7 +41,7 @@ def reconcile(plan: Plan, measurement: Measurement) -> list[QuantityRow]:
         "seconds in all": measurement.seconds,
         "seconds to compile": measurement.seconds_by_part.get("compiling"),
     }
-    if plan.site.usd_per_hour is not None:
-        meters["dollars"] = dollars(measurement.seconds, plan.site.usd_per_hour)
-    # What the boards drew is not metered.
-    return [dataclasses.replace(row, meter=meters.get(row.quantity)) for row in plan.table()]
+    if usd_per_hour is not None:
+        meters["dollars"] = dollars(measurement.seconds, usd_per_hour)
+    # The power that the devices drew is not metered.
+    return [dataclasses.replace(row, meter=meters.get(row.quantity)) for row in table]

@@ -1,7 +1,7 @@
-"""Napkin mathematics: closed forms that a person can do by hand, each with its source and its known error.
+"""Napkin mathematics: closed forms that can be computed by hand, each with its source and its known error.
 
-N is a number of parameters, T of tokens; results are FLOPs, bytes or seconds. `count` says how far off each is; the
-errors given here are those found by it.
+N is the number of parameters, T that of tokens; results are FLOPs, bytes or seconds. The errors given here were found
+by comparing with `count`.
 """
 
 from typing import Literal
@@ -13,8 +13,8 @@ def parameters_rule(*, vocab_size: int, d_model: int, n_layers: int, tied: bool)
     """Parameters of a Transformer: 12·L·d² for the blocks and V·d for each embedding table.
 
     Kaplan et al. 2020, "Scaling Laws for Neural Language Models", table 1 (which leaves the embedding out). For
-    multi-head attention with a feed-forward layer of 4·d, or a gated one of 8/3·d, short of norms, biases and learned
-    positions alone: 0.73% under for GPT-2 small. Grouped queries have fewer: 7.6% over for a Llama-like 125 M.
+    multi-head attention with a feed-forward layer of 4·d, or a gated one of 8/3·d, only norms, biases and learned
+    positions are missing: 0.73% under for GPT-2 small. Grouped queries need fewer: 7.6% over for a Llama-like 125 M.
     """
     return 12 * n_layers * d_model**2 + (1 if tied else 2) * vocab_size * d_model
 
@@ -24,8 +24,8 @@ def gated_parameters_rule(
 ) -> int:
     """Parameters of a Llama-like Transformer: L·d·(2·d + 2·d·kv/h + 3·d_ff) and V·d for each embedding table.
 
-    Touvron et al. 2023, "Llama 2", and Ainslie et al. 2023 for grouped queries. Short of the norms alone: 0.015% under
-    at 125 M, 0.003% under at 13 B.
+    Touvron et al. 2023, "Llama 2", and Ainslie et al. 2023 for grouped queries. Only the norms are missing: 0.015%
+    under at 125 M, 0.003% under at 13 B.
     """
     attention = 2 * d_model**2 + 2 * d_model * (d_model * n_kv_heads // n_heads)
     return n_layers * (attention + 3 * d_model * d_ff) + (1 if tied else 2) * vocab_size * d_model
@@ -34,13 +34,13 @@ def gated_parameters_rule(
 def matmul_flops_rule(m: int, k: int, n: int) -> int:
     """FLOPs of [m, k] · [k, n]: 2·m·k·n, a multiplication and an addition for each triple.
 
-    Exact where the first addition, to zero, counts.
+    Exact if the first addition, to zero, is counted.
     """
     return 2 * m * k * n
 
 
 def forward_flops_rule(parameters: float, tokens: float) -> float:
-    """FLOPs of a forward pass: 2·N·T, one multiplication and one addition a parameter and token.
+    """FLOPs of a forward pass: 2·N·T, one multiplication and one addition per parameter and token.
 
     Kaplan et al. 2020, section 2.1. Errors as for `training_flops_rule`.
     """
@@ -50,8 +50,8 @@ def forward_flops_rule(parameters: float, tokens: float) -> float:
 def backward_flops_rule(parameters: float, tokens: float) -> float:
     """FLOPs of a backward pass: 4·N·T, the gradients of both factors of each product.
 
-    Kaplan et al. 2020, section 2.1. A first layer on data needs no gradient of its input: 33% over for a deep linear
-    model of two layers.
+    Kaplan et al. 2020, section 2.1. The first layer needs no gradient of its input: 33% over for a deep linear model of
+    two layers.
     """
     return 4 * parameters * tokens
 
@@ -59,47 +59,48 @@ def backward_flops_rule(parameters: float, tokens: float) -> float:
 def training_flops_rule(parameters: float, tokens: float) -> float:
     """FLOPs to train on `tokens`: 6·N·T, of which 2·N·T are the forward pass.
 
-    Kaplan et al. 2020, section 2.1. Leaves attention's products of activations out: 13% under for GPT-2 small at 1,024
-    tokens, 68% under at 16,384. Counts layers without an input gradient as if they had one: 20% over for a deep linear
-    model of two layers. An untied input embedding does no product, yet is counted: 5% over for a Llama-like 125 M.
+    Kaplan et al. 2020, section 2.1. Leaves out attention's products of activations: 13% under for GPT-2 small at 1,024
+    tokens, 68% under at 16,384. Counts an input gradient for the first layer too: 20% over for a deep linear model of
+    two layers. Counts an untied input embedding, which is no matrix product: 5% over for a Llama-like 125 M.
     """
     return 6 * parameters * tokens
 
 
 def attention_flops_rule(*, n_layers: int, d_model: int, context_length: int, tokens: float) -> float:
-    """FLOPs that attention adds to 6·N·T: 12·L·d·context a token, over all pairs; causal pairs alone are half.
+    """FLOPs that attention adds to 6·N·T: 12·L·d·context per token, over all pairs; causal pairs alone are half.
 
-    Chowdhery et al. 2022, "PaLM", appendix B, where d = heads · head width. Exact for itself; 6·N·T + this is 0.6%
-    over for GPT-2 small at 1,024 tokens, and 21% over for a Llama-like 125 M whose untied embedding N includes.
+    Chowdhery et al. 2022, "PaLM", appendix B, where d = heads · head width. Exact for attention alone; 6·N·T + this is
+    0.6% over for GPT-2 small at 1,024 tokens, and 21% over for a Llama-like 125 M whose untied embedding N includes.
     """
     return 12 * n_layers * d_model * context_length * tokens
 
 
 def adamw_bytes_rule(parameters: float, *, bytes_per_parameter: int = 16) -> float:
-    """Bytes to train with AdamW in fp32: 16 a parameter (weight, gradient and two moments at 4 each).
+    """Bytes to train with AdamW in fp32: 16 per parameter (weight, gradient and two moments at 4 each).
 
-    Rajbhandari et al. 2020, "ZeRO", section 3.1 (where mixed precision comes to 16 as 2 + 2 + 12). Leaves activations
-    out: 27% under the true peak of a GPT-2-small step at batch 1, many times under for small models and large batches.
+    Rajbhandari et al. 2020, "ZeRO", section 3.1 (where mixed precision comes to 16 as 2 + 2 + 12). Leaves out
+    activations: 27% under the true peak of a GPT-2-small step at batch 1, a small fraction of it for small models with
+    large batches.
     """
     return bytes_per_parameter * parameters
 
 
 def bytes_per_parameter(optimizer: str, *, mixed: bool = False) -> int:
-    """Bytes per parameter for weight, gradient and the state of an optimizer, which a recipe names.
+    """Bytes per parameter for weight, gradient and the state of an optimizer, by its name in a recipe.
 
     In fp32, 4 for each: 8 for sgd, 12 with one moment (momentum, adagrad), 16 with two (adamw). `mixed` is the scheme
     of Rajbhandari et al. 2020, "ZeRO", section 3.1: weight and gradient in 2 bytes, an fp32 master copy, state in fp32.
     Autocast, which keeps fp32 weights and gradients, is not `mixed` in that sense. Errors as for `adamw_bytes_rule`.
 
-    Raises NapkinError for an optimizer that does not exist.
+    Raises NapkinError for an unknown optimizer.
     """
     return (2 + 2 + 4 if mixed else 4 + 4) + choice_of(optimizer).state_bytes
 
 
 def largest_model_rule(memory_bytes: float, *, bytes_per_parameter: int = 16) -> float:
-    """Parameters that fill a memory, over however many devices they are spread.
+    """Parameters that fill a memory, which may be that of several devices together.
 
-    `adamw_bytes_rule` solved for N, with its errors: activations want room too.
+    `adamw_bytes_rule` solved for N, with its errors: activations need memory too.
     """
     return memory_bytes / bytes_per_parameter
 
@@ -115,8 +116,9 @@ def activation_bytes_rule(
     """Bytes that one GPT block keeps for its backward pass, in 16 bits: s·b·h·(34 + 5·a·s/h).
 
     Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", equations 2 and 6: flash
-    attention, which stores no scores, leaves 34·s·b·h; a checkpoint at the block's input 2·s·b·h, which is exact. With
-    dropout's masks, 2 of the 34 and 1 of the 5: 6% over for a block of GPT-2 XL without it, plain attention 12% over.
+    attention, which stores no scores, keeps 34·s·b·h; checkpointing the block's input keeps 2·s·b·h, which is exact.
+    Dropout's masks are 2 of the 34 and 1 of the 5: 6% over for a block of GPT-2 XL without dropout, 12% over with plain
+    attention.
     """
     one = context_length * batch_size * d_model
     scores = 5 * n_heads * context_length**2 * batch_size
@@ -124,16 +126,16 @@ def activation_bytes_rule(
 
 
 def compute_optimal_tokens_rule(parameters: float) -> float:
-    """Tokens that a model of N parameters is best trained on for a given budget of FLOPs: 20·N.
+    """Tokens to train N parameters on for the lowest loss with a given budget of FLOPs: 20·N.
 
     Hoffmann et al. 2022, "Chinchilla", table 3, rounded: 1% under their figure at 1 B parameters, 11% under at 67 B.
-    Nothing that a step shows: models that are served much are trained on many times more.
+    A step does not show it, and models that are used a lot are trained on many times more.
     """
     return 20 * parameters
 
 
 def seconds_rule(flops: float, peak_flops_per_second: float, *, mfu: float = 0.5) -> float:
-    """Seconds to do `flops` on devices of that dense peak at a model-FLOPs utilisation.
+    """Seconds to compute `flops` on devices of that dense peak at a model-FLOPs utilisation.
 
     Chowdhery et al. 2022, "PaLM", appendix B, solved for time. An MFU of 0.5 is good on a cluster; small models on a
     CPU reach less.
@@ -144,7 +146,7 @@ def seconds_rule(flops: float, peak_flops_per_second: float, *, mfu: float = 0.5
 def all_reduce_seconds_rule(message_bytes: float, n_devices: int, link_bytes_per_second: float) -> float:
     """Seconds until n devices in a ring have the sum of what each holds: 2·(n-1)/n of it over each link, one way.
 
-    Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms". A lower bound: no link delivers all it promises.
+    Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms". A lower bound: no link reaches its nominal rate.
     """
     return 2 * (n_devices - 1) / n_devices * message_bytes / link_bytes_per_second
 
@@ -152,9 +154,9 @@ def all_reduce_seconds_rule(message_bytes: float, n_devices: int, link_bytes_per
 def kv_cache_bytes_rule(
     *, n_layers: int, n_kv_heads: int, head_dim: int, context_length: int, bytes_per_number: int = 2
 ) -> int:
-    """Bytes of keys and values that one sequence keeps while it is generated: 2·L·kv·c·s numbers.
+    """Bytes of the keys and values that are kept while a sequence is generated: 2·L·kv·c·s numbers.
 
-    Pope et al. 2022, "Efficiently Scaling Transformer Inference", section 3.3. Exact for a cache of just that length.
+    Pope et al. 2022, "Efficiently Scaling Transformer Inference", section 3.3. Exact for a cache of that length.
     """
     return 2 * n_layers * n_kv_heads * head_dim * context_length * bytes_per_number
 
@@ -162,18 +164,18 @@ def kv_cache_bytes_rule(
 def decode_seconds_rule(
     parameter_bytes: float, kv_cache_bytes: float, bytes_per_second: float, *, batch_size: int = 1
 ) -> float:
-    """Seconds to generate a token for each of `batch_size` sequences: all bytes are read once.
+    """Seconds to generate one token for each of `batch_size` sequences: all bytes are read once.
 
-    Pope et al. 2022, section 2.1. Throughput is batch_size over this. A lower bound: no memory delivers its full
-    bandwidth, and beyond a few hundred sequences arithmetic is what takes the time.
+    Pope et al. 2022, section 2.1. Throughput is batch_size over this. A lower bound: no memory reaches its full
+    bandwidth, and beyond a few hundred sequences decoding is bound by arithmetic.
     """
     return (parameter_bytes + batch_size * kv_cache_bytes) / bytes_per_second
 
 
 def matmul_intensity_rule(m: int, k: int, n: int, *, bytes_per_number: int = 2) -> float:
-    """FLOPs per byte moved of [m, k] · [k, n]; in 16 bits near m where m is small beside k and n.
+    """FLOPs per byte moved of [m, k] · [k, n]; in 16 bits about m if m is small compared with k and n.
 
-    Williams et al. 2009, "Roofline". A device is bound by bytes below its peak over its bandwidth: 295 for an H100 in
-    bf16. Exact where each number is read or written once.
+    Williams et al. 2009, "Roofline". Below its peak over its bandwidth a device is bound by bytes: 295 for an H100 in
+    bf16. Exact if each number is read or written once.
     """
     return 2 * m * k * n / (bytes_per_number * (m * k + k * n + m * n))

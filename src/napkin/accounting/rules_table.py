@@ -1,4 +1,4 @@
-"""Every rule of thumb about one model and its step, beside what the count of that step says: rule, count, error."""
+"""All rules of thumb for one model and its step, compared with the count of that step: rule, count, error."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,11 +35,11 @@ class Sizes:
     n_kv_heads: int
     d_ff: int
     tied: bool
-    """Whether input embedding and head are one matrix."""
+    """Whether input embedding and output head are one matrix."""
     gated: bool = True
     """Whether the feed-forward layer has a third matrix, a gate."""
     batch_size: int
-    """Sequences that are in memory at a time: of a micro-batch, where gradients are accumulated."""
+    """Sequences in memory at a time: those of a micro-batch, if gradients are accumulated."""
     sequences: int
     """Sequences per step, all micro-batches together."""
     context_length: int
@@ -52,20 +52,20 @@ class Sizes:
 
 @dataclass(frozen=True)
 class RuleRow:
-    """What one rule says of a quantity, and what the count found."""
+    """A quantity by one rule and by the count."""
 
     quantity: str
     formula: str
     unit: Unit
     rule: float
     count: float | None = None
-    """None where a training step does not show the quantity."""
+    """None if a training step does not show the quantity."""
     note: str = ""
-    """What rule and count are of, where that is not plain."""
+    """What the figures refer to, where that is not obvious."""
 
     @property
     def error(self) -> float | None:
-        """The rule over the count, less one: 0.5 is 50% over; None where there is nothing to compare with.
+        """The rule over the count, minus one: 0.5 is 50% over; None if there is no count.
 
         >>> RuleRow("FLOPs", "6·N·T", "FLOP", 150, 100).error
         0.5
@@ -89,14 +89,14 @@ def rules_table(
     Args:
         ledger: of one step of the model.
         sizes: of the model and its batch.
-        block: module path of one block, whose kept bytes are held against the activations rule.
-        memory_bytes: of all devices; without it, no largest model.
-        flops_per_second: dense peak of all devices; without it, or `training_tokens`, no seconds.
-        bytes_per_second: memory bandwidth of one device; without it, no decoding.
-        training_tokens: tokens that the whole run is to train on.
+        block: module path of one block, whose kept bytes are compared with the activations rule.
+        memory_bytes: of all devices; without it, there is no row for the largest model.
+        flops_per_second: dense peak of all devices; without it or `training_tokens`, there is no row for the time.
+        bytes_per_second: memory bandwidth of one device; without it, there are no rows for decoding.
+        training_tokens: tokens that the whole run trains on.
         mfu: model-FLOPs utilisation to assume.
 
-    Rules take the counted number of parameters as their N, so that each shows its own error alone.
+    Rules use the counted number of parameters as N, so that the error of each is its own.
     """
     rows = [*_parameters(ledger, sizes), *_flops(ledger, sizes), *_bytes(ledger, sizes, block)]
     if memory_bytes is not None:
@@ -111,7 +111,7 @@ def rules_table(
             "count",
             compute_optimal_tokens_rule(ledger.parameters),
             training_tokens,
-            "count: of the run" if training_tokens else "best for a given budget of FLOPs",
+            "count: of the run" if training_tokens else "compute-optimal",
         )
     )
     if flops_per_second is not None and training_tokens is not None:
@@ -146,7 +146,7 @@ def _flops(ledger: Ledger, sizes: Sizes) -> Iterator[RuleRow]:
     )
     counted = sum(
         flops for operator, flops in ledger.flops_by("operator").items() if _is_attention(operator)
-    )  # 0 where attention is spelled out in matrix products
+    )  # 0 if attention is written as matrix products
     yield RuleRow("FLOPs, attention", "12·L·d·s·T", "FLOP", attention, counted or None, "over all pairs")
     yield RuleRow("FLOPs, with attention", "6·N·T + 12·L·d·s·T", "FLOP", whole + attention, ledger.flops)
 

@@ -4,14 +4,9 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from napkin.checkpoint.checkpoint import (
-    Checkpoint,
-    checkpoint_paths,
-    load_train_state,
-    read_checkpoint,
-    recipe_changes,
-    set_aside,
-)
+from napkin.checkpoint.folder import checkpoint_paths, read_checkpoint, set_aside
+from napkin.checkpoint.load import load_train_state, recipe_changes
+from napkin.checkpoint.state import Checkpoint
 from napkin.errors import CorruptFile, NapkinError
 from napkin.train_step.step import TrainState
 

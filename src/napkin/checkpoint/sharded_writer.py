@@ -16,19 +16,13 @@ import msgspec
 from safetensors import SafetensorError
 from torch import Tensor
 
-from napkin.checkpoint.checkpoint import (
-    Checkpoint,
-    Snapshot,
-    State,
-    checkpoint_path,
-    load_train_state,
-    read_checkpoint,
-    refuse_non_finite,
-    set_aside,
-)
 from napkin.checkpoint.checksums import checksum_of, write_state
+from napkin.checkpoint.folder import checkpoint_path, read_checkpoint, set_aside
+from napkin.checkpoint.load import load_train_state
 from napkin.checkpoint.restore import restore_newest
 from napkin.checkpoint.shard_files import shard_name, write_rows
+from napkin.checkpoint.state import Checkpoint, Snapshot, State
+from napkin.checkpoint.write import refuse_non_finite
 from napkin.checkpoint.writer import CheckpointWriter
 from napkin.distributed.ranks import Ranks
 from napkin.errors import CorruptFile, NapkinError
@@ -48,8 +42,8 @@ def restore_on_ranks(
         restored.append(restore_newest(folder, train_state, on_message=on_message, **text))
         return None if restored[0] is None else restored[0].path.name
 
-    name = ranks.from_first(restore)
-    if ranks.is_first:
+    name = ranks.broadcast_from_zero(restore)
+    if ranks.is_rank_zero:
         return restored[0]
     if name is None:
         return None
@@ -63,9 +57,11 @@ def open_writer(ranks: Ranks, recipe: Recipe, folder: Path, **options: Any) -> C
 
     `options` are CheckpointWriter's; whether rows are written in the background is for the first rank to say.
     """
-    if ranks.size > 1 and recipe.training.parallelism == "fsdp":
-        return _ShardWriter(ranks, folder, **options | {"background": ranks.from_first(lambda: options["background"])})
-    return CheckpointWriter(folder, **options) if ranks.is_first else _Follower(folder, **options)
+    if ranks.world_size > 1 and recipe.training.parallelism == "fsdp":
+        return _ShardWriter(
+            ranks, folder, **options | {"background": ranks.broadcast_from_zero(lambda: options["background"])}
+        )
+    return CheckpointWriter(folder, **options) if ranks.is_rank_zero else _Follower(folder, **options)
 
 
 class _Follower(CheckpointWriter):
@@ -84,7 +80,7 @@ class _ShardWriter(CheckpointWriter):
     def __init__(self, ranks: Ranks, folder: Path, **options: Any) -> None:
         super().__init__(folder, **options)
         self.ranks = ranks
-        self._writing = ranks.apart()
+        self._writing = ranks.separate_group()
 
     def refuse_failure(self) -> None:
         """Raise the error of a write in the background, on all ranks after the same step; all ask at each."""
@@ -92,12 +88,12 @@ class _ShardWriter(CheckpointWriter):
             return
         under_way = self._thread.is_alive()
         progress = _UNDER_WAY if under_way else _DONE if self._error is None else _FAILED
-        if self.ranks.most(progress) != _UNDER_WAY:
+        if self.ranks.all_reduce_max(progress) != _UNDER_WAY:
             self.wait()
 
     def _write(self, taken: Snapshot, prune: bool) -> Checkpoint:
         written = _save_sharded(self._writing, self.folder, taken, self.before_publishing)
-        if prune and self.ranks.is_first:
+        if prune and self.ranks.is_rank_zero:
             self.prune(written)
         return written
 
@@ -107,11 +103,11 @@ _DONE, _UNDER_WAY, _FAILED = range(3)
 
 def _save_sharded(ranks: Ranks, folder: Path, taken: Snapshot, before_publishing: Callable[[], None]) -> Checkpoint:
     path = checkpoint_path(folder, taken.step)
-    name = ranks.from_first(lambda: _begin(path))
+    name = ranks.broadcast_from_zero(lambda: _begin(path))
     if name is None:
         return read_checkpoint(path, verify=False)
     draft = folder / name
-    reports = ranks.gather(_write_rows(ranks, draft, taken, path))
+    reports = ranks.all_gather(_write_rows(ranks, draft, taken, path))
     problems = [report["problem"] for report in reports if report["problem"]]
     sums = {name: checksum for report in reports for name, checksum in report["sums"].items()}
 
@@ -129,7 +125,7 @@ def _save_sharded(ranks: Ranks, folder: Path, taken: Snapshot, before_publishing
             shutil.rmtree(draft, ignore_errors=True)
         return None
 
-    problem = ranks.from_first(finish)
+    problem = ranks.broadcast_from_zero(finish)
     if problem:
         raise NapkinError(problem)
     return Checkpoint(path, msgspec.json.decode(taken.state, type=State))
@@ -158,7 +154,7 @@ def _write_rows(ranks: Ranks, draft: Path, taken: Snapshot, path: Path) -> dict[
         here = {name: {key: local(tensor) for key, tensor in named.items()} for name, named in tensors.items()}
         refuse_non_finite(here, taken.step, path.parent)
         for name, named in tensors.items():
-            file = draft / shard_name(Path(name).stem, ranks.place.rank, ranks.size)
+            file = draft / shard_name(Path(name).stem, ranks.info.rank, ranks.world_size)
             write_rows(file, named)
             # The library makes files for their owner alone.
             file.chmod(draft.stat().st_mode & 0o666)
@@ -176,7 +172,7 @@ def _of_this_rank(ranks: Ranks, named: dict[str, Tensor]) -> dict[str, Tensor]:
     return {
         name: tensor
         for name, tensor in named.items()
-        if local(tensor).numel() and (is_sharded(tensor) or ranks.is_first)
+        if local(tensor).numel() and (is_sharded(tensor) or ranks.is_rank_zero)
     }
 
 

@@ -14,16 +14,10 @@ import msgspec
 import torch
 from torch import Tensor
 
-from napkin.checkpoint.checkpoint import (
-    Checkpoint,
-    Snapshot,
-    State,
-    checkpoint_path,
-    checkpoint_paths,
-    prune_checkpoints,
-    write_checkpoint,
-)
 from napkin.checkpoint.disk_space import refuse_full_disk
+from napkin.checkpoint.folder import checkpoint_path, checkpoint_paths, prune_checkpoints
+from napkin.checkpoint.state import Checkpoint, Snapshot, State
+from napkin.checkpoint.write import write_checkpoint
 from napkin.optim.shards import like, local
 from napkin.runs.history import History, best_step
 

@@ -1,7 +1,5 @@
-"""The command line: one file a command, imported when it is called."""
+"""The command line: one file per command, imported when it is called."""
 
-import difflib
-import importlib
 import io
 import os
 import sys
@@ -9,37 +7,38 @@ import warnings
 from collections.abc import Sequence
 
 import napkin
+from napkin.cli.commands import run_command, usage
 from napkin.errors import NapkinError
 
 COMMANDS = {
-    "demo": "train a language model on Python's own library, books kept, in five minutes",
+    "demo": "train a language model on Python's own library, and account for it, in five minutes",
     "tokenizer": "train, compare, show, import or export a tokenizer; encode text into token files",
     "recipe": "print a recipe, the TOML file that says everything a run does",
     "plan": "say what a run will take before it starts: parameters, FLOPs, bytes, seconds",
     "fit": "say how large a model some accelerators can train, by rule and by count",
     "count": "trace a training step: FLOPs and bytes by operator, module or phase",
     "train": "plan, train, meter and reconcile a run",
-    "resume": "continue a run from its newest good checkpoint",
+    "resume": "continue a run from its newest intact checkpoint",
     "evaluate": "loss, perplexity and bits per byte on held-out text, beside gzip and xz",
     "generate": "let a trained model continue a text",
     "report": "write a run's report.html",
     "runs": "list runs, and compare their losses over steps, tokens, FLOPs, seconds or dollars",
-    "hardware": "print the catalogue of accelerators, or all that is known of one",
-    "formats": "print the number formats, or what each makes of a number",
-    "calibrate": "measure this machine's matrix products, memory and operator overhead",
+    "hardware": "print the catalogue of accelerators, or everything known about one",
+    "formats": "print the number formats, or a number rounded to each",
+    "calibrate": "measure this machine's matrix products, memory bandwidth and operator overhead",
 }
 
-# GNU's OpenMP lets threads spin for long while they wait for one another. Beside another busy program they hold the
-# core that they wait for; sleeping sooner costs nothing where the machine is one's own (benchmarks/waiting_threads.py).
+# GNU's OpenMP lets waiting threads spin for a long time. Beside another busy program they occupy the core that they are
+# waiting for; sleeping sooner costs nothing on an idle machine (benchmarks/waiting_threads.py).
 WAITING = {"GOMP_SPINCOUNT": "5000"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 0 done, 2 a wrong input, 128 + n stopped by signal n."""
+    """Run one command and return its exit status: 0 done, 2 wrong input, 128 + n stopped by signal n."""
     arguments = sys.argv[1:] if arguments is None else arguments
     command = arguments[0] if arguments else "--help"
     if "OMP_WAIT_POLICY" not in os.environ:
-        # Read once, when torch is loaded: here that is still to come.
+        # Read once, when torch is loaded, which has not happened yet.
         for name, value in WAITING.items():
             os.environ.setdefault(name, value)
     for stream in (sys.stdout, sys.stderr):
@@ -47,10 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: _say(command, f"warning: {message}")
+        warnings.showwarning = lambda message, *_, **__: _notify(command, f"warning: {message}")
         try:
             status = _run(command, arguments[1:])
-            # Not left to the interpreter's end, where an output that is full or gone would be told as a traceback.
+            # Flushed here, not at the interpreter's exit, where a full or closed output would print a traceback.
             sys.stdout.flush()
         except BrokenPipeError:
             # The reader of our output has gone, as `head` does.
@@ -58,37 +57,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = 141
         except OSError as error:
             _discard_output()
-            status = _fail(command, f"the output cannot be written ({error.strerror}): make room, or send it elsewhere")
+            reason = f"the output cannot be written ({error.strerror}): make room, or redirect it to another place"
+            status = _fail(command, reason)
     if "RANK" in os.environ:
-        # A thread of gloo that still drops its last tensor aborts an interpreter that is being taken down: torchrun
-        # would begin a finished job again (pytorch/pytorch#179291).
+        # A gloo thread that is still releasing its last tensor aborts an interpreter that is shutting down, and
+        # torchrun would restart a finished job (pytorch/pytorch#179291).
         sys.stderr.flush()
         os._exit(status)
     return status
 
 
 def _discard_output() -> None:
-    """What is still buffered has no place to go."""
+    """Send what is still buffered to the null device."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(command: str, rest: Sequence[str]) -> int:
     try:
         for argument in (command, *rest):
-            _refuse_bytes(argument)
+            _require_utf8(argument)
         if command in ("-h", "--help", "help"):
             print(_help())
             return 0
         if command in ("-V", "--version"):
             print(f"napkin {napkin.__version__}")
             return 0
-        if command not in COMMANDS:
-            near = difflib.get_close_matches(command, COMMANDS, n=1)
-            way_out = f"did you mean `napkin {near[0]}`?" if near else "`napkin --help` lists them"
-            return _fail(command, f"there is no command '{command}': {way_out}")
-        return importlib.import_module(f"napkin.cli.{command}").main(list(rest)) or 0
+        return run_command(__name__, COMMANDS, command, rest)
     except SystemExit as leaving:
-        # `--help` leaves so.
+        # `--help` of a command exits.
         return leaving.code if isinstance(leaving.code, int) else 0
     except NapkinError as error:
         return _fail(command, str(error))
@@ -99,7 +95,7 @@ def _run(command: str, rest: Sequence[str]) -> int:
             command, f"'{error.filename}' cannot be used ({error.strerror}): choose another, or make it accessible"
         )
     except RecursionError:
-        return _fail(command, "a file is nested too deeply to be read: put it back as napkin wrote it")
+        return _fail(command, "a file is nested too deeply to be read: restore it as napkin wrote it")
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
@@ -108,7 +104,7 @@ def _run(command: str, rest: Sequence[str]) -> int:
         return _fail(command, "interrupted", status=130)
 
 
-def _refuse_bytes(argument: str) -> None:
+def _require_utf8(argument: str) -> None:
     try:
         argument.encode()
     except UnicodeEncodeError as error:
@@ -123,28 +119,18 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _fail(command: str, reason: str, status: int = 2) -> int:
-    _say(command, reason)
+    _notify(command, reason)
     return status
 
 
-def _say(command: str, what: str) -> None:
-    line = f"{command if command in COMMANDS else 'napkin'}: {' '.join(what.split())}"
-    # The name of a file may hold anything: a terminal is not to obey it.
-    shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
-    print(shown, file=sys.stderr)
+def _notify(command: str, message: str) -> None:
+    from napkin.cli.terminal import notify
+
+    notify(f"{command if command in COMMANDS else 'napkin'}: {message}")
 
 
 def _help() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {what}" for name, what in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: napkin COMMAND ...",
-            "",
-            "napkin trains language models from scratch and keeps the books while it does.",
-            "",
-            *lines,
-            "",
-            "`napkin COMMAND --help` tells more. TEXT is a file, a folder, or stdlib: for Python's own library.",
-        ]
-    )
+    listed, *commands = usage(__name__, COMMANDS)
+    about = "napkin trains language models from scratch and accounts for every byte, FLOP, second and dollar."
+    more = "`napkin COMMAND --help` tells more. TEXT is a file, a folder, or stdlib: for Python's own library."
+    return "\n".join([listed, "", about, *commands, "", more])

@@ -3,20 +3,19 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from napkin.cli.options import Switch, parse
-from napkin.cli.terminal import out, print_json, progress_line
+from napkin.cli.options import JsonOption, parse
+from napkin.cli.progress import progress_line
+from napkin.cli.terminal import print_json, say
 from napkin.units import format_bytes, format_rate, format_seconds
 
 
 @dataclass(frozen=True)
-class CalibrateOptions:
-    """Measure this machine again: matrix products, memory bandwidth, the cost of calling an operator. Of two
-    measurements of the same thing the faster one is kept, as other programs can only slow it down."""
+class CalibrateOptions(JsonOption):
+    """Measure this machine again: matrix products, memory bandwidth, the overhead of an operator call. Of two
+    measurements of the same thing the faster one is kept, because other programs can only slow it down."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What to measure; auto is the GPU if there is one."""
-    json: Switch = False
-    """Print the result for programs."""
 
 
 def main(arguments: list[str]) -> None:
@@ -30,18 +29,18 @@ def main(arguments: list[str]) -> None:
         from napkin.recipe.precision import choose_device
 
         device_type = choose_device(options.device)
-        # As many as training takes: a calibration holds for its number of threads.
+        # As many threads as training uses: a calibration holds for one number of threads.
         torch.set_num_threads(usable_cores())
         calibration = calibration_of_this_machine(
-            device_type, again=True, progress=lambda share: line(round(100 * share), 100)
+            device_type, again=True, progress=lambda fraction: line(round(100 * fraction), 100)
         )
     if options.json:
         print_json(calibration)
         return
     for name in calibration.formats:
-        out.print(f"{name} matrix products: {format_rate(calibration.matmul_peak(name))}")
-    out.print(f"memory: {format_bytes(calibration.memory_bandwidth)}/s")
-    out.print(f"calling an operator: {format_seconds(calibration.seconds_per_operator)}")
+        say(f"{name} matrix products: {format_rate(calibration.matmul_peak(name))}")
+    say(f"memory bandwidth: {format_bytes(calibration.memory_bandwidth)}/s")
+    say(f"overhead per operator call: {format_seconds(calibration.seconds_per_operator)}")
     if calibration.disturbed:
-        out.print("other programs held the processor meanwhile: measure again when it is idle")
-    out.print(f"kept in {calibration_path(calibration.machine)}", soft_wrap=True)
+        say("other programs were using the processor: measure again when it is idle")
+    say(f"kept in {calibration_path(calibration.machine)}", wrap=False)

@@ -5,11 +5,10 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from rich.table import Table
-
-from napkin.cli.options import Switch
+from napkin.cli.options import JsonOption
+from napkin.cli.progress import progress_line
 from napkin.cli.recipe_options import RecipeOptions, parse_with_recipe
-from napkin.cli.terminal import out, print_json, progress_line, say
+from napkin.cli.terminal import print_json, print_table, say
 from napkin.errors import NapkinError
 from napkin.units import format_bytes, format_flops
 
@@ -22,38 +21,38 @@ MOST_ROWS = 40
 
 
 @dataclass(frozen=True)
-class CountOptions(RecipeOptions):
-    """Trace a recipe's training step on fake tensors and say where its FLOPs and bytes are; nothing is computed. No
-    text is needed: without a tokenizer, --model.vocab-size says how many tokens it would have."""
+class CountOptions(RecipeOptions, JsonOption):
+    """Trace a recipe's training step on fake tensors and print its FLOPs and bytes; nothing is computed. No text is
+    needed: without a tokenizer, --model.vocab-size gives the number of token ids."""
 
     by: Literal["operator", "module", "phase"] = "operator"
     """What the rows are summed by."""
     target: Literal["auto", "cpu", "cuda"] = "auto"
-    """What to count for: the operators and the memory of a CPU or of a GPU, at hand or not; auto is the recipe's
+    """Device to count for, whether this machine has one or not: its operators and its memory; auto is the recipe's
     device."""
     capability: str | None = None
     """Compute capability of the GPU: 8.0 is an A100, 9.0 an H100, 10.0 a B200. None is this machine's GPU, else 9.0."""
-    json: Switch = False
-    """Print the result for programs."""
 
 
 def main(arguments: list[str]) -> None:
     """Print the ledger of a recipe's step."""
     options, _ = parse_with_recipe(CountOptions, "count", arguments)
     with progress_line("counting the step"):
-        from napkin.train_step.step import count_step
-        from napkin.training.start import resolve_alone
+        from napkin.cli.plan_output import print_unknown_operators
+        from napkin.planning.machine import ThisMachine
+        from napkin.planning.resolve import resolve
+        from napkin.train_step.step_ledger import count_step
 
         target, recipe = _target(options), options.recipe
         if target is not None:
-            # What the recipe leaves to the machine is this target's to decide, not this machine's.
+            # What the recipe leaves open is decided for the target, not for this machine.
             auto, formats = recipe.training.precision == "auto", "fp32" if target.capability < (8, 0) else "bf16"
             precision = formats if auto else recipe.training.precision
             model = replace(recipe.model, attention=recipe.model.resolved_attention)
             training = replace(recipe.training, device="cpu", precision=precision)
             recipe = replace(recipe, model=model, training=training)
-        recipe, precision, _ = resolve_alone(recipe)
-        ledger = count_step(recipe, precision, target=target or ("cpu" if options.target == "cpu" else None))
+        resolved = resolve(recipe, ThisMachine(device=recipe.training.device))
+        ledger = count_step(replace(resolved, target=target or ("cpu" if options.target == "cpu" else None)))
     sums = _sum(ledger, options.by)
     if options.json:
         names = ("parameters", "flops", "causal_flops", "peak_bytes", "reserved_bytes")
@@ -61,31 +60,27 @@ def main(arguments: list[str]) -> None:
         peak = {"peak_by_category": ledger.peak_by_category, "unknown_operators": ledger.unknown_operators}
         print_json({**totals, **peak, "by": options.by, "rows": sums})
         return
-    table = Table(options.by, "calls", "FLOPs", "read", "written", "allocated", "kept", box=None, header_style="bold")
-    table.columns[0].overflow = "fold"
-    for column in table.columns[1:]:
-        column.justify = "right"
+    rows = []
     for name, row in list(sums.items())[:MOST_ROWS]:
         sizes = (format_bytes(row[column]) for column in SUMS[2:])
-        table.add_row(name or "(outside of modules)", f"{row['calls']:,}", format_flops(row["flops"]), *sizes)
-    out.print(table)
+        rows.append((name or "(outside of modules)", f"{row['calls']:,}", format_flops(row["flops"]), *sizes))
+    print_table((options.by, "calls", "FLOPs", "read", "written", "allocated", "kept"), rows)
     if len(sums) > MOST_ROWS:
         say(f"and {len(sums) - MOST_ROWS} smaller ones: --json shows all")
     say(
         f"{ledger.parameters:,} parameters; {ledger.flops:,} FLOPs per step, {ledger.causal_flops:,} with attention "
-        f"over causal pairs alone; peak {ledger.peak_bytes:,} bytes; kept for the backward pass "
+        f"over causal pairs only; peak {ledger.peak_bytes:,} bytes; kept for the backward pass "
         f"{ledger.kept_bytes:,} bytes"
     )
     if ledger.reserved_bytes is not None:
-        say(f"reserved of the GPU by torch's caching allocator: {ledger.reserved_bytes:,} bytes")
-    for operator, calls in ledger.unknown_operators.items():
-        say(f"operator {operator} is not in napkin's tables: the FLOPs of {calls} calls are missing above")
+        say(f"reserved on the GPU by torch's caching allocator: {ledger.reserved_bytes:,} bytes")
+    print_unknown_operators(ledger.unknown_operators)
 
 
 def _target(options: CountOptions) -> "CudaTarget | None":
     if options.target != "cuda":
         if options.capability is not None:
-            raise NapkinError(f"--capability {options.capability} is a GPU's: use it with --target cuda")
+            raise NapkinError(f"--capability {options.capability} is for GPUs: use it with --target cuda")
         return None
     from napkin.hardware.cuda_target import CudaTarget, cuda_target
 

@@ -1,32 +1,35 @@
-"""`napkin demo`: the main job, command by command, on text that is on every machine."""
+"""`napkin demo`: from text to a trained model, command by command, on text that is on every machine."""
 
 import dataclasses
 import shlex
 import time
 from pathlib import Path
 
-from rich.table import Table
-
 from napkin.cli.options import parse
-from napkin.cli.terminal import out, progress_line, say
-from napkin.cli.texts import STANDARD_LIBRARY
+from napkin.cli.progress import progress_line
+from napkin.cli.terminal import print_table, say
+from napkin.cli.text_arguments import STANDARD_LIBRARY
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.model.config import ModelConfig
-from napkin.recipe.recipe import DataConfig, OptimizerConfig, Recipe, TrainingConfig, format_recipe
+from napkin.recipe.data_config import DataConfig
+from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.toml_file import format_recipe
+from napkin.recipe.training_config import TrainingConfig
 from napkin.units import format_seconds
 
 TRAINING_SECONDS = 240
-"""What training may take by plan; the other commands take the rest of the five minutes that are promised."""
+"""Time for training, by the plan; the other commands take the rest of the five minutes that are promised."""
 PROMPTS = ("def main(", "import os\n", 'class Error(Exception):\n    """')
 
 
 @dataclasses.dataclass(frozen=True)
 class DemoOptions:
-    """Train a language model on Python's own library, with the commands that do the same for a text of yours."""
+    """Train a language model on Python's own library, with the same commands as for your own text."""
 
     folder: str = "demo"
-    """Folder to make for everything; where it exists, the next free one is taken: demo-2, demo-3, ..."""
+    """Folder to make for everything; if it exists, the next free name is used: demo-2, demo-3, ..."""
 
 
 def main(arguments: list[str]) -> int:
@@ -47,7 +50,8 @@ def main(arguments: list[str]) -> int:
     ]
     taken: dict[str, float] = {}
     for name, command in stages:
-        say(f"\n$ napkin {shlex.join(command)}", style="bold")
+        say()
+        say(f"$ napkin {shlex.join(command)}", style="bold", keep_lines=True)
         start = time.perf_counter()
         if command[0] == "train":
             atomic_write_text(recipe, format_recipe(within(TRAINING_SECONDS, demo_recipe(str(folder)))))
@@ -74,12 +78,12 @@ def demo_recipe(folder: str) -> Recipe:
 
 
 def within(seconds: float, recipe: Recipe) -> Recipe:
-    """The recipe with as many steps as this machine takes in `seconds` by plan, in whole evaluations and two at least;
-    told where that is fewer than it had."""
+    """The recipe with as many steps as this machine can take in `seconds` by the plan, rounded to whole evaluation
+    intervals and at least two of them; a reduction is reported."""
     with progress_line("planning") as line:
-        from napkin.training.start import plan_only
+        from napkin.planning.planner import plan as make_plan
 
-        _, _, plan = plan_only(recipe, progress=line.retitle)
+        plan = make_plan(recipe, progress=line.retitle)
     training = recipe.training
     if plan.seconds <= seconds:
         return recipe
@@ -87,7 +91,7 @@ def within(seconds: float, recipe: Recipe) -> Recipe:
     steps = evaluations * training.evaluate_every
     say(
         f"{training.steps} steps would take {format_seconds(plan.seconds)} on this machine: {steps} here; for all of "
-        f"them set steps = {training.steps} in the recipe, and train again"
+        f"them set steps = {training.steps} in the recipe and train again"
     )
     return dataclasses.replace(recipe, training=dataclasses.replace(training, steps=steps))
 
@@ -100,7 +104,7 @@ def _run(command: list[str]) -> int:
 
 def _free(folder: Path) -> Path:
     if not folder.name:
-        raise NapkinError(f"'{folder}' is no name for a new folder: choose another --folder")
+        raise NapkinError(f"'{folder}' is not a name for a new folder: choose another --folder")
     for candidate in (folder, *(folder.with_name(f"{folder.name}-{number}") for number in range(2, 1000))):
         if not candidate.exists():
             return candidate
@@ -108,11 +112,8 @@ def _free(folder: Path) -> Path:
 
 
 def _summarise(taken: dict[str, float], run: Path) -> None:
-    table = Table("stage", "time", box=None, header_style="bold")
-    table.columns[1].justify = "right"
-    for name, seconds in taken.items():
-        table.add_row(name, format_seconds(seconds))
-    table.add_row("in all", format_seconds(sum(taken.values())))
-    say("")
-    out.print(table)
-    say(f"\nopen {run}/report.html; the same for a text of yours: the commands above, with its path for stdlib:")
+    rows = [(name, format_seconds(seconds)) for name, seconds in (*taken.items(), ("total", sum(taken.values())))]
+    say()
+    print_table(("stage", "time"), rows)
+    say()
+    say(f"open {run}/report.html; for your own text, run the commands above with its path in place of stdlib:")

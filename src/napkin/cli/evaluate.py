@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
-from napkin.cli.options import RunFolderArgument, Switch, parse
-from napkin.cli.terminal import out, print_json, progress_line, say
+from napkin.cli.options import RunOptions, parse
+from napkin.cli.progress import progress_line
+from napkin.cli.renewed_report import renew_report
+from napkin.cli.terminal import notify, print_json, print_table, say
 from napkin.errors import NapkinError
 from napkin.units import format_bytes
 
@@ -16,41 +16,28 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class EvaluateOptions:
+class EvaluateOptions(RunOptions):
     """Predict all validation tokens of a run: loss, perplexity, bits per byte, beside gzip and xz on the same bytes."""
 
-    run: RunFolderArgument
-    """Folder of the run."""
     tokens: str | None = None
-    """Token file to predict; None is the run's validation file, whose result its folder and its report keep."""
-    json: Switch = False
-    """Print the result for programs."""
+    """Token file to predict; None is the run's validation file, whose result is kept in the run folder and report."""
 
 
 def main(arguments: list[str]) -> None:
-    """Evaluate a run and keep the result in its folder."""
+    """Evaluate a run and write the result to its folder."""
     options = parse(EvaluateOptions, "evaluate", arguments)
     with progress_line("opening the run") as line:
-        from napkin.data.token_file import TokenFile
-        from napkin.evaluation.bits_per_byte import evaluate
-        from napkin.inference.load import open_trained, renew_report
+        from napkin.inference.trained import load
 
-        trained = open_trained(options.run)
+        trained = load(options.run, on_message=notify)
         path = trained.recipe.data.validation if options.tokens is None else options.tokens
         if path is None:
             raise NapkinError(f"'{options.run}' has no validation tokens: name a token file with --tokens")
         if not Path(path).is_file():
             raise NapkinError(f"there is no token file '{path}': name one with --tokens")
-        tokens = TokenFile.open(path, tokenizer_fingerprint=trained.tokenizer.fingerprint, verify=True)
         line.retitle("evaluating")
-        evaluation = evaluate(
-            trained.model,
-            tokens,
-            trained.tokenizer,
-            trained.precision,
-            step=trained.checkpoint.state.step,
-            separate_documents=trained.recipe.data.separate_documents,
-            progress=lambda done, total: line(done, total, f"{done:,} of {total:,} tokens"),
+        evaluation = trained.evaluate(
+            path, progress=lambda done, total: line(done, total, f"{done:,} of {total:,} tokens")
         )
         if options.tokens is None:
             trained.run.write_json("evaluation.json", evaluation)
@@ -59,7 +46,7 @@ def main(arguments: list[str]) -> None:
     else:
         _describe(path, evaluation)
     if options.tokens is None:
-        renew_report(trained.run)
+        renew_report(trained.run.path)
 
 
 def _describe(path: str, evaluation: "Evaluation") -> None:
@@ -67,17 +54,14 @@ def _describe(path: str, evaluation: "Evaluation") -> None:
         f"{path}: {evaluation.tokens:,} tokens, {format_bytes(evaluation.bytes)}; step {evaluation.step:,}: "
         f"loss {evaluation.loss:.4f} nats per token, perplexity {_perplexity(evaluation.perplexity)}"
     )
-    table = Table("", "bits per byte", box=None, header_style="bold")
-    table.columns[1].justify = "right"
-    for name, bits in (
-        ("gzip -9", evaluation.gzip_bits_per_byte),
-        ("this model", evaluation.bits_per_byte),
-        ("xz -9", evaluation.xz_bits_per_byte),
-    ):
-        table.add_row(name, f"{bits:.4f}")
-    out.print(table)
+    rows = [
+        ("gzip -9", f"{evaluation.gzip_bits_per_byte:.4f}"),
+        ("this model", f"{evaluation.bits_per_byte:.4f}"),
+        ("xz -9", f"{evaluation.xz_bits_per_byte:.4f}"),
+    ]
+    print_table(("", "bits per byte"), rows)
 
 
 def _perplexity(value: float) -> str:
-    # A run that went astray has one of hundreds of digits.
+    # That of a run that diverged may have hundreds of digits.
     return f"{value:.2f}" if value < 1e6 else f"{value:.3g}"

@@ -5,21 +5,18 @@ from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import tyro
-from rich.table import Table
 
-from napkin.cli.options import Switch, parse
-from napkin.cli.terminal import out, print_json
+from napkin.cli.options import JsonOption, parse
+from napkin.cli.terminal import print_json, print_table
 from napkin.number_formats import FORMATS, NumberFormat, Rounded, bit_fields, round_to
 
 
 @dataclass(frozen=True)
-class FormatsOptions:
-    """Print the number formats; or what each of them makes of VALUE (write `-- -1.5` for a negative one)."""
+class FormatsOptions(JsonOption):
+    """Print the number formats; or VALUE rounded to each of them (write `-- -1.5` for a negative one)."""
 
     value: Annotated[float | None, tyro.conf.Positional, tyro.conf.arg(metavar="VALUE")] = None
     """A number to round to each format, for example 1e-8."""
-    json: Switch = False
-    """Print the result for programs."""
 
 
 def main(arguments: list[str]) -> None:
@@ -36,30 +33,26 @@ def _print_formats(as_json: bool) -> None:
         print_json({name: _describe(number) for name, number in FORMATS.items()})
         return
     headings = ("format", "bits", "s+e+f", "largest", "normal from", "subnormal from", "resolution")
-    table = Table(*headings, box=None, header_style="bold")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    rows = []
     for name, number in FORMATS.items():
         fields = f"{number.sign_bits}+{number.exponent_bits}+{number.fraction_bits}"
         figures = (number.largest, number.smallest_normal, number.smallest_subnormal, number.resolution)
-        table.add_row(name, str(number.bits), fields, *(f"{figure:.5g}" for figure in figures))
-    out.print(table)
+        rows.append((name, str(number.bits), fields, *(f"{figure:.5g}" for figure in figures)))
+    print_table(headings, rows)
 
 
 def _print_value(value: float, as_json: bool) -> None:
-    # NaN has no place among integers.
+    # Integers have no NaN.
     formats = {name: number for name, number in FORMATS.items() if not (number.is_integer and math.isnan(value))}
     rounded = {name: round_to(value, number) for name, number in formats.items()}
     if as_json:
         print_json({name: asdict(each) for name, each in rounded.items()})
         return
-    table = Table("format", "value", "relative error", "", "sign exponent fraction", box=None, header_style="bold")
-    table.columns[1].justify = table.columns[2].justify = "right"
-    table.columns[4].overflow = "fold"
-    for name, each in rounded.items():
-        fields = bit_fields(each.bits, name)
-        table.add_row(name, f"{each.value:.9g}", f"{each.relative_error:.3g}", _verdict(each), fields)
-    out.print(table)
+    rows = [
+        (name, f"{each.value:.9g}", f"{each.relative_error:.3g}", _verdict(each), bit_fields(each.bits, name))
+        for name, each in rounded.items()
+    ]
+    print_table(("format", "value", "relative error", "", "sign exponent fraction"), rows, align="lrrll")
 
 
 def _verdict(rounded: Rounded) -> str:

@@ -1,30 +1,27 @@
 """`napkin generate`."""
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from napkin.cli.options import INLINED, RunFolderArgument, Switch, parse
-from napkin.cli.terminal import print_json, progress_line, say_verbatim
+from napkin.cli.options import INLINED, RunOptions, Switch, parse
+from napkin.cli.progress import progress_line
+from napkin.cli.renewed_report import renew_report
+from napkin.cli.terminal import notify, print_json, print_verbatim
 from napkin.errors import NapkinError
 from napkin.inference.settings import Sampling
 
 
 @dataclass(frozen=True)
-class GenerateOptions:
+class GenerateOptions(RunOptions):
     """Let a trained model continue a text."""
 
-    run: RunFolderArgument
-    """Folder of the run."""
     prompts: tuple[str, ...] = ("",)
-    """Texts to continue; an empty one begins a new document. One that begins with - goes as --prompts=-TEXT"""
+    """Texts to continue; an empty one begins a new document. Write --prompts=-TEXT for one that begins with -"""
     tokens: int = 120
-    """Most tokens a completion has; it ends where the model ends the document."""
+    """Maximum number of tokens of a completion, which ends earlier where the model ends the document."""
     sampling: Annotated[Sampling, INLINED] = field(default_factory=Sampling)
     save: Switch = False
-    """Keep the completions as the run's samples.txt, and show them in its report."""
-    json: Switch = False
-    """Print the result for programs."""
+    """Write the completions to the run's samples.txt, and show them in its report."""
 
 
 def main(arguments: list[str]) -> None:
@@ -32,14 +29,18 @@ def main(arguments: list[str]) -> None:
     options = parse(GenerateOptions, "generate", arguments)
     _refuse_impossible(options)
     with progress_line("opening the run") as line:
-        from napkin.inference.load import open_trained, renew_report
+        from napkin.inference.trained import load
 
-        trained = open_trained(options.run)
+        trained = load(options.run, on_message=notify)
         line.retitle("generating")
         completions = []
         for number, prompt in enumerate(options.prompts):
             line(number, len(options.prompts))
-            completions.append(_complete(trained, prompt, options, number))
+            completions.append(
+                trained.generate(
+                    prompt, max_tokens=options.tokens, sampling=options.sampling, seed=options.sampling.seed + number
+                )
+            )
     texts = [
         f"=== {number} (seed {options.sampling.seed + number - 1})\n{prompt}{completion}\n"
         for number, (prompt, completion) in enumerate(zip(options.prompts, completions, strict=True), start=1)
@@ -52,9 +53,9 @@ def main(arguments: list[str]) -> None:
         print_json([{"prompt": p, "completion": c} for p, c in zip(options.prompts, completions, strict=True)])
     else:
         for text in texts:
-            say_verbatim(text)
+            print_verbatim(text)
     if options.save:
-        renew_report(trained.run)
+        renew_report(trained.run.path)
 
 
 def _refuse_impossible(options: GenerateOptions) -> None:
@@ -62,13 +63,3 @@ def _refuse_impossible(options: GenerateOptions) -> None:
         raise NapkinError('--prompts names no text: give one, or --prompts "" for a new document')
     if options.tokens < 1:
         raise NapkinError(f"--tokens is {options.tokens}: use 1 or more")
-
-
-def _complete(trained, prompt: str, options: GenerateOptions, number: int) -> str:
-    from napkin.data.token_file import SEPARATOR
-    from napkin.inference.sampling import generate
-
-    sampling = dataclasses.replace(options.sampling, seed=options.sampling.seed + number)
-    separator = trained.tokenizer.special_tokens[SEPARATOR]
-    start = [separator, *trained.tokenizer.encode(prompt)]
-    return trained.tokenizer.decode(list(generate(trained.model, start, options.tokens, sampling, stop=separator)))

@@ -1,7 +1,7 @@
-"""Options of a command, read by tyro into the command's dataclass; what is wrong with them is said in one line.
+"""Options of a command, parsed by tyro into the command's dataclass; an error in them is one line.
 
-The docstring below a field is its help. tyro would keep the line breaks of the source in it: a rule of our own gives
-it the same text as paragraphs.
+The docstring below a field is its help. tyro would keep the line breaks of the source, so a rule of our own joins the
+lines of each paragraph.
 """
 
 import ast
@@ -13,6 +13,7 @@ import io
 import typing
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import tyro
@@ -26,26 +27,42 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
+from napkin.cli.terminal import printable
 from napkin.errors import NapkinError
 from napkin.recipe.train_files import TrainFiles, read_files, write_files
 
 Options = TypeVar("Options")
 
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
-"""An option that is off unless it is given; other booleans have a --no- form too."""
+"""An option that is off unless it is given; other booleans also have a --no- form."""
 
 INLINED = tyro.conf.arg(name="")
-"""The options of a group that bear no prefix: --temperature, not --sampling.temperature."""
+"""For a group of options without a prefix: --temperature, not --sampling.temperature."""
 
-RunFolderArgument = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+
+@dataclass(frozen=True, kw_only=True)
+class JsonOption:
+    """For commands that can print their result as JSON."""
+
+    json: Switch = False
+    """Print the result for programs, as JSON."""
+
+
+@dataclass(frozen=True)
+class RunOptions(JsonOption):
+    """For commands on a run."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
+
 
 _REGISTRY = ConstructorRegistry()
 
 
 def parse(options: type[Options], command: str, arguments: Sequence[str], default: Options | None = None) -> Options:
-    """Read a command's options into its dataclass; `--help` shows its docstrings, types and defaults.
+    """Parse a command's options into its dataclass; `--help` shows its docstrings, types and defaults.
 
-    Raises NapkinError for an option that does not exist, a value of the wrong type, an argument too many or missing.
+    Raises NapkinError for an unknown option, a value of the wrong type, a superfluous or a missing argument.
     """
     complaint = io.StringIO()
     try:
@@ -70,9 +87,9 @@ def parse(options: type[Options], command: str, arguments: Sequence[str], defaul
 
 
 def _first_paragraph(box: str) -> str:
-    """What stands in tyro's box up to its first rule, as one line."""
+    """The text in tyro's error box up to its first rule, as one line."""
     found: list[str] = []
-    # The first line is the box's upper edge and bears a title.
+    # The first line is the box's upper edge, with a title.
     for line in Text.from_ansi(box).plain.splitlines()[1:]:
         # Where the output is not UTF-8 the box is drawn in ASCII.
         line = line.strip("│| ")
@@ -85,13 +102,13 @@ def _first_paragraph(box: str) -> str:
 
 def _unknown(argument: str, options: type, command: str) -> str:
     if not argument.startswith("-"):
-        return f"'{argument}' is one argument too many, or stands in the wrong place: {_tells_more(command)}"
+        return f"'{argument}' is one argument too many, or in the wrong place: {_tells_more(command)}"
     name = argument.partition("=")[0]
     names = list(_option_names(options))
     group, _, field = name.lstrip("-").rpartition(".")
     beside = [found.removeprefix(f"{group}.") for found in names if group and found.startswith(f"{group}.")]
-    # A field's own name is enough to find it, --steps is --training.steps; and so are its initials, as in lr. Within a
-    # group that exists only the fields are compared: the group alone would make any two of its options alike.
+    # A field is found by its own name, as --training.steps for --steps, and by its initials, as in lr. Within a
+    # known group only the fields are compared: the common prefix would make any two of its options similar.
     near = (
         [found for found in names if found.rpartition(".")[2] == field]
         or [found for found in names if "-" in found and _initials(found) == field]
@@ -100,7 +117,7 @@ def _unknown(argument: str, options: type, command: str) -> str:
     )
     if near:
         return f"there is no option '{name}': did you mean --{near[0]}?"
-    return f"there is no option '{name}': {_tells_more(command)}; a value that begins with - goes as --option=VALUE"
+    return f"there is no option '{name}': {_tells_more(command)}; write --option=VALUE for a value that begins with -"
 
 
 def _initials(name: str) -> str:
@@ -125,7 +142,7 @@ def _tells_more(command: str) -> str:
 
 @_REGISTRY.struct_rule
 def _dataclass(info: StructTypeInfo) -> StructConstructorSpec | None:
-    """A dataclass whose help texts are paragraphs; of a group's own docstring the first one is for users."""
+    """A dataclass whose help texts are paragraphs; the help of a group is the first paragraph of its docstring."""
     if not dataclasses.is_dataclass(info.type):
         return None
     cls = typing.cast(type, info.type)
@@ -141,7 +158,10 @@ def _dataclass(info: StructTypeInfo) -> StructConstructorSpec | None:
 
 def _fields(cls: type) -> list[tuple[dataclasses.Field, Any]]:
     hints = typing.get_type_hints(cls, include_extras=True)
-    return [(field, hints[field.name]) for field in dataclasses.fields(cls)]
+    # What is keyword-only, --json, comes last.
+    return [
+        (field, hints[field.name]) for field in sorted(dataclasses.fields(cls), key=lambda field: field.kw_only is True)
+    ]
 
 
 def _default(field: dataclasses.Field) -> Any:
@@ -152,7 +172,7 @@ def _default(field: dataclasses.Field) -> Any:
 
 @functools.cache
 def _field_docstrings(cls: type) -> dict[str, str]:
-    """The docstring below each field of a dataclass and of those it inherits from."""
+    """The docstring below each field of a dataclass and of its base classes."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not dataclasses.is_dataclass(base):
@@ -173,11 +193,11 @@ def _paragraphs(docstring: str) -> list[str]:
 
 @_REGISTRY.primitive_rule
 def _value(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """Numbers, and values that may be None; refused in words where Python would speak of literals and bases."""
+    """Numbers, texts, and values that may be None, with error messages in plain words instead of Python's."""
     kinds: list[Any] = list(typing.get_args(info.type)) or [info.type]
     optional = type(None) in kinds
     kind: Any = next((kind for kind in kinds if kind is not type(None)), None)
-    if kind not in _EXPECTED or len(kinds) > 1 + optional or (kind is str and not optional):
+    if kind not in _EXPECTED or len(kinds) > 1 + optional:
         return None
 
     return PrimitiveConstructorSpec(
@@ -203,7 +223,8 @@ def _is(kind: Any, optional: bool, value: Any) -> bool:
 
 
 def _shown(value: Any) -> list[str]:
-    return [str(value)]
+    # In the help, where a default comes from a recipe file.
+    return [printable(str(value))]
 
 
 @_REGISTRY.primitive_rule
@@ -216,7 +237,7 @@ def _train_files(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
         metavar="FILE[=WEIGHT] ...",
         instance_from_str=read_files,
         is_instance=lambda value: isinstance(value, str | tuple | dict),
-        str_from_instance=write_files,
+        str_from_instance=lambda value: [printable(each) for each in write_files(value)],
     )
 
 

@@ -3,42 +3,39 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from napkin.cli import budget
-from napkin.cli.options import Switch
+from napkin.cli import plan_by_rule
+from napkin.cli.options import JsonOption, Switch
+from napkin.cli.progress import progress_line
 from napkin.cli.recipe_options import RecipeOptions, parse_with_recipe
-from napkin.cli.terminal import print_json, progress_line
+from napkin.cli.terminal import print_json
 from napkin.errors import NapkinError
-from napkin.hardware.catalogue import find_device
-from napkin.units import parse_devices
 
 
 @dataclass(frozen=True)
-class PlanOptions(RecipeOptions):
-    """Say what a run will take, before it starts and without allocating anything of it. No text is needed: without a
-    tokenizer, --model.vocab-size says how many tokens it would have. By rule alone, for any size and any accelerator:
-    napkin plan --params 70B --tokens 15T --on 1024xH100."""
+class PlanOptions(RecipeOptions, JsonOption):
+    """Say what a run will take before it starts, without allocating its tensors. No text is needed: without a
+    tokenizer, --model.vocab-size gives the number of token ids. By rule alone, for any size and any accelerator: napkin
+    plan --params 70B --tokens 15T --on 1024xH100."""
 
     on: str | None = None
-    """Accelerators that are not at hand: A100-80GB, 8xH100; `napkin hardware` lists them. The batch is split among
-    several. None is this machine."""
+    """Accelerators to plan for: A100-80GB, 8xH100; `napkin hardware` lists them. The batch is split among them. None is
+    this machine."""
     by: Literal["operator", "module", "phase"] = "operator"
     """What the seconds are split by."""
     usd_per_hour: float | None = None
-    """Price of one device; None is the catalogue's, if it knows one."""
+    """Price of one device; None is the catalogue's, if it has one."""
     watts: float | None = None
-    """Power of one device; None is the catalogue's, if it knows it."""
+    """Power of one device; None is the catalogue's, if it has it."""
     rules: Switch = False
-    """Print napkin mathematics too: each rule beside the count of the same thing, and how far off it is."""
+    """Also print the rules of thumb, each beside the count of the same quantity, and its error."""
     memory_options: Switch = False
-    """Print what each memory option would save, and what it would cost."""
-    json: Switch = False
-    """Print the plan for programs."""
+    """Also print what each memory option, such as recomputing activations, saves and costs."""
 
 
 def main(arguments: list[str]) -> None:
-    """Print rule and count side by side, and whether the run fits; status 2 where it does not."""
+    """Print rule and count side by side, and whether the run fits; the status is 2 if it does not."""
     if any(argument.split("=")[0] == "--params" for argument in arguments):
-        budget.main(arguments)
+        plan_by_rule.main(arguments)
         return
     options, _ = parse_with_recipe(PlanOptions, "plan", arguments)
     for name in ("usd_per_hour", "watts"):
@@ -46,32 +43,23 @@ def main(arguments: list[str]) -> None:
         if value is not None and not 0 < value < float("inf"):
             raise NapkinError(f"--{name.replace('_', '-')} is {value}: use a number above 0")
     with progress_line("planning") as line:
-        from napkin.cli.memory_options_view import describe_memory_options, find_memory_options
-        from napkin.cli.plan_view import describe_plan, describe_rules
+        from napkin.cli.plan_output import find_memory_options, print_memory_options, print_plan, print_rules
         from napkin.planning.micro_batch import refuse_what_does_not_fit
-        from napkin.training.start import plan_as_dict, plan_only
+        from napkin.planning.plan_file import plan_file_of
+        from napkin.planning.planner import plan as make_plan
 
-        if options.on is None:
-            device = None
-            recipe, precision, plan = plan_only(options.recipe, progress=line.retitle)
-        else:
-            from napkin.planning.catalogue_plan import plan_elsewhere
-
-            n_devices, name = parse_devices(options.on)
-            device = find_device(name)
-            recipe, precision, plan = plan_elsewhere(options.recipe, device, n_devices)
-        plan = plan.at(usd_per_hour=options.usd_per_hour, watts=options.watts)
-        memory_options = (
-            find_memory_options(recipe, precision, plan, device, line.retitle) if options.memory_options else []
+        plan = make_plan(options.recipe, options.on, progress=line.retitle).at(
+            usd_per_hour=options.usd_per_hour, watts=options.watts
         )
+        memory_options = find_memory_options(plan, options.on, line.retitle) if options.memory_options else []
     if options.json:
         print_json(
-            plan_as_dict(plan, precision) | ({"memory_options": memory_options} if options.memory_options else {})
+            {**vars(plan_file_of(plan)), **({"memory_options": memory_options} if options.memory_options else {})}
         )
     else:
-        describe_plan(plan, precision, by=options.by)
+        print_plan(plan, by=options.by)
         if options.rules:
-            describe_rules(recipe, plan)
+            print_rules(plan)
         if options.memory_options:
-            describe_memory_options(plan, memory_options)
-    refuse_what_does_not_fit(recipe, precision, plan)
+            print_memory_options(plan, memory_options)
+    refuse_what_does_not_fit(plan)

@@ -7,7 +7,8 @@ from typing import Annotated, TypeVar
 
 from napkin.cli.options import INLINED, parse
 from napkin.model.presets import preset
-from napkin.recipe.recipe import Recipe, read_recipe
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.toml_file import read_recipe
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,8 @@ class RecipeOptions:
 
     recipe: Annotated[Recipe, INLINED]
     preset: str | None = None
-    """A published model that stands for the recipe's model, whose fields override it: gpt2, llama-3-8b, mixtral-8x7b;
-    a wrong name lists all."""
+    """A published model to start from, whose fields the options override: gpt2, llama-3-8b, mixtral-8x7b;
+    an unknown name lists all."""
 
 
 Options = TypeVar("Options", bound=RecipeOptions)
@@ -35,7 +36,7 @@ def parse_with_recipe(options: type[Options], command: str, arguments: list[str]
 
 
 def _value_of(option: str, arguments: list[str]) -> str | None:
-    """An option's value, found before the options are read: it decides their defaults."""
+    """An option's value, found before the options are parsed because it decides their defaults."""
     for argument, following in pairwise([*arguments, None]):
         name, equals, value = (argument or "").partition("=")
         if name == option:

@@ -2,18 +2,13 @@
 
 from dataclasses import dataclass
 
-from napkin.cli.options import RunFolderArgument, Switch, parse
-from napkin.cli.terminal import progress_line
+from napkin.cli.options import RunOptions, parse
+from napkin.cli.progress import progress_line
 
 
 @dataclass(frozen=True)
-class ResumeOptions:
-    """Continue a run from its newest good checkpoint, as if it had never stopped."""
-
-    run: RunFolderArgument
-    """Folder of the run."""
-    json: Switch = False
-    """Print the outcome for programs."""
+class ResumeOptions(RunOptions):
+    """Continue a run from its newest intact checkpoint, as if it had never stopped."""
 
 
 def main(arguments: list[str]) -> int:
@@ -23,9 +18,9 @@ def main(arguments: list[str]) -> int:
     from napkin.runs.run_folder import RunFolder
 
     with joined(RunFolder.open(options.run).recipe.training) as ranks:
-        with progress_line("starting", shown=ranks.is_first) as line:
-            from napkin.cli.train_view import start
-            from napkin.training.start_on_ranks import take_up_run
+        with progress_line("starting", shown=ranks.is_rank_zero) as line:
+            from napkin.cli.train_and_report import train_and_report
+            from napkin.training.start import open_run
 
-            preparation, run = take_up_run(ranks, options.run, progress=line.retitle)
-        return start(preparation, run, as_json=options.json)
+            preparation, run = open_run(options.run, progress=line.retitle, ranks=ranks)
+        return train_and_report(preparation, run, as_json=options.json)

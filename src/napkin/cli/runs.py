@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
-from rich.table import Table
 
-from napkin.cli.options import Switch, parse
-from napkin.cli.terminal import err, out, print_json, say
+from napkin.cli.options import JsonOption, parse
+from napkin.cli.terminal import notify, print_json, print_table, say
 from napkin.errors import NapkinError
 
 if TYPE_CHECKING:
@@ -16,23 +15,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RunsOptions:
-    """List runs and, where they are two or more, compare their losses at equal points."""
+class RunsOptions(JsonOption):
+    """List runs and, if there are two or more, compare their losses at equal points."""
 
     folders: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER ...]")] = ()
-    """Folders of runs, or folders that hold some; none is runs/."""
+    """Run folders, or folders that contain some; none is runs/."""
     over: Literal["steps", "tokens", "flops", "seconds", "dollars"] = "tokens"
     """What they are compared over."""
     loss: Literal["training", "validation"] = "training"
-    """Which loss is compared: the training loss is a mean of neighbouring logged steps, as in the report."""
+    """Which loss is compared; the training loss is a mean of neighbouring logged steps, as in the report."""
     points: int = 8
-    """Points of comparison, about; the end of each run is one more."""
+    """Approximate number of points of comparison; the end of each run is an additional one."""
     usd_per_hour: float | None = None
-    """Price of the machine; None is what the plans know."""
+    """Price of the machine; None is the price in each plan."""
     page: str | None = None
-    """Page to write, an HTML file with charts over all axes; one that exists is replaced."""
-    json: Switch = False
-    """Print the result for programs."""
+    """HTML file to write, with charts over all axes; an existing one is replaced."""
 
 
 def main(arguments: list[str]) -> None:
@@ -74,7 +71,7 @@ def _read(folders: list[Path], options: RunsOptions) -> "list[ComparedRun]":
         except NapkinError as error:
             if len(folders) == 1:
                 raise
-            err.print(f"left out: {error}", soft_wrap=True)
+            notify(f"left out: {error}")
     names = [run.summary.name for run in found]
     for run in found:
         if names.count(run.summary.name) > 1:
@@ -86,27 +83,16 @@ def _print_list(runs: "list[ComparedRun]") -> None:
     from napkin.report.comparison_page import summary_rows
 
     rows = summary_rows(runs)
-    _print_table([list(rows[0]), *(list(row.values()) for row in rows)], left=2)
+    print_table(list(rows[0]), [list(row.values()) for row in rows], align="ll" + "r" * (len(rows[0]) - 2))
 
 
 def _print_points(compared: "list[ComparedRun]", points: list[float], options: RunsOptions) -> None:
     from napkin.report.comparison_page import point_rows
 
-    say(f"\n{options.loss} loss, nats per token, at equal {options.over}:")
+    say()
+    say(f"{options.loss} loss, nats per token, at equal {options.over}:")
     head = [options.over, *(run.summary.name for run in compared)]
-    _print_table([head, *point_rows(compared, options.over, points, options.loss)], left=0)
-
-
-def _print_table(rows: list[list[str]], *, left: int) -> None:
-    table = Table(*rows[0], box=None, header_style="bold", pad_edge=False)
-    for column in table.columns[left:]:
-        column.justify = "right"
-    for column, cells in zip(table.columns, zip(*rows, strict=True), strict=True):
-        # Where a terminal is narrow, a cell is broken between its words, and no word is cut.
-        column.min_width = max(len(word) for cell in cells for word in cell.split())
-    for row in rows[1:]:
-        table.add_row(*row)
-    out.print(table, crop=False)
+    print_table(head, point_rows(compared, options.over, points, options.loss), align="r" * len(head))
 
 
 def _print_json(

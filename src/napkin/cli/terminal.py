@@ -1,20 +1,36 @@
-"""What people see: results on standard output, progress on standard error, colour on a terminal alone."""
+"""The one place that prints: results on standard output, messages on standard error, colour only on a terminal.
+
+Names of files and folders, patterns and the contents of files come from outside. Characters in them that do not print
+are shown as escapes, so that no name can control the terminal.
+"""
 
 import errno
 import json
 import os
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import msgspec
-from rich.console import Console
-from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
-from napkin.units import format_seconds
+
+def printable(text: str, *, keep: str = "") -> str:
+    r"""Text whose characters that do not print are shown as escapes, except those in `keep`.
+
+    >>> print(printable("\x1b[31mred\n"))
+    \x1b[31mred\n
+    """
+    return "".join(
+        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode() for each in text
+    )
+
+
+# Of a table's column of names.
+WIDEST_WHOLE_WORD = 24
 
 
 class _Console(Console):
@@ -22,23 +38,65 @@ class _Console(Console):
         # rich would leave with status 1 itself.
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        # Everything that rich prints passes here; segments with `control` are rich's own.
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text, keep="\n\t"), segment.style)
+
 
 # No markup and no emoji codes: "[...]" and ":x:" in a file's name stand for themselves.
 out = _Console(highlight=False, markup=False, emoji=False)
 err = _Console(stderr=True, highlight=False, markup=False, emoji=False)
 
-# Lines of progress where there is no terminal to redraw: one in this many seconds.
-SECONDS_BETWEEN_LINES = 10.0
-BAR_WIDTH = 20
+
+def say(text: str = "", *, style: str | None = None, wrap: bool = True, keep_lines: bool = False) -> None:
+    """Print a line of a result, without `wrap` as one line even if it is wider than the terminal.
+
+    A line break in the text is an escape too, unless `keep_lines`.
+    """
+    shown = printable(text, keep="\n" if keep_lines else "")
+    out.print(shown, style=style, soft_wrap=not (wrap and out.is_terminal))
 
 
-def say(text: str, **style: Any) -> None:
-    """Print a line of a result: wrapped at words on a terminal, whole elsewhere."""
-    out.print(text, soft_wrap=not out.is_terminal, **style)
+def notify(message: str) -> None:
+    """Print a message on standard error, as one line."""
+    err.print(printable(" ".join(message.split())), soft_wrap=True)
 
 
-def say_verbatim(text: str) -> None:
-    """Print what a model wrote: as it is, but on a terminal without what would steer it."""
+def print_table(
+    headings: Sequence[str], rows: Iterable[Sequence[str | Text]], *, align: str = "", style: str = ""
+) -> None:
+    """Print a table without rules; `headings` may be empty.
+
+    `align` has an "l" or an "r" per column. By default the first column is aligned left and the others right, and a
+    table without headings all left.
+    """
+    cells = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row] for row in rows]
+    n_columns = len(headings) or max(map(len, cells), default=0)
+    align = align or ("l" + "r" * (n_columns - 1) if headings else "l" * n_columns)
+    table = Table(box=None, header_style="bold", show_header=bool(headings), pad_edge=bool(headings), style=style)
+    for i in range(n_columns):
+        heading = Text(printable(headings[i] if headings else ""))
+        column = [row[i].plain for row in cells if i < len(row)]
+        # Where a terminal is narrow, headings and names are broken between words, and figures not at all.
+        if align[i] == "l":
+            longest = max(map(len, " ".join([heading.plain, *column]).split()), default=0)
+            table.add_column(heading, overflow="fold", min_width=min(longest, WIDEST_WHOLE_WORD))
+        else:
+            longest = max(map(len, [*heading.plain.split(), *column]), default=0)
+            table.add_column(heading, justify="right", min_width=longest)
+    for row in cells:
+        table.add_row(*row)
+    print_rich(table)
+
+
+def print_rich(renderable: RenderableType, *, wrap: bool = True) -> None:
+    """Print what rich can render: a table, or coloured text."""
+    out.print(renderable, soft_wrap=not wrap, crop=False)
+
+
+def print_verbatim(text: str) -> None:
+    """Print a text as it is, such as what a model wrote; on a terminal, what could control it is replaced."""
     if out.is_terminal:
         text = "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in text)
     sys.stdout.write(text + "\n")
@@ -48,76 +106,3 @@ def print_json(value: Any) -> None:
     """Print a result for programs: JSON in ASCII, null for a number that is not finite."""
     finite = msgspec.json.decode(msgspec.json.encode(value, enc_hook=str))
     sys.stdout.write(json.dumps(finite, indent=2) + "\n")
-
-
-class ProgressLine:
-    """One line of progress: redrawn on a terminal, repeated every ten seconds elsewhere."""
-
-    def __init__(self, progress: Progress, title: str) -> None:
-        self._progress = progress
-        self._task = progress.add_task(title, total=None, share=None, details="", left="")
-        self._title = title
-        self._shown = time.monotonic()
-        self._first: tuple[int, float] | None = None
-
-    def __call__(self, done: int, total: int | None, details: str = "") -> None:
-        """Say how far the work is; `total` None or 0 where nobody knows."""
-        left = self._left(done, total or 0)
-        self._progress.update(self._task, share=done / total if total else None, details=details, left=left)
-        if not err.is_terminal and time.monotonic() - self._shown >= SECONDS_BETWEEN_LINES:
-            self._shown = time.monotonic()
-            share = f"{done / total:.0%}" if total else ""
-            line = "  ".join(filter(None, [self._title, share, details, left]))
-            self._progress.console.print(line, soft_wrap=True)
-
-    def retitle(self, title: str) -> None:
-        """Say what is being done now."""
-        if title != self._title:
-            self._title, self._first = title, None
-            self._progress.update(self._task, description=title, share=None, details="", left="")
-
-    def _left(self, done: int, total: int) -> str:
-        # From where this line began: a resumed run has done most of its steps in another process.
-        if self._first is None:
-            self._first = (done, time.monotonic())
-        first, begin = self._first
-        if not first < done < total:
-            return ""
-        return f"{format_seconds((time.monotonic() - begin) / (done - first) * (total - done))} left"
-
-
-@contextmanager
-def progress_line(title: str, *, shown: bool = True) -> Iterator[ProgressLine]:
-    """Show progress while the block runs, if it is to be `shown`; nothing of it stays on the screen."""
-    console = err if shown else Console(quiet=True)
-    with Progress(SpinnerColumn(), _Line(), console=console, transient=True, disable=not err.is_terminal) as progress:
-        yield ProgressLine(progress, title)
-
-
-class _Line(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        shown = task.fields
-        # Two columns are the spinner's; a character in the last column of all would wrap on some terminals.
-        return compose_line(task.description, shown["share"], shown["details"], shown["left"], width=err.width - 3)
-
-
-def compose_line(title: str, share: float | None, details: str, left: str, *, width: int) -> Text:
-    """Title, bar, details and time left in at most `width` columns: the bar gives way first, then the title.
-
-    >>> compose_line("encoding", 0.5, "3 MB", "2 s left", width=40).plain
-    'encoding  ━━━━━━━━━━━━━━  3 MB  2 s left'
-    >>> compose_line("encoding", 0.5, "3 MB", "2 s left", width=15).plain
-    '3 MB  2 s left'
-    """
-    text = "  ".join(filter(None, [title, details, left]))
-    room = min(BAR_WIDTH, width - len(text) - 2)
-    if share is not None and room >= 4:
-        done = round(room * share)
-        bar = Text.assemble(("━" * done, "bar.complete"), ("━" * (room - done), "bar.back"))
-        parts = [Text(title), bar, Text(details), Text(left)]
-        return Text("  ").join([part for part in parts if part.plain])
-    if len(text) > width and details:
-        text = "  ".join(filter(None, [details, left]))
-    line = Text(text)
-    line.truncate(width, overflow="ellipsis")
-    return line

@@ -3,19 +3,17 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from napkin.cli.options import Switch
+from napkin.cli.options import JsonOption
+from napkin.cli.progress import progress_line
 from napkin.cli.recipe_options import RecipeOptions, parse_with_recipe
-from napkin.cli.terminal import progress_line
 
 
 @dataclass(frozen=True)
-class TrainOptions(RecipeOptions):
-    """Plan a run, train it, meter it, and reconcile the two."""
+class TrainOptions(RecipeOptions, JsonOption):
+    """Plan a run, train it, meter it, and reconcile plan and measurement."""
 
     run: str | None = None
     """Folder to make for the run, which must not exist; None is runs/ and the name of the recipe, or runs/run."""
-    json: Switch = False
-    """Print the outcome for programs."""
 
 
 def main(arguments: list[str]) -> int:
@@ -25,9 +23,9 @@ def main(arguments: list[str]) -> int:
     from napkin.distributed.ranks import joined
 
     with joined(options.recipe.training) as ranks:
-        with progress_line("starting", shown=ranks.is_first) as line:
-            from napkin.cli.train_view import start
-            from napkin.training.start_on_ranks import begin_run
+        with progress_line("starting", shown=ranks.is_rank_zero) as line:
+            from napkin.cli.train_and_report import train_and_report
+            from napkin.training.start import create_run
 
-            preparation, run = begin_run(ranks, options.recipe, folder, progress=line.retitle)
-        return start(preparation, run, as_json=options.json)
+            preparation, run = create_run(options.recipe, folder, progress=line.retitle, ranks=ranks)
+        return train_and_report(preparation, run, as_json=options.json)

@@ -1,4 +1,4 @@
-"""Corpora, token files (memory-mapped) and batches that are a pure function of (seed, index)."""
+"""Corpora, memory-mapped token files, and batches that are a pure function of (seed, index)."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
-"""Batches out of token files, for training in a shuffled order and for evaluation in the text's own.
+"""Batches from token files: shuffled for training, in text order for evaluation.
 
-There is no loader with a state: training batch i is a pure function of (seed, i). So a run resumes at any
-step, and its order does not depend on how many processes read it.
+There is no data loader state: training batch i is a pure function of (seed, i). So a run can resume at any step, and
+the order does not depend on the number of processes.
 """
 
 from collections.abc import Iterator
@@ -14,29 +14,29 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from torch import Tensor
 
-from napkin.data.interleaving import Interleaving
+from napkin.data.mixing import Interleaving, TokenMixture
 from napkin.data.permutation import KeyedPermutation
 from napkin.data.token_file import TokenFile
-from napkin.data.token_mixture import TokenMixture
 from napkin.errors import NapkinError
 
-IGNORED = -1
+IGNORE_INDEX = -1
+"""The target at positions that do not count in the loss."""
 
 
 class Batches:
-    """An endless sequence of training batches: `batches[i]` for any i ≥ 0, at once and always the same.
+    """An infinite sequence of training batches: `batches[i]` for any i ≥ 0, in O(1) and always the same.
 
-    A file is cut into windows of context_length + 1 tokens, each beginning with the last token of the one before, so
-    that every token but the first is a target once per epoch (up to context_length - 1 at the end of the file are left
-    over). Each epoch takes all windows of a file in an order of its own; a batch may straddle epochs.
+    A file is divided into windows of context_length + 1 tokens, each starting with the last token of the previous one,
+    so every token but the first is a target once per epoch (up to context_length - 1 tokens at the end of the file are
+    unused). Each epoch is a different permutation of all windows of a file; a batch may span two epochs.
 
-    Several files have epochs of their own, and mix as their weights say: see napkin.data.interleaving. A file that
-    has given all its windows begins its next epoch, whatever the others do.
+    Several files have separate epochs and are mixed by their weights (see napkin.data.mixing). A file whose windows are
+    used up starts its next epoch, independent of the others.
 
-    Of each batch only `rows` are read: the order does not depend on who takes which. With `separate_documents` a batch
-    has a third tensor, the number of each input's document: a separator begins one.
+    Only `rows` of each batch are read, such as those of one rank; the order does not depend on it. With
+    `separate_documents` a batch has a third tensor, the document number of each input (see `document_ids`).
 
-    Raises NapkinError where a file holds less than one window.
+    Raises NapkinError if a file has less than one window of tokens.
     """
 
     def __init__(
@@ -62,43 +62,43 @@ class Batches:
 
     @property
     def n_windows(self) -> int:
-        """Windows of all files."""
+        """The number of windows in all files."""
         return sum(windows.n for windows in self._windows)
 
     @property
     def batches_per_epoch(self) -> float:
-        """How many batches see each window once; no whole number where the last one straddles two epochs.
+        """The number of batches in which each window occurs once; may be fractional.
 
-        With weights some files are seen more often by then, others less.
+        With weights, some files are seen more often than that and others less.
         """
         return self.n_windows / self.batch_size
 
     def __getitem__(self, index: int) -> tuple[Int64[Tensor, "rows context_length"], ...]:
         """Return (inputs, targets), or (inputs, targets, documents), of batch `index`; targets are the successors."""
         if index < 0:
-            raise IndexError(f"batch {index} does not exist: batches are counted from 0 and have no end")
+            raise IndexError(f"batch {index} does not exist: batches are numbered from 0")
         start, stop, _ = self.rows.indices(self.batch_size)
         tokens = np.empty((stop - start, self.context_length + 1), self.tokens.files[0].tokens.dtype)
         mixed = self._interleaving(index * self.batch_size + start, stop - start)
         for windows, (first, places) in zip(self._windows, mixed, strict=True):
             tokens[places] = windows.take(first, len(places))
         batch = _to_tensor(tokens[:, :-1]), _to_tensor(tokens[:, 1:])
-        return (*batch, documents_begun(batch[0], self.tokens.separator)) if self.separate_documents else batch
+        return (*batch, document_ids(batch[0], self.tokens.separator)) if self.separate_documents else batch
 
 
 class _Windows:
-    """The windows of one file, in the order of its epochs."""
+    """The windows of one file, shuffled epoch by epoch."""
 
     def __init__(self, file: TokenFile, number: int, context_length: int, seed: int) -> None:
         self.n = (file.n_tokens - 1) // context_length
         if not self.n:
             raise _too_few_tokens(file, context_length)
-        # The first file has the keys that it has alone.
+        # The first file has the same keys as a single file.
         self._name = f"batches seed {seed}" + (f" file {number}" if number else "")
         self._windows = sliding_window_view(file.tokens, context_length + 1)[::context_length]
 
     def take(self, first: int, length: int) -> NDArray[np.integer]:
-        """Windows `first` to `first + length` of an endless row of epochs."""
+        """Windows `first` to `first + length` of an infinite sequence of epochs."""
         epoch, position = divmod(first, self.n)
         parts = [np.empty(0, np.int64)]
         while length:
@@ -110,11 +110,11 @@ class _Windows:
         return self._windows[np.concatenate(parts)]
 
 
-def documents_begun(tokens: Int64[Tensor, "batch position"], separator: int) -> Int64[Tensor, "batch position"]:
-    """The number of each token's document in its window, where a separator begins each, as it does in token files.
+def document_ids(tokens: Int64[Tensor, "batch position"], separator: int) -> Int64[Tensor, "batch position"]:
+    """The number, within its window, of the document of each token; a document starts with its separator.
 
-    So a document's first token is predicted from the separator before it alone, as in generation, and its last token
-    predicts the separator after it: nothing is predicted from another document, and every target counts.
+    So a document's first token is predicted from the preceding separator only, as in generation, and its last token
+    predicts the following separator: nothing is predicted from another document, and every target counts.
     """
     return (tokens == separator).cumsum(dim=1)
 
@@ -122,14 +122,14 @@ def documents_begun(tokens: Int64[Tensor, "batch position"], separator: int) -> 
 def evaluation_windows(
     token_file: TokenFile, context_length: int, stride: int, batch_size: int
 ) -> Iterator[tuple[Int64[Tensor, "batch time"], Int64[Tensor, "batch time"]]]:
-    """Yield (inputs, targets) that predict each token of the file but the first exactly once, in their order.
+    """Yield (inputs, targets) in which each token of the file but the first is a target exactly once, in order.
 
-    Windows of `context_length` inputs begin every `stride` tokens (1 to context_length). Targets that an
-    earlier window has scored are -1, so that all others, after the first window, see at least
-    context_length - stride + 1 tokens. The end of the last window is padded with inputs 0 and targets -1; the
-    last batch may have fewer than `batch_size` rows.
+    A window of `context_length` inputs starts every `stride` tokens (1 to context_length). Targets that an earlier
+    window has scored are -1; so all targets after the first window have at least context_length - stride + 1 tokens of
+    context. The end of the last window is padded with inputs 0 and targets -1; the last batch may have fewer than
+    `batch_size` rows.
 
-    Raises NapkinError where the file holds fewer than two tokens or `stride` is not possible.
+    Raises NapkinError if the file has fewer than two tokens or `stride` is out of range.
     """
     _require(context_length >= 1, "context_length", context_length)
     _require(batch_size >= 1, "batch_size", batch_size)
@@ -155,7 +155,7 @@ def _evaluation_windows(
         beyond = positions > last
         scored_before = (windows > 0) & (columns[1:] <= context_length - stride)
         inputs = np.where(beyond[:, :-1], 0, tokens[:, :-1])
-        targets = np.where(beyond[:, 1:] | scored_before, IGNORED, tokens[:, 1:])
+        targets = np.where(beyond[:, 1:] | scored_before, IGNORE_INDEX, tokens[:, 1:])
         yield torch.from_numpy(inputs), torch.from_numpy(targets)
 
 

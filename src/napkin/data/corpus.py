@@ -1,7 +1,7 @@
-"""Text as documents: from files, from folders, or from the standard library of the running Python.
+"""Reading text as documents: from files, from folders, or from the standard library of the running Python.
 
-Bytes are preserved: line ends are not translated, a byte order mark stays. A file is a document, unless lines
-that hold nothing but `<|endoftext|>` divide it into several.
+Bytes are preserved: line ends are not translated, a byte order mark is kept. A file is one document, unless lines with
+only `<|endoftext|>` divide it into several.
 """
 
 import sysconfig
@@ -12,24 +12,24 @@ from pathlib import Path
 
 from napkin.errors import NapkinError
 from napkin.files import StrPath
-from napkin.tokenizer.compiled.cuts import find_cut
+from napkin.tokenizer.split_points import find_split
 
 _SEPARATOR_LINES = (b"<|endoftext|>\n", b"<|endoftext|>\r\n", b"<|endoftext|>")
 _NOT_TEXT_FOLDERS = frozenset({"__pycache__"})
 _NOT_LIBRARY_FOLDERS = _NOT_TEXT_FOLDERS | {"test", "tests", "idle_test", "site-packages"}
 _BINARY_PROBE_BYTES = 8192
-# Where to look for a place to cut, from the end of what is to be cut.
-_CUT_WINDOW_BYTES = 2**14
+# How far before the end of a part its split point may be.
+_SPLIT_WINDOW_BYTES = 2**14
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text that stands for itself, or a part of one, and the name under which messages mention it."""
+    """A text, or a part of one, and its name for messages."""
 
     name: str
     text: str
     continues: bool = False
-    """Whether it goes on with the document before it."""
+    """Whether it is a further part of the preceding document."""
 
 
 def read_documents(
@@ -39,19 +39,19 @@ def read_documents(
     on_skip: Callable[[Path], None] | None = None,
     part_bytes: int | None = None,
 ) -> Iterator[Document]:
-    """Read the documents in `paths`, in that order; memory stays that of the largest document.
+    """Read the documents in `paths`, in that order, in memory of the largest document.
 
-    With `part_bytes` a longer one comes in parts of about that size, cut where `find_cut` says, which all but the first
-    continue it; memory stays that of a part.
+    With `part_bytes`, a longer document comes in parts of about that size, split where `find_split` says; all parts but
+    the first have `continues` set. Memory is then that of a part.
 
-    A folder is walked in sorted order without hidden entries, `__pycache__` and links to folders; of the
-    files in it, those that end in one of `suffixes` (`".py"`, `".md"`; all if None) are read. Those with a
-    NUL in their first 8 KiB are binary: they are left out and told to `on_skip`. A file named in `paths` is
-    always read. A file divided by `<|endoftext|>` lines gives documents `NAME#1`, `NAME#2`, ...; joined with
-    those lines they are the file again. Stretches of nothing but white space are no documents.
+    A folder is walked in sorted order without hidden entries, `__pycache__` and links to folders; of its files, those
+    that end in one of `suffixes` (`".py"`, `".md"`; all if None) are read. Files with a NUL in their first 8 KiB are
+    binary: they are skipped and passed to `on_skip`. A file named in `paths` is always read. A file with
+    `<|endoftext|>` lines gives documents `NAME#1`, `NAME#2`, ...; joined with those lines they are the file again. Text
+    of only white space is not a document.
 
-    Raises NapkinError for a path that does not exist (at once), and while iterating for a file that cannot be
-    read, is not UTF-8, or was named and holds no text, and where no document was found at all.
+    Raises NapkinError for a path that does not exist (immediately), and while iterating for a file that cannot be read,
+    is not UTF-8, or was named and has no text, and if no document was found at all.
     """
     paths = [Path(path) for path in paths]
     for path in paths:
@@ -62,10 +62,10 @@ def read_documents(
 
 
 def standard_library() -> Iterator[Document]:
-    """Read the Python files of the running Python's standard library, a corpus that is always at hand.
+    """Read the Python files of the running Python's standard library, a corpus that is always available.
 
-    About 700 documents, 12 MB. Tests, installed packages and files that are not UTF-8 are left out. Names are
-    relative to the library's folder, and in their order. Raises NapkinError where the library has no sources.
+    About 700 documents, 12 MB, sorted by name, which is relative to the library's folder. Tests, installed packages and
+    files that are not UTF-8 are left out. Raises NapkinError if the library has no source files.
     """
     folder = Path(sysconfig.get_path("stdlib"))
     files = {
@@ -74,7 +74,7 @@ def standard_library() -> Iterator[Document]:
         if file.suffix == ".py"
     }
     if not files:
-        raise NapkinError(f"'{folder}' holds no .py files: name text files or folders of your own")
+        raise NapkinError(f"'{folder}' contains no .py files: name text files or folders instead")
     for name in sorted(files):
         try:
             text = files[name].read_bytes().decode("utf-8")
@@ -118,7 +118,7 @@ def _walk(folder: Path, skipped_folders: frozenset[str]) -> Iterator[Path]:
             if entry.name.startswith("."):
                 continue
             if entry.is_dir():
-                # A link to a folder may lead back up, and the walk would never end.
+                # A link to a parent folder would make the walk endless.
                 if entry.name not in skipped_folders and not entry.is_symlink():
                     yield from _walk(entry, skipped_folders)
             elif entry.is_file():
@@ -132,34 +132,34 @@ def _is_binary(path: Path) -> bool:
 
 def _read_file(path: Path, part_bytes: int | None, *, required: bool) -> Iterator[Document]:
     number = 0
-    for piece in _pieces(path, part_bytes):
+    for section in _sections(path, part_bytes):
         try:
-            text = piece.data.decode("utf-8")
+            text = section.data.decode("utf-8")
         except UnicodeDecodeError as error:
             raise NapkinError(
-                f"'{path}' is not UTF-8 at byte {piece.offset + error.start}: "
+                f"'{path}' is not UTF-8 at byte {section.offset + error.start}: "
                 "convert it (iconv -t UTF-8) or leave it out"
             ) from error
-        # A part is no white space alone: it is cut beside a letter.
+        # A part is never only white space: it is split next to a letter.
         if text.strip():
-            number += not piece.continues
-            yield Document(str(path) if piece.of_whole_file else f"{path}#{number}", text, piece.continues)
+            number += not section.continues
+            yield Document(str(path) if section.of_whole_file else f"{path}#{number}", text, section.continues)
     if required and not number:
-        raise NapkinError(f"'{path}' holds no text: name a file with text in it")
+        raise NapkinError(f"'{path}' contains no text: name a file with text in it")
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """A stretch between separator lines, or a part of one."""
+class _Section:
+    """The text between two separator lines, or a part of it."""
 
     offset: int
     data: bytes
     of_whole_file: bool
-    """As far as is known when it is read."""
+    """As far as known when it is read."""
     continues: bool
 
 
-def _pieces(path: Path, part_bytes: int | None) -> Iterator[_Piece]:
+def _sections(path: Path, part_bytes: int | None) -> Iterator[_Section]:
     lines: list[bytes] = []
     start = size = 0
     continues = divided = False
@@ -170,7 +170,7 @@ def _pieces(path: Path, part_bytes: int | None) -> Iterator[_Piece]:
             begins_line = not lines or lines[-1].endswith(b"\n")
             if begins_line and line in _SEPARATOR_LINES:
                 divided = True
-                yield _Piece(start, b"".join(lines), False, continues)
+                yield _Section(start, b"".join(lines), False, continues)
                 start, lines, size, continues, wanted = start + size + len(line), [], 0, False, part_bytes
                 continue
             lines.append(line)
@@ -178,19 +178,19 @@ def _pieces(path: Path, part_bytes: int | None) -> Iterator[_Piece]:
             if wanted is None or size < wanted:
                 continue
             data = b"".join(lines)
-            cut = find_cut(data, max(size - _CUT_WINDOW_BYTES, 1))
-            if cut is None:
-                # Looking again after each line would take forever.
+            split = find_split(data, max(size - _SPLIT_WINDOW_BYTES, 1))
+            if split is None:
+                # Doubling keeps the repeated searches linear.
                 wanted *= 2
                 continue
-            yield _Piece(start, data[:cut], not divided, continues)
-            start, lines, size, continues, wanted = start + cut, [data[cut:]], size - cut, True, part_bytes
-    yield _Piece(start, b"".join(lines), not divided, continues)
+            yield _Section(start, data[:split], not divided, continues)
+            start, lines, size, continues, wanted = start + split, [data[split:]], size - split, True, part_bytes
+    yield _Section(start, b"".join(lines), not divided, continues)
 
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusal to read `path` into one line for people."""
+    """Turn an OSError while reading `path` into a NapkinError."""
     try:
         yield
     except OSError as error:

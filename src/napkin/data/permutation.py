@@ -1,8 +1,8 @@
 """Shuffling without replacement in O(1) memory: a keyed bijection on range(n).
 
-A balanced Feistel network (Luby & Rackoff 1988) on pairs of digits to the base ⌈√n⌉ (the generalised form of
-Black & Rogaway 2002) permutes range(⌈√n⌉²), at most 2√n + 1 numbers more than wanted; a number that lands
-beyond n is sent through again until it lands inside (cycle walking), which keeps the map a bijection.
+A balanced Feistel network (Luby & Rackoff 1988) on pairs of digits in base ⌈√n⌉ (the generalized form of Black &
+Rogaway 2002) permutes range(⌈√n⌉²), at most 2√n + 1 numbers more than needed. An output of n or more goes through the
+network again until it is below n (cycle walking), which keeps the map a bijection.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class KeyedPermutation:
 
     def __init__(self, n: int, key: int) -> None:
         if not 1 <= n <= _MAX_N:
-            raise NapkinError(f"a permutation of {n} things is not possible: choose from 1 to 2^62")
+            raise NapkinError(f"a permutation of {n} elements is not possible: choose from 1 to 2^62")
         if not 0 <= key <= _MASK:
             raise NapkinError(f"a permutation's key of {key} is not possible: choose from 0 to 2^64 - 1")
         self.n = n
@@ -40,7 +40,7 @@ class KeyedPermutation:
         self._round_keys = [np.uint64(word) for word in _splitmix64(key, _N_ROUNDS)]
 
     def __call__(self, indices: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Map indices, integers in range(n) of any shape, to their places; the shape stays.
+        """Map indices, integers in range(n), to their images, with the same shape.
 
         Raises IndexError for an index outside range(n).
         """

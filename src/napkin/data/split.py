@@ -1,4 +1,4 @@
-"""Which documents are held out for validation: decided by each document's text alone."""
+"""Splitting documents into training and validation, by a hash of each document's text."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -7,24 +7,23 @@ from typing import Literal
 
 from napkin.data.corpus import Document
 from napkin.errors import NapkinError
-from napkin.tokenizer.texts import utf8
+from napkin.tokenizer.text_input import utf8
 
 
 def split_documents(
     documents: Iterable[Document], fraction: float, side: Literal["training", "validation"]
 ) -> Iterator[Document]:
-    """The documents of one side; `fraction` (0 to 1) of all are held out, as `is_validation` says.
+    """The documents of one side; `fraction` (0 to 1) of them are held out for validation, see `is_validation`.
 
-    A text that is a single document is cut instead: about the last `fraction` of it is held out, from the beginning of
-    a line or a word where there is one nearby. So is each part of a document that comes in parts, and what is left of a
-    part is a document. A side that would get nothing but white space has no document. Memory stays that of two
-    documents, or parts.
+    A single document is cut in two instead: about the last `fraction` of it is held out, from the beginning of a nearby
+    line or word if there is one. The same is done with each part of a document that comes in parts; the two halves of a
+    part are then documents. Halves of only white space are dropped. Memory is that of two documents, or parts.
 
-    Raises NapkinError where the fraction is not possible.
+    Raises NapkinError if the fraction is out of range.
     """
-    _refuse_impossible(fraction)
+    _check_fraction(fraction)
     first = True
-    # The one behind tells whether a document comes in parts, or is alone.
+    # The following one tells whether a document comes in parts, or is the only one.
     for document, following in itertools.pairwise(itertools.chain(documents, [None])):
         assert document is not None
         alone = first and following is None
@@ -39,13 +38,12 @@ def split_documents(
 
 
 def is_validation(document: Document, fraction: float) -> bool:
-    """Tell whether `document` belongs to the held-out `fraction` (0 to 1) of all documents.
+    """Whether `document` belongs to the held-out `fraction` (0 to 1) of all documents, by a hash of its text.
 
-    A hash of the text decides. So the same text never stands on both sides, whatever it is called and however
-    often it occurs; neither the order, the machine nor the other documents matter; and what a small fraction
-    holds out, a larger one holds out too.
+    So the same text is never on both sides, whatever its name and however often it occurs; the order, the machine and
+    the other documents do not matter; and a larger fraction holds out everything that a smaller one does.
     """
-    _refuse_impossible(fraction)
+    _check_fraction(fraction)
     digest = blake2b(utf8(document.text, f"'{document.name}'"), digest_size=8).digest()
     return int.from_bytes(digest, "little") < fraction * 2**64
 
@@ -58,7 +56,7 @@ def _cut(document: Document, fraction: float, side: Literal["training", "validat
 
 def _middle(text: str, fraction: float) -> int:
     middle = round(len(text) * (1 - fraction))
-    # A text may be one endless line after a short one: a boundary too far back would leave one side next to nothing.
+    # A text may be one very long line after a short one: a boundary too far back would leave one side almost empty.
     nearby = max(0, middle - min(middle, len(text) - middle) // 2)
     for boundary in ("\n", " "):
         if (found := text.rfind(boundary, nearby, middle)) >= 0:
@@ -66,6 +64,6 @@ def _middle(text: str, fraction: float) -> int:
     return middle
 
 
-def _refuse_impossible(fraction: float) -> None:
+def _check_fraction(fraction: float) -> None:
     if not 0 <= fraction <= 1:
         raise NapkinError(f"a validation fraction of {fraction} is not possible: choose from 0 to 1")

@@ -1,40 +1,40 @@
-"""Notices that a mapped token file was changed in place while a run reads it."""
+"""Detects that a memory-mapped token file was modified in place while a run reads it."""
 
 import os
 
+from napkin.data.mixing import TokenMixture
 from napkin.data.token_file import TokenFile
-from napkin.data.token_mixture import TokenMixture
 from napkin.errors import CorruptFile
 
 
 class TokenGuard:
-    """Remembers how token files lie on the disk, from the moment they were checked.
+    """Remembers the state of token files on disk when they were verified.
 
-    A file that is replaced or removed is no matter: the mapping holds on to the old one.
+    Replacing or removing a file is harmless: the mapping keeps the old one alive.
     """
 
     def __init__(self, tokens: TokenFile | TokenMixture) -> None:
         self.files = tokens.files if isinstance(tokens, TokenMixture) else (tokens,)
-        self._before = {file: _look(file) for file in self.files}
+        self._before = {file: _stat(file) for file in self.files}
 
-    def refuse_changes(self) -> None:
-        """Raise CorruptFile where a file that is mapped no longer holds the tokens that were checked."""
+    def verify_unchanged(self) -> None:
+        """Raise CorruptFile if a mapped file no longer contains the tokens that were verified."""
         for file, before in self._before.items():
-            now = _look(file)
+            now = _stat(file)
             if now is None or before is None or now[:2] != before[:2] or now == before:
                 continue
             size_bytes, before_bytes = now[2], before[2]
-            # Pages beyond the end of a mapped file cannot even be read: the process would be killed.
+            # Reading a mapped page beyond the end of the file would kill the process.
             if size_bytes < before_bytes:
                 raise CorruptFile(
                     f"'{file.path}' has shrunk from {before_bytes} to {size_bytes} bytes while the run reads it: "
-                    "put it back and continue with `napkin resume`; earlier checkpoints are kept"
+                    "restore it and continue with `napkin resume`; earlier checkpoints are kept"
                 )
             file.verify()
             self._before[file] = now
 
 
-def _look(file: TokenFile) -> tuple[int, int, int, int] | None:
+def _stat(file: TokenFile) -> tuple[int, int, int, int] | None:
     try:
         found = os.stat(file.path)
     except OSError:

@@ -1,110 +1,99 @@
-"""The processes that train one run together: who this one is, and how they come to agree.
+"""The processes that train one run together: which rank this one is, and how they agree.
 
-torchrun starts them and says in the environment who is who. A process alone is the first of one: it agrees with itself,
-and nothing of torch.distributed is used.
+torchrun starts them and says in the environment which is which. A process alone is rank 0 of a world of one: it agrees
+with itself, and nothing of torch.distributed is used.
 """
 
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from signal import Signals
 from typing import TYPE_CHECKING, Any
 
 from napkin.errors import NapkinError
-from napkin.training.signals import Interruption
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from napkin.recipe.recipe import TrainingConfig
+    from napkin.recipe.training_config import TrainingConfig
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """This process among those of its job."""
 
     rank: int = 0
-    """From 0; the first one writes the run's files and speaks for all."""
-    size: int = 1
+    """From 0; rank 0 writes the run's files and prints."""
+    world_size: int = 1
     local_rank: int = 0
     """From 0 on this machine: the number of its GPU."""
-    local_size: int = 1
-    attempt: int = 0
-    """How often torchrun has begun the job again after a process was lost."""
+    local_world_size: int = 1
+    restart_count: int = 0
+    """How often torchrun has restarted the job after a process was lost."""
 
 
 class Ranks:
-    """Processes that train one run together, each with rows of its own of every batch; here: one alone.
+    """Processes that train one run together, each with its own rows of every batch; here: a world of one.
 
     All of them call the same methods in the same order. Values travel between them as JSON.
     """
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, info: RankInfo) -> None:
+        self.info = info
 
     @property
-    def size(self) -> int:
+    def world_size(self) -> int:
         """How many processes there are."""
-        return self.place.size
+        return self.info.world_size
 
     @property
-    def is_first(self) -> bool:
-        """Whether this process writes the run's files and speaks for all."""
-        return self.place.rank == 0
+    def is_rank_zero(self) -> bool:
+        """Whether this process writes the run's files and prints."""
+        return self.info.rank == 0
 
     def threads(self, chosen: int | None, cores: int) -> int:
-        """CPU threads of this process: as many as were chosen, and at most its share of the machine's cores."""
-        if self.size == 1:
+        """CPU threads of this process: as many as were chosen, and at most its part of the machine's cores."""
+        if self.world_size == 1:
             return chosen or cores
-        share = max(1, cores // self.place.local_size)
-        return min(chosen or share, share)
+        part = max(1, cores // self.info.local_world_size)
+        return min(chosen or part, part)
 
     def rows(self, batch_size: int) -> slice:
         """The rows of a batch that are this process's."""
-        share = batch_size // self.size
-        return slice(self.place.rank * share, (self.place.rank + 1) * share)
+        part = batch_size // self.world_size
+        return slice(self.info.rank * part, (self.info.rank + 1) * part)
 
-    def from_first(self, make: Callable[[], Any]) -> Any:
-        """What the first rank makes; an error there is raised there, and ends the others without a word."""
+    def broadcast_from_zero(self, make: Callable[[], Any]) -> Any:
+        """Rank 0 runs `make` and broadcasts the result; if it raises, the other ranks exit silently."""
         return make()
 
-    def gather(self, value: Any) -> list[Any]:
-        """Everybody's value, by rank."""
+    def all_gather(self, value: Any) -> list[Any]:
+        """The value of every rank, by rank."""
         return [value]
 
-    def most(self, number: int) -> int:
-        """The largest of everybody's numbers."""
+    def all_reduce_max(self, number: int) -> int:
+        """The largest of all ranks' numbers."""
         return number
 
-    def sum(self, tensor: "Tensor") -> "Tensor":
-        """The sum of everybody's tensors."""
+    def all_reduce_sum(self, tensor: "Tensor") -> "Tensor":
+        """The sum of all ranks' tensors."""
         return tensor
 
-    def apart(self) -> "Ranks":
-        """The same ranks on a line of their own: what a thread says there does not cross what the others say."""
+    def separate_group(self) -> "Ranks":
+        """The same ranks in a separate process group: what a thread exchanges there does not cross anything else."""
         return self
 
-    def agreed(self, interruption: Interruption) -> Signals | None:
-        """The signal that has reached any of them; noted for all, so that all stop after the same step."""
-        number = self.most(interruption.signal or 0)
-        # A signal that comes right now must not be lost: nothing is noted where there is nothing to note.
-        if not number:
-            return None
-        interruption.signal = Signals(number)
-        return interruption.signal
+
+ALONE = Ranks(RankInfo())
 
 
-ALONE = Ranks(Place())
+def rank_info_of(environment: Mapping[str, str]) -> RankInfo:
+    """What torchrun says in the environment; a world of one where it says nothing.
 
-
-def place_of(environment: Mapping[str, str]) -> Place:
-    """The place that torchrun has given this process; alone where nobody has.
-
-    Raises NapkinError for variables that cannot be.
+    Raises NapkinError for variables that contradict one another.
     """
     if not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
-        return Place()
+        return RankInfo()
 
     def number(name: str, default: str = "") -> int:
         value = environment.get(name, default)
@@ -112,27 +101,27 @@ def place_of(environment: Mapping[str, str]) -> Place:
             raise NapkinError(f"the environment's {name} is '{value}', not a number: start ranks with torchrun")
         return int(value)
 
-    rank, size, local_rank = number("RANK"), number("WORLD_SIZE"), number("LOCAL_RANK")
-    local_size = number("LOCAL_WORLD_SIZE", str(local_rank + 1))
-    if not (rank < size and local_rank < local_size <= size):
+    rank, world_size, local_rank = number("RANK"), number("WORLD_SIZE"), number("LOCAL_RANK")
+    local_world_size = number("LOCAL_WORLD_SIZE", str(local_rank + 1))
+    if not (rank < world_size and local_rank < local_world_size <= world_size):
         raise NapkinError(
-            f"the environment says rank {rank} of {size}, {local_rank} of {local_size} on this machine, which cannot "
-            "be: start ranks with torchrun"
+            f"the environment says rank {rank} of {world_size}, {local_rank} of {local_world_size} on this machine, "
+            "which cannot be: start ranks with torchrun"
         )
-    return Place(rank, size, local_rank, local_size, number("TORCHELASTIC_RESTART_COUNT", "0"))
+    return RankInfo(rank, world_size, local_rank, local_world_size, number("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 @contextmanager
 def joined(training: "TrainingConfig") -> Iterator[Ranks]:
-    """This process's job while the block runs, which none leaves before all have come to its end.
+    """The ranks of this process's job while the block runs; no rank leaves it before all have reached its end.
 
     Raises NapkinError, of one line, where another process is gone or does not answer in `rank_timeout` seconds.
     """
-    place = place_of(os.environ)
-    if place.size == 1:
-        yield Ranks(place)
+    info = rank_info_of(os.environ)
+    if info.world_size == 1:
+        yield Ranks(info)
         return
     from napkin.distributed.process_group import join
 
-    with join(place, device=training.device, timeout=training.rank_timeout) as ranks:
+    with join(info, device=training.device, timeout=training.rank_timeout) as ranks:
         yield ranks

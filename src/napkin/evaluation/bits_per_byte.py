@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from napkin.data.batches import IGNORED, documents_begun, evaluation_windows
+from napkin.data.batches import IGNORE_INDEX, document_ids, evaluation_windows
 from napkin.data.token_file import TokenFile
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
+from napkin.hardware.host import detect_host
 from napkin.model.dropout import evaluating
 from napkin.model.transformer import Transformer
-from napkin.recipe.precision import Precision
+from napkin.recipe.precision import Precision, choose_precision
 from napkin.tokenizer.base import Tokenizer
 
 EVALUATION_BATCH_SIZE = 16
@@ -46,7 +47,7 @@ def evaluate(
     model: Transformer,
     token_file: TokenFile,
     tokenizer: Tokenizer,
-    precision: Precision,
+    precision: Precision | None = None,
     *,
     step: int = 0,
     separate_documents: bool = False,
@@ -54,7 +55,8 @@ def evaluate(
 ) -> Evaluation:
     """Predict every token of a token file but the first, each once, with at least half a context before it.
 
-    `progress(done, total)` counts tokens. The compressors get the whole text as one stream, so that they, too, learn
+    `precision` None is bf16 where the model's device multiplies it natively, else fp32. `progress(done, total)` counts
+    tokens. The compressors get the whole text as one stream, so that they, too, learn
     from one document for the next. Raises NapkinError where the file holds no text, and where its words are unknown
     to the tokenizer: bits per byte of bytes that nobody predicted would flatter the model.
     """
@@ -67,6 +69,9 @@ def evaluate(
             "tokenizer does not know, whose bytes are lost: bits per byte, which compare with other models, need a "
             "tokenizer that loses nothing, such as --kind bpe"
         )
+    if precision is None:
+        device_type = "cuda" if next(model.parameters()).is_cuda else "cpu"
+        precision = choose_precision("auto", device_type, detect_host())
     stride = max(1, model.config.context_length // 2)
     loss = mean_loss(
         model, token_file, precision, stride=stride, separate_documents=separate_documents, progress=progress
@@ -109,15 +114,15 @@ def mean_loss(
     total = token_file.n_tokens - 1 if max_tokens is None else min(max_tokens, token_file.n_tokens - 1)
     nats, done = 0.0, 0
     for inputs, targets in evaluation_windows(
-        token_file, context_length=context_length, stride=stride, batch_size=batch_size * ranks.size
+        token_file, context_length=context_length, stride=stride, batch_size=batch_size * ranks.world_size
     ):
         scores = targets >= 0
-        targets[scores & (scores.flatten().cumsum(0).view_as(scores) > total - done)] = IGNORED
+        targets[scores & (scores.flatten().cumsum(0).view_as(scores) > total - done)] = IGNORE_INDEX
         scored = int((targets >= 0).sum())
         inputs, targets = _own_rows(inputs, targets, ranks)
         own = int((targets >= 0).sum())
         inputs, targets = inputs.to(precision.device_type), targets.to(precision.device_type)
-        documents = documents_begun(inputs, token_file.separator) if separate_documents else None
+        documents = document_ids(inputs, token_file.separator) if separate_documents else None
         with evaluating(model), precision.autocast():
             loss = model.loss(inputs, targets, documents)
         nats, done = nats + loss.item() * own, done + scored
@@ -125,14 +130,14 @@ def mean_loss(
             progress(done, total)
         if done >= total:
             break
-    return ranks.sum(torch.tensor(nats, dtype=torch.float64)).item() / done
+    return ranks.all_reduce_sum(torch.tensor(nats, dtype=torch.float64)).item() / done
 
 
 def _own_rows(inputs: torch.Tensor, targets: torch.Tensor, ranks: Ranks) -> tuple[torch.Tensor, torch.Tensor]:
     """This rank's windows; everybody gets as many, where they run out the last one without targets."""
-    missing = -len(inputs) % ranks.size
+    missing = -len(inputs) % ranks.world_size
     if missing:
         inputs = torch.cat([inputs, inputs[-1:].expand(missing, -1)])
-        targets = torch.cat([targets, torch.full_like(targets[-1:], IGNORED).expand(missing, -1)])
+        targets = torch.cat([targets, torch.full_like(targets[-1:], IGNORE_INDEX).expand(missing, -1)])
     rows = ranks.rows(len(inputs))
     return inputs[rows], targets[rows]

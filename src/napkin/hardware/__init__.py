@@ -1,4 +1,4 @@
-"""What computes: the catalogue of accelerators, this machine, and how fast this machine was measured to be."""
+"""Hardware: the catalogue of accelerators, the host, and its measured speed."""
 
 import lazy_loader
 

@@ -1,6 +1,9 @@
+from .calibration import ArrayMeasurement as ArrayMeasurement
 from .calibration import Calibration as Calibration
 from .calibration import CalibrationSettings as CalibrationSettings
-from .calibration import calibrate as calibrate
+from .calibration import Machine as Machine
+from .calibration import MatmulMeasurement as MatmulMeasurement
+from .calibration_cache import calibrate as calibrate
 from .calibration_cache import calibration_of_this_machine as calibration_of_this_machine
 from .calibration_cache import load_calibration as load_calibration
 from .calibration_cache import save_calibration as save_calibration
@@ -8,6 +11,13 @@ from .catalogue import Device as Device
 from .catalogue import Price as Price
 from .catalogue import catalogue as catalogue
 from .catalogue import find_device as find_device
+from .ceilings import CatalogueCeilings as CatalogueCeilings
+from .ceilings import Ceilings as Ceilings
+from .cuda_target import CudaTarget as CudaTarget
+from .cuda_target import Target as Target
+from .cuda_target import cuda_target as cuda_target
 from .host import Accelerator as Accelerator
 from .host import Host as Host
 from .host import detect_host as detect_host
+from .host import usable_cores as usable_cores
+from .malloc import keep_freed_memory as keep_freed_memory

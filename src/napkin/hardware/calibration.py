@@ -1,12 +1,10 @@
-"""How fast this machine really is: matrix products, memory and the cost of calling an operator, measured once.
+"""A calibration: the measured speed of a machine's matrix products, memory and operator calls.
 
-Everything is the best of many short samples, taken in turns over several seconds: on a shared machine the mean
-says how busy the neighbours were, the best says what the hardware gives.
+microbenchmarks.py makes one, calibration_cache.py stores it.
 """
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -21,13 +19,13 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Size = Annotated[int, msgspec.Meta(gt=0)]
 
-_WEIGHT_OF_SLOWER_THAN_FITTED = 0.2
-_QUIET_WAITING_SHARE = 0.05
+_WEIGHT_OF_SLOW_MEASUREMENTS = 0.2
+_MAX_WAITING_SHARE = 0.05
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a calibration holds for: measured on one machine, it says nothing about another."""
+    """The machine that a calibration is valid for."""
 
     device_type: str
     device_name: str
@@ -39,7 +37,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class MatmulMeasurement:
-    """FLOP/s (2·m·n·k a product) of one [m × k] @ [k × n] in one number format."""
+    """FLOP/s of one [m × k] @ [k × n], 2·m·n·k FLOPs, in one number format."""
 
     format: str
     m: Size
@@ -50,7 +48,7 @@ class MatmulMeasurement:
 
 @dataclass(frozen=True)
 class ArrayMeasurement:
-    """Bytes/s read and written by `copy` (two arrays) and `add` (three arrays) on arrays of `array_bytes` each."""
+    """Bytes/s, read and written together, of `copy` (two arrays) and `add` (three arrays of `array_bytes` each)."""
 
     array_bytes: Size
     copy_bytes_per_second: Positive
@@ -59,11 +57,10 @@ class ArrayMeasurement:
 
 @dataclass(frozen=True)
 class CalibrationSettings:
-    """What is measured and for how long: matrix products (m, n, k), array sizes in bytes, seconds in all.
+    """What is measured and for how long: matrix products (m, n, k), array sizes in bytes, total seconds.
 
-    The defaults are the shapes of small models: squares, and the products of a layer of width 256 on 4096
-    tokens (the wide one, the narrow one, and the weight gradient with its long sum), and the thin products of
-    generating one token, or a few at once.
+    The defaults are the shapes of small models: squares, the products of a layer of width 256 on 4096 tokens (wide,
+    narrow, and the weight gradient with its long sum), and the thin products of generating one or a few tokens.
     """
 
     shapes: tuple[tuple[int, int, int], ...] = (
@@ -85,7 +82,7 @@ class CalibrationSettings:
     sample_seconds: float = 1e-4
 
 
-# A launch takes microseconds, so that samples must be long and shapes large to see the device behind the queue.
+# A kernel launch takes microseconds, so samples must be long and shapes large to measure the device itself.
 CUDA_SETTINGS = CalibrationSettings(
     shapes=(
         *((size, size, size) for size in (512, 1024, 2048, 4096, 8192)),
@@ -104,11 +101,10 @@ CUDA_SETTINGS = CalibrationSettings(
 class Calibration:
     """The measured ceilings of one machine.
 
-    `seconds_per_operator` is what calling an operator costs before it computes anything.
-    `seconds_per_fresh_byte` is what a byte of newly mapped memory costs on top of writing it: on a CPU, blocks
-    beyond 32 MiB come from the system at each allocation and are zeroed page by page; it is 0 where a caching
-    allocator reuses them. `waiting_share` is the part of the measuring time that the threads stood waiting for
-    a core that others held; None where the system does not tell.
+    `seconds_per_operator` is the overhead of calling an operator. `seconds_per_fresh_byte` is the cost per byte of
+    newly mapped memory, in addition to writing it: on a CPU, blocks above 32 MiB are mapped at each allocation and
+    zeroed page by page; it is 0 with a caching allocator. `waiting_share` is the fraction of the measuring time that
+    the threads waited for a core that other programs used; None if the system does not report it.
     """
 
     machine: Machine
@@ -122,7 +118,7 @@ class Calibration:
 
     @property
     def calls_overlap(self) -> bool:
-        """Whether the call of an operator costs nothing while the one before still runs: a GPU has a queue."""
+        """Whether operator calls overlap with the operators still running, as with a GPU's queue."""
         return self.machine.device_type != "cpu"
 
     @property
@@ -132,29 +128,29 @@ class Calibration:
 
     @property
     def memory_bandwidth(self) -> float:
-        """Bytes/s to and from main memory: of the largest arrays, which no cache holds."""
+        """Bytes/s to and from main memory: that of the largest arrays, which fit in no cache."""
         return self.bandwidth(math.inf)
 
     @property
     def disturbed(self) -> bool:
-        """Whether other programs held the processor while this was measured, so that it shows too little."""
-        return (self.waiting_share or 0) > _QUIET_WAITING_SHARE
+        """Whether other programs used the processor during the measurement, so that the rates are too low."""
+        return (self.waiting_share or 0) > _MAX_WAITING_SHARE
 
     def matmul_peak(self, format_name: str) -> float:
-        """The best FLOP/s that any matrix product reached in that format; in fp32 for bf16 that is emulated.
+        """The best FLOP/s of any matrix product in that format; those of fp32 for emulated bf16.
 
-        Raises NapkinError where the format was not measured, being unknown or not native to the machine.
+        Raises NapkinError if the format was not measured, because it is unknown or not native to the machine.
         """
         return max(matmul.flops_per_second for matmul in self._measured(format_name))
 
     def matmul_rate(self, format_name: str, m: int, n: int, k: int) -> float:
-        """The FLOP/s to expect of an [m × k] @ [k × n], never more than `matmul_peak`.
+        """The expected FLOP/s of an [m × k] @ [k × n], at most `matmul_peak`.
 
-        A product takes its 2·m·n·k FLOPs at the peak rate and, on top, a time proportional to each of its three
-        matrices (moved, packed or zeroed once) and a constant: seconds = p·mnk + a·nk + b·mk + c·mn + d. Divided
-        by mnk that is p + a/m + b/n + c/k + d/mnk, fitted to the measured shapes with non-negative coefficients
-        and nearer to the fast ones than to the slow. So a thin matrix is slow on account of its thin side, a tiny
-        product on account of its call, and a large one approaches the peak.
+        The model: a product takes its 2·m·n·k FLOPs at the peak rate, plus a time proportional to each of its three
+        matrices (moved, packed or zeroed once), plus a constant: seconds = p·mnk + a·nk + b·mk + c·mn + d. Divided by
+        mnk that is p + a/m + b/n + c/k + d/mnk. The coefficients are non-negative and fitted to the measured shapes,
+        with more weight on the fast ones. So thin matrices are slow because of their thin side, tiny products because
+        of the call overhead, and large ones approach the peak.
         """
         if min(m, n, k) < 1:
             raise NapkinError(f"a matrix product of {m} × {n} × {k} is empty: every side must be at least 1")
@@ -163,49 +159,33 @@ class Calibration:
         return 1 / max(float(seconds_per_flop), 1 / peak)
 
     def bandwidth(self, bytes_touched: float | int) -> float:
-        """Bytes/s of an elementwise operator that reads and writes so many bytes in all, its call not counted.
+        """Bytes/s of an elementwise operator that reads and writes `bytes_touched` in total, excluding call overhead.
 
-        Small operators run in cache: the rate is interpolated over the logarithm of the size between the
-        measured arrays, and constant beyond them.
+        Small operators run in cache: the rate is interpolated over the logarithm of the size between the measured
+        arrays, and constant outside their range.
         """
         arrays = sorted(self.arrays, key=lambda array: array.array_bytes)
-        # A copy touches two arrays and an add three: the rate is the mean of both, at the size between.
+        # A copy touches two arrays and an add three: the geometric mean of both rates, at the size in between.
         sizes = [math.log(2.5 * array.array_bytes) for array in arrays]
         rates = [math.sqrt(array.copy_bytes_per_second * array.add_bytes_per_second) for array in arrays]
         return float(np.interp(math.log(max(bytes_touched, 1)), sizes, rates))
 
     def _measured(self, format_name: str) -> tuple[MatmulMeasurement, ...]:
         name = find_format(format_name).name
-        # torch multiplies bf16 on every device, and makes fp32 of it where there are no instructions: a bound that
-        # nothing reaches, and a rehearsal shows how far.
+        # torch supports bf16 on every device, and computes in fp32 where there are no bf16 instructions. The fp32 rate
+        # is then an upper bound, which a probe run corrects.
         counted = "fp32" if name == "bf16" and name not in self.formats else name
         measured = tuple(matmul for matmul in self.matmuls if matmul.format == counted)
         if not measured:
             raise NapkinError(
-                f"{self.machine.device_name} multiplies no {format_name} matrices in hardware: "
+                f"{self.machine.device_name} does not multiply {format_name} matrices in hardware: "
                 f"choose one of {', '.join(self.formats)}"
             )
         return measured
 
 
-def calibrate(
-    device_type: str = "cpu",
-    *,
-    settings: CalibrationSettings | None = None,
-    progress: Callable[[float], None] | None = None,
-) -> Calibration:
-    """Measure this machine now, in about `settings.seconds`; `progress` is told the fraction done, 0 to 1.
-
-    Uses as many threads as torch does. Raises NapkinError for a device that is not there.
-    """
-    from napkin.hardware import probes
-
-    chosen = settings or (CUDA_SETTINGS if device_type == "cuda" else CalibrationSettings())
-    return probes.measure(device_type, chosen, progress or (lambda _: None))
-
-
 def faster_of(first: Calibration, second: Calibration) -> Calibration:
-    """Two calibrations in one: the faster measurement of each thing; they must be `measured_alike`."""
+    """The faster measurement of each quantity in two calibrations, which must be `comparable`."""
     return replace(
         second,
         matmuls=tuple(
@@ -226,14 +206,14 @@ def faster_of(first: Calibration, second: Calibration) -> Calibration:
     )
 
 
-def measured_alike(first: Calibration, second: Calibration) -> bool:
-    """Whether two calibrations measured the same things on the same machine."""
+def comparable(first: Calibration, second: Calibration) -> bool:
+    """Whether two calibrations measured the same quantities on the same machine."""
 
-    def things(calibration: Calibration) -> list[object]:
+    def quantities(calibration: Calibration) -> list[object]:
         matmuls = [(matmul.format, matmul.m, matmul.n, matmul.k) for matmul in calibration.matmuls]
         return [calibration.machine, *matmuls, *(array.array_bytes for array in calibration.arrays)]
 
-    return things(first) == things(second)
+    return quantities(first) == quantities(second)
 
 
 @functools.lru_cache(maxsize=32)
@@ -244,9 +224,9 @@ def _fit_matmuls(measured: tuple[MatmulMeasurement, ...]) -> tuple[float, ...]:
     coefficients = np.zeros(terms.shape[1])
     for _ in range(20):
         coefficients = _non_negative_least_squares(terms * weights[:, None], weights)
-        # A high rate proves what the machine can do, a low one may be a neighbour's fault: the law is drawn
-        # towards the upper edge of the measurements.
-        weights = np.where(terms @ coefficients < 1, _WEIGHT_OF_SLOWER_THAN_FITTED, 1.0)
+        # A high rate shows what the machine can do, a low one may be due to other programs: the fit is drawn to the
+        # upper edge of the measurements.
+        weights = np.where(terms @ coefficients < 1, _WEIGHT_OF_SLOW_MEASUREMENTS, 1.0)
     return tuple(coefficients.tolist())
 
 
@@ -257,7 +237,7 @@ def _terms(m: int, n: int, k: int) -> Float64[np.ndarray, " 5"]:
 def _non_negative_least_squares(
     terms: Float64[np.ndarray, "measured terms"], targets: Float64[np.ndarray, " measured"]
 ) -> Float64[np.ndarray, " terms"]:
-    """Terms whose coefficient comes out negative are left out one by one, the most negative first."""
+    """Least squares, dropping terms with a negative coefficient one by one, the most negative first."""
     coefficients, kept = np.zeros(terms.shape[1]), list(range(terms.shape[1]))
     while kept:
         solution = np.linalg.lstsq(terms[:, kept], targets, rcond=None)[0]

@@ -1,7 +1,7 @@
-"""Calibrations kept between runs: one JSON file a machine, in the user's cache.
+"""Calibrating this machine, and the cache of calibrations: one JSON file per machine.
 
-The folder is NAPKIN_CACHE_DIR where that is set, else the system's place for caches. A file that is malformed or
-holds for another machine is as good as none: the machine is measured again and the file replaced.
+The folder is NAPKIN_CACHE_DIR if set, otherwise the user's cache folder. A file that is malformed or is for another
+machine is ignored: the machine is measured again and the file replaced.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import msgspec
 
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text, cache_folder
-from napkin.hardware.calibration import Calibration, CalibrationSettings, Machine, calibrate, faster_of, measured_alike
+from napkin.hardware.calibration import CUDA_SETTINGS, Calibration, CalibrationSettings, Machine, comparable, faster_of
 
 
 def calibration_of_this_machine(
@@ -23,40 +23,56 @@ def calibration_of_this_machine(
     settings: CalibrationSettings | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Calibration:
-    """The kept calibration of this machine, or a new one, which takes some seconds and is kept.
+    """The cached calibration of this machine, or a new one, which takes some seconds and is cached.
 
-    `again` measures in any case and keeps the faster of both figures: the remedy for a calibration that is
-    `disturbed`, made while other programs held the processor. `settings` and `progress` are those of `calibrate`,
-    used only if there is something to measure. Raises NapkinError for a device that is not there and warns where
-    the cache cannot be written.
+    `again` measures in any case and keeps the faster of both measurements, to correct a calibration that is `disturbed`
+    because other programs used the processor. `settings` and `progress` are those of `calibrate`. Raises NapkinError
+    for a device that is not available, and warns if the cache cannot be written.
     """
-    kept = load_calibration(device_type)
-    if kept is not None and not again:
-        return kept
+    cached = load_calibration(device_type)
+    if cached is not None and not again:
+        return cached
     measured = calibrate(device_type, settings=settings, progress=progress)
-    if kept is not None and measured_alike(kept, measured):
-        measured = faster_of(kept, measured)
+    if cached is not None and comparable(cached, measured):
+        measured = faster_of(cached, measured)
     try:
         save_calibration(measured)
     except (OSError, NapkinError) as error:
-        warnings.warn(f"the calibration is not kept and will be measured again: {error}", stacklevel=2)
+        warnings.warn(f"the calibration cannot be cached and will be measured again: {error}", stacklevel=2)
     return measured
 
 
-def load_calibration(device_type: str = "cpu") -> Calibration | None:
-    """The kept calibration that holds for this machine as it is now, None where there is no such file."""
-    from napkin.hardware.probes import this_machine
+def calibrate(
+    device_type: str = "cpu",
+    *,
+    settings: CalibrationSettings | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Calibration:
+    """Measure this machine in about `settings.seconds`; `progress` is called with the fraction done, 0 to 1.
 
-    machine = this_machine(device_type)
+    Uses torch's number of threads. Raises NapkinError for a device that is not available.
+    """
+    # Imports torch.
+    from napkin.hardware.microbenchmarks import measure
+
+    settings = settings or (CUDA_SETTINGS if device_type == "cuda" else CalibrationSettings())
+    return measure(device_type, settings, progress or (lambda _: None))
+
+
+def load_calibration(device_type: str = "cpu") -> Calibration | None:
+    """The cached calibration that is valid for this machine as it is now; None if there is none."""
+    from napkin.hardware.microbenchmarks import current_machine
+
+    machine = current_machine(device_type)
     try:
-        kept = msgspec.json.decode(calibration_path(machine).read_bytes(), type=Calibration)
+        cached = msgspec.json.decode(calibration_path(machine).read_bytes(), type=Calibration)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return kept if kept.machine == machine else None
+    return cached if cached.machine == machine else None
 
 
 def save_calibration(calibration: Calibration) -> Path:
-    """Keep a calibration for its machine in place of an older one; returns the file."""
+    """Cache a calibration, replacing an older one of the same machine; returns the file."""
     path = calibration_path(calibration.machine)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = msgspec.json.format(msgspec.json.encode(calibration), indent=2).decode()
@@ -65,6 +81,6 @@ def save_calibration(calibration: Calibration) -> Path:
 
 
 def calibration_path(machine: Machine) -> Path:
-    """Where the calibration of a machine is kept."""
+    """The file of a machine's calibration."""
     key = hashlib.sha256(msgspec.json.encode(machine)).hexdigest()[:16]
     return cache_folder() / f"calibration-{key}.json"

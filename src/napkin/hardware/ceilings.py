@@ -1,4 +1,4 @@
-"""What bounds an operator's time on a device: a measured calibration, or what the catalogue promises of one."""
+"""Ceilings of a device's speed, which bound an operator's time: a measured calibration, or datasheet figures."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -6,53 +6,54 @@ from typing import Protocol, runtime_checkable
 from napkin.hardware.catalogue import Device
 
 MATMUL_SHARE = 0.8
-"""What large matrix products reach of a datasheet's dense peak: 795 of 989 TFLOP/s on H100 and H200, 1,745 of 2,250 on
-B200, as published for bf16."""
+"""The fraction of a datasheet's dense peak that large matrix products reach: 795 of 989 TFLOP/s on H100 and H200, 1,745
+of 2,250 on B200, as published for bf16."""
 
 BANDWIDTH_SHARE = 0.85
-"""What elementwise kernels reach of a datasheet's memory bandwidth: error correction and row changes take the rest."""
+"""The fraction of a datasheet's memory bandwidth that elementwise kernels reach; error correction and row changes take
+the rest."""
 
 KERNEL_SECONDS = 5e-6
-"""The least that a kernel takes, started one after the other from Python."""
+"""The minimum time of a kernel when kernels are launched one after another from Python."""
 
 
 @runtime_checkable
 class Ceilings(Protocol):
-    """What `price` asks of a machine. `Calibration` has it too."""
+    """The machine properties that `price` needs; `Calibration` and `CatalogueCeilings` implement them."""
 
     @property
     def seconds_per_operator(self) -> float:
-        """The cost of calling an operator."""
+        """The overhead of an operator call."""
         ...
 
     @property
     def seconds_per_fresh_byte(self) -> float:
-        """The cost of a byte that the allocator takes from the system each time anew."""
+        """The cost of a byte of newly mapped memory, in addition to writing it."""
         ...
 
     @property
     def calls_overlap(self) -> bool:
-        """Whether an operator is called while the one before still runs, so that its call costs nothing more."""
+        """Whether operator calls overlap with the operators still running."""
         ...
 
     def matmul_peak(self, format_name: str) -> float:
-        """FLOP/s that MFU is a share of."""
+        """The FLOP/s that MFU is relative to."""
         ...
 
     def matmul_rate(self, format_name: str, m: int, n: int, k: int) -> float:
-        """FLOP/s to expect of an [m × k] @ [k × n]."""
+        """The expected FLOP/s of an [m × k] @ [k × n]."""
         ...
 
     def bandwidth(self, bytes_touched: float | int) -> float:
-        """Bytes/s to expect of an operator that touches so many."""
+        """The expected bytes/s of an operator that reads and writes `bytes_touched`."""
         ...
 
 
 @dataclass(frozen=True)
 class CatalogueCeilings:
-    """A device of the catalogue as PyTorch's kernels find it: shares of what its datasheet promises.
+    """The speed that PyTorch's kernels reach on a device of the catalogue: fixed fractions of its datasheet figures.
 
-    Thin matrices are slow for their bytes, which a roofline knows; tiles that do not fill the device are not modelled.
+    Thin matrices are slow because of their bytes, which a roofline includes; partially filled tiles are not modelled.
     """
 
     device: Device

@@ -1,8 +1,8 @@
-"""What a container may use of its machine: the limits of Linux control groups, versions 1 and 2.
+"""The resource limits of a container: Linux control groups, versions 1 and 2.
 
-Limits hold for a group and everything below it, so the tightest on the way from this process's group to the root
-counts. Inside a container the path in /proc/self/cgroup may be that of the machine outside; then the root of the
-mounted tree is the group itself.
+Limits apply to a group and everything below it, so the tightest between this process's group and the root counts.
+Inside a container, the path in /proc/self/cgroup may be that of the host; then the root of the mounted tree is the
+group itself.
 """
 
 import math
@@ -14,7 +14,7 @@ _NO_LIMIT = 2**60  # version 1 writes "no limit" as a number near 2^63
 
 @dataclass(frozen=True)
 class Limits:
-    """CPU cores (may be a fraction), bytes in all and bytes still free; infinite where nothing limits them."""
+    """CPU cores (may be fractional), total bytes and available bytes; infinite if unlimited."""
 
     cores: float = math.inf
     memory_bytes: float | int = math.inf
@@ -22,7 +22,7 @@ class Limits:
 
 
 def read_limits(membership: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Limits:
-    """The limits of this process's control groups; none where there are no control groups."""
+    """The limits of this process's control groups; unlimited if there are none."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -64,7 +64,7 @@ def _limits(cores: float, limit: Path, usage: Path, folder: Path, reclaimable: s
     if not text.isdigit() or int(text) >= _NO_LIMIT:
         return Limits(cores)
     used = _first_line(usage)
-    # Files that were read lately count as used but are dropped as soon as memory is wanted.
+    # The page cache counts as used, but its inactive part is freed as soon as memory is needed.
     used_bytes = max(0, int(used) - _statistic(folder, reclaimable)) if used.isdigit() else 0
     return Limits(cores, int(text), max(0, int(text) - used_bytes))
 

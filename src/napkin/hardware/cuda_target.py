@@ -1,14 +1,14 @@
-"""The GPU that a step is counted for: what torch decides by its generation."""
+"""The GPU that a step is counted for: what torch's choice of kernels and buffers depends on."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
+from napkin.errors import NapkinError
 
 
 @dataclass(frozen=True, slots=True)
 class CudaTarget:
-    """A CUDA device, as far as a count depends on it; the defaults are those of an H100 under torch 2.13."""
+    """A CUDA device, as far as a count depends on it; the defaults are those of an H100 with torch 2.13."""
 
     capability: tuple[int, int] = (9, 0)
     """Compute capability: (8, 0) for A100, (9, 0) for H100 and H200, (10, 0) for B200, (12, 0) for RTX 5090."""
@@ -17,9 +17,9 @@ class CudaTarget:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes that cuBLAS takes through torch's allocator, for each thread that multiplies, and keeps.
+        """The workspace that cuBLAS allocates with torch's allocator, and keeps, for each thread that multiplies.
 
-        32 MiB on Hopper and Blackwell, :4096:2:16:8 (8,519,680 bytes) elsewhere; cuBLASLt shares them.
+        32 MiB on Hopper and Blackwell, otherwise :4096:2:16:8 (8,519,680 bytes); cuBLASLt shares it.
         aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize.
         """
         return 32 * 2**20 if self.capability[0] in (9, 10, 12) else 8_519_680
@@ -28,10 +28,17 @@ class CudaTarget:
 Target = Literal["cpu", "cuda"] | CudaTarget
 
 
-def cuda_target(target: Target) -> CudaTarget | None:
-    """The device that `target` names: "cuda" is this machine's GPU if it has one, else an H100; "cpu" is none."""
+def cuda_target(target: CudaTarget | str) -> CudaTarget | None:
+    """The CUDA device of a `Target`: "cuda" is this machine's GPU if it has one, otherwise an H100; "cpu" is None.
+
+    Raises NapkinError for any other name.
+    """
     if isinstance(target, CudaTarget):
         return target
     if target == "cpu":
         return None
+    if target != "cuda":
+        raise NapkinError(f"{target!r} is not a target: use 'cpu', 'cuda' or a CudaTarget")
+    import torch
+
     return CudaTarget(torch.cuda.get_device_capability()) if torch.cuda.is_available() else CudaTarget()

@@ -1,4 +1,4 @@
-"""This machine: its processor, what of it this process may use, its memory and its accelerators."""
+"""The host: its processor, the cores and memory that this process may use, and its accelerators."""
 
 import os
 import platform
@@ -27,10 +27,10 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Host:
-    """This machine as this process may use it: affinity and container limits are taken off.
+    """This machine, within the affinity and container limits of this process.
 
-    `native_bf16` says whether the processor multiplies bf16 matrices in hardware (AVX512-BF16, AMX or ARM BF16);
-    without that, bf16 on the CPU is slower than fp32.
+    `native_bf16` is whether the processor multiplies bf16 matrices in hardware (AVX512-BF16, AMX or ARM BF16); without
+    that, bf16 on the CPU is slower than fp32.
     """
 
     cpu_name: str
@@ -42,7 +42,7 @@ class Host:
 
 
 def detect_host() -> Host:
-    """Look at this machine; imports torch to ask for accelerators, which takes a second or two."""
+    """Detect this machine. Imports torch to find accelerators, which takes a second or two."""
     limits, memory = read_limits(), psutil.virtual_memory()
     return Host(
         cpu_name=cpu_name(),
@@ -55,7 +55,7 @@ def detect_host() -> Host:
 
 
 def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
-    """The processor's own name, as far as the system tells it."""
+    """The processor's name, if the system reports it."""
     fields = _first_processor(cpuinfo)
     for key in ("model name", "Model", "Hardware"):
         if name := fields.get(key):
@@ -64,7 +64,7 @@ def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
 
 
 def usable_cores() -> int:
-    """Cores this process can keep busy: its affinity, or the whole cores its control group grants it, at least 1."""
+    """Cores that this process can use: its affinity, or the whole cores that its control group grants; at least 1."""
     allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return max(1, int(min(allowed, read_limits().cores)))
 
@@ -89,7 +89,7 @@ def has_amx(number_format: Literal["bf16", "fp16"]) -> bool:
 
 
 def _first_processor(path: Path) -> dict[str, str]:
-    """The fields of the first processor in Linux's /proc/cpuinfo; empty elsewhere."""
+    """The fields of the first processor in Linux's /proc/cpuinfo; empty on other systems."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -112,7 +112,7 @@ def _sysctl(name: str) -> str:
 def _torch_says_bf16() -> bool:
     import torch
 
-    # These helpers are private to torch: where one is gone, nothing is claimed.
+    # These helpers are private to torch: a missing one counts as False.
     helpers = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
     return any(bool(helper()) for helper in helpers if helper)
 
@@ -129,7 +129,7 @@ def _accelerator(index: int) -> Accelerator:
     import torch
 
     properties = torch.cuda.get_device_properties(index)
-    # torch.cuda.is_bf16_supported asks the current device only and may count emulation.
+    # torch.cuda.is_bf16_supported is about the current device only, and may include emulation.
     with torch.cuda.device(index):
         native = torch.cuda.is_bf16_supported(including_emulation=False)
     return Accelerator(properties.name, properties.total_memory, native)

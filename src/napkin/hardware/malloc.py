@@ -1,8 +1,8 @@
-"""Let the C library keep memory that is freed, for the next tensor of its size.
+"""Configuring glibc's malloc to keep freed memory for the next tensor of the same size.
 
-glibc gives large blocks back to the system and takes them anew each time; every page is then cleared and mapped again,
-which for the tensors of a training step takes longer than many of the operators that fill them. The bytes of tensors,
-which plan and meter speak of, are the same.
+By default glibc returns large blocks to the system and maps them again each time; then every page is zeroed and faulted
+in again, which for the tensors of a training step takes longer than many of the operators that fill them. The bytes of
+tensors, which plan and meter report, do not change.
 """
 
 import contextlib
@@ -17,9 +17,9 @@ _NEVER = 2**31 - 1
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Ask glibc, once per process, to serve all blocks from its heap and not to shrink it; whether it agreed.
+    """Make glibc, once per process, serve all blocks from its heap and never shrink it; True if it succeeded.
 
-    Elsewhere (another C library, another system) nothing is changed.
+    With another C library, nothing is changed.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

@@ -1,4 +1,4 @@
-"""Which form of attention and of the optimizer's update a run takes where its recipe leaves that open."""
+"""Which implementation of attention and of the optimizer's update a run takes where its recipe leaves that open."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ backward pass take 0.6 of its time at 256 tokens and 2.4 times its time at 1024.
 
 
 def choose_kernels(recipe: Recipe, precision: Precision) -> Recipe:
-    """The recipe with both written out: by device, format and shape, so that a recipe means the same each time."""
+    """The recipe with both written out: a function of device, format and shape alone, the same each time."""
     model, optimizer = recipe.model, recipe.optimizer
     if model.attention == "auto":
         on_cpu = precision.device_type == "cpu" and precision.products == "bf16"

@@ -1,17 +1,14 @@
 """Memory options: what each would save of a recipe's peak, and what it would cost, by counting the step with it."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from napkin.accounting.plan import Plan
-from napkin.accounting.price import price
-from napkin.hardware.catalogue import Device
+from napkin.accounting.pricing import price
 from napkin.hardware.ceilings import Ceilings
-from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import Recipe
-from napkin.train_step.step import count_step
+from napkin.planning.run_plan import Plan
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.train_step.step_ledger import count_step
 
 
 @dataclass(frozen=True)
@@ -28,27 +25,24 @@ class MemoryOption:
 
 
 def memory_options(
-    recipe: Recipe,
-    precision: Precision,
     plan: Plan,
     ceilings: Ceilings,
     *,
-    device: Device | None = None,
+    host_bandwidth: float | None = None,
     progress: Callable[[str], None] = lambda doing: None,
 ) -> list[MemoryOption]:
-    """Each memory option that the recipe has, pulled alone; the recipe is resolved, `plan` is its plan.
+    """Each memory option that a plan's recipe has, taken alone.
 
-    `device` is the one of the catalogue, where there is one: what crosses its link to the host takes time there.
+    `host_bandwidth` is that of a device's link to its host, in bytes per second: what crosses it takes time.
     """
     base, found = price(plan.ledger, ceilings).seconds, []
-    for fields in _changes(recipe, precision):
+    for fields in _changes(plan.resolved):
         progress(f"counting with {describe(fields)}")
-        changed = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, **fields))
-        ledger = count_step(changed, precision, target=plan.site.target)
+        ledger = count_step(plan.resolved.with_training(**fields))
         seconds = plan.seconds_per_step * price(ledger, ceilings).seconds / base
-        if "offload_optimizer" in fields and device is not None and device.host_bandwidth:
+        if "offload_optimizer" in fields and host_bandwidth:
             holder = plan.ledger if fields["offload_optimizer"] else ledger
-            moved = 2 * holder.peak_by_category.get("optimizer state", 0) / device.host_bandwidth
+            moved = 2 * holder.peak_by_category.get("optimizer state", 0) / host_bandwidth
             seconds += moved if fields["offload_optimizer"] else -moved
         found.append(MemoryOption(fields, ledger.peak_bytes, ledger.hardware_flops, seconds))
     return found
@@ -59,7 +53,8 @@ def describe(fields: dict[str, Any]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in fields.items() if (name, value) != ("recompute_every", 1))
 
 
-def _changes(recipe: Recipe, precision: Precision) -> Iterator[dict[str, Any]]:
+def _changes(resolved: ResolvedRecipe) -> Iterator[dict[str, Any]]:
+    recipe = resolved.per_device
     training = recipe.training
     size = training.resolved_micro_batch_size
     for smaller in dict.fromkeys((_largest_proper_divisor(size), 1)):
@@ -72,7 +67,7 @@ def _changes(recipe: Recipe, precision: Precision) -> Iterator[dict[str, Any]]:
     tokens = size * recipe.model.context_length
     if training.loss_chunk_size < tokens:
         yield {"loss_chunk_size": tokens}
-    if precision.device_type != "cpu":
+    if resolved.precision.device_type != "cpu":
         yield {"offload_optimizer": not training.offload_optimizer}
 
 

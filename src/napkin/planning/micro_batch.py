@@ -1,114 +1,104 @@
-"""Whether a step fits into the device's memory, and with which micro-batch it would."""
+"""Whether a step fits into a device's memory, and with which micro-batch it would.
+
+All bytes are those of `count_step`, sharding included: there is no second formula.
+"""
 
 import bisect
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
 
-from napkin.accounting.plan import Plan
 from napkin.accounting.rules import adamw_bytes_rule, bytes_per_parameter, parameters_rule
 from napkin.errors import NapkinError
 from napkin.hardware.catalogue import catalogue
-from napkin.hardware.cuda_target import Target
-from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import Recipe
-from napkin.train_step.step import count_step
+from napkin.planning.run_plan import Plan
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.train_step.step_ledger import count_step
 from napkin.units import format_bytes
 
 # From so many tokens on, a step's peak grows with every token alike: the logits are at their full chunk.
 _PROBE_TOKENS = 4096
 # A micro-batch of more tokens takes minutes to trace: where it cannot fit anyway, that is said before.
 _MANY_TOKENS = 2**17
-_BYTES_OF_A_TOKEN = 8
+_BYTES_PER_TOKEN = 8
 """Its id, its target and its document where they are separate, each int64: the whole batch is in memory, whatever the
 micro-batch."""
 
 
-def refuse_what_does_not_fit(recipe: Recipe, precision: Precision, plan: Plan) -> None:
+def refuse_what_does_not_fit(plan: Plan) -> None:
     """Raise NapkinError, with a micro-batch that fits if there is one, where the plan exceeds the memory."""
     if not plan.fits:
         site = plan.site
-        refused = _too_much(recipe, precision, plan.ledger.peak_bytes, site.device_name, site.memory_bytes, site.target)
+        refused = _too_much(plan.resolved, plan.ledger.peak_bytes, site.device_name, site.memory_bytes)
         raise NapkinError("; ".join([str(refused), *_other_ways(plan)])) from None
 
 
-def largest_micro_batch(
-    recipe: Recipe, precision: Precision, memory_bytes: int, *, target: Target | None = None
-) -> int:
-    """The largest micro-batch that divides the batch and whose step fits, by count; 1 where none does.
+def largest_micro_batch(resolved: ResolvedRecipe, memory_bytes: int) -> int:
+    """The largest micro-batch that divides a device's batch and whose step fits, by count; 1 where none does.
 
     5% of the memory is left to what comes between the count and the run.
     """
     budget = int(0.95 * memory_bytes)
-    sizes = _divisors(recipe.training.batch_size)
-    peak_of = _peak_by_size(recipe, precision, target, accumulated=True)
-    # The line runs a few percent off the count at most: it tells which sizes are worth counting.
+    sizes = _divisors(resolved.per_device.training.batch_size)
+    peak_of = _peak_by_size(resolved, accumulated=True)
+    # The line is off the count by a few percent at most: it tells which sizes are worth counting.
     likely = bisect.bisect_right(sizes, 1.1 * budget, key=peak_of)
     for size in reversed(sizes[:likely]):
-        tokens = size * recipe.model.context_length
-        training = dataclasses.replace(recipe.training, micro_batch_size=size)
-        exact = tokens <= _MANY_TOKENS
-        peak = (
-            count_step(dataclasses.replace(recipe, training=training), precision, target=target).peak_bytes
-            if exact
-            else peak_of(size)
-        )
+        exact = size * resolved.recipe.model.context_length <= _MANY_TOKENS
+        peak = count_step(resolved.with_training(micro_batch_size=size)).peak_bytes if exact else peak_of(size)
         if peak <= budget:
             return size
     return sizes[0]
 
 
-def refuse_far_too_much(
-    recipe: Recipe, precision: Precision, device_name: str, memory_bytes: int, *, target: Target | None = None
-) -> None:
-    """The same before the step is counted, for micro-batches so large that counting them takes long.
+def refuse_far_too_much(resolved: ResolvedRecipe, device_name: str, memory_bytes: int) -> None:
+    """Raise NapkinError before the step is counted, where its micro-batches are so large that counting takes long.
 
     Their peak follows from the counts of two small ones.
     """
-    size = recipe.training.resolved_micro_batch_size
-    if size * recipe.model.context_length > _MANY_TOKENS:
-        needed = _peak_by_size(recipe, precision, target, accumulated=size < recipe.training.batch_size)(size)
+    training = resolved.per_device.training
+    size = training.resolved_micro_batch_size
+    if size * resolved.recipe.model.context_length > _MANY_TOKENS:
+        needed = _peak_by_size(resolved, accumulated=size < training.batch_size)(size)
         if needed > memory_bytes:
-            raise _too_much(recipe, precision, needed, device_name, memory_bytes, target)
+            raise _too_much(resolved, needed, device_name, memory_bytes)
 
 
-def _too_much(
-    recipe: Recipe, precision: Precision, needed: int, device_name: str, memory_bytes: int, target: Target | None
-) -> NapkinError:
+def _too_much(resolved: ResolvedRecipe, needed: int, device_name: str, memory_bytes: int) -> NapkinError:
     return NapkinError(
         f"a step needs {format_bytes(needed)}, {device_name} has {format_bytes(memory_bytes)} free: "
-        f"{_way_out(recipe, precision, memory_bytes, target)}"
+        f"{_way_out(resolved, memory_bytes)}"
     )
 
 
 def _other_ways(plan: Plan) -> list[str]:
-    """What other devices, or the same ones otherwise, would make of a plan that does not fit."""
-    site, peak, ways = plan.site, plan.ledger.peak_bytes, []
-    if site.n_devices > 1 and not site.sharded:
-        fits = "would fit" if plan.sharded_peak_bytes <= site.memory_bytes else "would not fit either"
+    """What other devices, or the same ones with another layout, would make of a plan that does not fit."""
+    site, ways = plan.site, []
+    if plan.resolved.strategy == "ddp":
+        sharded = count_step(plan.resolved.with_training(parallelism="fsdp")).peak_bytes
+        fits = "fits" if sharded <= site.memory_bytes else "does not fit either"
         ways.append(
-            f"parameters, gradients and optimizer state sharded over the {site.n_devices} devices it {fits}, with "
-            f"{format_bytes(plan.sharded_peak_bytes)} each"
+            f"with --training.parallelism fsdp, which shards parameters, gradients and optimizer state over the "
+            f"{site.n_devices} devices, it {fits}, with {format_bytes(sharded)} each"
         )
-    large_enough = [device for device in catalogue() if device.usable_bytes >= peak]
+    large_enough = [device for device in catalogue() if device.usable_bytes >= plan.ledger.peak_bytes]
     if not site.measured and large_enough:
         smallest = min(large_enough, key=lambda device: device.memory_bytes)
         ways.append(f"as it is, it would fit a {smallest.name} of {format_bytes(smallest.advertised_bytes)}")
     return ways
 
 
-def _way_out(recipe: Recipe, precision: Precision, memory_bytes: int, target: Target | None) -> str:
-    model, training = recipe.model, recipe.training
+def _way_out(resolved: ResolvedRecipe, memory_bytes: int) -> str:
+    model, training = resolved.recipe.model, resolved.per_device.training
     parameters = parameters_rule(
         vocab_size=model.vocab_size, d_model=model.d_model, n_layers=model.n_layers, tied=model.tie_embeddings
     )
-    needed = adamw_bytes_rule(parameters, bytes_per_parameter=bytes_per_parameter(recipe.optimizer.name))
-    if needed > memory_bytes:
+    state = adamw_bytes_rule(parameters, bytes_per_parameter=bytes_per_parameter(resolved.recipe.optimizer.name))
+    if (state / resolved.world_size if resolved.strategy == "fsdp" else state) > memory_bytes:
         return "no micro-batch helps, use a smaller --model.d-model or --model.n-layers"
-    peak_of = _peak_by_size(recipe, precision, target, accumulated=True)
+    peak_of = _peak_by_size(resolved, accumulated=True)
     sizes = [size for size in _divisors(training.batch_size) if size < training.resolved_micro_batch_size]
-    # The line may run a few percent below the count: what is advised should not be refused next.
+    # The line may be a few percent below the count: what is advised should not be refused next.
     fitting = bisect.bisect_right(sizes, memory_bytes, key=lambda size: 1.05 * peak_of(size))
     if not fitting:
         return "use a smaller --training.batch-size, --model.context-length or --model.d-model"
@@ -116,17 +106,15 @@ def _way_out(recipe: Recipe, precision: Precision, memory_bytes: int, target: Ta
     return f"with --training.micro-batch-size {size} it needs about {format_bytes(peak_of(size))}"
 
 
-def _peak_by_size(
-    recipe: Recipe, precision: Precision, target: Target | None, *, accumulated: bool
-) -> Callable[[int], int]:
+def _peak_by_size(resolved: ResolvedRecipe, *, accumulated: bool) -> Callable[[int], int]:
     """The step's peak as a function of the micro-batch: on the line through the counts of two small ones.
 
     `accumulated` is whether a step has several, the gradients of all but the first being added. Smaller ones than
     those two are counted.
     """
-    batch_size, context_length = recipe.training.batch_size, recipe.model.context_length
+    batch_size, context_length = resolved.per_device.training.batch_size, resolved.recipe.model.context_length
     # Activations grow with the tokens, however they are cut into sequences, where attention keeps no scores.
-    keeps_scores = recipe.model.resolved_attention == "plain"
+    keeps_scores = resolved.recipe.model.resolved_attention == "plain"
     probe_length = context_length if keeps_scores else min(context_length, _PROBE_TOKENS)
     probe_size = -(-_PROBE_TOKENS // probe_length)
 
@@ -134,12 +122,10 @@ def _peak_by_size(
     def count_peak(size: int, length: int) -> int:
         # All micro-batches from the second on are alike.
         counted = 2 * size if accumulated else size
-        training = dataclasses.replace(recipe.training, batch_size=counted, micro_batch_size=size)
-        model = dataclasses.replace(recipe.model, context_length=length)
-        probe = dataclasses.replace(recipe, model=model, training=training)
-        peak = count_step(probe, precision, target=target).peak_bytes
-        bytes_of_a_token = (3 if recipe.data.separate_documents else 2) * _BYTES_OF_A_TOKEN
-        return peak + (batch_size * context_length - counted * length) * bytes_of_a_token
+        probe = resolved.with_model(context_length=length)
+        probe = probe.with_training(batch_size=counted * resolved.world_size, micro_batch_size=size)
+        bytes_per_token = (3 if resolved.recipe.data.separate_documents else 2) * _BYTES_PER_TOKEN
+        return count_step(probe).peak_bytes + (batch_size * context_length - counted * length) * bytes_per_token
 
     def peak_of(size: int) -> int:
         tokens, probe_tokens = size * context_length, probe_size * probe_length

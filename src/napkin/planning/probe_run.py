@@ -1,7 +1,8 @@
-"""A slice of a model, two of its layers at full width, trains for a few steps: the last rehearsal before a run.
+"""A probe run: two layers of the model at full width train for a few steps, before the run itself.
 
-Operators that are run alone find their tensors in the cache, and nobody between them; in a step autograd and Python
-stand between, and tensors have gone cold. What a slice takes beside its operators alone is what the whole takes, too.
+Operators that are timed alone find their tensors in the cache and nothing between them; in a step autograd and Python
+come in between, and tensors have left the cache. What the probe run takes on top of its operators is what the whole
+model takes on top of its own.
 """
 
 import dataclasses
@@ -12,12 +13,12 @@ from collections.abc import Hashable, Mapping
 import torch
 
 from napkin.accounting.ledger import Row
-from napkin.accounting.microbenchmark import rehearse
-from napkin.accounting.price import price, roofline_seconds
+from napkin.accounting.microbenchmark import time_operators
+from napkin.accounting.pricing import price, roofline_seconds
 from napkin.hardware.ceilings import Ceilings
-from napkin.recipe.precision import Precision
-from napkin.recipe.recipe import Recipe
-from napkin.train_step.step import build_train_state, count_step
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.train_step.step import build_train_state
+from napkin.train_step.step_ledger import count_step
 
 LAYERS = 2
 WARM_UP_STEPS = 2
@@ -25,71 +26,64 @@ STEPS = range(3, 12)
 """Fewest and most steps that are timed; between them, as many as take `SECONDS`."""
 SECONDS = 0.8
 MOST_SECONDS = 8.0
-"""A slice that would take longer in all is left out."""
+"""A probe run that would take longer in all is left out."""
 
-SLICED_FACTOR = 1.45
-"""How far off a step's seconds are, in nine cases of ten, where a slice was timed: benchmarks/step_seconds.py."""
-ALONE_FACTOR = 2.0
-"""The same where the operators alone were: the Python between them weighs most in small steps."""
+PROBED_FACTOR = 1.45
+"""How far off a step's seconds are, in nine cases of ten, with a probe run: benchmarks/step_seconds.py."""
+UNPROBED_FACTOR = 2.0
+"""The same where only operators were timed: the Python between them weighs most in small steps."""
 
 
-def time_slice(
-    recipe: Recipe,
-    precision: Precision,
-    ceilings: Ceilings,
-    rehearsed: Mapping[Hashable, float],
-    *,
-    max_bytes: int,
+def time_probe_run(
+    resolved: ResolvedRecipe, ceilings: Ceilings, timed: Mapping[Hashable, float], *, max_bytes: int
 ) -> tuple[float, float]:
     """How much longer a step takes than its operators alone, and how far off that prediction may be, as a factor.
 
-    Takes a second or so, and at most `max_bytes`; where the slice wants more time or memory than is worth it, nothing
-    is run, and the answer is (1, `ALONE_FACTOR`).
+    Takes a second or so, and at most `max_bytes`; where the probe run wants more time or memory than it is worth,
+    nothing is run, and the answer is (1, `UNPROBED_FACTOR`). `timed` are the calls whose seconds are known already.
     """
-    slice_of = _slice(recipe)
-    ledger = count_step(slice_of, precision)
+    probe = _probe(resolved)
+    ledger = count_step(probe)
 
     def expected(row: Row) -> float:
         return roofline_seconds(row, ceilings)
 
-    known = rehearse(ledger, expected, device_type=precision.device_type, known=rehearsed, max_bytes=max_bytes)
+    known = time_operators(ledger, expected, device_type=probe.precision.device_type, known=timed, max_bytes=max_bytes)
     alone = price(ledger, ceilings, known).seconds
     if ledger.peak_bytes > max_bytes or alone * (WARM_UP_STEPS + STEPS.start) > MOST_SECONDS:
-        return 1.0, ALONE_FACTOR
-    return statistics.median(_steps(slice_of, precision)) / alone, SLICED_FACTOR
+        return 1.0, UNPROBED_FACTOR
+    return statistics.median(_steps(probe)) / alone, PROBED_FACTOR
 
 
-def _slice(recipe: Recipe) -> Recipe:
-    training = recipe.training
+def _probe(resolved: ResolvedRecipe) -> ResolvedRecipe:
+    recipe = resolved.per_device
     # All micro-batches from the second on are alike.
-    batch_size = min(training.batch_size, 2 * training.resolved_micro_batch_size)
+    batch_size = min(recipe.training.batch_size, 2 * recipe.training.resolved_micro_batch_size)
     # Layers with experts come after the dense ones.
-    layers = max(LAYERS, recipe.model.n_dense_layers + 1)
-    return dataclasses.replace(
-        recipe,
-        model=dataclasses.replace(recipe.model, n_layers=min(layers, recipe.model.n_layers)),
-        training=dataclasses.replace(training, batch_size=batch_size),
-    )
+    layers = min(max(LAYERS, recipe.model.n_dense_layers + 1), recipe.model.n_layers)
+    alone = dataclasses.replace(resolved, recipe=recipe, world_size=1)
+    return alone.with_model(n_layers=layers).with_training(batch_size=batch_size)
 
 
-def _steps(recipe: Recipe, precision: Precision) -> list[float]:
+def _steps(resolved: ResolvedRecipe) -> list[float]:
     """Seconds of each timed step, on random tokens; the global random state is left as it was."""
-    devices = [0] if precision.device_type == "cuda" else []
+    devices = [0] if resolved.precision.device_type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        return _train(recipe, precision)
+        return _train(resolved)
 
 
-def _train(recipe: Recipe, precision: Precision) -> list[float]:
-    train_state = build_train_state(recipe, precision)
+def _train(resolved: ResolvedRecipe) -> list[float]:
+    recipe, device_type = resolved.recipe, resolved.precision.device_type
+    train_state = build_train_state(resolved)
     generator = torch.Generator().manual_seed(0)
     shape = (recipe.training.batch_size, recipe.model.context_length)
-    tokens = torch.randint(recipe.model.vocab_size, shape, generator=generator).to(precision.device_type)
+    tokens = torch.randint(recipe.model.vocab_size, shape, generator=generator).to(device_type)
     batch = (tokens, tokens, torch.zeros_like(tokens)) if recipe.data.separate_documents else (tokens, tokens)
     taken: list[float] = []
     for number in range(WARM_UP_STEPS + STEPS.stop):
         begin = time.perf_counter()
         train_state.step(number, *batch)
-        if precision.device_type == "cuda":
+        if device_type == "cuda":
             torch.cuda.synchronize()
         if number >= WARM_UP_STEPS:
             taken.append(time.perf_counter() - begin)

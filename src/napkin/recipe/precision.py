@@ -1,15 +1,21 @@
-"""Precision as a policy: which format weights, gradients, optimizer state, matrix products and sums are in."""
+"""Precision as a policy: which format weights, gradients, optimizer state, matrix products and sums are in.
+
+No torch on import: the command line reads the table of formats for its help.
+"""
 
 import dataclasses
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from napkin.errors import NapkinError
 from napkin.hardware.host import Host, has_native_bf16
-from napkin.recipe.precision_formats import PrecisionName, Usage, usage_of
+
+if TYPE_CHECKING:
+    import torch
+
+PrecisionName = Literal["fp32", "bf16", "fp16", "bf16-pure", "fp8"]
+
 
 # Ada and Hopper; below, cuBLAS has no fp8.
 _FIRST_WITH_FP8 = (8, 9)
@@ -34,19 +40,23 @@ class Precision:
         return self.name if self.name in ("fp32", "fp16") else "bf16"
 
     @property
-    def products_dtype(self) -> torch.dtype:
+    def products_dtype(self) -> "torch.dtype":
         """The same for torch."""
+        import torch
+
         return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.products]
 
     @property
-    def weights_dtype(self) -> torch.dtype:
+    def weights_dtype(self) -> "torch.dtype":
         """The format of parameters and gradients."""
+        import torch
+
         return torch.bfloat16 if self.name == "bf16-pure" else torch.float32
 
     @property
-    def bytes_per_number(self) -> int:
-        """Of a matrix product's operands."""
-        return 2 if self.products == "bf16" else 4
+    def bytes_per_weight(self) -> int:
+        """Of a parameter, and of its gradient."""
+        return 2 if self.name == "bf16-pure" else 4
 
     @property
     def emulates_bf16(self) -> bool:
@@ -55,6 +65,8 @@ class Precision:
 
     def autocast(self) -> AbstractContextManager:
         """The context of a forward pass."""
+        import torch
+
         wanted = self.name not in ("fp32", "bf16-pure")
         return torch.autocast(self.device_type, self.products_dtype if wanted else torch.bfloat16, enabled=wanted)
 
@@ -62,7 +74,7 @@ class Precision:
         """The same policy on another kind of device."""
         return dataclasses.replace(self, device_type=device_type)
 
-    def usage(self) -> list[Usage]:
+    def usage(self) -> "list[Usage]":
         """What is in which format."""
         return usage_of(self.name, native_fp8=self.native_fp8)
 
@@ -82,15 +94,51 @@ def choose_precision(
             "training.precision is 'fp16', which a CPU multiplies a hundred times slower than fp32: use 'bf16' or "
             "'fp32', or a GPU"
         )
-    native_fp8 = device_type == "cuda" and torch.cuda.get_device_capability() >= _FIRST_WITH_FP8
+    if device_type == "cpu":
+        return Precision(wanted, device_type)
+    import torch
+
+    native_fp8 = torch.cuda.get_device_capability() >= _FIRST_WITH_FP8
     return Precision(wanted, device_type, native_fp8=wanted == "fp8" and native_fp8)
 
 
 def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
     """Resolve "auto": the GPU if there is one."""
+    import torch
+
     available = torch.cuda.is_available()
     if wanted == "cuda" and not available:
         raise NapkinError("training.device is 'cuda', this machine has no GPU that torch can use: use 'cpu' or 'auto'")
     if wanted == "auto":
         return "cuda" if available else "cpu"
     return wanted
+
+
+@dataclass(frozen=True)
+class Usage:
+    """One kind of number and its format."""
+
+    what: str
+    format: str
+
+
+def usage_of(name: PrecisionName, *, native_fp8: bool = False) -> list[Usage]:
+    """The formats of a policy."""
+    wide, products, update = "fp32", name, "fp32"
+    if name == "bf16-pure":
+        wide, products, update = "bf16", "bf16", "fp32, rounded stochastically to bf16"
+    if name == "fp8":
+        how = "" if native_fp8 else ", emulated: rounded to fp8, multiplied in bf16"
+        products = f"fp8-e4m3 forward, fp8-e5m2 gradients, in the blocks' linear layers{how}; elsewhere bf16"
+    copies = "" if name in ("fp32", "bf16-pure") else f", cast to {'bf16' if name == 'fp8' else name} for products"
+    rows = [
+        Usage("weights", wide + copies),
+        Usage("gradients", wide),
+        Usage("optimizer state", "fp32"),
+        Usage("update", update),
+        Usage("matrix products", products),
+        Usage("sums (norms, softmax, loss)", "fp32"),
+    ]
+    if name == "fp16":
+        rows.append(Usage("loss", "scaled by a power of two, halved on overflow, doubled after 1000 good steps"))
+    return rows

@@ -1,4 +1,4 @@
-"""What a run leaves behind for people: the table of three witnesses, and a page in one file."""
+"""Reports on a run: the table of rule, count and meter, and self-contained HTML pages."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The report's charts, each an <svg> element of a given width in pixels; what they mean is said beside them."""
+"""The report's charts, each an <svg> element of a given width in pixels, without captions."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -7,8 +7,8 @@ import numpy as np
 
 from napkin.report.curves import Curve, smooth, thin
 from napkin.report.svg import COLOURS, INK, PAPER, RULE, draw_svg
-from napkin.report.table import format_three_digits
 from napkin.runs.run_record import Evaluated, LoggedStep
+from napkin.units import format_three_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,19 +35,20 @@ _SHADES = {
 
 
 def shade(name: str) -> str:
-    """Name the colour (one of svg.COLOURS) of a category of memory or of time; grey for one that is not known."""
+    """The colour (one of svg.COLOURS) of a category of memory or of time; grey if it is unknown."""
     return _SHADES.get(name, "grey")
 
 
 def smoothing_width(metrics: Sequence[LoggedStep]) -> int:
-    """Say over how many logged steps `loss_chart` averages its bold line: a twenty-fifth of the run, an odd number."""
+    """The number of logged steps that `loss_chart` averages its bold line over: 1/25 of the run, rounded to an odd
+    number."""
     return len(metrics) // 25 // 2 * 2 + 1
 
 
 def loss_chart(metrics: Sequence[LoggedStep], width: int) -> str:
     """Draw the training loss (thin), its average over neighbours (bold) and the validation losses over tokens.
 
-    The axis of losses is logarithmic where they span more than a factor of 3.
+    The loss axis is logarithmic if the losses span more than a factor of 3.
     """
     tokens, losses = _curve(metrics, "tokens"), _curve(metrics, "loss")
     validation = _curve(metrics, "validation_loss")
@@ -57,7 +58,7 @@ def loss_chart(metrics: Sequence[LoggedStep], width: int) -> str:
     def paint(figure: "Figure") -> None:
         axes = plain_axes(figure, left=38, right=14)
         scale = _scale_tokens(axes, tokens)
-        # More points than pixels show nothing more.
+        # More points than pixels add nothing.
         x, y = thin(tokens, losses, width)
         axes.plot(x / scale, y, color=COLOURS["blue"], linewidth=0.8, alpha=0.4, marker=_lone(y), markersize=4)
         x, y = thin(tokens, smoothed, width // 2)
@@ -70,7 +71,7 @@ def loss_chart(metrics: Sequence[LoggedStep], width: int) -> str:
 
 
 def mfu_is_in_proportion(metrics: Sequence[LoggedStep]) -> bool:
-    """Say whether MFU follows tokens per second to within a hundredth, so that one line shows both."""
+    """Whether MFU is proportional to tokens per second within 1%, so that one line shows both."""
     mfu, rates = _curve(metrics, "mfu"), _curve(metrics, "tokens_per_second")
     known = (mfu > 0) & (rates > 0)
     ratios = mfu[known] / rates[known]
@@ -78,7 +79,7 @@ def mfu_is_in_proportion(metrics: Sequence[LoggedStep]) -> bool:
 
 
 def throughput_chart(metrics: Sequence[LoggedStep], width: int) -> str:
-    """Draw tokens per second over tokens (left axis) and, where it is known, MFU (right axis)."""
+    """Draw tokens per second over tokens (left axis) and, if it is known, MFU (right axis)."""
     tokens, rates, mfu = (_curve(metrics, name) for name in ("tokens", "tokens_per_second", "mfu"))
     fastest, best = (float(np.max(np.nan_to_num(values), initial=0.0)) for values in (rates, mfu))
 
@@ -107,12 +108,12 @@ def throughput_chart(metrics: Sequence[LoggedStep], width: int) -> str:
 
 
 def stacked_bar(name: str, parts: dict[str, float], width: int, *, limit: float | None = None) -> str:
-    """Draw parts as one horizontal bar in the colours of `shade`; their names and figures belong beside it.
+    """Draw parts as one horizontal stacked bar in the colours of `shade`, without labels.
 
-    With a `limit` (the memory there is) the bar stands in an outline of that size, unless it would then be too
+    With a `limit`, such as the free memory, the bar is drawn inside an outline of that size, unless it would be too
     small to see.
     """
-    # A remainder such as "other" may come out a hair below nothing.
+    # A remainder such as "other" may be slightly negative.
     parts = {part: max(0.0, size) for part, size in parts.items()}
     total = sum(parts.values(), 0.0)
     shown = limit if limit and 0.2 * limit <= total else None
@@ -121,7 +122,7 @@ def stacked_bar(name: str, parts: dict[str, float], width: int, *, limit: float 
     def paint(figure: "Figure") -> None:
         axes = figure.add_axes((0, 0, 1, 1))
         axes.axis("off")
-        # A pixel on either side keeps the outline whole.
+        # A margin of one pixel keeps the outline from being clipped.
         axes.set(xlim=(-full / width, full * (1 + 1 / width)), ylim=(0, 1))
         left = 0.0
         for part, size in parts.items():
@@ -134,7 +135,7 @@ def stacked_bar(name: str, parts: dict[str, float], width: int, *, limit: float 
 
 
 def bits_chart(evaluation: Evaluated, width: int) -> str:
-    """Draw bits per byte of held-out text: the model's, xz's and gzip's; shorter is better."""
+    """Draw bits per byte of held-out text for the model, xz and gzip."""
     names = ["this model", "xz -9", "gzip -9"]
     bits = [evaluation.bits_per_byte, evaluation.xz_bits_per_byte, evaluation.gzip_bits_per_byte]
 
@@ -165,8 +166,8 @@ def _curve(metrics: Sequence[LoggedStep], name: str) -> Curve:
 
 
 def plain_axes(figure: "Figure", *, left: int, right: int) -> "Axes":
-    """Axes as all charts of a page have them, margins in pixels."""
-    # Margins in pixels, not measured from matplotlib's own font: the page will set the text in another.
+    """The axes of every chart on a page, with margins in pixels."""
+    # Fixed margins, because the page sets the text in another font than matplotlib's.
     width, height = figure.get_size_inches() * 72
     bottom, top = 44, 10
     axes = figure.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height))
@@ -188,7 +189,7 @@ def _scale_tokens(axes: "Axes", tokens: Curve) -> float:
 
 
 def scale_losses(axes: "Axes", losses: Curve) -> None:
-    """Fit the axis of losses to them: logarithmic where they span more than a factor of 3."""
+    """Scale the loss axis to the losses: logarithmic if they span more than a factor of 3."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     finite = losses[np.isfinite(losses)]
@@ -229,5 +230,5 @@ def _unit(largest: float) -> tuple[float, str]:
 
 
 def _lone(y: Curve) -> str | None:
-    # A curve of one point would be drawn as nothing at all.
+    # A curve of a single point would be invisible.
     return "o" if len(y) == 1 else None

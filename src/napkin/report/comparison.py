@@ -1,4 +1,4 @@
-"""Runs side by side: what each came to, and its loss against steps, tokens, FLOPs, seconds and dollars."""
+"""Runs compared: a summary of each, and its loss over steps, tokens, FLOPs, seconds and dollars."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ Loss = Literal["training", "validation"]
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a run has come to so far; None is what is not known of it."""
+    """A run so far; None is unknown."""
 
     name: str
     folder: Path
@@ -30,16 +30,16 @@ class RunSummary:
     """Planned."""
     tokens: int
     loss: float | None
-    """Nats per token: the mean of the last logged steps, as many as the report's bold line takes."""
+    """Nats per token, averaged over the last logged steps as in the report's bold line."""
     validation_loss: float | None
     """The last one."""
     seconds: float
     mfu: float | None
     """The mean over the logged steps."""
     flops: float | None
-    """By the count, of all steps so far."""
+    """By count, of all steps so far."""
     dollars: float | None
-    """Of the seconds so far, at the price that the plan knows or that was given."""
+    """Of the seconds so far, at the price in the plan or the given one."""
 
 
 class ComparedRun:
@@ -48,7 +48,7 @@ class ComparedRun:
     def __init__(self, record: RunRecord, folder: Path, *, training: bool, usd_per_hour: float | None = None) -> None:
         metrics, plan = record.metrics, record.plan
         last = metrics[-1] if metrics else None
-        self._flops_a_step = sum(plan.flops_by_phase.values()) if plan else None
+        self._flops_per_step = sum(plan.flops_by_phase.values()) if plan else None
         self._usd_per_second = _usd_per_second(record, usd_per_hour)
         self._steps, self._tokens, self._seconds = (
             np.array([getattr(logged, name) for logged in metrics], dtype=np.float64)
@@ -76,7 +76,7 @@ class ComparedRun:
         )
 
     def along(self, axis: Axis) -> Curve:
-        """Where each logged step stands on an axis; empty where that is not known."""
+        """The position of each logged step on an axis; empty if it is not known."""
         nothing = np.empty(0)
         match axis:
             case "steps":
@@ -86,23 +86,23 @@ class ComparedRun:
             case "seconds":
                 return self._seconds
             case "flops":
-                return nothing if self._flops_a_step is None else self._steps * self._flops_a_step
+                return nothing if self._flops_per_step is None else self._steps * self._flops_per_step
             case "dollars":
                 return nothing if self._usd_per_second is None else self._seconds * self._usd_per_second
 
     def curve(self, axis: Axis, loss: Loss) -> tuple[Curve, Curve]:
-        """Places on the axis, and the losses there, as many as are known."""
+        """The positions on the axis where the loss is known, and the losses there."""
         x, y = self.along(axis), self._losses[loss]
         known = ~np.isnan(y) if len(x) else np.empty(0, bool)
         return x[known], y[: len(x)][known]
 
-    def loss_at(self, axis: Axis, place: float, loss: Loss = "training") -> float | None:
-        """The loss at a place on the axis, between the logged steps around it; None before the first and after the
+    def loss_at(self, axis: Axis, position: float, loss: Loss = "training") -> float | None:
+        """The loss at a position on the axis, interpolated between logged steps; None before the first and after the
         last."""
         x, y = self.curve(axis, loss)
-        if not len(x) or not x[0] <= place <= x[-1] * (1 + 1e-9):
+        if not len(x) or not x[0] <= position <= x[-1] * (1 + 1e-9):
             return None
-        return float(np.interp(place, x, y))
+        return float(np.interp(position, x, y))
 
 
 def read_run(folder: Path, *, training: bool, usd_per_hour: float | None = None) -> ComparedRun:
@@ -113,31 +113,30 @@ def read_run(folder: Path, *, training: bool, usd_per_hour: float | None = None)
 def find_runs(folders: Sequence[str]) -> list[Path]:
     """The run folders among `folders` and directly in them, in their order.
 
-    Raises NapkinError for a folder that is no run and holds none.
+    Raises NapkinError for a folder that is not a run and contains none.
     """
     found: list[Path] = []
     for folder in map(Path, folders):
         runs = [folder] if _is_run(folder) else sorted(path.parent for path in folder.glob("*/recipe.toml"))
         if not runs:
-            raise NapkinError(f"'{folder}' is no run and holds none: name folders that `napkin train` made")
+            raise NapkinError(f"'{folder}' is not a run and contains none: name folders that `napkin train` made")
         found += (run for run in runs if run not in found)
     return found
 
 
 def equal_points(runs: Sequence[ComparedRun], axis: Axis, n: int) -> list[float]:
-    """About `n` round places on an axis, from near its beginning to the end of the longest run.
+    """About `n` round positions on an axis up to the end of the longest run, and the end of each run.
 
-    Raises NapkinError where the axis is not known of any run.
+    Raises NapkinError if the axis is not known for any run.
     """
     ends = [float(run.along(axis)[-1]) for run in runs if len(run.along(axis))]
     if not ends or max(ends) <= 0:
-        way_out = ": give a price with --usd-per-hour" if axis == "dollars" else ": let them train first"
-        raise NapkinError(f"none of these runs has {axis} to be compared over{way_out}")
+        way_out = ": give a price with --usd-per-hour" if axis == "dollars" else ": train them first"
+        raise NapkinError(f"none of these runs has {axis} to compare over{way_out}")
     end = max(ends)
-    distance = _round_up(end / n)
-    # The ends of all runs are where their losses are asked for most.
-    places = {distance * number for number in range(1, math.floor(end / distance) + 1)} | set(ends)
-    return sorted(places)
+    interval = _round_up(end / n)
+    positions = {interval * number for number in range(1, math.floor(end / interval) + 1)} | set(ends)
+    return sorted(positions)
 
 
 def _is_run(folder: Path) -> bool:
@@ -170,7 +169,7 @@ def _last(values: Curve) -> float | None:
     return float(known[-1]) if len(known) else None
 
 
-def _round_up(distance: float) -> float:
-    """The first of 1, 2, 5, 10, 20, ... that is no less."""
-    decade = 10.0 ** math.floor(math.log10(distance))
-    return next(digit * decade for digit in (1, 2, 5, 10) if digit * decade >= distance * (1 - 1e-9))
+def _round_up(interval: float) -> float:
+    """The smallest of ..., 1, 2, 5, 10, 20, ... that is not less."""
+    decade = 10.0 ** math.floor(math.log10(interval))
+    return next(digit * decade for digit in (1, 2, 5, 10) if digit * decade >= interval * (1 - 1e-9))

@@ -1,4 +1,4 @@
-"""Runs side by side as one self-contained page: the report's style, a chart an axis, the table at equal points."""
+"""Runs compared on one self-contained page: a summary, a chart per axis, and the losses at equal points."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from napkin.accounting.quantity_row import Unit
+from napkin.accounting.quantity_row import Unit, format_figure
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.report.charts import plain_axes, scale_losses
 from napkin.report.comparison import AXES, Axis, ComparedRun, Loss
 from napkin.report.curves import thin
 from napkin.report.svg import COLOURS, draw_svg
-from napkin.report.table import format_figure, format_share
 from napkin.report.templates import render
-from napkin.units import format_seconds
+from napkin.units import format_seconds, format_share
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,12 +35,12 @@ _LABELS = {"steps": "steps", "tokens": "tokens", "flops": "FLOPs", "seconds": "s
 def write_comparison(
     path: Path, runs: Sequence[ComparedRun], *, loss: Loss, axis: Axis, points: Sequence[float]
 ) -> Path:
-    """Write the page to `path`, in place of an earlier one, and return the path.
+    """Write the page to `path`, replacing an existing one, and return the path.
 
-    Raises NapkinError for more runs than there are colours to tell them apart.
+    Raises NapkinError for more runs than there are distinct colours.
     """
     if len(runs) > MOST_RUNS:
-        raise NapkinError(f"a page holds at most {MOST_RUNS} runs, these are {len(runs)}: name fewer")
+        raise NapkinError(f"a page shows at most {MOST_RUNS} runs, {len(runs)} are given: name fewer")
     known: list[Axis] = [each for each in AXES if any(len(run.curve(each, loss)[0]) for run in runs)]
     page = render(
         "comparison.html",
@@ -52,6 +51,7 @@ def write_comparison(
         charts=[
             {
                 "label": _LABELS[each],
+                "description": f"Line chart: {loss} losses over {_LABELS[each]}; the table below lists them.",
                 "wide": Markup(comparison_chart(runs, each, loss, _WIDE)),
                 "narrow": Markup(comparison_chart(runs, each, loss, _NARROW)),
             }
@@ -70,7 +70,7 @@ def comparison_chart(runs: Sequence[ComparedRun], axis: Axis, loss: Loss, width:
 
     curves = [run.curve(axis, loss) for run in runs]
     end = max((float(x[-1]) for x, _ in curves if len(x)), default=1.0) or 1.0
-    unit, name = _unit_of(axis, end)
+    unit, name = _unit_and_label(axis, end)
 
     def paint(figure: "Figure") -> None:
         axes = plain_axes(figure, left=38, right=14)
@@ -86,14 +86,14 @@ def comparison_chart(runs: Sequence[ComparedRun], axis: Axis, loss: Loss, width:
 
 
 def summary_rows(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
-    """The list of runs, a line each; a column that nobody has a figure for is left out."""
+    """The list of runs, one row each; a column without any figure is left out."""
     rows = [_summary_cells(run) for run in runs]
     absent = {name for name in (rows[0] if rows else ()) if name != "run" and all(row[name] == "–" for row in rows)}
     return [{name: cell for name, cell in row.items() if name not in absent} for row in rows]
 
 
 def _summary_cells(run: ComparedRun) -> dict[str, Any]:
-    """A run's line of the list, as people read it."""
+    """A run's row of the list, formatted."""
     found = run.summary
     return {
         "run": found.name,
@@ -110,7 +110,7 @@ def _summary_cells(run: ComparedRun) -> dict[str, Any]:
 
 
 def point_rows(runs: Sequence[ComparedRun], axis: Axis, points: Sequence[float], loss: Loss) -> list[list[str]]:
-    """The table at equal points: the place, and each run's loss there."""
+    """The table at equal points: the position, and each run's loss there."""
     return [
         [format_figure(point, _UNITS[axis]), *(_loss(run.loss_at(axis, point, loss)) for run in runs)]
         for point in points
@@ -121,8 +121,8 @@ def _loss(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
 
 
-def _unit_of(axis: Axis, end: float) -> tuple[float, str]:
-    """What a number on the axis stands for, and how the axis is called."""
+def _unit_and_label(axis: Axis, end: float) -> tuple[float, str]:
+    """The unit of the axis, and its label."""
     if axis == "seconds":
         units = [(86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")]
         return next(((unit, name) for unit, name in units if end >= 2 * unit), (1.0, "seconds"))

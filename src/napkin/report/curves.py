@@ -1,4 +1,4 @@
-"""Long curves made short enough to draw: thinned without losing a spike, smoothed without lagging behind."""
+"""Long curves reduced for drawing: thinned without losing a spike, smoothed without lag."""
 
 import itertools
 
@@ -9,27 +9,27 @@ Curve = NDArray[np.float64]
 
 
 def thin(x: Curve, y: Curve, limit: int) -> tuple[Curve, Curve]:
-    """Choose at most `limit` points of a curve (x, y: [points]): of each stretch its lowest and its highest.
+    """Choose at most `limit` points of a curve (x, y: [points]): the minimum and the maximum of each interval.
 
-    The ends stay. A stretch of nothing but NaN stays a gap.
+    The ends are kept. An interval of NaN only remains a gap.
     """
     if len(y) <= limit:
         return x, y
     edges = np.linspace(0, len(y), (limit - 2) // 2 + 1).astype(int)
     kept = {0, len(y) - 1}
     for start, stop in itertools.pairwise(edges):
-        stretch = y[start:stop]
-        finite = ~np.isnan(stretch)
-        kept.add(int(start + np.argmin(np.where(finite, stretch, np.inf))))
-        kept.add(int(start + np.argmax(np.where(finite, stretch, -np.inf))))
+        interval = y[start:stop]
+        finite = ~np.isnan(interval)
+        kept.add(int(start + np.argmin(np.where(finite, interval, np.inf))))
+        kept.add(int(start + np.argmax(np.where(finite, interval, -np.inf))))
     chosen = sorted(kept)
     return x[chosen], y[chosen]
 
 
 def smooth(y: Curve, width: int) -> Curve:
-    """Average each point of y [points] with its neighbours, up to `width` in all; NaN are left out.
+    """Average each point of y [points] with its neighbours, at most `width` points in all; NaN are left out.
 
-    At the start as many on either side, so that a steep beginning is not averaged away; at the end all that there are.
+    Near the start the window stays symmetric, so that a steep beginning is not averaged away; at the end it is cut off.
     """
     finite = ~np.isnan(y)
     sums = np.concatenate([[0.0], np.cumsum(np.where(finite, y, 0.0))])

@@ -1,14 +1,13 @@
-"""What stands at the head of the page: how far the run has come, and the few figures that sum it up."""
+"""The top of the page: the state of the run, warnings, and its key figures."""
 
 from typing import NamedTuple
 
-from napkin.report.table import format_share, format_three_digits
 from napkin.runs.run_record import RunRecord
-from napkin.units import format_bytes, format_seconds
+from napkin.units import format_bytes, format_seconds, format_share, format_three_digits
 
 
 class KeyFigure(NamedTuple):
-    """A figure that a reader looks for first, with what it is and what to hold it against."""
+    """A key figure, with its name and a detail to compare it with."""
 
     label: str
     value: str
@@ -16,7 +15,7 @@ class KeyFigure(NamedTuple):
 
 
 def status_of(run: RunRecord, *, training: bool | None = None) -> str:
-    """Say in a sentence how far the run has come; `training` is whether a process trains it now, None is not known."""
+    """A sentence on the state of the run; `training` is whether a process is training it, None if that is not known."""
     plan = run.plan
     device = f" on {plan.device.name}" if plan else ""
     if not run.metrics:
@@ -27,22 +26,22 @@ def status_of(run: RunRecord, *, training: bool | None = None) -> str:
     if plan and training:
         return f"Training, step {last.step:,} of {plan.steps:,}{device}."
     if plan and last.step < plan.steps and training is False:
-        return f"Stopped at step {last.step:,} of {plan.steps:,}{device}: no process trains it."
+        return f"Stopped at step {last.step:,} of {plan.steps:,}{device}: no process is training it."
     if plan and last.step < plan.steps:
         return f"At step {last.step:,} of {plan.steps:,}{device}: still in training, or interrupted."
     return f"{last.step:,} steps over {last.tokens:,} tokens{device}."
 
 
 def warnings_of(run: RunRecord) -> list[str]:
-    """Say what is wrong, if something is: a loss that is no number, FLOPs not counted, a plan that does not fit."""
+    """A sentence per problem: a loss that is not finite, FLOPs that are not counted, a plan that does not fit."""
     warnings, plan = [], run.plan
     lost = [logged.step for logged in run.metrics if logged.loss is None]
     if lost:
-        often = f"{len(lost):,} of {len(run.metrics):,} logged steps"
-        warnings.append(f"The loss was no finite number at {often}, first at step {lost[0]:,}.")
+        steps = f"{len(lost):,} of {len(run.metrics):,} logged steps"
+        warnings.append(f"The loss was not finite at {steps}, first at step {lost[0]:,}.")
     if plan and plan.unknown_operators:
         names = ", ".join(plan.unknown_operators)
-        warnings.append(f"The FLOPs of these operators are not known and are missing from the count: {names}.")
+        warnings.append(f"The FLOPs of these operators are unknown and are missing from the count: {names}.")
     if plan and not plan.fits:
         warnings.append(
             f"The plan does not fit into the {format_bytes(plan.device.memory_bytes)} of {plan.device.name}."
@@ -51,7 +50,7 @@ def warnings_of(run: RunRecord) -> list[str]:
 
 
 def key_figures(run: RunRecord) -> list[KeyFigure]:
-    """Choose the final loss, bits per byte, time and MFU; of a run that has not begun, what the plan says of it."""
+    """The final loss, bits per byte, time and MFU; of a run that has not begun, the planned memory and time."""
     if not run.metrics and not run.measurement and not run.evaluation:
         return _planned_figures(run)
     return [*_loss_figure(run), *_bits_figure(run), *_time_figure(run), *_mfu_figure(run)]
@@ -62,9 +61,10 @@ def _planned_figures(run: RunRecord) -> list[KeyFigure]:
     if plan is None:
         return []
     peak, verdict = sum(plan.peak_by_category.values(), 0.0), "fits" if plan.fits else "does not fit"
+    seconds_per_step = plan.seconds / max(1, plan.steps)
     return [
         KeyFigure("peak memory", format_bytes(peak), f"{verdict} in {format_bytes(plan.device.memory_bytes)}"),
-        KeyFigure("time", format_seconds(plan.seconds), f"{format_seconds(plan.seconds / max(1, plan.steps))} a step"),
+        KeyFigure("time", format_seconds(plan.seconds), f"{format_seconds(seconds_per_step)} per step"),
     ]
 
 
@@ -94,7 +94,7 @@ def _bits_figure(run: RunRecord) -> list[KeyFigure]:
 
 
 def _time_figure(run: RunRecord) -> list[KeyFigure]:
-    # Each knows a part: the metrics end before the last checkpoint, the meter watched one process of perhaps several.
+    # Either may be incomplete: the metrics end before the last checkpoint, and the meter covers one process.
     metered = sum(run.measurement.seconds.values(), 0.0) if run.measurement else 0.0
     if not run.metrics:
         return [KeyFigure("time", format_seconds(metered))] if run.measurement else []

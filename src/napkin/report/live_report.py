@@ -1,4 +1,4 @@
-"""The report as a run goes on: written anew every half a minute or so, for at most half a percent of the time."""
+"""The report while a run trains: rewritten about every half a minute, in at most half a percent of the time."""
 
 import contextlib
 import time
@@ -10,9 +10,9 @@ from napkin.errors import NapkinError
 from napkin.report.liveness import REFRESH_SECONDS
 from napkin.report.page import write_report
 
-MOST_OF_THE_TIME = 0.005
-FIRST_GUESS_SECONDS = MOST_OF_THE_TIME * REFRESH_SECONDS
-"""What a page is thought to take before one was timed: the first one comes after half a minute."""
+MAX_TIME_FRACTION = 0.005
+FIRST_GUESS_SECONDS = MAX_TIME_FRACTION * REFRESH_SECONDS
+"""Assumed cost of the first page, so that it is written after half a minute."""
 
 
 class LiveReport:
@@ -31,16 +31,16 @@ class LiveReport:
         """Pages written so far."""
 
     def __call__(self) -> None:
-        """Write the page, if it is time; one that cannot be written is told once, and training goes on."""
+        """Write the page if it is due; a failure is reported once, and training continues without further pages."""
         now = self._clock()
-        affordable = self._spent + self._expected <= MOST_OF_THE_TIME * (now - self._begin)
+        affordable = self._spent + self._expected <= MAX_TIME_FRACTION * (now - self._begin)
         if self._failed or not affordable or now - self._written < REFRESH_SECONDS:
             return
         try:
             write_report(self._run, training=True, every=lambda: self._next_page(now))
         except (NapkinError, OSError) as error:
             self._failed = True
-            self._on_message(f"the report is not written while the run trains: {error}")
+            self._on_message(f"the report is not updated while the run trains: {error}")
             return
         self.pages += 1
         self._written = self._clock()
@@ -48,15 +48,15 @@ class LiveReport:
         self._spent += self._expected
 
     def _next_page(self, begun: float) -> float:
-        """Seconds until the page after the one begun then, which has cost what has gone by since."""
+        """Seconds from the page that was begun at `begun` until the next one; its cost is the time since then."""
         cost = self._clock() - begun
-        affordable = (self._spent + 2 * cost) / MOST_OF_THE_TIME - (begun - self._begin)
+        affordable = (self._spent + 2 * cost) / MAX_TIME_FRACTION - (begun - self._begin)
         return max(REFRESH_SECONDS, affordable)
 
 
 @contextmanager
 def live_report(run: Path, on_message: Callable[[str], None]) -> Iterator[LiveReport]:
-    """Report a run while the block trains it; where that ends with an error, a last page says training no more."""
+    """Report a run while the block trains it; if that raises, a last page says that the run has stopped."""
     live = LiveReport(run, on_message)
     try:
         yield live

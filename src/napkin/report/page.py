@@ -1,4 +1,4 @@
-"""The page a run leaves behind: one self-contained file, made of what the run folder holds and nothing else."""
+"""The report of a run: one self-contained HTML file, made from the run folder alone."""
 
 import itertools
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from napkin.accounting.overhead import loop_overhead
+from napkin.accounting.quantity_row import format_figure, format_ratio
 from napkin.files import atomic_write_text
 from napkin.report.charts import (
     bits_chart,
@@ -20,14 +21,14 @@ from napkin.report.charts import (
 )
 from napkin.report.expert_balance import STEPS, expert_balance
 from napkin.report.headline import key_figures, status_of, warnings_of
-from napkin.report.liveness import REFRESH_SECONDS, sign_of_life
+from napkin.report.liveness import REFRESH_SECONDS, liveness
 from napkin.report.svg import COLOURS
-from napkin.report.table import format_figure, format_ratio, format_share, format_three_digits
 from napkin.report.templates import render
-from napkin.runs.run_record import Plan, RunRecord, read_run_record
-from napkin.units import format_bytes, format_flops, format_rate, format_seconds
+from napkin.runs.plan_file import PlanFile
+from napkin.runs.run_record import RunRecord, read_run_record
+from napkin.units import format_bytes, format_flops, format_rate, format_seconds, format_share, format_three_digits
 
-# A chart is drawn twice, so that its text is as large on a phone as on a desk.
+# Each chart is drawn twice, so that its text is readable on a phone and on a desktop.
 _WIDE, _NARROW = 760, 360
 _SAMPLE_CHARACTERS = 20_000
 _OPERATORS = 8
@@ -37,16 +38,16 @@ _PAUSES = 200
 def write_report(
     run: Path, *, training: bool | None = None, every: Callable[[], float] = lambda: REFRESH_SECONDS
 ) -> Path:
-    """Write report.html into a run folder, in place of an earlier one, and return its path.
+    """Write report.html into a run folder, replacing an existing one, and return its path.
 
-    `training` is whether a process trains the run now; None is not known. While one does, the page says so, loads
-    itself anew every half a minute, and says when it was written; `every`, asked when all is drawn, is the seconds
-    until the next page can be written, after the next step: long after that, the page tells its reader that there is
-    no sign of life.
+    `training` is whether a process is training the run; None is unknown. If one is, the page says so and when it was
+    written, and reloads itself every half a minute. `every` is called when everything is drawn and returns the seconds
+    until the next page can be written, after the next step; long after that, the page says that it is no longer
+    updated.
 
-    The page asks nothing of the network. Unless the run is in training, it runs no script and is the same bytes for
-    the same run. Files that the run has not written yet are said to be missing. Raises NapkinError for a malformed
-    file or a folder that is no run's.
+    The page makes no network requests. Unless the run is in training, it has no script, and the same run gives the
+    same bytes. Files that the run has not written yet are named as missing. Raises NapkinError for a malformed file or
+    a folder that is not a run.
     """
     page = run / "report.html"
     atomic_write_text(page, render_report(read_run_record(run), training=training, every=every), overwrite=True)
@@ -56,7 +57,7 @@ def write_report(
 def render_report(
     run: RunRecord, *, training: bool | None = None, every: Callable[[], float] = lambda: REFRESH_SECONDS
 ) -> str:
-    """Return the page as text; everything that the run wrote is escaped."""
+    """The page as text; everything that the run wrote is escaped."""
     page = render(
         "page.html",
         run=run,
@@ -65,7 +66,7 @@ def render_report(
         refresh=REFRESH_SECONDS if training else None,
         warnings=warnings_of(run),
         keys=key_figures(run),
-        witnesses=_witnesses(run),
+        table=_table(run),
         loss=_loss(run),
         bits=_bits(run),
         memory=_memory(run.plan),
@@ -76,14 +77,14 @@ def render_report(
         expert_steps=STEPS,
         samples=_samples(run.samples),
         machine=_machine(run.plan),
-        life=sign_of_life(every() + _longest_pause(run)) if training else None,
+        liveness=liveness(every() + _longest_pause(run)) if training else None,
     )
-    # HTML has no NUL; a sample may.
+    # HTML allows no NUL, which a sample may contain.
     return page.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def _longest_pause(run: RunRecord) -> float:
-    """Between two of the last logged steps: a slow step, an evaluation, a checkpoint."""
+    """The longest time between two of the last logged steps: a slow step, an evaluation, a checkpoint."""
     seconds = [0.0, *(logged.seconds for logged in run.metrics)][-_PAUSES - 1 :]
     return max((later - earlier for earlier, later in itertools.pairwise(seconds)), default=0.0)
 
@@ -98,14 +99,14 @@ def _drawing(description: str, draw: Callable[[int], str]) -> _Drawing:
     return _Drawing(Markup(draw(_WIDE)), Markup(draw(_NARROW)), description)
 
 
-def _witnesses(run: RunRecord) -> dict[str, Any]:
+def _table(run: RunRecord) -> dict[str, Any]:
     rows = run.measurement.table if run.measurement else run.plan.table if run.plan else ()
     metered = any(row.meter is not None for row in rows)
     columns = ["rule", "count", *(["meter", "meter/count"] if metered else [])]
     shown = []
     for row in rows:
         figures = [format_figure(value, row.unit) for value in (row.rule, row.count, row.meter)] + [format_ratio(row)]
-        # The columns come in the same order, and a plan has fewer.
+        # A plan has only the first two columns.
         shown.append({"quantity": row.quantity, "note": row.note, "figures": list(zip(columns, figures, strict=False))})
     return {"columns": columns, "metered": metered, "rows": shown}
 
@@ -129,9 +130,8 @@ def _bits(run: RunRecord) -> dict[str, Any] | None:
     found = run.evaluation
     if found is None:
         return None
-    text = (
-        f"{found.bytes:,} bytes as {found.tokens:,} tokens, perplexity {format_three_digits(found.perplexity)} a token."
-    )
+    perplexity = format_three_digits(found.perplexity)
+    text = f"{found.bytes:,} bytes as {found.tokens:,} tokens, perplexity {perplexity} per token."
     description = (
         f"Bar chart of bits per byte: this model {found.bits_per_byte:.3g}, "
         f"xz {found.xz_bits_per_byte:.3g}, gzip {found.gzip_bits_per_byte:.3g}."
@@ -139,7 +139,7 @@ def _bits(run: RunRecord) -> dict[str, Any] | None:
     return {"chart": _drawing(description, lambda width: bits_chart(found, width)), "text": text}
 
 
-def _memory(plan: Plan | None) -> dict[str, Any] | None:
+def _memory(plan: PlanFile | None) -> dict[str, Any] | None:
     if plan is None or not (total := sum(plan.peak_by_category.values(), 0.0)):
         return None
     parts, device = plan.peak_by_category, plan.device
@@ -147,7 +147,7 @@ def _memory(plan: Plan | None) -> dict[str, Any] | None:
     verdict = "it fits" if plan.fits else "it does not fit"
     free = f"{format_bytes(device.memory_bytes)} free on {device.name}"
     text = f"{format_bytes(total)} at the peak, {free} ({share}): {verdict}."
-    description = "Stacked bar of the peak memory; the table below holds its parts."
+    description = "Stacked bar of the peak memory; the table below lists its parts."
     return {
         "chart": _drawing(description, lambda width: stacked_bar("memory", parts, width, limit=device.memory_bytes)),
         "text": text,
@@ -174,7 +174,7 @@ def _time(run: RunRecord) -> dict[str, Any]:
         }
         for name in {**seconds, **flops}
     ]
-    description = "Stacked bar of the run's seconds; the table below holds its parts."
+    description = "Stacked bar of the run's seconds; the table below lists its parts."
     return {
         "measured": all_seconds > 0,
         "span": _span(run),
@@ -194,7 +194,7 @@ def _overhead(seconds: dict[str, float]) -> str:
 def _span(run: RunRecord) -> str:
     if not run.measurement or not run.metrics or run.measurement.steps >= run.metrics[-1].step:
         return ""
-    return f"Over the {run.measurement.steps:,} of {run.metrics[-1].step:,} steps that one process took."
+    return f"Over the {run.measurement.steps:,} of {run.metrics[-1].step:,} steps that one process ran."
 
 
 def _throughput(run: RunRecord) -> dict[str, Any] | None:
@@ -210,7 +210,7 @@ def _throughput(run: RunRecord) -> dict[str, Any] | None:
     }
 
 
-def _operators(plan: Plan | None) -> list[dict[str, Any]]:
+def _operators(plan: PlanFile | None) -> list[dict[str, Any]]:
     if plan is None or not (total := sum(plan.seconds_by_operator.values(), 0.0)):
         return []
     longest = sorted(plan.seconds_by_operator.items(), key=lambda entry: -entry[1])
@@ -228,7 +228,7 @@ def _experts(run: RunRecord) -> list[dict[str, str]]:
         {
             "layer": f"{balance.layer}, of {balance.n_experts} experts",
             "busiest": format_three_digits(balance.busiest),
-            "idlest": format_three_digits(balance.idlest),
+            "least_busy": format_three_digits(balance.least_busy),
             "dropped": format_share(balance.dropped),
         }
         for balance in expert_balance(run.metrics)
@@ -242,7 +242,7 @@ def _samples(samples: str | None) -> dict[str, str] | None:
     return {"text": samples[:_SAMPLE_CHARACTERS], "left_out": f"{left_out:,}" if left_out else ""}
 
 
-def _machine(plan: Plan | None) -> dict[str, Any] | None:
+def _machine(plan: PlanFile | None) -> dict[str, Any] | None:
     if plan is None:
         return None
     device = plan.device
@@ -258,10 +258,10 @@ def _machine(plan: Plan | None) -> dict[str, Any] | None:
 
 
 def _part(share: float) -> str:
-    # Parts of a whole are held against one another: as many decimals for each.
+    # Parts of a whole are compared with one another, so all have the same number of decimals.
     return f"{share:.1%}" if share >= 0.001 or not share else "<0.1%"
 
 
 def _breakable(name: str) -> Markup:
-    # An operator's name may be wider than a phone; it breaks best after an underscore. join() escapes.
+    # An operator's name may be wider than a phone, and should break after an underscore. join() escapes.
     return Markup("_<wbr>").join(name.split("_"))

@@ -1,4 +1,4 @@
-"""matplotlib's drawings as inline SVG: text stays text, colours are the page's, equal figures give equal bytes."""
+"""matplotlib's drawings as inline SVG: text stays text, colours come from the page, equal data give equal bytes."""
 
 import io
 import re
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe & Ito's colours, told apart under every colour blindness. The page may set each anew as a CSS variable,
-# brighter on a dark ground; the figure here holds where it does not.
+# Okabe & Ito's palette, safe for colour-blind readers. The page may override each colour by a CSS variable, brighter on
+# a dark background; the value here is the fallback.
 COLOURS = {
     "blue": "#0072b2",
     "orange": "#e69f00",
@@ -20,7 +20,7 @@ COLOURS = {
     "yellow": "#f0e442",
     "grey": "#8c8c8c",
 }
-# Stand-ins that matplotlib can parse, put to the page's own colours afterwards.
+# Placeholders that matplotlib can parse, replaced by the page's colours afterwards.
 INK, RULE, PAPER = "#010101", "#020202", "#030303"
 _VARIABLES = {
     **{value: f"var(--{name},{value})" for name, value in COLOURS.items()},
@@ -34,12 +34,12 @@ FONT_SIZE = 12
 def draw_svg(name: str, width: int, height: int, paint: Callable[["Figure"], None]) -> str:
     """Let `paint` draw on an empty figure of width × height pixels, and return it as an <svg> element.
 
-    `name` keeps the ids of one drawing apart from those of the others on a page.
+    `name` makes the ids of the drawing unique on a page.
     """
     import matplotlib
     from matplotlib.figure import Figure
 
-    # The defaults first: a reader's own matplotlibrc must not change a report.
+    # The defaults first: the user's matplotlibrc must not change a report.
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(
@@ -60,7 +60,7 @@ def draw_svg(name: str, width: int, height: int, paint: Callable[["Figure"], Non
                 "lines.solid_joinstyle": "round",
             }
         )
-        # A point, which is what matplotlib's lengths are in, is then a pixel of the drawing.
+        # At 72 dpi a point, matplotlib's unit of length, is a pixel.
         figure = Figure(figsize=(width / 72, height / 72), dpi=72)
         paint(figure)
         drawing = io.StringIO()
@@ -72,7 +72,7 @@ def _inline(document: str, width: int, height: int) -> str:
     body = document[document.index("<svg") : document.rindex("</svg>")]
     body = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style[^>]*>.*?</style>", "", body, flags=re.DOTALL)
     body = body[body.index(">") + 1 :]
-    # matplotlib paints the ground of figure and axes even where it has no colour.
+    # matplotlib draws the background of figure and axes even if it is transparent.
     body = re.sub(r'<path [^>]*style="fill: none"/>', "", body)
     used = set(re.findall(r'(?:href="|url\()#([^")]+)', body))
     body = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", body)
@@ -87,9 +87,9 @@ def _inline(document: str, width: int, height: int) -> str:
 
 
 def _tidy_tag(tag: re.Match[str]) -> str:
-    # A hundredth of a pixel is finer than any screen; it is also most of the bytes.
+    # More than two decimals of a pixel are invisible, and most of the bytes.
     text = re.sub(r"(\.\d\d)\d+", r"\1", tag[0])
-    # Text is set in the page's font; of matplotlib's only the weight is meant.
+    # Text is set in the page's font; only matplotlib's weight is kept.
     text = re.sub(r"font(?:-family|-size)?: (bold |700 )?[^;\"]*;?\s*", _keep_weight, text)
     text = re.sub(r' transform="rotate\(-?0 [^"]*"', "", text.replace("xlink:href", "href"))
     return re.sub("#[0-9a-f]{6}", lambda colour: _VARIABLES.get(colour[0], colour[0]), text)

@@ -1,4 +1,4 @@
-"""The pages' templates: what is put into them is escaped, and what they ask for must be there."""
+"""The HTML templates: values are escaped, and a missing value is an error."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
 def render(template: str, **values: Any) -> str:
-    """A template of this folder with the values that it names."""
+    """Render a template of this folder."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from napkin.runs.run_folder import parse_metrics, read_metrics
+from napkin.runs.metrics import parse_metrics, read_metrics
 from napkin.runs.spikes import remember, spike
 
 _Natural = Annotated[int, msgspec.Meta(ge=0)]

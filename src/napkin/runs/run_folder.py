@@ -3,9 +3,7 @@
 A run folder appears whole: it is prepared under a hidden name and renamed. One process at a time trains in it.
 """
 
-import contextlib
 import json
-import math
 import os
 import secrets
 import shutil
@@ -19,10 +17,15 @@ from typing import Any
 import msgspec
 
 from napkin.errors import CorruptFile, NapkinError
-from napkin.files import StrPath, atomic_write_text, sync_file, sync_folder, try_lock
+from napkin.files import StrPath, atomic_write_text, sync_folder, try_lock
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.toml_file import format_recipe, read_recipe
+from napkin.runs.run_format import RUN_FILE, new_run_format, refuse_other_format
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.storage import load_tokenizer
-from napkin.recipe.recipe import Recipe, format_recipe, read_recipe
+from napkin.tokenizer.tokenizer_file import load_tokenizer
+
+TRAINING_FILES = ("plan.json", "metrics.jsonl", "measurement.json", "tracking.json")
+"""Files that training alone writes, beside the checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class RunFolder:
         try:
             draft.mkdir(parents=True)
             (draft / "checkpoints").mkdir()
+            atomic_write_text(draft / RUN_FILE, new_run_format())
             atomic_write_text(draft / "recipe.toml", format_recipe(recipe))
             tokenizer.save(draft / "tokenizer.json")
             # Renaming a folder onto one that is not empty fails: a run that appeared meanwhile is not touched.
@@ -62,10 +66,9 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: StrPath) -> "RunFolder":
-        """The folder of a run that was started before."""
+        """The folder of a run that was started before. Raises NapkinError where it is not one of a known format."""
         path = Path(path)
-        if not (path / "recipe.toml").is_file():
-            raise NapkinError(f"'{path}' is not a run, it holds no recipe.toml: name a folder that `napkin train` made")
+        refuse_other_format(path)
         return cls(path)
 
     @property
@@ -100,13 +103,13 @@ class RunFolder:
 
     def remove_leftovers(self) -> None:
         """Remove what killed writers left beside the files that training alone writes; the lock must be held."""
-        for name in ("plan.json", "metrics.jsonl", "measurement.json", "tracking.json"):
+        for name in TRAINING_FILES:
             for path in self.path.glob(f".{name}.*.tmp"):
                 path.unlink(missing_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the run for this process; a NapkinError where another one trains in it."""
+        """Hold the run for this process; a NapkinError where another process trains in it."""
         descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
             if not _lock_soon(descriptor):
@@ -116,6 +119,21 @@ class RunFolder:
             yield
         finally:
             os.close(descriptor)
+
+
+class ReadOnlyRunFolder(RunFolder):
+    """A read-only view of a run for ranks other than 0; writes are no-ops."""
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Left to rank 0."""
+
+    def remove_leftovers(self) -> None:
+        """Left to rank 0."""
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Rank 0 holds the lock for all."""
+        yield
 
 
 def lower_learning_rate(run: Path, *, otherwise: str = "") -> str:
@@ -128,126 +146,9 @@ def lower_learning_rate(run: Path, *, otherwise: str = "") -> str:
 
 
 def _lock_soon(descriptor: int) -> bool:
-    """`try_lock`, tried again for a moment: whoever asks whether somebody trains holds it for an instant."""
+    """`try_lock`, repeated for a moment: a process that asks whether the run is trained holds it for an instant."""
     for pause in (0.05, 0.1, 0.2):
         if try_lock(descriptor):
             return True
         time.sleep(pause)
     return try_lock(descriptor)
-
-
-@dataclass(frozen=True)
-class StepMetrics:
-    """A line of metrics.jsonl."""
-
-    step: int
-    """Updates done."""
-    tokens: int
-    """Tokens learned from."""
-    loss: float
-    """Nats per token, over the batch, before the update; NaN, and null in the file, where it was not finite."""
-    learning_rate: float
-    gradient_norm: float
-    """Before clipping; as the loss."""
-    seconds: float
-    """Since the start of the run; time between a kill and a resume left out."""
-    step_seconds: float
-    tokens_per_second: float
-    mfu: float
-    """FLOPs of the count a second, over this machine's measured matmul peak."""
-    bytes: int
-    """Resident bytes of the process; on a GPU the largest number allocated there."""
-    validation_loss: float | None = None
-    spike: float | None = None
-    """How far the loss lies over those before, in robust standard deviations, where that is far: see LossSpikes."""
-    skipped: str | None = None
-    """Why the update was not made, where it was not."""
-    expert_tokens: list[list[int]] | None = None
-    """Visits that each expert was asked for in the step, by layer; without experts, None."""
-    dropped_tokens: list[int] | None = None
-    """Visits that found their expert full, by layer."""
-
-    @property
-    def is_notable(self) -> bool:
-        """Whether the line is logged whatever log_every says."""
-        return self.validation_loss is not None or self.spike is not None or self.skipped is not None
-
-
-class FollowedRun(RunFolder):
-    """The folder of a run that another rank writes: reading alone does anything."""
-
-    def write_json(self, name: str, value: Any) -> None:
-        """Left to the first rank."""
-
-    def remove_leftovers(self) -> None:
-        """Left to the first rank."""
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """The first rank holds the run for all."""
-        yield
-
-
-class MetricsFile:
-    """metrics.jsonl: a line a logged step, appended; a resumed run first drops what lies past its checkpoint."""
-
-    def __init__(self, run: RunFolder) -> None:
-        # What another rank writes is nowhere for this one.
-        self.path = Path(os.devnull) if isinstance(run, FollowedRun) else run.path / "metrics.jsonl"
-
-    def rewind(self, step: int) -> None:
-        """Keep the lines up to `step`; a line that a kill cut off goes too."""
-        kept = "".join(format_metrics(metrics) for metrics in read_metrics(self.path) if metrics.step <= step)
-        # A file that needs no change is not written: a run resumes on a full disk as far as it can.
-        if not self.path.exists() or self.path.read_bytes() != kept.encode():
-            atomic_write_text(self.path, kept, overwrite=True)
-
-    def append(self, metrics: StepMetrics) -> None:
-        """Add one line; a NapkinError where the disk is full."""
-        line = format_metrics(metrics).encode()
-        try:
-            # One write a line: a kill cuts off at most the last one. A full disk may take a part of it.
-            with open(self.path, "ab", buffering=0) as file:
-                while line:
-                    line = line[file.write(line) :]
-        except OSError as error:
-            raise NapkinError(
-                f"'{self.path}' cannot be written ({error.strerror}) after step {metrics.step}: make room and continue "
-                f"with `napkin resume {self.path.parent}`, earlier checkpoints are kept"
-            ) from None
-
-    def sync(self) -> None:
-        """Return when all lines are on the disk."""
-        if self.path.is_file():
-            sync_file(self.path)
-
-
-def read_metrics(path: Path) -> Iterator[StepMetrics]:
-    """The lines of a metrics.jsonl that are whole, in order; none where there is no file."""
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-        for line in file:
-            with contextlib.suppress(msgspec.MsgspecError):
-                yield parse_metrics(line)
-
-
-def format_metrics(metrics: StepMetrics) -> str:
-    """A line of metrics.jsonl."""
-    values = {name: value for name, value in vars(metrics).items() if value is not None}
-    if metrics.skipped is not None:
-        # JSON has no infinity and no NaN.
-        values |= {name: None for name in _NULLABLE if not math.isfinite(values[name])}
-    return json.dumps(values) + "\n"
-
-
-def parse_metrics(line: str | bytes) -> StepMetrics:
-    """What `format_metrics` made a line of; raises msgspec.MsgspecError where it is none."""
-    try:
-        return msgspec.json.decode(line, type=StepMetrics)
-    except msgspec.ValidationError:
-        values = msgspec.json.decode(line, type=dict[str, Any])
-        return msgspec.convert(
-            values | {name: math.nan for name in _NULLABLE if values.get(name, 0) is None}, StepMetrics
-        )
-
-
-_NULLABLE = ("loss", "gradient_norm")

@@ -1,57 +1,19 @@
 """What a run left in its folder, read and checked; nothing else is looked at.
 
-recipe.toml makes a folder a run. Every other file comes as the run goes on and is None, or empty, until then.
+Every file but the recipe comes as the run goes on and is None, or empty, until then.
 """
 
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from napkin.accounting.quantity_row import QuantityRow
 from napkin.errors import NapkinError
+from napkin.runs.measurement_file import MeasurementFile
+from napkin.runs.plan_file import NonNegative, PlanFile
 
-NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class PlannedDevice:
-    """The device that the plan was made for."""
-
-    name: str
-    kind: str
-    matmul_peak: NonNegative
-    """FLOP/s of dense matrix products in `format`."""
-    format: str
-    memory_bytes: NonNegative
-
-
-@dataclass(frozen=True)
-class Plan:
-    """plan.json: what was predicted before the first step. What is split into parts is one step."""
-
-    napkin: str
-    created: datetime
-    device: PlannedDevice
-    steps: int
-    tokens_per_step: int
-    fits: bool
-    seconds: NonNegative
-    """Of all steps."""
-    peak_by_category: dict[str, NonNegative]
-    flops_by_phase: dict[str, NonNegative]
-    seconds_by_operator: dict[str, NonNegative]
-    table: tuple[QuantityRow, ...]
-    unknown_operators: dict[str, int] = field(default_factory=dict)
-    """Calls, a step, of operators whose FLOPs could not be counted."""
-    versions: dict[str, str] = field(default_factory=dict)
-    dollars: NonNegative | None = None
-    """Of all steps; None where nobody knows a price."""
-    formats: dict[str, str] = field(default_factory=dict)
-    """Number formats, by what is in them."""
 
 
 class LoggedStep(msgspec.Struct, frozen=True):
@@ -76,19 +38,6 @@ class LoggedStep(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Measured:
-    """measurement.json: what the meter read, once a process has ended."""
-
-    table: tuple[QuantityRow, ...]
-    seconds: dict[str, float]
-    """By what they were spent on."""
-    steps: int
-    """That the process took which the meter watched: fewer than the run has where it was resumed."""
-    mfu: float | None = None
-    hfu: float | None = None
-
-
-@dataclass(frozen=True)
 class Evaluated:
     """evaluation.json: the model, and two compressors, on text that was held out."""
 
@@ -108,9 +57,9 @@ class RunRecord:
 
     name: str
     recipe: str
-    plan: Plan | None
+    plan: PlanFile | None
     metrics: tuple[LoggedStep, ...]
-    measurement: Measured | None
+    measurement: MeasurementFile | None
     evaluation: Evaluated | None
     samples: str | None
 
@@ -130,9 +79,9 @@ def read_run_record(run: Path) -> RunRecord:
     return RunRecord(
         name=run.resolve().name,
         recipe=_text(run / "recipe.toml", recipe),
-        plan=_read_json(run / "plan.json", Plan),
+        plan=_read_json(run / "plan.json", PlanFile),
         metrics=_read_metrics(run / "metrics.jsonl"),
-        measurement=_read_json(run / "measurement.json", Measured),
+        measurement=_read_json(run / "measurement.json", MeasurementFile),
         evaluation=_read_json(run / "evaluation.json", Evaluated),
         # A model of bytes may well write what is no UTF-8; that is its sample.
         samples=None if samples is None else samples.decode("utf-8", errors="replace"),

@@ -1,4 +1,4 @@
-"""Strings to token ids and back: characters, bytes, words, byte-pair encoding; trained, kept in a file."""
+"""Strings to token ids and back: characters, bytes, words or byte-pair encoding; trained on text, saved to a file."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
-"""What every tokenizer offers, whatever its tokens are.
+"""The interface of all tokenizers.
 
-A tokenizer is a table of byte strings, one an id, and a way to cut text into them. Ordinary tokens come first,
-special tokens last. decode(encode(text)) == text, but for what a vocabulary of words does not know.
+A tokenizer is a list of byte strings, one per id, and a way to split text into them. Ordinary tokens come first,
+special tokens last. decode(encode(text)) == text, except for words that a word vocabulary does not contain.
 """
 
 import hashlib
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, SupportsIndex
 
 from napkin.errors import NapkinError
 from napkin.files import StrPath, atomic_write_text
-from napkin.tokenizer.texts import check_special_tokens, check_texts, split_at, utf8
+from napkin.tokenizer.split_points import SPLITTABLE_PATTERNS
+from napkin.tokenizer.text_input import check_special_tokens, check_texts, split_at, utf8
 
 if TYPE_CHECKING:
     import numpy
@@ -24,25 +25,29 @@ VERSION = 1
 
 
 class Tokenizer(ABC):
-    """Base of all tokenizers: a kind adds how ordinary text is encoded and what its file holds.
+    """Base class of all tokenizers: a subclass adds how ordinary text is encoded and what its file contains.
 
-    `vocabulary[id]` is the byte string an id stands for; `special_tokens` maps the text of each special
-    token to its id; `unknown_id` is the id of all that the vocabulary lacks, None where nothing can be lost.
+    `vocabulary[id]` is the byte string of an id; `special_tokens` maps the text of each special token to its id;
+    `unknown_id` is the id of everything that the vocabulary lacks, None if any text can be encoded without loss.
+    `is_splittable` tells whether a text that is split where `find_split` says can be encoded part by part, with the
+    same ids.
     """
 
     kind: ClassVar[str]
     vocabulary: list[bytes]
     special_tokens: dict[str, int]
     unknown_id: int | None = None
+    is_splittable: bool
 
-    def __init__(self, ordinary: Sequence[bytes], special_tokens: Sequence[str]) -> None:
+    def __init__(self, ordinary: Sequence[bytes], special_tokens: Sequence[str], pattern: str | None = None) -> None:
         check_special_tokens(special_tokens)
         self.special_tokens = {token: len(ordinary) + i for i, token in enumerate(special_tokens)}
         self.vocabulary = [*ordinary, *(utf8(token) for token in special_tokens)]
+        self.is_splittable = pattern is None or pattern in SPLITTABLE_PATTERNS
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, special tokens included."""
+        """The number of ids, including those of special tokens."""
         return len(self.vocabulary)
 
     def encode(
@@ -50,9 +55,9 @@ class Tokenizer(ABC):
     ) -> list[int]:
         """Turn text into ids.
 
-        A special token written out in `text` is ordinary text unless `allowed_special` names it, so that a
-        document cannot forge a boundary. Raises NapkinError for a lone surrogate (the message gives its
-        position), for a character the vocabulary lacks and for an allowed token that is not special.
+        The text of a special token is encoded as ordinary text unless `allowed_special` contains it, so a document
+        cannot inject a boundary. Raises NapkinError for a lone surrogate (the message gives its position), for a
+        character that the vocabulary lacks, and for an allowed token that is not special.
         """
         utf8(text)
         if not allowed_special:
@@ -60,7 +65,7 @@ class Tokenizer(ABC):
         allowed = self.special_tokens.keys() if allowed_special == "all" else allowed_special
         if unknown := sorted(allowed - self.special_tokens.keys()):
             known = ", ".join(map(repr, self.special_tokens)) or "none"
-            raise NapkinError(f"{unknown[0]!r} is no special token of this tokenizer: it knows {known}")
+            raise NapkinError(f"{unknown[0]!r} is not a special token of this tokenizer: it has {known}")
         ids: list[int] = []
         for i, part in enumerate(split_at(text, allowed)):
             if i % 2:
@@ -70,13 +75,13 @@ class Tokenizer(ABC):
         return ids
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        """Turn each text into its own list of ids; special tokens in them are ordinary text."""
+        """Turn each text into a list of ids; special tokens in them are ordinary text."""
         return [self.encode(text) for text in check_texts(texts)]
 
     def encode_documents(self, texts: Sequence[str], *, threads: int = 1) -> "tuple[numpy.ndarray, numpy.ndarray]":
-        """Ids of shape [n_tokens] of all texts, one after the other, and how many each has, of shape [n_texts].
+        """The concatenated ids of all texts, of shape [n_tokens], and how many each text has, of shape [n_texts].
 
-        A kind whose encoding is compiled divides them among `threads`; the ids do not depend on their number.
+        Tokenizers with compiled encoding use up to `threads` threads; the ids do not depend on their number.
         """
         import numpy
 
@@ -85,38 +90,33 @@ class Tokenizer(ABC):
         return numpy.concatenate([numpy.empty(0, self.id_dtype), *encoded]), counts
 
     def encode_iterable(self, texts: Iterable[str]) -> Iterator[int]:
-        """Yield the ids of one text after the other; never more than one text is held in memory.
+        """Yield the ids of one text after another; only one text is in memory at a time.
 
-        Nothing is put between texts, and no token reaches from one text into the next.
+        Nothing is inserted between texts, and no token spans two texts.
         """
         for text in check_texts(texts):
             yield from self.encode(text)
 
     def encode_to_numpy(self, text: str) -> "numpy.ndarray":
-        """Turn text into ids of shape [n_tokens]: uint16 where every id fits in it, otherwise uint32."""
+        """Turn text into ids of shape [n_tokens]: uint16 if every id fits, otherwise uint32."""
         import numpy
 
         return numpy.array(self.encode(text), self.id_dtype)
 
     @property
-    def can_be_cut(self) -> bool:
-        """Whether the parts of a text cut where `find_cut` says have, one after the other, the ids of the whole."""
-        return True
-
-    @property
     def id_dtype(self) -> Literal["uint16", "uint32"]:
-        """The smallest type of number in which every id fits."""
+        """The smallest dtype that every id fits in."""
         return "uint16" if self.vocab_size <= 2**16 else "uint32"
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        """Turn ids into text. Bytes that are no UTF-8 (a character cut in two) become U+FFFD.
+        """Turn ids into text. Bytes that are not valid UTF-8, such as a part of a character, become U+FFFD.
 
         Raises NapkinError for an id outside the vocabulary.
         """
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def decode_bytes(self, ids: Iterable[SupportsIndex]) -> bytes:
-        """Turn ids into the bytes they stand for: lossless where `decode` would replace half a character."""
+        """Turn ids into their bytes: lossless where `decode` would replace a part of a character."""
         numbers = [operator.index(i) for i in ids]
         # A negative index would silently count from the end of the vocabulary.
         if numbers and (min(numbers) < 0 or max(numbers) >= self.vocab_size):
@@ -128,23 +128,23 @@ class Tokenizer(ABC):
         return b"".join(map(self.vocabulary.__getitem__, numbers))
 
     def compression_ratio(self, text: str) -> float:
-        """UTF-8 bytes of `text` a token; 1.0 for bytes. Raises NapkinError for the empty text."""
+        """UTF-8 bytes of `text` per token; 1.0 for byte tokens. Raises NapkinError for the empty text."""
         if not text:
             raise NapkinError("the empty text has no compression ratio: give at least one character")
         return len(utf8(text)) / len(self.encode(text))
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of everything that determines the ids, in hexadecimal: equal for equal tokenizers only."""
+        """SHA-256 in hexadecimal of everything that determines the ids; equal for equal tokenizers only."""
         canonical = json.dumps(self._content(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
-        """What the tokenizer's file holds, as plain JSON values."""
+        """The contents of the tokenizer's file, as plain JSON values."""
         return {"format": FORMAT, "version": VERSION, **self._content(), "fingerprint": self.fingerprint}
 
     def save(self, path: StrPath, *, overwrite: bool = False) -> None:
-        """Write the tokenizer to one JSON file, whole or not at all.
+        """Write the tokenizer to one JSON file, atomically.
 
         Raises NapkinError if the file exists and `overwrite` is not set, or if it cannot be written.
         """
@@ -155,15 +155,15 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def _encode_ordinary(self, text: str) -> list[int]:
-        """Encode text in which nothing is special and every character has a UTF-8 form."""
+        """Encode text without special tokens and without lone surrogates."""
 
     @abstractmethod
     def _content(self) -> dict[str, Any]:
-        """Kind, parameters and special tokens: what the file holds and the fingerprint covers."""
+        """Kind, parameters and special tokens: what the file contains and the fingerprint covers."""
 
 
 def _layout(document: dict[str, Any]) -> str:
-    # JSON with a line a key, and a line an item for what is a list: a diff shows which merge changed.
+    # JSON with one line per key, and one line per list item, so that a diff shows which merge changed.
     return "{\n" + ",\n".join(f"{_json(key)}: {_value(value)}" for key, value in document.items()) + "\n}\n"
 
 

@@ -1,7 +1,7 @@
 """Byte-pair encoding (Sennrich et al. 2016) on bytes (Radford et al. 2019).
 
-Text is cut into pre-tokens; each starts as the bytes of its UTF-8 form, then pairs of neighbours are merged,
-the pair learned first before all others, until no neighbours can be merged.
+Text is split into pre-tokens. Each starts as its UTF-8 bytes; then adjacent pairs are merged, the pair that was learned
+first before all others, until no adjacent pair can be merged.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,29 +12,28 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe_merging import Merges, apply_merges
-from napkin.tokenizer.compiled.cuts import CUTTABLE_PATTERNS
-from napkin.tokenizer.compiled.loading import can_encode, worth_it
-from napkin.tokenizer.patterns import PreTokenizer
-from napkin.tokenizer.texts import check_texts, utf8
+from napkin.tokenizer.numba.dispatch import can_encode, should_encode_compiled
+from napkin.tokenizer.pre_tokenization import PreTokenizer
+from napkin.tokenizer.text_input import check_texts, utf8
 
 if TYPE_CHECKING:
     import numpy
 
-    from napkin.tokenizer.compiled.encoder import Encoder
+    from napkin.tokenizer.numba.encoder import Encoder
 
 _CACHED_PRE_TOKENS = 2**17
 _CACHED_LENGTH = 256
-# Characters of a text about which it is worth asking whether the compiled core should encode it.
-_NOT_SHORT = 2**10
-_VOCABULARY_BYTES = 2**28
+# Shorter texts, in characters, are never worth the compiled core.
+_MIN_COMPILED_LENGTH = 2**10
+_MAX_VOCABULARY_BYTES = 2**28
 
 
 class BPETokenizer(Tokenizer):
-    """Ids 0 to 255 are the bytes, id 256 + i is what `merges[i]` joins, the special tokens come last.
+    """Ids 0 to 255 are the bytes, id 256 + i is the result of `merges[i]`, the special tokens come last.
 
-    `pattern` is the name of a pre-tokenization pattern or a regular expression (see patterns.py). Raises
-    NapkinError for a merge of ids that do not exist before it, a merge given twice, tokens of more than
-    256 MiB together, and a pattern that is no regular expression.
+    `pattern` is the name of a pre-tokenization pattern or a regular expression (see pre_tokenization.py). Raises
+    NapkinError for a merge of ids that do not exist before it, a duplicate merge, tokens of more than 256 MiB in total,
+    and a pattern that is not a regular expression.
 
     >>> tokenizer = BPETokenizer([(116, 104), (256, 101)], ["<|endoftext|>"])
     >>> tokenizer.encode("the"), tokenizer.vocabulary[257], tokenizer.special_tokens
@@ -48,13 +47,13 @@ class BPETokenizer(Tokenizer):
     ) -> None:
         self.merges = [(first, second) for first, second in merges]
         self.pattern = pattern
-        super().__init__(_ordinary_tokens(self.merges), special_tokens)
+        super().__init__(_ordinary_tokens(self.merges), special_tokens, pattern)
         self._pre_tokenizer = PreTokenizer(pattern)
         self._can_be_compiled = can_encode(self.vocab_size, pattern)
         self._ids_of = _Cache({pair: 256 + i for i, pair in enumerate(self.merges)})
 
     def encode_batch(self, texts: Iterable[str], *, threads: int = 1) -> list[list[int]]:
-        """Turn each text into its own list of ids; special tokens in them are ordinary text."""
+        """Turn each text into a list of ids; special tokens in them are ordinary text."""
         texts = list(check_texts(texts))
         if not self._encodes_compiled(sum(map(len, texts))):
             return [self.encode(text) for text in texts]
@@ -63,15 +62,15 @@ class BPETokenizer(Tokenizer):
         return [ids[start:end] for start, end in pairwise(accumulate(counts.tolist(), initial=0))]
 
     def encode_documents(self, texts: Sequence[str], *, threads: int = 1) -> "tuple[numpy.ndarray, numpy.ndarray]":
-        """Ids of all texts, one after the other, and how many each has."""
+        """The concatenated ids of all texts, and how many each text has."""
         if not self._encodes_compiled(sum(map(len, texts))):
             return super().encode_documents(texts)
         return self._encode_compiled(texts, threads)
 
     def encode_to_numpy(self, text: str, *, threads: int = 1) -> "numpy.ndarray":
-        """Turn text into ids of shape [n_tokens]: uint16 where every id fits in it, otherwise uint32.
+        """Turn text into ids of shape [n_tokens]: uint16 if every id fits, otherwise uint32.
 
-        A long text is divided among `threads`; the ids do not depend on their number.
+        A long text is encoded by up to `threads` threads; the ids do not depend on their number.
         """
         if not self._encodes_compiled(len(text)):
             return super().encode_to_numpy(text)
@@ -79,14 +78,9 @@ class BPETokenizer(Tokenizer):
         return ids
 
     def _encode_ordinary(self, text: str) -> list[int]:
-        if len(text) >= _NOT_SHORT and self._encodes_compiled(len(text)):
+        if len(text) >= _MIN_COMPILED_LENGTH and self._encodes_compiled(len(text)):
             return self._encoder.encode(text.encode())[0].tolist()
         return list(chain.from_iterable(map(self._ids_of.__getitem__, self._pre_tokenizer.split(text))))
-
-    @property
-    def can_be_cut(self) -> bool:
-        """Whether the parts of a text cut where `find_cut` says have, one after the other, the ids of the whole."""
-        return self.pattern in CUTTABLE_PATTERNS
 
     def _encode_compiled(self, texts: Sequence[str], threads: int) -> "tuple[numpy.ndarray, numpy.ndarray]":
         data = [utf8(text) for text in texts]
@@ -94,11 +88,11 @@ class BPETokenizer(Tokenizer):
         return self._encoder.encode(b"".join(data), ends, dtype=self.id_dtype, threads=threads)
 
     def _encodes_compiled(self, n_bytes: int) -> bool:
-        return self._can_be_compiled and worth_it(n_bytes, self.pattern)
+        return self._can_be_compiled and should_encode_compiled(n_bytes, self.pattern)
 
     @cached_property
     def _encoder(self) -> "Encoder":
-        from napkin.tokenizer.compiled.encoder import Encoder
+        from napkin.tokenizer.numba.encoder import Encoder
 
         return Encoder(self.merges, self.pattern)
 
@@ -118,22 +112,24 @@ def _ordinary_tokens(merges: Sequence[tuple[int, int]]) -> list[bytes]:
     for first, second in merges:
         if not (0 <= first < len(tokens) and 0 <= second < len(tokens)):
             raise NapkinError(
-                f"merge {len(tokens) - 256} joins ids {first} and {second}, of which one is not below "
+                f"merge {len(tokens) - 256} joins ids {first} and {second}, one of which is not below "
                 f"{len(tokens)}, the id it makes: a merge may join earlier ids only"
             )
         if (first, second) in seen:
-            raise NapkinError(f"merge ({first}, {second}) is given twice: the second never applies, leave it out")
+            raise NapkinError(f"merge ({first}, {second}) is given twice: the second never applies, remove it")
         seen.add((first, second))
-        # A few dozen merges can double a token beyond all memory; they come from no real text.
+        # A few dozen merges can double a token beyond all memory; no real text gives such merges.
         size_bytes += len(tokens[first]) + len(tokens[second])
-        if size_bytes > _VOCABULARY_BYTES:
-            raise NapkinError(f"the tokens up to merge {len(tokens) - 256} exceed {_VOCABULARY_BYTES} bytes: use fewer")
+        if size_bytes > _MAX_VOCABULARY_BYTES:
+            raise NapkinError(
+                f"the tokens up to merge {len(tokens) - 256} exceed {_MAX_VOCABULARY_BYTES} bytes: use fewer merges"
+            )
         tokens.append(tokens[first] + tokens[second])
     return tokens
 
 
 class _Cache(dict[str, tuple[int, ...]]):
-    """Pre-token to ids, worked out at first sight and kept: few pre-tokens make up most of a text."""
+    """Pre-token to ids, computed once and cached: few distinct pre-tokens make up most of a text."""
 
     def __init__(self, merges: Merges) -> None:
         self._merges = merges
@@ -141,7 +137,7 @@ class _Cache(dict[str, tuple[int, ...]]):
     def __missing__(self, pre_token: str) -> tuple[int, ...]:
         ids = tuple(apply_merges(pre_token.encode(), self._merges))
         if len(pre_token) <= _CACHED_LENGTH:
-            # Starting anew follows a text whose words change; the frequent ones are back at once.
+            # Clearing it all adapts to a text whose words change; the frequent ones are soon back.
             if len(self) >= _CACHED_PRE_TOKENS:
                 self.clear()
             self[pre_token] = ids

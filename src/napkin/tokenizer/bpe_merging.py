@@ -1,30 +1,30 @@
-"""Merging the bytes of one pre-token, lowest rank first and, where ranks are equal, from left to right.
+"""Merging the bytes of one pre-token: lowest rank first; for equal ranks, from left to right.
 
-Two forms with one result: scanning all pairs for each merge is quickest for a word, and quadratic; for long
-pre-tokens (a line of dashes, a megabyte of base64) the places of each pair are kept instead.
+Two algorithms with the same result: scanning all pairs for each merge is fastest for a word, but quadratic; for long
+pre-tokens (a line of dashes, a megabyte of base64) the positions of each pair are tracked instead.
 """
 
 import heapq
 from collections import defaultdict
 from itertools import pairwise
 
-# Pair of ids to the id of the merged token. That id is the pair's rank too: lower was learned earlier.
+# Pair of ids to the id of the merged token, which is also the pair's rank: a lower one was learned earlier.
 Merges = dict[tuple[int, int], int]
 
 _LONG = 32
 
 
 def apply_merges(data: bytes, merges: Merges) -> list[int]:
-    """Ids of the bytes of one pre-token after all merges that apply.
+    """The ids of one pre-token after all applicable merges.
 
     >>> apply_merges(b"the", {(116, 104): 256, (256, 101): 257})
     [257]
     """
-    return merge_by_scanning(data, merges) if len(data) < _LONG else merge_by_place(data, merges)
+    return merge_by_scanning(data, merges) if len(data) < _LONG else merge_by_position(data, merges)
 
 
 def merge_by_scanning(data: bytes, merges: Merges) -> list[int]:
-    """Look at all pairs for the lowest rank, merge its leftmost place, repeat: O(n²), quick for short data."""
+    """Find the lowest rank among all pairs, merge its leftmost occurrence, repeat: O(n²), fast for short data."""
     never = 256 + len(merges)
     rank = merges.get
     ids = list(data)
@@ -40,29 +40,29 @@ def merge_by_scanning(data: bytes, merges: Merges) -> list[int]:
     return ids
 
 
-def merge_by_place(data: bytes, merges: Merges) -> list[int]:
-    """Keep the places of every pair, and a heap of the ranks that have places: O(n + distinct pairs · log).
+def merge_by_position(data: bytes, merges: Merges) -> list[int]:
+    """Track the positions of every pair, and a heap of the ranks that have positions: O(n + distinct pairs · log).
 
-    A pair gets all its places while the later of its two ids is being made, from left to right. So each list
-    of places is in order, and grows no more once its rank is the lowest. A place is out of date if either of
-    its tokens has been merged since: ids only grow, so the pair cannot come back there.
+    A pair gets all its positions while the later of its two ids is being created, from left to right. So each list of
+    positions is in order, and complete once its rank is the lowest. A position is outdated if either of its tokens has
+    been merged since: ids only grow, so the pair cannot return there.
     """
     ids = list(data)
     end = len(ids)
-    following = list(range(1, end + 1))  # the place of the next token
+    following = list(range(1, end + 1))  # the position of the next token
     preceding = list(range(-1, end))
-    places: defaultdict[int, list[int]] = defaultdict(list)
+    positions: defaultdict[int, list[int]] = defaultdict(list)
     for i, pair in enumerate(pairwise(ids)):
         if pair in merges:
-            places[merges[pair]].append(i)
+            positions[merges[pair]].append(i)
     pair_of = {merged: pair for pair, merged in merges.items()}
-    ranks = list(places)
+    ranks = list(positions)
     heapq.heapify(ranks)
     while ranks:
         merged = heapq.heappop(ranks)
         first, second = pair_of[merged]
         fresh: set[int] = set()
-        for i in places.pop(merged):
+        for i in positions.pop(merged):
             j = following[i]
             if ids[i] != first or j == end or ids[j] != second:
                 continue
@@ -70,11 +70,11 @@ def merge_by_place(data: bytes, merges: Merges) -> list[int]:
             following[i] = k = following[j]
             preceding[k] = i
             if k < end and (right := merges.get((merged, ids[k]))) is not None:
-                places[right].append(i)
+                positions[right].append(i)
                 fresh.add(right)
             h = preceding[i]
             if h >= 0 and (left := merges.get((ids[h], merged))) is not None:
-                places[left].append(h)
+                positions[left].append(h)
                 fresh.add(left)
         for rank in fresh:
             heapq.heappush(ranks, rank)

@@ -1,27 +1,24 @@
-"""Learning byte-pair merges: count the distinct pre-tokens, then merge the most frequent pair, again and again.
+"""Learning byte-pair merges: count the distinct pre-tokens, then repeatedly merge the most frequent pair.
 
-The pair counts are kept up to date: a merge touches only the pre-tokens that hold its pair. Memory grows with
-the distinct pre-tokens and the longest single text, not with the corpus.
+Pair counts are updated incrementally: a merge touches only the pre-tokens that contain its pair. Memory grows with the
+number of distinct pre-tokens and the longest single text, not with the corpus.
 """
 
 import heapq
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import accumulate, chain
 from operator import add
 
 from napkin.errors import NapkinError
 from napkin.tokenizer.bpe import BPETokenizer
-from napkin.tokenizer.compiled.loading import worth_training
-from napkin.tokenizer.patterns import PreTokenizer
-from napkin.tokenizer.texts import check_special_tokens, check_texts, split_at, utf8
+from napkin.tokenizer.numba.dispatch import should_train_compiled
+from napkin.tokenizer.pre_tokenization import Progress, count_pre_tokens
+from napkin.tokenizer.text_input import check_special_tokens, check_texts, split_at, utf8
 
-Progress = Callable[[str, int, int], None]
-
-_CHARACTERS_A_REPORT = 2**20
-_MERGES_A_REPORT = 64
-_BYTES_A_PART = 2**22
+_REPORT_EVERY_MERGES = 64
+_BATCH_BYTES = 2**22
 
 
 def train_bpe(
@@ -34,32 +31,37 @@ def train_bpe(
 ) -> BPETokenizer:
     """Learn a BPE vocabulary of `vocab_size` ids: 256 bytes, the merges, the special tokens.
 
-    Each merge takes the pair that occurs most often; of pairs that occur equally often, the greatest by
-    (bytes of its first token, bytes of its second). Special tokens are boundaries: nothing in or across them
-    is counted. A corpus whose pre-tokens are all merged before `vocab_size` is reached gives a smaller
-    vocabulary. `progress` is called with the stage ("counting" texts, "merging"), how many are done and of how
-    many (0 where that is unknown); the last call of a stage has both equal. Long texts are counted by the compiled core
-    in `threads` threads; the vocabulary does not depend on their number.
+    Each merge takes the most frequent pair; of equally frequent ones, the greatest by (bytes of its first token, bytes
+    of its second). Special tokens are boundaries: nothing in or across them is counted. A corpus whose pre-tokens are
+    all merged before `vocab_size` is reached gives a smaller vocabulary. `progress` is called with the stage
+    ("counting" texts, "merging"), how many are done and of how many (0 if unknown); the last call of a stage has both
+    equal. Long texts are counted by the compiled core in `threads` threads; the vocabulary does not depend on their
+    number.
 
     Raises NapkinError if `vocab_size` has no room for the bytes and the special tokens, or if there is no text.
     """
     check_special_tokens(special_tokens)
     smallest = 256 + len(special_tokens)
-    # learn_merges writes a token id as one character.
+    # learn_merges represents a token id as one character.
     largest = sys.maxunicode + 1
     if not smallest <= vocab_size <= largest:
         raise NapkinError(
             f"vocab_size {vocab_size} is outside {smallest} (256 bytes + {len(special_tokens)} special) to {largest}: "
-            "choose one in between"
+            "choose one in that range"
         )
     progress = progress or (lambda stage, done, total: None)
     is_long, texts = _is_long(check_texts(texts), pattern)
-    learn = _count_and_learn_compiled if is_long else _count_and_learn
-    merges = learn(texts, special_tokens, pattern, vocab_size - smallest, progress, threads)
+    n_merges = vocab_size - smallest
+    if is_long:
+        merges = _learn_compiled(texts, special_tokens, pattern, n_merges, progress, threads)
+    else:
+        counts = count_pre_tokens(texts, special_tokens, pattern, progress)
+        _check_not_empty(counts)
+        merges = learn_merges(counts, n_merges, progress)
     return BPETokenizer(merges, special_tokens, pattern)
 
 
-def _count_and_learn(
+def _learn_compiled(
     texts: Iterable[str],
     special_tokens: Sequence[str],
     pattern: str,
@@ -67,54 +69,42 @@ def _count_and_learn(
     progress: Progress,
     threads: int,
 ) -> list[tuple[int, int]]:
-    counts = count_pre_tokens(texts, special_tokens, pattern, progress)
-    _check_any(counts)
-    return learn_merges(counts, n_merges, progress)
+    from napkin.tokenizer.numba.merge_learner import learn_merges_compiled
+    from napkin.tokenizer.numba.pre_token_counter import PreTokenCounter
 
-
-def _count_and_learn_compiled(
-    texts: Iterable[str],
-    special_tokens: Sequence[str],
-    pattern: str,
-    n_merges: int,
-    progress: Progress,
-    threads: int,
-) -> list[tuple[int, int]]:
-    from napkin.tokenizer.compiled.trainer import Counts, learn_compiled
-
-    counts = Counts(pattern, threads)
+    counts = PreTokenCounter(pattern, threads)
     try:
-        for part in _parts(texts, special_tokens, progress):
-            counts.add(*part)
+        for text, document_ends in _documents(texts, special_tokens, progress):
+            counts.add(text, document_ends)
         counts.finish()
     finally:
         counts.close()
-    _check_any(counts)
-    return learn_compiled(counts.words(), n_merges, progress)
+    _check_not_empty(counts)
+    return learn_merges_compiled(counts.words(), n_merges, progress)
 
 
-def _check_any(counts: object) -> None:
+def _check_not_empty(counts: object) -> None:
     if not counts:
-        raise NapkinError("there is no text to train on: give at least one text that holds more than special tokens")
+        raise NapkinError("there is no text to train on: give at least one text with more than special tokens in it")
 
 
 def _is_long(texts: Iterable[str], pattern: str) -> tuple[bool, Iterable[str]]:
-    """Whether the texts are long enough for the compiled core, and the texts, of which only some have been taken."""
+    """Whether the texts are long enough for the compiled core, and the same texts, if need be as a new iterator."""
     if isinstance(texts, Collection):
-        return worth_training(sum(map(len, texts)), pattern), texts
+        return should_train_compiled(sum(map(len, texts)), pattern), texts
     rest, taken, n_characters = iter(texts), [], 0
     for text in rest:
         taken.append(text)
         n_characters += len(text)
-        if worth_training(n_characters, pattern):
+        if should_train_compiled(n_characters, pattern):
             return True, chain(taken, rest)
     return False, iter(taken)
 
 
-def _parts(
+def _documents(
     texts: Iterable[str], special_tokens: Sequence[str], progress: Progress
 ) -> Iterator[tuple[bytes, list[int]]]:
-    """The text between special tokens, some documents at a time, and where each of them ends."""
+    """The text between special tokens in batches of documents: their bytes, and where each document ends."""
     total = len(texts) if isinstance(texts, Sized) else 0
     done = n_bytes = 0
     parts: list[bytes] = []
@@ -123,7 +113,7 @@ def _parts(
         new = [ordinary.encode() for ordinary in split_at(text, special_tokens)[::2]]
         parts += new
         n_bytes += sum(map(len, new))
-        if n_bytes >= _BYTES_A_PART:
+        if n_bytes >= _BATCH_BYTES:
             yield b"".join(parts), list(accumulate(map(len, parts)))
             parts, n_bytes = [], 0
             progress("counting", done, total)
@@ -131,32 +121,12 @@ def _parts(
     progress("counting", done, done)
 
 
-def count_pre_tokens(
-    texts: Iterable[str], special_tokens: Sequence[str], pattern: str, progress: Progress
-) -> Counter[str]:
-    """How often each pre-token occurs between the special tokens of all texts."""
-    pre_tokenizer = PreTokenizer(pattern)
-    counts: Counter[str] = Counter()
-    total = len(texts) if isinstance(texts, Sized) else 0
-    done = unreported = 0
-    for done, text in enumerate(check_texts(texts), start=1):
-        utf8(text, f"text {done - 1}")
-        for ordinary in split_at(text, special_tokens)[::2]:
-            counts.update(pre_tokenizer.split(ordinary))
-        unreported += len(text)
-        if unreported >= _CHARACTERS_A_REPORT:
-            progress("counting", done, total)
-            unreported = 0
-    progress("counting", done, done)
-    return counts
-
-
 def learn_merges(
     counts: Mapping[str, int], n_merges: int, progress: Progress = lambda stage, done, total: None
 ) -> list[tuple[int, int]]:
-    """The first `n_merges` merges for pre-tokens that occur `counts` times, fewer where no pair is left.
+    """The first `n_merges` merges for pre-tokens that occur `counts` times, fewer if no pair is left.
 
-    Pairs that occur equally often and stand for the same bytes are merged in the order of their ids.
+    Equally frequent pairs with the same bytes are merged in the order of their ids.
 
     >>> learn_merges({"the cat in the hat": 1}, 3)
     [(116, 104), (256, 101), (257, 32)]
@@ -166,7 +136,7 @@ def learn_merges(
     while len(merges) < n_merges and (pair := state.most_frequent()):
         state.merge(pair)
         merges.append((ord(pair[0]), ord(pair[1])))
-        if len(merges) % _MERGES_A_REPORT == 0:
+        if len(merges) % _REPORT_EVERY_MERGES == 0:
             progress("merging", len(merges), n_merges)
     progress("merging", len(merges), len(merges))
     return merges
@@ -175,12 +145,12 @@ def learn_merges(
 class _Pairs:
     """The pre-tokens as merged so far, and how often each pair of tokens occurs in them.
 
-    A pre-token is a string in which the character with code point i is token i, a pair a string of two: so
-    str.split finds all places of a pair, from left to right, and str.join merges them.
+    A pre-token is a string in which the character with code point i is token i; a pair is a string of two characters.
+    str.split finds all occurrences of a pair, from left to right, and str.join merges them.
 
-    Places of a pair arise while the later of its two tokens is made, and never after: from then on its count
-    only falls. So a pair enters the heap once, and its entry is lowered when it comes to the top with a count
-    that is out of date; and `where` may keep pre-tokens that no longer hold the pair.
+    All occurrences of a pair appear while the later of its two tokens is created: from then on its count only falls.
+    So a pair is pushed to the heap once, and its entry is lowered when it reaches the top with an outdated count; and
+    `where` may contain pre-tokens in which the pair no longer occurs.
     """
 
     def __init__(self, counts: Mapping[str, int]) -> None:
@@ -198,7 +168,7 @@ class _Pairs:
         heapq.heapify(self.heap)
 
     def most_frequent(self) -> str | None:
-        """The pair to merge next; None where no two tokens are neighbours any more."""
+        """The pair to merge next; None if no two tokens are adjacent any more."""
         heap = self.heap
         while heap:
             entry = heap[0]
@@ -213,27 +183,27 @@ class _Pairs:
         return None
 
     def merge(self, pair: str) -> None:
-        """Make the next token of `pair` wherever it occurs."""
+        """Replace `pair` by the next token wherever it occurs."""
         first, second = pair
         new = chr(self.n_tokens)
         self.n_tokens += 1
         self.reversed_order.append(self.reversed_order[ord(first)][:-1] + self.reversed_order[ord(second)])
         del self.pair_counts[pair]
-        for arisen, count in self._replace(pair, new).items():
-            left, right = arisen
-            # The pair that stood here before; of a pair of equal tokens it may be the merged pair itself.
+        for created, count in self._replace(pair, new).items():
+            left, right = created
+            # The pair that was here before; for a pair of equal tokens it may be the merged pair itself.
             gone = (second if left == new else left) + (first if right == new else right)
             if gone != pair:
                 self.pair_counts[gone] -= count
                 if not self.pair_counts[gone]:
                     del self.pair_counts[gone], self.where[gone]
-            self.pair_counts[arisen] = count
-            heapq.heappush(self.heap, self._entry(arisen, count))
+            self.pair_counts[created] = count
+            heapq.heappush(self.heap, self._entry(created, count))
 
     def _replace(self, pair: str, new: str) -> dict[str, int]:
-        """Put `new` for `pair` in all words; counts of the pairs with `new` that arise."""
+        """Replace `pair` by `new` in all words; returns the counts of the pairs with `new`."""
         words, word_counts, where = self.words, self.word_counts, self.where
-        arisen: defaultdict[str, int] = defaultdict(int)
+        created: defaultdict[str, int] = defaultdict(int)
         for i in set(where.pop(pair)):
             parts = words[i].split(pair)
             if len(parts) == 1:
@@ -242,17 +212,17 @@ class _Pairs:
             count = word_counts[i]
             if parts[0]:
                 neighbours = parts[0][-1] + new
-                arisen[neighbours] += count
+                created[neighbours] += count
                 where[neighbours].append(i)
             if parts[-1]:
                 neighbours = new + parts[-1][0]
-                arisen[neighbours] += count
+                created[neighbours] += count
                 where[neighbours].append(i)
             for part in parts[1:-1]:
                 for neighbours in (new + part[0], part[-1] + new) if part else (new + new,):
-                    arisen[neighbours] += count
+                    created[neighbours] += count
                     where[neighbours].append(i)
-        return arisen
+        return created
 
     def _entry(self, pair: str, count: int) -> tuple[int, str, str, str]:
         first, second = pair
@@ -260,6 +230,6 @@ class _Pairs:
 
 
 def _reversed_order(byte: int) -> str:
-    # Greater byte strings have lesser strings here, as a heap gives its least entry first. The character at
-    # the end puts a byte string before its own beginning, where dictionary order has the beginning first.
+    # Greater byte strings become smaller strings, because a heap returns its smallest entry first. The character at the
+    # end sorts a byte string before its own prefixes, where dictionary order has the prefixes first.
     return chr(255 - byte) + chr(256)

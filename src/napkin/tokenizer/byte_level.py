@@ -1,14 +1,14 @@
-"""A token a byte of the UTF-8 form: no training, no unknown text, the longest sequences."""
+"""Byte-level tokens, one per byte of UTF-8: no training, no unknown text, the longest sequences."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.texts import utf8
+from napkin.tokenizer.text_input import utf8
 
 
 class ByteTokenizer(Tokenizer):
-    """Ids 0 to 255 are the bytes, then the special tokens.
+    """Ids 0 to 255 are the bytes, followed by the special tokens.
 
     >>> ByteTokenizer().encode("né")
     [110, 195, 169]

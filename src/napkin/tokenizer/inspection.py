@@ -1,4 +1,4 @@
-"""What is inside a tokenizer: its merges in order, its longest tokens, how a word is built up."""
+"""Inspecting a tokenizer: its merges in order, its longest tokens, the merges that build a word."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -7,11 +7,11 @@ from typing import NamedTuple
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer
-from napkin.tokenizer.renumbered import RenumberedBPETokenizer
+from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
 
 
 class Merge(NamedTuple):
-    """The ids of two tokens, and of the one that they become."""
+    """The ids of two tokens, and of the token that they merge into."""
 
     first: int
     second: int
@@ -19,34 +19,34 @@ class Merge(NamedTuple):
 
 
 def merges_of(tokenizer: Tokenizer) -> list[Merge]:
-    """The merges in the order in which they apply. Raises NapkinError for a kind that has none."""
-    if isinstance(tokenizer, RenumberedBPETokenizer):
+    """The merges in the order in which they apply. Raises NapkinError for a kind without merges."""
+    if isinstance(tokenizer, RemappedBPETokenizer):
         return [Merge(*ids) for ids in tokenizer.merge_ids()]
     if isinstance(tokenizer, BPETokenizer):
         return [Merge(first, second, 256 + i) for i, (first, second) in enumerate(tokenizer.merges)]
-    raise _no_bpe(tokenizer)
+    raise _not_bpe(tokenizer)
 
 
 def pattern_of(tokenizer: Tokenizer) -> str:
     """The pre-tokenization pattern of a BPE tokenizer. Raises NapkinError for another kind."""
-    if isinstance(tokenizer, BPETokenizer | RenumberedBPETokenizer):
+    if isinstance(tokenizer, BPETokenizer | RemappedBPETokenizer):
         return tokenizer.pattern
-    raise _no_bpe(tokenizer)
+    raise _not_bpe(tokenizer)
 
 
 def longest_tokens(tokenizer: Tokenizer, n: int) -> list[int]:
-    """Ids of the `n` ordinary tokens of most bytes, longest first, of equally long ones the lowest id first."""
+    """Ids of the `n` ordinary tokens with the most bytes, longest first; equally long ones by id."""
     special = set(tokenizer.special_tokens.values())
     ordinary = (i for i in range(tokenizer.vocab_size) if i not in special)
     return sorted(ordinary, key=lambda i: (-len(tokenizer.vocabulary[i]), i))[:n]
 
 
-def build_up(tokenizer: BPETokenizer | RenumberedBPETokenizer, piece: str) -> Iterator[tuple[int | None, list[int]]]:
-    """Yield how the ids of one pre-token arise: None and its bytes, then the number of each merge and the ids after it.
+def merge_steps(tokenizer: BPETokenizer | RemappedBPETokenizer, piece: str) -> Iterator[tuple[int | None, list[int]]]:
+    """Yield how one pre-token is encoded: None and the ids of its bytes, then each merge's number and the ids after it.
 
-    A token that no merge makes and that the whole pre-token is comes at once, with None too.
+    If the whole pre-token is a token that no merge makes, the second step is that token, also with None.
 
-    >>> list(build_up(BPETokenizer([(116, 104), (256, 101)]), "then"))
+    >>> list(merge_steps(BPETokenizer([(116, 104), (256, 101)]), "then"))
     [(None, [116, 104, 101, 110]), (0, [256, 101, 110]), (1, [257, 110])]
     """
     merges = merges_of(tokenizer)
@@ -55,7 +55,7 @@ def build_up(tokenizer: BPETokenizer | RenumberedBPETokenizer, piece: str) -> It
     id_of_byte = {token[0]: i for i, token in enumerate(tokenizer.vocabulary) if len(token) == 1 and i not in special}
     ids = [id_of_byte[byte] for byte in piece.encode()]
     yield None, ids
-    if isinstance(tokenizer, RenumberedBPETokenizer) and (whole := tokenizer.whole_token(piece)) is not None:
+    if isinstance(tokenizer, RemappedBPETokenizer) and (whole := tokenizer.whole_token(piece)) is not None:
         yield None, [whole]
         return
     while found := [(number[pair], place) for place, pair in enumerate(pairwise(ids)) if pair in number]:
@@ -64,5 +64,5 @@ def build_up(tokenizer: BPETokenizer | RenumberedBPETokenizer, piece: str) -> It
         yield first, ids
 
 
-def _no_bpe(tokenizer: Tokenizer) -> NapkinError:
+def _not_bpe(tokenizer: Tokenizer) -> NapkinError:
     return NapkinError(f"a tokenizer of kind '{tokenizer.kind}' has no merges: use one of kind 'bpe'")

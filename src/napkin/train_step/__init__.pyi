@@ -1,3 +1,3 @@
 from .step import TrainState as TrainState
 from .step import build_train_state as build_train_state
-from .step import count_step as count_step
+from .step_ledger import count_step as count_step

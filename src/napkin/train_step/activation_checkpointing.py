@@ -1,8 +1,8 @@
 """Activation checkpointing: activations are dropped after the forward pass and computed again in the backward pass.
 
 Full recomputation keeps a block's input and nothing else (Chen et al. 2016): about a third more FLOPs. Selective
-recomputation keeps what the linear layers and fused attention have computed, which is dear to make again, and drops
-what is cheap: norms, activations, rotations, and the scores of attention where they exist (Korthikanti et al. 2022).
+recomputation keeps what the linear layers and fused attention have computed, which is expensive to compute again, and
+drops what is cheap: norms, activations, rotations, and attention scores where they exist (Korthikanti et al. 2022).
 """
 
 import functools
@@ -24,10 +24,7 @@ _PRODUCTS = {"mm", "addmm", "_scaled_mm", "_grouped_mm", "grouped_matmul"}
 
 
 def recompute_blocks(model: Transformer, what: Recompute, *, every: int = 1) -> None:
-    """Make `model` recompute its blocks number 0, `every`, 2 · `every`, ... in training; the numbers stay the same.
-
-    What dropout dropped is dropped again.
-    """
+    """Make `model` recompute its blocks 0, `every`, 2 · `every`, ... in training; results stay the same."""
     if what == "none":
         return
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": model.config.dropout > 0}
@@ -53,10 +50,10 @@ def _selective() -> tuple[AbstractContextManager, AbstractContextManager]:
 
 
 def _policy(context: Any, operator: Callable, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if _is_dear(operator) else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if _is_expensive(operator) else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 @functools.cache
-def _is_dear(operator: Any) -> bool:
+def _is_expensive(operator: Any) -> bool:
     name = operator.overloadpacket.__name__
     return name in _PRODUCTS or name.startswith(_FUSED_ATTENTION)

@@ -1,4 +1,4 @@
-"""How often each expert was visited in a step: added up over its micro-batches, on the device where it was counted."""
+"""How many tokens each expert was given in a step: added up over its micro-batches, on the device."""
 
 from collections.abc import Sequence
 
@@ -8,23 +8,23 @@ from torch import Tensor
 from napkin.model.experts import Routing
 
 
-class ExpertTally:
-    """Sums of what routers did since the last `clear`."""
+class ExpertCounts:
+    """Sums over all routings since the last `clear`."""
 
     def __init__(self) -> None:
         self._sums: Tensor | None = None
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Begin a new step."""
         self._sums = None
 
     def add(self, routings: Sequence[Routing]) -> None:
-        """Add a forward pass, a routing a layer."""
+        """Add a forward pass, one routing per layer."""
         rows = torch.stack([torch.cat([each.tokens_per_expert, each.dropped[None]]) for each in routings])
         self._sums = rows if self._sums is None else self._sums + rows
 
     def read(self) -> tuple[list[list[int]], list[int]] | tuple[None, None]:
-        """The visits of each expert and the dropped ones, by layer; without experts, None."""
+        """The tokens of each expert and the dropped ones, by layer; without experts, None."""
         if self._sums is None:
             return None, None
         rows = self._sums.tolist()

@@ -1,19 +1,15 @@
-"""One training step. The loop runs it, the accountant counts it: what is counted is what runs."""
+"""One training step. The loop runs it and the accountant counts it: what is counted is what runs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from napkin.accounting.count import count
-from napkin.accounting.ledger import Ledger
-from napkin.distributed.parallelize import Spread, all_resident, spread
+from napkin.distributed.parallel_model import ParallelModel, all_resident, parallelize
 from napkin.distributed.ranks import ALONE, Ranks
-from napkin.hardware.cuda_target import Target
 from napkin.model.fp8 import multiply_in_fp8
 from napkin.model.transformer import Transformer
 from napkin.optim.averaging import WeightAverage
@@ -24,34 +20,41 @@ from napkin.optim.names import build_optimizer
 from napkin.optim.rounding import StochasticRounding
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.activation_checkpointing import recompute_blocks
 from napkin.train_step.compile import compile_blocks
-from napkin.train_step.expert_counts import ExpertTally
+from napkin.train_step.expert_counts import ExpertCounts
 
 Watch = Callable[[str], AbstractContextManager]
-
-TRACED_MICRO_BATCHES = 3
-"""The others are like the second."""
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """What a step changes: the model and its optimizer; and how it computes."""
+    """What a step changes, the model and its optimizer, and how it computes."""
 
     model: Transformer
     optimizer: Optimizer
-    recipe: Recipe
-    precision: Precision
-    spread: Spread
-    """The model's work, as this rank does its part of it."""
+    resolved: ResolvedRecipe
+    parallel_model: ParallelModel
+    """The model, as this rank does its part of the work."""
     average: WeightAverage | None = None
     """Of the weights, updated by each of the optimizer's steps, where the recipe asks for one."""
-    tally: ExpertTally = field(default_factory=ExpertTally)
-    """What the routers of the last step did, where the model has experts."""
+    expert_counts: ExpertCounts = field(default_factory=ExpertCounts)
+    """How the routers of the last step distributed its tokens, where the model has experts."""
     loss_scale: LossScale | None = None
     """With fp16."""
     compiled: bool = False
-    """Whether the code of blocks is."""
+    """Whether the blocks are compiled."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """Of the whole run: the batch is that of all ranks together."""
+        return self.resolved.recipe
+
+    @property
+    def precision(self) -> Precision:
+        """The number formats that the step computes in."""
+        return self.resolved.precision
 
     def step(
         self,
@@ -60,42 +63,42 @@ class TrainState:
         targets: Int[Tensor, "batch position"],
         documents: Int[Tensor, "batch position"] | None = None,
         *,
-        shares: list[float] | None = None,
+        weights: list[float] | None = None,
         watch: Watch = lambda part: nullcontext(),
         is_fit: Callable[[Tensor, Tensor], bool] = lambda loss, norm: True,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Train on this rank's rows of a batch; `number` counts steps from 0 and sets the learning rate; `documents`
-        keep apart what is packed into a sequence.
+        """Train on this rank's rows of a batch.
 
-        `shares` is what each micro-batch weighs, as `TrainState.shares` has it; None is all alike. Returns the loss in
-        nats per token and the gradient's norm before clipping, both of the whole batch, on the model's device; a
-        norm of 0 where fp16 overflowed and the update was left out. Where both are not fit for an update, by
-        `is_fit`, none is made.
+        `number` counts steps from 0 and sets the learning rate. `documents` keep apart what is packed into a sequence.
+        `weights` are those of the micro-batches, as `micro_batch_weights` makes them; None weighs all alike. The update
+        is left out where `is_fit(loss, norm)` is False. Returns the loss in nats per token and the gradient's norm
+        before clipping, both of the whole batch, on the model's device; the norm is 0 where fp16 overflowed, which
+        leaves the update out as well.
         """
-        size, ranks = self._micro_batch_size(inputs), self.spread.ranks.size
-        shares = [size / len(inputs)] * (len(inputs) // size) if shares is None else shares
+        size, ranks = self._micro_batch_size(inputs), self.parallel_model.ranks.world_size
+        weights = [size / len(inputs)] * (len(inputs) // size) if weights is None else weights
         loss = torch.zeros((), device=inputs.device)
-        self.tally.clear()
+        self.expert_counts.clear()
         if self.recipe.model.dropout:
             # What a step drops follows from seed and step alone: a resumed run drops what an uninterrupted one does.
-            torch.manual_seed(self.spread.seed(self.recipe.training.dropout_seed * 1_000_003 + number))
+            torch.manual_seed(self.parallel_model.rank_seed(self.recipe.training.dropout_seed * 1_000_003 + number))
         apart = [None] * (len(inputs) // size) if documents is None else documents.split(size)
-        parts = zip(inputs.split(size), targets.split(size), apart, shares, strict=True)
-        for done, (part, wanted, documents_of_part, share) in enumerate(parts, start=1):
-            self.spread.begin(last=done == len(shares))
+        parts = zip(inputs.split(size), targets.split(size), apart, weights, strict=True)
+        for done, (part, wanted, documents_of_part, weight) in enumerate(parts, start=1):
+            self.parallel_model.begin_micro_batch(last=done == len(weights))
             with watch("forward"), self.precision.autocast():
-                micro_loss = self.spread.loss(part, wanted, documents_of_part) * share
+                micro_loss = self.parallel_model.loss(part, wanted, documents_of_part) * weight
                 if self.recipe.model.n_experts:
-                    self.tally.add(self.model.routings())
+                    self.expert_counts.add(self.model.routings())
             with watch("backward"):
                 (micro_loss if self.loss_scale is None else micro_loss * self.loss_scale.of_rank(ranks)).backward()
             loss += micro_loss.detach()
         with watch("optimizer"):
             if self.loss_scale is not None:
                 self.loss_scale.unscale(self.model.parameters(), ranks=ranks)
-            clip_norm, sum_squares = self.recipe.optimizer.clip_norm, self.spread.sum_squares
+            clip_norm, sum_squares = self.recipe.optimizer.clip_norm, self.parallel_model.sum_squares
             norm = clip_gradients(self.model.parameters(), clip_norm, sum_squares=sum_squares)
-            loss = self.spread.mean(loss)
+            loss = self.parallel_model.mean(loss)
             # Where fp16 overflows it is only the scale that was too large.
             overflowed = self.loss_scale is not None and not self.loss_scale.accepts(norm)
             if overflowed:
@@ -109,50 +112,50 @@ class TrainState:
             self.optimizer.zero_grad(set_to_none=True)
         return loss, norm
 
-    def rehearse(self, rows: int) -> None:
-        """Compute the gradients of a micro-batch of a step that has so many rows, and drop them."""
+    def warm_up(self, rows: int) -> None:
+        """Compute the gradients of a micro-batch of a step of so many rows, and drop them: compiles the blocks."""
         shape = (min(self.recipe.training.resolved_micro_batch_size, rows), self.recipe.model.context_length)
         tokens = torch.zeros(shape, dtype=torch.int64, device=self.precision.device_type)
         documents = torch.zeros_like(tokens) if self.recipe.data.separate_documents else None
-        # Other ranks have nothing to do with it.
-        self.spread.begin(last=False)
+        # Nothing is exchanged with other ranks.
+        self.parallel_model.begin_micro_batch(last=False)
         with self.precision.autocast():
-            loss = self.spread.loss(tokens, torch.zeros_like(tokens), documents)
+            loss = self.parallel_model.loss(tokens, torch.zeros_like(tokens), documents)
         loss.backward()
         self.optimizer.zero_grad(set_to_none=True)
 
     def resident(self) -> list[Tensor] | None:
         """What stays from step to step; None where that can be seen while a step runs."""
         if not self.compiled:
-            return self.spread.resident(self.optimizer)
-        # What compiled code makes is not seen in the making.
+            return self.parallel_model.resident(self.optimizer)
+        # What compiled code allocates is not seen operator by operator.
         return all_resident(self.model, self.optimizer)
 
-    def shares(self, targets: Int[Tensor, "batch position"]) -> list[float]:
-        """What each micro-batch of a batch weighs, by its targets that count; best asked of tensors on the host."""
-        return self.spread.shares(targets, self._micro_batch_size(targets))
+    def micro_batch_weights(self, targets: Int[Tensor, "batch position"]) -> list[float]:
+        """The weight of each micro-batch of a batch, by its number of targets; best asked of tensors on the host."""
+        return self.parallel_model.micro_batch_weights(targets, self._micro_batch_size(targets))
 
     def _micro_batch_size(self, inputs: Tensor) -> int:
         return min(self.recipe.training.resolved_micro_batch_size, len(inputs))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The model has its averaged weights while the block runs, where an average is kept."""
+        """Give the model its averaged weights while the block runs, where an average is kept."""
         if self.average is None:
             yield
             return
-        self.spread.settle()
+        self.parallel_model.reshard()
         with self.average.applied():
             yield
-            # What was gathered holds the average.
-            self.spread.settle()
+            # What was gathered is the average.
+            self.parallel_model.reshard()
 
     def extra_state(self) -> dict[str, Tensor]:
         """What a checkpoint holds besides weights and optimizer state."""
         return {} if self.loss_scale is None else {"loss_scale": self.loss_scale.to_tensor()}
 
-    def go_on_from(self, updates: int, extra_state: dict[str, Tensor], *, with_average: bool = True) -> None:
-        """Take over how many updates were done, and what `extra_state` gave; without one, begin an average anew."""
+    def restore(self, updates: int, extra_state: dict[str, Tensor], *, with_average: bool = True) -> None:
+        """Continue after so many updates, with what `extra_state` gave; `with_average` False begins an average anew."""
         stored = LossScale()
         stored.updates = updates
         if "loss_scale" in extra_state:
@@ -171,13 +174,13 @@ class TrainState:
         return self.recipe.schedule(number, self.recipe.optimizer.options["learning_rate"])
 
 
-def build_train_state(
-    recipe: Recipe, precision: Precision, ranks: Ranks = ALONE, *, compiled: bool = False
-) -> TrainState:
+def build_train_state(resolved: ResolvedRecipe, ranks: Ranks = ALONE, *, compiled: bool = False) -> TrainState:
     """A new model and its optimizer, weights drawn from `training.init_seed`; this rank's part of them.
 
-    `compiled` is whether blocks are compiled, at their first step.
+    `compiled` is whether the blocks are compiled, at their first step.
     """
+    resolved = replace(resolved, world_size=ranks.world_size)
+    recipe, precision = resolved.recipe, resolved.precision
     # Drawn on the CPU whatever the device, so that a seed means the same weights everywhere.
     model = Transformer(recipe.model, seed=recipe.training.init_seed)
     if precision.weights_dtype != torch.float32:
@@ -188,7 +191,7 @@ def build_train_state(
     if compiled:
         compile_blocks(model)
     recompute_blocks(model, recipe.training.recompute, every=recipe.training.recompute_every)
-    spread_model = spread(model, recipe, precision, ranks)
+    parallel_model = parallelize(model, resolved, ranks)
     chosen = recipe.optimizer
     # fp16 has too little range for sums of squares.
     products = torch.float32 if precision.products == "fp16" else precision.products_dtype
@@ -200,10 +203,10 @@ def build_train_state(
         optimizer.state["average"] = {"averages": average.averages}  # pyright: ignore[reportArgumentType]
     optimizer.state_on_host = recipe.training.offload_optimizer
     if precision.name == "bf16-pure":
-        optimizer.rounding = StochasticRounding(spread_model.rounding_seed(recipe.training.rounding_seed))
+        optimizer.rounding = StochasticRounding(parallel_model.rounding_seed(recipe.training.rounding_seed))
     loss_scale = LossScale() if precision.name == "fp16" else None
     return TrainState(
-        model, optimizer, recipe, precision, spread_model, average=average, loss_scale=loss_scale, compiled=compiled
+        model, optimizer, resolved, parallel_model, average=average, loss_scale=loss_scale, compiled=compiled
     )
 
 
@@ -212,27 +215,3 @@ def _cast(model: Transformer, dtype: torch.dtype) -> None:
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             setattr(module, name, nn.Parameter(parameter.detach().to(dtype)))
-
-
-def count_step(recipe: Recipe, precision: Precision, *, target: Target | None = None) -> Ledger:
-    """The ledger of the recipe's step, traced on fake tensors: nothing is allocated, nothing computed.
-
-    `target` is the device that it is counted for, as `count` takes it; None is the one that `precision` names.
-    """
-    size = recipe.training.resolved_micro_batch_size
-    traced = min(recipe.training.batch_size // size, TRACED_MICRO_BATCHES)
-    with FakeTensorMode():
-        # Fake tensors live on the CPU whatever the target: fake CUDA tensors abort a CPU build.
-        train_state = build_train_state(recipe, precision.on("cpu"))
-        tokens = torch.zeros(recipe.training.batch_size, recipe.model.context_length, dtype=torch.int64)
-        others = [tokens.clone() for _ in range(2 if recipe.data.separate_documents else 1)]
-        # Views, so that the whole batch takes its bytes.
-        batch = tuple(tensor[: traced * size] for tensor in (tokens, *others))
-        ledger = count(
-            train_state.model,
-            batch,
-            lambda model, batch: train_state.step(0, *batch),
-            target=precision.device_type if target is None else target,
-        )
-    more = recipe.training.batch_size // size - traced
-    return ledger.with_more_micro_batches(more) if more else ledger

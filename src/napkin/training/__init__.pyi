@@ -1,4 +1,12 @@
-from .loop import Outcome as Outcome
-from .loop import train as train
-from .start import new_run as new_run
-from .start import old_run as old_run
+from .callbacks import Checkpointing as Checkpointing
+from .callbacks import Evaluation as Evaluation
+from .callbacks import MetricsLog as MetricsLog
+from .loop import Callback as Callback
+from .loop import TrainingLoop as TrainingLoop
+from .prepare import Preparation as Preparation
+from .prepare import prepare as prepare
+from .run import Outcome as Outcome
+from .run import train as train
+from .run import train_run as train_run
+from .start import create_run as create_run
+from .start import open_run as open_run

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import torch
 
-from napkin.accounting.meter import Stopwatch
+from napkin.accounting.metering import Stopwatch
 from napkin.errors import NapkinError, first_line
-from napkin.planning.preparation import Preparation
 from napkin.torch_compile import compiled_folder, stoppable_compiler
 from napkin.train_step.step import TrainState
+from napkin.training.prepare import Preparation
 from napkin.training.signals import Interrupted, Interruption
 from napkin.units import format_seconds
 
@@ -33,8 +33,9 @@ def compile_first(
         return
     from torch._dynamo.exc import TorchDynamoException
 
-    seconds = format_seconds(preparation.plan.compiling.seconds)
-    line = f"compiling the model's blocks, about {seconds}; another run of the same shape will find it done"
+    plan = preparation.plan
+    about = "" if plan is None else f", about {format_seconds(plan.compile_estimate.seconds)}"
+    line = f"compiling the model's blocks{about}; another run of the same shape will find it done"
     told = threading.Timer(SILENT_SECONDS, on_message, [line])
     told.daemon = True
     told.start()
@@ -47,7 +48,7 @@ def compile_first(
             torch.random.fork_rng(devices=devices),
         ):
             interruption.give_up()
-            train_state.rehearse(preparation.recipe.training.batch_size // preparation.ranks.size)
+            train_state.warm_up(preparation.recipe.training.batch_size // preparation.ranks.world_size)
     except (Interrupted, KeyboardInterrupt, TorchDynamoException) as error:
         if interruption.signal is not None:
             train_state.optimizer.zero_grad(set_to_none=True)

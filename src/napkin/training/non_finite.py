@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from napkin.data.feed import Batch
+from napkin.data.prefetch import Batch
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.runs.history import History
@@ -59,11 +59,11 @@ class NonFiniteSteps:
 
         Returns the source where the run goes on; raises NapkinError where it stops.
         """
-        ranks, history = self.train_state.spread.ranks, self.history
+        ranks, history = self.train_state.parallel_model.ranks, self.history
         # To look for it ranks would have to go through a step together, which one of them would leave early.
-        source = find_source(self.train_state, number, batch) if ranks.size == 1 else "on one of the ranks"
+        source = find_source(self.train_state, number, batch) if ranks.world_size == 1 else "on one of the ranks"
         story = _story(self.train_state, number, verdict, source)
-        kept = keep_batch(self.run.path / "non-finite", number + 1, batch, story) if ranks.is_first else None
+        kept = keep_batch(self.run.path / "non-finite", number + 1, batch, story) if ranks.is_rank_zero else None
         what = (
             f"step {number + 1}: the loss is {verdict.loss}, the gradient's norm {verdict.gradient_norm}, "
             f"the first such number {source}"

@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM as a request: the step at hand ends, a checkpoint is written, then the process leaves.
+"""Ctrl-C and SIGTERM as a request: the current step ends, a checkpoint is written, then the process ends.
 
-Whoever stops a process gives it some seconds: work that may take longer looks for the request on its way.
+A process that is asked to stop has some seconds: work that may take longer looks for the request on its way.
 """
 
 import signal as signals
@@ -9,32 +9,34 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from napkin.distributed.ranks import Ranks
+
 PATIENCE_SECONDS = 2.0
-"""A step that ends within these after a signal is waited for."""
+"""A step that ends within this time after a signal is waited for."""
 
 Watch = Callable[[str], AbstractContextManager]
 
 
 class Interruption:
-    """Whether somebody has asked to stop, and by which signal."""
+    """Whether the process was asked to stop, and by which signal."""
 
     signal: signals.Signals | None = None
     _end: Callable[[], None] | None = None
 
     def note(self, signal: signals.Signals) -> None:
-        """Somebody asks."""
+        """A signal has come."""
         self.signal = signal
         if self._end is not None:
             self._end()
 
     def give_up(self) -> None:
-        """Raise Interrupted where somebody has asked: from within work that is done again later."""
+        """Raise Interrupted where a signal has come: from within work that can be done again later."""
         if self.signal is not None:
             raise Interrupted
 
     @contextmanager
     def ending(self, end: Callable[[], None]) -> Iterator[None]:
-        """Have the signal itself call `end` while the block runs, which waits for what that ends."""
+        """Have the signal handler call `end` while the block runs: it waits for what `end` terminates."""
         self._end = end
         try:
             yield
@@ -44,7 +46,7 @@ class Interruption:
     def giving_up_long_steps(self, watch: Watch, micro_batches: int) -> Watch:
         """`watch`, with Interrupted raised between micro-batches where the rest of the step would take long.
 
-        What is given up is done again after a resume: a step that is nearly through is waited for.
+        What is given up is done again after a resume: a step that is nearly done is waited for.
         """
         begin, done = time.perf_counter(), 0
 
@@ -63,7 +65,17 @@ class Interruption:
 
 
 class Interrupted(Exception):
-    """Work that can be done again later was given up for a signal."""
+    """Work that can be done again later was given up because of a signal."""
+
+
+def agree_on_signal(ranks: Ranks, interruption: Interruption) -> signals.Signals | None:
+    """The signal that has reached any rank; noted by all, so that all stop after the same step."""
+    number = ranks.all_reduce_max(interruption.signal or 0)
+    # A signal that comes right now must not be lost: nothing is noted where there is nothing to note.
+    if not number:
+        return None
+    interruption.signal = signals.Signals(number)
+    return interruption.signal
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from napkin.recipe.recipe import Recipe
-from napkin.runs.run_folder import RunFolder, StepMetrics
+from napkin.runs.metrics import StepMetrics
+from napkin.runs.run_folder import RunFolder
 from napkin.training.trackers import TRACKERS, TrackedRun, Tracker
 
 _FILE = "tracking.json"

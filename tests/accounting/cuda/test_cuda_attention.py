@@ -133,7 +133,10 @@ def test_what_is_switched_off_is_not_taken_and_an_order_that_is_set_holds():
                 assert choose_attention(call, A100) == getattr(SDPBackend, name)
         with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
             assert choose_attention(call, H100) == SDPBackend.EFFICIENT_ATTENTION
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(NapkinError, match=r"7\.0: switch on") as refusal:
+        with (
+            sdpa_kernel(SDPBackend.FLASH_ATTENTION),
+            pytest.raises(NapkinError, match=r"7\.0: enable SDPBackend") as refusal,
+        ):
             choose_attention(call, V100)
     assert "\n" not in str(refusal.value)
 

@@ -65,14 +65,14 @@ BYTES = {character: i for i, character in enumerate(sorted(tokenizers.pre_tokeni
         ("[" * 10**5, "", None, "nested too deeply|Expected `object`"),
         ({"a": 0}, "", None, "255 of the 256 bytes have no token"),
         ({}, "", None, "256 of the 256 bytes have no token"),
-        ({**BYTES, "th": 256}, "t h\nt h", None, "merge 1, of 't' and 'h', is merge 0 too"),
+        ({**BYTES, "th": 256}, "t h\nt h", None, "merge 1, of 't' and 'h', repeats merge 0"),
         ({**BYTES, "th": 256}, "t h\nth e", None, "merge 1 of 'th e' needs 'the', which is not in the vocabulary"),
-        ({**BYTES, "th": 256}, "t  h", None, "merge 0 is 't  h': two tokens with one space"),
+        ({**BYTES, "th": 256}, "t  h", None, "merge 0 is 't  h': two tokens separated by one space"),
         ({**BYTES, "th": 256}, b"t h\n\xff\xfe", None, "it is not UTF-8 at byte 4"),
         ({**BYTES, "th": 257}, "t h", None, "no token has id 256"),
         ({**BYTES, "th": 255}, "t h", None, "id 255 is given to"),
         ({**BYTES, END: 256}, "", ["<pad>"], "special token '<pad>' is not in the vocabulary"),
-        ({**BYTES, "a b": 256}, "", [], "has a character that stands for no byte"),
+        ({**BYTES, "a b": 256}, "", [], "has a character that represents no byte"),
     ],
 )
 def test_what_is_damaged_is_refused_in_a_line(
@@ -92,8 +92,8 @@ def test_what_is_damaged_is_refused_in_a_line(
     ("tokenizer", "line"),
     [
         (ByteTokenizer(), "of kind 'bytes' has no merges"),
-        (BPETokenizer([], pattern="gpt4"), "have no place for the pattern 'gpt4'"),
-        (BPETokenizer([(97, 97), (256, 97), (97, 256)]), "cannot say this tokenizer exactly"),
+        (BPETokenizer([], pattern="gpt4"), "cannot store the pattern 'gpt4'"),
+        (BPETokenizer([(97, 97), (256, 97), (97, 256)]), "cannot represent this tokenizer exactly"),
     ],
 )
 def test_what_the_files_cannot_say_is_not_written(tokenizer: Any, line: str, tmp_path: Path):

@@ -19,8 +19,8 @@ from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.byte_level import ByteTokenizer
 from napkin.tokenizer.interchange.byte_alphabet import to_characters
 from napkin.tokenizer.interchange.huggingface import read_huggingface, write_huggingface
-from napkin.tokenizer.patterns import PreTokenizer
-from napkin.tokenizer.storage import load_tokenizer
+from napkin.tokenizer.pre_tokenization import PreTokenizer
+from napkin.tokenizer.tokenizer_file import load_tokenizer
 
 
 def written(tokenizer: Tokenizer, folder: Path) -> tokenizers.Tokenizer:
@@ -220,21 +220,21 @@ def test_a_template_is_dropped_where_that_is_asked_for(tmp_path: Path):
     [
         ("", "it is not JSON"),
         ("{", "it is not JSON"),
-        ("[" * 10**5, "it is nested too deeply|not what is needed|not JSON"),
+        ("[" * 10**5, "it is nested too deeply|not of the expected type|not JSON"),
         ('{"model":' * 10**5, "it is nested too deeply"),
         ('{"model": {"type": "BPE", "x": ' + "[" * 10**5, "it is nested too deeply"),
         ("{}", "missing required field `model`"),
-        ('{"model": {"type": "WordPiece"}}', "its model is of type 'WordPiece': only byte-level BPE is read"),
+        ('{"model": {"type": "WordPiece"}}', "its model is of type 'WordPiece': only byte-level BPE is supported"),
         ('{"model": {"type": "Unigram", "vocab": []}}', "its model is of type 'Unigram'"),
         ('{"model": {"type": "BPE"}}', "missing required field `vocab`"),
         (changed(model_vocab={"a": "b"}), "Expected `int`, got `str`"),
         (changed(model_vocab={**BYTES, "th": 256, "the": 10**30}), "no token has id 257"),
         (changed(model_merges=[["a"]]), "length 2"),
-        (changed(model_merges=["t h e"]), "merge 0 is 't h e': two tokens with one space"),
-        (changed(model_merges=["th"]), "merge 0 is 'th': two tokens with one space"),
+        (changed(model_merges=["t h e"]), "merge 0 is 't h e': two tokens separated by one space"),
+        (changed(model_merges=["th"]), "merge 0 is 'th': two tokens separated by one space"),
         (changed(model_merges=["t h", "q x"]), "merge 1 of 'q x' needs 'qx', which is not in the vocabulary"),
         (changed(model_merges=["t h", "th zz"]), "merge 1 of 'th zz' needs 'zz', which is not"),
-        (changed(model_merges=["t h", "t h"]), "merge 1, of 't' and 'h', is merge 0 too"),
+        (changed(model_merges=["t h", "t h"]), "merge 1, of 't' and 'h', repeats merge 0"),
         (changed(model_merges=["th e", "t h"]), "token b'the' .* is made of b'th', which is learned after it"),
         (changed(model_vocab={**BYTES, "th": 256, "the": 258}), "no token has id 257, and 1 ids below the largest"),
         (changed(model_vocab={**BYTES, "th": 256, "the": 256}), "id 256 is given to b'th' and to b'the'"),
@@ -242,9 +242,9 @@ def test_a_template_is_dropped_where_that_is_asked_for(tmp_path: Path):
         (changed(model_vocab={**BYTES, "th": 256, "the": 10**12}), r"no token has id 257, and 999,999,999,743 ids"),
         (changed(model_vocab={"t": 0, "h": 1, "e": 2, "th": 3, "the": 4}), "253 of the 256 bytes have no token"),
         (changed(model_vocab={**BYTES, "th": 256, "the": 257, "": 258}), "the token of id 258 is empty"),
-        (changed(model_vocab={**BYTES, "th": 256, "the": 257, "a b": 258}), "character that stands for no byte"),
+        (changed(model_vocab={**BYTES, "th": 256, "the": 257, "a b": 258}), "character that represents no byte"),
         (changed(model_vocab={**BYTES, "th": 256, "the": 257, "x" * 5000: 258}), "5,000 bytes long"),
-        (changed(normalizer={"type": "NFC"}), "its normalizer is 'NFC', which napkin's BPE does not have"),
+        (changed(normalizer={"type": "NFC"}), "its normalizer is 'NFC', which napkin's BPE does not support"),
         (changed(normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}]}), "its normalizer is 'Sequence'"),
         (changed(truncation={"max_length": 512}), "its truncation is 512"),
         (changed(padding={"strategy": "BatchLongest"}), "its padding is 'on'"),
@@ -252,7 +252,7 @@ def test_a_template_is_dropped_where_that_is_asked_for(tmp_path: Path):
         (changed(model_dropout=0.1), "its model.dropout is 0.1"),
         (changed(model_continuing_subword_prefix="##"), "its model.continuing_subword_prefix is '##'"),
         (changed(model_end_of_word_suffix="</w>"), "its model.end_of_word_suffix is '</w>'"),
-        (changed(post_processor=TEMPLATE), "'TemplateProcessing' adds '<s>' to every text, .* with --drop-template"),
+        (changed(post_processor=TEMPLATE), "'TemplateProcessing' adds '<s>' to every text, .* use --drop-template"),
         (
             changed(post_processor={"type": "Sequence", "processors": [BYTE_LEVEL, TEMPLATE]}),
             "'TemplateProcessing' adds '<s>' to every text",
@@ -262,19 +262,19 @@ def test_a_template_is_dropped_where_that_is_asked_for(tmp_path: Path):
         (changed(pre_tokenizer={"type": "Whitespace"}), "its pre_tokenizer is Whitespace"),
         (changed(pre_tokenizer=sequence({"type": "Digits"}, BYTE_LEVEL)), "its pre_tokenizer is Digits and ByteLevel"),
         (changed(pre_tokenizer=sequence(split(), split(), BYTE_LEVEL)), "is Split and Split and ByteLevel"),
-        (changed(pre_tokenizer={"type": "ByteLevel"}), "add_prefix_space, which puts a space before every text"),
-        (changed(pre_tokenizer=sequence(split(), {**BYTE_LEVEL, "use_regex": True})), "cuts twice"),
+        (changed(pre_tokenizer={"type": "ByteLevel"}), "add_prefix_space, which inserts a space before every text"),
+        (changed(pre_tokenizer=sequence(split(), {**BYTE_LEVEL, "use_regex": True})), "splits twice"),
         (changed(pre_tokenizer=sequence(split(behavior="Removed"), BYTE_LEVEL)), "Split is Removed: only Isolated"),
         (changed(pre_tokenizer=sequence(split(invert=True), BYTE_LEVEL)), "Split is Isolated, inverted"),
         (changed(pre_tokenizer=sequence(split(r"\w+"), BYTE_LEVEL)), r"has '\\\\w\+' at character 0"),
         (changed(pre_tokenizer=sequence(split(r"a{1,3}+"), BYTE_LEVEL)), r"has '\{1,3\}\+' at character 1"),
         (changed(pre_tokenizer=sequence(split("a$"), BYTE_LEVEL)), r"has '\$' at character 1"),
-        (changed(pre_tokenizer=sequence(split("(a"), BYTE_LEVEL)), "is no regular expression"),
+        (changed(pre_tokenizer=sequence(split("(a"), BYTE_LEVEL)), "is not a regular expression"),
         (changed(added_tokens=[added(END, 258), added(END, 259)]), "'<|endoftext|>' is given twice"),
-        (changed(added_tokens=[added(END, 300)]), r"says id 300, the library would give it 258"),
-        (changed(added_tokens=[added("<s>", 300)]), "says id 300, the library would give it 259"),
+        (changed(added_tokens=[added(END, 300)]), r"has id 300, but the library would give it 258"),
+        (changed(added_tokens=[added("<s>", 300)]), "has id 300, but the library would give it 259"),
         (changed(added_tokens=[added("the", 257)]), "merge 1 of 'th e' needs 'the', which is not in the vocabulary"),
-        (changed(added_tokens=[added("<s>", 259, lstrip=True)]), "'<s>' has lstrip: napkin finds it wherever"),
+        (changed(added_tokens=[added("<s>", 259, lstrip=True)]), "'<s>' has lstrip: napkin matches it anywhere"),
         (changed(added_tokens=[added("<s>", 259, single_word=True)]), "'<s>' has single_word"),
         (changed(added_tokens=[added("ab", 259), added("bc", 260, normalized=True)]), "'ab' and 'bc' can overlap"),
         (changed(added_tokens=[added("", 259)]), "a special token is empty"),
@@ -303,9 +303,9 @@ def test_bytes_that_are_no_json_are_refused(damage: Callable[[bytes], bytes], tm
     [
         (ByteTokenizer(), "of kind 'bytes' has no merges: use one of kind 'bpe'"),
         (BPETokenizer([], pattern=r"\w+|\W+"), r"has '\\\\w\+\|\\\\W\+' at character 0"),
-        (BPETokenizer([(97, 97), (256, 97), (97, 256)]), "cannot say this tokenizer exactly"),
-        (BPETokenizer([(97, 98), (98, 99), (97, 257)]), "cannot say this tokenizer exactly"),
-        (BPETokenizer([], ["Ġ"]), "cannot say this tokenizer exactly"),
+        (BPETokenizer([(97, 97), (256, 97), (97, 256)]), "cannot represent this tokenizer exactly"),
+        (BPETokenizer([(97, 98), (98, 99), (97, 257)]), "cannot represent this tokenizer exactly"),
+        (BPETokenizer([], ["Ġ"]), "cannot represent this tokenizer exactly"),
     ],
 )
 def test_what_the_format_cannot_say_is_not_written(tokenizer: Tokenizer, line: str, tmp_path: Path):

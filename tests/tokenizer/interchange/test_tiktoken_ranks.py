@@ -16,7 +16,7 @@ from conftest import CL100K, CUSTOM, END, SPECIAL
 from napkin.errors import NapkinError
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.byte_level import ByteTokenizer
-from napkin.tokenizer.interchange.expressions import spelling_of
+from napkin.tokenizer.interchange.expressions import expression_of
 from napkin.tokenizer.interchange.huggingface import read_huggingface
 from napkin.tokenizer.interchange.tiktoken import read_tiktoken, write_tiktoken
 
@@ -133,7 +133,7 @@ def test_the_patterns_that_tiktoken_has_are_known_by_name(
         if len(token.encode()) == 2:
             ranks[token.encode()] = len(ranks)
     theirs = theirs_of(ranks, PUBLISHED[name], {})
-    written = theirs_of(ranks, spelling_of(name), {})
+    written = theirs_of(ranks, expression_of(name), {})
 
     ours = read_tiktoken(write_ranks(tmp_path / "ranks.tiktoken", ranks), pattern=name)
 
@@ -155,30 +155,30 @@ BYTES = [b64encode(bytes([i])) + b" %d" % i for i in range(256)]
 @pytest.mark.parametrize(
     ("lines", "options", "line"),
     [
-        ([], {}, "it holds no token"),
-        ([b"", b"\r"], {}, "it holds no token"),
-        (BYTES[:-1], {}, "1 of the 256 bytes have no token, 0xFF among them"),
+        ([], {}, "it contains no tokens"),
+        ([b"", b"\r"], {}, "it contains no tokens"),
+        (BYTES[:-1], {}, "1 of the 256 bytes have no token, among them 0xFF"),
         ([*BYTES[:-1], b"/w== "], {}, r"line 256 is '/w== '"),
         ([*BYTES, b"dGg= 256", b"dGhl"], {}, "line 258 is 'dGhl': a token's bytes in base64, a space and its rank"),
-        ([*BYTES, b"dGg 256"], {}, "line 257, 'dGg 256', is cut or altered: Incorrect padding"),
-        ([*BYTES, b"dG*= 256"], {}, "line 257, .* is cut or altered"),
+        ([*BYTES, b"dGg 256"], {}, "line 257, 'dGg 256', is truncated or altered: Incorrect padding"),
+        ([*BYTES, b"dG*= 256"], {}, "line 257, .* is truncated or altered"),
         ([*BYTES, b"dGg= 2x"], {}, "line 257 is 'dGg= 2x'"),
         ([*BYTES, b"dGg= -1"], {}, "line 257 is 'dGg= -1'"),
         ([*BYTES, b"dGg= 1 2"], {}, "line 257 is"),
         ([*BYTES, b"dGg= " + b"9" * 10_000], {}, r"line 257 is 'dGg= 9+\.\.\.'"),
         ([*BYTES, b"\xff\xfe\0\x1b 256"], {}, "line 257"),
         ([*BYTES, b"dGg= 255"], {}, r"id 255 is given to b'\\xff' and to b'th'"),
-        ([*BYTES, b"dGg= 256", b"dGg= 257"], {}, "line 258 gives b'th' a second rank, 257: it has 256"),
-        ([*BYTES, b"dGg= 257"], {}, "no token has id 256, and 1 ids below the largest, 257, are nobody's"),
+        ([*BYTES, b"dGg= 256", b"dGg= 257"], {}, "line 258 gives b'th' a second rank, 257: it already has 256"),
+        ([*BYTES, b"dGg= 257"], {}, "no token has id 256, and 1 ids below the largest, 257, are unused"),
         ([*BYTES, b"dGg= 999999999999999999"], {}, "no token has id 256"),
         ([*BYTES, b"dGhl 256", b"aGU= 257"], {}, "token b'the' .* is made of b'he', which is learned after it"),
         ([*BYTES, b64encode(b"x" * 5000) + b" 256"], {}, "5,000 bytes long: at most 4,096"),
         (BYTES, {"special_tokens": {END: 255}}, "id 255 is given to"),
-        (BYTES, {"special_tokens": {END: 10**12}}, "has id 1,000,000,000,000 where there are 257 tokens"),
-        (BYTES, {"special_tokens": {"<|unused_256|>": 300}}, "has the name of an id that no token has"),
+        (BYTES, {"special_tokens": {END: 10**12}}, "has id 1,000,000,000,000, but there are 257 tokens"),
+        (BYTES, {"special_tokens": {"<|unused_256|>": 300}}, "has the name that is reserved for an unused id"),
         (BYTES, {"special_tokens": ["a", "a"]}, "'a' is given twice"),
         (BYTES, {"special_tokens": [""]}, "a special token is empty"),
-        (BYTES, {"pattern": "("}, "is no regular expression"),
+        (BYTES, {"pattern": "("}, "is not a regular expression"),
     ],
 )
 def test_what_is_damaged_is_refused_in_a_line(lines: list[bytes], options: dict[str, Any], line: str, tmp_path: Path):
@@ -205,8 +205,14 @@ def test_no_shortened_file_gives_other_ids(tmp_path: Path):
     ("tokenizer", "line"),
     [
         (ByteTokenizer(), "of kind 'bytes' has no merges"),
-        (BPETokenizer([(97, 97), (256, 97), (97, 256)]), "cannot say this tokenizer exactly: line .* a second rank"),
-        (BPETokenizer([(97, 98), (98, 99), (97, 257)]), "cannot say this tokenizer exactly: they would give other ids"),
+        (
+            BPETokenizer([(97, 97), (256, 97), (97, 256)]),
+            "cannot represent this tokenizer exactly: line .* a second rank",
+        ),
+        (
+            BPETokenizer([(97, 98), (98, 99), (97, 257)]),
+            "cannot represent this tokenizer exactly: it would give other ids",
+        ),
     ],
 )
 def test_what_ranks_cannot_say_is_not_written(tokenizer: Any, line: str, tmp_path: Path):
@@ -216,8 +222,8 @@ def test_what_ranks_cannot_say_is_not_written(tokenizer: Any, line: str, tmp_pat
 
 
 def test_ids_in_another_order_than_the_merges_are_not_written(tmp_path: Path):
-    from napkin.tokenizer.renumbered import RenumberedBPETokenizer
+    from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
 
-    tokenizer = RenumberedBPETokenizer([(97, 98), (98, 99)], ids=[*range(256), 257, 256])
+    tokenizer = RemappedBPETokenizer([(97, 98), (98, 99)], ids=[*range(256), 257, 256])
     with pytest.raises(NapkinError, match="not in the order of its merges"):
         write_tiktoken(tokenizer, tmp_path / "written.tiktoken")

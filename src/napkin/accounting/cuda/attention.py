@@ -1,8 +1,8 @@
-"""Which form of scaled_dot_product_attention torch chooses on a CUDA device, and the same call in that form.
+"""Which backend of scaled_dot_product_attention torch chooses on a CUDA device, and the same call on that backend.
 
-The choice follows aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of torch 2.13: the first form in the order of
-preference that is switched on and takes the inputs. What `torch.nn.attention.sdpa_kernel` switches on and off, and the
-order that it sets, hold here too. Nested tensors are left out, and what only debug builds and AMD devices decide.
+The choice follows aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of torch 2.13: the first backend in the order of
+preference that is enabled and supports the inputs. `torch.nn.attention.sdpa_kernel` enables, disables and orders
+backends here too. Nested tensors are left out, and so are conditions of debug builds and of AMD devices.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ MOST_CUDNN_BATCHES_OR_HEADS = 65535
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """The arguments of scaled_dot_product_attention: [batch, heads, position, head_dim] each, a mask or none."""
+    """The arguments of scaled_dot_product_attention: query, key, value [batch, heads, position, head_dim] each."""
 
     query: Tensor
     key: Tensor
@@ -44,30 +44,30 @@ class AttentionCall:
 
 
 def choose_attention(call: AttentionCall, target: CudaTarget) -> SDPBackend:
-    """The form that torch takes on `target`.
+    """The backend that torch chooses on `target`.
 
-    Raises NapkinError where every form that would take the inputs is switched off.
+    Raises NapkinError if every backend that supports the inputs is disabled.
     """
-    takes = {
-        SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.cudnn_sdp_enabled() and _cudnn_takes(call, target),
-        SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled() and _flash_takes(call, target),
+    supports = {
+        SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.cudnn_sdp_enabled() and _cudnn_supports(call, target),
+        SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled() and _flash_supports(call, target),
         SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled()
-        and _efficient_takes(call, target),
+        and _efficient_supports(call, target),
         SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled(),
     }
     for backend in _order_of_preference(target):
-        if takes.get(backend):
+        if supports.get(backend):
             return backend
     raise NapkinError(
-        f"scaled_dot_product_attention: no kernel that is switched on takes {call.query.dtype} queries of shape "
-        f"{tuple(call.query.shape)} on compute capability {'.'.join(map(str, target.capability))}: switch on "
-        "SDPBackend.MATH, which takes all"
+        f"scaled_dot_product_attention: no enabled backend supports {call.query.dtype} queries of shape "
+        f"{tuple(call.query.shape)} on compute capability {'.'.join(map(str, target.capability))}: enable "
+        "SDPBackend.MATH, which supports all"
     )
 
 
 def attend_on_cuda(call: AttentionCall, target: CudaTarget) -> Tensor:
     """The call, in the operators that torch would call on `target`."""
-    return _FORMS[choose_attention(call, target)](call)
+    return _BACKENDS[choose_attention(call, target)](call)
 
 
 def _order_of_preference(target: CudaTarget) -> list[SDPBackend]:
@@ -77,7 +77,7 @@ def _order_of_preference(target: CudaTarget) -> list[SDPBackend]:
     return order
 
 
-def _cudnn_takes(call: AttentionCall, target: CudaTarget) -> bool:
+def _cudnn_supports(call: AttentionCall, target: CudaTarget) -> bool:
     query, key, value = call.query, call.key, call.value
     return (
         target.capability >= (8, 0)
@@ -87,22 +87,22 @@ def _cudnn_takes(call: AttentionCall, target: CudaTarget) -> bool:
             torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
         )
         and _in_format(call, HALF)
-        # Its probabilities are multiples of 1/16.
+        # It supports dropout probabilities that are multiples of 1/16.
         and 16 * call.dropout == floor(16 * call.dropout)
         and max(query.shape[:2]) <= MOST_CUDNN_BATCHES_OR_HEADS
-        and _cudnn_takes_head_dims(query.shape[-1], value.shape[-1], target)
+        and _cudnn_supports_head_dims(query.shape[-1], value.shape[-1], target)
         and key.shape[-2] != 1
         and not (call.dropout and query.shape[-2] == 1)
     )
 
 
-def _cudnn_takes_head_dims(head_dim: int, value_dim: int, target: CudaTarget) -> bool:
+def _cudnn_supports_head_dims(head_dim: int, value_dim: int, target: CudaTarget) -> bool:
     # Multi-head latent attention's.
     latent = (head_dim, value_dim) == (192, 128) and (target.capability == (9, 0) or target.capability[0] == 10)
     return head_dim % 8 == value_dim % 8 == 0 and (latent or max(head_dim, value_dim) <= LARGEST_HEAD_DIM_CUDNN)
 
 
-def _flash_takes(call: AttentionCall, target: CudaTarget) -> bool:
+def _flash_supports(call: AttentionCall, target: CudaTarget) -> bool:
     query, key, value = call.query, call.key, call.value
     head_dim = query.shape[-1]
     return (
@@ -112,7 +112,7 @@ def _flash_takes(call: AttentionCall, target: CudaTarget) -> bool:
         and head_dim == key.shape[-1] == value.shape[-1]
         and head_dim <= LARGEST_HEAD_DIM_FLASH
         and not (call.trains and _small_shared_memory(target) and _needs_large_shared_memory(head_dim, call.dropout))
-        # Its causal mask is aligned at the lower right corner, torch's at the upper left.
+        # Its causal mask is aligned to the lower right corner, torch's to the upper left.
         and not (call.is_causal and query.shape[-2] != key.shape[-2])
         and _in_format(call, HALF)
     )
@@ -126,7 +126,7 @@ def _needs_large_shared_memory(head_dim: int, dropout: float) -> bool:
     return 192 < head_dim <= 224 or (head_dim > 224 and dropout > 0)
 
 
-def _efficient_takes(call: AttentionCall, target: CudaTarget) -> bool:
+def _efficient_supports(call: AttentionCall, target: CudaTarget) -> bool:
     head_dim, value_dim = call.query.shape[-1], call.value.shape[-1]
     alignment = _gemm_alignment(call.query.dtype, target)
     return (
@@ -141,7 +141,7 @@ def _efficient_takes(call: AttentionCall, target: CudaTarget) -> bool:
 
 
 def _gemm_alignment(dtype: torch.dtype, target: CudaTarget) -> int:
-    """Numbers that the last dimension has to be a multiple of."""
+    """What the last dimension must be a multiple of."""
     if target.capability < (7, 0):
         return 1
     if target.capability < (8, 0):
@@ -181,7 +181,7 @@ def _in_format(call: AttentionCall, formats: tuple[torch.dtype, ...]) -> bool:
 
 def _flash(call: AttentionCall) -> Tensor:
     head_dim = call.query.shape[-1]
-    # The kernel wants multiples of 8.
+    # The kernel needs head dimensions that are multiples of 8.
     padded = (F.pad(t, (0, -head_dim % 8)) if head_dim % 8 else t for t in (call.query, call.key, call.value))
     scale = head_dim**-0.5 if call.scale is None else call.scale
     mixed = aten._scaled_dot_product_flash_attention(*padded, call.dropout, call.is_causal, False, scale=scale)[0]
@@ -198,7 +198,7 @@ def _efficient(call: AttentionCall) -> Tensor:
     mask = _added(call.mask, call.query.dtype)
     if mask is not None:
         if any(stride % 8 for stride in mask.stride()[:-1]) or mask.stride(-1) != 1:
-            # Padded by a whole 8 where it is a multiple already: so does torch.
+            # A multiple of 8 is padded by 8 as well, as torch does.
             mask = F.pad(mask, (0, 8 - mask.shape[-1] % 8))[..., : mask.shape[-1]]
         mask = mask.expand(*call.query.shape[:3], call.key.shape[2])
     keywords = {"dropout_p": call.dropout, "is_causal": call.is_causal, "scale": call.scale}
@@ -212,7 +212,7 @@ def _math(call: AttentionCall) -> Tensor:
 
 
 def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A mask of truths as one of numbers to add."""
+    """A boolean mask as numbers to add to the scores."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.where(mask.logical_not(), float("-inf"), torch.zeros((), dtype=dtype, device=mask.device))
@@ -220,7 +220,7 @@ def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 _USUAL_ORDER = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
-_FORMS = {
+_BACKENDS = {
     SDPBackend.FLASH_ATTENTION: _flash,
     SDPBackend.CUDNN_ATTENTION: _cudnn,
     SDPBackend.EFFICIENT_ATTENTION: _efficient,

@@ -1,11 +1,11 @@
-"""CUDA's caching allocator in plain Python: what torch reserves of a GPU for the blocks that a step asks for.
+"""CUDA's caching allocator in plain Python: the memory that torch reserves on a GPU for the requests of a step.
 
-A request is rounded up to 512 bytes and served from one of two pools, the small one up to 1 MiB. The smallest free
-block that holds it is taken, and split where the rest is worth keeping. Where none does, the driver gives a new
-segment. A freed block joins free neighbours of its segment and waits for the next request; a segment goes back to the
-driver only when memory runs out, which is not modelled: what is reserved never falls.
+A request is rounded up to 512 bytes and served from one of two pools; the small one is for up to 1 MiB. The smallest
+free block that is large enough is taken, and split if the remainder is worth keeping. If there is none, the driver
+allocates a new segment. A freed block is merged with free neighbours of its segment and kept for later requests. A
+segment is returned to the driver only when memory runs out, which is not modelled: reserved memory never shrinks.
 
-After c10/cuda/CUDACachingAllocator.cpp of torch 2.13, with its default settings, on one stream.
+Modelled after c10/cuda/CUDACachingAllocator.cpp of torch 2.13, with its default settings, on one stream.
 """
 
 from bisect import bisect_left, insort
@@ -19,19 +19,19 @@ ROUNDING = 512
 LARGEST_SMALL = MIB
 SMALL_SEGMENT = 2 * MIB
 SHARED_LARGE_SEGMENT = 20 * MIB
-"""What requests above 1 MiB and below 10 MiB share."""
+"""The segment for requests above 1 MiB and below 10 MiB."""
 LEAST_OWN_SEGMENT = 10 * MIB
 SEGMENT_ROUNDING = 2 * MIB
 
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A stretch of a segment, in use or free."""
+    """A range of a segment, in use or free."""
 
     address: int
     size: int
     small: bool
-    """Whether it is of the small pool."""
+    """Whether it belongs to the small pool."""
     in_use: bool = True
     before: "Block | None" = field(default=None, repr=False)
     """Neighbour in the segment at the lower address."""
@@ -40,14 +40,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What became of a sequence of requests."""
+    """How a sequence of requests was served."""
 
     block_bytes: list[int]
     """Size of each request's block, by the request's number."""
     reserved_bytes: int
 
 
-# Every allocation of a step passes here: checks of types, which are on while tests run, would take most of the time.
+# Runs for every allocation of a step: the type checks that are on during tests would take most of the time.
 @no_type_check
 class CachingAllocator:
     """Serves requests as torch does on a CUDA device.
@@ -67,8 +67,8 @@ class CachingAllocator:
         self.reserved_bytes = 0
         """Bytes of segments, as torch.cuda.memory_reserved counts them."""
         self.segments: list[Block] = []
-        """The block at the lowest address of each segment, in the order of their birth."""
-        # Free blocks of the large and of the small pool: keys (size, address) in order, and the block of each address.
+        """The block at the lowest address of each segment, in order of allocation."""
+        # Free blocks of the large and of the small pool: sorted keys (size, address), and the block at each address.
         self._keys: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
         self._free: dict[int, Block] = {}
         self._end = 0
@@ -85,7 +85,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block) -> None:
-        """Take a block back, and join it with the free blocks beside it."""
+        """Free a block, and merge it with the free blocks next to it."""
         self.allocated_bytes -= block.size
         block.in_use = False
         for neighbour in (block.before, block.after):
@@ -109,7 +109,7 @@ class CachingAllocator:
 
     def _new_segment(self, size: int) -> Block:
         block = Block(self._end, segment_bytes(size), size <= LARGEST_SMALL)
-        # Segments are not neighbours: the driver promises nothing about where they lie.
+        # Segments are not adjacent: the driver guarantees nothing about their addresses.
         self._end += block.size + SEGMENT_ROUNDING
         self.reserved_bytes += block.size
         self.segments.append(block)
@@ -144,9 +144,9 @@ class CachingAllocator:
 
 @no_type_check
 def replay(events: Iterable[tuple[int, int]], n_requests: int) -> Replay:
-    """Play events back: (number of the request, bytes asked for, or negative when they are given back), in order.
+    """Replay events in order: (number of the request, bytes; negative when they are freed).
 
-    A request of no bytes takes no block.
+    A request of 0 bytes gets no block.
     """
     allocator = CachingAllocator()
     block_bytes = [0] * n_requests
@@ -161,12 +161,12 @@ def replay(events: Iterable[tuple[int, int]], n_requests: int) -> Replay:
 
 
 def rounded(size: int) -> int:
-    """Bytes that a request of `size` bytes takes at least."""
+    """Bytes that a request of `size` bytes is rounded up to."""
     return max(-(-size // ROUNDING), 1) * ROUNDING
 
 
 def segment_bytes(size: int) -> int:
-    """Bytes that are asked of the driver for a rounded request that no free block serves."""
+    """Bytes of the segment that is allocated for a rounded request if no free block is large enough."""
     if size <= LARGEST_SMALL:
         return SMALL_SEGMENT
     if size < LEAST_OWN_SEGMENT:

@@ -1,8 +1,9 @@
-"""Scratch memory on CUDA: bytes that an operator takes from torch's allocator and gives back within one call.
+"""Scratch memory on CUDA: bytes that an operator allocates from torch's allocator and frees within one call.
 
-Modelled is what grows with the tensors: what attention's backward pass sums the gradients in, the sorted indices and
-partial sums of an embedding's gradient, the partial norms of foreach clipping. Left out: the splits of flash attention
-over keys where batch and heads are fewer than the multiprocessors, and the staging areas of reductions, a few MB.
+The model covers what grows with the tensors: the buffers in which attention's backward pass sums gradients, the sorted
+indices and partial sums of an embedding's gradient, the partial norms of foreach clipping. It leaves out the splits of
+flash attention over keys, where batch · heads is below the number of multiprocessors, and the staging buffers of
+reductions, a few MB.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ aten = torch.ops.aten
 
 
 def cuda_scratch_bytes(operator: torch._ops.OpOverload, args: tuple, inputs: list[Tensor]) -> list[int]:
-    """Bytes of each piece of scratch, in the order in which they are taken; all are given back at the end."""
+    """Bytes of each scratch buffer, in the order of allocation; all are freed at the end of the call."""
     formula = SCRATCH.get(operator.overloadpacket)
     return [size for size in formula(args, inputs) if size] if formula else []
 
@@ -31,7 +32,7 @@ def _flash_backward(args: Any, inputs: list[Tensor]) -> list[int]:
 
 def _cudnn_backward(args: Any, inputs: list[Tensor]) -> list[int]:
     # cuDNN's frontend, scaled_dot_product_flash_attention.h: one workspace for dQ_accum, softmax_sum, and, for grouped
-    # queries, dK_fullhead and dV_fullhead. What the engine itself adds is not published.
+    # queries, dK_fullhead and dV_fullhead. What the engine itself allocates is not published.
     query, key = inputs[1:3]
     batch, heads, queries, head_dim = query.shape
     return [4 * batch * heads * queries * (head_dim + 1) + sum(_by_query_head(query, key))]
@@ -39,7 +40,7 @@ def _cudnn_backward(args: Any, inputs: list[Tensor]) -> list[int]:
 
 def _efficient_backward(args: Any, inputs: list[Tensor]) -> list[int]:
     # mem_eff_attention/kernel_backward.h: delta, and the gradient of queries in tiles of 64 × 64 fp32 numbers with a
-    # lock of 16 bytes; keys and values alike where a head is wider than what stays in registers.
+    # lock of 16 bytes; the same for keys and values if a head is too wide for the registers.
     gradient, query, key = inputs[:3]
     batch, heads, queries, head_dim = query.shape
     copied = 0 if gradient.transpose(1, 2).is_contiguous() else gradient.nbytes
@@ -52,7 +53,7 @@ def _efficient_backward(args: Any, inputs: list[Tensor]) -> list[int]:
 
 def _embedding_backward(args: Any, inputs: list[Tensor]) -> list[int]:
     # Embedding.cu and EmbeddingBackwardKernel.cu: few indices are added in place; many are sorted, and each run of
-    # equal ones is summed in parts of ten.
+    # equal indices is summed in parts of ten.
     gradient, indices = inputs[:2]
     count, width = indices.numel(), gradient.shape[-1]
     if count <= 3072:

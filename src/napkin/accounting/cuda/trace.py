@@ -1,9 +1,9 @@
-"""Trace a CUDA step on fake CPU tensors: where torch does other things on CUDA than on a CPU, those are done.
+"""Trace a CUDA step on fake CPU tensors: where torch behaves differently on CUDA, the trace does what CUDA does.
 
 Fake CUDA tensors abort a CPU build of torch as soon as autograd is involved. So the tensors stay on the CPU, and five
-things are changed for fake tensors while a step is traced: the form of scaled_dot_product_attention, fused dropout,
-fused root-mean-square normalisation, the operators that autocast runs in fp32, and the foreach form that torch's
-optimizers and its clipping choose by themselves.
+things are changed for fake tensors while a step is traced: the kernel of scaled_dot_product_attention, fused dropout,
+fused root-mean-square normalisation, the operators that autocast runs in fp32, and the foreach implementation, which
+torch's optimizers and its clipping use by default.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,17 +24,17 @@ aten = torch.ops.aten
 
 @contextmanager
 def as_on_cuda(target: CudaTarget) -> Iterator[None]:
-    """Operators on fake CPU tensors do in this context what they do on `target`; those on real tensors stay theirs.
+    """In this context, operators on fake CPU tensors do what they do on `target`; real tensors are not affected.
 
-    `torch.autocast("cuda")` acts on them too, even where no GPU is at hand. What is left as on a CPU: in
+    `torch.autocast("cuda")` acts on fake CPU tensors too, even without a GPU. Not changed, and so as on a CPU: in
     autocast, products of a matrix and a vector and the widening of mixed formats (index_put, scatter_add); recurrent
     layers; the kernels of convolutions.
     """
-    forms = {"scaled_dot_product_attention": _attention(target), "dropout": _dropout, "rms_norm": _rms_norm}
-    # torch's dispatcher is one for all threads.
+    on_cuda = {"scaled_dot_product_attention": _attention(target), "dropout": _dropout, "rms_norm": _rms_norm}
+    # All threads have one dispatcher.
     with _ONE_AT_A_TIME, _library() as library:
-        for name, form in forms.items():
-            library.impl(name, _on_fakes(getattr(aten, name).default, form), "AutogradCPU")
+        for name, implementation in on_cuda.items():
+            library.impl(name, _on_fakes(getattr(aten, name).default, implementation), "AutogradCPU")
         for name in _FP32 + _FP32_UNLESS_TOLD:
             library.impl(name, _in_fp32(name), "AutocastCPU")
         with _autocast_on_cpu(), _foreach_by_default():
@@ -50,16 +50,16 @@ def _library() -> Iterator[torch.library.Library]:
         library._destroy()
 
 
-def _on_fakes(operator: Any, form: Callable[..., Any]) -> Callable[..., Any]:
-    # Other threads may be computing.
+def _on_fakes(operator: Any, implementation: Callable[..., Any]) -> Callable[..., Any]:
+    # Other threads may be computing on real tensors.
     def run(first: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return (form if isinstance(first, FakeTensor) else operator.decompose)(first, *args, **kwargs)
+        return (implementation if isinstance(first, FakeTensor) else operator.decompose)(first, *args, **kwargs)
 
     return run
 
 
 def _attention(target: CudaTarget) -> Callable[..., Tensor]:
-    # The dispatcher calls it by the operator's own names of arguments.
+    # The dispatcher passes arguments by the operator's own names.
     @no_type_check
     def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
         call = AttentionCall(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -69,7 +69,7 @@ def _attention(target: CudaTarget) -> Callable[..., Tensor]:
 
 
 def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
-    # A mask of one byte per number, where a CPU keeps the factors.
+    # CUDA keeps a mask of one byte per number, a CPU the factors themselves.
     fused = train and 0 < p < 1 and input.numel() > 0
     return aten.native_dropout(input, p, True)[0] if fused else aten.dropout.default.decompose(input, p, train)
 
@@ -81,7 +81,7 @@ def _rms_norm(input: Tensor, shape: list[int], weight: Tensor | None = None, eps
 
 
 class _FusedRMSNorm(torch.autograd.Function):
-    """CUDA's own operator, forward and backward, which a CPU takes apart above autograd."""
+    """CUDA's fused operator, forward and backward; a CPU decomposes it before autograd sees it."""
 
     @staticmethod
     @no_type_check
@@ -128,7 +128,7 @@ def _is_narrow(value: Tensor) -> bool:
 
 @contextmanager
 def _autocast_on_cpu() -> Iterator[None]:
-    # Without a GPU torch.autocast("cuda") warns and does nothing, and it never touches CPU tensors.
+    # Without a GPU torch.autocast("cuda") warns and does nothing, and it never acts on CPU tensors.
     original, thread = torch.autocast.__init__, get_ident()
 
     def on_cpu(self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
@@ -142,7 +142,7 @@ def _autocast_on_cpu() -> Iterator[None]:
 
 @contextmanager
 def _foreach_by_default() -> Iterator[None]:
-    # torch takes the foreach form by itself for parameters on CUDA, of types that it knows.
+    # By default torch uses foreach for parameters on CUDA whose types it knows.
     optimizers, functions = (import_module(name) for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"))
     original, thread = functions._get_foreach_kernels_supported_devices, get_ident()
 
@@ -182,5 +182,5 @@ _FP32_UNLESS_TOLD = (
     *("softmax.int", "log_softmax.int", "sum", "sum.dim_IntList", "cumsum", "cumprod"),
     *("linalg_vector_norm", "linalg_matrix_norm", "linalg_matrix_norm.str_ord"),
 )
-# Of those that take a format by position too: after how many arguments beside the first.
+# Operators that take dtype by position too: its position, without the first argument.
 _POSITION_OF_DTYPE = {"softmax.int": 2, "log_softmax.int": 2}

@@ -1,4 +1,4 @@
-"""BPE vocabularies of other libraries, read and written: the same ids for the same text."""
+"""Reading and writing the BPE vocabularies of other libraries, with the same ids for the same text."""
 
 import lazy_loader
 

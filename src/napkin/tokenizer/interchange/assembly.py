@@ -1,9 +1,9 @@
-"""From a table of tokens and a rule that says which pairs merge first, to a napkin tokenizer with the same ids.
+"""Building a napkin tokenizer from another library's tokens and the ranks of their merges, with the same ids.
 
-Other libraries let several pairs make one token, or any two tokens whose bytes joined are a token. Of these pairs one
-is ever used: what happens within the bytes of a token while they become it does not depend on what stands around
-them, so they become it in the way they do alone. That way is found here by merging each token's bytes alone; it is
-the token's one merge in napkin. A token that its bytes alone do not become is made by no merge in any text.
+In other libraries several pairs may make one token, or any two tokens whose concatenated bytes are a token. Only one of
+these pairs is ever used: the merges within the bytes of a token do not depend on the text around it, so they are the
+same as for these bytes alone. They are found here by merging the bytes of each token alone; the last merge becomes the
+token's merge in napkin. If the bytes alone do not become the token, no merge makes it in any text.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,19 +13,19 @@ from itertools import pairwise
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer
-from napkin.tokenizer.renumbered import RenumberedBPETokenizer
+from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
 
 Rank = Callable[[bytes, bytes], int | None]
-"""When two neighbouring tokens are merged, lowest first; None is never."""
+"""The rank of the merge of two adjacent tokens, lowest first; None if they do not merge."""
 
 _NEVER = 2**63
-_LONGEST = 4096
-_MOST_UNUSED = 4096
+_MAX_TOKEN_BYTES = 4096
+_MAX_UNUSED = 4096
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What another library's files say."""
+    """The contents of another library's files."""
 
     ids: Mapping[bytes, int]
     """Ordinary tokens: bytes to id."""
@@ -33,16 +33,16 @@ class Vocabulary:
     pattern: str
     rank: Rank
     whole: bool
-    """Whether a pre-token that is a token is encoded as it, made by merges or not."""
+    """Whether a pre-token that is a token is encoded as that token even if no merge makes it."""
 
 
 def assemble(vocabulary: Vocabulary) -> Tokenizer:
     """A tokenizer with this vocabulary's ids.
 
-    An id that no token has, beyond those of the ordinary tokens, goes to a special token `<|unused_ID|>`.
+    Unused ids above those of the ordinary tokens get special tokens named `<|unused_ID|>`.
 
-    Raises NapkinError for a vocabulary that lacks a byte, has a hole between its ordinary tokens or an id twice, has
-    a token of more than 4,096 bytes, or one that is made of a token that is only learned after it.
+    Raises NapkinError for a vocabulary that lacks a byte, has a gap in the ids of its ordinary tokens, a duplicate id,
+    a token of more than 4,096 bytes, or a token whose parts are learned after it.
     """
     _check_bytes(vocabulary)
     specials = _with_unused(vocabulary)
@@ -54,67 +54,69 @@ def assemble(vocabulary: Vocabulary) -> Tokenizer:
     ids = [vocabulary.ids[token] for token in (*made, *unmerged)] + [specials[name] for name in names]
     if not unmerged and ids == list(range(len(ids))):
         return BPETokenizer(pairs, names, vocabulary.pattern)
-    return RenumberedBPETokenizer(
+    return RemappedBPETokenizer(
         pairs, names, vocabulary.pattern, ids=ids, unmerged=unmerged, whole=vocabulary.whole and bool(unmerged)
     )
 
 
-def same_after_reading(path: object, tokenizer: Tokenizer, read: Callable[[], Tokenizer], form: str) -> None:
-    """Raise NapkinError unless what was written in another library's form is this tokenizer when it is read."""
+def check_round_trip(path: object, tokenizer: Tokenizer, read: Callable[[], Tokenizer], format_name: str) -> None:
+    """Raise NapkinError unless reading what was written in another library's format gives the same tokenizer."""
     try:
-        reason = "" if read().fingerprint == tokenizer.fingerprint else "they would give other ids"
+        reason = "" if read().fingerprint == tokenizer.fingerprint else "it would give other ids"
     except NapkinError as error:
         reason = str(error)
     if reason:
-        raise NapkinError(f"'{path}' is not written, {form} cannot say this tokenizer exactly: {reason}")
+        raise NapkinError(f"'{path}' was not written: {format_name} cannot represent this tokenizer exactly: {reason}")
 
 
 def _check_bytes(vocabulary: Vocabulary) -> None:
     ids = vocabulary.ids
     if lacking := [byte for byte in range(256) if bytes([byte]) not in ids]:
         raise NapkinError(
-            f"{len(lacking)} of the 256 bytes have no token, 0x{lacking[0]:02X} among them: text with these could not "
-            "be encoded, a byte-level vocabulary is needed"
+            f"{len(lacking)} of the 256 bytes have no token, among them 0x{lacking[0]:02X}: text with these bytes "
+            "could not be encoded, a byte-level vocabulary is needed"
         )
     for token, i in ids.items():
         if not token:
-            raise NapkinError(f"the token of id {i} is empty: each needs at least one byte")
-        if len(token) > _LONGEST:
-            raise NapkinError(f"the token of id {i} is {len(token):,} bytes long: at most {_LONGEST:,} are read")
+            raise NapkinError(f"the token of id {i} is empty: a token needs at least one byte")
+        if len(token) > _MAX_TOKEN_BYTES:
+            raise NapkinError(
+                f"the token of id {i} is {len(token):,} bytes long: at most {_MAX_TOKEN_BYTES:,} are supported"
+            )
 
 
 def _with_unused(vocabulary: Vocabulary) -> dict[str, int]:
-    """The special tokens, and one for each id that would be a hole."""
+    """The special tokens, and one for each unused id."""
     token_of: dict[int, object] = {}
     for token, i in (*vocabulary.ids.items(), *vocabulary.special_tokens.items()):
         if i < 0:
-            raise NapkinError(f"token {token!r} has id {i}: ids begin at 0")
+            raise NapkinError(f"token {token!r} has id {i}: ids start at 0")
         if i in token_of:
-            raise NapkinError(f"id {i} is given to {token_of[i]!r} and to {token!r}: each needs its own")
+            raise NapkinError(f"id {i} is given to {token_of[i]!r} and to {token!r}: ids must be distinct")
         token_of[i] = token
     last = max(vocabulary.ids.values())
-    # Counted before they are listed: a single huge id would make as many holes.
-    n_holes = last + 1 - sum(1 for i in token_of if i <= last)
-    if n_holes:
-        hole = next(i for i in range(last) if i not in token_of)
+    # Counted before they are listed: a single huge id would mean a huge list.
+    n_gaps = last + 1 - sum(1 for i in token_of if i <= last)
+    if n_gaps:
+        gap = next(i for i in range(last) if i not in token_of)
         raise NapkinError(
-            f"no token has id {hole}, and {n_holes:,} ids below the largest, {last:,}, are nobody's: "
-            "a vocabulary without holes is needed"
+            f"no token has id {gap}, and {n_gaps:,} ids below the largest, {last:,}, are unused: "
+            "a vocabulary without gaps is needed"
         )
     end = max(token_of) + 1
-    if end - len(token_of) > _MOST_UNUSED:
+    if end - len(token_of) > _MAX_UNUSED:
         raise NapkinError(
-            f"special token {token_of[end - 1]!r} has id {end - 1:,} where there are {len(token_of):,} tokens: at most "
-            f"{_MOST_UNUSED:,} ids may be left unused"
+            f"special token {token_of[end - 1]!r} has id {end - 1:,}, but there are {len(token_of):,} tokens: at most "
+            f"{_MAX_UNUSED:,} ids may be unused"
         )
     unused = {f"<|unused_{i}|>": i for i in range(end) if i not in token_of}
     if clash := sorted(unused.keys() & vocabulary.special_tokens.keys()):
-        raise NapkinError(f"special token {clash[0]!r} has the name of an id that no token has: give it another")
+        raise NapkinError(f"special token {clash[0]!r} has the name that is reserved for an unused id: rename it")
     return {**vocabulary.special_tokens, **unused}
 
 
 def _learned_order(vocabulary: Vocabulary) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-    """The one merge of each token that has one, in the order they apply; the other tokens by their id."""
+    """The merge of each token that has one, in the order of application; the other tokens, ordered by id."""
     ranks: dict[tuple[bytes, bytes], int] = {}
     unmerged: list[bytes] = []
     for token in sorted(vocabulary.ids, key=vocabulary.ids.__getitem__):
@@ -133,14 +135,14 @@ def _learned_order(vocabulary: Vocabulary) -> tuple[list[tuple[bytes, bytes]], l
             if part not in made:
                 raise NapkinError(
                     f"token {first + second!r} (id {vocabulary.ids[first + second]}) is made of {part!r}, which is "
-                    "learned after it: only tokens made of earlier ones can be read"
+                    "learned after it: only tokens made of earlier ones are supported"
                 )
         made.add(first + second)
     return merges, unmerged
 
 
 def _down_to_two(token: bytes, rank: Rank) -> list[bytes]:
-    """The bytes of a token merged until two parts are left, or no merge applies."""
+    """The bytes of a token, merged until two parts are left or no merge applies."""
     parts = [token[i : i + 1] for i in range(len(token))]
     ranks = [_rank_or_never(rank, *pair) for pair in pairwise(parts)]
     while len(parts) > 2 and (lowest := min(ranks)) < _NEVER:

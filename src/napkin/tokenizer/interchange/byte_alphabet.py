@@ -1,6 +1,6 @@
-"""GPT-2's way to write bytes as text: each byte is one printable character, a space is Ġ, a line end Ċ.
+"""GPT-2's representation of bytes as text: each byte is one printable character; a space is Ġ, a line feed Ċ.
 
-Bytes that print in Latin-1 stand for themselves; the others, in their order, are the characters from U+0100 on.
+Bytes that are printable in Latin-1 represent themselves; the others, in order, are the characters from U+0100 on.
 """
 
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -11,7 +11,7 @@ _BYTES = {character: byte for byte, character in _CHARACTERS.items()}
 
 
 def to_characters(token: bytes) -> str:
-    """Write a token as text.
+    """A token as text.
 
     >>> to_characters(b" the")
     'Ġthe'
@@ -20,7 +20,7 @@ def to_characters(token: bytes) -> str:
 
 
 def to_bytes(characters: str) -> bytes | None:
-    """Read a token back; None where a character stands for no byte.
+    """The token of a text; None if a character represents no byte.
 
     >>> to_bytes("Ġthe"), to_bytes("a b")
     (b' the', None)

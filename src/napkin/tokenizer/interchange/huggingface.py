@@ -1,8 +1,8 @@
-"""Hugging Face's tokenizer.json, for byte-level BPE: the form of GPT-2 and of the models after it.
+"""Hugging Face's tokenizer.json for byte-level BPE, as used by GPT-2 and later models.
 
-A file says, one after the other, how text is changed (normalizer), cut (pre_tokenizer), encoded (model) and what is
-added (post_processor); `added_tokens` are found before all that. Read is what napkin does exactly: no normalizer,
-GPT-2's pattern or a Split by a regular expression, BPE on bytes, and nothing added.
+A file describes how text is normalized (normalizer), split (pre_tokenizer) and encoded (model), and which tokens are
+added (post_processor); `added_tokens` are matched before all that. Supported is what napkin reproduces exactly: no
+normalizer, GPT-2's pattern or a Split by a regular expression, BPE on bytes, and no added tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,22 +14,22 @@ from napkin.errors import NapkinError
 from napkin.files import StrPath, atomic_write_bytes
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.inspection import pattern_of
-from napkin.tokenizer.interchange.assembly import Vocabulary, assemble, same_after_reading
-from napkin.tokenizer.interchange.expressions import common_spelling, known_pattern
-from napkin.tokenizer.interchange.files import decode_json, naming, read_bytes
-from napkin.tokenizer.interchange.merge_lists import ordinary_tokens, ranks_of, written
-from napkin.tokenizer.renumbered import RenumberedBPETokenizer
+from napkin.tokenizer.interchange.assembly import Vocabulary, assemble, check_round_trip
+from napkin.tokenizer.interchange.decoding import decode_json, naming, read_bytes
+from napkin.tokenizer.interchange.expressions import known_pattern, portable_expression
+from napkin.tokenizer.interchange.merge_list import ordinary_tokens, ranks_of, vocab_and_merges
+from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
 
 Pair = tuple[str, str]
 
 
 def read_huggingface(path: StrPath, *, drop_template: bool = False, special_tokens: Sequence[str] = ()) -> Tokenizer:
-    """Read a tokenizer.json; the ids are those of the library's `encode(text)`, with all special tokens allowed.
+    """Read a tokenizer.json. The ids are those of the library's `encode(text)`, with all special tokens allowed.
 
-    `drop_template` leaves out what the file adds to every text (such as a token at its beginning), as the library's
-    `add_special_tokens=False` does; `special_tokens` that the file lacks get the ids after its own.
+    `drop_template` ignores the tokens that the file adds to every text (such as one at the beginning), like the
+    library's `add_special_tokens=False`; `special_tokens` that are not in the file get the ids after its last.
 
-    Raises NapkinError, naming file and field, for what is damaged and for what napkin cannot do exactly.
+    Raises NapkinError, naming file and field, if it is damaged or napkin cannot reproduce it exactly.
     """
     content = read_bytes(path)
     with naming(path):
@@ -39,11 +39,11 @@ def read_huggingface(path: StrPath, *, drop_template: bool = False, special_toke
 def write_huggingface(tokenizer: Tokenizer, path: StrPath, *, overwrite: bool = False) -> None:
     """Write a BPE tokenizer as a tokenizer.json.
 
-    Raises NapkinError for another kind, for what the format cannot say exactly, and where the file exists or cannot
-    be written.
+    Raises NapkinError for another kind of tokenizer, if the format cannot represent it exactly, and if the file exists
+    or cannot be written.
     """
     content = msgspec.json.format(msgspec.json.encode(_document(tokenizer)), indent=1) + b"\n"
-    same_after_reading(path, tokenizer, lambda: parse(content), "a tokenizer.json")
+    check_round_trip(path, tokenizer, lambda: parse(content), "a tokenizer.json")
     atomic_write_bytes(path, content, overwrite=overwrite)
 
 
@@ -84,7 +84,7 @@ class _TypeOnly(msgspec.Struct):
 
 
 class _Head(msgspec.Struct):
-    """Read first: the model of another type has other fields."""
+    """Read first: models of other types have other fields."""
 
     model: _TypeOnly
 
@@ -101,10 +101,10 @@ class _File(msgspec.Struct):
 
 
 def parse(content: bytes, *, drop_template: bool = False, more_special_tokens: Sequence[str] = ()) -> Tokenizer:
-    """Read what a tokenizer.json holds."""
+    """Build a tokenizer from the contents of a tokenizer.json."""
     head: _Head = decode_json(content, _Head)
     if head.model.type != "BPE":
-        raise NapkinError(f"its model is of type {head.model.type!r}: only byte-level BPE is read")
+        raise NapkinError(f"its model is of type {head.model.type!r}: only byte-level BPE is supported")
     file: _File = decode_json(content, _File)
     _refuse_inexact(file, drop_template)
     added = file.added_tokens or []
@@ -137,7 +137,7 @@ def _refuse_inexact(file: _File, drop_template: bool) -> None:
         ("decoder", None if _is_byte_level(file.decoder) else file.decoder and file.decoder.type),
     ):
         if value:
-            raise NapkinError(f"its {name} is {value!r}, which napkin's BPE does not have: the ids would not be equal")
+            raise NapkinError(f"its {name} is {value!r}, which napkin's BPE does not support: the ids would differ")
     processors = (file.post_processor and file.post_processor.processors) or [file.post_processor]
     for processor in processors:
         if processor is None or _is_byte_level(processor) or drop_template:
@@ -145,12 +145,12 @@ def _refuse_inexact(file: _File, drop_template: bool) -> None:
         added = ", ".join(_template_tokens(processor))
         raise NapkinError(
             f"its post_processor {processor.type!r} adds {added or 'tokens'} to every text, which napkin's tokenizers "
-            "do not: read it without, with --drop-template"
+            "do not: use --drop-template to read the file without it"
         )
     for token in file.added_tokens or []:
         for flag in ("single_word", "lstrip", "rstrip"):
             if getattr(token, flag):
-                raise NapkinError(f"its added token {token.content!r} has {flag}: napkin finds it wherever it stands")
+                raise NapkinError(f"its added token {token.content!r} has {flag}: napkin matches it anywhere")
 
 
 def _is_empty(step: _Step | None) -> bool:
@@ -169,19 +169,23 @@ def _template_tokens(processor: _Step) -> Iterator[str]:
 
 
 def _pattern(step: _Step | None) -> str:
-    """The pattern that cuts as `pre_tokenizer` does."""
+    """The pattern that splits text as `pre_tokenizer` does."""
     steps = (step.pretokenizers or []) if step and step.type == "Sequence" else [step]
     match steps:
         case [last] if _is_byte_level(last):
             split = None
         case [split, last] if split and split.type == "Split" and _is_byte_level(last):
             if last.use_regex:
-                raise NapkinError("its pre_tokenizer cuts twice, by a Split and by ByteLevel's own pattern")
+                raise NapkinError(
+                    "its pre_tokenizer splits twice, by a Split and by ByteLevel's own pattern: only one is supported"
+                )
         case _:
             types = " and ".join(each.type for each in steps if each) or "missing"
-            raise NapkinError(f"its pre_tokenizer is {types}: only ByteLevel, or a Split and ByteLevel, are read")
+            raise NapkinError(f"its pre_tokenizer is {types}: only ByteLevel, or a Split and ByteLevel, are supported")
     if last.add_prefix_space:
-        raise NapkinError("its pre_tokenizer has add_prefix_space, which puts a space before every text: set it false")
+        raise NapkinError(
+            "its pre_tokenizer has add_prefix_space, which inserts a space before every text: set it to false"
+        )
     if split is not None:
         return _split_pattern(split)
     return "gpt2" if last.use_regex else "whole"
@@ -190,15 +194,15 @@ def _pattern(step: _Step | None) -> str:
 def _split_pattern(split: _Step) -> str:
     expression = (split.pattern or {}).get("Regex")
     if expression is None:
-        raise NapkinError(f"its pre_tokenizer splits by {split.pattern}: only a Split by a Regex is read")
+        raise NapkinError(f"its pre_tokenizer splits by {split.pattern}: only a Split by a Regex is supported")
     known = known_pattern(expression)
-    # Matches are the pre-tokens; the known patterns leave nothing between matches to be kept or removed.
+    # Matches are the pre-tokens. The known patterns have no text between matches that could be kept or removed.
     if (split.behavior, split.invert) != ("Isolated", False) and not (
         known and (split.behavior, split.invert) == ("Removed", True)
     ):
         inverted = ", inverted" * split.invert
-        raise NapkinError(f"its pre_tokenizer's Split is {split.behavior}{inverted}: only Isolated is read")
-    return known or common_spelling(expression)
+        raise NapkinError(f"its pre_tokenizer's Split is {split.behavior}{inverted}: only Isolated is supported")
+    return known or portable_expression(expression)
 
 
 def _special_tokens(added: list[_AddedToken], vocab: dict[str, int]) -> dict[str, int]:
@@ -207,24 +211,24 @@ def _special_tokens(added: list[_AddedToken], vocab: dict[str, int]) -> dict[str
     following = len(vocab)
     for token in added:
         if token.content in special_tokens:
-            raise NapkinError(f"its added token {token.content!r} is given twice: each needs one id")
-        # The library does not read the id here, but looks the token up, and numbers those it does not find.
+            raise NapkinError(f"its added token {token.content!r} is given twice: remove one, each has a single id")
+        # The library ignores this id: it looks the token up in the vocabulary, and numbers those that are not in it.
         given = vocab.get(token.content, following)
         if given != token.id:
             raise NapkinError(
-                f"its added token {token.content!r} says id {token.id}, the library would give it {given}"
+                f"its added token {token.content!r} has id {token.id}, but the library would give it {given}"
             )
         special_tokens[token.content] = token.id
         following = max(following, token.id + 1)
     early = [token.content for token in added if not token.normalized]
     late = [token.content for token in added if token.normalized]
-    # They are searched for in two passes. One pass finds the same unless two tokens can overlap.
+    # The library searches for them in two passes. One pass gives the same result unless two tokens can overlap.
     for first in early:
         for second in late:
             if _may_overlap(first, second):
                 raise NapkinError(
-                    f"its added tokens {first!r} and {second!r} can overlap and differ in `normalized`: napkin finds "
-                    "the longest at the first place, it would not"
+                    f"its added tokens {first!r} and {second!r} can overlap and differ in `normalized`: napkin takes "
+                    "the longest match at the first position, the library would not"
                 )
     return special_tokens
 
@@ -237,7 +241,7 @@ def _may_overlap(first: str, second: str) -> bool:
 
 
 def _document(tokenizer: Tokenizer) -> dict[str, Any]:
-    vocab, merges = written(tokenizer)
+    vocab, merges = vocab_and_merges(tokenizer)
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
         "version": "1.0",
@@ -256,8 +260,8 @@ def _document(tokenizer: Tokenizer) -> dict[str, Any]:
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": isinstance(tokenizer, RenumberedBPETokenizer) and tokenizer.whole,
-            # The special tokens too: one among the added tokens alone gets the next free id when it is read.
+            "ignore_merges": isinstance(tokenizer, RemappedBPETokenizer) and tokenizer.whole,
+            # Including the special tokens: one that is only an added token gets the next free id when it is read.
             "vocab": vocab,
             "merges": merges,
         },
@@ -267,7 +271,7 @@ def _document(tokenizer: Tokenizer) -> dict[str, Any]:
 def _pre_tokenizer(pattern: str) -> dict[str, Any]:
     if pattern in ("gpt2", "whole"):
         return _byte_level(use_regex=pattern == "gpt2")
-    expression = {"Regex": common_spelling(pattern)}
+    expression = {"Regex": portable_expression(pattern)}
     split = {"type": "Split", "pattern": expression, "behavior": "Isolated", "invert": False}
     return {"type": "Sequence", "pretokenizers": [split, _byte_level(use_regex=False)]}
 

@@ -1,7 +1,7 @@
-"""tiktoken's rank files (`cl100k_base.tiktoken`): a line a token, its bytes in base64 and its id, which is its rank.
+"""tiktoken's rank files (`cl100k_base.tiktoken`): per line a token's bytes in base64 and its id, which is its rank.
 
-Any two tokens whose bytes joined are a token may merge, that of the lowest rank first, and a pre-token that is a
-token is that token. The pattern and the special tokens are not in the file, but in the program that reads it.
+Any two tokens whose concatenated bytes are a token may merge, the lowest rank first, and a pre-token that is a token is
+encoded as that token. The pattern and the special tokens are not in the file, but in the program that reads it.
 """
 
 import binascii
@@ -12,19 +12,19 @@ from napkin.errors import NapkinError
 from napkin.files import StrPath, atomic_write_bytes
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.inspection import merges_of, pattern_of
-from napkin.tokenizer.interchange.assembly import Vocabulary, assemble, same_after_reading
+from napkin.tokenizer.interchange.assembly import Vocabulary, assemble, check_round_trip
+from napkin.tokenizer.interchange.decoding import naming, read_bytes
 from napkin.tokenizer.interchange.expressions import known_pattern
-from napkin.tokenizer.interchange.files import naming, read_bytes
-from napkin.tokenizer.texts import check_special_tokens
+from napkin.tokenizer.text_input import check_special_tokens
 
 SpecialTokens = Mapping[str, int | None] | Mapping[str, int] | Sequence[str]
 
 
 def read_tiktoken(path: StrPath, *, pattern: str, special_tokens: SpecialTokens = ()) -> Tokenizer:
-    """Read a rank file; its ids are those of tiktoken with the same pattern and special tokens.
+    """Read a rank file. The ids are those of tiktoken with the same pattern and special tokens.
 
-    `pattern` is the name of one of napkin's, or a regular expression; `special_tokens` have the ids given, and where
-    that is None the one after all before. Raises NapkinError, naming file and line, for what is damaged.
+    `pattern` is the name of a napkin pattern, or a regular expression. `special_tokens` have the given ids; None means
+    the next id after all previous ones. Raises NapkinError, naming file and line, if the file is damaged.
     """
     content = read_bytes(path)
     with naming(path):
@@ -32,36 +32,36 @@ def read_tiktoken(path: StrPath, *, pattern: str, special_tokens: SpecialTokens 
 
 
 def write_tiktoken(tokenizer: Tokenizer, path: StrPath, *, overwrite: bool = False) -> None:
-    """Write a BPE tokenizer as a rank file, which leaves its pattern and its special tokens out.
+    """Write a BPE tokenizer as a rank file, without its pattern and its special tokens.
 
-    Raises NapkinError for another kind, where the ids are not in the order of the merges, and where the file exists
-    or cannot be written.
+    Raises NapkinError for another kind of tokenizer, if the ids are not in the order of the merges, and if the file
+    exists or cannot be written.
     """
     merged = [merge.merged for merge in merges_of(tokenizer)]
     if merged != sorted(merged):
         raise NapkinError(
-            f"'{path}' is not written: the ids of this tokenizer are not in the order of its merges, and a rank file "
-            "has one number for both: use the format huggingface"
+            f"'{path}' was not written: the ids of this tokenizer are not in the order of its merges, but a rank file "
+            "has a single number for both: use the format huggingface"
         )
     special = set(tokenizer.special_tokens.values())
     lines = [b64encode(token) + b" %d\n" % i for i, token in enumerate(tokenizer.vocabulary) if i not in special]
     content = b"".join(lines)
     pattern = pattern_of(tokenizer)
-    same_after_reading(path, tokenizer, lambda: parse(content, pattern, tokenizer.special_tokens), "a rank file")
+    check_round_trip(path, tokenizer, lambda: parse(content, pattern, tokenizer.special_tokens), "a rank file")
     atomic_write_bytes(path, content, overwrite=overwrite)
 
 
 def parse(content: bytes, pattern: str, special_tokens: SpecialTokens) -> Tokenizer:
-    """Read what a rank file holds."""
+    """Build a tokenizer from the contents of a rank file."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(content.split(b"\n"), start=1):
         if line.strip():
             token, rank = _token_and_rank(line, number)
             if token in ranks:
-                raise NapkinError(f"line {number} gives {token!r} a second rank, {rank}: it has {ranks[token]}")
+                raise NapkinError(f"line {number} gives {token!r} a second rank, {rank}: it already has {ranks[token]}")
             ranks[token] = rank
     if not ranks:
-        raise NapkinError("it holds no token: a line is a token's bytes in base64, a space, and its rank")
+        raise NapkinError("it contains no tokens: each line needs a token's bytes in base64, a space, and its rank")
     return assemble(
         Vocabulary(
             ids=ranks,
@@ -90,7 +90,7 @@ def _token_and_rank(line: bytes, number: int) -> tuple[bytes, int]:
             try:
                 return binascii.a2b_base64(token, strict_mode=True), int(rank)
             except binascii.Error as error:
-                raise NapkinError(f"line {number}, {_shortened(line)}, is cut or altered: {error}") from error
+                raise NapkinError(f"line {number}, {_shortened(line)}, is truncated or altered: {error}") from error
     raise NapkinError(
         f"line {number} is {_shortened(line)}: a token's bytes in base64, a space and its rank are needed"
     )

@@ -1,0 +1,181 @@
+"""Count a training step exactly without running it: the step is traced on fake tensors.
+
+Fake tensors have shapes, number formats and storages but no data: nothing is allocated and nothing is computed.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils import _pytree as pytree
+
+from napkin.accounting.cuda.trace import as_on_cuda
+from napkin.accounting.ledger import Ledger
+from napkin.accounting.recording import record
+from napkin.errors import NapkinError, first_line
+from napkin.hardware.cuda_target import Target, cuda_target
+
+
+def count(
+    module: nn.Module,
+    batch: Any,
+    step: Callable[[nn.Module, Any], Any] | None = None,
+    *,
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+    target: Target = "cpu",
+) -> Ledger:
+    """Trace one training step in its steady state and return its ledger.
+
+    Args:
+        module: any `torch.nn.Module` on real, meta or fake tensors. It is not modified.
+        batch: a tensor, or a tuple, list or mapping of them (positional or keyword arguments of `module`). Only
+            shapes, formats and strides are read.
+        step: `step(module, batch)` trains once. By default: forward pass, loss, backward pass, update. If the step
+            closes over an optimizer, build module and optimizer under one `FakeTensorMode` and pass the fake module,
+            which is then used directly instead of a copy.
+        optimizer: for the default step, a function of the parameters that returns an optimizer, for example
+            `torch.optim.AdamW`. None counts no update.
+        target: the device that the step is counted for. "cpu"; "cuda", which is this machine's GPU or, without one,
+            an H100; or a `CudaTarget` for another. For a CUDA device the traced tensors stay on the CPU, and `step`
+            must not move them, but the operators are those that torch calls on that device: its attention, dropout
+            and normalisation, its autocast (including `torch.autocast("cuda")` inside `step`: softmax, norms, sums and
+            losses in fp32), foreach optimizers. Memory is that of CUDA's caching allocator, from the first parameter
+            on. A module on fake CUDA tensors is always counted for CUDA.
+
+    Raises NapkinError if the module cannot be copied, or if the step fails on fake tensors.
+    """
+    mode = _mode_of(module) or FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = _Fakes(mode)
+    cuda = cuda_target("cuda" if _is_on_fake_cuda(module) else target)
+    with mode, as_on_cuda(cuda) if cuda else nullcontext():
+        twin = module if _mode_of(module) else _fake_twin(module, fakes)
+        arguments = dict(batch) if isinstance(batch, Mapping) else batch
+        inputs = pytree.tree_map_only(Tensor, fakes.of_input, arguments)
+        run = step or _plain_step(twin, optimizer)
+        with _errors_on_one_line():
+            # The second step is the steady one: the first one creates the optimizer's state.
+            return record(twin, lambda: run(twin, inputs), warm_up=1, cuda=cuda)
+
+
+def _mode_of(module: nn.Module) -> FakeTensorMode | None:
+    for tensor in (*module.parameters(), *module.buffers()):
+        if isinstance(tensor, FakeTensor):
+            return tensor.fake_mode
+    return None
+
+
+def _is_on_fake_cuda(module: nn.Module) -> bool:
+    tensor = next(module.parameters(), None)
+    return isinstance(tensor, FakeTensor) and tensor.device.type == "cuda"
+
+
+class _Fakes:
+    """Fake copies of tensors, always on the CPU.
+
+    Fake CUDA tensors abort a CPU build as soon as autograd is involved.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+        self.storages: dict[int, Tensor] = {}
+        self.inputs: dict[int, Tensor] = {}
+
+    def of_parameter(self, tensor: Tensor) -> Tensor:
+        """Parameters that share a storage share one here too."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.storages:
+            self.storages[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu")
+        numbers = self.storages[storage._cdata].view(tensor.dtype)
+        return numbers.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def of_input(self, tensor: Tensor) -> Tensor:
+        """Without the rest of its storage: a batch may be a view of a whole corpus."""
+        if isinstance(tensor, FakeTensor) and tensor.fake_mode is self.mode:
+            return tensor
+        if id(tensor) not in self.inputs:
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+            self.inputs[id(tensor)] = fake.requires_grad_(tensor.requires_grad and tensor.is_leaf)
+        return self.inputs[id(tensor)]
+
+
+def _fake_twin(module: nn.Module, fakes: _Fakes) -> nn.Module:
+    """A copy of `module` whose parameters and buffers are fake; tied ones stay tied."""
+    try:
+        memo: dict[int, Any] = {id(buffer): fakes.of_parameter(buffer) for buffer in module.buffers()}
+        for parameter in module.parameters():
+            memo[id(parameter)] = nn.Parameter(fakes.of_parameter(parameter), requires_grad=parameter.requires_grad)
+        return copy.deepcopy(module, memo)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise NapkinError(
+            f"{type(module).__name__} cannot be copied ({first_line(error)}): build it under FakeTensorMode() and "
+            "pass that"
+        ) from error
+
+
+@contextmanager
+def _errors_on_one_line() -> Iterator[None]:
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise NapkinError(
+            f"the step reads values that exist only when it runs ({error.func}): pass a `step` without `.item()`, "
+            "boolean-mask indexing or branches on data"
+        ) from None
+    except RuntimeError as error:
+        raise NapkinError(f"the step fails on fake tensors, which have no data: {first_line(error)}") from error
+
+
+def _plain_step(
+    module: nn.Module, optimizer: Callable[..., torch.optim.Optimizer] | None
+) -> Callable[[nn.Module, Any], None]:
+    update = optimizer(module.parameters()) if optimizer else None
+    if update is not None and inspect.signature(update.step).parameters["closure"].default is inspect.Parameter.empty:
+        raise NapkinError(
+            f"{type(update).__name__} evaluates the model inside its update: pass a `step` that gives it a closure"
+        )
+
+    def step(module: nn.Module, batch: Any) -> None:
+        if isinstance(batch, dict):
+            output = module(**batch)
+        else:
+            output = module(*batch) if isinstance(batch, (tuple, list)) else module(batch)
+        _scalar(output).backward()
+        if update is not None:
+            update.step()
+        module.zero_grad(set_to_none=True)
+
+    return step
+
+
+def _scalar(output: Any) -> Tensor:
+    """The loss that a model returned; otherwise the sum of the means of all that it returned."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(loss, Tensor):
+        return loss
+    leaves = [leaf for leaf in _tensors_in(output) if leaf.requires_grad]
+    if not leaves:
+        raise NapkinError("the model returns no tensor that depends on a parameter: there is nothing to train")
+    return leaves[0] if leaves[0].dim() == 0 else sum(leaf.float().mean() for leaf in leaves)  # pyright: ignore
+
+
+def _tensors_in(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        yield from _tensors_in(list(output.values()))
+    elif isinstance(output, (list, tuple)):
+        for item in output:
+            yield from _tensors_in(item)
+    elif is_dataclass(output):
+        yield from _tensors_in(vars(output))

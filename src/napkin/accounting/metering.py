@@ -1,0 +1,185 @@
+"""Meter a real training step: the allocator's own events, the clock, and the operators that ran."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from napkin.accounting.ledger import Ledger
+from napkin.accounting.recording import recording
+from napkin.accounting.summary import Line, Summary
+from napkin.optim.shards import local
+from napkin.tensors import storage_bytes
+from napkin.units import format_bytes, format_flops
+
+METERED_STEP = 2
+"""The first step creates the optimizer's state and the second warms caches: the third, number 2, is like all later."""
+
+
+@dataclass(frozen=True, repr=False)
+class StepMeasurement(Summary):
+    """What one real step did."""
+
+    ledger: Ledger
+    """The operators that ran, on real tensors."""
+    peak_bytes: int
+    """Largest number of bytes in tensors at one time, by the allocator's events."""
+    reserved_bytes: int | None = None
+    """On CUDA, the most that the caching allocator has held; None on a CPU."""
+
+    def summary(self) -> Iterator[Line]:
+        """The measurement in a few lines."""
+        yield "StepMeasurement", f"{len(self.ledger.rows):,} operator calls"
+        yield "FLOPs", format_flops(self.ledger.flops)
+        yield "peak bytes", format_bytes(self.peak_bytes)
+        if self.reserved_bytes is not None:
+            yield "reserved bytes", format_bytes(self.reserved_bytes)
+
+
+def meter_step(
+    module: nn.Module,
+    step: Callable[[], Any],
+    *,
+    device_type: str = "cpu",
+    resident: Iterable[Tensor] | None = None,
+) -> StepMeasurement:
+    """Run `step`, which trains `module` once, and return what it did. The step's results are unchanged.
+
+    On CUDA the peak is the caching allocator's own maximum of allocated bytes. On a CPU it is the sum of the
+    allocator's events, as the profiler records them, plus what was alive before the step: the tensors that the step
+    finds, or those named as `resident`, where storages are resized during the step, as FSDP2 does. What the recording
+    itself added to the peak is subtracted.
+    """
+    measured: list[StepMeasurement] = []
+    with metering(module, measured.append, device=torch.device(device_type), resident=resident):
+        step()
+    return measured[0]
+
+
+@contextmanager
+def metering(
+    module: nn.Module,
+    keep: Callable[[StepMeasurement], Any],
+    *,
+    device: torch.device,
+    resident: Iterable[Tensor] | None = None,
+) -> Iterator[None]:
+    """`meter_step` with a block as the step: hands its measurement to `keep`, unless the block raises."""
+    recorded: list[tuple[Ledger, int]] = []
+
+    def keep_ledger(ledger: Ledger, lasting_bytes: int) -> None:
+        recorded.append((ledger, lasting_bytes))
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        with recording(module, keep_ledger):
+            yield
+        torch.cuda.synchronize(device)
+        allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+        ledger = recorded[0][0]
+        keep(StepMeasurement(ledger, allocated - ledger.watch_bytes, reserved))
+        return
+    named_bytes = None if resident is None else storage_bytes(map(local, resident))
+    with _allocator_events() as growth, recording(module, keep_ledger):
+        yield
+    ledger, lasting_bytes = recorded[0]
+    grown = growth[0] - ledger.watch_bytes if growth else 0
+    if named_bytes is not None:
+        keep(StepMeasurement(ledger, named_bytes + grown))
+    else:
+        # The profiler cannot tell when memory from before the step was freed; the ledger can.
+        keep(StepMeasurement(ledger, max(lasting_bytes + grown, ledger.peak_bytes)))
+
+
+@contextmanager
+def _allocator_events() -> Iterator[list[int]]:
+    """The most that the CPU's allocator grew by in the block, as the only item, once it has ended.
+
+    No item where a profiler is running already: there can be one at a time, and a second would end the first.
+    """
+    growth: list[int] = []
+    if torch._C._autograd._profiler_enabled():  # pyright: ignore[reportAttributeAccessIssue]
+        yield growth
+        return
+    # The profiler's own log lines do not belong in a user's terminal; the variable is read at its first use.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    from torch.profiler import ProfilerActivity, profile
+
+    block = [torch.empty(1)]
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        # torch warns of the first free, and of each thousandth, of memory from before the profile.
+        with _stderr_discarded():
+            block.clear()
+        yield growth
+    growth.append(_peak_of_events(profiler))
+
+
+@contextmanager
+def _stderr_discarded() -> Iterator[None]:
+    """Discard what C++ writes to the terminal in the block."""
+    try:
+        terminal = os.dup(2)
+    except OSError:  # the process has none
+        yield
+        return
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
+
+
+def _peak_of_events(profiler: Any) -> int:
+    """Largest sum of the block's own allocations; releases of memory from before it are left out.
+
+    The profiler knows the size of such memory only if it was running when the memory was allocated.
+    """
+    changes: list[tuple[int, int, int]] = []
+    pending = list(profiler.profiler.kineto_results.experimental_event_tree())
+    while pending:
+        event = pending.pop()
+        pending.extend(event.children)
+        if event.name == "[memory]":
+            changes.append((event.start_time_ns, event.extra_fields.alloc_size, event.extra_fields.ptr))
+    alive = peak = 0
+    pointers: set[int] = set()
+    for _, size, pointer in sorted(changes, key=lambda change: change[0]):
+        if size > 0:
+            pointers.add(pointer)
+        elif pointer in pointers:
+            pointers.remove(pointer)
+        else:
+            continue
+        alive += size
+        peak = max(peak, alive)
+    return peak
+
+
+class Stopwatch:
+    """Sums the seconds of named parts of a run; parts do not nest.
+
+    On CUDA each part ends with a wait for its kernels, so that their time is counted where they were launched.
+    """
+
+    def __init__(self, device_type: str = "cpu") -> None:
+        self.seconds: dict[str, float] = {}
+        self._synchronize = torch.cuda.synchronize if device_type == "cuda" else None
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        """Add the seconds of the block to the part of that name."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self._synchronize is not None:
+                self._synchronize()
+            self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start

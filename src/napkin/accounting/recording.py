@@ -1,0 +1,352 @@
+"""Records a training step, operator by operator, as a ledger; on fake tensors or on real ones."""
+
+import gc
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, no_type_check
+
+import torch
+from torch import Tensor, nn
+from torch._C._autograd import _get_sequence_nr  # pyright: ignore[reportMissingImports]
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from napkin.accounting.cuda.scratch import cuda_scratch_bytes
+from napkin.accounting.ledger import Ledger, Phase, Row
+from napkin.accounting.memory import Memory
+from napkin.accounting.microbenchmark import call_of
+from napkin.accounting.operators import MATRIX_PRODUCTS, UnknownOperator, elementwise_flops_of, work_of
+from napkin.accounting.scratch import scratch_bytes
+from napkin.hardware.cuda_target import CudaTarget
+from napkin.optim.shards import local
+from napkin.tensors import FORMAT_OF
+
+aten = torch.ops.aten
+
+
+def record(
+    module: nn.Module,
+    step: Callable[[], Any],
+    *,
+    warm_up: int = 0,
+    cuda: CudaTarget | None = None,
+) -> Ledger:
+    """Run `step` `warm_up` + 1 times and return the ledger of the last run.
+
+    `step` trains `module` once. One step of warm-up leads to the steady state: the first step creates the optimizer's
+    state, after its own peak. With `cuda`, memory is that of this device: blocks of its caching allocator.
+    """
+    recorder = _Recorder(module, cuda)
+    with recorder.attached():
+        for _ in range(warm_up):
+            step()
+        recorder.begin()
+        step()
+        return recorder.ledger()
+
+
+@contextmanager
+def recording(module: nn.Module, keep: Callable[[Ledger, int], Any]) -> Iterator[None]:
+    """Record the block as one training step of `module`; unless it raises, `keep` gets its ledger and lasting bytes.
+
+    Lasting bytes are those that were in tensors before the step and still are.
+
+    Tensors from before the block count as long as they are alive, like gradients that are cleared at the beginning;
+    those that the block neither uses nor frees do not count.
+    """
+    recorder = _Recorder(module, None)
+    with recorder.attached():
+        recorder.begin(follow_all=True)
+        yield
+        ledger = recorder.ledger()
+        keep(ledger, recorder.memory.lasting_bytes())
+
+
+# Runs for every operator of a step: the type checks that are on during tests would take half of their time.
+@no_type_check
+class _Recorder(TorchDispatchMode):
+    def __init__(self, module: nn.Module, cuda: CudaTarget | None) -> None:
+        super().__init__()
+        self.cuda = cuda
+        self.multiplied: set[bool] = set()  # threads that have called cuBLAS: True is autograd's
+        self.parameters = list(module.parameters())
+        self.paths = {id(child): name for name, child in module.named_modules()}
+        self.stack: list[str] = []
+        self.path_of_node: dict[int, str] = {}
+        self.recording = self.in_optimizer = self.seen_backward = False
+        self.previous_phase: Phase = "forward"
+        self.rows: list[dict[str, Any]] = []  # all fields but those that `memory` knows
+        self.unknown: Counter[str] = Counter()
+        self.memory = Memory(from_birth=cuda is not None)
+        self.memory.claim(map(local, (*self.parameters, *module.buffers())), "parameters")
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code stays compiled while it is recorded: of it, products, attention and copies are seen."""
+        return True
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        hooks = [
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
+            register_optimizer_step_pre_hook(self._enter_optimizer),
+            register_optimizer_step_post_hook(self._leave_optimizer),
+        ]
+        try:
+            with self:
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def begin(self, *, follow_all: bool = False) -> None:
+        """The step begins; what came before was warm-up."""
+        if follow_all:
+            self.memory.claim_bystanders(_tensors_alive({parameter.device for parameter in self.parameters}))
+        self._claim_gradients()
+        self.memory.begin()
+        self.recording = True
+
+    def ledger(self) -> Ledger:
+        self._claim_gradients()
+        self.memory.release_bystanders()
+        allocated, kept = self.memory.allocated, self.memory.kept()
+        replayed = self.memory.replayed() if self.cuda else None
+        sizes = replayed.block_bytes if replayed else self.memory.sizes()
+        peak, watched = (self.memory.peak(sizes, watched=watched) for watched in (False, True))
+        return Ledger(
+            rows=tuple(
+                Row(**fields, bytes_allocated=allocated[row], bytes_kept=kept[row])
+                for row, fields in enumerate(self.rows)
+            ),
+            parameters=sum(parameter.numel() for parameter in self.parameters),
+            peak_bytes=peak.bytes,
+            resident_bytes=self.memory.start_bytes(sizes),
+            peak_by_category=peak.by_category,
+            timeline=peak.timeline,
+            unknown_operators=dict(self.unknown),
+            reserved_bytes=replayed.reserved_bytes if replayed else None,
+            watch_bytes=watched.bytes - peak.bytes,
+        )
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if operator.namespace in ("prim", "profiler"):
+            return operator(*args, **kwargs)
+        if not self.recording:
+            return self._warm_up(operator, args, kwargs)
+        phase = self._phase()
+        if phase != self.previous_phase:
+            self._turn(phase)
+        inputs = _tensors((args, kwargs))
+        on_host = self._is_on_host(operator)
+        self.memory.claim(inputs, "inputs", on_host=on_host)
+        result = _call(operator, args, kwargs)
+        outputs = _tensors(result)
+        self.memory.row = len(self.rows)
+        self.memory.sums_gradients = _sums_gradients(operator, inputs, in_backward=phase == "backward")
+        self.rows.append(self._describe(operator, args, kwargs, inputs, result, outputs, phase))
+        copies = operator.overloadpacket is aten._to_copy and self.memory.holds(inputs[0], "parameters")
+        self.memory.claim(outputs, "weight copies" if copies else "temporaries", made=True, on_host=on_host)
+        if self.cuda:
+            self._take_more(self.cuda, operator, args, inputs)
+        elif inputs and inputs[0].device.type == "cpu":
+            self.memory.take_and_give_back(scratch_bytes(operator, args, kwargs, inputs))
+        return result
+
+    def _warm_up(self, operator: Any, args: tuple, kwargs: dict) -> Any:
+        if not self.cuda:
+            result = _call(operator, args, kwargs)
+            self.memory.claim(_tensors(result), "temporaries")
+            return result
+        inputs, on_host = _tensors((args, kwargs)), self._is_on_host(operator)
+        self.memory.claim(inputs, "inputs", on_host=on_host)
+        result = _call(operator, args, kwargs)
+        in_backward = torch._C._current_graph_task_id() != -1
+        self.memory.sums_gradients = _sums_gradients(operator, inputs, in_backward=in_backward)
+        self.memory.claim(_tensors(result), "temporaries", on_host=on_host)
+        self._take_more(self.cuda, operator, args, inputs)
+        return result
+
+    def _is_on_host(self, operator: Any) -> bool:
+        # A tensor made from a Python number, such as the step count in torch.optim, is in the host's memory and stays
+        # there. So does optimizer state that is kept on the host on purpose.
+        return self.cuda is not None and (operator.overloadpacket is aten.lift_fresh or _is_host_copy(operator))
+
+    def _take_more(self, cuda: CudaTarget, operator: Any, args: tuple, inputs: list[Tensor]) -> None:
+        # A backward pass on CUDA runs in a thread of autograd.
+        thread = torch._C._current_graph_task_id() != -1
+        if operator.overloadpacket in MATRIX_PRODUCTS and thread not in self.multiplied:
+            self.multiplied.add(thread)
+            self.memory.take(cuda.workspace_bytes)
+        self.memory.take_and_give_back(*cuda_scratch_bytes(operator, args, inputs))
+
+    def _phase(self) -> Phase:
+        if torch._C._current_graph_task_id() != -1:
+            # Activation checkpointing runs a forward pass again. Without it, a graph that is built here is that of a
+            # second derivative. A custom autograd function builds no graph inside, but may be called by one that does.
+            again = _recomputes() or (torch.is_grad_enabled() and _runs_in("torch.utils.checkpoint"))
+            return "recompute" if again else "backward"
+        # What runs after a backward pass, outside of modules and without a graph, is part of the update: clipping.
+        updates = self.seen_backward and not self.stack and not torch.is_grad_enabled()
+        return "optimizer" if self.in_optimizer or updates else "forward"
+
+    def _turn(self, phase: Phase) -> None:
+        was_backward, is_backward = (name in ("backward", "recompute") for name in (self.previous_phase, phase))
+        if is_backward and not was_backward:
+            self.memory.keep({row for row, fields in enumerate(self.rows) if fields["phase"] == "forward"})
+        elif was_backward and not is_backward:
+            self._claim_gradients()
+        self.seen_backward |= is_backward
+        self.previous_phase = phase
+
+    # These hooks return None: anything else would replace the arguments or the output of the module.
+    def _enter_module(self, module: nn.Module, _: Any) -> None:
+        self.stack.append(self.paths.get(id(module), type(module).__name__))
+
+    def _leave_module(self, *_: Any) -> None:
+        self.stack.pop()
+
+    def _enter_optimizer(self, *_: Any) -> None:
+        self.in_optimizer = True
+
+    def _leave_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.in_optimizer = False
+        self.memory.reclaim(map(local, _tensors(list(optimizer.state.values()))), "optimizer state")
+
+    def _claim_gradients(self) -> None:
+        gradients = (parameter.grad for parameter in self.parameters)
+        self.memory.reclaim((local(gradient) for gradient in gradients if gradient is not None), "gradients")
+
+    def _module_path(self, phase: Phase) -> str:
+        """The forward pass stores which module created which autograd node, and the backward pass looks it up.
+
+        A node gets its sequence number just before its operator runs, and keeps it. An operator that creates no node
+        sees the number of the last one.
+        """
+        if phase == "backward":
+            node = torch._C._current_autograd_node()
+            return self.path_of_node.get(node._sequence_nr(), "") if node is not None else ""
+        path = self.stack[-1] if self.stack else ""
+        if phase in ("forward", "recompute"):
+            self.path_of_node.setdefault(_get_sequence_nr() - 1, path)
+        return path
+
+    def _describe(
+        self, operator: Any, args: tuple, kwargs: dict, inputs: list, result: Any, outputs: list, phase: Phase
+    ) -> dict[str, Any]:
+        try:
+            work = work_of(operator, args, kwargs, result)
+        except UnknownOperator as unknown:
+            work = None
+            self.unknown[str(unknown)] += 1
+        moves = not _is_view_call(inputs, outputs)
+        mutated = sum(tensor.nbytes for tensor in _mutated(operator, args, kwargs)) if not outputs else 0
+        sample = (inputs if work else outputs or inputs)[:1]
+        return {
+            "module": self._module_path(phase),
+            "phase": phase,
+            "operator": operator.overloadpacket.__name__,
+            "format": FORMAT_OF.get(sample[0].dtype, str(sample[0].dtype).removeprefix("torch.")) if sample else "",
+            "flops": work.flops if work else 0,
+            "causal_flops": work.causal_flops if work else 0,
+            "recomputed_flops": work.recomputed_flops if work else 0,
+            "contraction": work.contraction if work else None,
+            "bytes_read": sum(tensor.nbytes for tensor in inputs) if moves else 0,
+            "bytes_written": (sum(tensor.nbytes for tensor in outputs) if moves else 0) + mutated,
+            "elementwise_flops": elementwise_flops_of(operator, args, inputs + outputs),
+            "call": call_of(operator, args, kwargs),
+        }
+
+
+def _tensors_alive(devices: set[torch.device]) -> Iterator[Tensor]:
+    """All tensors on these devices that Python has an object for, and their gradients."""
+    for value in gc.get_objects():
+        # The exact type: a proxy may claim to be a tensor, and a fake tensor has no memory.
+        if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and value.device in devices:
+            yield value
+            if value.is_leaf and value.grad is not None and value.grad.layout is torch.strided:
+                yield value.grad
+
+
+def _is_host_copy(operator: Any) -> bool:
+    return operator.namespace == "napkin" and operator.overloadpacket.__name__ == "host_copy"
+
+
+def _sums_gradients(operator: Any, inputs: list[Tensor], *, in_backward: bool) -> bool:
+    """Whether this is autograd's sum of two gradients of the same tensor."""
+    # A view is referred to by its base too, so it is never added to in place.
+    return in_backward and operator is aten.add.Tensor and not inputs[0]._is_view()
+
+
+def _call(operator: Any, args: tuple, kwargs: dict) -> Any:
+    try:
+        return operator(*args, **kwargs)
+    except DataDependentOutputException:
+        for module_name, answer in _ANSWERS.items():
+            if _runs_in(module_name):
+                return answer
+        raise
+
+
+# The numbers that these modules get from fake tensors, which have none. torch's GradScaler asks whether a gradient
+# overflowed, which in an ordinary step none does; LossScale asks whether all gradients are finite; Adafactor asks for
+# norms, which it only multiplies by.
+_ANSWERS = {"torch.amp.grad_scaler": 0.0, "torch.optim._adafactor": 1.0, "napkin.optim.loss_scale": 1.0}
+
+
+def _runs_in(module_name: str) -> bool:
+    """Whether a function of that module is on the call stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != module_name:
+        frame = frame.f_back
+    return frame is not None
+
+
+@no_type_check
+def _recomputes() -> bool:
+    """Whether activation checkpointing is recomputing a tensor that it has dropped."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "unpack_hook" and frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists and dicts, in order."""
+    found: list[Tensor] = []
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, (tuple, list)):
+            pending.extend(reversed(item))
+        elif isinstance(item, dict):
+            pending.extend(reversed(item.values()))
+    return found
+
+
+def _is_view_call(inputs: list[Tensor], outputs: list[Tensor]) -> bool:
+    """Whether all that the call returns are views of its inputs: nothing was read, nothing written."""
+    shared = {tensor.untyped_storage()._cdata for tensor in inputs}
+    return bool(outputs) and all(
+        output.untyped_storage()._cdata in shared and not any(output is tensor for tensor in inputs)
+        for output in outputs
+    )
+
+
+def _mutated(operator: Any, args: tuple, kwargs: dict) -> Iterator[Tensor]:
+    """The tensors that an operator without outputs writes to (the foreach family)."""
+    for position, argument in enumerate(operator._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            yield from _tensors(value)

@@ -1,0 +1,150 @@
+"""What one device of several holds, and what it sends: formulas that stand here and nowhere else.
+
+ddp: each device holds the whole model and its rows of the batch; gradients are all-reduced once per step, and stay
+allocated from step to step, because the all-reduce works in their buckets (torch's `gradient_as_bucket_view`).
+fsdp: FSDP2, the third stage of ZeRO (Rajbhandari et al. 2020): each device holds 1/n of parameters, gradients and
+optimizer state. Units (a block, or all that lies outside of blocks) are all-gathered while they work.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import nn
+
+from napkin.accounting.ledger import STATE, Category, Ledger
+
+
+class HasBlocks(Protocol):
+    """A model whose layers can be told apart."""
+
+    @property
+    def blocks(self) -> Iterable[nn.Module]:
+        """Its layers, in their order."""
+        ...
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """All parameters, shared ones once."""
+        ...
+
+
+@dataclass(frozen=True)
+class ShardingUnits:
+    """Numbers of parameters that fsdp gathers at a time."""
+
+    blocks: tuple[int, ...]
+    """Of each block, in their order."""
+    outside: int
+    """Of embedding, head and whatever else is in no block; gathered in fp32, and kept until the backward pass ends."""
+
+    @classmethod
+    def of(cls, model: HasBlocks) -> "ShardingUnits":
+        """The units of a model that `fully_shard` wraps block by block, and then as a whole."""
+        blocks = tuple(sum(parameter.numel() for parameter in block.parameters()) for block in model.blocks)
+        return cls(blocks, sum(parameter.numel() for parameter in model.parameters()) - sum(blocks))
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model."""
+        return sum(self.blocks) + self.outside
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How `world_size` devices hold one model between them."""
+
+    strategy: Literal["none", "ddp", "fsdp"]
+    world_size: int
+    units: ShardingUnits
+    bytes_per_weight: int = 4
+    """Of a parameter at rest, and of its gradient."""
+    gather_bytes: int = 4
+    """Per parameter of a block, as fsdp gathers it."""
+    reduce_bytes: int = 4
+    """Per gradient of a block, as fsdp adds it up."""
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Most bytes of parameters that are whole at one time, and of gradients that are not scattered yet.
+
+        Two neighbouring blocks, since the next one is gathered while one works; the gradients of one of them, on their
+        way; and what lies outside of blocks, with its gradients.
+        """
+        if self.strategy != "fsdp":
+            return 0
+        blocks = self.units.blocks or (0,)
+        pairs = [sum(blocks[i : i + 2]) for i in range(max(1, len(blocks) - 1))]
+        return self.gather_bytes * (max(pairs) + max(blocks)) + 4 * 2 * self.units.outside
+
+    def device_ledger(self, ledger: Ledger) -> Ledger:
+        """A ledger of one device's rows on the whole model, with the peak bytes of a device that holds its part."""
+        if self.strategy == "none":
+            return ledger
+        # What the caching allocator would take in segments is known of the whole model alone.
+        ledger = dataclasses.replace(ledger, reserved_bytes=None)
+        return self._with_gradients_kept(ledger) if self.strategy == "ddp" else self._with_state_sharded(ledger)
+
+    def _with_gradients_kept(self, ledger: Ledger) -> Ledger:
+        kept = self.bytes_per_weight * ledger.parameters
+        # Parameters and optimizer state are always there: what comes and goes in the state is gradients.
+        always = min((moment.state_bytes for moment in ledger.timeline), default=0)
+        peak_bytes = max(
+            (moment.bytes_alive + max(0, kept - (moment.state_bytes - always)) for moment in ledger.timeline),
+            default=ledger.peak_bytes,
+        )
+        alive: dict[Category, int] = {**ledger.peak_by_category, "gradients": kept}
+        return dataclasses.replace(ledger, peak_bytes=peak_bytes, peak_by_category=_adding_up_to(peak_bytes, alive))
+
+    def _with_state_sharded(self, ledger: Ledger) -> Ledger:
+        peak_bytes = ledger.sharded_peak_bytes(self.world_size) + self.gathered_bytes
+        alive: dict[Category, int] = {
+            category: -(-size // self.world_size) if category in STATE else size
+            for category, size in ledger.peak_by_category.items()
+            if category != "weight copies"
+        }
+        alive["weight copies"] = self.gathered_bytes
+        return dataclasses.replace(ledger, peak_bytes=peak_bytes, peak_by_category=_adding_up_to(peak_bytes, alive))
+
+    def communication(self, micro_batches: int) -> "Communication":
+        """What each device sends in a step of so many micro-batches, in rings (Patarasuk & Yuan 2009)."""
+        if self.strategy == "none":
+            return Communication()
+        ring = (self.world_size - 1) / self.world_size
+        if self.strategy == "ddp":
+            return Communication(backward_bytes=2 * ring * self.bytes_per_weight * self.units.parameters)
+        blocks, outside = sum(self.units.blocks), 4 * self.units.outside
+        gathered, reduced = self.gather_bytes * blocks, self.reduce_bytes * blocks + outside
+        # Blocks are gathered again for the backward pass; what lies outside of them stays whole in between.
+        return Communication(
+            forward_bytes=micro_batches * ring * (gathered + outside),
+            backward_bytes=micro_batches * ring * (gathered + reduced),
+        )
+
+
+@dataclass(frozen=True)
+class Communication:
+    """Bytes that one device sends in a step, by the pass that they can hide behind."""
+
+    forward_bytes: float = 0.0
+    backward_bytes: float = 0.0
+
+    @property
+    def bytes(self) -> float:
+        """In both passes."""
+        return self.forward_bytes + self.backward_bytes
+
+    def seconds(self, bandwidth: float) -> float:
+        """On links of so many bytes per second, one way; a lower bound: no link delivers all that it promises."""
+        return self.bytes / bandwidth
+
+    def exposed_seconds(self, bandwidth: float, *, forward_seconds: float, backward_seconds: float) -> float:
+        """The seconds of it that no computation of the same pass hides."""
+        exposed = max(0.0, self.forward_bytes / bandwidth - forward_seconds)
+        return exposed + max(0.0, self.backward_bytes / bandwidth - backward_seconds)
+
+
+def _adding_up_to(peak_bytes: int, alive: dict[Category, int]) -> dict[Category, int]:
+    """The peak may have moved to another moment: what is alive then, more or less, is counted as temporaries."""
+    difference = peak_bytes - sum(alive.values())
+    return {**alive, "temporaries": max(0, alive.get("temporaries", 0) + difference)} if difference else alive

@@ -1,0 +1,127 @@
+"""Loading a checkpoint: its weights, its averaged weights, or all that training goes on from."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from napkin.checkpoint.checksums import damaged
+from napkin.checkpoint.shard_files import Misfit, copy_rows_into, describe, is_by_rows
+from napkin.checkpoint.state import Checkpoint, model_tensors, optimizer_tensors
+from napkin.errors import NapkinError
+from napkin.model.transformer import Transformer
+from napkin.optim.loss_scale import LossScale
+from napkin.recipe.recipe import Recipe
+from napkin.train_step.step import TrainState
+
+
+def load_model(checkpoint: Checkpoint, model: Transformer) -> None:
+    """Copy a checkpoint's weights into `model`.
+
+    Raises NapkinError where `model` is of another config than the one that was trained, also where the weights would
+    fit; CorruptFile where they do not. `model` is untouched then.
+    """
+    _refuse_other_model(checkpoint, model)
+    stored_as = torch.bfloat16 if _precision_of(checkpoint) == "bf16-pure" else torch.float32
+    _copy_into(model_tensors(model), checkpoint.path / "model.safetensors", stored_as=stored_as)
+
+
+def load_averaged_model(checkpoint: Checkpoint, model: Transformer) -> None:
+    """Copy a checkpoint's averaged weights into `model`, or its weights where it has no average.
+
+    Raises as `load_model` does.
+    """
+    if not keeps_average(checkpoint):
+        load_model(checkpoint, model)
+        return
+    _refuse_other_model(checkpoint, model)
+    path = checkpoint.path / "optimizer.safetensors"
+    targets = {f"average.{name}": tensor for name, tensor in model_tensors(model).items()}
+    _copy_into(targets, path, stored_as=torch.float32, among_others=True)
+
+
+def load_train_state(checkpoint: Checkpoint, train_state: TrainState) -> None:
+    """Copy a checkpoint's weights and optimizer state into `train_state`, which then goes on as if never stopped.
+
+    An average that the checkpoint does not have begins with its weights. Raises as `load_model` does; after
+    CorruptFile, `train_state` is only fit to have another checkpoint loaded.
+    """
+    load_model(checkpoint, train_state.model)
+    updates = checkpoint.state.step - checkpoint.state.history.skipped
+    # Into tensors that torch itself has made: those of a mapped file are aligned otherwise, and vector code then sums
+    # in another order.
+    # What was stored, whatever the precision is now.
+    extra = {"loss_scale": LossScale().to_tensor()} if _precision_of(checkpoint) == "fp16" else {}
+    has_average = keeps_average(checkpoint)
+    _copy_into(
+        optimizer_tensors(train_state, average=has_average) | extra,
+        checkpoint.path / "optimizer.safetensors",
+        among_others=has_average and not train_state.average,
+    )
+    train_state.restore(updates, extra, with_average=has_average)
+
+
+def keeps_average(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint holds an average of the weights besides them."""
+    return bool(checkpoint.state.recipe.get("optimizer", {}).get("average_decay"))
+
+
+def recipe_changes(checkpoint: Checkpoint, recipe: dict[str, dict[str, Any]]) -> list[str]:
+    """What differs between a checkpoint's recipe and the tables given of another: 'model.n_heads 4, was 2'."""
+    changes: list[str] = []
+    defaults = dataclasses.asdict(Recipe())
+    # Until there was a choice, nothing was compiled.
+    defaults["training"]["compile"] = "off"
+    for table, values in recipe.items():
+        # A field that came later has had its default until then.
+        trained = defaults.get(table, {}) | checkpoint.state.recipe.get(table, {})
+        for name in dict.fromkeys((*values, *trained)):
+            now, before = values.get(name), trained.get(name)
+            if now != before:
+                changes.append(f"{table}.{name} is {now}, was {before}")
+    return changes
+
+
+def _refuse_other_model(checkpoint: Checkpoint, model: Transformer) -> None:
+    config = dataclasses.asdict(model.config)
+    # All forms of attention are forms of one model.
+    config["attention"] = checkpoint.state.recipe.get("model", {}).get("attention", Recipe().model.attention)
+    changes = recipe_changes(checkpoint, {"model": config})
+    if changes:
+        raise NapkinError(
+            f"the recipe is not the one that '{checkpoint.path}' was trained with: {', '.join(changes)}: "
+            "put that back, or begin a new run with `napkin train`"
+        )
+
+
+def _copy_into(
+    targets: dict[str, Tensor], path: Path, *, stored_as: torch.dtype | None = None, among_others: bool = False
+) -> None:
+    """Copy all tensors of a file, or those that are wanted `among_others`.
+
+    Raises CorruptFile for other names, shapes or formats; with `stored_as`, for others than this format.
+    """
+    if is_by_rows(targets, path):
+        try:
+            return copy_rows_into(targets, path, stored_as=stored_as, among_others=among_others)
+        except Misfit as misfit:
+            raise damaged(misfit.path, misfit.how) from None
+    try:
+        stored = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise damaged(path, f"cannot be read as safetensors ({error})") from None
+    for name in sorted(targets.keys() if among_others else targets.keys() | stored.keys()):
+        found, wanted = describe(stored.get(name)), describe(targets.get(name), stored_as)
+        if found != wanted:
+            raise damaged(path, f"does not fit its recipe: tensor '{name}' is {found}, the model's is {wanted}")
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(stored[name])
+
+
+def _precision_of(checkpoint: Checkpoint) -> str:
+    return checkpoint.state.recipe.get("training", {}).get("precision", "")

@@ -1,0 +1,112 @@
+"""The state of a run after a step, as a checkpoint holds it: tensors by name, and state.json."""
+
+import dataclasses
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import torch
+from torch import Tensor
+
+import napkin
+from napkin.model.transformer import Transformer
+from napkin.runs.history import History
+from napkin.train_step.step import TrainState
+
+
+class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """state.json: what a checkpoint says of itself."""
+
+    format: Literal["napkin-checkpoint"]
+    version: Literal[1]
+    step: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    """Updates done."""
+    seconds: Annotated[float, msgspec.Meta(ge=0)]
+    """Of training so far."""
+    tokenizer: str
+    """Fingerprint of the tokenizer."""
+    train_tokens: str
+    """SHA-256 of the tokens it has learned from."""
+    recipe: dict[str, dict[str, Any]]
+    """What was chosen, every field."""
+    libraries: dict[str, str]
+    history: History = msgspec.field(default_factory=History)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on disk."""
+
+    path: Path
+    state: State
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a checkpoint will hold, in memory."""
+
+    step: int
+    tensors: dict[str, dict[str, Tensor]]
+    """By file and name; the train state's own, until they are copied."""
+    state: bytes
+    """state.json."""
+
+    @property
+    def bytes(self) -> int:
+        """What its files take on the disk, some kilobytes of names aside."""
+        return sum(tensor.nbytes for named in self.tensors.values() for tensor in named.values()) + len(self.state)
+
+
+def snapshot(
+    train_state: TrainState,
+    *,
+    step: int,
+    seconds: float,
+    tokenizer: str,
+    train_tokens: str,
+    history: History | None = None,
+) -> Snapshot:
+    """What a checkpoint of `train_state` holds; its tensors are the train state's own and go on changing with it."""
+    state = State(
+        format="napkin-checkpoint",
+        version=1,
+        step=step,
+        seconds=seconds,
+        tokenizer=tokenizer,
+        train_tokens=train_tokens,
+        recipe=dataclasses.asdict(train_state.recipe),
+        libraries={"napkin": napkin.__version__, "torch": str(torch.__version__), "python": platform.python_version()},
+        history=history or History(),
+    )
+    tensors = {f"{stem}.safetensors": named for stem, named in tensors_of(train_state).items()}
+    return Snapshot(step, tensors, msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
+
+
+def tensors_of(train_state: TrainState) -> dict[str, dict[str, Tensor]]:
+    """Weights and the rest by name, in the order in which they are stored."""
+    rest = optimizer_tensors(train_state) | train_state.extra_state()
+    return {"model": model_tensors(train_state.model), "optimizer": rest}
+
+
+def model_tensors(model: Transformer) -> dict[str, Tensor]:
+    """Parameters by name, without their gradients' history."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def optimizer_tensors(train_state: TrainState, *, average: bool = True) -> dict[str, Tensor]:
+    """The optimizer's state, by parameter; before the first step it is the zeros that this would make.
+
+    With `average`, that of the weights too where there is one.
+    """
+    state_of = train_state.optimizer.all_state()
+    tensors = {
+        f"{key}.{name}": tensor
+        for name, parameter in train_state.model.named_parameters()
+        for key, tensor in state_of.get(parameter, {}).items()
+    }
+    if average and train_state.average is not None:
+        names = (name for name, _ in train_state.model.named_parameters())
+        tensors |= {f"average.{name}": tensor for name, tensor in zip(names, train_state.average.averages, strict=True)}
+    return tensors

@@ -1,0 +1,100 @@
+"""Writing a checkpoint: whole, or not at all.
+
+The folder is written under a hidden name, every file synced, and then renamed.
+"""
+
+import math
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from napkin.checkpoint.checksums import TENSOR_FILES, checksum_of, write_state
+from napkin.checkpoint.folder import checkpoint_path, read_checkpoint, set_aside
+from napkin.checkpoint.state import Checkpoint, Snapshot, State, snapshot
+from napkin.errors import CorruptFile, NapkinError
+from napkin.files import sync_file, sync_folder
+from napkin.runs.history import History
+from napkin.runs.run_folder import lower_learning_rate
+from napkin.train_step.step import TrainState
+
+# Torch splits reductions of more numbers among its threads.
+_SERIAL_NUMEL = 2**15
+
+
+def save_checkpoint(
+    folder: Path,
+    train_state: TrainState,
+    *,
+    step: int,
+    seconds: float,
+    tokenizer: str,
+    train_tokens: str,
+    history: History | None = None,
+) -> Checkpoint:
+    """Write `folder`/step-XXXXXXXX and return it: `snapshot` and `write_checkpoint` in one."""
+    taken = snapshot(
+        train_state, step=step, seconds=seconds, tokenizer=tokenizer, train_tokens=train_tokens, history=history
+    )
+    return write_checkpoint(folder, taken)
+
+
+def write_checkpoint(
+    folder: Path, taken: Snapshot, *, before_publishing: Callable[[], None] = lambda: None
+) -> Checkpoint:
+    """Write `folder`/step-XXXXXXXX and return it; one that is there already and whole is kept as it is.
+
+    The tensors go to the file from where they are: nothing is copied, but from a GPU. `before_publishing` is called
+    when all is on the disk but the checkpoint's name. Raises NapkinError where the disk is full or cannot be written,
+    and where a tensor holds infinity or NaN; earlier checkpoints stay untouched.
+    """
+    path = checkpoint_path(folder, taken.step)
+    if path.exists():
+        try:
+            return read_checkpoint(path)
+        except CorruptFile:
+            set_aside(path)
+    refuse_non_finite(taken.tensors, taken.step, folder)
+    draft = folder / f".{path.name}.{secrets.token_hex(8)}.tmp"
+    try:
+        draft.mkdir()
+        for name, named in taken.tensors.items():
+            save_file(named, draft / name)
+            # The library makes files for their owner alone; a run's other files are made as the user's umask says.
+            (draft / name).chmod(draft.stat().st_mode & 0o666)
+            sync_file(draft / name)
+        write_state(draft, taken.state, {name: checksum_of(draft / name) for name in TENSOR_FILES})
+        before_publishing()
+        draft.rename(path)
+        sync_folder(folder)
+    except (OSError, SafetensorError, NapkinError) as error:
+        raise NapkinError(
+            f"'{path}' cannot be written ({error}): make room and continue with `napkin resume {folder.parent}`, "
+            "earlier checkpoints are kept"
+        ) from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return Checkpoint(path, msgspec.json.decode(taken.state, type=State))
+
+
+def refuse_non_finite(tensors: dict[str, dict[str, Tensor]], step: int, folder: Path) -> None:
+    """Raise NapkinError where a number is infinite or NaN."""
+    for named in tensors.values():
+        for name, tensor in named.items():
+            if not _is_finite(tensor):
+                raise NapkinError(
+                    f"step {step}: tensor '{name}' holds infinity or NaN, no checkpoint is made of it: "
+                    f"{lower_learning_rate(folder.parent)}"
+                )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether all numbers are; on a CPU by one thread: training may want the others at the same time."""
+    pieces = tensor.detach().flatten().split(_SERIAL_NUMEL) if tensor.device.type == "cpu" else [tensor]
+    return all(math.isfinite(each.item()) for piece in pieces if piece.numel() for each in torch.aminmax(piece))

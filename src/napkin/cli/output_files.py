@@ -1,0 +1,37 @@
+"""Files that a command writes: never over an existing one, and in folders that are removed again if it fails."""
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from napkin.errors import NapkinError
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise NapkinError if there is something at `path`, which --out has named."""
+    if path.exists():
+        raise NapkinError(f"'{path}' exists and is not overwritten: remove it or choose another --out")
+
+
+@contextmanager
+def folder_for(path: Path) -> Iterator[None]:
+    """Make the parent folders of `path`; if the block raises, those that were made are removed again.
+
+    Raises NapkinError if they cannot be made.
+    """
+    missing = [folder for folder in path.parents if not folder.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NapkinError(
+            f"the folder '{path.parent}' cannot be made ({error.strerror}): choose another --out"
+        ) from None
+    try:
+        yield
+    except BaseException:
+        for folder in missing:
+            # One that another program has written into meanwhile stays.
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise

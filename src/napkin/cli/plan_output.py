@@ -1,0 +1,152 @@
+"""What `napkin plan` prints, and `napkin train` before the first step: the plan, the rules of thumb, memory options."""
+
+from typing import Literal
+
+from napkin.accounting.pricing import Spent
+from napkin.accounting.quantity_row import Unit, format_figure
+from napkin.accounting.rules_table import RuleRow, rules_table
+from napkin.cli.terminal import print_rich, print_table, say
+from napkin.hardware.calibration_cache import calibration_of_this_machine
+from napkin.hardware.catalogue import find_device
+from napkin.hardware.ceilings import CatalogueCeilings
+from napkin.planning.compile_choice import describe_compile
+from napkin.planning.machine import Progress
+from napkin.planning.memory_options import MemoryOption, describe, memory_options
+from napkin.planning.rule_sizes import sizes_of
+from napkin.planning.run_plan import Plan
+from napkin.report.table import reconcile_table
+from napkin.units import (
+    format_bytes,
+    format_count,
+    format_flops,
+    format_rate,
+    format_seconds,
+    format_share,
+    parse_devices,
+)
+
+LARGEST = 8
+
+
+def print_plan(plan: Plan, *, by: Literal["operator", "module", "phase"] | None = None) -> None:
+    """Print the plan's table, its seconds (split as `by` says) and whether the run fits."""
+    site, precision = plan.site, plan.resolved.precision
+    peak = f"{precision.products} matrix products at most {format_rate(site.matmul_peak)}"
+    if site.measured:
+        say(f"plan for {site.name}: {peak}, measured; {format_bytes(site.memory_bytes)} free")
+    else:
+        memory = format_bytes(site.memory_bytes)
+        say(f"plan for {site.name}: {peak} per device, by the datasheet; {memory} per device for tensors")
+    if site.measured and precision.emulates_bf16:
+        say("bf16 is emulated on this machine, and slower than fp32: use it only to see its effect on the loss")
+    if site.n_devices > 1:
+        tokens = plan.tokens_per_step // site.n_devices
+        has = f"1/{site.n_devices} of the model's parameters" if plan.resolved.strategy == "fsdp" else "the whole model"
+        say(f"each device has {has} and {tokens:,} of the {plan.tokens_per_step:,} tokens per step")
+        say("the table is per device")
+    print_table((), [(usage.what, usage.format) for usage in precision.usage()], style="dim")
+    print_rich(reconcile_table(plan.table()))
+    by_category = sorted(plan.ledger.peak_by_category.items(), key=lambda item: -item[1])
+    say("memory at the peak: " + ", ".join(f"{category} {format_bytes(size)}" for category, size in by_category))
+    say(describe_compile(plan))
+    if by:
+        _print_seconds(getattr(plan.price, f"by_{by}"), plan.price.seconds, by)
+    if site.n_devices > 1:
+        say(_communication(plan))
+    print_unknown_operators(plan.ledger.unknown_operators)
+    if site.disturbed:
+        say("other programs were running while this machine was measured: `napkin calibrate` measures it again")
+    if plan.fits:
+        say(f"it fits, and takes about {format_seconds(plan.seconds)}")
+
+
+def _communication(plan: Plan) -> str:
+    sent = f"communication: {format_bytes(plan.communication.bytes)} sent per device and step"
+    if plan.site.link_bandwidth is None:
+        return f"{sent}, over links of unknown bandwidth"
+    exposed = format_seconds(plan.exposed_seconds) if plan.exposed_seconds else "none"
+    return f"{sent}, {format_seconds(plan.communication_seconds)}; exposed: {exposed}"
+
+
+def print_unknown_operators(unknown_operators: dict[str, int]) -> None:
+    """Print a line per operator whose FLOPs are not counted."""
+    for operator, calls in unknown_operators.items():
+        say(f"operator {operator} is not in napkin's tables: the FLOPs of {calls} calls are missing above")
+
+
+def print_rules(plan: Plan) -> None:
+    """Print the rules of thumb beside the count of the same quantities, of one device."""
+    site = plan.site
+    rows = rules_table(
+        plan.ledger,
+        sizes_of(plan.resolved.per_device),
+        memory_bytes=site.memory_bytes,
+        flops_per_second=site.n_devices * site.matmul_peak,
+        bytes_per_second=site.bytes_per_second,
+        training_tokens=plan.steps * plan.tokens_per_step,
+    )
+    cells = [
+        (row.quantity, row.formula, _figure(row.rule, row.unit), _figure(row.count, row.unit), _error(row))
+        for row in rows
+    ]
+    print_table(("rule", "formula", "by rule", "by count", "error"), cells, align="llrrr")
+    for row in rows:
+        if row.note:
+            say(f"{row.quantity}: {row.note}", style="dim")
+
+
+def _figure(value: float | None, unit: Unit) -> str:
+    return format_count(value) if value is not None and unit == "count" else format_figure(value, unit)
+
+
+def _error(row: RuleRow) -> str:
+    if row.error is None:
+        return ""
+    return f"{row.error:+.1%}" if abs(row.error) < 10 else f"{format_count(1 + row.error)} ×"
+
+
+def _print_seconds(spent: dict[str, Spent], total: float, by: str) -> None:
+    largest, rest = list(spent.items())[:LARGEST], list(spent.values())[LARGEST:]
+    if rest:
+        others = Spent(sum(each.seconds for each in rest), sum(each.byte_bound_seconds for each in rest))
+        largest.append((f"{len(rest)} others", others))
+    rows = [
+        (
+            name or "(outside of modules)",
+            format_seconds(each.seconds),
+            format_share(each.seconds / total),
+            format_share(each.byte_bound_seconds / each.seconds if each.seconds else 0.0),
+        )
+        for name, each in largest
+    ]
+    print_table((by, "seconds per step", "of the step", "bandwidth-bound"), rows)
+
+
+def find_memory_options(plan: Plan, on: str | None, progress: Progress) -> list[MemoryOption]:
+    """The memory options of a plan for this machine or, with `on`, for devices of the catalogue."""
+    if on is None:
+        ceilings = calibration_of_this_machine(plan.resolved.precision.device_type)
+        return memory_options(plan, ceilings, progress=progress)
+    device = find_device(parse_devices(on)[1])
+    return memory_options(plan, CatalogueCeilings(device), host_bandwidth=device.host_bandwidth, progress=progress)
+
+
+def print_memory_options(plan: Plan, found: list[MemoryOption]) -> None:
+    """Print peak, FLOPs and seconds of the step with each memory option."""
+    ledger, seconds = plan.ledger, plan.seconds_per_step
+    base = (format_bytes(ledger.peak_bytes), "", format_flops(ledger.hardware_flops), format_seconds(seconds))
+    rows = [
+        ("(the plan)", *base),
+        *(
+            (
+                describe(option.fields),
+                format_bytes(option.peak_bytes),
+                f"{1 - option.peak_bytes / ledger.peak_bytes:.1%}",
+                f"{option.hardware_flops / ledger.hardware_flops - 1:+.1%}",
+                f"{option.seconds / seconds - 1:+.1%}",
+            )
+            for option in found
+        ),
+    ]
+    print_table(("with training.", "peak", "saves", "FLOPs", "seconds per step"), rows)
+    say("bytes and FLOPs by count, with recomputation; seconds by rooflines; each option is applied alone", style="dim")

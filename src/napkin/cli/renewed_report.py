@@ -1,0 +1,11 @@
+"""A run's report, written again when a command has added to what its folder holds."""
+
+from pathlib import Path
+
+
+def renew_report(run: Path) -> None:
+    """Write a run's report.html with what the folder holds by now; best done after the result has been printed."""
+    from napkin.report.page import write_report
+    from napkin.runs.lock import is_being_trained
+
+    write_report(run, training=is_being_trained(run))

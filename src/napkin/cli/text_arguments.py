@@ -1,0 +1,23 @@
+"""The TEXT arguments of commands: files, folders, or `stdlib:`."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from napkin.data.corpus import Document, read_documents, standard_library
+from napkin.errors import NapkinError
+
+STANDARD_LIBRARY = "stdlib:"
+PART_BYTES = 2**23
+
+
+def open_documents(
+    texts: Sequence[str], suffixes: Sequence[str] = (), part_bytes: int | None = PART_BYTES
+) -> Iterator[Document]:
+    """The documents of every TEXT in turn, those larger than `part_bytes` in parts."""
+    for text in texts:
+        if not text:
+            raise NapkinError("a TEXT is empty: name a file, a folder, or stdlib:")
+        if text == STANDARD_LIBRARY:
+            yield from standard_library()
+        else:
+            yield from read_documents([Path(text)], suffixes=suffixes or None, part_bytes=part_bytes)

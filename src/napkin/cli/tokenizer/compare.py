@@ -1,0 +1,213 @@
+"""`napkin tokenizer compare`."""
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from napkin.cli.options import JsonOption, parse
+from napkin.cli.progress import ProgressLine, progress_line
+from napkin.cli.terminal import print_json, print_table, say
+from napkin.cli.text_arguments import STANDARD_LIBRARY, open_documents
+from napkin.cli.tokenizer.token_text import print_tokens
+from napkin.cli.tokenizer.unknown_words import describe_unknown_words
+from napkin.errors import NapkinError
+from napkin.hardware.host import usable_cores
+from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.bpe_training import train_bpe
+from napkin.tokenizer.byte_level import ByteTokenizer
+from napkin.tokenizer.character_level import CharacterTokenizer
+from napkin.tokenizer.printable import printable
+from napkin.tokenizer.text_input import utf8
+from napkin.tokenizer.tokenizer_file import load_tokenizer
+from napkin.tokenizer.word_level import UnknownRate, WordTokenizer, unknown_rate
+from napkin.units import format_bytes
+
+MOST_CHARACTERS = 10**6
+SECONDS_OF_TIMING = 0.1
+MOST_SHOWN = 10_000
+
+
+@dataclass(frozen=True)
+class CompareOptions(JsonOption):
+    """Show how each kind of tokenizer encodes a text. Characters, words and byte-level BPE learn their vocabulary
+    first: from the text itself if it is in files, from Python's own library if it is given on the command line."""
+
+    text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
+    """A file, a folder, stdlib: for Python's own library, or else the text itself. Its first million characters are
+    used."""
+    with_: Annotated[tuple[str, ...], tyro.conf.arg(name="with")] = ()
+    """Files of tokenizers to compare with."""
+    learn_from: tuple[str, ...] = ()
+    """Files, folders or stdlib: to learn the vocabularies from instead."""
+    vocab_size: int = 4096
+    """Number of token ids of words and of byte-level BPE."""
+    show: int = 240
+    """Number of characters of the text that are shown split into tokens."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A tokenizer, and the text encoded with it."""
+
+    name: str
+    tokenizer: Tokenizer
+    ids: list[int]
+    seconds: float
+    cost: UnknownRate
+
+
+def main(arguments: list[str]) -> None:
+    """Encode a text with tokenizers of each kind, and show their tokens."""
+    options = parse(CompareOptions, "tokenizer compare", arguments)
+    if not 0 <= options.show <= MOST_SHOWN:
+        raise NapkinError(f"--show is {options.show}: use 0 to {MOST_SHOWN:,} characters")
+    saved = [(path, load_tokenizer(path)) for path in options.with_]
+    with progress_line("reading the text") as line:
+        text, source = _text(options.text)
+        learned_from = options.learn_from or ((source,) if source else (STANDARD_LIBRARY,))
+        learned = text if learned_from == (source,) else _beginning(learned_from)
+        kinds = _kinds(text, learned, options.vocab_size, line)
+        line.retitle("encoding")
+        results, refused = _encode_all([*kinds, *saved], text)
+    text_bytes, excerpt = len(utf8(text)), _excerpt(text, options.show)
+    if options.json:
+        described = {"text": source or None, "characters": len(text), "bytes": text_bytes, "learned_from": learned_from}
+        rows = [_row(result, text_bytes, excerpt) for result in results]
+        print_json({**described, "tokenizers": rows, "refused": refused})
+        return
+    name = source or "given on the command line"
+    learned_name = "itself" if learned is text else f"{format_bytes(len(utf8(learned)))} of {', '.join(learned_from)}"
+    say(f"text: {name}, {format_bytes(text_bytes)}, {len(text):,} characters; vocabularies learned from {learned_name}")
+    _print_results(results, text_bytes)
+    _say_what_is_lost(results, refused)
+    for result in results if excerpt else []:
+        say()
+        say(result.name, style="bold")
+        print_tokens(result.tokenizer, result.tokenizer.encode(excerpt), more=len(excerpt) < len(text))
+
+
+def _text(given: str) -> tuple[str, str]:
+    """The text and its source: a name, or "" if the text itself was given."""
+    if given == STANDARD_LIBRARY or _exists(given):
+        return _beginning([given]), given
+    if not given:
+        raise NapkinError("TEXT is empty: name a file, a folder or stdlib:, or give a text")
+    return given[:MOST_CHARACTERS], ""
+
+
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):
+        # A text may be too long for a path, or contain a NUL.
+        return False
+
+
+def _beginning(texts: Sequence[str]) -> str:
+    parts: list[str] = []
+    left = MOST_CHARACTERS
+    for document in open_documents(texts):
+        parts.append(document.text[:left])
+        left -= len(parts[-1])
+        if not left:
+            break
+    return "".join(parts)
+
+
+def _kinds(text: str, learned: str, vocab_size: int, line: ProgressLine) -> Iterator[tuple[str, Tokenizer]]:
+    from napkin.data.token_file import SEPARATOR
+
+    yield "characters", CharacterTokenizer.train([learned, text], [SEPARATOR])
+    yield "bytes", ByteTokenizer([SEPARATOR])
+    line.retitle("learning words")
+    yield "words", WordTokenizer.train([learned], vocab_size, [SEPARATOR])
+    line.retitle("learning merges")
+    yield (
+        "byte-level BPE",
+        train_bpe(
+            [learned],
+            vocab_size,
+            [SEPARATOR],
+            progress=lambda stage, done, total: line(done, total),
+            threads=usable_cores(),
+        ),
+    )
+
+
+def _encode_all(tokenizers: Sequence[tuple[str, Tokenizer]], text: str) -> tuple[list[Result], dict[str, str]]:
+    """The results, and for each tokenizer that cannot encode the text the reason."""
+    results: list[Result] = []
+    refused: dict[str, str] = {}
+    for name, tokenizer in tokenizers:
+        try:
+            ids, seconds = _timed(lambda tokenizer=tokenizer: tokenizer.encode(text))
+        except NapkinError as error:
+            refused[name] = str(error)
+            continue
+        cost = unknown_rate(tokenizer, Counter(ids), len(utf8(text)))
+        results.append(Result(name, tokenizer, ids, seconds, cost))
+    return results, refused
+
+
+def _timed(encode: Callable[[], list[int]]) -> tuple[list[int], float]:
+    """The ids, and the seconds of the fastest of several runs."""
+    best, begin = float("inf"), time.perf_counter()
+    for _ in itertools.count():
+        start = time.perf_counter()
+        ids = encode()
+        best = min(best, time.perf_counter() - start)
+        if time.perf_counter() - begin > SECONDS_OF_TIMING:
+            return ids, best
+    raise AssertionError
+
+
+def _print_results(results: list[Result], text_bytes: int) -> None:
+    rows = [
+        (
+            result.name,
+            f"{result.tokenizer.vocab_size:,}",
+            f"{len(result.ids):,}",
+            f"{text_bytes / len(result.ids):.3f}",
+            f"{format_bytes(text_bytes / result.seconds)}/s",
+        )
+        for result in results
+    ]
+    print_table(("tokenizer", "vocabulary", "tokens", "bytes per token", "bytes per second"), rows)
+
+
+def _say_what_is_lost(results: list[Result], refused: dict[str, str]) -> None:
+    for result in results:
+        if result.cost.tokens:
+            say(f"{result.name}: {describe_unknown_words(result.cost)}, so the ratio does not compare with the others")
+    for name, reason in refused.items():
+        say(f"{name}: {reason}")
+
+
+def _excerpt(text: str, n_characters: int) -> str:
+    """The beginning of the text, up to the end of a word if possible."""
+    if len(text) <= n_characters:
+        return text
+    beginning = text[:n_characters]
+    words = beginning.rstrip().rpartition(" ")[0]
+    return words if len(words) > n_characters // 2 else beginning
+
+
+def _row(result: Result, text_bytes: int, excerpt: str) -> dict[str, Any]:
+    shown = result.tokenizer.encode(excerpt)
+    return {
+        "name": result.name,
+        "kind": result.tokenizer.kind,
+        "vocab_size": result.tokenizer.vocab_size,
+        "tokens": len(result.ids),
+        "bytes_per_token": text_bytes / len(result.ids),
+        "bytes_per_second": text_bytes / result.seconds,
+        "unknown_tokens": result.cost.tokens,
+        "lost_bytes": result.cost.bytes,
+        "first_tokens": [printable(result.tokenizer.vocabulary[i]) for i in shown],
+    }

@@ -1,0 +1,106 @@
+"""`napkin tokenizer encode`."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from napkin.cli.options import JsonOption, parse
+from napkin.cli.output_files import folder_for, refuse_existing
+from napkin.cli.progress import ProgressLine, progress_line
+from napkin.cli.terminal import print_json, say
+from napkin.cli.text_arguments import PART_BYTES
+from napkin.cli.tokenizer.texts import Side, TextOptions, read_side, require_texts
+from napkin.cli.tokenizer.unknown_words import describe_unknown_words
+from napkin.data.corpus import Document
+from napkin.hardware.host import usable_cores
+from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.tokenizer_file import load_tokenizer
+from napkin.tokenizer.word_level import UnknownRate, unknown_rate
+from napkin.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from napkin.data.token_file import TokenFile
+
+CHUNK_TOKENS = 2**20
+FILE_NAMES: dict[Side, str] = {"training": "train.tokens", "validation": "validation.tokens"}
+
+
+@dataclass(frozen=True)
+class EncodeOptions(TextOptions, JsonOption):
+    """Encode text into two token files, train.tokens and validation.tokens. TEXT is a file, a folder, or stdlib: for
+    Python's own library. Texts may be larger than the memory; a killed command continues if it is called again."""
+
+    tokenizer: str = "data/tokenizer.json"
+    """The tokenizer to use."""
+    out: str = "data"
+    """Folder to write to."""
+
+
+def main(arguments: list[str]) -> None:
+    """Write one token file per side of the split."""
+    options = parse(EncodeOptions, "tokenizer encode", arguments)
+    require_texts(options, "encode")
+    tokenizer = load_tokenizer(options.tokenizer)
+    sides: list[Side] = ["training", "validation"] if options.validation_fraction else ["training"]
+    paths: dict[Side, Path] = {side: Path(options.out) / FILE_NAMES[side] for side in sides}
+    for path in paths.values():
+        refuse_existing(path)
+        refuse_existing(path.with_name(f"{path.name}.json"))
+    start = time.perf_counter()
+    with progress_line("reading the text") as line:
+        from napkin.data.token_writer import write_token_files
+
+        # Both are opened before either is written, so that an empty side leaves nothing behind.
+        documents = {path: _documents(options, side, tokenizer) for side, path in paths.items()}
+        with folder_for(paths["training"]):
+            files = write_token_files(documents, tokenizer, partial(_show_progress, line), threads=usable_cores())
+    written = dict(zip(sides, files, strict=True))
+    costs = {side: _unknown_cost(tokens, tokenizer) for side, tokens in written.items()}
+    if options.json:
+        print_json({side: _as_dict(tokens, costs[side]) for side, tokens in written.items()})
+        return
+    for side, tokens in written.items():
+        say(
+            f"wrote {tokens.path}: {tokens.n_tokens:,} tokens of {tokens.n_documents:,} documents, "
+            f"{format_bytes(tokens.text_bytes)}, {tokens.text_bytes / tokens.n_tokens:.3f} bytes per token"
+        )
+        if costs[side].tokens:
+            say(f"words that the tokenizer does not know: {describe_unknown_words(costs[side])}")
+    say(f"encoded in {format_seconds(time.perf_counter() - start)}")
+
+
+def _documents(options: EncodeOptions, side: Side, tokenizer: Tokenizer) -> Callable[[], Iterator[Document]]:
+    part_bytes = PART_BYTES if tokenizer.is_splittable else None
+    next(read_side(options, side, part_bytes))
+    return lambda: read_side(options, side, part_bytes)
+
+
+def _show_progress(line: ProgressLine, path: Path, text_bytes: int, n_tokens: int) -> None:
+    line.retitle(f"encoding {path}")
+    line(text_bytes, None, f"{format_bytes(text_bytes)}, {format_count(n_tokens)} tokens")
+
+
+def _unknown_cost(tokens: "TokenFile", tokenizer: Tokenizer) -> UnknownRate:
+    import numpy as np
+
+    counts: Counter[int] = Counter()
+    for start in range(0, tokens.n_tokens if tokenizer.unknown_id is not None else 0, CHUNK_TOKENS):
+        ids, n = np.unique(tokens.tokens[start : start + CHUNK_TOKENS], return_counts=True)
+        counts.update(dict(zip(ids.tolist(), n.tolist(), strict=True)))
+    del counts[tokens.separator]
+    return unknown_rate(tokenizer, counts, tokens.text_bytes)
+
+
+def _as_dict(tokens: "TokenFile", cost: UnknownRate) -> dict[str, object]:
+    return {
+        "path": tokens.path,
+        "tokens": tokens.n_tokens,
+        "documents": tokens.n_documents,
+        "text_bytes": tokens.text_bytes,
+        "unknown_tokens": cost.tokens,
+        "lost_bytes": cost.bytes,
+    }

@@ -1,0 +1,139 @@
+"""`napkin tokenizer import`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from napkin.cli.options import JsonOption, Switch, parse
+from napkin.cli.output_files import folder_for, refuse_existing
+from napkin.cli.progress import progress_line
+from napkin.cli.terminal import print_json, say
+from napkin.errors import NapkinError
+from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.inspection import merges_of, pattern_of
+from napkin.tokenizer.interchange.decoding import read_bytes
+from napkin.tokenizer.interchange.expressions import known_pattern
+from napkin.tokenizer.interchange.gpt2 import MERGES_NAME, VOCABULARY_NAME, read_gpt2
+from napkin.tokenizer.interchange.huggingface import read_huggingface
+from napkin.tokenizer.interchange.tiktoken import read_tiktoken
+from napkin.tokenizer.printable import printable
+
+Format = Literal["huggingface", "tiktoken", "gpt2"]
+
+
+@dataclass(frozen=True)
+class ImportOptions(JsonOption):
+    """Read a BPE vocabulary of another library and write it as a tokenizer of napkin that gives the same ids. A
+    vocabulary that cannot be represented exactly is refused."""
+
+    files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")] = ()
+    """A tokenizer.json; a .tiktoken file; vocab.json and merges.txt, or the folder that contains them."""
+    out: str = "data/tokenizer.json"
+    """File to write."""
+    format: Literal["auto", "huggingface", "tiktoken", "gpt2"] = "auto"
+    """Format of the files; auto detects it."""
+    pattern: str | None = None
+    """How text is split, for a .tiktoken file, which does not say: gpt2, cl100k, o200k, whole, or a regular
+    expression. For GPT-2's files None is gpt2."""
+    special: tuple[str, ...] = ()
+    """Special tokens: of a .tiktoken file, which does not name them, as TOKEN=ID or TOKEN for the next free id; of
+    GPT-2's files those that are special; added to a tokenizer.json."""
+    drop_template: Switch = False
+    """Leave out the tokens that a tokenizer.json puts around every text, which napkin does not add."""
+
+
+def main(arguments: list[str]) -> None:
+    """Read another library's vocabulary and write it as a tokenizer of napkin."""
+    options = parse(ImportOptions, "tokenizer import", arguments)
+    files, path = _files(options.files), Path(options.out)
+    refuse_existing(path)
+    kind = _format(files) if options.format == "auto" else options.format
+    with progress_line("reading the vocabulary"):
+        tokenizer = _read(files, kind, options)
+    with folder_for(path):
+        tokenizer.save(path)
+    if options.json:
+        described = {"vocab_size": tokenizer.vocab_size, "special_tokens": tokenizer.special_tokens}
+        print_json({"tokenizer": path, "fingerprint": tokenizer.fingerprint, "format": kind, **described})
+        return
+    say(
+        f"wrote {path}, read as {kind}: {tokenizer.vocab_size:,} ids, {len(merges_of(tokenizer)):,} merges, pattern "
+        f"{pattern_of(tokenizer)}, special tokens: {_names(tokenizer)}"
+    )
+    from napkin.data.token_file import SEPARATOR
+
+    if SEPARATOR not in tokenizer.special_tokens:
+        say(f"`napkin tokenizer encode` needs {SEPARATOR} between documents: add it with --special '{SEPARATOR}'")
+
+
+def _files(given: Sequence[str]) -> list[str]:
+    if len(given) == 1 and Path(given[0]).is_dir():
+        return [str(Path(given[0]) / name) for name in (VOCABULARY_NAME, MERGES_NAME)]
+    if not 1 <= len(given) <= 2:
+        raise NapkinError(
+            f"{len(given) or 'no'} files are given: name a tokenizer.json, a .tiktoken file, or {VOCABULARY_NAME} and "
+            f"{MERGES_NAME}"
+        )
+    return list(given)
+
+
+def _format(files: list[str]) -> Format:
+    if len(files) == 2:
+        return "gpt2"
+    content = read_bytes(files[0])
+    if not content.lstrip().startswith(b"{"):
+        return "tiktoken"
+    return "huggingface"
+
+
+def _read(files: list[str], kind: Format, options: ImportOptions) -> Tokenizer:
+    if (kind == "gpt2") != (len(files) == 2):
+        raise NapkinError(
+            f"--format {kind} reads {'two files' if kind == 'gpt2' else 'one file'}, {len(files)} given: GPT-2's are "
+            f"{VOCABULARY_NAME} and {MERGES_NAME}, the others are one each"
+        )
+    if options.drop_template and kind != "huggingface":
+        raise NapkinError(f"--drop-template is for tokenizer.json, the files are read as {kind}: leave it out")
+    if kind == "huggingface":
+        if options.pattern is not None:
+            raise NapkinError("--pattern is not for tokenizer.json, which has its own: leave it out")
+        names = list(_special_tokens(options.special, with_ids=False))
+        return read_huggingface(files[0], drop_template=options.drop_template, special_tokens=names)
+    if kind == "gpt2":
+        # The vocabulary is the one that is JSON.
+        vocabulary, merges = sorted(files, key=lambda path: not read_bytes(path).lstrip().startswith(b"{"))
+        names = list(_special_tokens(options.special, with_ids=False))
+        return read_gpt2(vocabulary, merges, pattern=_pattern(options.pattern or "gpt2"), special_tokens=names or None)
+    if options.pattern is None:
+        raise NapkinError(
+            "a .tiktoken file does not say how text is split: "
+            "name its --pattern (gpt2, cl100k, o200k or a regular expression)"
+        )
+    specials = _special_tokens(options.special, with_ids=True)
+    return read_tiktoken(files[0], pattern=_pattern(options.pattern), special_tokens=specials)
+
+
+def _pattern(given: str) -> str:
+    return known_pattern(given) or given
+
+
+def _special_tokens(given: Sequence[str], *, with_ids: bool) -> dict[str, int | None]:
+    """Special tokens as written on the command line: TOKEN, or TOKEN=ID."""
+    tokens: dict[str, int | None] = {}
+    for each in given:
+        token, equals, number = each.rpartition("=")
+        has_id = bool(with_ids and equals and token and number.isascii() and number.isdigit() and len(number) <= 18)
+        name = token if has_id else each
+        if name in tokens:
+            raise NapkinError(f"--special names {name!r} twice: each needs one id")
+        tokens[name] = int(number) if has_id else None
+    return tokens
+
+
+def _names(tokenizer: Tokenizer) -> str:
+    names = [printable(token.encode()) for token in tokenizer.special_tokens]
+    shown = ", ".join(names[:5]) + f" and {len(names) - 5:,} more" * (len(names) > 5)
+    return shown or "none"

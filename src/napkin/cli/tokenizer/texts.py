@@ -1,0 +1,50 @@
+"""The texts of `napkin tokenizer train` and `napkin tokenizer encode`, split into training and validation."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from napkin.cli.text_arguments import PART_BYTES, open_documents
+from napkin.data.corpus import Document
+from napkin.data.split import split_documents
+from napkin.errors import NapkinError
+
+Side = Literal["training", "validation"]
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """Which texts, and how they are split."""
+
+    texts: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TEXT...")] = ()
+    """Where the text is; at least one."""
+    suffixes: tuple[str, ...] = ()
+    """In folders, read only files that end so: --suffixes .py .md; none is all files."""
+    validation_fraction: float = 0.05
+    """Fraction of the documents, 0 to 1, that is held out for validation, chosen by a hash of each; of a single
+    document, its last part; of one larger than 8 MB, the last part of each 8 MB. Give `train` and `encode` the same;
+    0 holds nothing out and makes no validation.tokens."""
+
+
+def require_texts(options: TextOptions, command: str) -> None:
+    """Raise NapkinError if there are none."""
+    if not options.texts:
+        raise NapkinError(
+            f"no TEXT is given: name a file, a folder, or stdlib: as in `napkin tokenizer {command} stdlib:`"
+        )
+
+
+def read_side(options: TextOptions, side: Side, part_bytes: int | None = PART_BYTES) -> Iterator[Document]:
+    """The documents of one side of the split; raises NapkinError if there are none."""
+    fraction = options.validation_fraction
+    documents = split_documents(open_documents(options.texts, options.suffixes, part_bytes), fraction, side)
+    first = next(documents, None)
+    if first is None:
+        raise NapkinError(
+            f"--validation-fraction {fraction} leaves no text for {side}: "
+            "use more text, another fraction, or 0 to hold nothing out"
+        )
+    return itertools.chain([first], documents)

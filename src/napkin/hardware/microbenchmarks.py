@@ -1,0 +1,199 @@
+"""The microbenchmarks of a calibration: matrix products, array operations and an empty call.
+
+Each takes many short samples, interleaved with the others over several seconds, and keeps the fastest: on a shared
+machine the mean depends on the load by others, the best on the hardware alone.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from napkin.errors import NapkinError
+from napkin.hardware.calibration import (
+    ArrayMeasurement,
+    Calibration,
+    CalibrationSettings,
+    Machine,
+    MatmulMeasurement,
+)
+from napkin.hardware.host import cpu_name, has_native_bf16, usable_cores
+from napkin.number_formats import FORMATS
+
+
+def measure(device_type: str, settings: CalibrationSettings, progress: Callable[[float], None]) -> Calibration:
+    """Run all microbenchmarks for about `settings.seconds`, at least twice each."""
+    machine = current_machine(device_type)
+    precision = torch.get_float32_matmul_precision()
+    try:
+        with torch.no_grad():
+            matmuls = {
+                (name, shape): _matmul_benchmark(name, shape, device_type)
+                for name in _formats(device_type, machine.native_bf16)
+                for shape in settings.shapes
+            }
+            arrays = _ArrayMicrobenchmarks(settings.array_bytes, device_type)
+            waiting_share = _run([*matmuls.values(), *arrays.all()], device_type, settings, progress)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    return Calibration(
+        machine=machine,
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        matmuls=tuple(
+            MatmulMeasurement(name, *shape, 2 * math.prod(shape) / benchmark.best_seconds)
+            for (name, shape), benchmark in matmuls.items()
+        ),
+        arrays=arrays.measurements(),
+        seconds_per_operator=arrays.call.best_seconds,
+        seconds_per_fresh_byte=arrays.seconds_per_fresh_byte() if device_type == "cpu" else 0.0,
+        waiting_share=waiting_share,
+    )
+
+
+def current_machine(device_type: str) -> Machine:
+    """The machine as it is now. Raises NapkinError for a device that is not available."""
+    if device_type not in ("cpu", "cuda"):
+        raise NapkinError(f"{device_type!r} cannot be calibrated: use cpu or cuda")
+    if device_type == "cuda" and not torch.cuda.is_available():
+        raise NapkinError("'cuda' cannot be calibrated: torch finds no such device, use cpu")
+    on_cuda = device_type == "cuda"
+    return Machine(
+        device_type=device_type,
+        device_name=torch.cuda.get_device_name() if on_cuda else cpu_name(),
+        cores=usable_cores(),
+        threads=torch.get_num_threads(),
+        native_bf16=torch.cuda.is_bf16_supported(including_emulation=False) if on_cuda else has_native_bf16(),
+        torch_version=str(torch.__version__),
+    )
+
+
+@dataclass
+class _Microbenchmark:
+    """An operator to time; `float32_precision` is torch's setting for fp32 matrix products meanwhile."""
+
+    run: Callable[[], object]
+    float32_precision: str = "highest"
+    calls: int = 1
+    best_seconds: float = math.inf
+
+
+def _formats(device_type: str, native_bf16: bool) -> list[str]:
+    """Formats with native matrix products: emulated bf16 on a CPU takes many times as long as fp32."""
+    on_cuda = device_type == "cuda"
+    ampere = on_cuda and torch.cuda.get_device_capability() >= (8, 0)
+    return ["fp32", *["tf32"] * ampere, *["fp16"] * on_cuda, *["bf16"] * native_bf16]
+
+
+def _matmul_benchmark(name: str, shape: tuple[int, int, int], device_type: str) -> _Microbenchmark:
+    m, n, k = shape
+    dtype = getattr(torch, FORMATS[name].torch_name or "float32")
+    # A separate generator: calibrating must not change the random numbers of a seeded run.
+    generator = torch.Generator(device_type).manual_seed(0)
+
+    def operand(rows: int, columns: int) -> Tensor:
+        return torch.rand(rows, columns, generator=generator, device=device_type).to(dtype)
+
+    left, right, product = operand(m, k), operand(k, n), torch.empty(m, n, dtype=dtype, device=device_type)
+    return _Microbenchmark(
+        lambda: torch.mm(left, right, out=product), float32_precision="high" if name == "tf32" else "highest"
+    )
+
+
+class _ArrayMicrobenchmarks:
+    """Copies and additions on slices of three large arrays, a copy to newly allocated memory, and an empty call."""
+
+    def __init__(self, array_bytes: tuple[int, ...], device_type: str) -> None:
+        longest = max(array_bytes) // 4
+        first, second, third = (torch.ones(longest, device=device_type) for _ in range(3))
+        self.sizes = array_bytes
+        self.copies = {size: _copy_benchmark(first[: size // 4], third[: size // 4]) for size in array_bytes}
+        self.adds = {
+            size: _add_benchmark(first[: size // 4], second[: size // 4], third[: size // 4]) for size in array_bytes
+        }
+        self.fresh_copy = _Microbenchmark(lambda: first.clone())
+        one = torch.ones(1, device=device_type)
+        self.call = _Microbenchmark(lambda: torch.add(one, one))
+
+    def all(self) -> list[_Microbenchmark]:
+        return [*self.copies.values(), *self.adds.values(), self.fresh_copy, self.call]
+
+    def measurements(self) -> tuple[ArrayMeasurement, ...]:
+        return tuple(
+            ArrayMeasurement(
+                size, 2 * size / self._beyond_call(self.copies[size]), 3 * size / self._beyond_call(self.adds[size])
+            )
+            for size in self.sizes
+        )
+
+    def seconds_per_fresh_byte(self) -> float:
+        largest = max(self.sizes)
+        return max(0.0, self.fresh_copy.best_seconds - self.copies[largest].best_seconds) / largest
+
+    def _beyond_call(self, benchmark: _Microbenchmark) -> float:
+        # At least half the time is work: an overestimated call must not make a small copy infinitely fast.
+        return max(benchmark.best_seconds - self.call.best_seconds, benchmark.best_seconds / 2)
+
+
+def _copy_benchmark(source: Tensor, target: Tensor) -> _Microbenchmark:
+    return _Microbenchmark(lambda: target.copy_(source))
+
+
+def _add_benchmark(first: Tensor, second: Tensor, target: Tensor) -> _Microbenchmark:
+    return _Microbenchmark(lambda: torch.add(first, second, out=target))
+
+
+def _run(
+    benchmarks: list[_Microbenchmark],
+    device_type: str,
+    settings: CalibrationSettings,
+    progress: Callable[[float], None],
+) -> float | None:
+    """Time all microbenchmarks in turns; returns the fraction of the time that the threads waited for a core."""
+    synchronize = torch.cuda.synchronize if device_type == "cuda" else lambda: None
+
+    def sample(benchmark: _Microbenchmark) -> float:
+        synchronize()
+        start = time.perf_counter()
+        for _ in range(benchmark.calls):
+            benchmark.run()
+        synchronize()
+        return (time.perf_counter() - start) / benchmark.calls
+
+    def visit(benchmark: _Microbenchmark) -> None:
+        torch.set_float32_matmul_precision(benchmark.float32_precision)
+        end = time.perf_counter() + settings.visit_seconds
+        while True:
+            benchmark.best_seconds = min(benchmark.best_seconds, sample(benchmark))
+            if time.perf_counter() >= end:
+                return
+
+    start, rounds, waited = time.perf_counter(), 0, _seconds_waited()
+    # The first call compiles kernels and touches memory; the second determines the number of calls per sample.
+    for benchmark in benchmarks:
+        torch.set_float32_matmul_precision(benchmark.float32_precision)
+        sample(benchmark)
+        benchmark.calls = max(1, math.ceil(settings.sample_seconds / sample(benchmark)))
+    while rounds < 2 or time.perf_counter() < start + settings.seconds:
+        for benchmark in benchmarks:
+            visit(benchmark)
+        rounds += 1
+        progress(min(1.0, (time.perf_counter() - start) / settings.seconds))
+    progress(1.0)
+    if device_type != "cpu" or waited is None:
+        return None
+    thread_seconds = torch.get_num_threads() * (time.perf_counter() - start)
+    return max(0.0, (_seconds_waited() or waited) - waited) / thread_seconds
+
+
+def _seconds_waited() -> float | None:
+    """Seconds that this process's threads were runnable but had no core, summed over threads (Linux only)."""
+    try:
+        texts = [path.read_text() for path in Path("/proc/self/task").glob("*/schedstat")]
+    except OSError:
+        return None
+    return sum(int(text.split()[1]) for text in texts) / 1e9 if texts else None

@@ -1,0 +1,95 @@
+"""A trained run, opened for use: its newest good model and its tokenizer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from napkin.checkpoint.load import load_averaged_model
+from napkin.checkpoint.restore import load_newest
+from napkin.checkpoint.state import Checkpoint
+from napkin.data.token_file import SEPARATOR, TokenFile
+from napkin.errors import NapkinError
+from napkin.evaluation.bits_per_byte import Evaluation, evaluate
+from napkin.files import StrPath
+from napkin.hardware.host import detect_host
+from napkin.inference.sampling import generate
+from napkin.inference.settings import Sampling
+from napkin.model.transformer import Transformer
+from napkin.recipe.precision import Precision, choose_device, choose_precision
+from napkin.recipe.recipe import Recipe
+from napkin.runs.run_folder import RunFolder
+from napkin.tokenizer.base import Tokenizer
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run's newest good model, on the GPU if there is one."""
+
+    run: RunFolder
+    recipe: Recipe
+    tokenizer: Tokenizer
+    model: Transformer
+    precision: Precision
+    checkpoint: Checkpoint
+
+    @property
+    def step(self) -> int:
+        """Updates that the model has learned from."""
+        return self.checkpoint.state.step
+
+    def generate(self, prompt: str = "", *, max_tokens: int = 120, sampling: Sampling | None = None, **how: Any) -> str:
+        """Continue a text; an empty one begins a new document. The continuation ends where the model ends the document.
+
+        `how` are fields of `Sampling`: temperature, top_k, top_p, seed. Raises NapkinError for values out of range.
+        """
+        sampling = replace(sampling or Sampling(), **how)
+        separator = self.tokenizer.special_tokens[SEPARATOR]
+        start = [separator, *self.tokenizer.encode(prompt)]
+        return self.tokenizer.decode(list(generate(self.model, start, max_tokens, sampling, stop=separator)))
+
+    def evaluate(
+        self, tokens: StrPath | None = None, *, progress: Callable[[int, int], None] | None = None
+    ) -> Evaluation:
+        """Loss, perplexity and bits per byte on a token file; None is the run's validation file.
+
+        `progress(done, total)` counts tokens. Raises NapkinError where there is none, or where another tokenizer made
+        it.
+        """
+        path = self.recipe.data.validation if tokens is None else tokens
+        if path is None:
+            raise NapkinError(f"'{self.run.path}' has no validation tokens: name a token file")
+        return evaluate(
+            self.model,
+            TokenFile.open(path, tokenizer_fingerprint=self.tokenizer.fingerprint, verify=True),
+            self.tokenizer,
+            self.precision,
+            step=self.step,
+            separate_documents=self.recipe.data.separate_documents,
+            progress=progress,
+        )
+
+    def __repr__(self) -> str:
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        return f"Trained('{self.run.path}', step {self.step:,}, {parameters:,} parameters, {self.precision.name})"
+
+
+def load(folder: StrPath, *, on_message: Callable[[str], None] = lambda message: None) -> Trained:
+    """Load the newest good checkpoint of a run, its averaged weights where it keeps any.
+
+    `on_message` is told of damaged checkpoints that are passed over. Raises NapkinError where the folder is not a run
+    or has no checkpoint yet, CorruptFile where all checkpoints are damaged.
+    """
+    run = RunFolder.open(folder)
+    recipe, tokenizer, host = run.recipe, run.tokenizer, detect_host()
+    torch.set_num_threads(host.cores)
+    device_type = choose_device("auto")
+    model = Transformer(recipe.model)
+    checkpoint, damaged = load_newest(run.checkpoints, lambda checkpoint: load_averaged_model(checkpoint, model))
+    if checkpoint is None:
+        raise NapkinError(f"'{run.path}' has no checkpoint yet: train it with `napkin resume {run.path}`")
+    for error in damaged.values():
+        on_message(f"a damaged checkpoint is passed over for '{checkpoint.path.name}': {error}")
+    precision = choose_precision("auto", device_type, host)
+    return Trained(run, recipe, tokenizer, model.to(device_type), precision, checkpoint)

@@ -1,0 +1,77 @@
+"""Whether a run compiles its blocks, what that costs and saves, and what stands against it."""
+
+import dataclasses
+
+from napkin.accounting.compile_estimate import CompileEstimate, estimate_compile
+from napkin.accounting.ledger import Ledger
+from napkin.errors import NapkinError
+from napkin.hardware.ceilings import Ceilings
+from napkin.planning.run_plan import Plan
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.train_step.compile import missing_compiler
+from napkin.units import format_seconds
+
+
+def choose_compile(
+    resolved: ResolvedRecipe, ledger: Ledger, ceilings: Ceilings, *, here: bool = True
+) -> CompileEstimate:
+    """Whether a resolved recipe's run compiles its blocks, and what that costs and saves.
+
+    "on" is taken at its word: `refuse_impossible_compile` comes before any plan. `here` is whether it will run on this
+    machine: for another one nothing is chosen.
+    """
+    if not here:
+        return CompileEstimate(why_not="the machine that trains decides whether that pays")
+    precision, training = resolved.precision, resolved.recipe.training
+    estimate = estimate_compile(ledger, ceilings, device_type=precision.device_type, precision=precision.name)
+    if training.compile == "off":
+        return dataclasses.replace(estimate, why_not="training.compile is off")
+    if training.compile == "on":
+        return dataclasses.replace(estimate, chosen=True)
+    pays, obstacle = estimate.pays(training.steps), _obstacle(resolved)
+    if pays and obstacle is None:
+        obstacle = missing_compiler(precision.device_type)
+    return dataclasses.replace(estimate, chosen=pays and obstacle is None, why_not=obstacle)
+
+
+def refuse_impossible_compile(resolved: ResolvedRecipe) -> None:
+    """Raise NapkinError where training.compile is "on" and the recipe or the machine does not allow it."""
+    if resolved.recipe.training.compile != "on":
+        return
+    obstacle = _obstacle(resolved) or missing_compiler(resolved.precision.device_type)
+    if obstacle is not None:
+        raise NapkinError(
+            f"training.compile is 'on', but {obstacle}: use --training.compile off, or in the recipe.toml of a run "
+            'compile = "off"'
+        )
+
+
+def _obstacle(resolved: ResolvedRecipe) -> str | None:
+    if resolved.recipe.model.n_experts:
+        return "how many tokens an expert gets differs from step to step, and compiled code has fixed shapes"
+    if resolved.recipe.training.recompute == "selective":
+        return "selective recomputation looks at operators one by one, and compiled code has none"
+    if resolved.strategy == "fsdp":
+        return "compiled blocks whose parameters are gathered by fsdp have not been proven"
+    return None
+
+
+def with_compile_written_out(recipe: Recipe, plan: Plan) -> Recipe:
+    """The recipe with the choice that its plan made, so that a run which is resumed computes the same."""
+    training = dataclasses.replace(recipe.training, compile="on" if plan.compile_estimate.chosen else "off")
+    return dataclasses.replace(recipe, training=training)
+
+
+def describe_compile(plan: Plan) -> str:
+    """What was chosen and why, in a line."""
+    found = plan.compile_estimate
+    costs = f"costs about {format_seconds(found.seconds)}"
+    basis = " (assumed: nothing was measured on such a device)" if found.assumed else ""
+    saved = format_seconds(plan.steps * found.saved_per_step)
+    if found.chosen:
+        in_all = format_seconds(plan.seconds - found.seconds_once + plan.steps * found.seconds_less)
+        return f"compiled: saves about {saved} of {in_all}, {costs} once{basis}"
+    if found.why_not is not None:
+        return f"not compiled: {found.why_not}"
+    return f"not compiled: would save about {saved} of {format_seconds(plan.seconds)}, {costs}{basis}"

@@ -1,0 +1,253 @@
+"""The devices that a plan is for, as the planner asks about them: this machine's, or those of a datasheet.
+
+Both answer the same questions, so that there is one planner. What differs: this machine can be measured and asked to
+run operators, a datasheet cannot.
+"""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Literal
+
+import psutil
+import torch
+
+from napkin.accounting.ledger import Ledger
+from napkin.accounting.microbenchmark import time_operators
+from napkin.accounting.pricing import Price, price, roofline_seconds
+from napkin.distributed.ranks import ALONE, Ranks
+from napkin.errors import NapkinError
+from napkin.hardware.calibration import Calibration
+from napkin.hardware.calibration_cache import calibration_of_this_machine
+from napkin.hardware.catalogue import Device, find_device
+from napkin.hardware.ceilings import CatalogueCeilings, Ceilings
+from napkin.hardware.cuda_target import CudaTarget, Target
+from napkin.hardware.host import detect_host
+from napkin.hardware.malloc import keep_freed_memory
+from napkin.planning.probe_run import time_probe_run
+from napkin.planning.run_plan import Site
+from napkin.recipe.precision import Precision, PrecisionName, choose_device, choose_precision
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
+from napkin.units import parse_devices
+
+Progress = Callable[[str], None]
+
+CATALOGUE_FACTOR = 2.0
+"""How far off the seconds may be where nothing was measured on the device; not verified yet."""
+DEVICES_PER_NODE = 8
+NODE_BANDWIDTH = 50e9
+"""Bytes per second and device between nodes, one way: 400 Gbit/s each, as in a DGX H100 (NVIDIA's user guide)."""
+
+
+class Machine(ABC):
+    """One device or several alike."""
+
+    n_devices: int
+    device_name: str
+    """One device, as its maker calls it."""
+    measured: bool
+    """Whether its ceilings were measured, or are a datasheet's."""
+    memory_bytes: int
+    """What one device has for tensors."""
+    target: Target | None
+    """The device that a step is counted for; None is the kind that the precision names."""
+
+    @abstractmethod
+    def precision(self, wanted: Literal["auto"] | PrecisionName) -> Precision:
+        """The number formats there. Raises NapkinError for one that the device lacks."""
+
+    @abstractmethod
+    def training(self, training: TrainingConfig, precision: Precision) -> TrainingConfig:
+        """[training] with what this machine decides written out."""
+
+    @abstractmethod
+    def prepare(self, training: TrainingConfig) -> None:
+        """Bring this process into the state in which it would train."""
+
+    @abstractmethod
+    def ceilings(self, precision: Precision) -> Ceilings:
+        """What bounds an operator's time there; the first time on this machine it takes seconds to measure."""
+
+    @abstractmethod
+    def price(self, resolved: ResolvedRecipe, ledger: Ledger, ceilings: Ceilings, progress: Progress) -> Price:
+        """The seconds of a step."""
+
+    @abstractmethod
+    def site(self, precision: Precision, ceilings: Ceilings) -> Site:
+        """What a plan says of the place."""
+
+
+class ThisMachine(Machine):
+    """The machine at hand, shared by the ranks that run on it."""
+
+    measured = True
+    target: Target | None = None
+
+    def __init__(self, ranks: Ranks = ALONE, *, device: Literal["auto", "cpu", "cuda"] = "auto") -> None:
+        self.ranks = ranks
+        self.n_devices = ranks.world_size
+        self.host = detect_host()
+        self.device_type: Literal["cpu", "cuda"] = choose_device(device)
+        if self.device_type == "cuda":
+            self.device_name = self.host.accelerators[0].name
+            self.memory_bytes = torch.cuda.mem_get_info()[0]
+        else:
+            self.device_name = self.host.cpu_name
+            available = min(self.host.available_bytes, psutil.virtual_memory().available)
+            # The ranks of one machine have equal parts of its memory.
+            self.memory_bytes = available // self._ranks_per_device
+
+    @property
+    def _ranks_per_device(self) -> int:
+        return self.ranks.info.local_world_size if self.device_type == "cpu" else 1
+
+    def precision(self, wanted: Literal["auto"] | PrecisionName) -> Precision:
+        """As `choose_precision` has it."""
+        return choose_precision(wanted, self.device_type, self.host)
+
+    def training(self, training: TrainingConfig, precision: Precision) -> TrainingConfig:
+        """Device, precision and threads."""
+        threads = self.ranks.threads(training.threads, self.host.cores)
+        return dataclasses.replace(training, device=self.device_type, precision=precision.name, threads=threads)
+
+    def prepare(self, training: TrainingConfig) -> None:
+        """As many threads, and the same treatment of freed memory, as in training."""
+        assert training.threads is not None
+        torch.set_num_threads(training.threads)
+        keep_freed_memory()
+
+    def ceilings(self, precision: Precision) -> Calibration:
+        """Measured once, and kept on the disk."""
+        return calibration_of_this_machine(self.device_type)
+
+    def price(self, resolved: ResolvedRecipe, ledger: Ledger, ceilings: Ceilings, progress: Progress) -> Price:
+        """Each operator timed alone, and a few layers trained, where the step fits; rooflines where it does not."""
+        free = self.memory_bytes
+        if ledger.peak_bytes > free:
+            return price(ledger, ceilings)
+        progress("timing the operators")
+        timed = time_operators(
+            ledger,
+            lambda row: roofline_seconds(row, ceilings),
+            device_type=self.device_type,
+            # The tensors of one operator are a part of what the step has at a time.
+            max_bytes=free // 4,
+        )
+        progress("training a few layers")
+        between, factor = time_probe_run(resolved, ceilings, timed, max_bytes=free // 2)
+        return price(ledger, ceilings, timed, between=between, factor=factor)
+
+    def site(self, precision: Precision, ceilings: Ceilings) -> Site:
+        """Peaks as measured; a CPU's are divided among its ranks. Prices are those of the catalogue, for a GPU."""
+        assert isinstance(ceilings, Calibration)
+        gpu = _in_catalogue(self.device_name) if self.device_type != "cpu" else None
+        bandwidth = ceilings.memory_bandwidth / self._ranks_per_device
+        return Site(
+            device_name=self.device_name,
+            matmul_peak=ceilings.matmul_peak(precision.products) / self._ranks_per_device,
+            memory_bytes=self.memory_bytes,
+            bytes_per_second=bandwidth,
+            n_devices=self.n_devices,
+            # Ranks on one processor exchange through its memory: what one writes, another reads.
+            link_bandwidth=bandwidth / 2 if self.device_type == "cpu" else _link_bandwidth(gpu, self.n_devices),
+            usd_per_hour=_usd_per_hour(gpu, self.n_devices),
+            watts=_watts(gpu, self.n_devices),
+            disturbed=ceilings.disturbed,
+        )
+
+
+class CatalogueMachine(Machine):
+    """Devices that are not at hand, by their datasheet."""
+
+    measured = False
+
+    def __init__(self, device: Device, n_devices: int = 1) -> None:
+        self.device = device
+        self.n_devices = n_devices
+        self.device_name = device.name
+        self.memory_bytes = device.usable_bytes
+        self.target = target_of(device)
+
+    def precision(self, wanted: Literal["auto"] | PrecisionName) -> Precision:
+        """ "auto" is bf16 where the device has it."""
+        name = self.device.choose_format("auto") if wanted == "auto" else wanted
+        native_fp8 = name == "fp8" and "fp8" in self.device.peaks
+        precision = Precision(name, self.device.torch_device, native_fp8=native_fp8)
+        self.device.peak(precision.products)
+        return precision
+
+    def training(self, training: TrainingConfig, precision: Precision) -> TrainingConfig:
+        """The precision; device and threads are for the machine that trains to decide."""
+        return dataclasses.replace(training, precision=precision.name)
+
+    def prepare(self, training: TrainingConfig) -> None:
+        """Nothing runs here."""
+
+    def ceilings(self, precision: Precision) -> CatalogueCeilings:
+        """Fractions of what the datasheet promises."""
+        return CatalogueCeilings(self.device)
+
+    def price(self, resolved: ResolvedRecipe, ledger: Ledger, ceilings: Ceilings, progress: Progress) -> Price:
+        """By rooflines."""
+        return price(ledger, ceilings, factor=CATALOGUE_FACTOR)
+
+    def site(self, precision: Precision, ceilings: Ceilings) -> Site:
+        """Peak, memory, price and power as the catalogue has them."""
+        device = self.device
+        return Site(
+            device_name=device.name,
+            matmul_peak=device.peak(precision.products),
+            memory_bytes=device.usable_bytes,
+            bytes_per_second=device.memory_bandwidth,
+            n_devices=self.n_devices,
+            link_bandwidth=_link_bandwidth(device, self.n_devices),
+            usd_per_hour=_usd_per_hour(device, self.n_devices),
+            watts=_watts(device, self.n_devices),
+            measured=False,
+        )
+
+
+def machine_of(on: str | Machine | None, *, ranks: Ranks = ALONE, device: Literal["auto", "cpu", "cuda"]) -> Machine:
+    """What `on` names: devices of the catalogue, as in "8xH100"; None is this machine.
+
+    Raises NapkinError for a name that is not in the catalogue.
+    """
+    if isinstance(on, Machine):
+        return on
+    if on is None:
+        return ThisMachine(ranks, device=device)
+    n_devices, name = parse_devices(on)
+    return CatalogueMachine(find_device(name), n_devices)
+
+
+def target_of(device: Device) -> Target:
+    """A device as a count depends on it; one that runs no kernels of PyTorch's own is counted as a CPU."""
+    if device.compute_capability:
+        return CudaTarget(device.compute_capability)
+    # ROCm's PyTorch has the same allocator, and flash attention.
+    return CudaTarget(cudnn_attention=False) if device.vendor == "AMD" else "cpu"
+
+
+def _link_bandwidth(device: Device | None, n_devices: int) -> float | None:
+    if device is None:
+        return None
+    within = device.link_bandwidth or device.host_bandwidth
+    if within is None or n_devices <= DEVICES_PER_NODE:
+        return within
+    return min(within, NODE_BANDWIDTH)
+
+
+def _usd_per_hour(device: Device | None, n_devices: int) -> float | None:
+    return n_devices * device.price.usd_per_hour if device and device.price else None
+
+
+def _watts(device: Device | None, n_devices: int) -> float | None:
+    return n_devices * device.watts if device and device.watts else None
+
+
+def _in_catalogue(name: str) -> Device | None:
+    try:
+        return find_device(name)
+    except NapkinError:
+        return None

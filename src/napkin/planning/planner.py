@@ -1,0 +1,80 @@
+"""The planner: one function for this machine, for a datasheet's devices, and for any number of either."""
+
+import dataclasses
+
+from napkin.distributed.ranks import ALONE, Ranks
+from napkin.planning.compile_choice import choose_compile, with_compile_written_out
+from napkin.planning.machine import Machine, Progress, machine_of
+from napkin.planning.micro_batch import refuse_far_too_much
+from napkin.planning.resolve import resolve
+from napkin.planning.run_plan import Plan
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.train_step.step_ledger import count_step, sharding_of
+
+
+def plan(
+    recipe: Recipe,
+    on: str | Machine | None = None,
+    *,
+    ranks: Ranks = ALONE,
+    progress: Progress = lambda doing: None,
+) -> Plan:
+    """Say what a run will take, before it starts: nothing of the model is allocated.
+
+    Args:
+        recipe: what to train; without its tokenizer's file where it gives model.vocab_size.
+        on: devices of the catalogue, as in "64xH100"; None is this machine, which is measured once.
+        ranks: the processes that share this machine.
+        progress: told what is being done.
+
+    Raises NapkinError where the recipe does not suit the devices: a batch that does not divide among them, a number
+    format that they lack, a step so far beyond their memory that counting it would take minutes. A plan that exceeds
+    the memory by less is returned, and says so: `Plan.fits`.
+    """
+    machine = machine_of(on, ranks=ranks, device=recipe.training.device)
+    return plan_resolved(resolve(recipe, machine), machine, progress=progress)
+
+
+def plan_resolved(resolved: ResolvedRecipe, machine: Machine, *, progress: Progress = lambda doing: None) -> Plan:
+    """Count and price the step of a resolved recipe: the part of one device, the first one's where ranks share one."""
+    machine.prepare(resolved.recipe.training)
+    progress("counting the step")
+    refuse_far_too_much(resolved, machine.device_name, machine.memory_bytes)
+    ledger = count_step(resolved)
+    if machine.measured:
+        progress("measuring this machine, once")
+    ceilings = machine.ceilings(resolved.precision)
+    priced = machine.price(resolved, ledger, ceilings, progress)
+    site = machine.site(resolved.precision, ceilings)
+    planned = Plan(resolved=resolved, ledger=ledger, price=priced, site=site)
+    if site.n_devices > 1:
+        planned = _with_communication(planned)
+    estimate = choose_compile(resolved, ledger, ceilings, here=machine.measured)
+    planned = dataclasses.replace(planned, compile_estimate=estimate)
+    if not machine.measured:
+        return planned
+    recipe = with_compile_written_out(resolved.recipe, planned)
+    return dataclasses.replace(planned, resolved=dataclasses.replace(resolved, recipe=recipe))
+
+
+def _with_communication(planned: Plan) -> Plan:
+    """The plan with what its devices send each other, as far as the bandwidth of their links is known."""
+    training = planned.resolved.per_device.training
+    communication = sharding_of(planned.resolved).communication(
+        training.batch_size // training.resolved_micro_batch_size
+    )
+    bandwidth = planned.site.link_bandwidth
+    if bandwidth is None:
+        return dataclasses.replace(planned, communication=communication)
+    by_phase = {phase: spent.seconds for phase, spent in planned.price.by_phase.items()}
+    return dataclasses.replace(
+        planned,
+        communication=communication,
+        communication_seconds=communication.seconds(bandwidth),
+        exposed_seconds=communication.exposed_seconds(
+            bandwidth,
+            forward_seconds=by_phase.get("forward", 0.0),
+            backward_seconds=by_phase.get("backward", 0.0) + by_phase.get("recompute", 0.0),
+        ),
+    )

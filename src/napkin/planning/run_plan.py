@@ -1,0 +1,218 @@
+"""The plan of a run, before its first step: what count and rule say, what it costs, and whether it fits."""
+
+from dataclasses import dataclass, field, replace
+
+from napkin.accounting.compile_estimate import NOT_COMPILED, CompileEstimate
+from napkin.accounting.ledger import Ledger
+from napkin.accounting.pricing import Price
+from napkin.accounting.quantity_row import QuantityRow
+from napkin.accounting.rules import (
+    adamw_bytes_rule,
+    bytes_per_parameter,
+    parameters_rule,
+    seconds_rule,
+    training_flops_rule,
+)
+from napkin.accounting.sharding import Communication
+from napkin.accounting.utilisation import dollars, kilowatt_hours, mfu
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.units import format_flops
+
+RULE_MFU = 0.5
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a run takes place: one device or several alike, which split the batch."""
+
+    device_name: str
+    matmul_peak: float
+    """Dense FLOP/s of one device in the format of the matrix products."""
+    memory_bytes: int
+    """What one device has for tensors."""
+    bytes_per_second: float
+    """To and from the memory of one device."""
+    n_devices: int = 1
+    link_bandwidth: float | None = None
+    """Bytes per second that one device sends to the others; None where that is not known."""
+    usd_per_hour: float | None = None
+    """Of all devices; None where it is not known."""
+    watts: float | None = None
+    """Of all devices; None where it is not known."""
+    measured: bool = True
+    """Whether the peak was measured there, or is the datasheet's."""
+    disturbed: bool = False
+    """Whether other programs used the machine while it was measured: seconds may be too many, peaks too low."""
+
+    @property
+    def name(self) -> str:
+        """The device's name, and how many there are."""
+        return self.device_name if self.n_devices == 1 else f"{self.n_devices} × {self.device_name}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run as predicted: the ledger of one device's step, its price, and the devices that they are for."""
+
+    resolved: ResolvedRecipe
+    """The recipe, with nothing left in it for the machine to decide."""
+    ledger: Ledger
+    """Of the step that one device does: its rows of the batch, the bytes of its part of the model."""
+    price: Price
+    site: Site
+    communication: Communication = field(default_factory=Communication)
+    """What each device sends per step."""
+    communication_seconds: float = 0.0
+    """Per step, hidden behind computation or not."""
+    exposed_seconds: float = 0.0
+    """Per step: those of them that no computation hides."""
+    compile_estimate: CompileEstimate = NOT_COMPILED
+    """Whether blocks are compiled; the ledger is of the uncompiled step, the seconds here are not."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """Of the whole run."""
+        return self.resolved.recipe
+
+    @property
+    def steps(self) -> int:
+        """Updates of the whole run."""
+        return self.recipe.training.steps
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Of all devices together."""
+        return self.recipe.tokens_per_step
+
+    @property
+    def rule_parameters(self) -> int:
+        """Parameters by the closed form."""
+        model = self.recipe.model
+        return parameters_rule(
+            vocab_size=model.vocab_size, d_model=model.d_model, n_layers=model.n_layers, tied=model.tie_embeddings
+        )
+
+    @property
+    def rule_bytes_per_parameter(self) -> int:
+        """Bytes per parameter for weight, gradient and optimizer state by the closed form."""
+        narrower = 2 * (4 - self.resolved.precision.bytes_per_weight)
+        return bytes_per_parameter(self.recipe.optimizer.name) - narrower
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is within the device's memory."""
+        return self.ledger.peak_bytes <= self.site.memory_bytes
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Of one step, exposed communication included."""
+        return self.price.seconds - self.compile_estimate.seconds_less + self.exposed_seconds
+
+    @property
+    def seconds(self) -> float:
+        """Of all steps, and of compiling; evaluations and checkpoints come on top."""
+        return self.steps * self.seconds_per_step + self.compile_estimate.seconds_once
+
+    @property
+    def dollars(self) -> float | None:
+        """Of all steps, at the site's price."""
+        return None if self.site.usd_per_hour is None else dollars(self.seconds, self.site.usd_per_hour)
+
+    @property
+    def kilowatt_hours(self) -> float | None:
+        """Of all steps, every device at its full power."""
+        return None if self.site.watts is None else kilowatt_hours(self.seconds, self.site.watts)
+
+    def at(self, *, usd_per_hour: float | None = None, watts: float | None = None) -> "Plan":
+        """The same plan at another price or power of one device; None leaves the site's own."""
+        site, n = self.site, self.site.n_devices
+        changed = replace(
+            site,
+            usd_per_hour=site.usd_per_hour if usd_per_hour is None else n * usd_per_hour,
+            watts=site.watts if watts is None else n * watts,
+        )
+        return replace(self, site=changed)
+
+    @property
+    def mfu(self) -> float:
+        """Predicted model-FLOPs utilisation."""
+        return mfu(self.ledger, self.seconds_per_step, self.site.matmul_peak)
+
+    def table(self) -> list[QuantityRow]:
+        """Rule and count, side by side; `reconcile` adds the meter. FLOPs and bytes are those of one device."""
+        site = self.site
+        rule_flops = training_flops_rule(self.rule_parameters, self.tokens_per_step / site.n_devices)
+        rule_seconds = seconds_rule(rule_flops, site.matmul_peak, mfu=RULE_MFU)
+        in_all = self.steps * rule_seconds
+        per_parameter = self.rule_bytes_per_parameter
+        parts = site.n_devices if self.resolved.strategy == "fsdp" else 1
+        among = f", divided among {parts} devices" if parts > 1 else ""
+        rows = [
+            QuantityRow(
+                "parameters",
+                "count",
+                self.rule_parameters,
+                self.ledger.parameters,
+                note="rule 12·L·d² + V·d: no norms, widths not rounded",
+            ),
+            QuantityRow("FLOPs per step", "FLOP", rule_flops, self.ledger.flops, note=self._why_flops_differ()),
+            QuantityRow(
+                "peak bytes",
+                "bytes",
+                int(adamw_bytes_rule(self.rule_parameters, bytes_per_parameter=per_parameter)) // parts,
+                self.ledger.peak_bytes,
+                note=f"rule {per_parameter} bytes per parameter{among}: no activations, no logits, no batch",
+            ),
+            *self._reserved(),
+            *self._compiled(),
+            QuantityRow("seconds per step", "seconds", rule_seconds, self.seconds_per_step, note=self._how_priced()),
+            QuantityRow("MFU", "share", RULE_MFU, self.mfu, note=self._of_what_peak()),
+            QuantityRow(
+                "seconds in all",
+                "seconds",
+                in_all,
+                self.seconds,
+                note=f"{self.steps} steps; the meter includes evaluations and checkpoints",
+            ),
+        ]
+        if site.usd_per_hour is not None:
+            note = f"${site.usd_per_hour:.2f} an hour in all"
+            rows.append(QuantityRow("dollars", "USD", dollars(in_all, site.usd_per_hour), self.dollars, note=note))
+        if site.watts is not None:
+            note = f"{site.watts:,.0f} W in all, the boards alone"
+            rows.append(
+                QuantityRow("energy", "kWh", kilowatt_hours(in_all, site.watts), self.kilowatt_hours, note=note)
+            )
+        return rows
+
+    def _reserved(self) -> list[QuantityRow]:
+        if self.ledger.reserved_bytes is None:
+            return []
+        note = "what the caching allocator takes in segments, gaps included; it gives back what is free before it fails"
+        return [QuantityRow("reserved bytes", "bytes", None, self.ledger.reserved_bytes, note=note)]
+
+    def _compiled(self) -> list[QuantityRow]:
+        if not self.compile_estimate.chosen:
+            return []
+        note = "once per run, not in its steps; the peak is that of the uncompiled step"
+        return [QuantityRow("seconds to compile", "seconds", None, self.compile_estimate.seconds, note=note)]
+
+    def _why_flops_differ(self) -> str:
+        ledger = self.ledger
+        attention = sum(flops for operator, flops in ledger.flops_by("operator").items() if "attention" in operator)
+        return (
+            f"rule 6·N·T leaves attention out: {attention / ledger.flops:.1%} of count; "
+            f"causal pairs alone: {format_flops(ledger.causal_flops)} in all"
+        )
+
+    def _how_priced(self) -> str:
+        how = "each operator alone, on this machine" if self.site.measured else "each operator's roofline"
+        return (
+            f"rule: MFU {RULE_MFU}; count: {how}, within a factor of {self.price.factor:.2f} in nine cases of ten; "
+            f"{self.price.byte_bound_share:.0%} of the time bound by bytes"
+        )
+
+    def _of_what_peak(self) -> str:
+        peak = "measured on this machine" if self.site.measured else "of the datasheet, dense"
+        return f"of the matmul peak {peak}; full attention, no recomputation"

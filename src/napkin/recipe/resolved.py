@@ -1,0 +1,87 @@
+"""A resolved recipe: nothing in it is left to the machine any more; what plans count and ranks train.
+
+It is made once, from a recipe and the devices that it is for (`napkin.planning.resolve`).
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from napkin.errors import NapkinError
+from napkin.hardware.cuda_target import Target
+from napkin.recipe.precision import Precision
+from napkin.recipe.recipe import Recipe
+
+Strategy = Literal["none", "ddp", "fsdp"]
+
+
+@dataclass(frozen=True)
+class ResolvedRecipe:
+    """A recipe with its defaults written out, the number formats on its devices, and how many devices there are."""
+
+    recipe: Recipe
+    """Of the whole run: the batch is that of all devices together."""
+    precision: Precision
+    target: Target | None = None
+    """The device that a step is counted for, as `napkin.count` takes it; None is the kind that `precision` names."""
+    world_size: int = 1
+    """Devices, or processes, that split the batch."""
+
+    @property
+    def counted_for(self) -> Target:
+        """`target`, its default filled in."""
+        return self.precision.device_type if self.target is None else self.target
+
+    @property
+    def strategy(self) -> Strategy:
+        """What the devices do: one alone does neither `ddp` nor `fsdp`."""
+        return "none" if self.world_size == 1 else self.recipe.training.parallelism
+
+    @property
+    def gather_format(self) -> Literal["fp32", "bf16"]:
+        """The format in which fsdp gathers the parameters of blocks: fp16 has too little range for weights."""
+        chosen = self.recipe.training.gather_format
+        if chosen != "auto":
+            return chosen
+        return "bf16" if self.precision.products == "bf16" else "fp32"
+
+    @property
+    def per_device(self) -> Recipe:
+        """The recipe with one device's part of the batch."""
+        return per_device(self.recipe, self.world_size)
+
+    def with_training(self, **changes: Any) -> "ResolvedRecipe":
+        """The same with other fields of [training]."""
+        training = dataclasses.replace(self.recipe.training, **changes)
+        return dataclasses.replace(self, recipe=dataclasses.replace(self.recipe, training=training))
+
+    def with_model(self, **changes: Any) -> "ResolvedRecipe":
+        """The same with other fields of [model]."""
+        model = dataclasses.replace(self.recipe.model, **changes)
+        return dataclasses.replace(self, recipe=dataclasses.replace(self.recipe, model=model))
+
+
+def per_device(recipe: Recipe, world_size: int) -> Recipe:
+    """The recipe with one device's part of the batch; one device has all of it.
+
+    Raises NapkinError where the batch does not divide among the devices, or a device's part into micro-batches.
+    """
+    training = recipe.training
+    batch_size, rest = divmod(training.batch_size, world_size)
+    if rest or not batch_size:
+        raise NapkinError(
+            f"training.batch_size {training.batch_size} does not divide among {world_size} devices: "
+            f"use a multiple, --training.batch-size {world_size * -(-training.batch_size // world_size)}"
+        )
+    size = min(training.resolved_micro_batch_size, batch_size)
+    if batch_size % size:
+        raise NapkinError(
+            f"each of {world_size} devices gets {batch_size} sequences, which do not divide into micro-batches of "
+            f"{size}: choose a --training.micro-batch-size that divides them"
+        )
+    if world_size == 1:
+        return recipe
+    # "auto" is resolved where the device's memory is known.
+    micro_batch_size = "auto" if training.micro_batch_size == "auto" else size
+    training = dataclasses.replace(training, batch_size=batch_size, micro_batch_size=micro_batch_size)
+    return dataclasses.replace(recipe, training=training)

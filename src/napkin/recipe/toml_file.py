@@ -1,0 +1,70 @@
+"""Recipes as TOML files: read with every mistake named, written with every field."""
+
+import dataclasses
+import difflib
+import tomllib
+import typing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tomli_w
+
+from napkin.errors import NapkinError
+from napkin.files import StrPath
+from napkin.recipe.recipe import Recipe
+
+
+def read_recipe(path: StrPath) -> Recipe:
+    """Read a recipe from a TOML file; fields that it does not name keep their defaults.
+
+    Raises NapkinError for a missing file, TOML that cannot be read, an unknown field, a value of the wrong type or out
+    of its range.
+    """
+    path = Path(path)
+    try:
+        # Some editors begin a file with a byte order mark.
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise NapkinError(f"'{path}' does not exist: name a recipe, a TOML file as `napkin recipe` prints it") from None
+    except OSError as error:
+        raise NapkinError(f"'{path}' cannot be read ({error.strerror}): name a recipe, a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise NapkinError(f"'{path}' is not TOML ({error}): correct it there") from None
+    except (RecursionError, ValueError) as error:
+        # Nested without end, or a number of thousands of digits: well-formed and absurd.
+        raise NapkinError(f"'{path}' holds a value that cannot be read ({error}): correct it") from None
+    _refuse_unknown(values, Recipe, str(path))
+    try:
+        return msgspec.convert(values, Recipe)
+    except msgspec.ValidationError as error:
+        raise NapkinError(
+            f"'{path}': {str(error).replace('`$.', '`')}: `napkin train --help` lists the types"
+        ) from None
+    except NapkinError as error:
+        raise NapkinError(f"'{path}': {error}") from None
+
+
+def format_recipe(recipe: Recipe) -> str:
+    """A recipe as TOML, every field in it; None, which TOML cannot say, is left out where it is the default."""
+    return tomli_w.dumps({field.name: _toml_table(getattr(recipe, field.name)) for field in dataclasses.fields(recipe)})
+
+
+def _toml_table(table: Any) -> dict[str, Any]:
+    values = {field: getattr(table, field.name) for field in dataclasses.fields(table)}
+    return {
+        field.name: "" if value is None else value
+        for field, value in values.items()
+        if value is not None or field.default is not None
+    }
+
+
+def _refuse_unknown(values: dict[str, Any], cls: type, where: str, prefix: str = "") -> None:
+    types = typing.get_type_hints(cls)
+    for name, value in values.items():
+        if name not in types:
+            near = difflib.get_close_matches(name, types, n=1)
+            hint = f"did you mean '{prefix}{near[0]}'?" if near else f"use one of {', '.join(types)}"
+            raise NapkinError(f"'{where}': unknown field '{prefix}{name}': {hint}")
+        if dataclasses.is_dataclass(types[name]) and isinstance(value, dict):
+            _refuse_unknown(value, types[name], where, f"{prefix}{name}.")

@@ -1,0 +1,61 @@
+"""run.json: what makes a folder a run, and in which version of its format.
+
+Version 1 is everything that `RunFolder`, `PlanFile`, `StepMetrics`, `MeasurementFile` and the checkpoints' own
+state.json describe. Folders that were made before run.json existed are version 0: they have the same files otherwise,
+and are read.
+"""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+import napkin
+from napkin.errors import CorruptFile, NapkinError
+
+RUN_FILE = "run.json"
+FORMAT, VERSION = "napkin-run", 1
+
+
+class RunFormat(msgspec.Struct, frozen=True):
+    """run.json."""
+
+    format: str
+    version: int
+    napkin: str = ""
+    """The version of napkin that made the run."""
+    created: str = ""
+
+
+def new_run_format() -> str:
+    """The text of a new run's run.json."""
+    made = RunFormat(FORMAT, VERSION, napkin.__version__, datetime.now(UTC).isoformat(timespec="seconds"))
+    return json.dumps(msgspec.to_builtins(made), indent=2) + "\n"
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run, of whatever version: by its run.json or, of version 0, by the files that it has."""
+    if (path / RUN_FILE).is_file():
+        return True
+    return (path / "recipe.toml").is_file() and (path / "tokenizer.json").is_file() and (path / "checkpoints").is_dir()
+
+
+def refuse_other_format(path: Path) -> None:
+    """Raise NapkinError where a folder is not a run, or one of a version that this napkin does not know."""
+    if not is_run(path):
+        found = "it does not exist" if not path.exists() else "it holds no run.json"
+        raise NapkinError(f"'{path}' is not a run, {found}: name a folder that `napkin train` made")
+    file = path / RUN_FILE
+    if not file.is_file():
+        return
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=RunFormat)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptFile(f"'{file}' does not describe a run ({error}): put it back as it was") from None
+    if found.format != FORMAT or not 0 < found.version <= VERSION:
+        made_by = f", {found.napkin}" if found.napkin else ""
+        raise NapkinError(
+            f"'{path}' is a run of format {found.format!r}, version {found.version}, this napkin "
+            f"({napkin.__version__}) reads versions up to {VERSION}: use the napkin that made it{made_by}"
+        )

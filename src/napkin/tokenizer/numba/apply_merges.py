@@ -1,0 +1,308 @@
+"""Merging the bytes of one pre-token, compiled: lowest rank first; for equal ranks, from left to right.
+
+The plain twins are `merge_by_scanning` and `merge_by_position` in bpe_merging.py. The id that a pair merges into is its
+rank, so a merge only enables merges of higher rank.
+
+Ranks of pairs of bytes are in a table of 256 x 256 uint32. All other pairs are in a hash table whose buckets are 8
+uint64, one cache line: first id, second id and merged id, of 20, 20 and 24 bits; 0 is an empty slot. A full bucket
+overflows into the next.
+"""
+
+import numpy as np
+
+from napkin.tokenizer.numba import fields
+from napkin.tokenizer.numba.fields import get
+from napkin.tokenizer.numba.intrinsics import (
+    find_in_bucket,
+    leading_zeros,
+    load_u8,
+    load_u32,
+    load_u64,
+    set_bits,
+    store_u32,
+    store_u64,
+    trailing_zeros,
+)
+from napkin.tokenizer.numba.jit import entry_point, jitted
+
+NEVER = 0xFFFFFFFF
+# So that a set of positions is one 64-bit word.
+SHORT = 64
+# Entries of an array of ids or ranks, one per position, with a margin on both sides.
+SHORT_ROOM = SHORT + 10
+# An id that occurs in no merge.
+NO_ID = 2**20 - 1
+
+_ONE = np.uint64(1)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@jitted
+def merge_short(state, text, n_bytes):
+    """Merge the bytes at `text`, at most SHORT, into the first half of SHORT_IDS; returns the number of ids.
+
+    Bit i of `alive` is set if a token begins at byte i. `ranks` holds for each token one number: the rank of the pair
+    with the next token, then the token's position, so that the minimum is the merge to apply. An id that occurs in no
+    merge is placed before the first token and after the last, so that no merge is a special case: branches here are
+    unpredictable, and a misprediction costs more than a lookup.
+    """
+    ids, ranks = short_ids(state, 0), _short_ranks(state, 0)
+    alive = _begin(state, text, n_bytes, ids, ranks)
+    return _finish(state, n_bytes, ids, ranks, alive)
+
+
+@jitted
+def merge_two_short(state, text, n_bytes, other, other_bytes):
+    """The same for two pre-tokens, into both halves of SHORT_IDS; returns the number of ids of each.
+
+    Merging mostly waits for memory; the cache misses of two pre-tokens overlap.
+    """
+    ids, ranks = short_ids(state, 0), _short_ranks(state, 0)
+    other_ids, other_ranks = short_ids(state, 1), _short_ranks(state, 1)
+    alive = _begin(state, text, n_bytes, ids, ranks)
+    other_alive = _begin(state, other, other_bytes, other_ids, other_ranks)
+    while True:
+        best, other_best = _least(ranks, n_bytes), _least(other_ranks, other_bytes)
+        if best >= _NO_MERGE or other_best >= _NO_MERGE:
+            break
+        alive = _merge_best(state, ids, ranks, alive, best)
+        other_alive = _merge_best(state, other_ids, other_ranks, other_alive, other_best)
+    n_ids = _finish(state, n_bytes, ids, ranks, alive)
+    return n_ids, _finish(state, other_bytes, other_ids, other_ranks, other_alive)
+
+
+@jitted
+def short_ids(state, which):
+    """The address of the ids of the first or the second of two short pre-tokens."""
+    return get(state, fields.SHORT_IDS) + 4 + 4 * SHORT_ROOM * which
+
+
+@jitted
+def _short_ranks(state, which):
+    return get(state, fields.SHORT_RANKS) + 4 + 4 * SHORT_ROOM * which
+
+
+@jitted
+def _begin(state, text, n_bytes, ids, ranks):
+    """Initialize ids with the bytes, and ranks with those of their pairs; returns the bits of the live tokens."""
+    byte_pairs = get(state, fields.BYTE_PAIRS)
+    store_u32(ids, load_u8(text))
+    for i in range(1, n_bytes):
+        store_u32(ids + 4 * i, load_u8(text + i))
+        _set_rank(ranks, i - 1, load_u32(byte_pairs + 4 * (load_u8(text + i - 1) << 8 | load_u8(text + i))))
+    for i in range(n_bytes - 1, n_bytes + 7):
+        _set_rank(ranks, i, NEVER)
+    return ~np.uint64(0) >> np.uint64(64 - n_bytes)
+
+
+@jitted
+def _least(ranks, n_bytes):
+    best = _least_of_8(ranks)
+    for i in range(8, n_bytes - 1, 8):
+        best = min(best, _least_of_8(ranks + 4 * i))
+    return best
+
+
+@jitted
+def _merge_best(state, ids, ranks, alive, best):
+    """Apply the merge of that rank and position; returns the bits of the live tokens."""
+    i, merged = best & 63, best >> 6
+    later = alive & (~_ONE << np.uint64(i))
+    gone = trailing_zeros(later)
+    before = 63 - leading_zeros(alive & ((_ONE << np.uint64(i)) - _ONE))
+    following = trailing_zeros(later & (later - _ONE))
+    store_u32(ids + 4 * i, merged)
+    _set_rank(ranks, gone, NEVER)
+    _set_rank(ranks, i, _rank_of_made(state, merged, load_u32(ids + 4 * following)))
+    _set_rank(ranks, before, _rank_of_made(state, load_u32(ids + 4 * before), merged))
+    return alive & ~(_ONE << np.uint64(gone))
+
+
+@jitted
+def _finish(state, n_bytes, ids, ranks, alive):
+    """Apply all remaining merges and close the gaps; returns the number of ids."""
+    while True:
+        best = _least(ranks, n_bytes)
+        if best >= _NO_MERGE:
+            break
+        alive = _merge_best(state, ids, ranks, alive, best)
+    n_ids = set_bits(alive)
+    for k in range(n_ids):
+        store_u32(ids + 4 * k, load_u32(ids + 4 * trailing_zeros(alive)))
+        alive &= alive - _ONE
+    return n_ids
+
+
+# NEVER combined with a position, in 32 bits; any value from here on is no merge.
+_NO_MERGE = (NEVER << 6) & NEVER
+
+
+@jitted
+def _set_rank(ranks, i, rank):
+    store_u32(ranks + 4 * i, rank << 6 | (i & 63))
+
+
+@jitted
+def _least_of_8(ranks):
+    # Scalar loads: a vector load would stall until the preceding narrow stores have reached the cache.
+    first = min(min(load_u32(ranks), load_u32(ranks + 4)), min(load_u32(ranks + 8), load_u32(ranks + 12)))
+    second = min(min(load_u32(ranks + 16), load_u32(ranks + 20)), min(load_u32(ranks + 24), load_u32(ranks + 28)))
+    return min(first, second)
+
+
+@jitted
+def merge_long(state, text, n_bytes, out):
+    """Merge the bytes at `text`, at most LONG_ROOM, into uint32 ids at `out`; returns the number of ids.
+
+    A position is a byte at which a token begins. PLACES holds a record of six uint32 per position: the token, the next
+    and the previous token's position, the rank of the pair with the next token, and the next and previous position in
+    the list of that rank, which is in order. RANKS holds the first and the last position of each rank, RANK_BITS a bit
+    for each rank that may have positions. All lists are empty before and after the call.
+    """
+    places = get(state, fields.PLACES)
+    byte_pairs = get(state, fields.BYTE_PAIRS)
+    for i in range(n_bytes):
+        _set(places, i, _TOKEN, load_u8(text + i))
+        _set(places, i, _NEXT, i + 1)
+        _set(places, i, _BEFORE, i - 1)
+        _set(places, i, _RANK, NEVER)
+    for i in range(n_bytes - 1):
+        _note(state, places, i, load_u32(byte_pairs + 4 * (load_u8(text + i) << 8 | load_u8(text + i + 1))))
+    bits = get(state, fields.RANK_BITS)
+    for word in range((get(state, fields.VOCABULARY) >> 6) + 1):
+        # A merge enables only merges of higher rank, some of which may be in this word.
+        while load_u64(bits + 8 * word):
+            rank = (word << 6) + trailing_zeros(load_u64(bits + 8 * word))
+            store_u64(bits + 8 * word, load_u64(bits + 8 * word) & (load_u64(bits + 8 * word) - _ONE))
+            _merge_all(state, places, n_bytes, rank)
+    n_ids, i = 0, 0
+    while i < n_bytes:
+        store_u32(out + 4 * n_ids, _get(places, i, _TOKEN))
+        n_ids += 1
+        i = _get(places, i, _NEXT)
+    return n_ids
+
+
+_TOKEN, _NEXT, _BEFORE, _RANK, _LIST_NEXT, _LIST_BEFORE = range(6)
+_NOWHERE = 0xFFFFFFFF
+
+
+@jitted
+def _merge_all(state, places, n_bytes, rank):
+    ranks = get(state, fields.RANKS)
+    while True:
+        i = load_u32(ranks + 8 * rank)
+        if i == _NOWHERE:
+            break
+        gone = _get(places, i, _NEXT)
+        before, following = _get(places, i, _BEFORE), _get(places, gone, _NEXT)
+        _forget(state, places, i)
+        _forget(state, places, gone)
+        _set(places, i, _TOKEN, rank)
+        _set(places, i, _NEXT, following)
+        if before != _NOWHERE:
+            _forget(state, places, before)
+            _note(state, places, before, _rank(state, _get(places, before, _TOKEN), rank))
+        if following < n_bytes:
+            _set(places, following, _BEFORE, i)
+            _note(state, places, i, _rank(state, rank, _get(places, following, _TOKEN)))
+
+
+@jitted
+def _note(state, places, i, rank):
+    """Append a position to the list of its rank."""
+    if rank == NEVER:
+        return
+    ranks, bits = get(state, fields.RANKS) + 8 * rank, get(state, fields.RANK_BITS) + 8 * (rank >> 6)
+    last = load_u32(ranks + 4)
+    if load_u32(ranks) == _NOWHERE:
+        store_u32(ranks, i)
+        store_u64(bits, load_u64(bits) | _ONE << np.uint64(rank & 63))
+    else:
+        _set(places, last, _LIST_NEXT, i)
+    store_u32(ranks + 4, i)
+    _set(places, i, _RANK, rank)
+    _set(places, i, _LIST_BEFORE, last)
+    _set(places, i, _LIST_NEXT, _NOWHERE)
+
+
+@jitted
+def _forget(state, places, i):
+    """Remove a position from its list, if it is in one."""
+    rank = _get(places, i, _RANK)
+    if rank == NEVER:
+        return
+    ranks = get(state, fields.RANKS) + 8 * rank
+    before, following = _get(places, i, _LIST_BEFORE), _get(places, i, _LIST_NEXT)
+    if before == _NOWHERE:
+        store_u32(ranks, following)
+    else:
+        _set(places, before, _LIST_NEXT, following)
+    if following == _NOWHERE:
+        store_u32(ranks + 4, before)
+    else:
+        _set(places, following, _LIST_BEFORE, before)
+    _set(places, i, _RANK, NEVER)
+
+
+@jitted
+def _get(places, i, field):
+    return load_u32(places + 24 * i + 4 * field)
+
+
+@jitted
+def _set(places, i, field, value):
+    store_u32(places + 24 * i + 4 * field, value)
+
+
+@jitted
+def _rank(state, first, second):
+    """The id that two tokens merge into; NEVER if there is no such merge."""
+    if first < 256 and second < 256:
+        return load_u32(get(state, fields.BYTE_PAIRS) + 4 * (first << 8 | second))
+    return _rank_of_made(state, first, second)
+
+
+@jitted
+def _rank_of_made(state, first, second):
+    """The same for a pair that is not two bytes."""
+    pairs, mask = get(state, fields.PAIRS), get(state, fields.N_BUCKETS) - 1
+    key = first << 20 | second
+    bucket = _bucket_of(key, get(state, fields.PAIRS_SHIFT))
+    while True:
+        merged = find_in_bucket(pairs + 64 * bucket, key)
+        # One branch, nearly always taken. `or` would be two, one of them unpredictable: whether the pair merges.
+        if (merged != NEVER) | (load_u64(pairs + 64 * bucket + 56) == _EMPTY):
+            return merged
+        bucket = (bucket + 1) & mask
+
+
+_EMPTY, _MERGED_BITS = np.uint64(0), np.uint64(24)
+
+
+@jitted
+def _bucket_of(key, shift):
+    return np.int64((np.uint64(key) * _GOLDEN) >> np.uint64(shift))
+
+
+@entry_point("void(int64[:, ::1], uint32[::1], uint64[:, ::1], int64)")
+def fill_pairs(merges, byte_pairs, pairs, shift):
+    """Enter merges, int64 of shape [n, 2], into uint32[65536] and uint64[n_buckets, 8]; merge i makes id 256 + i.
+
+    `byte_pairs` is filled with NEVER before the call, `pairs` with zeros, and must have room to spare; `shift` is 64
+    minus the number of bits of a bucket index. Plain twin: a dict.
+    """
+    mask = len(pairs) - 1
+    for i in range(len(merges)):
+        first, second = merges[i, 0], merges[i, 1]
+        if first < 256 and second < 256:
+            byte_pairs[first << 8 | second] = 256 + i
+            continue
+        key = first << 20 | second
+        bucket = _bucket_of(key, shift)
+        while pairs[bucket, 7] != _EMPTY:
+            bucket = (bucket + 1) & mask
+        slot = 0
+        while pairs[bucket, slot] != _EMPTY:
+            slot += 1
+        pairs[bucket, slot] = np.uint64(key) << _MERGED_BITS | np.uint64(256 + i)

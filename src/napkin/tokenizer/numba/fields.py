@@ -1,0 +1,50 @@
+"""The state that compiled functions work on: an int64 array, passed by its address.
+
+Each name below is an index into that array. Addresses in it belong to numpy arrays that the Python side keeps alive;
+compiled code neither allocates nor frees memory. When a buffer is full a function stops where it can be resumed and
+returns which buffer it was.
+"""
+
+from napkin.tokenizer.numba.intrinsics import load_i64, store_i64
+from napkin.tokenizer.numba.jit import jitted
+
+# The text and the position in it. TEXT is an address, LIMIT the number of bytes that may be read. DOCUMENT_ENDS is the
+# address of N_DOCUMENTS int64 offsets; document i begins where document i - 1 ends. The next byte to process is at
+# POSITION, in document DOCUMENT.
+TEXT, LIMIT, DOCUMENT_ENDS, N_DOCUMENTS, DOCUMENT, POSITION = range(6)
+# The scanner's machine code and its character classes; buffers of QUEUE + MARGIN ends, and of as many 16-byte keys.
+SCANNER, CLASSES, ENDS, KEYS = range(6, 10)
+# The output: a buffer of uint32 ids, its capacity, the number of ids in it; int64 ids per document (0: not wanted).
+IDS, IDS_ROOM, N_IDS, N_IDS_BY_DOCUMENT = range(10, 14)
+# The pre-token table: N_SLOTS (a power of two) entries of 32 bytes, how many are used and may be; pre_token_table.py.
+TABLE, N_SLOTS, N_ENTRIES, ENTRIES_ROOM = range(14, 18)
+# Bytes of pre-tokens that are too long for the table, and uint32 ids of those that have too many for it.
+LONG_BYTES, LONG_BYTES_USED, LONG_BYTES_ROOM, LONG_IDS, LONG_IDS_USED, LONG_IDS_ROOM = range(18, 24)
+# The vocabulary: merged ids of pairs of bytes, and a hash table of all other pairs; see apply_merges.py.
+BYTE_PAIRS, PAIRS, PAIRS_SHIFT, N_BUCKETS = range(24, 28)
+# Buffers for merging pre-tokens of up to SHORT bytes, and longer ones of up to LONG_ROOM bytes; see apply_merges.py.
+SHORT_IDS, SHORT_RANKS, PLACES, LONG_ROOM, RANKS, RANK_BITS, VOCABULARY = range(28, 35)
+# The length in bytes of the pre-token at which a function stopped because a buffer was too small for it.
+NEEDED_BYTES = 35
+# Pre-tokens of the queue that are not in the table yet, three int64 each: address of the entry, address of the text,
+# length in bytes.
+NEW, N_NEW = 36, 37
+N_FIELDS = 38
+
+# What a compiled function returns: done, or the buffer that must be enlarged or emptied before it is called again.
+DONE, NEEDS_TABLE, NEEDS_IDS, NEEDS_LONG_ROOM = range(4)
+
+# How many pre-tokens are looked up together, so that their cache misses overlap.
+QUEUE = 512
+
+
+@jitted
+def get(state, field):
+    """The value of a field."""
+    return load_i64(state + 8 * field)
+
+
+@jitted
+def put(state, field, value):
+    """Set a field."""
+    store_i64(state + 8 * field, value)

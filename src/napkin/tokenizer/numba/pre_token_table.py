@@ -1,0 +1,142 @@
+"""A hash table from pre-tokens to their ids, compiled: few distinct pre-tokens make up most of a text.
+
+An entry is four uint64: two for the key, two for the value. A pre-token of at most 15 bytes is its own key: its bytes,
+zero padding, and its length in the highest byte. For a longer one, up to LONGEST bytes, the key is a hash, the length,
+and the offset of its bytes in LONG_BYTES, where they are compared. Lengths are never 0, so an entry whose second word
+is 0 is empty.
+
+The value is the number of ids in the low 8 bits and then up to four ids, of 24, 32, 32 and 32 bits. If there are more
+ids, the upper half of the first word is their offset in LONG_IDS.
+"""
+
+import numpy as np
+
+from napkin.tokenizer.numba import fields
+from napkin.tokenizer.numba.fields import get
+from napkin.tokenizer.numba.intrinsics import call_scanner, load_i64, load_u8, load_u64, prefetch, store_u64
+from napkin.tokenizer.numba.jit import entry_point, jitted
+
+ENTRY_BYTES = 32
+INLINE_BYTES = 15
+INLINE_IDS = 4
+LONGEST = 255
+
+_ZERO, _ONE, _ALL = np.uint64(0), np.uint64(1), np.uint64(2**64 - 1)
+_29, _32, _56 = np.uint64(29), np.uint64(32), np.uint64(56)
+_PLACE = np.uint64(2**56 - 1)
+_GOLDEN, _OTHER = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x9FB21C651E98DF25)
+
+
+@jitted
+def fill_queue(state, stop):
+    """Find the next pre-tokens of the document that ends at `stop`: their ends and keys. Returns how many."""
+    count = call_scanner(
+        get(state, fields.SCANNER),
+        get(state, fields.TEXT),
+        get(state, fields.POSITION),
+        stop,
+        get(state, fields.LIMIT),
+        get(state, fields.CLASSES),
+        get(state, fields.ENDS),
+        fields.QUEUE,
+    )
+    _prepare_keys(state, count)
+    return count
+
+
+@jitted
+def _prepare_keys(state, count):
+    """Compute the keys of the `count` pre-tokens whose ends are in ENDS, and prefetch their entries."""
+    text, limit = get(state, fields.TEXT), get(state, fields.LIMIT)
+    ends, keys = get(state, fields.ENDS), get(state, fields.KEYS)
+    table, mask = get(state, fields.TABLE), get(state, fields.N_SLOTS) - 1
+    start = get(state, fields.POSITION)
+    for i in range(count):
+        end = load_i64(ends + 8 * i)
+        low, high = key_of(text, start, end, limit)
+        store_u64(keys + 16 * i, low)
+        store_u64(keys + 16 * i + 8, high)
+        prefetch(table + ENTRY_BYTES * slot_of(low, high, mask))
+        start = end
+
+
+@jitted
+def key_of(text, start, end, limit):
+    """The two words of a pre-token's key, without the offset of a long one; (0, 0) if it is longer than LONGEST."""
+    length = end - start
+    if length <= INLINE_BYTES:
+        if start + 16 <= limit:
+            # Shifts instead of a branch: the length of a word is unpredictable.
+            low = load_u64(text + start) & (_ALL >> np.uint64(64 - 8 * min(length, 8)))
+            high = load_u64(text + start + 8) & ((_ONE << np.uint64(8 * max(length - 8, 0))) - _ONE)
+        else:
+            low, high = _ZERO, _ZERO
+            for i in range(min(length, 8)):
+                low |= np.uint64(load_u8(text + start + i)) << np.uint64(8 * i)
+            for i in range(8, length):
+                high |= np.uint64(load_u8(text + start + i)) << np.uint64(8 * (i - 8))
+        return low, high | np.uint64(length) << _56
+    if length > LONGEST:
+        return _ZERO, _ZERO
+    low = np.uint64(length)
+    for i in range(start, end - 8, 8):
+        low = (low ^ load_u64(text + i)) * _GOLDEN
+        low ^= low >> _29
+    low = (low ^ load_u64(text + end - 8)) * _GOLDEN
+    return low ^ low >> _32, np.uint64(length) << _56
+
+
+@jitted
+def slot_of(low, high, mask):
+    """The slot at which the search for a key begins."""
+    hashed = (low ^ high * _OTHER) * _GOLDEN
+    return np.int64(hashed ^ hashed >> _32) & mask
+
+
+@jitted
+def find(state, text, start, low, high):
+    """The address of the entry of the pre-token at `start` with that key, or of the empty entry where it belongs."""
+    table, mask = get(state, fields.TABLE), get(state, fields.N_SLOTS) - 1
+    slot = slot_of(low, high, mask)
+    while True:
+        entry = table + ENTRY_BYTES * slot
+        same, found = load_u64(entry) == low, load_u64(entry + 8)
+        if found == high and same:
+            return entry
+        if found == _ZERO:
+            return entry
+        # For a long one only the hash has been compared so far.
+        if same and high >> _56 > _LONGEST_INLINE and found >> _56 == high >> _56:
+            place = get(state, fields.LONG_BYTES) + np.int64(found & _PLACE)
+            if same_bytes(place, text + start, np.int64(high >> _56)):
+                return entry
+        slot = (slot + 1) & mask
+
+
+_LONGEST_INLINE = np.uint64(INLINE_BYTES)
+
+
+@jitted
+def same_bytes(first, second, length):
+    """Whether the `length` bytes, at least 8, at two addresses are equal."""
+    for i in range(0, length - 8, 8):
+        if load_u64(first + i) != load_u64(second + i):
+            return False
+    return load_u64(first + length - 8) == load_u64(second + length - 8)
+
+
+@entry_point("void(uint64[:, ::1], uint64[:, ::1])")
+def move_entries(old, new):
+    """Copy the entries of a table, uint64 of shape [n_slots, 4], into a larger, empty one. Plain twin: a dict."""
+    mask = len(new) - 1
+    for i in range(len(old)):
+        high = old[i, 1]
+        if high == _ZERO:
+            continue
+        # The offset of a long pre-token is not part of its hash.
+        hashed = high if high >> _56 <= _LONGEST_INLINE else high & ~_PLACE
+        slot = slot_of(old[i, 0], hashed, mask)
+        while new[slot, 1] != _ZERO:
+            slot = (slot + 1) & mask
+        for k in range(4):
+            new[slot, k] = old[i, k]

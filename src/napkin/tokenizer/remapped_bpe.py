@@ -1,0 +1,141 @@
+"""Byte-pair encoding with the ids of another library, which need not follow the order of the merges.
+
+Such a vocabulary may differ from a BPETokenizer in three ways: bytes, merges and special tokens may have any ids; it
+may contain tokens that no merge makes; and such a token may be used if it is a whole pre-token.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from napkin.errors import NapkinError
+from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.bpe import BPETokenizer
+from napkin.tokenizer.pre_tokenization import PreTokenizer
+
+if TYPE_CHECKING:
+    import numpy
+
+
+class RemappedBPETokenizer(Tokenizer):
+    """A BPETokenizer of `merges` and `pattern` whose ids are mapped to others.
+
+    In `merges` the bytes are 0 to 255 and merge i makes 256 + i, independent of `ids`. `ids` are those of the bytes,
+    the merges, the `unmerged` tokens and the special tokens, in this order: a permutation of the numbers from 0 on.
+    With `whole`, a pre-token that equals an `unmerged` token is encoded as it; otherwise those are only decoded.
+
+    Raises NapkinError for ids that are not a permutation, for an unmerged token that is empty, a duplicate or made by a
+    merge, and in the same cases as BPETokenizer.
+
+    >>> ids = [*range(1, 257), 258, 257, 0]
+    >>> tokenizer = RemappedBPETokenizer([(116, 104), (256, 101)], ["<s>"], ids=ids)
+    >>> tokenizer.encode("<s>th", allowed_special="all"), tokenizer.encode("the")
+    ([0, 258], [257])
+    """
+
+    kind: ClassVar[str] = BPETokenizer.kind
+
+    def __init__(
+        self,
+        merges: Sequence[tuple[int, int]],
+        special_tokens: Sequence[str] = (),
+        pattern: str = "gpt2",
+        *,
+        ids: Sequence[int],
+        unmerged: Sequence[bytes] = (),
+        whole: bool = False,
+    ) -> None:
+        # With `whole`, text is split here to look up whole pre-tokens, and not again inside `_plain`.
+        self._plain = BPETokenizer(merges, (), "whole" if whole else pattern)
+        self.merges = self._plain.merges
+        self.pattern = pattern
+        self.unmerged = list(unmerged)
+        self.whole = whole
+        super().__init__([*self._plain.vocabulary, *self.unmerged], special_tokens, pattern)
+        self._ids = _checked_ids(ids, len(self.vocabulary))
+        _check_unmerged(self.unmerged, self._plain.vocabulary)
+        tokens = dict(zip(self._ids, self.vocabulary, strict=True))
+        self.vocabulary = [tokens[i] for i in range(len(tokens))]
+        self.special_tokens = {token: self._ids[i] for token, i in self.special_tokens.items()}
+        n_merged = len(self._plain.vocabulary)
+        self._id_of_whole = dict(zip(self.unmerged, self._ids[n_merged:], strict=False))
+        self._pre_tokenizer = PreTokenizer(pattern)
+
+    def merge_ids(self) -> list[tuple[int, int, int]]:
+        """For each merge, in order, the ids of the two tokens that it joins and of the token that it makes."""
+        ids = self._ids
+        return [(ids[first], ids[second], ids[256 + i]) for i, (first, second) in enumerate(self.merges)]
+
+    def whole_token(self, pre_token: str) -> int | None:
+        """The id of a pre-token that equals an unmerged token; None if it does not, or without `whole`."""
+        return self._id_of_whole.get(pre_token.encode()) if self.whole else None
+
+    def encode_batch(self, texts: Iterable[str], *, threads: int = 1) -> list[list[int]]:
+        """Turn each text into a list of ids; special tokens in them are ordinary text."""
+        if self.whole:
+            return super().encode_batch(texts)
+        return [list(map(self._ids.__getitem__, ids)) for ids in self._plain.encode_batch(texts, threads=threads)]
+
+    def encode_documents(self, texts: Sequence[str], *, threads: int = 1) -> "tuple[numpy.ndarray, numpy.ndarray]":
+        """The concatenated ids of all texts, and how many each text has."""
+        if self.whole:
+            return super().encode_documents(texts)
+        ids, counts = self._plain.encode_documents(texts, threads=threads)
+        return self._table[ids], counts
+
+    def encode_to_numpy(self, text: str, *, threads: int = 1) -> "numpy.ndarray":
+        """Turn text into ids of shape [n_tokens]: uint16 if every id fits, otherwise uint32."""
+        if self.whole:
+            return super().encode_to_numpy(text)
+        return self._table[self._plain.encode_to_numpy(text, threads=threads)]
+
+    @cached_property
+    def _table(self) -> "numpy.ndarray":
+        import numpy
+
+        return numpy.array(self._ids, self.id_dtype)
+
+    def _encode_ordinary(self, text: str) -> list[int]:
+        if not self.whole:
+            return list(map(self._ids.__getitem__, self._plain.encode(text)))
+        ids: list[int] = []
+        for pre_token in self._pre_tokenizer.split(text):
+            found = self.whole_token(pre_token)
+            if found is None:
+                ids.extend(map(self._ids.__getitem__, self._plain.encode(pre_token)))
+            else:
+                ids.append(found)
+        return ids
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            **self._plain._content(),
+            "pattern": self.pattern,
+            "special_tokens": list(self.special_tokens),
+            "ids": self._ids,
+            "unmerged": [token.hex() for token in self.unmerged],
+            "whole": self.whole,
+        }
+
+
+def _checked_ids(ids: Sequence[int], n_tokens: int) -> list[int]:
+    if len(ids) != n_tokens:
+        raise NapkinError(f"{len(ids)} ids are given for {n_tokens} tokens: give one id per token")
+    seen = bytearray(n_tokens)
+    for i in ids:
+        if not 0 <= i < n_tokens:
+            raise NapkinError(f"id {i} is outside 0 to {n_tokens - 1}, the ids of {n_tokens} tokens: leave no gap")
+        if seen[i]:
+            raise NapkinError(f"id {i} is given to two tokens: ids must be distinct")
+        seen[i] = 1
+    return list(ids)
+
+
+def _check_unmerged(unmerged: Sequence[bytes], merged: Sequence[bytes]) -> None:
+    seen = set(merged)
+    for token in unmerged:
+        if not token:
+            raise NapkinError("an unmerged token is empty: it needs at least one byte")
+        if token in seen:
+            raise NapkinError(f"unmerged token {token!r} is also a byte, a merge or another unmerged token: remove it")
+        seen.add(token)

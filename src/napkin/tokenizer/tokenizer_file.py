@@ -1,0 +1,131 @@
+"""Tokenizer files: JSON with format, version, kind, the data of that kind, and a fingerprint of it all.
+
+    {
+    "format": "napkin-tokenizer",
+    "version": 1,
+    "kind": "bpe",
+    "pattern": "gpt2",
+    "special_tokens": [
+      "<|endoftext|>"
+    ],
+    "merges": [
+      [32, 116],
+      ...
+    ],
+    "fingerprint": "3f1c..."
+    }
+
+Merge i joins two earlier ids into id 256 + i; the vocabulary follows from the merges. A tokenizer with another
+library's ids has three more fields (see remapped_bpe.py): "ids", "unmerged" tokens in hexadecimal, and "whole".
+The file is not trusted: every field's type, every id and the fingerprint are checked.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from napkin.errors import CorruptFile, NapkinError
+from napkin.files import StrPath
+from napkin.tokenizer.base import FORMAT, VERSION, Tokenizer
+from napkin.tokenizer.bpe import BPETokenizer
+from napkin.tokenizer.byte_level import ByteTokenizer
+from napkin.tokenizer.character_level import CharacterTokenizer
+from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
+from napkin.tokenizer.word_level import WordTokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, path: StrPath, *, overwrite: bool = False) -> None:
+    """Write a tokenizer to one JSON file; see `Tokenizer.save`."""
+    tokenizer.save(path, overwrite=overwrite)
+
+
+def load_tokenizer(path: StrPath) -> Tokenizer:
+    """Read a tokenizer that `save_tokenizer` wrote.
+
+    Raises CorruptFile if it is not a tokenizer file or was altered, and NapkinError if it cannot be read.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise NapkinError(f"{path} cannot be read ({error.strerror}): name a tokenizer file") from error
+    try:
+        _check_header(path, msgspec.json.decode(content, type=_Header))
+        file = msgspec.json.decode(content, type=_BPEFile | _ByteFile | _CharacterFile | _WordFile)
+        tokenizer = file.tokenizer()
+    except CorruptFile:
+        raise
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, NapkinError) as error:
+        raise _corrupt(path, str(error)) from error
+    if file.fingerprint != tokenizer.fingerprint:
+        raise _corrupt(path, f"its fingerprint is {file.fingerprint}, that of its contents {tokenizer.fingerprint}")
+    return tokenizer
+
+
+def _corrupt(path: StrPath, fact: str) -> CorruptFile:
+    return CorruptFile(f"{path} is not an intact tokenizer file: {fact}; restore it from a copy or train it again")
+
+
+class _Header(msgspec.Struct):
+    format: str
+    version: int
+
+
+def _check_header(path: StrPath, header: _Header) -> None:
+    if header.format != FORMAT:
+        raise CorruptFile(
+            f"{path} is not a tokenizer file: its format is {header.format!r}, not {FORMAT!r}; name a tokenizer file"
+        )
+    if header.version != VERSION:
+        raise CorruptFile(
+            f"{path} has version {header.version}, this napkin reads {VERSION}: use the napkin that wrote it"
+        )
+
+
+class _File(_Header, tag_field="kind", forbid_unknown_fields=True):
+    special_tokens: list[str]
+    fingerprint: str
+
+
+class _BPEFile(_File, tag=BPETokenizer.kind):
+    pattern: str
+    merges: list[tuple[int, int]]
+    ids: list[int] | None = None
+    unmerged: list[str] | None = None
+    whole: bool | None = None
+
+    def tokenizer(self) -> BPETokenizer | RemappedBPETokenizer:
+        if self.ids is None and self.unmerged is None and self.whole is None:
+            return BPETokenizer(self.merges, self.special_tokens, self.pattern)
+        if self.ids is None or self.unmerged is None or self.whole is None:
+            raise NapkinError("it has some of the fields `ids`, `unmerged` and `whole`, but not all")
+        unmerged = [_bytes(token) for token in self.unmerged]
+        return RemappedBPETokenizer(
+            self.merges, self.special_tokens, self.pattern, ids=self.ids, unmerged=unmerged, whole=self.whole
+        )
+
+
+class _ByteFile(_File, tag=ByteTokenizer.kind):
+    def tokenizer(self) -> ByteTokenizer:
+        return ByteTokenizer(self.special_tokens)
+
+
+class _CharacterFile(_File, tag=CharacterTokenizer.kind):
+    characters: str
+
+    def tokenizer(self) -> CharacterTokenizer:
+        return CharacterTokenizer(self.characters, self.special_tokens)
+
+
+class _WordFile(_File, tag=WordTokenizer.kind):
+    pattern: str
+    words: list[str]
+
+    def tokenizer(self) -> WordTokenizer:
+        return WordTokenizer(self.words, self.special_tokens, self.pattern)
+
+
+def _bytes(hexadecimal: str) -> bytes:
+    try:
+        return bytes.fromhex(hexadecimal)
+    except ValueError as error:
+        raise NapkinError(f"{hexadecimal!r} is not bytes in hexadecimal") from error

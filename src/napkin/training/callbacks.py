@@ -1,0 +1,177 @@
+"""What a run does around its steps, each in a class of its own: evaluations, metrics, checkpoints, trackers.
+
+The loop knows the protocol and nothing else. Callbacks are called in their order; another kind of training, with
+another step, uses the same ones.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+
+from napkin.checkpoint.disk_space import disk_warning, refuse_full_disk
+from napkin.checkpoint.sharded_writer import open_writer
+from napkin.checkpoint.state import Checkpoint, Snapshot, snapshot
+from napkin.errors import NapkinError
+from napkin.evaluation.bits_per_byte import EVALUATION_BATCH_SIZE, mean_loss
+from napkin.planning.checkpoint_plan import writes_in_background
+from napkin.runs.metrics import MetricsFile, StepMetrics
+from napkin.runs.run_folder import lower_learning_rate
+from napkin.training.loop import Callback, TrainingLoop
+from napkin.training.tracking import open_tracking
+
+
+class Evaluation(Callback):
+    """Evaluates on a sample of the validation tokens when that is due, with averaged weights where there are any."""
+
+    def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
+        """Add the validation loss. Raises NapkinError where it is not finite."""
+        training = loop.recipe.training
+        if loop.step != training.steps and loop.step % training.evaluate_every:
+            return metrics
+        loss = self._validation_loss(loop)
+        if not math.isfinite(loss or 0.0):
+            raise NapkinError(f"step {loop.step}: the validation loss is {loss}: {lower_learning_rate(loop.run.path)}")
+        if loss is not None:
+            loop.history.add_validation(loop.step, loss)
+        return dataclasses.replace(metrics, validation_loss=loss, seconds=loop.seconds)
+
+    def _validation_loss(self, loop: TrainingLoop) -> float | None:
+        tokens = loop.preparation.validation_tokens
+        if tokens is None:
+            return None
+        with loop.watch("evaluation"), loop.guarded(tokens), loop.train_state.averaged():
+            training = loop.recipe.training
+            return mean_loss(
+                loop.train_state.model,
+                tokens,
+                loop.preparation.precision,
+                max_tokens=training.evaluation_tokens,
+                # No more at a time than a step computes: what was planned for that is enough for this.
+                batch_size=min(training.resolved_micro_batch_size, EVALUATION_BATCH_SIZE),
+                separate_documents=loop.recipe.data.separate_documents,
+                progress=lambda done, total: (
+                    loop.interruption.give_up() if done < total and loop.ranks.world_size == 1 else None
+                ),
+                ranks=loop.ranks,
+            )
+
+
+class MetricsLog(Callback):
+    """Appends a line to metrics.jsonl for each step that is to be logged."""
+
+    def __init__(self, loop: TrainingLoop) -> None:
+        self.file = MetricsFile(loop.run.path, writes=loop.ranks.is_rank_zero)
+
+    def on_start(self, loop: TrainingLoop) -> None:
+        """Drop the lines past the checkpoint; find out whether the last step is still to be finished."""
+
+        def rewind() -> str | None:
+            self.file.rewind(loop.step)
+            loop.history.forget_finished(self.file.path)
+            return loop.history.unfinished
+
+        loop.history.unfinished = loop.ranks.broadcast_from_zero(rewind)
+
+    def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
+        """Log the step: from here on it is finished."""
+        loop.history.unfinished = None
+        training = loop.recipe.training
+        if loop.step == training.steps or metrics.is_notable or loop.step % training.log_every == 0:
+            self.file.append(metrics)
+        return metrics
+
+
+class Checkpointing(Callback):
+    """Writes a checkpoint when that is due, after an evaluation that is the best so far, and at the end."""
+
+    def __init__(self, loop: TrainingLoop, metrics: MetricsLog) -> None:
+        training, plan = loop.recipe.training, loop.preparation.plan
+        self.last: Checkpoint | None = None
+        self.writer = open_writer(
+            loop.ranks,
+            loop.recipe,
+            loop.run.checkpoints,
+            background=plan is not None and writes_in_background(plan),
+            keep=training.keep_checkpoints,
+            keep_best=training.keep_best,
+            # A checkpoint on the disk promises the lines up to its step.
+            before_publishing=metrics.file.sync,
+        )
+
+    def on_start(self, loop: TrainingLoop) -> None:
+        """Refuse a disk that has no room for the next checkpoint."""
+        if loop.is_unfinished and loop.ranks.is_rank_zero:
+            needed = snapshot_of(loop).bytes
+            refuse_full_disk(loop.run.checkpoints, needed)
+            warning = disk_warning(loop.run.checkpoints, needed, loop.recipe.training)
+            if warning is not None:
+                loop.on_message(warning)
+
+    def running(self, loop: TrainingLoop) -> AbstractContextManager:
+        """Wait for a write in the background, however the steps end."""
+        return self.writer
+
+    def before_step(self, loop: TrainingLoop) -> None:
+        """Raise the error of a write in the background that has failed."""
+        self.writer.refuse_failure()
+
+    def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
+        """Write a checkpoint, or begin to; the last one is written at the end."""
+        due = loop.step % loop.recipe.training.checkpoint_every == 0
+        if metrics.validation_loss is not None:
+            due |= loop.ranks.broadcast_from_zero(lambda: self.writer.lacks(loop.step, loop.history))
+        if due and loop.step != loop.recipe.training.steps:
+            with loop.watch("checkpoints"):
+                self.writer.save(snapshot_of(loop))
+        return metrics
+
+    def on_end(self, loop: TrainingLoop) -> None:
+        """Write the last checkpoint, and return when it is on the disk."""
+        with loop.watch("checkpoints"):
+            # Nothing else is to be done meanwhile: no copy is needed.
+            self.writer.wait()
+            self.writer.background = False
+            self.writer.save(snapshot_of(loop))
+            self.last = self.writer.wait()
+
+
+class Trackers(Callback):
+    """Tells the trackers that the recipe names what metrics.jsonl is told."""
+
+    def running(self, loop: TrainingLoop) -> AbstractContextManager:
+        """Open them, and close them at the end."""
+        opened = open_tracking(loop.recipe, loop.run, loop.step, loop.on_message)
+        stack = ExitStack()
+        self.track = stack.enter_context(opened)
+        return stack
+
+    def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
+        """Tell them."""
+        self.track(metrics)
+        return metrics
+
+
+class OnStep(Callback):
+    """Calls a function of the user's after each step."""
+
+    def __init__(self, function: Callable[[StepMetrics], None]) -> None:
+        self.function = function
+
+    def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
+        """Call it."""
+        self.function(metrics)
+        return metrics
+
+
+def snapshot_of(loop: TrainingLoop) -> Snapshot:
+    """What a checkpoint of the run holds now."""
+    loop.train_state.parallel_model.reshard()
+    return snapshot(
+        loop.train_state,
+        step=loop.step,
+        seconds=loop.seconds,
+        tokenizer=loop.preparation.tokenizer.fingerprint,
+        train_tokens=loop.preparation.train_tokens.sha256,
+        history=loop.history,
+    )

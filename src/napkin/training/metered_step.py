@@ -1,0 +1,114 @@
+"""One step of a training run: its batch read under guard, one step of the process metered, all others timed."""
+
+import statistics
+import time
+
+import psutil
+import torch
+
+from napkin.accounting.metering import StepMeasurement, meter_step
+from napkin.accounting.reconcile import Measurement
+from napkin.accounting.utilisation import hfu, mfu
+from napkin.data.prefetch import Batch
+from napkin.runs.metrics import StepMetrics
+from napkin.training.loop import TrainingLoop
+from napkin.training.non_finite import NonFiniteSteps, Verdict
+from napkin.training.signals import Interrupted
+
+# The first step makes the optimizer's state, the second one warms caches: the third is like all that follow.
+METERED_STEP = 2
+
+
+class MeteredStep:
+    """Trains on the batch of the step that the loop is at."""
+
+    def __init__(self) -> None:
+        self.step_seconds: list[float] = []
+        """Of all steps but the metered one."""
+        self.metered: StepMeasurement | None = None
+        self._process = psutil.Process()
+
+    def __call__(self, loop: TrainingLoop) -> StepMetrics:
+        """Do it. Raises Interrupted where a signal makes it give up, NapkinError where the loss is not finite."""
+        begin, train_state = time.perf_counter(), loop.train_state
+        with loop.watch("data"):
+            batch = self._batch(loop)
+            weights = train_state.micro_batch_weights(batch[1]) if loop.ranks.world_size > 1 else None
+        verdict = Verdict()
+        try:
+            self._watched_step(loop, batch, weights, verdict)
+        except Interrupted:
+            train_state.optimizer.zero_grad(set_to_none=True)
+            raise
+        non_finite = NonFiniteSteps(train_state, loop.history, loop.run, loop.on_message)
+        skipped = None if verdict.is_fit else non_finite.skip_or_stop(loop.step, batch, verdict)
+        step_seconds = time.perf_counter() - begin
+        learning_rate = train_state.learning_rate(loop.step)
+        expert_tokens, dropped_tokens = train_state.expert_counts.read()
+        loop.step += 1
+        tokens_per_step = loop.recipe.tokens_per_step
+        return StepMetrics(
+            step=loop.step,
+            tokens=loop.step * tokens_per_step,
+            loss=verdict.loss,
+            learning_rate=learning_rate,
+            gradient_norm=verdict.gradient_norm,
+            seconds=loop.seconds,
+            step_seconds=step_seconds,
+            tokens_per_second=tokens_per_step / step_seconds,
+            mfu=loop.mfu(step_seconds),
+            bytes=self._bytes(loop.device_type),
+            spike=None if skipped else loop.history.add_loss(verdict.loss),
+            skipped=skipped,
+            expert_tokens=expert_tokens,
+            dropped_tokens=dropped_tokens,
+        )
+
+    def _batch(self, loop: TrainingLoop) -> Batch:
+        loop.reading_batch = True
+        with loop.guarded(loop.preparation.train_tokens):
+            batch = loop.fetcher[loop.step]
+        loop.reading_batch = False
+        return batch
+
+    def _watched_step(self, loop: TrainingLoop, batch: Batch, weights: list[float] | None, verdict: Verdict) -> None:
+        done, train_state = loop.step - loop.first_step, loop.train_state
+        begin = time.perf_counter()
+        last = loop.recipe.training.steps - loop.first_step - 1
+        # A last step that is also the first is timed: a metered one takes longer than it would alone.
+        if done != min(METERED_STEP, last) or last == 0 or not loop.ranks.is_rank_zero:
+            watch = loop.watch
+            if loop.ranks.world_size == 1:
+                micro_batches = len(batch[0]) // loop.recipe.training.resolved_micro_batch_size
+                watch = loop.interruption.giving_up_long_steps(watch, micro_batches)
+            train_state.step(loop.step, *batch, weights=weights, watch=watch, is_fit=verdict)
+            self.step_seconds.append(time.perf_counter() - begin)
+            return
+        with loop.watch("metering"):
+            self.metered = meter_step(
+                train_state.model,
+                lambda: train_state.step(loop.step, *batch, weights=weights, is_fit=verdict),
+                device_type=loop.device_type,
+                resident=train_state.resident(),
+            )
+
+    def _bytes(self, device_type: str) -> int:
+        return torch.cuda.max_memory_allocated() if device_type == "cuda" else self._process.memory_info().rss
+
+    def measurement(self, loop: TrainingLoop) -> Measurement | None:
+        """What the steps of this process came to; None where none was metered, or none timed."""
+        plan = loop.preparation.plan
+        if plan is None or self.metered is None or not self.step_seconds:
+            return None
+        median = statistics.median(self.step_seconds)
+        return Measurement(
+            parameters=sum(parameter.numel() for parameter in loop.train_state.model.parameters()),
+            flops=self.metered.ledger.flops,
+            peak_bytes=self.metered.peak_bytes,
+            seconds_per_step=median,
+            seconds=loop.seconds,
+            steps=loop.step - loop.first_step,
+            mfu=mfu(plan.ledger, median, plan.site.matmul_peak),
+            hfu=hfu(plan.ledger, median, plan.site.matmul_peak),
+            seconds_by_part=loop.seconds_by_part(),
+        )

@@ -1,0 +1,120 @@
+"""What happens before a run: its files are opened and checked, its recipe resolved, its step planned."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from napkin.data.batches import Batches
+from napkin.data.mixing import TokenMixture
+from napkin.data.token_file import TokenFile
+from napkin.distributed.ranks import ALONE, Ranks
+from napkin.errors import NapkinError
+from napkin.planning.machine import ThisMachine
+from napkin.planning.planner import plan_resolved
+from napkin.planning.resolve import resolve, with_vocab_size
+from napkin.planning.run_plan import Plan
+from napkin.recipe.precision import Precision
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.train_files import paths_and_weights
+from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.tokenizer_file import load_tokenizer
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Everything that a run needs, opened and checked; nothing of the model is allocated yet."""
+
+    resolved: ResolvedRecipe
+    tokenizer: Tokenizer
+    train_tokens: TokenMixture
+    validation_tokens: TokenFile | None
+    plan: Plan | None
+    """Made by rank 0; the other ranks have none."""
+    ranks: Ranks = ALONE
+    """The processes that train it."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """No "auto" and no default is left in it that this machine or these files decide."""
+        return self.resolved.recipe
+
+    @property
+    def precision(self) -> Precision:
+        """The number formats that it is trained in."""
+        return self.resolved.precision
+
+    @property
+    def batches(self) -> Batches:
+        """The training batches, in their order; of each the rows that are this process's."""
+        return _batches(self.recipe, self.train_tokens, self.ranks)
+
+
+def prepare(
+    recipe: Recipe,
+    *,
+    tokenizer: Tokenizer | None = None,
+    progress: Progress = lambda doing: None,
+    ranks: Ranks = ALONE,
+) -> Preparation:
+    """Open what the recipe names, check that it fits together, and plan the run on this machine.
+
+    `tokenizer` stands in for the file that the recipe names: a run keeps its own copy. `progress` is told what is
+    being done. Raises NapkinError for files that are missing, damaged or do not belong together.
+    """
+    recipe.tracking.refuse_missing()
+    tokenizer = tokenizer or _open_tokenizer(recipe.data.tokenizer)
+    progress("checking the token files")
+    train_tokens, validation_tokens = open_token_files(recipe, tokenizer, verify=recipe.data.verify)
+    machine = ThisMachine(ranks, device=recipe.training.device)
+    resolved = resolve(with_vocab_size(recipe, tokenizer.vocab_size), machine)
+    # Refuses a text that is shorter than one window, before anything is measured or counted.
+    _batches(resolved.recipe, train_tokens)
+    plan = plan_resolved(resolved, machine, progress=progress)
+    return Preparation(plan.resolved, tokenizer, train_tokens, validation_tokens, plan, ranks)
+
+
+def prepare_unplanned(recipe: Recipe, tokenizer: Tokenizer, ranks: Ranks) -> Preparation:
+    """The same on a rank other than 0, whose recipe rank 0 has resolved and whose files it has verified."""
+    train_tokens, validation_tokens = open_token_files(recipe, tokenizer, verify=False)
+    resolved = resolve(recipe, ThisMachine(ranks, device=recipe.training.device))
+    return Preparation(resolved, tokenizer, train_tokens, validation_tokens, None, ranks)
+
+
+def open_token_files(recipe: Recipe, tokenizer: Tokenizer, *, verify: bool) -> tuple[TokenMixture, TokenFile | None]:
+    """The training tokens and, where the recipe names any, the validation tokens."""
+    paths, weights = paths_and_weights(recipe.data.train)
+    way_out = "or name yours with --data.train"
+    training = TokenMixture([_open_tokens(path, tokenizer, verify, way_out) for path in paths], weights)
+    if recipe.data.validation is None:
+        return training, None
+    way_out = "name yours with --data.validation, or do without: --data.validation None"
+    return training, _open_tokens(recipe.data.validation, tokenizer, verify, way_out)
+
+
+def _open_tokenizer(path: str) -> Tokenizer:
+    if not Path(path).is_file():
+        raise NapkinError(
+            f"there is no tokenizer file '{path}': make one with `napkin tokenizer train TEXT`, "
+            "or name yours with --data.tokenizer"
+        )
+    return load_tokenizer(path)
+
+
+def _open_tokens(path: str, tokenizer: Tokenizer, verify: bool, way_out: str) -> TokenFile:
+    if not Path(path).is_file():
+        raise NapkinError(f"there is no token file '{path}': make it with `napkin tokenizer encode TEXT`, {way_out}")
+    return TokenFile.open(path, tokenizer_fingerprint=tokenizer.fingerprint, verify=verify)
+
+
+def _batches(recipe: Recipe, train_tokens: TokenMixture, ranks: Ranks = ALONE) -> Batches:
+    return Batches(
+        train_tokens,
+        context_length=recipe.model.context_length,
+        batch_size=recipe.training.batch_size,
+        seed=recipe.training.data_seed,
+        rows=ranks.rows(recipe.training.batch_size),
+        separate_documents=recipe.data.separate_documents,
+    )

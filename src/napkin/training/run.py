@@ -1,0 +1,124 @@
+"""Train a run: the loop with the step of pre-training, and with a run's own callbacks."""
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from napkin.accounting.quantity_row import QuantityRow
+from napkin.accounting.reconcile import Measurement
+from napkin.distributed.ranks import joined
+from napkin.errors import NapkinError
+from napkin.files import StrPath
+from napkin.planning.plan_file import plan_file_of
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.toml_file import read_recipe
+from napkin.runs.measurement_file import write_measurement
+from napkin.runs.metrics import StepMetrics
+from napkin.runs.run_folder import RunFolder
+from napkin.runs.run_format import is_run
+from napkin.train_step.step import TrainState
+from napkin.training.callbacks import Checkpointing, Evaluation, MetricsLog, OnStep, Trackers
+from napkin.training.loop import Callback, TrainingLoop
+from napkin.training.metered_step import MeteredStep
+from napkin.training.prepare import Preparation, Progress
+from napkin.training.signals import catch_interruption
+from napkin.training.start import create_run, open_run, recipe_differences
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended."""
+
+    train_state: TrainState
+    step: int
+    """Updates done."""
+    checkpoint: Path
+    interrupted_by: signal.Signals | None
+    measurement: Measurement | None
+    """Of this process's steps; None where they were too few for one to be metered and another to be timed."""
+    table: list[QuantityRow]
+    """Rule, count and meter of every quantity; without a measurement, empty."""
+    first_step: int
+    """Updates that were done before: by the checkpoint that training continued from, or none."""
+
+
+def train_run(
+    preparation: Preparation,
+    run: RunFolder,
+    *,
+    on_step: Callable[[StepMetrics], None] = lambda metrics: None,
+    on_message: Callable[[str], None] = lambda message: None,
+    callbacks: Sequence[Callback] = (),
+) -> Outcome:
+    """Train a run to its end, from its newest good checkpoint if it has one, and write its metrics and checkpoints.
+
+    The steps that remain are bit for bit those of a run that was never stopped, on the same machine with the same
+    number of threads: weights, moments and step number come from the checkpoint, everything else is a function of the
+    step number. SIGINT and SIGTERM end it after the current step, with a checkpoint; an evaluation, and a step of many
+    micro-batches, are given up and done again on resuming. With several ranks all call this, give nothing up, and stop
+    after the same step; rank 0 writes. `callbacks` are called after the run's own.
+    """
+    plan = preparation.plan
+    with run.locked(), catch_interruption() as interruption:
+        run.remove_leftovers()
+        # A kill may have come between the making of the folder and the plan.
+        if plan is not None and not (run.path / "plan.json").exists():
+            run.write_json("plan.json", plan_file_of(plan))
+        step = MeteredStep()
+        loop = TrainingLoop(preparation, run, on_message, interruption, step)
+        metrics_log = MetricsLog(loop)
+        checkpointing = Checkpointing(loop, metrics_log)
+        loop.callbacks = [Evaluation(), metrics_log, checkpointing, Trackers(), OnStep(on_step), *callbacks]
+        loop.run_to_end()
+        assert checkpointing.last is not None
+        measurement = step.measurement(loop)
+        table: list[QuantityRow] = []
+        if measurement is not None and plan is not None:
+            whole, price = loop.step == loop.recipe.training.steps, plan.site.usd_per_hour
+            table = write_measurement(run, plan.table(), measurement, whole=whole, usd_per_hour=price)
+        stopped_by, first_step = interruption.signal, loop.first_step
+        return Outcome(loop.train_state, loop.step, checkpointing.last.path, stopped_by, measurement, table, first_step)
+
+
+def train(
+    recipe: Recipe | StrPath,
+    folder: StrPath,
+    *,
+    on_step: Callable[[StepMetrics], None] = lambda metrics: None,
+    on_message: Callable[[str], None] = lambda message: None,
+    progress: Progress = lambda doing: None,
+) -> Outcome:
+    """Plan, train and reconcile a run in `folder`: start it, or resume it where it is there already.
+
+    Args:
+        recipe: what to train, or the TOML file that says it.
+        folder: the run's; a new one, or that of a run of the same recipe.
+        on_step: called with the metrics of each step.
+        on_message: told what a user should know: damaged checkpoints, skipped steps, a disk that is nearly full.
+        progress: told what is being done before the first step.
+
+    Under torchrun each rank calls this. Raises NapkinError where the folder holds anything else than a run of this
+    recipe, where files are missing or damaged, and where the step does not fit into the memory.
+    """
+    recipe = recipe if isinstance(recipe, Recipe) else read_recipe(recipe)
+    with joined(recipe.training) as ranks:
+        exists = ranks.broadcast_from_zero(lambda: _refuse_other_recipe(recipe, Path(folder)))
+        if exists:
+            preparation, run = open_run(folder, progress=progress, ranks=ranks)
+        else:
+            preparation, run = create_run(recipe, folder, progress=progress, ranks=ranks)
+        return train_run(preparation, run, on_step=on_step, on_message=on_message)
+
+
+def _refuse_other_recipe(recipe: Recipe, folder: Path) -> bool:
+    """Whether the folder is a run. Raises NapkinError where it is that of another recipe."""
+    if not is_run(folder):
+        return False
+    differences = recipe_differences(recipe, folder)
+    if differences:
+        raise NapkinError(
+            f"'{folder}' is a run of another recipe: there {'; '.join(differences)}: choose another folder, or "
+            f"continue that run with `napkin resume {folder}`"
+        )
+    return True

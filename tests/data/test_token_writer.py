@@ -1,0 +1,148 @@
+"""A token file whose writing was killed, gone on with: the same bytes, and nothing done twice that need not be."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from napkin.data.corpus import Document
+from napkin.data.token_file import SEPARATOR, TokenFile
+from napkin.data.token_writer import Documents, write_token_file, write_token_files
+from napkin.errors import NapkinError
+from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.bpe_training import train_bpe
+from napkin.tokenizer.byte_level import ByteTokenizer
+
+TOKENIZER = train_bpe(["the cat in the hat"], 260, [SEPARATOR])
+DOCUMENTS = [Document(f"d{i}", f"the cat {i} in the hat 你好 " * (i % 7 + 1)) for i in range(200)]
+
+
+class Stopped(Exception):
+    pass
+
+
+def until(count: int) -> Iterator[Document]:
+    yield from DOCUMENTS[:count]
+    raise Stopped
+
+
+def write_resumably(path: Path, documents: Documents, tokenizer: Tokenizer, **settings: int) -> TokenFile:
+    [tokens] = write_token_files({path: documents}, tokenizer, lambda *totals: None, **settings)
+    return tokens
+
+
+@pytest.fixture
+def expected(tmp_path: Path) -> bytes:
+    write_token_file(tmp_path / "expected", DOCUMENTS, TOKENIZER)
+    return (tmp_path / "expected").read_bytes()
+
+
+@pytest.mark.parametrize("stops", [[], [0], [1], [57], [199], [30, 31, 150]])
+def test_a_file_gone_on_with_is_the_one_written_in_one_go(tmp_path: Path, expected: bytes, stops: list[int]):
+    path = tmp_path / "tokens"
+    for stop in stops:
+        with pytest.raises(Stopped):
+            write_resumably(path, lambda stop=stop: until(stop), TOKENIZER, bytes_per_record=500)
+        assert not path.exists()
+    seen: list[int] = []
+
+    [tokens] = write_token_files(
+        {path: lambda: DOCUMENTS}, TOKENIZER, lambda _, size, count: seen.append(size), bytes_per_record=500
+    )
+
+    tokens.verify()
+    assert path.read_bytes() == expected
+    assert (tmp_path / "tokens.json").read_bytes() == (tmp_path / "expected.json").read_bytes()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["expected", "expected.json", "tokens", "tokens.json"]
+    # At most what lies between two points, of the documents that were done, is done again.
+    assert len(seen) <= 200 - max(stops, default=0) + 20
+
+
+@pytest.mark.parametrize("change", ["text", "tokenizer", "shortened", "no point"])
+def test_what_does_not_fit_is_begun_anew(tmp_path: Path, change: str):
+    path = tmp_path / "tokens"
+    with pytest.raises(Stopped):
+        write_resumably(path, lambda: until(100), TOKENIZER, bytes_per_record=500)
+    documents, tokenizer = list(DOCUMENTS), TOKENIZER
+    if change == "text":
+        documents[3] = Document("d3", "another text")
+    elif change == "tokenizer":
+        tokenizer = ByteTokenizer([SEPARATOR])
+    elif change == "shortened":
+        os.truncate(tmp_path / ".tokens.partial", 10)
+    else:
+        (tmp_path / ".tokens.partial.json").write_text("{}")
+
+    write_resumably(path, lambda: documents, tokenizer).verify()
+
+    write_token_file(tmp_path / "expected", documents, tokenizer)
+    assert path.read_bytes() == (tmp_path / "expected").read_bytes()
+
+
+def test_of_two_files_a_stop_in_the_second_leaves_neither_and_goes_on_there(tmp_path: Path, expected: bytes):
+    paths = {tmp_path / "one": lambda: DOCUMENTS, tmp_path / "two": lambda: until(90)}
+    with pytest.raises(Stopped):
+        write_token_files(paths, TOKENIZER, lambda *totals: None, bytes_per_record=500)
+    assert not any(path.exists() for path in paths)
+    told: list[Path] = []
+
+    paths[tmp_path / "two"] = lambda: DOCUMENTS
+    write_token_files(paths, TOKENIZER, lambda path, *totals: told.append(path), bytes_per_record=500)
+
+    assert set(told) == {tmp_path / "two"}
+    assert all(path.read_bytes() == expected for path in paths)
+    assert sorted(file.name for file in tmp_path.iterdir() if file.name[0] == ".") == []
+
+
+def test_a_file_that_another_process_writes_is_refused(tmp_path: Path):
+    fcntl = pytest.importorskip("fcntl")
+    with open(tmp_path / ".tokens.partial", "wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(NapkinError, match="is being written by another process"):
+            write_resumably(tmp_path / "tokens", lambda: DOCUMENTS, TOKENIZER)
+        assert not (tmp_path / "tokens").exists()
+
+
+def test_a_name_that_is_taken_is_refused_before_anything_is_written(tmp_path: Path):
+    (tmp_path / "tokens").write_text("mine")
+
+    with pytest.raises(NapkinError, match="exists and is not overwritten"):
+        write_resumably(tmp_path / "tokens", lambda: DOCUMENTS, TOKENIZER)
+    assert [file.name for file in tmp_path.iterdir()] == ["tokens"]
+
+
+def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path):
+    with pytest.raises(NapkinError, match="cannot be written"):
+        write_resumably(tmp_path / "none" / "tokens", lambda: DOCUMENTS, TOKENIZER)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kill -9")
+def test_a_process_killed_while_it_writes_is_gone_on_with(tmp_path: Path, expected: bytes):
+    script = """
+import sys, time
+sys.path.insert(0, sys.argv[2])
+from data.test_token_resuming import *
+def slow():
+    for number, document in enumerate(DOCUMENTS):
+        if number > 120:
+            time.sleep(0.05)
+        yield document
+write_resumably(Path(sys.argv[1]), slow, TOKENIZER, bytes_per_record=500)
+"""
+    path = tmp_path / "tokens"
+    process = subprocess.Popen([sys.executable, "-c", script, str(path), str(Path(__file__).parent.parent)])
+    point = tmp_path / ".tokens.partial.json"
+    while process.poll() is None and not point.exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not path.exists()
+
+    write_resumably(path, lambda: DOCUMENTS, TOKENIZER).verify()
+
+    assert path.read_bytes() == expected

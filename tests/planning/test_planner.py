@@ -1,0 +1,94 @@
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from napkin.accounting.rules import all_reduce_seconds_rule
+from napkin.errors import NapkinError
+from napkin.hardware.catalogue import Device, find_device
+from napkin.model.config import ModelConfig
+from napkin.planning.machine import CatalogueMachine
+from napkin.planning.micro_batch import refuse_what_does_not_fit
+from napkin.planning.planner import plan as make_plan
+from napkin.planning.run_plan import Plan
+from napkin.recipe.precision import Precision
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
+from napkin.train_step.step_ledger import count_step
+
+A100 = find_device("A100-80GB")
+
+
+def recipe(batch_size: int = 16, micro_batch_size: int | None = None, **model: Any) -> Recipe:
+    sizes = {"vocab_size": 300, "context_length": 64, "d_model": 32, "n_layers": 2, "n_heads": 2, **model}
+    training = TrainingConfig(batch_size=batch_size, micro_batch_size=micro_batch_size)
+    return Recipe(model=ModelConfig(**sizes), training=training)
+
+
+def plan_on(recipe: Recipe, device: Device, n_devices: int) -> Plan:
+    return make_plan(recipe, CatalogueMachine(device, n_devices))
+
+
+def test_each_of_several_devices_steps_over_its_part_of_the_batch() -> None:
+    plan = plan_on(recipe(16), A100, 8)
+    resolved = plan.resolved
+    assert (resolved.per_device.training.batch_size, resolved.precision) == (2, Precision("bf16", "cuda"))
+    alone = plan_on(recipe(2), A100, 1)
+    assert plan.ledger.flops == alone.ledger.flops
+    assert plan.tokens_per_step == 8 * alone.tokens_per_step
+    assert plan.price.seconds == alone.price.seconds
+
+
+def test_dollars_and_energy_are_those_of_all_devices_for_all_steps() -> None:
+    plan = plan_on(recipe(16), A100, 8)
+    assert A100.price
+    assert A100.watts
+    hours = plan.steps * plan.seconds_per_step / 3600
+    assert plan.dollars is not None
+    assert plan.kilowatt_hours is not None
+    assert math.isclose(plan.dollars, 8 * hours * A100.price.usd_per_hour)
+    assert math.isclose(plan.kilowatt_hours, 8 * hours * A100.watts / 1000)
+    changed = plan.at(usd_per_hour=1.0, watts=100.0)
+    assert changed.dollars is not None
+    assert math.isclose(changed.dollars, 8 * hours)
+    assert changed.kilowatt_hours is not None
+    assert math.isclose(changed.kilowatt_hours, 8 * hours / 10)
+
+
+def test_gradients_cost_time_where_the_backward_pass_does_not_hide_them() -> None:
+    # One token a device, so that there is nothing to compute beside the exchange of 4 bytes per parameter.
+    slow = dataclasses.replace(A100, link_bandwidth=1e9)
+    plan = plan_on(recipe(8, context_length=1), slow, 8)
+    exchange = 2 * 7 / 8 * 4 * plan.ledger.parameters / 1e9
+    assert math.isclose(all_reduce_seconds_rule(4 * plan.ledger.parameters, 8, 1e9), exchange)
+    assert math.isclose(plan.communication_seconds, exchange)
+    assert math.isclose(plan.exposed_seconds, max(0.0, exchange - plan.price.by_phase["backward"].seconds))
+    assert plan_on(recipe(8), A100, 1).communication_seconds == 0
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_the_next_that_does() -> None:
+    with pytest.raises(NapkinError, match=r"batch_size 12 does not divide among 8 devices.*--training.batch-size 16"):
+        plan_on(recipe(12), A100, 8)
+    with pytest.raises(NapkinError, match=r"gets 6 sequences, which do not divide into micro-batches of 4"):
+        plan_on(recipe(12, 4), A100, 2)
+
+
+def test_a_device_without_bf16_trains_in_fp32_and_says_so_where_bf16_is_wanted() -> None:
+    v100 = find_device("V100")
+    assert plan_on(recipe(), v100, 1).resolved.precision.products == "fp32"
+    with pytest.raises(NapkinError, match="no arithmetic in bf16"):
+        plan_on(dataclasses.replace(recipe(), training=TrainingConfig(precision="bf16")), v100, 1)
+
+
+def test_what_does_not_fit_is_told_its_ways_out() -> None:
+    small = dataclasses.replace(A100, name="small", memory_bytes=600_000_000 + 30_000_000)
+    plan = plan_on(recipe(64, context_length=256), small, 4)
+    assert plan.ledger.peak_bytes == count_step(plan.resolved).peak_bytes > plan.site.memory_bytes
+    with pytest.raises(NapkinError) as refused:
+        refuse_what_does_not_fit(plan)
+    line = str(refused.value)
+    assert "micro-batch-size" in line
+    assert "with --training.parallelism fsdp" in line
+    assert "would fit a " in line
+    assert "\n" not in line

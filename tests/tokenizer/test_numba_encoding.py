@@ -1,0 +1,247 @@
+"""The compiled encoder against the plain one and against tiktoken, at every code point, cut and thread count."""
+
+import copy
+import itertools
+import random
+import sys
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import Phase, example, given, settings
+from hypothesis import strategies as st
+
+from napkin.tokenizer.bpe import BPETokenizer
+from napkin.tokenizer.bpe_merging import apply_merges
+from napkin.tokenizer.bpe_training import train_bpe
+from napkin.tokenizer.numba.encoder import Encoder
+from napkin.tokenizer.pre_tokenization import PreTokenizer
+from napkin.tokenizer.split_points import split_into_pieces
+from oracles.tiktoken_encodings import tiktoken_encoding
+
+CUT = ["gpt2", "cl100k", "o200k"]
+ALL = [*CUT, "gpt4", "whole"]
+SAMPLE = (
+    "the cat in the hat isn't THE rat's. " * 4
+    + "naïve 你好 你好 🌍🌍 \n\n    indented\n\n12345 1234, don't; ΑΒΓ αβγ x=-1\t"
+)
+TRICKY = "'sdmtlvreST aé19½Ⅳ.,_-/\t\n\r\x1c\x85\u00a0\u3000\u0301你🌍ʰſKǅ"
+# Editions of Unicode differ in what they assign: a character that Python does not know yet may be a letter to others.
+TEXTS = (
+    st.text(st.characters(exclude_categories=["Cs", "Cn"]))
+    | st.text(alphabet=TRICKY, max_size=300)
+    | st.lists(st.sampled_from([*TRICKY, "the", " the", "'ll", "  ", "\n\n", "a" * 70, "你" * 30, "1" * 20])).map(
+        "".join
+    )
+)
+
+
+def every_pair_of_bytes() -> list[tuple[int, int]]:
+    """Merges that show where text was cut: any two bytes make a token, in an order that has no reason."""
+    pairs = list(itertools.product(range(256), range(256)))
+    random.Random(0).shuffle(pairs)
+    return pairs
+
+
+TRAINED = train_bpe([SAMPLE], 420, ()).merges
+PLAIN = {pattern: BPETokenizer(TRAINED, pattern=pattern) for pattern in ALL}
+COMPILED = {pattern: Encoder(TRAINED, pattern) for pattern in ALL}
+PAIRS = BPETokenizer(every_pair_of_bytes())
+PAIRS_COMPILED = {pattern: Encoder(PAIRS.merges, pattern) for pattern in CUT}
+WITNESS = {pattern: tiktoken_encoding(pattern, PLAIN[pattern]) for pattern in CUT}
+PAIRS_WITNESS = {pattern: tiktoken_encoding(pattern, PAIRS) for pattern in CUT}
+
+
+def twin(tokenizer: BPETokenizer, text: str) -> list[int]:
+    """Ids by the plain functions alone, whatever else the process has loaded."""
+    pieces = PreTokenizer(tokenizer.pattern).split(text)
+    merges = {pair: 256 + i for i, pair in enumerate(tokenizer.merges)}
+    return [i for piece in pieces for i in apply_merges(piece.encode(), merges)]
+
+
+def check_all_patterns(text: str) -> None:
+    data = text.encode()
+    for pattern in ALL:
+        assert COMPILED[pattern].encode(data)[0].tolist() == twin(PLAIN[pattern], text), pattern
+    for pattern in CUT:
+        assert WITNESS[pattern].encode_ordinary(text) == COMPILED[pattern].encode(data)[0].tolist(), pattern
+        assert PAIRS_WITNESS[pattern].encode_ordinary(text) == PAIRS_COMPILED[pattern].encode(data)[0].tolist(), pattern
+
+
+@settings(max_examples=150)
+@given(TEXTS)
+@example("")
+@example("x \n \n ")
+@example("\u0301ABC'ſ!\u0301/\n/")
+def test_ids_equal_those_of_the_plain_form_and_of_tiktoken(text: str):
+    check_all_patterns(text)
+
+
+@pytest.mark.torture
+def test_ids_of_a_hundred_thousand_texts_equal_those_of_the_plain_form_and_of_tiktoken():
+    texts: set[str] = set()
+
+    # A call an example would check more types than ids.
+    @settings(max_examples=110_000, phases=[Phase.generate], database=None)
+    @given(TEXTS)
+    def collect(text: str):
+        texts.add(text)
+
+    collect()
+    assert len(texts) > 100_000
+    in_order = sorted(texts)
+    for start in range(0, len(in_order), 5_000):
+        some = in_order[start : start + 5_000]
+        for pattern in ALL:
+            plain = [twin(PLAIN[pattern], text) for text in some]
+            check_at_once(COMPILED[pattern], some, plain, pattern)
+        for pattern in CUT:
+            for encoder, witness in (COMPILED, WITNESS), (PAIRS_COMPILED, PAIRS_WITNESS):
+                check_at_once(encoder[pattern], some, map(witness[pattern].encode_ordinary, some), pattern)
+
+
+def in_contexts(character: str) -> list[str]:
+    """A character alone and between letters, digits, blanks, signs, apostrophes and line ends."""
+    around = ["", "a", "A", "1", " ", "!", "'", "'s", "\n", "\u00a0", "é", character]
+    return [before + character + after for before in around for after in around]
+
+
+@pytest.mark.parametrize("pattern", CUT)
+def test_characters_at_the_ends_of_every_class_are_cut_as_tiktoken_cuts_them(pattern: str):
+    # Where a class begins or ends a table would be wrong first; every eighth end, every eighth beginning.
+    from napkin.tokenizer.numba.character_classes import character_classes
+
+    edges = np.flatnonzero(np.diff(character_classes()))
+    check_contexts(pattern, {*edges[::8].tolist(), *(edges[4::8] + 1).tolist(), *range(256)})
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("pattern", CUT)
+def test_every_code_point_is_cut_as_tiktoken_cuts_it(pattern: str):
+    for start in range(0, sys.maxunicode + 1, 2**12):
+        check_contexts(pattern, range(start, start + 2**12))
+
+
+def check_contexts(pattern: str, codes: Iterable[int]) -> None:
+    characters = [chr(code) for code in codes if unicodedata.category(chr(code)) not in ("Cs", "Cn")]
+    texts = [text for character in characters for text in in_contexts(character)]
+    check_at_once(PAIRS_COMPILED[pattern], texts, map(PAIRS_WITNESS[pattern].encode_ordinary, texts), pattern)
+
+
+def check_at_once(encoder: Encoder, texts: Sequence[str], expected: Iterable[list[int]], what: str) -> None:
+    data = [text.encode() for text in texts]
+    ids, counts = encoder.encode(b"".join(data), list(itertools.accumulate(map(len, data))))
+    found, end = ids.tolist(), 0
+    for text, count, witness in zip(texts, counts.tolist(), expected, strict=True):
+        begin, end = end, end + count
+        assert found[begin:end] == witness, f"{text!r} in {what}"
+    assert end == len(found)
+
+
+@pytest.mark.parametrize("pattern", CUT)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_documents_that_end_at_any_byte_of_a_block_have_the_ids_they_have_alone(pattern: str, threads: int):
+    draw = random.Random(1)
+    texts = ["".join(draw.choices(TRICKY, k=k % 140)) for k in range(500)]
+    data = [text.encode() for text in texts]
+
+    ids, counts = PAIRS_COMPILED[pattern].encode(
+        b"".join(data), list(itertools.accumulate(map(len, data))), dtype="uint32", threads=threads
+    )
+
+    expected = [PAIRS_WITNESS[pattern].encode_ordinary(text) for text in texts]
+    assert counts.tolist() == list(map(len, expected))
+    assert ids.tolist() == [i for each in expected for i in each]
+
+
+@pytest.mark.parametrize("pattern", ALL)
+def test_the_ids_of_a_long_text_do_not_depend_on_threads_and_pieces(pattern: str, monkeypatch: pytest.MonkeyPatch):
+    draw = random.Random(2)
+    words = ["the", " cat", " hat\n", "don't", "  ", "\n\n", "x.\n", "你好", "\n \nA", "!?", "1234", " \u3000b", "'s"]
+    text = "".join(draw.choices(words, k=20_000)).encode()
+    whole = COMPILED[pattern].encode(text)[0].tolist()
+
+    for size in (1, 100, 3_333):
+        monkeypatch.setattr("napkin.tokenizer.numba.encoder._PIECE_BYTES", size)
+        assert COMPILED[pattern].encode(text, threads=2)[0].tolist() == whole
+
+
+@given(TEXTS, st.integers(1, 100))
+def test_pieces_are_cut_only_where_every_pattern_ends_a_pre_token(text: str, size: int):
+    data = text.encode()
+    cuts = {piece.stop for piece in split_into_pieces(data, np.array([len(data)]), size)}
+
+    for pattern in [*CUT, "gpt4"]:
+        ends = itertools.accumulate(len(piece.encode()) for piece in PreTokenizer(pattern).split(text))
+        assert cuts <= {len(data), *ends}
+        parts = [data[a:b].decode() for a, b in itertools.pairwise([0, *sorted(cuts)])]
+        assert [p for part in parts for p in PreTokenizer(pattern).split(part)] == list(
+            PreTokenizer(pattern).split(text)
+        )
+
+
+@pytest.mark.parametrize("unit", ["a", " ", "\n", "ab", "=-", "你", "\x00"])
+def test_long_pre_tokens_of_every_kind_are_merged_as_the_plain_form_merges_them(unit: str):
+    merges = train_bpe([unit * 300, SAMPLE], 330, (), "whole").merges
+    tokenizer = BPETokenizer(merges)
+
+    for length in (63, 64, 65, 255, 256, 5_000):
+        text = unit * length
+        assert Encoder(merges, "gpt2").encode(text.encode())[0].tolist() == twin(tokenizer, text), length
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_merging_by_random_vocabularies_equals_the_plain_form(seed: int):
+    draw = random.Random(seed)
+    alphabet = draw.choice(["ab", "abc", "the cat", "é你a"])
+    merges: list[tuple[int, int]] = []
+    while len(merges) < draw.randint(1, 400):
+        earlier = [*alphabet.encode(), *range(256, 256 + len(merges))]
+        pair = draw.choice(earlier), draw.choice(earlier)
+        if pair not in merges:
+            merges.append(pair)
+        if len(merges) > 12:
+            break
+    tokenizer, encoder = BPETokenizer(merges), Encoder(merges, "gpt2")
+    for length in (1, 2, 7, 9, 10, 17, 30, 64, 65, 300):
+        text = "".join(draw.choices(alphabet, k=length))
+        assert encoder.encode(text.encode())[0].tolist() == twin(tokenizer, text)
+
+
+def test_a_cache_too_small_for_the_text_is_emptied_and_changes_no_id():
+    draw = random.Random(3)
+    text = "".join(draw.choices("abcdefghij ", k=600_000)) + "".join(f" {i:0{i % 40 + 10}d}" for i in range(9_000))
+    small, large = Encoder(TRAINED, "gpt2", cache_bytes=0), Encoder(TRAINED, "gpt2")
+
+    assert small.encode(text.encode())[0].tolist() == large.encode(text.encode())[0].tolist()
+    assert cache_bytes(small) < 2**22 < cache_bytes(large) < 2**26 + 2**22
+
+
+def cache_bytes(encoder: Encoder) -> int:
+    from napkin.tokenizer.numba import fields
+
+    (workspace,) = encoder._idle
+    return sum(workspace.array(field).nbytes for field in (fields.TABLE, fields.LONG_BYTES, fields.LONG_IDS))
+
+
+def test_a_copy_of_an_encoder_has_tables_of_its_own_and_the_same_ids():
+    encoder = Encoder(TRAINED, "gpt2")
+    ids = encoder.encode(SAMPLE.encode())[0].tolist()
+    twin_of_it = copy.deepcopy(encoder)
+    del encoder
+
+    assert twin_of_it.encode(SAMPLE.encode())[0].tolist() == ids
+
+
+def test_a_tokenizer_gives_long_texts_to_the_core_and_the_same_ids_in_all_ways():
+    tokenizer = BPETokenizer(TRAINED, ["<|end|>"])
+    text = (SAMPLE + "<|end|>") * 200
+    expected = twin(tokenizer, text)
+    tokenizer._encoder.encode(b"")
+
+    assert tokenizer.encode(text) == expected
+    assert tokenizer.encode_to_numpy(text, threads=2).tolist() == expected
+    assert tokenizer.encode_to_numpy(text).dtype == np.uint16
+    assert tokenizer.encode_batch([text, "", "the", text]) == [expected, [], twin(tokenizer, "the"), expected]
+    assert tokenizer.decode(tokenizer.encode(text, allowed_special="all")) == text
