@@ -18,7 +18,7 @@ demo: $(READY)
 	$(VENV)/bin/napkin demo
 
 test: check
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m "not torture" -n logical --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m "not torture" -n logical --maxprocesses 4 --dist worksteal
 
 check: $(READY)
 	$(VENV)/bin/ruff check .

@@ -1,12 +1,21 @@
-"""Every command and every Python block in README and docs runs, in the order of the page."""
+"""Every command and every Python block in README and docs runs, in the order of the page; figures shown are true."""
 
+import dataclasses
+import itertools
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from napkin.accounting.counting import count
+from napkin.model.transformer import Transformer
+from napkin.optim import OPTIMIZERS, AdamW
+from napkin.units import format_bytes, format_count, format_flops
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -15,24 +24,69 @@ ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def commands_of(page: Path) -> list[list[str]]:
-    """The page's commands, as arguments of a process: shell lines behind `$ `, Python blocks whole."""
-    commands = []
+def commands_of(page: Path) -> list[tuple[list[str], list[str]]]:
+    """The page's commands with the lines that it shows of what they print: shell lines behind `$ `, Python blocks."""
+    commands: list[tuple[list[str], list[str]]] = []
     for kind, text in BLOCK.findall(page.read_text()):
         if kind == "python":
-            commands.append([sys.executable, "-c", text])
-        else:
-            commands += [["bash", "-c", line[2:]] for line in text.splitlines() if line.startswith("$ ")]
+            commands.append(([sys.executable, "-c", text], []))
+            continue
+        for line in text.splitlines():
+            if line.startswith("$ "):
+                commands.append((["bash", "-c", line[2:]], []))
+            elif line:
+                commands[-1][1].append(line)
     return commands
 
 
+def is_same_everywhere(command: str) -> bool:
+    """Whether all figures printed are: those of counts and datasheets are, those of clocks and Python's library not."""
+    return command.startswith(("napkin plan", "napkin fit", "napkin count", "napkin formats", "napkin hardware"))
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if commands_of(page)], ids=lambda page: page.stem)
-def test_every_command_of_the_page_works(page: Path, tmp_path: Path) -> None:
+def test_every_command_of_the_page_works_and_prints_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     folder = Path(sys.executable).parent
-    environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
-    for command in commands_of(page):
+    environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200"}
+    for command, shown in commands_of(page):
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
+        printed = [line.split() for line in (done.stdout + done.stderr).splitlines()]
+        for line in shown:
+            if is_same_everywhere(command[-1]) or not re.search(r"\d", line):
+                assert line.split() in printed, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
+
+
+def rows_of(page: str, heading: str) -> list[list[str]]:
+    """The rows of the table under that line of headings."""
+    lines = (ROOT / "docs" / page).read_text().partition(heading + "\n")[2].splitlines()[1:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in itertools.takewhile(bool, lines)]
+
+
+def test_the_table_of_optimizers_states_their_options() -> None:
+    stated: dict[str, tuple[float, float]] = {}
+    for names, _, rate, decay, *_ in rows_of(
+        "optimizers.md", "| name | state, bytes per parameter | learning rate | decay | options | use it |"
+    ):
+        stated |= dict.fromkeys(re.findall(r"`(\w+)`", names), (float(rate.split()[0]), float(decay)))
+    options = {name: optimizer.options for name, optimizer in OPTIMIZERS.items()}
+    assert stated == {name: (each["learning_rate"], each.get("weight_decay", 0)) for name, each in options.items()}
+
+
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.torture)])
+def test_the_table_of_switches_states_what_a_count_finds(every: int) -> None:
+    benchmark = runpy.run_path(str(ROOT / "benchmarks" / "model_switches.py"))
+    rows = rows_of("models.md", "| switch | parameters | FLOPs per step | peak bytes | seconds | × |")
+    configs = {
+        name: dataclasses.replace(benchmark["BASE"], **changes) for name, changes in benchmark["SWITCHES"].items()
+    }
+    with torch.device("meta"):
+        sizes = {name: sum(p.numel() for p in Transformer(config).parameters()) for name, config in configs.items()}
+    assert {row[0]: row[1] for row in rows} == {name: format_count(size) for name, size in sizes.items()}
+    for name, _, flops, peak, *_ in rows[::every]:
+        trained = benchmark["Trained"](configs[name])
+        ledger = count(trained.module, trained.batch, optimizer=AdamW)
+        assert (flops, peak) == (format_flops(ledger.flops), format_bytes(ledger.peak_bytes)), name
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.stem)

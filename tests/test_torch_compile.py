@@ -62,11 +62,10 @@ def test_a_compiler_that_is_stopped_ends_with_all_its_processes_and_none_begins_
 
     def compile_until_stopped() -> None:
         for _ in range(2):
-            begin = time.monotonic()
             try:
                 compile_with(tmp_path, waiting)
             except BaseException as error:
-                ended.append((type(error), time.monotonic() - begin))
+                ended.append(type(error))
 
     with stoppable_compiler() as stop:
         worker = threading.Thread(target=compile_until_stopped)
@@ -74,7 +73,7 @@ def test_a_compiler_that_is_stopped_ends_with_all_its_processes_and_none_begins_
         wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
         stop()
         worker.join(60)
-    assert [kind for kind, _ in ended] == [KeyboardInterrupt] * 2
+    assert ended == [KeyboardInterrupt] * 2
     pid = int((tmp_path / "pid").read_text())
     # Whose parent has gone may wait long for somebody who takes note.
     wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)

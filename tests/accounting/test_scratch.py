@@ -1,4 +1,7 @@
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from napkin.accounting.scratch import scratch_bytes
+from napkin.hardware.host import has_amx
 from oracles.allocator import growth_at_peak
 
 # Numbers of no dimension and rows of statistics.
@@ -65,39 +69,57 @@ ROW, SCALAR, MASK = torch.ones(512, dtype=torch.bfloat16), torch.tensor(2.0), to
     ids=range(22),
 )
 def test_scratch_of_an_operator_is_what_the_allocator_gives_and_takes_back(call: Callable[[], Any]):
-    kept: list[Any] = []
-    _agree(lambda: kept.append(call()), lambda: kept[-1])
+    _agree(call)
 
 
-@pytest.mark.parametrize("queries", [20, 96, 300, 900])
-@pytest.mark.parametrize("keys", [24, 600])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_scratch_of_attention_is_what_the_allocator_gives_and_takes_back(queries: int, keys: int, dtype: torch.dtype):
-    # The layout in which a layer has its heads, and the plain one, of which the backward pass makes a copy.
-    query, key, value = (torch.ones(2, length, 3, 32, dtype=dtype).transpose(1, 2) for length in (queries, keys, keys))
-    kept: list[Any] = []
-    _agree(
-        lambda: kept.append(F.scaled_dot_product_attention(query, key, value)),
-        lambda: kept[-1],
-        beside=2 * 3 * queries * 8,
-    )
-
-    if dtype == torch.bfloat16:
-        return  # inside are products of bf16
-    leaves = q, k, v = [part.detach().requires_grad_() for part in (query, key, value)]
-    output = F.scaled_dot_product_attention(q, k, v)
-    for gradient in (torch.ones_like(output), torch.ones(output.shape, dtype=dtype)):
-        _agree(
-            lambda gradient=gradient: kept.append(torch.autograd.grad(output, leaves, gradient, retain_graph=True)),
-            lambda: kept[-1],
-            beside=300 * 8,
-        )
+FLASH_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+NUMBER_FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+LENGTHS = (1, 20, 63, 64, 65, 96, 191, 192, 300, 511, 513, 600, 767, 768, 900, 1025)
+HEAD_DIMS = (16, 17, 32, 33, 64, 80, 127, 128)
 
 
-def _agree(call: Callable[[], Any], result: Callable[[], Any], *, beside: int = 0) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_scratch_of_attention_is_what_the_allocator_gives_and_takes_back(
+    dtype: torch.dtype, n_threads: int, monkeypatch: pytest.MonkeyPatch
+):
+    torch.set_num_threads(n_threads)
+    random = Random(n_threads)
+    packed = []
+    for _ in range(40):
+        queries, keys, n_kv_heads = random.choice(LENGTHS), random.choice(LENGTHS), random.choice((1, 2, 3))
+        n_heads, head_dim = n_kv_heads * random.choice((1, 2)), random.choice(HEAD_DIMS)
+        sizes = ((queries, n_heads), (keys, n_kv_heads), (keys, n_kv_heads))
+        # The layout in which a layer has its heads.
+        inputs = [torch.ones(2, length, heads, head_dim, dtype=dtype).transpose(1, 2) for length, heads in sizes]
+        call = partial(FLASH_ATTENTION, *inputs, is_causal=random.random() < 0.5)
+        scratch = _agree(call, within=0)
+        # Without oneDNN attention packs nothing, on any processor.
+        with monkeypatch.context() as context:
+            context.setattr(torch.backends.mkldnn, "enabled", False)
+            packed.append(_agree(call, within=0) < scratch)
+    # Where the processor has tiles for the format, some of these shapes are packed and some are not.
+    has_tiles = dtype in NUMBER_FORMATS and has_amx(NUMBER_FORMATS[dtype])
+    assert set(packed) == ({True, False} if has_tiles else {False})
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_scratch_of_attention_backwards_is_what_the_allocator_gives_and_takes_back(dtype: torch.dtype):
+    for queries, keys in product((20, 96, 300, 900), (24, 600)):
+        heads = (torch.ones(2, length, 3, 32, dtype=dtype).transpose(1, 2) for length in (queries, keys, keys))
+        leaves = q, k, v = [part.requires_grad_() for part in heads]
+        output = F.scaled_dot_product_attention(q, k, v)
+        # The layout in which a layer has its heads, and the plain one, of which a copy is made.
+        for gradient in (torch.ones_like(output), torch.ones(output.shape, dtype=dtype)):
+            _agree(partial(torch.autograd.grad, output, leaves, gradient, retain_graph=True), within=SMALL + 300 * 8)
+
+
+def _agree(call: Callable[[], Any], *, within: int = SMALL) -> int:
+    """Hold the scratch that is counted for a call to what the allocator saw, and return it."""
     with _LargestScratch() as counted:
         call()
-    growth, _ = growth_at_peak(call)
-    results = pytree.tree_leaves(result())
+    results: list[Any] = []
+    _, growth = growth_at_peak(lambda: results.extend(pytree.tree_leaves(call())))
     outputs = sum({tensor.data_ptr(): tensor.untyped_storage().nbytes() for tensor in results}.values())
-    assert growth - outputs == pytest.approx(counted.bytes, abs=SMALL + beside)
+    assert growth - outputs == pytest.approx(counted.bytes, abs=within), call
+    return counted.bytes

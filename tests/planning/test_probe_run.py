@@ -1,5 +1,7 @@
+import pytest
 import torch
 
+from napkin.accounting.pricing import price
 from napkin.hardware.calibration import ArrayMeasurement, Calibration, Machine, MatmulMeasurement
 from napkin.model.config import ModelConfig
 from napkin.planning.probe_run import PROBED_FACTOR, UNPROBED_FACTOR, time_probe_run
@@ -7,6 +9,8 @@ from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
+from napkin.train_step.step_ledger import count_step
+from oracles.clock import Clock
 
 PRECISION = Precision("fp32", "cpu")
 
@@ -22,16 +26,26 @@ def calibration(flops_per_second: float) -> Calibration:
     )
 
 
-def recipe(n_layers: int = 4) -> Recipe:
+def recipe(n_layers: int = 4, batch_size: int = 8) -> Recipe:
     model = ModelConfig(vocab_size=64, context_length=16, d_model=16, n_layers=n_layers, n_heads=2)
-    return Recipe(model=model, training=TrainingConfig(batch_size=8, micro_batch_size=2))
+    return Recipe(model=model, training=TrainingConfig(batch_size=batch_size, micro_batch_size=2))
 
 
-def test_a_step_takes_longer_than_operators_that_would_take_no_time() -> None:
-    between, factor = time_probe_run(ResolvedRecipe(recipe(), PRECISION), calibration(1e15), {}, max_bytes=2**30)
-    # The operators are rehearsed, all of them; Python and autograd stand between.
-    assert between > 1
+def test_a_step_of_two_layers_and_two_micro_batches_is_compared_with_its_operators_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = Clock(seconds_per_reading=0.3)
+    monkeypatch.setattr("napkin.planning.probe_run.time", steps)
+    monkeypatch.setattr("napkin.accounting.microbenchmark.time", Clock(seconds_per_reading=1e-3))
+    ceilings = calibration(1e15)
+    between, factor = time_probe_run(ResolvedRecipe(recipe(), PRECISION), ceilings, {}, max_bytes=2**30)
+    # Every operator takes a millisecond alone, as it is timed, and a step three tenths of a second.
+    ledger = count_step(ResolvedRecipe(recipe(n_layers=2, batch_size=4), PRECISION))
+    alone = price(ledger, ceilings, {row.call: 1e-3 for row in ledger.rows if row.bytes_read + row.bytes_written})
+    assert between == pytest.approx(0.3 / alone.seconds)
     assert factor == PROBED_FACTOR
+    # Two readings for each of three steps, one for each of two that warm up.
+    assert steps.now == pytest.approx(0.3 * (2 * 3 + 2))
 
 
 def test_a_probe_run_that_would_take_too_long_or_too_much_memory_is_left_out() -> None:

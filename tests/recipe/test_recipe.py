@@ -118,13 +118,14 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize(("table", "name"), NUMBERS)
-@pytest.mark.parametrize("value", [-1, 10**40, math.nan, math.inf, -math.inf])
-def test_every_number_of_a_recipe_has_limits(tmp_path: Path, table: str, name: str, value: float) -> None:
+def test_every_number_of_a_recipe_has_limits(tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
-    path.write_text(f"[{table}]\n{name} = {value}\n")
-    with pytest.raises(NapkinError, match=name):
-        read_recipe(path)
+    for table, name in NUMBERS:
+        for value in (-1, 10**40, math.nan, math.inf, -math.inf):
+            path.write_text(f"[{table}]\n{name} = {value}\n")
+            with pytest.raises(NapkinError) as refused:
+                read_recipe(path)
+            assert name in str(refused.value), f"{table}.{name} = {value}"
 
 
 @pytest.mark.parametrize(

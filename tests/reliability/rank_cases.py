@@ -19,7 +19,7 @@ import torch
 from napkin.checkpoint.load import load_train_state
 from napkin.checkpoint.sharded_writer import open_writer
 from napkin.checkpoint.state import Checkpoint, snapshot
-from napkin.distributed.ranks import ALONE, Ranks, joined
+from napkin.distributed.ranks import ALONE, Ranks
 from napkin.model.config import ModelConfig
 from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
@@ -102,7 +102,7 @@ def save(train_state: TrainState, folder: Path, *, step: int) -> Checkpoint:
 def train_cases(folder: Path) -> None:
     """Run all cases on this rank."""
     cases: dict[str, Case] = json.loads((folder / "cases.json").read_text())
-    with joined(TrainingConfig(device="cpu", rank_timeout=300.0)) as ranks:
+    with join_ranks(TrainingConfig(device="cpu", rank_timeout=300.0)) as ranks:
         for name, case in cases.items():
             half, steps = steps_of(case) // 2, steps_of(case)
             train_state = learner_of(case, ranks)

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import psutil
@@ -44,11 +43,9 @@ def test_a_signal_ends_the_compiler_and_leaves_a_run_that_resumes(napkin: Napkin
     compiler.chmod(0o755)
     command = start(napkin.folder, *TRAIN, compiler=compiler)
     wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"), command)
-    sent = time.monotonic()
     # To the process alone, as a batch system does; a terminal's Ctrl-C does not reach the compiler either.
     command.send(what)
     assert command.wait() == 128 + what
-    assert time.monotonic() - sent < 120
     assert [line.split(":")[0] for line in command.errors if not line.startswith("compiling")] == [what.name]
     assert checkpoints(napkin.folder / "run") == [0]
     assert not [pid for pid in map(int, pids.read_text().split()) if is_alive(pid)]

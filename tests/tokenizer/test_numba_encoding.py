@@ -182,13 +182,13 @@ def test_pieces_are_cut_only_where_every_pattern_ends_a_pre_token(text: str, siz
 
 
 @pytest.mark.parametrize("unit", ["a", " ", "\n", "ab", "=-", "你", "\x00"])
-@pytest.mark.parametrize("length", [63, 64, 65, 255, 256, 5_000])
-def test_long_pre_tokens_of_every_kind_are_merged_as_the_plain_form_merges_them(unit: str, length: int):
-    text = unit * length
+def test_long_pre_tokens_of_every_kind_are_merged_as_the_plain_form_merges_them(unit: str):
     merges = train_bpe([unit * 300, SAMPLE], 330, (), "whole").merges
     tokenizer = BPETokenizer(merges)
 
-    assert Encoder(merges, "gpt2").encode(text.encode())[0].tolist() == twin(tokenizer, text)
+    for length in (63, 64, 65, 255, 256, 5_000):
+        text = unit * length
+        assert Encoder(merges, "gpt2").encode(text.encode())[0].tolist() == twin(tokenizer, text), length
 
 
 @pytest.mark.parametrize("seed", range(20))

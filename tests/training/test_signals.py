@@ -1,12 +1,12 @@
 import signal
 import threading
-import time
 from contextlib import nullcontext, suppress
 
 import pytest
 
 import napkin.training.signals as interruption_module
 from napkin.training.signals import Interrupted, catch_interruption
+from oracles.clock import Clock
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
@@ -81,10 +81,12 @@ def test_in_a_thread_signals_are_left_to_the_main_one() -> None:
     assert seen == [signal.SIG_DFL, None]
 
 
-@pytest.mark.parametrize(("seconds", "patience", "done"), [(0.02, 0.01, 3), (0.02, 10.0, 6), (0.0, 0.5, 6)])
+@pytest.mark.parametrize(("seconds", "patience", "done"), [(1.0, 2.5, 3), (1.0, 3.0, 6), (0.0, 0.5, 6)])
 def test_a_step_that_would_take_long_yet_is_given_up_between_its_micro_batches(
     monkeypatch: pytest.MonkeyPatch, seconds: float, patience: float, done: int
 ) -> None:
+    clock = Clock(seconds_per_reading=0)
+    monkeypatch.setattr(interruption_module, "time", clock)
     monkeypatch.setattr(interruption_module, "PATIENCE_SECONDS", patience)
     parts: list[str] = []
     with catch_interruption() as interruption:
@@ -92,7 +94,7 @@ def test_a_step_that_would_take_long_yet_is_given_up_between_its_micro_batches(
         with suppress(Interrupted):
             for number in range(6):
                 with watch("forward"):
-                    time.sleep(seconds)
+                    clock.now += seconds
                 if number == 2:
                     signal.raise_signal(signal.SIGTERM)
     assert len(parts) == done

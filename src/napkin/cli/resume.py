@@ -14,10 +14,10 @@ class ResumeOptions(RunOptions):
 def main(arguments: list[str]) -> int:
     """Continue a run."""
     options = parse(ResumeOptions, "resume", arguments)
-    from napkin.distributed.ranks import joined
+    from napkin.distributed.joining import join_ranks
     from napkin.runs.run_folder import RunFolder
 
-    with joined(RunFolder.open(options.run).recipe.training) as ranks:
+    with join_ranks(RunFolder.open(options.run).recipe.training) as ranks:
         with progress_line("starting", shown=ranks.is_rank_zero) as line:
             from napkin.cli.train_and_report import train_and_report
             from napkin.training.start import open_run

@@ -20,9 +20,9 @@ def main(arguments: list[str]) -> int:
     """Train a new run."""
     options, path = parse_with_recipe(TrainOptions, "train", arguments)
     folder = options.run or str(Path("runs") / (Path(path).stem if path else "run"))
-    from napkin.distributed.ranks import joined
+    from napkin.distributed.joining import join_ranks
 
-    with joined(options.recipe.training) as ranks:
+    with join_ranks(options.recipe.training) as ranks:
         with progress_line("starting", shown=ranks.is_rank_zero) as line:
             from napkin.cli.train_and_report import train_and_report
             from napkin.training.start import create_run

@@ -4,9 +4,7 @@ torchrun starts them and says in the environment which is which. A process alone
 with itself, and nothing of torch.distributed is used.
 """
 
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +12,6 @@ from napkin.errors import NapkinError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from napkin.recipe.training_config import TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -109,19 +105,3 @@ def rank_info_of(environment: Mapping[str, str]) -> RankInfo:
             "which cannot be: start ranks with torchrun"
         )
     return RankInfo(rank, world_size, local_rank, local_world_size, number("TORCHELASTIC_RESTART_COUNT", "0"))
-
-
-@contextmanager
-def joined(training: "TrainingConfig") -> Iterator[Ranks]:
-    """The ranks of this process's job while the block runs; no rank leaves it before all have reached its end.
-
-    Raises NapkinError, of one line, where another process is gone or does not answer in `rank_timeout` seconds.
-    """
-    info = rank_info_of(os.environ)
-    if info.world_size == 1:
-        yield Ranks(info)
-        return
-    from napkin.distributed.process_group import join
-
-    with join(info, device=training.device, timeout=training.rank_timeout) as ranks:
-        yield ranks

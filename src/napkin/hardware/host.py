@@ -5,7 +5,9 @@ import platform
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -74,6 +76,16 @@ def has_native_bf16(cpuinfo: Path = _CPUINFO) -> bool:
     if flags:
         return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
     return _sysctl("hw.optional.arm.FEAT_BF16") == "1" or _torch_says_bf16()
+
+
+@cache
+def has_amx(number_format: Literal["bf16", "fp16"]) -> bool:
+    """Whether the processor has AMX, Intel's matrix tiles, for that format; fewer have it for fp16."""
+    import torch
+
+    # Private to torch: where a helper is gone, nothing is claimed.
+    helper = getattr(torch.cpu, "_is_amx_tile_supported" if number_format == "bf16" else "_is_amx_fp16_supported", None)
+    return bool(helper and helper())
 
 
 def _first_processor(path: Path) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from napkin.accounting.quantity_table import QuantityTable
 from napkin.accounting.run_measurement import Measurement
-from napkin.distributed.ranks import joined
+from napkin.distributed.joining import join_ranks
 from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.planning.plan_file import plan_file_of
@@ -106,7 +106,7 @@ def train(
     recipe, where files are missing or damaged, and where the step does not fit into the memory.
     """
     recipe = recipe if isinstance(recipe, Recipe) else read_recipe(recipe)
-    with joined(recipe.training) as ranks:
+    with join_ranks(recipe.training) as ranks:
         exists = ranks.broadcast_from_zero(lambda: _refuse_other_recipe(recipe, Path(folder)))
         if exists:
             preparation, run = open_run(folder, progress=progress, ranks=ranks)
