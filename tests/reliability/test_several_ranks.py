@@ -22,7 +22,7 @@ from napkin.runs.run_folder import RunFolder
 from oracles.tiny_run import tiny_recipe
 from reliability.conftest import Tally
 from reliability.harness import Command, Napkin, checkpoints, figures, lines_of_metrics, start_python, wait_until
-from reliability.ranks import free_port, place, run_ranks, start_ranks, start_torchrun
+from reliability.ranks import environment_of, free_port, run_ranks, start_ranks, start_torchrun
 
 STEPS = 50
 TOLERANCE = 1e-5
@@ -64,7 +64,7 @@ def test_two_ranks_follow_one(napkin: Napkin, alone: Path, parallelism: str) -> 
     write_recipe(napkin, parallelism=parallelism)
     first, second = run_ranks(napkin, 2, "train", "recipe.toml", "--run", "run", refuse_pickles=True)
     print(parallelism, assert_follows(napkin.folder / "run", alone))
-    # The first one speaks for both.
+    # Rank 0 speaks for both.
     assert "trained 50 steps" in first.out.read_text()
     assert (second.out.read_text(), second.errors) == ("", [])
 
@@ -151,7 +151,9 @@ def test_ranks_end_without_taking_the_interpreter_down(napkin: Napkin) -> None:
     program = "import atexit, os, sys; atexit.register(os.abort); from napkin.cli import main; sys.exit(main())"
     ranks = [
         start_python(
-            napkin.folder, "-c", program, "train", "recipe.toml", "--run", "run", environment=place(rank, 2, port)
+            napkin.folder,
+            *("-c", program, "train", "recipe.toml", "--run", "run"),
+            environment=environment_of(rank, 2, port),
         )
         for rank in range(2)
     ]
@@ -254,7 +256,7 @@ def test_a_kill_inside_a_checkpoint_loses_nothing(
     ranks = [
         napkin.start(
             *("train", "recipe.toml", "--run", "run"),
-            environment=place(rank, 2, port),
+            environment=environment_of(rank, 2, port),
             signal_at=number if rank == whom else None,
             near=".step-00000020.",
         )
@@ -284,7 +286,7 @@ def test_a_kill_of_all_ranks_inside_a_sharded_checkpoint_loses_nothing(
     ranks = [
         napkin.start(
             *("train", "recipe.toml", "--run", "run"),
-            environment=place(rank, 2, port),
+            environment=environment_of(rank, 2, port),
             signal_at=number,
             near=".step-00000020.",
         )
@@ -309,7 +311,7 @@ def test_a_full_disk_ends_all_with_one_reason(napkin: Napkin, parallelism: str, 
     ranks = [
         napkin.start(
             *("train", "recipe.toml", "--run", "run"),
-            environment=place(rank, 2, port),
+            environment=environment_of(rank, 2, port),
             largest_file=30_000 if rank == whom else None,
         )
         for rank in range(2)
