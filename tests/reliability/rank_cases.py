@@ -1,8 +1,8 @@
 """A job of some ranks that trains a recipe after the other: each a process, forked when all is imported.
 
 Its arguments are a folder with cases.json, how many ranks there are, and a free port. A case is a name and what it
-changes of the recipe's tables. Rank 0 leaves the losses of all steps in NAME.json; half of the way another
-the train state takes over, from the checkpoint in NAME/.
+changes of the recipe's tables. Rank 0 leaves the losses of all steps in NAME.json; halfway another train state takes
+over, from the checkpoint in NAME/.
 """
 
 import dataclasses
