@@ -47,7 +47,7 @@ class Comparison:
 
 def recipes(device: str) -> list[Recipe]:
     """Thirty-two shapes; on a CPU a few small ones."""
-    widths, depths, batches = ((512, 1024, 2048), (4, 12), (4, 16)) if device == "cuda" else ((128, 256), (2,), (2, 8))
+    widths, depths, batches = ((512, 1024, 2048), (4, 12), (4, 16)) if device == "cuda" else ((128, 256), (2,), (4, 8))
     length, vocab_size = (1024, 50304) if device == "cuda" else (128, 4096)
     shapes = [(*shape, 1, 1) for shape in itertools.product(widths, depths, batches)]
     # Micro-batches; groups of query heads.

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import shutil
 import signal
 import time
@@ -18,6 +19,7 @@ from napkin.checkpoint.folder import read_checkpoint
 from napkin.checkpoint.load import load_model
 from napkin.model.transformer import Transformer
 from napkin.recipe.toml_file import format_recipe
+from napkin.recipe.tracking_config import TrackingConfig
 from napkin.runs.run_folder import RunFolder
 from oracles.tiny_run import tiny_recipe
 from reliability.conftest import Tally
@@ -159,6 +161,45 @@ def test_ranks_end_without_taking_the_interpreter_down(napkin: Napkin) -> None:
     ]
     assert [rank.wait() for rank in ranks] == [0, 0], [rank.errors for rank in ranks]
     assert "trained 2 steps" in ranks[0].out.read_text()
+
+
+TRACKIO = """
+import os
+
+def init(project, name, **settings):
+    return Run()
+
+def finish():
+    pass
+
+class Run:
+    def log(self, figures, step):
+        with open("told-by-" + os.environ["RANK"], "a") as file:
+            print(step, figures["loss"], figures["mfu"], file=file)
+"""
+
+
+def test_rank_zero_alone_tells_the_trackers(napkin: Napkin) -> None:
+    # Found before an installed one.
+    (napkin.folder / "trackio.py").write_text(TRACKIO)
+    recipe = tiny_recipe(".", steps=3, rank_timeout=300.0)
+    recipe = dataclasses.replace(recipe, tracking=TrackingConfig(("trackio",)))
+    (napkin.folder / "recipe.toml").write_text(format_recipe(recipe))
+    port = free_port()
+    command = (
+        "-c",
+        "import sys; from napkin.cli import main; sys.exit(main())",
+        "train",
+        "recipe.toml",
+        "--run",
+        "run",
+    )
+    ranks = [start_python(napkin.folder, *command, environment=environment_of(rank, 2, port)) for rank in range(2)]
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.errors for rank in ranks]
+    lines = [json.loads(line) for line in (napkin.folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    told = [f"{line['step']} {line['loss']} {line['mfu']}" for line in lines]
+    assert (napkin.folder / "told-by-0").read_text().splitlines() == told
+    assert not (napkin.folder / "told-by-1").exists()
 
 
 @pytest.mark.torture
