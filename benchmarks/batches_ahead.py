@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import torch
-from napkin.planning.preparation import resolve
 
 from napkin.data.batches import Batches
 from napkin.data.corpus import Document
@@ -21,29 +20,29 @@ from napkin.data.mixing import TokenMixture
 from napkin.data.prefetch import BatchFetcher, Prefetcher
 from napkin.data.token_file import SEPARATOR, TokenFile
 from napkin.data.token_writer import write_token_file
-from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
+from napkin.planning.machine import ThisMachine
+from napkin.planning.resolve import resolve
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.tokenizer.byte_level import ByteTokenizer
 from napkin.train_step.step import build_train_state
 
 TURNS, STEPS_A_TURN = 4, 6
 MODELS = {
-    "64 × 8, d 64, 2 layers": ModelConfig(context_length=64, d_model=64, n_layers=2),
-    "256 × 8, d 192, 4 layers": ModelConfig(context_length=256, d_model=192, n_layers=4),
+    "64 × 8, d 64, 2 layers": ModelConfig(8192, 64, d_model=64, n_layers=2),
+    "256 × 8, d 192, 4 layers": ModelConfig(8192, 256, d_model=192, n_layers=4),
 }
 
 
 def measure(tokens: TokenMixture, model: ModelConfig) -> dict[str, tuple[float, float]]:
     """Seconds of waiting and of the whole step, without the thread and with it."""
-    recipe, precision = resolve(Recipe(model=model, training=TrainingConfig(batch_size=8)), 8192, detect_host())
-    assert recipe.training.threads is not None
-    torch.set_num_threads(recipe.training.threads)
-    train_state = build_train_state(ResolvedRecipe(recipe, precision))
+    resolved = resolve(Recipe(model=model, training=TrainingConfig(batch_size=8)), ThisMachine())
+    assert resolved.recipe.training.threads is not None
+    torch.set_num_threads(resolved.recipe.training.threads)
+    train_state = build_train_state(resolved)
     batches = Batches(tokens, context_length=model.context_length, batch_size=8, seed=0)
-    device_type = precision.device_type
+    device_type = resolved.precision.device_type
     feeds = {"fetched": BatchFetcher(batches, device_type), "ahead": Prefetcher(batches, device_type)}
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in feeds}
     number = 0

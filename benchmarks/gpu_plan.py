@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import torch
-from napkin.planning.preparation import device_name, make_plan, resolve
 
 from napkin.accounting.metering import meter_step
-from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
+from napkin.planning.machine import ThisMachine
+from napkin.planning.planner import plan
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import build_train_state
 from result_files import write_result
@@ -48,7 +47,7 @@ class Comparison:
 
 def recipes(device: str) -> list[Recipe]:
     """Thirty-two shapes; on a CPU a few small ones."""
-    widths, depths, batches = ((512, 1024, 2048), (4, 12), (4, 16)) if device == "cuda" else ((128, 256), (2,), (2, 8))
+    widths, depths, batches = ((512, 1024, 2048), (4, 12), (4, 16)) if device == "cuda" else ((128, 256), (2,), (4, 8))
     length, vocab_size = (1024, 50304) if device == "cuda" else (128, 4096)
     shapes = [(*shape, 1, 1) for shape in itertools.product(widths, depths, batches)]
     # Micro-batches; groups of query heads.
@@ -71,17 +70,15 @@ def recipes(device: str) -> list[Recipe]:
 
 def compare(recipe: Recipe) -> Comparison:
     """Train a few steps of the recipe, and set what they took against its plan."""
-    host = detect_host()
-    recipe, precision = resolve(recipe, recipe.model.vocab_size, host)
-    plan = make_plan(recipe, precision, host)
-    ledger = plan.ledger
+    planned = plan(recipe)
+    recipe, precision, ledger = planned.recipe, planned.resolved.precision, planned.ledger
     on_cuda = precision.device_type == "cuda"
     if on_cuda:
         # What the plan's microbenchmark left in the cache is not the step's.
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    train_state = build_train_state(ResolvedRecipe(recipe, precision))
+    train_state = build_train_state(planned.resolved)
     shape = (recipe.training.batch_size, recipe.model.context_length)
     tokens = torch.zeros(shape, dtype=torch.int64, device=precision.device_type)
     targets = tokens.clone()
@@ -109,8 +106,8 @@ def compare(recipe: Recipe) -> Comparison:
         metered.ledger.flops / ledger.flops,
         (allocated or metered.peak_bytes) / ledger.peak_bytes,
         reserved / ledger.reserved_bytes if reserved and ledger.reserved_bytes else None,
-        taken / plan.price.seconds,
-        ledger.flops / taken / plan.site.matmul_peak,
+        taken / planned.price.seconds,
+        ledger.flops / taken / planned.site.matmul_peak,
     )
 
 
@@ -136,11 +133,9 @@ def main() -> None:
     device = parser.parse_args().device
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no GPU that torch can use: --device cpu shows that the code runs")
-    _, precision = resolve(recipes(device)[0], recipes(device)[0].model.vocab_size, detect_host())
-    name = device_name(precision, detect_host())
     lines = [
-        f"# Plan against meter: {name}, {datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}, "
-        f"Python {platform.python_version()}",
+        f"# Plan against meter: {ThisMachine(device=device).device_name}, {datetime.now(UTC):%Y-%m-%d}, torch "
+        f"{torch.__version__}, Python {platform.python_version()}",
         "",
         "Each figure is meter/count. H is heads/key-value heads, B batch/micro-batches.",
         "",

@@ -24,17 +24,16 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from napkin.planning.preparation import device_name, make_plan, resolve
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
 from napkin.hardware.catalogue import find_device
-from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
+from napkin.planning.machine import ThisMachine
+from napkin.planning.planner import plan
 from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.units import format_bytes, format_count
@@ -58,8 +57,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no GPU that torch can use: --tiny --device cpu shows that the code runs")
-    host, now = detect_host(), datetime.now(UTC)
-    name = device_name(Precision("bf16", options.device), host)
+    name, now = ThisMachine(device=options.device).device_name, datetime.now(UTC)
     lines = [
         f"# Training on {name}: {now:%Y-%m-%d}, torch {torch.__version__}, CUDA {torch.version.cuda}, "
         f"Python {platform.python_version()}",
@@ -92,30 +90,29 @@ def compare(size: str, shape: tuple[int, int, int], options: argparse.Namespace)
             device=options.device,
         ),
     )  # fmt: skip
-    host = detect_host()
-    recipe, precision = resolve(recipe, vocab_size, host)
-    plan = make_plan(recipe, precision, host)
-    peak_rate = _datasheet_peak(plan.site.device_name, precision) or plan.site.matmul_peak
+    planned = plan(recipe)
+    precision = planned.resolved.precision
+    peak_rate = _datasheet_peak(planned.site.device_name, precision) or planned.site.matmul_peak
     tokens = torch.randint(vocab_size, (batch_size, length + 1), generator=torch.Generator().manual_seed(0))
     tokens = tokens.to(options.device)
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     lines = []
 
-    def line(who: str, micro_batch_size: int, seconds: float, peak: int | None, planned: int | None = None) -> None:
-        over = f"{peak / planned:.3f}" if peak and planned else "–"
+    def line(who: str, micro_batch_size: int, seconds: float, peak: int | None, by_plan: int | None = None) -> None:
+        over = f"{peak / by_plan:.3f}" if peak and by_plan else "–"
         lines.append(
             f"| {size} | {who} | {micro_batch_size} | {format_count(inputs.numel() / seconds)} | "
-            f"{plan.ledger.flops / seconds / peak_rate:.1%} | {format_bytes(peak) if peak else '–'} | "
-            f"{format_bytes(planned) if planned else '–'} | {over} |"
+            f"{planned.ledger.flops / seconds / peak_rate:.1%} | {format_bytes(peak) if peak else '–'} | "
+            f"{format_bytes(by_plan) if by_plan else '–'} | {over} |"
         )
 
-    micro = recipe.training.resolved_micro_batch_size
+    micro = planned.recipe.training.resolved_micro_batch_size
     for compiled in (False,) if options.no_compiled else (False, True):
-        train_state = build_train_state(ResolvedRecipe(recipe, precision), compiled=compiled)
+        train_state = build_train_state(planned.resolved, compiled=compiled)
         numbers = iter(range(10**9))
         seconds, peak = measure(partial(ours, train_state, numbers), inputs, targets, options.device)
         who = f"napkin {precision.name}{', compiled' if compiled else ''}"
-        line(who, micro, seconds, peak, plan.ledger.peak_bytes)
+        line(who, micro, seconds, peak, planned.ledger.peak_bytes)
         del train_state
         _clear(options.device)
     for who, build in peers(shape, length, vocab_size, compiled=not options.no_compiled).items():

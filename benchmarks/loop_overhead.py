@@ -1,6 +1,6 @@
 """What the training loop adds to its steps: beside the bare `TrainState.step` on the same batches, in the same minutes.
 
-A run is trained by `napkin.training.loop.train` as `napkin train` calls it: metrics, progress line, live report, a
+A run is trained by `napkin.training.run.train_run` as `napkin train` calls it: metrics, progress line, live report, a
 checkpoint each 10 steps. After each of its steps a second train state takes the bare step of the same batch,
 untimed by the first; so whatever else the machine does falls on both. Two witnesses of the overhead: by the parts that
 the loop itself meters, all of a step's time that is not forward, backward, optimizer, evaluation or the copy for a
@@ -33,12 +33,12 @@ from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.report.live_report import live_report
 from napkin.runs.metrics import StepMetrics
 from napkin.train_step.step import build_train_state
-from napkin.training.run import METERED_STEP, train_run
+from napkin.training.metered_step import METERED_STEP
+from napkin.training.run import train_run
 from napkin.training.start import create_run
 from napkin.units import format_seconds
 from result_files import write_result
@@ -83,7 +83,7 @@ def main() -> None:
     options = parser.parse_args()
     host, now, load = detect_host(), datetime.now(UTC), os.getloadavg()[0]
     data = library_text(VOCAB_SIZE)
-    napkin.training.loop.Stopwatch = Diary
+    setattr(napkin.training.loop, "Stopwatch", Diary)  # noqa: B010
     lines = [
         f"# What the loop adds to a step: {host.cpu_name}, {host.cores} threads, {now:%Y-%m-%d %H:%M}, torch "
         f"{torch.__version__}, Python {platform.python_version()}, load before: {load:.1f}",
@@ -133,7 +133,7 @@ def watched_steps(recipe: Recipe, folder: Path) -> tuple[list[dict[str, float]],
     """Seconds of each step, by part; those without a checkpoint, and those with one. The first ones are left out."""
     Diary.parts = []
     preparation, run = create_run(recipe, folder)
-    bare = build_train_state(ResolvedRecipe(preparation.recipe, preparation.precision))
+    bare = build_train_state(preparation.resolved)
     windows: list[tuple[float, float, float]] = []
     begin = 0.0
 

@@ -22,7 +22,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from napkin.planning.preparation import resolve
 
 from library_text import library_text
 from napkin.data.batches import Batches
@@ -30,9 +29,10 @@ from napkin.data.token_file import TokenFile
 from napkin.evaluation.bits_per_byte import mean_loss
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
+from napkin.planning.machine import ThisMachine
+from napkin.planning.resolve import resolve
 from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import build_train_state
 from result_files import write_result
@@ -103,25 +103,25 @@ def train(options: argparse.Namespace, job: tuple[Any, int]) -> Curve:
     data = library_text(options.vocab_size)
     recipe = Recipe(
         data=data,
-        model=ModelConfig(context_length=options.context, d_model=options.width, n_layers=4, n_heads=heads),
+        model=ModelConfig(options.vocab_size, options.context, d_model=options.width, n_layers=4, n_heads=heads),
         optimizer=OptimizerConfig(learning_rate=3e-3),
         training=TrainingConfig(
             steps=options.steps, batch_size=options.batch_size, precision=precision, threads=1, init_seed=seed
         ),
     )
-    recipe, resolved = resolve(recipe, options.vocab_size, detect_host())
+    resolved = resolve(recipe, ThisMachine())
     torch.set_num_threads(1)
     batches = Batches(
         TokenFile.open(f"{data.train}"), context_length=options.context, batch_size=options.batch_size, seed=0
     )
-    train_state, losses = build_train_state(ResolvedRecipe(recipe, resolved)), []
+    train_state, losses = build_train_state(resolved), []
     for number in range(options.steps):
-        batch = [tensor.to(resolved.device_type) for tensor in batches[number]]
+        batch = [tensor.to(resolved.precision.device_type) for tensor in batches[number]]
         losses.append(train_state.step(number, *batch)[0].item())
         if number % 20 == 19:
             print(f"{precision}, seed {seed}: step {number + 1}, loss {losses[-1]:.4f}", flush=True)
     held_out = TokenFile.open(f"{data.validation}")
-    validation = mean_loss(train_state.model, held_out, resolved, max_tokens=EVALUATION_TOKENS)
+    validation = mean_loss(train_state.model, held_out, resolved.precision, max_tokens=EVALUATION_TOKENS)
     return Curve(losses, validation)
 
 

@@ -17,15 +17,14 @@ import time
 from datetime import UTC, datetime
 
 import torch
-from napkin.planning.preparation import device_name, make_plan, resolve
 
 from napkin.accounting.pricing import price
 from napkin.accounting.rules import seconds_rule, training_flops_rule
 from napkin.hardware.calibration_cache import calibration_of_this_machine
-from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
+from napkin.planning.machine import ThisMachine
+from napkin.planning.planner import plan
 from napkin.planning.run_plan import RULE_MFU
-from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
@@ -57,16 +56,16 @@ def recipes(device: str, how_many: int) -> list[Recipe]:
     ]
 
 
-def measure(recipe: Recipe, precision: Precision) -> float:
+def measure(resolved: ResolvedRecipe) -> float:
     """Median seconds of a step, after two that warm up."""
-    train_state = build_train_state(ResolvedRecipe(recipe, precision))
+    train_state, recipe, device_type = build_train_state(resolved), resolved.recipe, resolved.precision.device_type
     shape = (recipe.training.batch_size, recipe.model.context_length)
-    tokens = torch.randint(recipe.model.vocab_size, shape, device=precision.device_type)
+    tokens = torch.randint(recipe.model.vocab_size, shape, device=device_type)
     seconds = []
     for number in range(2 + TIMED_STEPS):
         begin = time.perf_counter()
         train_state.step(number, tokens, tokens)
-        if precision.device_type == "cuda":
+        if device_type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
     return statistics.median(seconds[2:])
@@ -74,17 +73,16 @@ def measure(recipe: Recipe, precision: Precision) -> float:
 
 def compare(recipe: Recipe) -> tuple[str, float, float, float, float, float]:
     """The shape's name, measured seconds, those over plan, roofline and rule, and the plan's stated factor."""
-    host = detect_host()
-    recipe, precision = resolve(recipe, recipe.model.vocab_size, host)
-    plan = make_plan(recipe, precision, host)
-    roofline = price(plan.ledger, calibration_of_this_machine(precision.device_type)).seconds
-    flops = training_flops_rule(plan.rule_parameters, plan.tokens_per_step)
-    rule = seconds_rule(flops, plan.site.matmul_peak, mfu=RULE_MFU)
-    taken = measure(recipe, precision)
-    model, training = recipe.model, recipe.training
+    planned = plan(recipe)
+    precision = planned.resolved.precision
+    roofline = price(planned.ledger, calibration_of_this_machine(precision.device_type)).seconds
+    flops = training_flops_rule(planned.rule_parameters, planned.tokens_per_step)
+    rule = seconds_rule(flops, planned.site.matmul_peak, mfu=RULE_MFU)
+    taken = measure(planned.resolved)
+    model, training = planned.recipe.model, planned.recipe.training
     batch = f"{training.batch_size // training.resolved_micro_batch_size}×{training.resolved_micro_batch_size}"
     name = f"d {model.d_model} L {model.n_layers} B {batch} T {model.context_length} {precision.products}"
-    return name, taken, taken / plan.seconds_per_step, taken / roofline, taken / rule, plan.price.factor
+    return name, taken, taken / planned.seconds_per_step, taken / roofline, taken / rule, planned.price.factor
 
 
 def off(ratio: float) -> float:
@@ -99,9 +97,8 @@ def main() -> None:
     parser.add_argument("--shapes", type=int, default=24)
     options = parser.parse_args()
     drawn = recipes(options.device, options.shapes)
-    _, precision = resolve(drawn[0], drawn[0].model.vocab_size, detect_host())
     lines = [
-        f"# Seconds per step: {device_name(precision, detect_host())}, {torch.get_num_threads()} threads, "
+        f"# Seconds per step: {ThisMachine(device=options.device).device_name}, {torch.get_num_threads()} threads, "
         f"{datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}, Python {platform.python_version()}",
         "",
         "| shape (batch as micro-batches × sequences) | measured ms | over plan | over roofline | over rule |",

@@ -18,12 +18,13 @@ from napkin.cli import WAITING
 STEP = """
 import statistics, time, torch
 from napkin.cli.demo import demo_recipe
-from napkin.hardware.host import detect_host
-from napkin.planning.preparation import resolve
+from napkin.planning.machine import ThisMachine
+from napkin.planning.resolve import resolve, with_vocab_size
 from napkin.train_step.step import build_train_state
-recipe, precision = resolve(demo_recipe("demo"), 4096, detect_host())
+resolved = resolve(with_vocab_size(demo_recipe("demo"), 4096), ThisMachine())
+recipe = resolved.recipe
 torch.set_num_threads(recipe.training.threads)
-train_state = build_train_state(recipe, precision)
+train_state = build_train_state(resolved)
 tokens = torch.randint(4096, (recipe.training.batch_size, recipe.model.context_length))
 seconds = []
 for number in range(14):

@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 import psutil
 import torch
-from napkin.planning.preparation import resolve
 
 from napkin.accounting.metering import Stopwatch, meter_step
-from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
+from napkin.planning.machine import ThisMachine
+from napkin.planning.resolve import resolve
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import build_train_state
 
@@ -26,10 +25,10 @@ def measure() -> dict[str, float]:
         model=ModelConfig(vocab_size=4096, context_length=256, d_model=192, n_layers=4, n_heads=3),
         training=TrainingConfig(batch_size=8, steps=STEPS_OF_A_RUN),
     )
-    recipe, precision = resolve(recipe, 4096, detect_host())
-    assert recipe.training.threads is not None
-    torch.set_num_threads(recipe.training.threads)
-    train_state = build_train_state(ResolvedRecipe(recipe, precision))
+    resolved = resolve(recipe, ThisMachine())
+    assert resolved.recipe.training.threads is not None
+    torch.set_num_threads(resolved.recipe.training.threads)
+    train_state = build_train_state(resolved)
     tokens = torch.randint(4096, (recipe.training.batch_size, recipe.model.context_length))
     watch, process = Stopwatch(), psutil.Process()
 

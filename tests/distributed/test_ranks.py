@@ -1,4 +1,4 @@
-"""Who a process is among others, what of a batch is its own, and what it weighs; real jobs: tests/reliability."""
+"""The rank of a process, its rows of a batch and the weights of its micro-batches; real jobs: tests/reliability."""
 
 import dataclasses
 import signal
@@ -8,20 +8,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from napkin.recipe.per_device import share_of
-from napkin.training.start_on_ranks import _is_run_of
 from torch import Tensor
 
 from napkin.data.batches import Batches
-from napkin.data.token_file import TokenFile
+from napkin.data.token_file import SEPARATOR, TokenFile
 from napkin.distributed.parallel_model import DDPModel, FSDPModel, ParallelModel
 from napkin.distributed.ranks import ALONE, RankInfo, Ranks, rank_info_of
 from napkin.errors import NapkinError
 from napkin.model.transformer import Transformer
 from napkin.optim.rounding import StochasticRounding
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.toml_file import format_recipe
-from napkin.training.signals import Interruption
+from napkin.recipe.resolved import per_device
+from napkin.runs.run_folder import RunFolder
+from napkin.runs.run_format import is_run
+from napkin.tokenizer.byte_level import ByteTokenizer
+from napkin.training.signals import Interruption, agree_on_signal
+from napkin.training.start import recipe_differences
 from oracles.tiny_run import MODEL, tiny_recipe, write_tiny_text
 
 TORCHRUN = {
@@ -38,16 +40,16 @@ TORCHRUN = {
 class InTurn(Ranks):
     """A rank whose sums were made before, by asking all of them."""
 
-    def __init__(self, place: RankInfo, total: int) -> None:
-        super().__init__(place)
+    def __init__(self, info: RankInfo, total: int) -> None:
+        super().__init__(info)
         self.total = total
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         return torch.tensor(self.total)
 
 
-def test_the_place_is_what_torchrun_says() -> None:
-    assert rank_info_of(TORCHRUN) == RankInfo(rank=5, size=8, local_rank=1, local_size=4, attempt=2)
+def test_the_rank_is_what_torchrun_says() -> None:
+    assert rank_info_of(TORCHRUN) == RankInfo(rank=5, world_size=8, local_rank=1, local_world_size=4, restart_count=2)
 
 
 def test_without_torchrun_a_process_is_alone() -> None:
@@ -63,13 +65,13 @@ def test_without_torchrun_a_process_is_alone() -> None:
         ({"LOCAL_RANK": "4"}, "4 of 4 on this machine"),
     ],
 )
-def test_a_place_that_cannot_be_is_refused(change: dict[str, str], told: str) -> None:
+def test_contradicting_variables_are_refused(change: dict[str, str], told: str) -> None:
     with pytest.raises(NapkinError, match=told):
         rank_info_of({**TORCHRUN, **change})
 
 
 def test_ranks_share_the_cores_of_their_machine() -> None:
-    two_of_four = Ranks(RankInfo(rank=1, size=4, local_rank=1, local_size=2))
+    two_of_four = Ranks(RankInfo(rank=1, world_size=4, local_rank=1, local_world_size=2))
     assert two_of_four.threads(None, 8) == 4
     assert two_of_four.threads(2, 8) == 2
     assert two_of_four.threads(8, 8) == 4
@@ -108,27 +110,27 @@ def test_weighed_micro_batches_make_the_loss_of_the_batch_though_targets_are_ign
     counted, losses = int((targets >= 0).sum()), []
     for rank in range(size):
         ranks = InTurn(RankInfo(rank, size), counted)
-        rows, spread = ranks.rows(8), ParallelModel(model, ranks)
-        shares = spread.shares(targets[rows], micro_batch_size)
-        parts = zip(inputs[rows].split(micro_batch_size), targets[rows].split(micro_batch_size), shares, strict=True)
-        losses.append(sum(model.loss(*part).item() * share for *part, share in parts))
+        rows = ranks.rows(8)
+        weights = ParallelModel(model, ranks).micro_batch_weights(targets[rows], micro_batch_size)
+        parts = zip(inputs[rows].split(micro_batch_size), targets[rows].split(micro_batch_size), weights, strict=True)
+        losses.append(sum(model.loss(*part).item() * weight for *part, weight in parts))
     assert sum(losses) / size == pytest.approx(wanted.item(), abs=1e-6)
 
 
 def test_a_rank_drops_what_no_other_does() -> None:
     model = Transformer(dataclasses.replace(MODEL, vocab_size=16))
     seeds = {
-        ParallelModel(model, Ranks(RankInfo(rank, 64))).seed(number) for rank in range(64) for number in range(100)
+        ParallelModel(model, Ranks(RankInfo(rank, 64))).rank_seed(number) for rank in range(64) for number in range(100)
     }
     assert len(seeds) == 6400
-    assert ParallelModel(model, ALONE).seed(5) == 5
+    assert ParallelModel(model, ALONE).rank_seed(5) == 5
 
 
 def test_one_alone_agrees_with_itself() -> None:
     interruption = Interruption()
-    assert ALONE.agreed(interruption) is None
+    assert agree_on_signal(ALONE, interruption) is None
     interruption.signal = signal.SIGTERM
-    assert ALONE.agreed(interruption) is signal.SIGTERM
+    assert agree_on_signal(ALONE, interruption) is signal.SIGTERM
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def test_one_alone_agrees_with_itself() -> None:
 )
 def test_a_batch_that_does_not_divide_is_refused(training: dict[str, int], n_devices: int, told: str) -> None:
     with pytest.raises(NapkinError, match=told):
-        share_of(tiny_recipe(".", **training), n_devices)
+        per_device(tiny_recipe(".", **training), n_devices)
 
 
 def test_a_restarted_job_knows_its_run_by_its_recipe(tmp_path: Path) -> None:
@@ -152,17 +154,20 @@ def test_a_restarted_job_knows_its_run_by_its_recipe(tmp_path: Path) -> None:
         optimizer=recipe.optimizer.resolved,
         training=dataclasses.replace(recipe.training, device="cpu", precision="bf16", threads=3),
     )
-    assert not _is_run_of(recipe, tmp_path)
-    (tmp_path / "recipe.toml").write_text(format_recipe(resolved))
-    assert _is_run_of(recipe, tmp_path)
-    for other in (tiny_recipe(".", data_seed=1), tiny_recipe("elsewhere"), Recipe()):
-        assert not _is_run_of(other, tmp_path)
+    run = tmp_path / "run"
+    assert not is_run(run)
+    RunFolder.create(run, resolved, ByteTokenizer([SEPARATOR]))
+    assert is_run(run)
+    assert recipe_differences(recipe, run) == []
+    assert recipe_differences(tiny_recipe(".", data_seed=1), run) == ["training.data_seed is 0, not 1"]
+    for other in (tiny_recipe("other"), Recipe()):
+        assert recipe_differences(other, run)
 
 
 def test_a_process_alone_loads_nothing_of_the_machinery() -> None:
     loaded = """
 import sys
-import napkin.cli.train_and_report, napkin.training.start_on_ranks
+import napkin.cli.train_view, napkin.training.run
 machinery = {"napkin.distributed.process_group", "torch.distributed.fsdp", "torch.distributed.tensor"}
 print(sorted(machinery & sys.modules.keys()))
 """
@@ -180,6 +185,6 @@ def test_rows_are_rounded_independently_and_copies_alike() -> None:
         rounding([target], [value.clone()])
         return target
 
-    first, second = (ParallelModel(model, Ranks(RankInfo(rank=rank, size=2))) for rank in range(2))
+    first, second = (ParallelModel(model, Ranks(RankInfo(rank=rank, world_size=2))) for rank in range(2))
     assert torch.equal(*(rounded(DDPModel.rounding_seed(each, 5)) for each in (first, second)))  # pyright: ignore[reportArgumentType]
     assert not torch.equal(*(rounded(FSDPModel.rounding_seed(each, 5)) for each in (first, second)))  # pyright: ignore[reportArgumentType]

@@ -18,7 +18,7 @@ IMPORTED = (
     "napkin.cli.train",
     "napkin.cli.train_and_report",
     "napkin.distributed.process_group",
-    "napkin.training.start_on_ranks",
+    "napkin.training.run",
     "torch.distributed.fsdp",
     "torch.nn.parallel",
     "torch.profiler",
@@ -47,6 +47,7 @@ def warm_up() -> None:
     from napkin.model.config import ModelConfig
     from napkin.recipe.precision import Precision
     from napkin.recipe.recipe import Recipe
+    from napkin.recipe.resolved import ResolvedRecipe
     from napkin.recipe.training_config import TrainingConfig
     from napkin.train_step.step_ledger import count_step
 

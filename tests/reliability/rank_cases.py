@@ -1,8 +1,8 @@
 """A job of some ranks that trains a recipe after the other: each a process, forked when all is imported.
 
 Its arguments are a folder with cases.json, how many ranks there are, and a free port. A case is a name and what it
-changes of the recipe's tables. The first rank leaves the losses of all steps in NAME.json; half of the way another
-the train state takes over, from the checkpoint in NAME/.
+changes of the recipe's tables. Rank 0 leaves the losses of all steps in NAME.json; halfway another train state takes
+over, from the checkpoint in NAME/.
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ import torch
 from napkin.checkpoint.load import load_train_state
 from napkin.checkpoint.sharded_writer import open_writer
 from napkin.checkpoint.state import Checkpoint, snapshot
+from napkin.distributed.joining import join_ranks
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.model.config import ModelConfig
 from napkin.recipe.optimizer_config import OptimizerConfig
@@ -27,7 +28,7 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state
-from reliability.ranks import place
+from reliability.ranks import environment_of
 
 MODEL = ModelConfig(vocab_size=61, context_length=16, d_model=24, n_layers=3, n_heads=4, n_kv_heads=2)
 Case = dict[str, Any]
@@ -48,8 +49,8 @@ def recipe_of(case: Case) -> Recipe:
     )
 
 
-def learner_of(case: Case, ranks: Ranks = ALONE) -> TrainState:
-    """This rank's part of a case's train_state, as it begins."""
+def train_state_of(case: Case, ranks: Ranks = ALONE) -> TrainState:
+    """This rank's part of a case's train state, as it begins."""
     recipe = recipe_of(case)
     train_state = build_train_state(ResolvedRecipe(recipe, Precision(recipe.training.precision, "cpu")), ranks)  # pyright: ignore[reportArgumentType]
     if train_state.loss_scale is not None:
@@ -68,8 +69,8 @@ def losses(train_state: TrainState, steps: range) -> list[float]:
         first = torch.randint(61, (4, 1), generator=draw)
         tokens = (first + 7 * torch.arange(train_state.recipe.model.context_length + 1)) % 61
         inputs, targets = tokens[rows, :-1], tokens[rows, 1:]
-        shares = train_state.shares(targets) if train_state.parallel_model.ranks.world_size > 1 else None
-        loss, norm = train_state.step(number, inputs, targets, shares=shares)
+        weights = train_state.micro_batch_weights(targets) if train_state.parallel_model.ranks.world_size > 1 else None
+        loss, norm = train_state.step(number, inputs, targets, weights=weights)
         figures += [loss.item(), norm.item()]
         if number % 10 == 9:
             with train_state.averaged(), torch.no_grad():
@@ -105,11 +106,11 @@ def train_cases(folder: Path) -> None:
     with join_ranks(TrainingConfig(device="cpu", rank_timeout=300.0)) as ranks:
         for name, case in cases.items():
             half, steps = steps_of(case) // 2, steps_of(case)
-            train_state = learner_of(case, ranks)
+            train_state = train_state_of(case, ranks)
             figures = losses(train_state, range(half))
             saved = save(train_state, folder / name, step=half)
             # The step that was done meanwhile is undone, and so is the rest of what a train state remembers.
-            resumed = learner_of(case, ranks)
+            resumed = train_state_of(case, ranks)
             load_train_state(saved, resumed)
             figures += losses(resumed, range(half, steps))
             if ranks.is_rank_zero:
@@ -123,7 +124,7 @@ def main(folder: Path, size: int, port: int) -> int:
     for rank in range(size):
         child = os.fork()
         if not child:
-            os.environ.update(place(rank, size, port))
+            os.environ.update(environment_of(rank, size, port))
             try:
                 train_cases(folder)
             except BaseException:

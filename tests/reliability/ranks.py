@@ -14,9 +14,9 @@ from reliability.harness import Command, Napkin
 
 
 def start_ranks(napkin: Napkin, size: int, *arguments: str, **settings: Any) -> list[Command]:
-    """`size` processes of one job on this machine, first rank first."""
+    """`size` processes of one job on this machine, rank 0 first."""
     port = free_port()
-    return [napkin.start(*arguments, environment=place(rank, size, port), **settings) for rank in range(size)]
+    return [napkin.start(*arguments, environment=environment_of(rank, size, port), **settings) for rank in range(size)]
 
 
 def run_ranks(napkin: Napkin, size: int, *arguments: str, **settings: Any) -> list[Command]:
@@ -27,7 +27,7 @@ def run_ranks(napkin: Napkin, size: int, *arguments: str, **settings: Any) -> li
     return ranks
 
 
-def place(rank: int, size: int, port: int) -> dict[str, str]:
+def environment_of(rank: int, size: int, port: int) -> dict[str, str]:
     """What torchrun says in the environment."""
     return {
         "RANK": str(rank),
@@ -40,7 +40,7 @@ def place(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port that nobody listens at now, and that the kernel gives to nobody who asks for any, as gloo does."""
+    """A port that is free now, and that the kernel does not give to those who ask for any, as gloo does."""
     ranges = Path("/proc/sys/net/ipv4/ip_local_port_range")
     first_given = int(ranges.read_text().split()[0]) if ranges.exists() else 32_768
     while True:

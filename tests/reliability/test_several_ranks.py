@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import shutil
 import signal
 import time
@@ -18,11 +19,12 @@ from napkin.checkpoint.folder import read_checkpoint
 from napkin.checkpoint.load import load_model
 from napkin.model.transformer import Transformer
 from napkin.recipe.toml_file import format_recipe
+from napkin.recipe.tracking_config import TrackingConfig
 from napkin.runs.run_folder import RunFolder
 from oracles.tiny_run import tiny_recipe
 from reliability.conftest import Tally
 from reliability.harness import Command, Napkin, checkpoints, figures, lines_of_metrics, start_python, wait_until
-from reliability.ranks import free_port, place, run_ranks, start_ranks, start_torchrun
+from reliability.ranks import environment_of, free_port, run_ranks, start_ranks, start_torchrun
 
 STEPS = 50
 TOLERANCE = 1e-5
@@ -64,7 +66,7 @@ def test_two_ranks_follow_one(napkin: Napkin, alone: Path, parallelism: str) -> 
     write_recipe(napkin, parallelism=parallelism)
     first, second = run_ranks(napkin, 2, "train", "recipe.toml", "--run", "run", refuse_pickles=True)
     print(parallelism, assert_follows(napkin.folder / "run", alone))
-    # The first one speaks for both.
+    # Rank 0 speaks for both.
     assert "trained 50 steps" in first.out.read_text()
     assert (second.out.read_text(), second.errors) == ("", [])
 
@@ -151,12 +153,53 @@ def test_ranks_end_without_taking_the_interpreter_down(napkin: Napkin) -> None:
     program = "import atexit, os, sys; atexit.register(os.abort); from napkin.cli import main; sys.exit(main())"
     ranks = [
         start_python(
-            napkin.folder, "-c", program, "train", "recipe.toml", "--run", "run", environment=place(rank, 2, port)
+            napkin.folder,
+            *("-c", program, "train", "recipe.toml", "--run", "run"),
+            environment=environment_of(rank, 2, port),
         )
         for rank in range(2)
     ]
     assert [rank.wait() for rank in ranks] == [0, 0], [rank.errors for rank in ranks]
     assert "trained 2 steps" in ranks[0].out.read_text()
+
+
+TRACKIO = """
+import os
+
+def init(project, name, **settings):
+    return Run()
+
+def finish():
+    pass
+
+class Run:
+    def log(self, figures, step):
+        with open("told-by-" + os.environ["RANK"], "a") as file:
+            print(step, figures["loss"], figures["mfu"], file=file)
+"""
+
+
+def test_rank_zero_alone_tells_the_trackers(napkin: Napkin) -> None:
+    # Found before an installed one.
+    (napkin.folder / "trackio.py").write_text(TRACKIO)
+    recipe = tiny_recipe(".", steps=3, rank_timeout=300.0)
+    recipe = dataclasses.replace(recipe, tracking=TrackingConfig(("trackio",)))
+    (napkin.folder / "recipe.toml").write_text(format_recipe(recipe))
+    port = free_port()
+    command = (
+        "-c",
+        "import sys; from napkin.cli import main; sys.exit(main())",
+        "train",
+        "recipe.toml",
+        "--run",
+        "run",
+    )
+    ranks = [start_python(napkin.folder, *command, environment=environment_of(rank, 2, port)) for rank in range(2)]
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.errors for rank in ranks]
+    lines = [json.loads(line) for line in (napkin.folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    told = [f"{line['step']} {line['loss']} {line['mfu']}" for line in lines]
+    assert (napkin.folder / "told-by-0").read_text().splitlines() == told
+    assert not (napkin.folder / "told-by-1").exists()
 
 
 @pytest.mark.torture
@@ -254,7 +297,7 @@ def test_a_kill_inside_a_checkpoint_loses_nothing(
     ranks = [
         napkin.start(
             *("train", "recipe.toml", "--run", "run"),
-            environment=place(rank, 2, port),
+            environment=environment_of(rank, 2, port),
             signal_at=number if rank == whom else None,
             near=".step-00000020.",
         )
@@ -284,7 +327,7 @@ def test_a_kill_of_all_ranks_inside_a_sharded_checkpoint_loses_nothing(
     ranks = [
         napkin.start(
             *("train", "recipe.toml", "--run", "run"),
-            environment=place(rank, 2, port),
+            environment=environment_of(rank, 2, port),
             signal_at=number,
             near=".step-00000020.",
         )
@@ -309,7 +352,7 @@ def test_a_full_disk_ends_all_with_one_reason(napkin: Napkin, parallelism: str, 
     ranks = [
         napkin.start(
             *("train", "recipe.toml", "--run", "run"),
-            environment=place(rank, 2, port),
+            environment=environment_of(rank, 2, port),
             largest_file=30_000 if rank == whom else None,
         )
         for rank in range(2)

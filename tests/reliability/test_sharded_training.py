@@ -13,7 +13,7 @@ import pytest
 from napkin.checkpoint.folder import checkpoint_path, read_checkpoint
 from napkin.checkpoint.load import load_train_state
 from reliability.harness import Napkin
-from reliability.rank_cases import Case, learner_of, losses, steps_of
+from reliability.rank_cases import Case, losses, steps_of, train_state_of
 from reliability.ranks import free_port
 from reliability.test_several_ranks import assert_follows, start_and_stop, take_up, write_recipe
 
@@ -71,12 +71,12 @@ def train_on_ranks(folder: Path, size: int, cases: dict[str, Case]) -> None:
 def assert_one_follows(folder: Path, name: str, case: Case) -> None:
     """One process has the losses of the ranks, and of what they have saved it makes the same as they do."""
     there = json.loads((folder / f"{name}.json").read_text())
-    here = losses(learner_of(case), range(steps_of(case)))
+    here = losses(train_state_of(case), range(steps_of(case)))
     print(name, max(abs(a - b) for a, b in zip(there, here, strict=True)))
     # What differs in fp32's last bit is rounded to fp16 one way or the other.
     tolerance = 1e-3 if name == "fp16" else TOLERANCE
     assert there == pytest.approx(here, abs=tolerance)
-    train_state, half = learner_of(case), steps_of(case) // 2
+    train_state, half = train_state_of(case), steps_of(case) // 2
     load_train_state(read_checkpoint(checkpoint_path(folder / name, half)), train_state)
     later = losses(train_state, range(half, steps_of(case)))
     assert there[-len(later) :] == pytest.approx(later, abs=tolerance)

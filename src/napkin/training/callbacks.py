@@ -137,18 +137,22 @@ class Checkpointing(Callback):
 
 
 class Trackers(Callback):
-    """Tells the trackers that the recipe names what metrics.jsonl is told."""
+    """Tells the trackers that the recipe names what metrics.jsonl is told; rank 0 does."""
+
+    def __init__(self) -> None:
+        self._track: Callable[[StepMetrics], None] = lambda metrics: None
 
     def running(self, loop: TrainingLoop) -> AbstractContextManager:
         """Open them, and close them at the end."""
-        opened = open_tracking(loop.recipe, loop.run, loop.step, loop.on_message)
         stack = ExitStack()
-        self.track = stack.enter_context(opened)
+        if loop.ranks.is_rank_zero:
+            opened = open_tracking(loop.recipe, loop.run, loop.step, loop.on_message)
+            self._track = stack.enter_context(opened)
         return stack
 
     def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
         """Tell them."""
-        self.track(metrics)
+        self._track(metrics)
         return metrics
 
 
