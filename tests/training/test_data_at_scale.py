@@ -23,7 +23,7 @@ from napkin.runs.run_folder import RunFolder
 from napkin.tokenizer.byte_level import ByteTokenizer
 from napkin.train_step.step import build_train_state
 from napkin.train_step.step_ledger import count_step
-from napkin.training.prepare import Preparation
+from napkin.training.preparation import Preparation
 from napkin.training.run import train_run
 from napkin.training.start import create_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text

@@ -12,7 +12,7 @@ from napkin.errors import NapkinError
 from napkin.recipe.tracking_config import TrackerName, TrackingConfig
 from napkin.runs.metrics import StepMetrics, read_metrics
 from napkin.runs.run_folder import RunFolder
-from napkin.training.prepare import Preparation, prepare
+from napkin.training.preparation import Preparation, prepare
 from napkin.training.run import train_run
 from napkin.training.start import create_run
 from napkin.training.trackers import TRACKERS, TrackedRun

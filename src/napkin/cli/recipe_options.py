@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Annotated, TypeVar
 
 from napkin.cli.options import INLINED, parse
-from napkin.model.presets import preset
+from napkin.model.published_models import preset
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import read_recipe
 

@@ -17,13 +17,13 @@ from napkin.accounting.microbenchmark import time_operators
 from napkin.accounting.pricing import Price, price, roofline_seconds
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
+from napkin.hardware.accelerators import Device, find_device
 from napkin.hardware.calibration import Calibration
 from napkin.hardware.calibration_cache import calibration_of_this_machine
-from napkin.hardware.catalogue import Device, find_device
 from napkin.hardware.ceilings import CatalogueCeilings, Ceilings
-from napkin.hardware.cuda_target import CudaTarget, Target
 from napkin.hardware.host import detect_host
 from napkin.hardware.malloc import keep_freed_memory
+from napkin.hardware.target import CudaTarget, Target
 from napkin.planning.probe_run import time_probe_run
 from napkin.planning.run_plan import Site
 from napkin.recipe.precision import Precision, PrecisionName, choose_device, choose_precision

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from napkin.accounting.rules import adamw_bytes_rule, bytes_per_parameter, parameters_rule
 from napkin.errors import NapkinError
-from napkin.hardware.catalogue import catalogue
+from napkin.hardware.accelerators import catalogue
 from napkin.planning.run_plan import Plan
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step_ledger import count_step

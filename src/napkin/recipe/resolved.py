@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from napkin.errors import NapkinError
-from napkin.hardware.cuda_target import Target
+from napkin.hardware.target import Target
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 

@@ -28,7 +28,7 @@ from napkin.runs.run_folder import RunFolder
 from napkin.train_step.step import build_train_state
 from napkin.training.compile_first import compile_first
 from napkin.training.lost_pages import leaving_on_lost_pages
-from napkin.training.prepare import Preparation
+from napkin.training.preparation import Preparation
 from napkin.training.signals import Interrupted, Interruption, agree_on_signal
 
 Step = Callable[["TrainingLoop"], StepMetrics]

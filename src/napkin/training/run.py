@@ -21,7 +21,7 @@ from napkin.train_step.step import TrainState
 from napkin.training.callbacks import Checkpointing, Evaluation, MetricsLog, OnStep, Trackers
 from napkin.training.loop import Callback, TrainingLoop
 from napkin.training.metered_step import MeteredStep
-from napkin.training.prepare import Preparation, Progress
+from napkin.training.preparation import Preparation, Progress
 from napkin.training.signals import catch_interruption
 from napkin.training.start import create_run, open_run, recipe_differences
 

@@ -17,7 +17,7 @@ from napkin.planning.run_plan import Plan
 from napkin.recipe.recipe import Recipe
 from napkin.runs.run_folder import ReadOnlyRunFolder, RunFolder
 from napkin.runs.run_format import is_run
-from napkin.training.prepare import Preparation, Progress, prepare, prepare_unplanned
+from napkin.training.preparation import Preparation, Progress, prepare, prepare_unplanned
 
 Run = tuple[Preparation, RunFolder]
 
