@@ -4,7 +4,6 @@ import gzip
 import lzma
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,30 +16,10 @@ from napkin.hardware.host import detect_host
 from napkin.model.language_model import evaluation_mode
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import Precision, choose_precision
+from napkin.runs.evaluation_file import Evaluation
 from napkin.tokenizer.base import Tokenizer
 
 EVALUATION_BATCH_SIZE = 16
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Bits per byte compares across tokenizers; loss and perplexity do not."""
-
-    step: int
-    tokens: int
-    """Tokens predicted, separators included."""
-    bytes: int
-    """UTF-8 bytes of the text, separators not included."""
-    loss: float
-    """Nats per token."""
-    perplexity: float
-    """exp(loss)."""
-    bits_per_byte: float
-    """All nats over ln 2 over all bytes; separators are paid for and bring no bytes."""
-    gzip_bits_per_byte: float
-    """Of the same bytes by `gzip -9`."""
-    xz_bits_per_byte: float
-    """Of the same bytes by `xz -9`."""
 
 
 def evaluate(

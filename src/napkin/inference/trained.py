@@ -11,7 +11,7 @@ from napkin.checkpoint.restore import load_newest
 from napkin.checkpoint.state import Checkpoint
 from napkin.data.token_file import SEPARATOR, TokenFile
 from napkin.errors import NapkinError
-from napkin.evaluation.bits_per_byte import Evaluation, evaluate
+from napkin.evaluation.bits_per_byte import evaluate
 from napkin.files import StrPath
 from napkin.hardware.host import detect_host
 from napkin.inference.sampling import generate
@@ -19,6 +19,7 @@ from napkin.inference.settings import Sampling
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import Precision, choose_device, choose_precision
 from napkin.recipe.recipe import Recipe
+from napkin.runs.evaluation_file import Evaluation
 from napkin.runs.run_folder import RunFolder
 from napkin.tokenizer.base import Tokenizer
 

@@ -10,45 +10,12 @@ from typing import TypeVar
 import msgspec
 
 from napkin.errors import NapkinError
+from napkin.runs.evaluation_file import Evaluation
 from napkin.runs.measurement_file import MeasurementFile
-from napkin.runs.plan_file import NonNegative, PlanFile
+from napkin.runs.metrics import METRICS_FILE, StepMetrics, parse_metrics
+from napkin.runs.plan_file import PlanFile
 
 T = TypeVar("T")
-
-
-class LoggedStep(msgspec.Struct, frozen=True):
-    """A line of metrics.jsonl; None stands for a figure that was not finite, or was not taken."""
-
-    step: int
-    tokens: int
-    seconds: float
-    """Since the start of the run."""
-    loss: float | None = None
-    learning_rate: float | None = None
-    gradient_norm: float | None = None
-    step_seconds: float | None = None
-    tokens_per_second: float | None = None
-    mfu: float | None = None
-    bytes: float | None = None
-    validation_loss: float | None = None
-    expert_tokens: list[list[int]] | None = None
-    """Visits of each expert in the step, by layer; None where there are no experts."""
-    dropped_tokens: list[int] | None = None
-    """Visits that found their expert full, by layer."""
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """evaluation.json: the model, and two compressors, on text that was held out."""
-
-    loss: float
-    perplexity: float
-    bits_per_byte: NonNegative
-    tokens: int
-    bytes: int
-    gzip_bits_per_byte: NonNegative
-    xz_bits_per_byte: NonNegative
-    step: int
 
 
 @dataclass(frozen=True)
@@ -58,9 +25,9 @@ class RunRecord:
     name: str
     recipe: str
     plan: PlanFile | None
-    metrics: tuple[LoggedStep, ...]
+    metrics: tuple[StepMetrics, ...]
     measurement: MeasurementFile | None
-    evaluation: Evaluated | None
+    evaluation: Evaluation | None
     samples: str | None
 
 
@@ -80,9 +47,9 @@ def read_run_record(run: Path) -> RunRecord:
         name=run.resolve().name,
         recipe=_text(run / "recipe.toml", recipe),
         plan=_read_json(run / "plan.json", PlanFile),
-        metrics=_read_metrics(run / "metrics.jsonl"),
+        metrics=_read_metrics(run / METRICS_FILE),
         measurement=_read_json(run / "measurement.json", MeasurementFile),
-        evaluation=_read_json(run / "evaluation.json", Evaluated),
+        evaluation=_read_json(run / "evaluation.json", Evaluation),
         # A model of bytes may well write what is no UTF-8; that is its sample.
         samples=None if samples is None else samples.decode("utf-8", errors="replace"),
     )
@@ -114,15 +81,14 @@ def _read_json(path: Path, kind: type[T]) -> T | None:
         raise _malformed(path, error) from error
 
 
-def _read_metrics(path: Path) -> tuple[LoggedStep, ...]:
+def _read_metrics(path: Path) -> tuple[StepMetrics, ...]:
     lines = (_read(path) or b"").rstrip(b"\n").split(b"\n")
     if lines == [b""]:
         return ()
-    decoder = msgspec.json.Decoder(LoggedStep)
-    steps: list[LoggedStep] = []
+    steps: list[StepMetrics] = []
     for number, line in enumerate(lines, 1):
         try:
-            logged = decoder.decode(line)
+            logged = parse_metrics(line)
         except ValueError as error:
             # A whole object of the wrong kind was not broken off, wherever it stands.
             if number == len(lines) and not isinstance(error, msgspec.ValidationError):

@@ -81,9 +81,17 @@ def prepare(
     return Preparation(plan.resolved, tokenizer, train_tokens, validation_tokens, plan, ranks)
 
 
-def prepare_unplanned(recipe: Recipe, tokenizer: Tokenizer, ranks: Ranks) -> Preparation:
-    """The same on a rank other than 0, whose recipe rank 0 has resolved and whose files it has verified."""
+def prepare_unplanned(
+    recipe: Recipe, tokenizer: Tokenizer, ranks: Ranks, *, micro_batch_size: int | None
+) -> Preparation:
+    """The same on a rank other than 0: rank 0 has resolved the recipe and verified its files.
+
+    `micro_batch_size` is that of rank 0's resolved recipe: resolved from each rank's own free memory, "auto" could
+    differ between ranks.
+    """
     train_tokens, validation_tokens = open_token_files(recipe, tokenizer, verify=False)
+    training = dataclasses.replace(recipe.training, micro_batch_size=micro_batch_size)
+    recipe = dataclasses.replace(recipe, training=training)
     resolved = resolve(recipe, ThisMachine(ranks, device=recipe.training.device))
     return Preparation(resolved, tokenizer, train_tokens, validation_tokens, None, ranks)
 

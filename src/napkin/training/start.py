@@ -69,11 +69,16 @@ def recipe_differences(recipe: Recipe, folder: Path) -> list[str]:
 
 def _on_rank_zero(ranks: Ranks, folder: StrPath, make: Callable[[], Run]) -> Run:
     made: list[Run] = []
-    ranks.broadcast_from_zero(lambda: made.append(make()))
+
+    def make_and_agree() -> int | str | None:
+        made.append(make())
+        return made[0][0].recipe.training.micro_batch_size
+
+    micro_batch_size = ranks.broadcast_from_zero(make_and_agree)
     if ranks.is_rank_zero:
         return made[0]
     run = ReadOnlyRunFolder.open(folder)
-    return prepare_unplanned(run.recipe, run.tokenizer, ranks), run
+    return prepare_unplanned(run.recipe, run.tokenizer, ranks, micro_batch_size=micro_batch_size), run
 
 
 def _open(folder: StrPath, progress: Progress, ranks: Ranks) -> Run:
