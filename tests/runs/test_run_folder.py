@@ -47,7 +47,7 @@ def test_what_is_there_is_not_overwritten(run: RunFolder) -> None:
 
 def test_a_run_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(NapkinError, match="cannot be made"):
+    with pytest.raises(NapkinError, match="cannot be created"):
         RunFolder.create(tmp_path / "file" / "run", tiny_recipe("data"), TOKENIZER)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 

@@ -1,6 +1,6 @@
-"""What a run left in its folder, read and checked; nothing else is looked at.
+"""All files of a run's folder, read and validated for a report.
 
-Every file but the recipe comes as the run goes on and is None, or empty, until then.
+Files other than the recipe are written during the run; they are None, or empty, until then.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as its folder tells of it."""
+    """The contents of a run's folder."""
 
     name: str
     recipe: str
@@ -32,15 +32,15 @@ class RunRecord:
 
 
 def read_run_record(run: Path) -> RunRecord:
-    """Read all that is there of a run.
+    """Read the files of a run that exist.
 
-    Raises NapkinError, naming the file, where `run` is no run folder or a file is not what it should be. Only the
-    last line of metrics.jsonl may be broken off: that is how a killed run ends.
+    Raises NapkinError, naming the file, where `run` is not a run folder or a file is malformed. Only the last line of
+    metrics.jsonl may be incomplete: a killed run ends like that.
     """
     recipe = _read(run / "recipe.toml")
     if recipe is None:
         raise NapkinError(
-            f"'{run}' is not a run folder: it holds no recipe.toml; name a folder that `train` has written"
+            f"'{run}' is not a run folder: it holds no recipe.toml; name a folder that `napkin train` has written"
         )
     samples = _read(run / "samples.txt")
     return RunRecord(
@@ -50,7 +50,7 @@ def read_run_record(run: Path) -> RunRecord:
         metrics=_read_metrics(run / METRICS_FILE),
         measurement=_read_json(run / "measurement.json", MeasurementFile),
         evaluation=_read_json(run / "evaluation.json", Evaluation),
-        # A model of bytes may well write what is no UTF-8; that is its sample.
+        # A byte-level model may generate invalid UTF-8.
         samples=None if samples is None else samples.decode("utf-8", errors="replace"),
     )
 
@@ -61,7 +61,7 @@ def _read(path: Path) -> bytes | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise NapkinError(f"'{path}' cannot be read ({error.strerror}): a file that you may read is needed") from error
+        raise NapkinError(f"'{path}' cannot be read ({error.strerror}): make it a readable file") from error
 
 
 def _text(path: Path, data: bytes) -> str:
@@ -90,11 +90,11 @@ def _read_metrics(path: Path) -> tuple[StepMetrics, ...]:
         try:
             logged = parse_metrics(line)
         except ValueError as error:
-            # A whole object of the wrong kind was not broken off, wherever it stands.
+            # Valid JSON with wrong types was not cut off by a kill, even in the last line.
             if number == len(lines) and not isinstance(error, msgspec.ValidationError):
                 break
             raise _malformed(path, error, f", line {number}") from error
-        # A run that resumes from a checkpoint takes some steps again: the later lines are what the model went through.
+        # A run that resumes from a checkpoint repeats some steps: the later lines are those of the model.
         while steps and steps[-1].step >= logged.step:
             steps.pop()
         steps.append(logged)
