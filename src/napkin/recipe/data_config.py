@@ -28,8 +28,8 @@ class DataConfig:
     """Whether documents that share a window are masked from each other, as if each stood alone; also in evaluations."""
 
     prefetch: Literal["auto", "on", "off"] = "auto"
-    """Whether a thread prepares the next batch while the current one trains; the batches are the same. auto is on with a
-    GPU, to which they are copied in the background, and off on a CPU, where all cores train."""
+    """Whether a thread prepares the next batch while the current one trains; the batches are the same. auto is on with
+    a GPU, to which they are copied in the background, and off on a CPU, where all cores train."""
 
     def __post_init__(self) -> None:
         # TOML has no None, and leaving the field out means its default.

@@ -28,19 +28,19 @@ class OptimizerConfig:
     """
 
     name: OptimizerName = "adamw"
-    """The update rule. adamw is the usual choice; muon needs fewer steps; lion and adafactor need less memory; the others
-    are their predecessors."""
+    """The update rule. adamw is the usual choice; muon needs fewer steps; lion and adafactor need less memory; the
+    others are their predecessors."""
 
     learning_rate: float | None = None
-    """Largest learning rate, at the end of the warm-up. None is the optimizer's default, 3e-3 for adamw: it suits models
-    of a few million parameters; larger models need a smaller one (Kaplan et al. 2020, appendix D.6)."""
+    """Largest learning rate, at the end of the warm-up. None is the optimizer's default, 3e-3 for adamw: it suits
+    models of a few million parameters; larger models need a smaller one (Kaplan et al. 2020, appendix D.6)."""
 
     schedule: ScheduleName = "cosine"
     """Learning-rate schedule after the warm-up."""
 
     warmup_steps: int | None = None
-    """Steps over which the learning rate rises to its largest value, while Adam's moments settle. None is 50, or a tenth
-    of the steps of a run shorter than 500."""
+    """Steps over which the learning rate rises to its largest value, while Adam's moments settle. None is 50, or a
+    tenth of the steps of a run shorter than 500."""
 
     decay_steps: int | None = None
     """Steps of the decay at the end of warmup-stable-decay; None is a fifth of the run."""
@@ -64,20 +64,21 @@ class OptimizerConfig:
     the smallest RMS of a parameter that its step is scaled by, 1e-3."""
 
     weight_decay: float | None = None
-    """Decay of matrices per step and unit of learning rate; gains and other vectors do not decay. 0.1 for adamw and muon,
-    0.6 for lion, otherwise 0. Decoupled, except for sgd, momentum, nesterov, adagrad, rmsprop and adam, which add it to
-    the gradient."""
+    """Decay of matrices per step and unit of learning rate; gains and other vectors do not decay. 0.1 for adamw and
+    muon, 0.6 for lion, otherwise 0. Decoupled, except for sgd, momentum, nesterov, adagrad, rmsprop and adam, which add
+    it to the gradient."""
 
     clip_norm: float = 1.0
     """Largest global norm of a step's gradient; a larger gradient is scaled down to it."""
 
     fused: bool | None = None
-    """Whether torch's fused kernel does the update, for sgd, momentum, nesterov, adagrad, adam, adamw, and the parameters
-    that muon leaves to adamw: three to five times as fast, with different rounding. None is wherever there is one."""
+    """Whether torch's fused kernel does the update, for sgd, momentum, nesterov, adagrad, adam, adamw, and the
+    parameters that muon leaves to adamw: three to five times as fast, with different rounding. None is wherever there
+    is one."""
 
     average_decay: float | None = None
-    """Decay per step of an exponential moving average of the weights, for example 0.999. Evaluations and sampling then use
-    the average; it takes 4 bytes per parameter. None, or 0, keeps no average."""
+    """Decay per step of an exponential moving average of the weights, for example 0.999. Evaluations and sampling then
+    use the average; it takes 4 bytes per parameter. None, or 0, keeps no average."""
 
     def __post_init__(self) -> None:
         choice = optimizer_entry(self.name)
@@ -97,7 +98,8 @@ class OptimizerConfig:
         value = getattr(self, option)
         if value is not None:
             raise NapkinError(
-                f"optimizer.{option} is {value}, but {owner} has no such option: leave it out, or use it with {accepted_by}"
+                f"optimizer.{option} is {value}, but {owner} has no such option: "
+                f"leave it out, or use it with {accepted_by}"
             )
 
     @property

@@ -22,8 +22,8 @@ class TrainingConfig:
     memory, for the same update. auto is the largest that fits into the free memory, by count."""
 
     recompute: Literal["none", "selective", "full"] = "none"
-    """Activation checkpointing: which activations of a block are recomputed in the backward pass instead of kept; selective
-    is all but products with weights and fused attention."""
+    """Activation checkpointing: which activations of a block are recomputed in the backward pass instead of kept;
+    selective is all but products with weights and fused attention."""
 
     recompute_every: int = 1
     """Activation checkpointing is applied to every n-th block only."""
@@ -32,7 +32,8 @@ class TrainingConfig:
     """Tokens whose logits are in memory at a time, at most a whole micro-batch."""
 
     offload_optimizer: bool = False
-    """Whether the optimizer state of a GPU is kept in page-locked host memory and copied to the GPU bucket by bucket."""
+    """Whether the optimizer state of a GPU is kept in page-locked host memory and copied to the GPU bucket by
+    bucket."""
 
     precision: Literal["auto", "fp32", "bf16", "fp16", "bf16-pure", "fp8"] = "auto"
     """Number formats: bf16 and fp16 are autocast over fp32 weights, fp16 on a GPU only; bf16-pure keeps weights in bf16
@@ -73,13 +74,13 @@ class TrainingConfig:
     """Tokens in that sample. `napkin evaluate` uses all validation tokens."""
 
     parallelism: Literal["ddp", "fsdp"] = "ddp"
-    """How the ranks that `torchrun` starts train together; each takes its rows of every batch. With ddp each rank has the
-    whole model; with fsdp (FSDP2, ZeRO stage 3) a shard of parameters, gradients and optimizer state. A single process
-    uses neither."""
+    """How the ranks that `torchrun` starts train together; each takes its rows of every batch. With ddp each rank has
+    the whole model; with fsdp (FSDP2, ZeRO stage 3) a shard of parameters, gradients and optimizer state. A single
+    process uses neither."""
 
     gather_format: Literal["auto", "fp32", "bf16"] = "auto"
-    """Format in which fsdp gathers the parameters of a block; auto is that of matrix products. bf16 halves the bytes sent,
-    and rounds the gains of norms too."""
+    """Format in which fsdp gathers the parameters of a block; auto is that of matrix products. bf16 halves the bytes
+    sent, and rounds the gains of norms too."""
 
     reduce_format: Literal["fp32", "bf16"] = "fp32"
     """Format in which fsdp reduces the gradients of a block over ranks."""
@@ -88,16 +89,16 @@ class TrainingConfig:
     """Seconds that ranks wait for each other before the run fails."""
 
     keep_best: bool = True
-    """Whether the checkpoint with the lowest validation loss is kept as well: it is written after each evaluation that is
-    the best so far, regardless of checkpoint_every."""
+    """Whether the checkpoint with the lowest validation loss is kept as well: it is written after each evaluation that
+    is the best so far, regardless of checkpoint_every."""
 
     checkpoint_writing: Literal["auto", "background", "wait"] = "auto"
-    """How a checkpoint is written: by a background thread, from a copy of the tensors in host memory, or by the training
-    loop, which then waits for the disk. auto is background where the copy fits into memory, by count."""
+    """How a checkpoint is written: by a background thread, from a copy of the tensors in host memory, or by the
+    training loop, which then waits for the disk. auto is background where the copy fits into memory, by count."""
 
     on_non_finite: Literal["stop", "skip"] = "stop"
-    """What happens at a step whose loss or gradient is infinite or NaN: stop ends the run, skip leaves out the update and
-    continues. Either way its batch is saved for inspection."""
+    """What happens at a step whose loss or gradient is infinite or NaN: stop ends the run, skip leaves out the update
+    and continues. Either way its batch is saved for inspection."""
 
     most_skipped: int = 10
     """Consecutive updates that may be skipped; one more stops the run."""

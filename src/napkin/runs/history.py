@@ -28,7 +28,8 @@ class History(msgspec.Struct, forbid_unknown_fields=True):
     on resuming."""
 
     def add_loss(self, loss: float) -> float | None:
-        """Record the loss of a step whose update was made. Returns the score of a spike, otherwise None: see `spike`."""
+        """Record the loss of a step whose update was made. Returns the score of a spike, otherwise None: see
+        `spike`."""
         self.skipped_in_a_row = 0
         score = spike(loss, self.recent_losses)
         remember(loss, self.recent_losses)

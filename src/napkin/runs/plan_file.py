@@ -27,7 +27,8 @@ class PlannedDevice:
 
 @dataclass(frozen=True)
 class PlanFile:
-    """Units are bytes, FLOPs and seconds, without prefixes; figures by category, phase, operator or module are of one step."""
+    """Units are bytes, FLOPs and seconds, without prefixes; figures by category, phase, operator or module are of one
+    step."""
 
     napkin: str
     created: datetime
@@ -56,7 +57,8 @@ class PlanFile:
     seconds_by_module: dict[str, NonNegative] = field(default_factory=dict)
     byte_bound_by_module: dict[str, NonNegative] = field(default_factory=dict)
     communication: dict[str, NonNegative] = field(default_factory=dict)
-    """Bytes that each device sends per step, their seconds, and the seconds that are not overlapped with computation."""
+    """Bytes that each device sends per step, their seconds, and the seconds that are not overlapped with
+    computation."""
     compile: dict[str, Any] = field(default_factory=dict)
     unknown_operators: dict[str, int] = field(default_factory=dict)
     """Calls per step of operators whose FLOPs could not be counted."""

@@ -137,7 +137,8 @@ class ReadOnlyRunFolder(RunFolder):
 
 
 def lower_learning_rate(run: Path, *, otherwise: str = "") -> str:
-    """How to continue a run that has diverged, for error messages; `otherwise` is an alternative to the learning rate."""
+    """How to continue a run that has diverged, for error messages; `otherwise` is an alternative to the learning
+    rate."""
     # `napkin resume` takes no options: it trains by the recipe in the run's folder.
     return (
         f"lower learning_rate in '{run / 'recipe.toml'}'{otherwise} and `napkin resume {run}`; "
@@ -146,7 +147,8 @@ def lower_learning_rate(run: Path, *, otherwise: str = "") -> str:
 
 
 def _lock_soon(descriptor: int) -> bool:
-    """`try_lock`, with a few retries: a process that asks whether the run is being trained holds the lock for an instant."""
+    """`try_lock`, with a few retries: a process that asks whether the run is being trained holds the lock for an
+    instant."""
     for pause in (0.05, 0.1, 0.2):
         if try_lock(descriptor):
             return True

@@ -158,7 +158,8 @@ class TrainState:
         return {} if self.loss_scale is None else {"loss_scale": self.loss_scale.to_tensor()}
 
     def restore(self, updates: int, extra_state: dict[str, Tensor], *, with_average: bool = True) -> None:
-        """Continue after `updates` updates, with the result of `extra_state`; without `with_average` a new average is started."""
+        """Continue after `updates` updates, with the result of `extra_state`; without `with_average` a new average is
+        started."""
         stored = LossScale()
         stored.updates = updates
         if "loss_scale" in extra_state:
@@ -178,7 +179,8 @@ class TrainState:
 
 
 def build_train_state(resolved: ResolvedRecipe, ranks: Ranks = ALONE, *, compiled: bool = False) -> TrainState:
-    """Build a model, with weights drawn from `training.init_seed`, and its optimizer; with fsdp, this rank's shard of them.
+    """Build a model, with weights drawn from `training.init_seed`, and its optimizer; with fsdp, this rank's shard of
+    them.
 
     `compiled` is whether the blocks are compiled, at their first step.
     """
