@@ -61,7 +61,7 @@ def test_a_run_on_words_is_trained_and_generates_but_has_no_bits_a_byte(napkin, 
     )
     assert napkin("generate", "new/run", "--tokens", "5", "--prompts", "the unheard-of").status == 0
     line = refusal("evaluate", "new/run")
-    assert re.search(r"\d+ of the \d+ tokens of 'new/validation.tokens' stand for words that .* bits per byte", line)
+    assert re.search(r"\d+ of the \d+ tokens of 'new/validation.tokens' are words that .* bits per byte", line)
 
 
 def test_words_that_are_all_known_have_bits_a_byte(napkin) -> None:

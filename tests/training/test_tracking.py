@@ -99,7 +99,7 @@ def test_a_tracker_that_fails_is_named_once_and_stops_nothing(
     said: list[str] = []
     outcome = train_run(tracked, run_in(tmp_path, tracked), on_message=said.append)
     assert outcome.step == STEPS
-    assert said == ["tracker trackio has failed and is told no more (no net); metrics.jsonl has everything"]
+    assert said == ["tracker trackio has failed and is disabled (no net); metrics.jsonl has everything"]
     failed, well = notebooks
     assert [step for step, _ in failed.told] == [2, 4]
     assert [step for step, _ in well.told] == [2, 4, 5, 6, 8, 9]

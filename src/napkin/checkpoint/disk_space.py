@@ -53,8 +53,8 @@ def disk_warning(folder: Path, size_bytes: int, training: TrainingConfig) -> str
         return None
     return (
         f"the run will keep up to {kept} checkpoints of {format_bytes(size_bytes)} and writes one more beside them, "
-        f"the disk of '{folder}' has {format_bytes(free)} free: make room for {format_bytes(needed - free)} before "
-        "they are written, or lower --training.keep-checkpoints"
+        f"the disk of '{folder}' has {format_bytes(free)} free: make room for {format_bytes(needed - free)} "
+        "more before they are written, or lower --training.keep-checkpoints"
     )
 
 

@@ -1,4 +1,4 @@
-"""A recipe from the command line: a TOML file, every field of which an option overrides."""
+"""A recipe from the command line: a TOML file, and an option for each field to override it."""
 
 import dataclasses
 from dataclasses import dataclass

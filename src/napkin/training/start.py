@@ -1,4 +1,4 @@
-"""Start a run, or open one to continue it: files checked, step planned, plan written, nothing trained yet.
+"""Create a run, or open one to continue it: files are verified, the step is planned, plan.json is written.
 
 With several ranks, rank 0 does this and the others read what it has written.
 """
@@ -27,9 +27,9 @@ def create_run(
 ) -> Run:
     """Check and plan a recipe, make its run folder and write plan.json.
 
-    A job that torchrun restarts has the same command line as before: it continues the run that it had created, which
-    it knows by its recipe. Raises NapkinError where the folder exists otherwise, the files do not belong together or
-    the step does not fit; nothing is left behind then.
+    A job that torchrun restarts has the same command line as before: it continues the run that it had created, if the
+    recipe is the same. Otherwise raises NapkinError where the folder exists, the files do not belong together or the
+    step does not fit; nothing is left behind then.
     """
 
     def create() -> Run:
@@ -51,9 +51,9 @@ def open_run(folder: StrPath, *, progress: Progress = lambda doing: None, ranks:
 
 
 def recipe_differences(recipe: Recipe, folder: Path) -> list[str]:
-    """What a run's recipe says otherwise than `recipe`, as "model.n_layers is 4, not 2".
+    """The differences of a run's recipe from `recipe`, as "model.n_layers is 4, not 2".
 
-    What `recipe` leaves open, and the run has decided, is not a difference, nor are threads, which ranks divide.
+    Fields that `recipe` leaves open are not compared, nor are threads, which ranks divide.
     """
     resolved = dataclasses.asdict(RunFolder.open(folder).recipe)
     return [
@@ -85,7 +85,7 @@ def _open(folder: StrPath, progress: Progress, ranks: Ranks) -> Run:
     run = RunFolder.open(folder)
     recipe = run.recipe
     if recipe.training.compile == "auto":
-        # The run began before there was a choice: it continues as it began.
+        # The run is older than the option: it continues uncompiled.
         recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, compile="off"))
     preparation, _ = _planned(prepare(recipe, tokenizer=run.tokenizer, progress=progress, ranks=ranks))
     return preparation, run
