@@ -86,5 +86,5 @@ def test_offloaded_state_trains_the_same_and_takes_none_of_the_devices_memory() 
 
 
 def test_offloading_on_a_cpu_is_refused() -> None:
-    with pytest.raises(NapkinError, match="in the host's memory anyway"):
+    with pytest.raises(NapkinError, match="in host memory anyway"):
         resolve(recipe_of(offload_optimizer=True, device="cpu"), ThisMachine(device="cpu"))

@@ -132,7 +132,9 @@ def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_made(
 ) -> None:
     if importlib.util.find_spec(name):
         pytest.skip(f"{name} is installed")
-    with pytest.raises(NapkinError, match=f"asks for {name}, not installed here: `pip install {name}`"):
+    with pytest.raises(
+        NapkinError, match=f"tracking.trackers has {name}, which is not installed: `pip install {name}`"
+    ):
         prepare(tracked_by(preparation, name).recipe)
 
 
