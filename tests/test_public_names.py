@@ -41,4 +41,5 @@ def test_public_names_stay_what_they_are_whatever_was_imported_before() -> None:
         for name, module in names_and_modules(stub).items():
             lines.append(f"assert isinstance({package_of(stub)}.{name}, types.ModuleType) == {module is None}")
     lines += ["assert isinstance(napkin.count, types.FunctionType)", "assert isinstance(napkin.Ledger, type)"]
+    lines.append("assert napkin.count is napkin.accounting.count")
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)

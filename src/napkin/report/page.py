@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from napkin.accounting.overhead import loop_overhead
 from napkin.accounting.quantity_row import format_figure, format_ratio
-from napkin.files import atomic_write_text
+from napkin.files import StrPath, atomic_write_text
 from napkin.report.charts import (
     bits_chart,
     loss_chart,
@@ -37,7 +37,7 @@ _PAUSES = 200
 
 
 def write_report(
-    run: Path, *, training: bool | None = None, every: Callable[[], float] = lambda: REFRESH_SECONDS
+    run: StrPath, *, training: bool | None = None, every: Callable[[], float] = lambda: REFRESH_SECONDS
 ) -> Path:
     """Write report.html into a run folder, replacing an existing one, and return its path.
 
@@ -50,6 +50,7 @@ def write_report(
     same bytes. Files that the run has not written yet are named as missing. Raises NapkinError for a malformed file or
     a folder that is not a run.
     """
+    run = Path(run)
     page = run / "report.html"
     atomic_write_text(page, render_report(read_run_record(run), training=training, every=every), overwrite=True)
     return page
