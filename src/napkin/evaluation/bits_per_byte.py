@@ -16,7 +16,7 @@ from napkin.hardware.host import detect_host
 from napkin.model.language_model import evaluation_mode
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import Precision, choose_precision
-from napkin.runs.evaluation_file import Evaluation
+from napkin.runs.evaluation_file import Evaluation as Evaluation
 from napkin.tokenizer.base import Tokenizer
 
 EVALUATION_BATCH_SIZE = 16
