@@ -51,13 +51,14 @@ def test_training_continues_as_in_torch(
     train(through, rival, range(11, 60))
     train(moved, optimizer, range(11, 60))
     torch.testing.assert_close(moved, through, rtol=1e-5, atol=1e-6)
-    assert optimizer.state_dict()["param_groups"][0]["step"] == (60 if hasattr_step(rival) else 49)
+    assert optimizer.state_dict()["param_groups"][0]["step"] == (60 if counts_steps(rival) else 49)
     # What it then stores is its own, and loads again.
     again = ours(moved)
     again.load_state_dict(optimizer.state_dict())
 
 
-def hasattr_step(rival: torch.optim.Optimizer) -> bool:
+def counts_steps(rival: torch.optim.Optimizer) -> bool:
+    """Whether torch's optimizer stores the number of its steps."""
     return any("step" in state for state in rival.state.values())
 
 

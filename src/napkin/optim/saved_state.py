@@ -116,9 +116,8 @@ def _plain(value: Any) -> Any:
 
 def _common_step(group: Group, state: Mapping[int, Mapping[str, Any]]) -> int:
     """The steps that all parameters of a group took; 0 if it does not say."""
-    steps = {
-        int(torch.as_tensor(state[index]["step"]).item()) for index in group["params"] if "step" in state.get(index, ())
-    }
+    states = (state.get(index, {}) for index in group["params"])
+    steps = {int(torch.as_tensor(each["step"]).item()) for each in states if "step" in each}
     if len(steps) > 1:
         raise NapkinError(
             f"parameters of one group took {_listed(sorted(steps))} steps, napkin counts them per group: put those "
