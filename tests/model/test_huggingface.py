@@ -127,6 +127,7 @@ def test_weights_spread_over_files_and_without_a_prefix_are_found(tmp_path: Path
     ("changes", "obstacle"),
     [
         ({"norm": "layer"}, "norm 'layer'"),
+        ({"norm": "none"}, "norm 'none'"),
         ({"qk_norm": "head"}, "qk_norm 'head'"),
         ({"rope_pairing": "interleaved"}, "rope_pairing 'interleaved'"),
         ({"tie_embeddings": True}, "embedding_scale 4.898"),
