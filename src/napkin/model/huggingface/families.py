@@ -1,5 +1,7 @@
-"""The weight names and config settings of Hugging Face's GPT-2 and Llama models."""
+"""The weight names and config settings of Hugging Face's GPT-2, Llama and Granite models."""
 
+import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -192,6 +194,31 @@ def _write_llama(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _read_granite(settings: dict[str, Any]) -> ModelConfig:
+    for name in ("residual_multiplier", "logits_scaling"):
+        if settings.get(name, 1.0) != 1:
+            raise NapkinError(f"{name} is {settings[name]}, which is not supported: use a Granite in which it is 1")
+    config = _read_llama(settings)
+    scale = settings.get("attention_multiplier", 1.0)
+    return dataclasses.replace(
+        config,
+        embedding_scale=settings.get("embedding_multiplier", 1.0),
+        attention_scale=None if math.isclose(scale, config.resolved_head_dim**-0.5) else scale,
+    )
+
+
+def _write_granite(config: ModelConfig) -> dict[str, Any]:
+    scale = config.resolved_head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+    return _write_llama(config) | {
+        "architectures": ["GraniteForCausalLM"],
+        "model_type": "granite",
+        "embedding_multiplier": config.resolved_embedding_scale,
+        "attention_multiplier": scale,
+        "residual_multiplier": 1.0,
+        "logits_scaling": 1.0,
+    }
+
+
 def _looked_up(table: dict[str, Any], name: str, setting: str) -> Any:
     if name not in table:
         raise NapkinError(f"{setting} is {name!r}, which is not supported: use one of {', '.join(table)}")
@@ -201,4 +228,6 @@ def _looked_up(table: dict[str, Any], name: str, setting: str) -> Any:
 FAMILIES = {
     "gpt2": Family("transformer.", _gpt2_mappings, _read_gpt2, _write_gpt2),
     "llama": Family("model.", _llama_mappings, _read_llama, _write_llama),
+    # Llama with four scales (Granite 3.0).
+    "granite": Family("model.", _llama_mappings, _read_granite, _write_granite),
 }
