@@ -24,9 +24,8 @@ def logits(folder: Path, tokens: NDArray[np.int64]) -> Array:
     w = {name: tensor.astype(np.float64) for name, tensor in load_file(folder / "model.safetensors").items()}
     x = w["model.embed_tokens.weight"][tokens] * c["embedding_multiplier"]
     for layer in range(c["num_hidden_layers"]):
-        own = {
-            n.removeprefix(f"model.layers.{layer}."): t for n, t in w.items() if n.startswith(f"model.layers.{layer}.")
-        }
+        prefix = f"model.layers.{layer}."
+        own = {name.removeprefix(prefix): tensor for name, tensor in w.items() if name.startswith(prefix)}
         read = _rms_norm(x, own["input_layernorm.weight"], c["rms_norm_eps"])
         x = x + c["residual_multiplier"] * _attention(own, read, c)
         read = _rms_norm(x, own["post_attention_layernorm.weight"], c["rms_norm_eps"])

@@ -26,9 +26,9 @@ def truncated_normal(
 ) -> nn.Parameter:
     """A new parameter, each number drawn from a normal distribution cut off at ±3 std.
 
-    Without `device` and `dtype` it is on the current default device and in the current default dtype. The numbers are drawn on the CPU in
-    fp32 with `generator` (a CPU generator; None is torch's global one), so they do not depend on the device. On
-    the meta device and under FakeTensorMode nothing is drawn.
+    Without `device` and `dtype` it is on the current default device and in the current default dtype. The numbers are
+    drawn on the CPU in fp32 with `generator` (a CPU generator; None is torch's global one), so they do not depend on
+    the device. On the meta device and under FakeTensorMode nothing is drawn.
     """
     parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
     if parameter.is_meta:
