@@ -26,7 +26,7 @@ def test_count_is_the_function_whatever_was_imported_before() -> None:
             "import napkin, types",
             "assert isinstance(napkin.count, types.FunctionType), napkin.count",
             "assert isinstance(napkin.Ledger, type), napkin.Ledger",
-            "assert napkin.count is napkin.accounting.counting",
+            "assert napkin.count is napkin.accounting.count",
         ]
     )
     subprocess.run([sys.executable, "-c", program], check=True)

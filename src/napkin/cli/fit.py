@@ -80,3 +80,9 @@ def main(arguments: list[str]) -> None:
         return
     model = f"{format_count(ledger.parameters)} parameters in {config.n_layers} layers of d_model {config.d_model:,}"
     say(f"count  {model}: peak {format_bytes(ledger.peak_bytes)} of {format_bytes(device.usable_bytes)} per device")
+    batch = f"--training.batch-size {n_devices * options.batch_size} --training.parallelism fsdp"
+    model = " ".join(
+        f"--model.{name.replace('_', '-')} {getattr(config, name)}"
+        for name in ("d_model", "n_layers", "n_heads", "vocab_size", "context_length")
+    )
+    say(f"plan it: napkin plan {model} {batch} --optimizer.name {options.optimizer} --on {options.on}", style="dim")

@@ -26,11 +26,17 @@ micro-batch."""
 
 
 def refuse_what_does_not_fit(plan: Plan) -> None:
-    """Raise NapkinError, with a micro-batch that fits if there is one, where the plan exceeds the memory."""
-    if not plan.fits:
-        site = plan.site
-        refused = _too_much(plan.resolved, plan.ledger.peak_bytes, site.device_name, site.memory_bytes)
-        raise NapkinError("; ".join([str(refused), *_other_ways(plan)])) from None
+    """Raise NapkinError, with what would fit, where the plan exceeds the memory."""
+    if plan.fits:
+        return
+    site = plan.site
+    ways = _with_less_at_a_time(plan.resolved, site.memory_bytes) + _sharded(plan) + _on_a_larger_device(plan)
+    raise _too_much(
+        plan.ledger.peak_bytes,
+        site.device_name,
+        site.memory_bytes,
+        ways or [_smaller(plan.resolved, site.memory_bytes)],
+    )
 
 
 def largest_micro_batch(resolved: ResolvedRecipe, memory_bytes: int) -> int:
@@ -61,49 +67,71 @@ def refuse_far_too_much(resolved: ResolvedRecipe, device_name: str, memory_bytes
     if size * resolved.recipe.model.context_length > _MANY_TOKENS:
         needed = _peak_by_size(resolved, accumulated=size < training.batch_size)(size)
         if needed > memory_bytes:
-            raise _too_much(resolved, needed, device_name, memory_bytes)
+            ways = _with_less_at_a_time(resolved, memory_bytes) or [_smaller(resolved, memory_bytes)]
+            raise _too_much(needed, device_name, memory_bytes, ways)
 
 
-def _too_much(resolved: ResolvedRecipe, needed: int, device_name: str, memory_bytes: int) -> NapkinError:
-    return NapkinError(
-        f"a step needs {format_bytes(needed)}, {device_name} has {format_bytes(memory_bytes)} free: "
-        f"{_way_out(resolved, memory_bytes)}"
-    )
+def _too_much(needed: int, device_name: str, memory_bytes: int, ways: list[str]) -> NapkinError:
+    found = f"a step needs {format_bytes(needed)}, {device_name} has {format_bytes(memory_bytes)} free"
+    return NapkinError(f"{found}: {'; '.join(ways)}")
 
 
-def _other_ways(plan: Plan) -> list[str]:
-    """What other devices, or the same ones with another layout, would make of a plan that does not fit."""
-    site, ways = plan.site, []
-    if plan.resolved.strategy == "ddp":
-        sharded = count_step(plan.resolved.with_training(parallelism="fsdp")).peak_bytes
-        fits = "fits" if sharded <= site.memory_bytes else "does not fit either"
-        ways.append(
-            f"with --training.parallelism fsdp, which shards parameters, gradients and optimizer state over the "
-            f"{site.n_devices} devices, it {fits}, with {format_bytes(sharded)} each"
-        )
-    large_enough = [device for device in catalogue() if device.usable_bytes >= plan.ledger.peak_bytes]
-    if not site.measured and large_enough:
-        smallest = min(large_enough, key=lambda device: device.memory_bytes)
-        ways.append(f"as it is, it would fit a {smallest.name} of {format_bytes(smallest.advertised_bytes)}")
-    return ways
-
-
-def _way_out(resolved: ResolvedRecipe, memory_bytes: int) -> str:
-    model, training = resolved.recipe.model, resolved.per_device.training
-    parameters = parameters_rule(
-        vocab_size=model.vocab_size, d_model=model.d_model, n_layers=model.n_layers, tied=model.tie_embeddings
-    )
-    state = adamw_bytes_rule(parameters, bytes_per_parameter=bytes_per_parameter(resolved.recipe.optimizer.name))
-    if (state / resolved.world_size if resolved.strategy == "fsdp" else state) > memory_bytes:
-        return "no micro-batch helps, use a smaller --model.d-model or --model.n-layers"
+def _with_less_at_a_time(resolved: ResolvedRecipe, memory_bytes: int) -> list[str]:
+    """The largest smaller micro-batch that fits, if there is one."""
+    if _state_bytes(resolved) > memory_bytes:
+        return []
+    training = resolved.per_device.training
     peak_of = _peak_by_size(resolved, accumulated=True)
     sizes = [size for size in _divisors(training.batch_size) if size < training.resolved_micro_batch_size]
     # The line may be a few percent below the count: what is advised should not be refused next.
     fitting = bisect.bisect_right(sizes, memory_bytes, key=lambda size: 1.05 * peak_of(size))
     if not fitting:
-        return "use a smaller --training.batch-size, --model.context-length or --model.d-model"
+        return []
     size = sizes[fitting - 1]
-    return f"with --training.micro-batch-size {size} it needs about {format_bytes(peak_of(size))}"
+    return [f"with --training.micro-batch-size {size} it needs about {format_bytes(peak_of(size))}"]
+
+
+def _sharded(plan: Plan) -> list[str]:
+    """What fsdp would make of a plan for several devices that have the whole model each."""
+    if plan.resolved.strategy != "ddp":
+        return []
+    with_fsdp = "with --training.parallelism fsdp, which shards parameters, gradients and optimizer state over the "
+    with_fsdp += f"{plan.site.n_devices} devices, it "
+    memory_bytes = plan.site.memory_bytes
+    for recompute in dict.fromkeys((plan.recipe.training.recompute, "full")):
+        sharded = plan.resolved.with_training(parallelism="fsdp", recompute=recompute)
+        peak = count_step(sharded).peak_bytes
+        extra = "" if recompute == plan.recipe.training.recompute else " with --training.recompute full"
+        if peak <= memory_bytes:
+            return [f"{with_fsdp}fits{extra}, with {format_bytes(peak)} each"]
+        less = _with_less_at_a_time(sharded, memory_bytes)
+        if less:
+            return [f"{with_fsdp}needs {format_bytes(peak)} each{extra}, and {less[0]}"]
+    return []
+
+
+def _on_a_larger_device(plan: Plan) -> list[str]:
+    large_enough = [device for device in catalogue() if device.usable_bytes >= plan.ledger.peak_bytes]
+    if plan.site.measured or not large_enough:
+        return []
+    smallest = min(large_enough, key=lambda device: device.memory_bytes)
+    return [f"as it is, it would fit a {smallest.name} of {format_bytes(smallest.advertised_bytes)}"]
+
+
+def _smaller(resolved: ResolvedRecipe, memory_bytes: int) -> str:
+    if _state_bytes(resolved) > memory_bytes:
+        return "no micro-batch helps, use a smaller --model.d-model or --model.n-layers"
+    return "use a smaller --training.batch-size, --model.context-length or --model.d-model"
+
+
+def _state_bytes(resolved: ResolvedRecipe) -> float:
+    """Bytes of weights, gradients and optimizer state that a device holds, by rule."""
+    model = resolved.recipe.model
+    parameters = parameters_rule(
+        vocab_size=model.vocab_size, d_model=model.d_model, n_layers=model.n_layers, tied=model.tie_embeddings
+    )
+    state = adamw_bytes_rule(parameters, bytes_per_parameter=bytes_per_parameter(resolved.recipe.optimizer.name))
+    return state / resolved.world_size if resolved.strategy == "fsdp" else state
 
 
 def _peak_by_size(resolved: ResolvedRecipe, *, accumulated: bool) -> Callable[[int], int]:
