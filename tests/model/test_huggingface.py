@@ -225,19 +225,23 @@ def their_granite(**settings: Any) -> Any:
 
 
 def test_a_granite_of_transformers_gives_the_same_logits_here(tmp_path: Path) -> None:
-    theirs = their_granite(embedding_multiplier=12.0, attention_multiplier=0.3)
+    theirs = their_granite(
+        embedding_multiplier=12.0, attention_multiplier=0.3, residual_multiplier=0.22, logits_scaling=8.0
+    )
     theirs.save_pretrained(tmp_path)
     assert_same_logits(load_huggingface(tmp_path), theirs, length=32)
 
 
-def test_a_granite_with_other_scales_is_refused(tmp_path: Path) -> None:
-    save_huggingface(Transformer(DEFAULT), tmp_path / "model")
+def test_scales_of_a_granite_that_napkin_lacks_are_read_into_the_weights(tmp_path: Path) -> None:
+    save_huggingface(disturbed(DEFAULT), tmp_path / "model")
     config = tmp_path / "model" / "config.json"
-    settings = json.loads(config.read_text())
-    for name in ("residual_multiplier", "logits_scaling"):
-        config.write_text(json.dumps(settings | {name: 0.5}))
-        with pytest.raises(NapkinError, match=f"{name} is 0.5, which is not supported"):
-            load_huggingface(tmp_path / "model")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"residual_multiplier": 0.22, "logits_scaling": 8.0}))
+    expected = np.stack([granite.logits(tmp_path / "model", sequence) for sequence in random_tokens().numpy()])
+    actual = load_huggingface(tmp_path / "model").eval()(random_tokens()).detach().double().numpy()
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"logits_scaling": 0}))
+    with pytest.raises(NapkinError, match="logits_scaling is 0"):
+        load_huggingface(tmp_path / "model")
 
 
 TEXTS = ["the cat sat on the mat", " looked at the dog 🦊", "Café\n\n1234's", ""]

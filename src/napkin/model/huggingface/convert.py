@@ -1,5 +1,4 @@
-"""Models in and out of Hugging Face folders (config.json and safetensors), for GPT-2's, Llama's and
-Granite's architectures.
+"""Models in and out of Hugging Face folders (config.json and safetensors), as GPT-2, Llama or Granite.
 
 In a folder the weights have other names; some are transposed, and some that are one matrix here are several there. A
 `WeightMapping` says how one parameter is stored; a family is its mappings and the translation of its config.
@@ -8,6 +7,7 @@ In a folder the weights have other names; some are transposed, and some that are
 import dataclasses
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -34,8 +34,8 @@ _NOT_STORED = frozenset("init init_std depth_scaled dropout attention z_weight b
 def load_huggingface(folder: StrPath) -> Transformer:
     """The model in a Hugging Face folder, weights in fp32, with the same logits as in `transformers`.
 
-    Raises NapkinError for a folder without a config, and for a family or settings other than GPT-2's, Llama's and Granite's;
-    CorruptFile if weights are missing or their shapes do not match the config.
+    Raises NapkinError for a folder without a config, and for a family or settings other than GPT-2's, Llama's and
+    Granite's; CorruptFile if weights are missing or their shapes do not match the config.
     """
     folder = Path(folder)
     settings = _read_json(folder / "config.json")
@@ -45,6 +45,10 @@ def load_huggingface(folder: StrPath) -> Transformer:
     with _Weights(folder, family) as weights, torch.no_grad():
         for mapping in family.mappings(config):
             _fill(parameters[mapping.ours], mapping, weights)
+        for expression, factor in family.factors(settings).items():
+            for name, parameter in parameters.items():
+                if re.fullmatch(expression, name):
+                    parameter.mul_(factor)
     return model
 
 
