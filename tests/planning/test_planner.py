@@ -8,7 +8,7 @@ import pytest
 from napkin.accounting.rules import all_reduce_seconds_rule
 from napkin.distributed.ranks import RankInfo, Ranks
 from napkin.errors import NapkinError
-from napkin.hardware.catalogue import Device, find_device
+from napkin.hardware.accelerators import Device, find_device
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.planning.machine import DEVICES_PER_NODE, NODE_BANDWIDTH, CatalogueMachine, ThisMachine

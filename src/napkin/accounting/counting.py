@@ -24,7 +24,7 @@ from napkin.accounting.cuda.trace import as_on_cuda
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.recording import record
 from napkin.errors import NapkinError, first_line
-from napkin.hardware.cuda_target import Target, cuda_target
+from napkin.hardware.target import Target, cuda_target
 
 
 def count(

@@ -1,6 +1,6 @@
-"""Whether a step fits into a device's memory, and with which micro-batch it would.
+"""Whether a step fits into a device's memory, and the micro-batch size with which it would.
 
-All bytes are those of `count_step`, sharding included: there is no second formula.
+All bytes are those of `count_step`, sharding included.
 """
 
 import bisect
@@ -10,23 +10,22 @@ from collections.abc import Callable
 
 from napkin.accounting.rules import adamw_bytes_rule, bytes_per_parameter, parameters_rule
 from napkin.errors import NapkinError
-from napkin.hardware.catalogue import catalogue
+from napkin.hardware.accelerators import catalogue
 from napkin.planning.run_plan import Plan
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step_ledger import count_step
 from napkin.units import format_bytes
 
-# From so many tokens on, a step's peak grows with every token alike: the logits are at their full chunk.
+# From this number of tokens on a step's peak is linear in the tokens: the logits fill a whole chunk.
 _PROBE_TOKENS = 4096
-# A micro-batch of more tokens takes minutes to trace: where it cannot fit anyway, that is said before.
+# A micro-batch of more tokens takes minutes to trace: if it cannot fit anyway, it is refused before.
 _MANY_TOKENS = 2**17
 _BYTES_PER_TOKEN = 8
-"""Its id, its target and its document where they are separate, each int64: the whole batch is in memory, whatever the
-micro-batch."""
+"""Of a token id, a target or a document id (int64): the whole batch is in memory, whatever the micro-batch size."""
 
 
 def refuse_what_does_not_fit(plan: Plan) -> None:
-    """Raise NapkinError, with what would fit, where the plan exceeds the memory."""
+    """Raise NapkinError, naming settings that would fit, where the plan exceeds the memory."""
     if plan.fits:
         return
     site = plan.site
@@ -42,12 +41,12 @@ def refuse_what_does_not_fit(plan: Plan) -> None:
 def largest_micro_batch(resolved: ResolvedRecipe, memory_bytes: int) -> int:
     """The largest micro-batch that divides a device's batch and whose step fits, by count; 1 where none does.
 
-    5% of the memory is left to what comes between the count and the run.
+    5% of the memory is left free, for the difference between count and run.
     """
     budget = int(0.95 * memory_bytes)
     sizes = _divisors(resolved.per_device.training.batch_size)
     peak_of = _peak_by_size(resolved, accumulated=True)
-    # The line is off the count by a few percent at most: it tells which sizes are worth counting.
+    # The linear estimate is within a few percent of the count: only sizes that may fit are counted.
     likely = bisect.bisect_right(sizes, 1.1 * budget, key=peak_of)
     for size in reversed(sizes[:likely]):
         exact = size * resolved.recipe.model.context_length <= _MANY_TOKENS
@@ -60,7 +59,7 @@ def largest_micro_batch(resolved: ResolvedRecipe, memory_bytes: int) -> int:
 def refuse_far_too_much(resolved: ResolvedRecipe, device_name: str, memory_bytes: int) -> None:
     """Raise NapkinError before the step is counted, where its micro-batches are so large that counting takes long.
 
-    Their peak follows from the counts of two small ones.
+    Their peak is extrapolated from the counts of two small ones.
     """
     training = resolved.per_device.training
     size = training.resolved_micro_batch_size
@@ -83,7 +82,7 @@ def _with_less_at_a_time(resolved: ResolvedRecipe, memory_bytes: int) -> list[st
     training = resolved.per_device.training
     peak_of = _peak_by_size(resolved, accumulated=True)
     sizes = [size for size in _divisors(training.batch_size) if size < training.resolved_micro_batch_size]
-    # The line may be a few percent below the count: what is advised should not be refused next.
+    # The estimate may be a few percent below the count: the advised size must not be refused afterwards.
     fitting = bisect.bisect_right(sizes, memory_bytes, key=lambda size: 1.05 * peak_of(size))
     if not fitting:
         return []
@@ -92,7 +91,7 @@ def _with_less_at_a_time(resolved: ResolvedRecipe, memory_bytes: int) -> list[st
 
 
 def _sharded(plan: Plan) -> list[str]:
-    """What fsdp would make of a plan for several devices that have the whole model each."""
+    """Whether a plan of several devices that each hold the whole model would fit with fsdp."""
     if plan.resolved.strategy != "ddp":
         return []
     with_fsdp = "with --training.parallelism fsdp, which shards parameters, gradients and optimizer state over the "
@@ -120,7 +119,7 @@ def _on_a_larger_device(plan: Plan) -> list[str]:
 
 def _smaller(resolved: ResolvedRecipe, memory_bytes: int) -> str:
     if _state_bytes(resolved) > memory_bytes:
-        return "no micro-batch helps, use a smaller --model.d-model or --model.n-layers"
+        return "no micro-batch size is small enough, use a smaller --model.d-model or --model.n-layers"
     return "use a smaller --training.batch-size, --model.context-length or --model.d-model"
 
 
@@ -135,20 +134,20 @@ def _state_bytes(resolved: ResolvedRecipe) -> float:
 
 
 def _peak_by_size(resolved: ResolvedRecipe, *, accumulated: bool) -> Callable[[int], int]:
-    """The step's peak as a function of the micro-batch: on the line through the counts of two small ones.
+    """The step's peak as a function of the micro-batch size: linear, through the counts of two small ones.
 
-    `accumulated` is whether a step has several, the gradients of all but the first being added. Smaller ones than
-    those two are counted.
+    `accumulated` is whether a step has several micro-batches, whose gradients are accumulated. Sizes below those two
+    are counted.
     """
     batch_size, context_length = resolved.per_device.training.batch_size, resolved.recipe.model.context_length
-    # Activations grow with the tokens, however they are cut into sequences, where attention keeps no scores.
+    # Without attention scores, activations depend only on the number of tokens, not on the sequence length.
     keeps_scores = resolved.recipe.model.resolved_attention == "plain"
     probe_length = context_length if keeps_scores else min(context_length, _PROBE_TOKENS)
     probe_size = -(-_PROBE_TOKENS // probe_length)
 
     @functools.cache
     def count_peak(size: int, length: int) -> int:
-        # All micro-batches from the second on are alike.
+        # All micro-batches from the second on are equal.
         counted = 2 * size if accumulated else size
         probe = resolved.with_model(context_length=length)
         probe = probe.with_training(batch_size=counted * resolved.world_size, micro_batch_size=size)
