@@ -1,4 +1,5 @@
 from .attention import attention_reference as attention_reference
+from .attention import causal_mask as causal_mask
 from .attention import flex_attention as flex_attention
 from .attention import fused_attention as fused_attention
 from .attention import plain_attention as plain_attention
