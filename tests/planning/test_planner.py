@@ -6,7 +6,8 @@ import pytest
 
 from napkin.accounting.rules import all_reduce_seconds_rule
 from napkin.errors import NapkinError
-from napkin.hardware.catalogue import Device, find_device
+from napkin.hardware.catalogue import find_device
+from napkin.hardware.device import Device
 from napkin.model.config import ModelConfig
 from napkin.planning.machine import CatalogueMachine
 from napkin.planning.micro_batch import refuse_what_does_not_fit

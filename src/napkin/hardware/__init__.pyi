@@ -7,8 +7,6 @@ from .calibration_cache import calibrate as calibrate
 from .calibration_cache import calibration_of_this_machine as calibration_of_this_machine
 from .calibration_cache import load_calibration as load_calibration
 from .calibration_cache import save_calibration as save_calibration
-from .catalogue import Device as Device
-from .catalogue import Price as Price
 from .catalogue import catalogue as catalogue
 from .catalogue import find_device as find_device
 from .ceilings import CatalogueCeilings as CatalogueCeilings
@@ -16,6 +14,10 @@ from .ceilings import Ceilings as Ceilings
 from .cuda_target import CudaTarget as CudaTarget
 from .cuda_target import Target as Target
 from .cuda_target import cuda_target as cuda_target
+from .device import Device as Device
+from .device import Price as Price
+from .device import Source as Source
+from .device_file import read_device as read_device
 from .host import Accelerator as Accelerator
 from .host import Host as Host
 from .host import detect_host as detect_host

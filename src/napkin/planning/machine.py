@@ -19,9 +19,10 @@ from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
 from napkin.hardware.calibration import Calibration
 from napkin.hardware.calibration_cache import calibration_of_this_machine
-from napkin.hardware.catalogue import Device, find_device
+from napkin.hardware.catalogue import find_device
 from napkin.hardware.ceilings import CatalogueCeilings, Ceilings
 from napkin.hardware.cuda_target import CudaTarget, Target
+from napkin.hardware.device import Device
 from napkin.hardware.host import detect_host
 from napkin.hardware.malloc import keep_freed_memory
 from napkin.planning.probe_run import time_probe_run
