@@ -106,7 +106,8 @@ PUBLISHED = {
 
 def test_every_device_has_a_source_a_peak_and_plausible_magnitudes():
     for device in catalogue():
-        assert device.source and len(device.source.title) > 10, device.name
+        assert device.source, device.name
+        assert len(device.source.title) > 10, device.name
         assert all(1e11 < flops < 1e17 for flops in [*device.peaks.values(), *device.sparse.values()]), device.name
         assert 1e10 < device.memory_bytes < 1e12, device.name
         assert 5e10 < device.memory_bandwidth < 1e14, device.name

@@ -57,6 +57,17 @@ def test_dollars_and_energy_are_those_of_all_devices_for_all_steps() -> None:
     assert math.isclose(changed.kilowatt_hours, 8 * hours / 10)
 
 
+def test_a_plan_says_whose_price_it_uses_and_of_when() -> None:
+    def note(plan: Plan) -> str:
+        return next(row.note for row in plan.table() if row.quantity == "dollars")
+
+    assert A100.price
+    plan = plan_on(recipe(16), A100, 8)
+    assert note(plan) == "price: $1.79 per hour, Lambda, on demand, 8 devices, 2025-06; $14.32 per hour in all"
+    assert note(plan.at(watts=100.0)) == note(plan)
+    assert note(plan.at(usd_per_hour=1.0)) == "the price that was given; $8.00 per hour in all"
+
+
 def test_gradients_cost_time_where_the_backward_pass_does_not_hide_them() -> None:
     # One token a device, so that there is nothing to compute beside the exchange of 4 bytes per parameter.
     slow = dataclasses.replace(A100, link_bandwidth=1e9)

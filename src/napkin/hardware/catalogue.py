@@ -18,23 +18,7 @@ from napkin.hardware.device import Device
 from napkin.hardware.device_file import is_device_file, read_device
 
 # Prefixes that are not part of the name: "NVIDIA GeForce RTX 4090" is the RTX-4090.
-_BRANDS = {
-    *(
-        "nvidia",
-        "geforce",
-        "tesla",
-        "quadro",
-        "amd",
-        "instinct",
-        "google",
-        "cloud",
-        "apple",
-        "intel",
-        "habana",
-        "aws",
-        "gpu",
-    )
-}
+_BRANDS = set("nvidia geforce tesla quadro amd instinct google cloud apple intel habana aws gpu".split())
 
 
 @functools.cache
@@ -50,7 +34,8 @@ def find_device(name: StrPath) -> Device:
     A name that ends in ".toml" is that of a file that describes a device.
 
     Case, "-", "_" and spaces do not matter. A short name means the most common variant: "H100" is the SXM with 80 GB,
-    "A100" the SXM with 80 GB, "V100" the SXM2 with 16 GB. Raises NapkinError for an unknown name, and for a file that does not describe a device.
+    "A100" the SXM with 80 GB, "V100" the SXM2 with 16 GB. Raises NapkinError for an unknown name, and for a file that does not describe a
+    device.
 
     >>> find_device("h100").name, find_device("NVIDIA A100-SXM4-40GB").name
     ('H100-SXM-80GB', 'A100-SXM-40GB')

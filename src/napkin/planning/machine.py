@@ -153,6 +153,7 @@ class ThisMachine(Machine):
             # Ranks on one processor exchange through its memory: what one writes, another reads.
             link_bandwidth=bandwidth / 2 if self.device_type == "cpu" else _link_bandwidth(gpu, self.n_devices),
             usd_per_hour=_usd_per_hour(gpu, self.n_devices),
+            offer=_offer(gpu),
             watts=_watts(gpu, self.n_devices),
             disturbed=ceilings.disturbed,
         )
@@ -204,6 +205,7 @@ class CatalogueMachine(Machine):
             n_devices=self.n_devices,
             link_bandwidth=_link_bandwidth(device, self.n_devices),
             usd_per_hour=_usd_per_hour(device, self.n_devices),
+            offer=_offer(device),
             watts=_watts(device, self.n_devices),
             measured=False,
         )
@@ -241,6 +243,10 @@ def _link_bandwidth(device: Device | None, n_devices: int) -> float | None:
 
 def _usd_per_hour(device: Device | None, n_devices: int) -> float | None:
     return n_devices * device.price.usd_per_hour if device and device.price else None
+
+
+def _offer(device: Device | None) -> str | None:
+    return str(device.price) if device and device.price else None
 
 
 def _watts(device: Device | None, n_devices: int) -> float | None:
