@@ -177,5 +177,5 @@ def test_a_duration_has_a_unit(text: str, seconds: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "week", "10", "1 fortnight", "-1day", "1e99days", "inf days", "1M"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(NapkinError, match="is not a duration such as 36h, 10days, 1week or 3months$|too large"):
+    with pytest.raises(NapkinError, match=r"is not a duration such as 36h, 10days, 1week or 3months$|too large"):
         parse_seconds(text)

@@ -178,26 +178,28 @@ def _what_fits_within(
     seconds = parse_seconds(options.within)
     if not seconds:
         raise NapkinError(f"--within is {options.within}: use a time above 0")
-    tokens = _above_zero("tokens", options.tokens)
-    if active and tokens:
+    wanted = _above_zero("tokens", options.tokens)
+    if active and wanted:
         raise NapkinError("--within with --params and --tokens leaves nothing to find: leave one of them out")
     mfu = options.mfu or USUAL_MFU
     flops = devices.peak * mfu * seconds
     lines = [("FLOPs", f"{devices} × MFU {mfu} × {_days(seconds)} = {format_flops(flops)} ({flops:.3g})")]
+    model: float
+    tokens: float
     if active:
-        tokens = flops / training_flops_rule(active, 1)
+        model, tokens = active, flops / training_flops_rule(active, 1)
         lines.append(("tokens", f"FLOPs / (6 · {format_count(active)}) = {_per_parameter(tokens, active)}"))
-    elif tokens:
-        active = flops / training_flops_rule(1, tokens)
-        model = f"FLOPs / (6 · {format_count(tokens)}) = {format_count(active)} parameters"
-        lines.append(("model", f"{model}: {format_count(tokens / active)} tokens per parameter"))
+    elif wanted:
+        model, tokens = flops / training_flops_rule(1, wanted), wanted
+        found = f"FLOPs / (6 · {format_count(tokens)}) = {format_count(model)} parameters"
+        lines.append(("model", f"{found}: {format_count(tokens / model)} tokens per parameter"))
     else:
         # 6·N·T with T = 20·N.
-        active = math.sqrt(flops / training_flops_rule(1, compute_optimal_tokens_rule(1)))
-        tokens = compute_optimal_tokens_rule(active)
-        model = f"√(FLOPs / 120) = {format_count(active)} parameters on 20 · N = {format_count(tokens)} tokens"
-        lines.append(("model", f"{model}, compute-optimal"))
-    figures = {"flops": flops, "parameters": active, "tokens": tokens, "seconds": seconds, "days": seconds / 86400}
+        model = math.sqrt(flops / training_flops_rule(1, compute_optimal_tokens_rule(1)))
+        tokens = compute_optimal_tokens_rule(model)
+        found = f"√(FLOPs / 120) = {format_count(model)} parameters on 20 · N = {format_count(tokens)} tokens"
+        lines.append(("model", f"{found}, compute-optimal"))
+    figures = {"flops": flops, "parameters": model, "tokens": tokens, "seconds": seconds, "days": seconds / 86400}
     return figures | _spent(devices, seconds, lines), lines
 
 

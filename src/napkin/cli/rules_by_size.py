@@ -69,7 +69,8 @@ def rules_by_size(
 ) -> list[SizedRule]:
     """All rules whose sizes are known, in the order in which a plan is made.
 
-    `active` are the parameters that a token is computed with: all but for a mixture of experts. Raises NapkinError for a size that is not above 0.
+    `active` are the parameters that a token is computed with: all, except for a mixture of experts. Raises NapkinError
+    for a size that is not above 0.
     """
     for name, value in vars(sizes).items():
         if isinstance(value, int) and value < 1:
@@ -104,11 +105,11 @@ def print_rules_by_size(rows: list[SizedRule], sizes: RuleSizes) -> None:
 def _of_the_model(active: float, sizes: RuleSizes) -> Iterator[SizedRule]:
     layers, width, vocabulary = sizes.n_layers, sizes.d_model, sizes.vocab_size
     if layers and width and vocabulary:
-        shape = {"vocab_size": vocabulary, "d_model": width, "n_layers": layers, "tied": True}
-        yield SizedRule("parameters", "12·L·d² + V·d", "count", parameters_rule(**shape))
+        shape = {"vocab_size": vocabulary, "d_model": width, "n_layers": layers}
+        yield SizedRule("parameters", "12·L·d² + V·d", "count", parameters_rule(**shape, tied=True))
         if sizes.d_ff and sizes.n_heads:
             heads = {"d_ff": sizes.d_ff, "n_heads": sizes.n_heads, "n_kv_heads": sizes.n_kv_heads or sizes.n_heads}
-            gated = gated_parameters_rule(**shape, **heads)
+            gated = gated_parameters_rule(**shape, **heads, tied=True)
             yield SizedRule("parameters, gated", "L·d·(2·d + 2·d·kv/h + 3·ff) + V·d", "count", gated)
     yield SizedRule("tokens to train on", "20·N", "count", compute_optimal_tokens_rule(active))
 

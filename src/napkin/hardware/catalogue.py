@@ -34,8 +34,8 @@ def find_device(name: StrPath) -> Device:
     A name that ends in ".toml" is that of a file that describes a device.
 
     Case, "-", "_" and spaces do not matter. A short name means the most common variant: "H100" is the SXM with 80 GB,
-    "A100" the SXM with 80 GB, "V100" the SXM2 with 16 GB. Raises NapkinError for an unknown name, and for a file that does not describe a
-    device.
+    "A100" the SXM with 80 GB, "V100" the SXM2 with 16 GB. Raises NapkinError for an unknown name, and for a file that
+    does not describe a device.
 
     >>> find_device("h100").name, find_device("NVIDIA A100-SXM4-40GB").name
     ('H100-SXM-80GB', 'A100-SXM-40GB')
