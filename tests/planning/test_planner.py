@@ -8,7 +8,8 @@ import pytest
 from napkin.accounting.rules import all_reduce_seconds_rule
 from napkin.distributed.ranks import RankInfo, Ranks
 from napkin.errors import NapkinError
-from napkin.hardware.accelerators import Device, find_device
+from napkin.hardware.accelerators import find_device
+from napkin.hardware.device import Device
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.planning.machine import DEVICES_PER_NODE, NODE_BANDWIDTH, CatalogueMachine, ThisMachine
@@ -59,6 +60,17 @@ def test_dollars_and_energy_are_those_of_all_devices_for_all_steps() -> None:
     assert math.isclose(changed.dollars, 8 * hours)
     assert changed.kilowatt_hours is not None
     assert math.isclose(changed.kilowatt_hours, 8 * hours / 10)
+
+
+def test_a_plan_says_whose_price_it_uses_and_of_when() -> None:
+    def note(plan: Plan) -> str:
+        return next(row.note for row in plan.table() if row.quantity == "dollars")
+
+    assert A100.price
+    plan = plan_on(recipe(16), A100, 8)
+    assert note(plan) == "price: $1.79 per hour, Lambda, on demand, 8 devices, 2025-06; $14.32 per hour in all"
+    assert note(plan.at(watts=100.0)) == note(plan)
+    assert note(plan.at(usd_per_hour=1.0)) == "the price that was given; $8.00 per hour in all"
 
 
 def test_gradients_cost_time_where_the_backward_pass_does_not_hide_them() -> None:
@@ -116,7 +128,7 @@ def test_this_machine_and_the_same_machine_described_as_a_device_are_planned_wit
     described = Device(
         name=host.cpu_name,
         vendor="a processor's",
-        source="this machine",
+        source=None,
         peaks={"fp32": 1e12, "bf16": 1e12},
         memory_bytes=host.memory_bytes,
         advertised_bytes=host.memory_bytes,

@@ -74,7 +74,7 @@ def print_unknown_operators(unknown_operators: dict[str, int]) -> None:
         say(f"operator {operator} is not in napkin's tables: the FLOPs of {calls} calls are missing above")
 
 
-def print_rules(plan: Plan) -> None:
+def print_rules(plan: Plan, *, decode_batch_size: int = 64) -> None:
     """Print the rules of thumb beside the count of the same quantities, of one device."""
     site = plan.site
     rows = rules_table(
@@ -84,6 +84,7 @@ def print_rules(plan: Plan) -> None:
         flops_per_second=site.n_devices * site.matmul_peak,
         bytes_per_second=site.bytes_per_second,
         training_tokens=plan.steps * plan.tokens_per_step,
+        decode_batch_size=decode_batch_size,
     )
     cells = [
         (row.quantity, row.formula, _figure(row.rule, row.unit), _figure(row.count, row.unit), _error(row))

@@ -1,5 +1,3 @@
-from .accelerators import Device as Device
-from .accelerators import Price as Price
 from .accelerators import catalogue as catalogue
 from .accelerators import find_device as find_device
 from .calibration import ArrayMeasurement as ArrayMeasurement
@@ -13,6 +11,10 @@ from .calibration_cache import load_calibration as load_calibration
 from .calibration_cache import save_calibration as save_calibration
 from .ceilings import CatalogueCeilings as CatalogueCeilings
 from .ceilings import Ceilings as Ceilings
+from .device import Device as Device
+from .device import Price as Price
+from .device import Source as Source
+from .device_file import read_device as read_device
 from .host import Accelerator as Accelerator
 from .host import Host as Host
 from .host import detect_host as detect_host

@@ -17,10 +17,11 @@ from napkin.accounting.microbenchmark import time_operators
 from napkin.accounting.pricing import Price, price, roofline_seconds
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
-from napkin.hardware.accelerators import Device, find_device
+from napkin.hardware.accelerators import find_device
 from napkin.hardware.calibration import Calibration
 from napkin.hardware.calibration_cache import calibration_of_this_machine
 from napkin.hardware.ceilings import CatalogueCeilings, Ceilings
+from napkin.hardware.device import Device
 from napkin.hardware.host import detect_host
 from napkin.hardware.malloc import keep_freed_memory
 from napkin.hardware.target import CudaTarget, Target
@@ -152,6 +153,7 @@ class ThisMachine(Machine):
             # Ranks on one CPU communicate through its memory: each byte is written and read.
             link_bandwidth=bandwidth / 2 if self.device_type == "cpu" else _link_bandwidth(gpu, self.n_devices),
             usd_per_hour=_usd_per_hour(gpu, self.n_devices),
+            offer=_offer(gpu),
             watts=_watts(gpu, self.n_devices),
             disturbed=ceilings.disturbed,
         )
@@ -203,6 +205,7 @@ class CatalogueMachine(Machine):
             n_devices=self.n_devices,
             link_bandwidth=_link_bandwidth(device, self.n_devices),
             usd_per_hour=_usd_per_hour(device, self.n_devices),
+            offer=_offer(device),
             watts=_watts(device, self.n_devices),
             measured=False,
         )
@@ -240,6 +243,10 @@ def _link_bandwidth(device: Device | None, n_devices: int) -> float | None:
 
 def _usd_per_hour(device: Device | None, n_devices: int) -> float | None:
     return n_devices * device.price.usd_per_hour if device and device.price else None
+
+
+def _offer(device: Device | None) -> str | None:
+    return str(device.price) if device and device.price else None
 
 
 def _watts(device: Device | None, n_devices: int) -> float | None:

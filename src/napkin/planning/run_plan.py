@@ -40,6 +40,8 @@ class Site:
     """Bytes per second that one device can send to the others; None where it is not known."""
     usd_per_hour: float | None = None
     """Of all devices; None where it is not known."""
+    offer: str | None = None
+    """That price for one device, whose offer it is and of which month; None for a price that was given."""
     watts: float | None = None
     """Of all devices; None where it is not known."""
     measured: bool = True
@@ -132,6 +134,7 @@ class Plan:
         changed = replace(
             site,
             usd_per_hour=site.usd_per_hour if usd_per_hour is None else n * usd_per_hour,
+            offer=site.offer if usd_per_hour is None else None,
             watts=site.watts if watts is None else n * watts,
         )
         return replace(self, site=changed)
@@ -195,7 +198,8 @@ class Plan:
             ),
         ]
         if site.usd_per_hour is not None:
-            note = f"${site.usd_per_hour:.2f} per hour in all"
+            price = f"price: {site.offer}" if site.offer else "the price that was given"
+            note = f"{price}; ${site.usd_per_hour:.2f} per hour in all"
             rows.append(QuantityRow("dollars", "USD", dollars(in_all, site.usd_per_hour), self.dollars, note=note))
         if site.watts is not None:
             note = f"{site.watts:,.0f} W in all, the boards alone"
