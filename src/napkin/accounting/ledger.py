@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+from napkin.accounting.components import Component
 from napkin.accounting.summary import Line, Summary, largest, with_parts
 from napkin.units import format_bytes, format_flops
 
@@ -52,6 +53,13 @@ class Row:
     """Those of them that the forward pass keeps for the backward pass."""
     elementwise_flops: int = 0
     """One for each element of the largest operand or result of an operator that computes and is not a contraction."""
+    component: Component = "other"
+    """The part of the model that the call belongs to; a gradient belongs to the part that it is the gradient of."""
+    of_activations: bool = False
+    """Whether a contraction multiplies activations, no parameter among its factors, as attention does; or is the
+    gradient of one that does."""
+    early: bool = False
+    """Whether the forward pass computes it although it is a gradient, as a fused loss does."""
     call: Hashable = field(default=None, repr=False)
     """The operator and its arguments, for `time_operators` to repeat; None if the call cannot be repeated."""
 
@@ -109,6 +117,11 @@ class Ledger(Summary):
         return sum(row.causal_flops for row in self.rows if row.phase != "recompute")
 
     @property
+    def attention_flops(self) -> int:
+        """FLOPs of products of activations, which 6·N·T leaves out; recomputation left out, over all pairs."""
+        return sum(row.flops for row in self.rows if row.of_activations and row.phase != "recompute")
+
+    @property
     def forward_flops(self) -> int:
         """FLOPs of the forward pass."""
         return self.flops_by("phase").get("forward", 0)
@@ -143,7 +156,7 @@ class Ledger(Summary):
             names = ", ".join(f"{name} ({calls} ×)" for name, calls in largest(self.unknown_operators.items()))
             yield "unknown operators", names + ": their FLOPs are missing"
 
-    def flops_by(self, column: Literal["module", "phase", "operator", "format"]) -> dict[str, int]:
+    def flops_by(self, column: Literal["module", "phase", "operator", "format", "component"]) -> dict[str, int]:
         """FLOPs summed by the values of `column`, largest first."""
         sums: Counter[str] = Counter()
         for row in self.rows:
@@ -173,7 +186,7 @@ class Ledger(Summary):
         begins = [
             number
             for number, (before, row) in enumerate(pairwise(self.rows), start=1)
-            if row.phase == "forward" and before.phase in ("backward", "recompute")
+            if (row.phase == "forward" or row.early) and before.phase in ("backward", "recompute") and not before.early
         ]
         if len(begins) < 2:
             raise ValueError("there are too few micro-batches in this ledger to extrapolate from: trace three")

@@ -10,19 +10,27 @@ from typing import Any, no_type_check
 
 import torch
 from torch import Tensor, nn
-from torch._C._autograd import _get_sequence_nr  # pyright: ignore[reportMissingImports]
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from napkin.accounting.attribution import Attribution
 from napkin.accounting.cuda.scratch import cuda_scratch_bytes
 from napkin.accounting.ledger import Ledger, Phase, Row
 from napkin.accounting.memory import Memory
 from napkin.accounting.microbenchmark import call_of
-from napkin.accounting.operators import MATRIX_PRODUCTS, UnknownOperator, elementwise_flops_of, work_of
+from napkin.accounting.operators import (
+    BATCHED_PRODUCTS,
+    FUSED_ATTENTION,
+    MATRIX_PRODUCTS,
+    UnknownOperator,
+    elementwise_flops_of,
+    work_of,
+)
 from napkin.accounting.scratch import scratch_bytes
 from napkin.hardware.cuda_target import CudaTarget
+from napkin.kernels.early_gradient import computes_early_gradient
 from napkin.optim.sharded_tensors import local
 from napkin.tensors import FORMAT_OF
 
@@ -75,9 +83,7 @@ class _Recorder(TorchDispatchMode):
         self.cuda = cuda
         self.multiplied: set[bool] = set()  # threads that have called cuBLAS: True is autograd's
         self.parameters = list(module.parameters())
-        self.paths = {id(child): name for name, child in module.named_modules()}
-        self.stack: list[str] = []
-        self.path_of_node: dict[int, str] = {}
+        self.attribution = Attribution(module)
         self.recording = self.in_optimizer = self.seen_backward = False
         self.previous_phase: Phase = "forward"
         self.rows: list[dict[str, Any]] = []  # all fields but those that `memory` knows
@@ -154,6 +160,8 @@ class _Recorder(TorchDispatchMode):
         self.rows.append(self._describe(operator, args, kwargs, inputs, result, outputs, phase))
         copies = operator.overloadpacket is aten._to_copy and self.memory.holds(inputs[0], "parameters")
         self.memory.claim(outputs, "weight copies" if copies else "temporaries", made=True, on_host=on_host)
+        if phase in ("forward", "recompute"):
+            self.memory.trace_parameters(inputs, outputs)
         if self.cuda:
             self._take_more(self.cuda, operator, args, inputs)
         elif inputs and inputs[0].device.type == "cpu":
@@ -194,24 +202,27 @@ class _Recorder(TorchDispatchMode):
             again = _recomputes() or (torch.is_grad_enabled() and _runs_in("torch.utils.checkpoint"))
             return "recompute" if again else "backward"
         # What runs after a backward pass, outside of modules and without a graph, is part of the update: clipping.
-        updates = self.seen_backward and not self.stack and not torch.is_grad_enabled()
+        updates = self.seen_backward and not self.attribution.stack and not torch.is_grad_enabled()
         return "optimizer" if self.in_optimizer or updates else "forward"
 
     def _turn(self, phase: Phase) -> None:
         was_backward, is_backward = (name in ("backward", "recompute") for name in (self.previous_phase, phase))
         if is_backward and not was_backward:
-            self.memory.keep({row for row, fields in enumerate(self.rows) if fields["phase"] == "forward"})
+            self.memory.keep(
+                {row for row, fields in enumerate(self.rows) if fields["phase"] == "forward" or fields["early"]}
+            )
         elif was_backward and not is_backward:
             self._claim_gradients()
+            self.attribution.after_head = False
         self.seen_backward |= is_backward
         self.previous_phase = phase
 
     # These hooks return None: anything else would replace the arguments or the output of the module.
     def _enter_module(self, module: nn.Module, _: Any) -> None:
-        self.stack.append(self.paths.get(id(module), type(module).__name__))
+        self.attribution.enter(module)
 
     def _leave_module(self, *_: Any) -> None:
-        self.stack.pop()
+        self.attribution.leave()
 
     def _enter_optimizer(self, *_: Any) -> None:
         self.in_optimizer = True
@@ -224,19 +235,18 @@ class _Recorder(TorchDispatchMode):
         gradients = (parameter.grad for parameter in self.parameters)
         self.memory.reclaim((local(gradient) for gradient in gradients if gradient is not None), "gradients")
 
-    def _module_path(self, phase: Phase) -> str:
-        """The forward pass stores which module created which autograd node, and the backward pass looks it up.
-
-        A node gets its sequence number just before its operator runs, and keeps it. An operator that creates no node
-        sees the number of the last one.
-        """
+    def _multiplies_activations(self, operator: Any, inputs: list[Tensor], phase: Phase) -> bool:
+        """Whether a contraction is one of attention's: batched, and neither factor a parameter."""
+        if operator.overloadpacket in FUSED_ATTENTION:
+            return True
+        if operator.overloadpacket not in BATCHED_PRODUCTS or phase == "optimizer":
+            return False
         if phase == "backward":
-            node = torch._C._current_autograd_node()
-            return self.path_of_node.get(node._sequence_nr(), "") if node is not None else ""
-        path = self.stack[-1] if self.stack else ""
-        if phase in ("forward", "recompute"):
-            self.path_of_node.setdefault(_get_sequence_nr() - 1, path)
-        return path
+            return self.attribution.is_node_of_activations
+        found = not any(map(self.memory.stems_from_parameters, inputs[-2:]))
+        if found:
+            self.attribution.mark_node_of_activations()
+        return found
 
     def _describe(
         self, operator: Any, args: tuple, kwargs: dict, inputs: list, result: Any, outputs: list, phase: Phase
@@ -249,9 +259,17 @@ class _Recorder(TorchDispatchMode):
         moves = not _is_view_call(inputs, outputs)
         mutated = sum(tensor.nbytes for tensor in _mutated(operator, args, kwargs)) if not outputs else 0
         sample = (inputs if work else outputs or inputs)[:1]
+        path = self.attribution.module_path(phase)
+        of_activations = work is not None and self._multiplies_activations(operator, inputs, phase)
+        component = self.attribution.component(path, phase, contraction=work is not None, of_activations=of_activations)
+        # What the forward pass computes of the backward pass is, all the same, no backward pass.
+        early = phase == "forward" and computes_early_gradient()
         return {
-            "module": self._module_path(phase),
-            "phase": phase,
+            "module": path,
+            "phase": "backward" if early else phase,
+            "early": early,
+            "component": component,
+            "of_activations": of_activations,
             "operator": operator.overloadpacket.__name__,
             "format": FORMAT_OF.get(sample[0].dtype, str(sample[0].dtype).removeprefix("torch.")) if sample else "",
             "flops": work.flops if work else 0,

@@ -134,7 +134,7 @@ def _story(train_state: TrainState, number: int, verdict: Verdict, source: str) 
         "seeds": {
             name: value for name, value in dataclasses.asdict(train_state.recipe.training).items() if "seed" in name
         },
-        "precision": train_state.precision.products,
+        "precision": train_state.precision.name,
     }
 
 
