@@ -99,6 +99,10 @@ class Ledger(Summary):
     what torch.cuda.max_memory_reserved reports. None on a CPU, whose allocator keeps nothing."""
     watch_bytes: int = 0
     """Bytes that recording the step added to its peak; left out of `peak_bytes`."""
+    source: Literal["trace", "run"] = "trace"
+    """Whether the step was traced on fake tensors, or ran."""
+    assumption: str = ""
+    """What a trace took for given of values that it does not have."""
 
     # The training loop reads it in each step.
     @cached_property
@@ -145,7 +149,10 @@ class Ledger(Summary):
         """The ledger in a few lines."""
         contractions = sum(row.contraction is not None for row in self.rows)
         rows = f"{len(self.rows):,} operator calls, {contractions:,} of them contractions"
-        yield "Ledger", f"{self.parameters:,} parameters; {rows}"
+        how = " of a step that ran" if self.source == "run" else ""
+        yield "Ledger", f"{self.parameters:,} parameters; {rows}{how}"
+        if self.assumption:
+            yield "assumed", self.assumption
         phases = [(phase, flops) for phase, flops in self.flops_by("phase").items() if phase != "recompute"]
         parts = largest([*phases, ("recomputed, not in the sum", self.hardware_flops - self.flops)])
         yield "FLOPs", with_parts(self.flops, parts, format_flops)

@@ -123,9 +123,13 @@ class Memory:
         number = self.alive.get(tensor.untyped_storage()._cdata)
         return number is not None and self.storages[number].category == category
 
+    def number_of(self, tensor: Tensor) -> int | None:
+        """The number of a tensor's storage, if it is tracked."""
+        return self.alive.get(tensor.untyped_storage()._cdata)
+
     def stems_from_parameters(self, tensor: Tensor) -> bool:
         """Whether a tensor holds parameters or buffers, or what was made of them alone: casts, sums, quantised."""
-        number = self.alive.get(tensor.untyped_storage()._cdata)
+        number = self.number_of(tensor)
         return number is not None and self.storages[number].of_parameters
 
     def trace_parameters(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
@@ -133,7 +137,7 @@ class Memory:
         made = [self.stems_from_parameters(tensor) for tensor in inputs]
         if any(made) and all(tensor.dim() == 0 or known for tensor, known in zip(inputs, made, strict=True)):
             for tensor in outputs:
-                number = self.alive.get(tensor.untyped_storage()._cdata)
+                number = self.number_of(tensor)
                 if number is not None:
                     self.storages[number].of_parameters = True
 

@@ -5,18 +5,17 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any, no_type_check
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from napkin.accounting.attribution import Attribution
 from napkin.accounting.cuda.scratch import cuda_scratch_bytes
+from napkin.accounting.fake_calls import EVEN_ROUTING, FakeCalls, runs_in
 from napkin.accounting.ledger import Ledger, Phase, Row
 from napkin.accounting.memory import Memory
 from napkin.accounting.microbenchmark import call_of
@@ -89,6 +88,7 @@ class _Recorder(TorchDispatchMode):
         self.rows: list[dict[str, Any]] = []  # all fields but those that `memory` knows
         self.unknown: Counter[str] = Counter()
         self.memory = Memory(from_birth=cuda is not None)
+        self.call = FakeCalls(self.memory.number_of)
         self.memory.claim(map(local, (*self.parameters, *module.buffers())), "parameters")
 
     @classmethod
@@ -139,6 +139,7 @@ class _Recorder(TorchDispatchMode):
             unknown_operators=dict(self.unknown),
             reserved_bytes=replayed.reserved_bytes if replayed else None,
             watch_bytes=watched.bytes - peak.bytes,
+            assumption=EVEN_ROUTING if self.call.routes else "",
         )
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -153,7 +154,7 @@ class _Recorder(TorchDispatchMode):
         inputs = _tensors((args, kwargs))
         on_host = self._is_on_host(operator)
         self.memory.claim(inputs, "inputs", on_host=on_host)
-        result = _call(operator, args, kwargs)
+        result = self.call(operator, args, kwargs)
         outputs = _tensors(result)
         self.memory.row = len(self.rows)
         self.memory.sums_gradients = _sums_gradients(operator, inputs, in_backward=phase == "backward")
@@ -162,6 +163,7 @@ class _Recorder(TorchDispatchMode):
         self.memory.claim(outputs, "weight copies" if copies else "temporaries", made=True, on_host=on_host)
         if phase in ("forward", "recompute"):
             self.memory.trace_parameters(inputs, outputs)
+            self.call.follow(operator, args, outputs)
         if self.cuda:
             self._take_more(self.cuda, operator, args, inputs)
         elif inputs and inputs[0].device.type == "cpu":
@@ -170,17 +172,21 @@ class _Recorder(TorchDispatchMode):
 
     def _warm_up(self, operator: Any, args: tuple, kwargs: dict) -> Any:
         if not self.cuda:
-            result = _call(operator, args, kwargs)
-            self.memory.claim(_tensors(result), "temporaries")
+            result = self.call(operator, args, kwargs)
+            self._claim_followed(operator, args, _tensors(result))
             return result
         inputs, on_host = _tensors((args, kwargs)), self._is_on_host(operator)
         self.memory.claim(inputs, "inputs", on_host=on_host)
-        result = _call(operator, args, kwargs)
+        result = self.call(operator, args, kwargs)
         in_backward = torch._C._current_graph_task_id() != -1
         self.memory.sums_gradients = _sums_gradients(operator, inputs, in_backward=in_backward)
-        self.memory.claim(_tensors(result), "temporaries", on_host=on_host)
+        self._claim_followed(operator, args, _tensors(result), on_host=on_host)
         self._take_more(self.cuda, operator, args, inputs)
         return result
+
+    def _claim_followed(self, operator: Any, args: tuple, outputs: list[Tensor], *, on_host: bool = False) -> None:
+        self.memory.claim(outputs, "temporaries", on_host=on_host)
+        self.call.follow(operator, args, outputs)
 
     def _is_on_host(self, operator: Any) -> bool:
         # A tensor made from a Python number, such as the step count in torch.optim, is in the host's memory and stays
@@ -199,7 +205,7 @@ class _Recorder(TorchDispatchMode):
         if torch._C._current_graph_task_id() != -1:
             # Activation checkpointing runs a forward pass again. Without it, a graph that is built here is that of a
             # second derivative. A custom autograd function builds no graph inside, but may be called by one that does.
-            again = _recomputes() or (torch.is_grad_enabled() and _runs_in("torch.utils.checkpoint"))
+            again = _recomputes() or (torch.is_grad_enabled() and runs_in("torch.utils.checkpoint"))
             return "recompute" if again else "backward"
         # What runs after a backward pass, outside of modules and without a graph, is part of the update: clipping.
         updates = self.seen_backward and not self.attribution.stack and not torch.is_grad_enabled()
@@ -301,30 +307,6 @@ def _sums_gradients(operator: Any, inputs: list[Tensor], *, in_backward: bool) -
     """Whether this is autograd's sum of two gradients of the same tensor."""
     # A view is referred to by its base too, so it is never added to in place.
     return in_backward and operator is aten.add.Tensor and not inputs[0]._is_view()
-
-
-def _call(operator: Any, args: tuple, kwargs: dict) -> Any:
-    try:
-        return operator(*args, **kwargs)
-    except DataDependentOutputException:
-        for module_name, answer in _ANSWERS.items():
-            if _runs_in(module_name):
-                return answer
-        raise
-
-
-# The numbers that these modules get from fake tensors, which have none. torch's GradScaler asks whether a gradient
-# overflowed, which in an ordinary step none does; LossScale asks whether all gradients are finite; Adafactor asks for
-# norms, which it only multiplies by.
-_ANSWERS = {"torch.amp.grad_scaler": 0.0, "torch.optim._adafactor": 1.0, "napkin.optim.loss_scale": 1.0}
-
-
-def _runs_in(module_name: str) -> bool:
-    """Whether a function of that module is on the call stack."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") != module_name:
-        frame = frame.f_back
-    return frame is not None
 
 
 @no_type_check
