@@ -56,6 +56,8 @@ def count_by_running(
         peak_bytes=measured.peak_bytes,
         peak_by_category=at_peak,
         reserved_bytes=measured.reserved_bytes,
+        # Measured, whatever took it.
+        unknown_scratch={},
         source="run",
     )
 

@@ -23,6 +23,9 @@ EVEN_ROUTING = "routed tokens are distributed evenly among the experts"
 # norms, which it only multiplies by.
 _ANSWERS = {"torch.amp.grad_scaler": 0.0, "torch.optim._adafactor": 1.0, "napkin.optim.loss_scale": 1.0}
 
+LONGEST = 32
+"""Steps of a sequence that are enough to ask a recurrent layer for the size of its workspace."""
+
 _COPIES = frozenset({aten._to_copy, aten.clone, aten.index, aten.index_select, aten._unsafe_view, aten.cat})
 _ABOVE = frozenset({aten.gt, aten.ne, aten.ge})
 _WITH_MASKS = frozenset({aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._unsafe_index_put})
@@ -45,6 +48,8 @@ class FakeCalls:
         """Call it. Raises what torch raises where nothing is known of the values."""
         if operator.overloadpacket is aten._grouped_mm and _is_fake_and_wide(args):
             return _grouped_mm(*args, **kwargs)
+        if operator.overloadpacket is aten.mkldnn_rnn_layer and isinstance(args[0], FakeTensor):
+            return _with_workspace(operator, args, operator(*args, **kwargs))
         try:
             return operator(*args, **kwargs)
         except DataDependentOutputException:
@@ -137,6 +142,31 @@ def _grouped_mm(
     padded = -(-columns // of_16_bytes) * of_16_bytes
     strides = [padded, 1] if not batch else [rows * padded, padded, 1]
     return torch.empty_strided([*batch, rows, columns], strides, dtype=dtype, device=left.device)
+
+
+def _with_workspace(operator: Any, args: tuple, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The results of a recurrent layer, the last of which is kept for the backward pass.
+
+    torch takes it to be empty; the library says how large it is, and a short sequence is enough to ask for it.
+    """
+    *others, workspace = results
+    if not torch.is_grad_enabled():
+        return results
+    steps = args[0].shape[0]
+    if steps <= LONGEST:
+        size = _workspace_size(operator, args, steps)
+    else:
+        half, whole = (_workspace_size(operator, args, length) for length in (LONGEST // 2, LONGEST))
+        size = half + (whole - half) * (steps - LONGEST // 2) // (LONGEST // 2)
+    return (*others, workspace.new_empty(size) if size > workspace.numel() else workspace)
+
+
+def _workspace_size(operator: Any, args: tuple, steps: int) -> int:
+    # The library keeps a workspace where gradients are enabled. The sequence runs along the first dimension.
+    with torch.utils._python_dispatch._disable_current_modes(), torch.enable_grad():
+        made = [torch.zeros((steps, *args[0].shape[1:]), dtype=args[0].dtype)]
+        made += [torch.zeros(arg.shape, dtype=arg.dtype) if isinstance(arg, Tensor) else arg for arg in args[1:]]
+        return operator(*made)[-1].numel()
 
 
 def runs_in(module_name: str) -> bool:

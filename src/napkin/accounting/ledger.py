@@ -99,6 +99,8 @@ class Ledger(Summary):
     what torch.cuda.max_memory_reserved reports. None on a CPU, whose allocator keeps nothing."""
     watch_bytes: int = 0
     """Bytes that recording the step added to its peak; left out of `peak_bytes`."""
+    unknown_scratch: dict[str, int] = field(default_factory=dict)
+    """Calls of operators that take scratch inside of a library, of unknown size: it is missing from the peak."""
     source: Literal["trace", "run"] = "trace"
     """Whether the step was traced on fake tensors, or ran."""
     assumption: str = ""
@@ -162,6 +164,9 @@ class Ledger(Summary):
         if self.unknown_operators:
             names = ", ".join(f"{name} ({calls} ×)" for name, calls in largest(self.unknown_operators.items()))
             yield "unknown operators", names + ": their FLOPs are missing"
+        if self.unknown_scratch:
+            names = ", ".join(f"{name} ({calls} ×)" for name, calls in largest(self.unknown_scratch.items()))
+            yield "unknown scratch", names + ": what their kernels take for a moment is missing from the peak"
 
     def flops_by(self, column: Literal["module", "phase", "operator", "format", "component"]) -> dict[str, int]:
         """FLOPs summed by the values of `column`, largest first."""

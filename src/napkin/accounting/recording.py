@@ -17,6 +17,7 @@ from napkin.accounting.attribution import Attribution
 from napkin.accounting.cuda.scratch import cuda_scratch_bytes
 from napkin.accounting.fake_calls import EVEN_ROUTING, FakeCalls, runs_in
 from napkin.accounting.ledger import Ledger, Phase, Row
+from napkin.accounting.measured_scratch import MEASURED, hides_scratch, measured_scratch
 from napkin.accounting.memory import Memory
 from napkin.accounting.microbenchmark import call_of
 from napkin.accounting.operators import (
@@ -87,6 +88,7 @@ class _Recorder(TorchDispatchMode):
         self.previous_phase: Phase = "forward"
         self.rows: list[dict[str, Any]] = []  # all fields but those that `memory` knows
         self.unknown: Counter[str] = Counter()
+        self.unknown_scratch: Counter[str] = Counter()
         self.memory = Memory(from_birth=cuda is not None)
         self.call = FakeCalls(self.memory.number_of)
         self.memory.claim(map(local, (*self.parameters, *module.buffers())), "parameters")
@@ -139,6 +141,7 @@ class _Recorder(TorchDispatchMode):
             unknown_operators=dict(self.unknown),
             reserved_bytes=replayed.reserved_bytes if replayed else None,
             watch_bytes=watched.bytes - peak.bytes,
+            unknown_scratch=dict(self.unknown_scratch),
             assumption=EVEN_ROUTING if self.call.routes else "",
         )
 
@@ -167,8 +170,16 @@ class _Recorder(TorchDispatchMode):
         if self.cuda:
             self._take_more(self.cuda, operator, args, inputs)
         elif inputs and inputs[0].device.type == "cpu":
-            self.memory.take_and_give_back(scratch_bytes(operator, args, kwargs, inputs))
+            self._take_scratch(operator, args, kwargs, inputs)
         return result
+
+    def _take_scratch(self, operator: Any, args: tuple, kwargs: dict, inputs: list[Tensor]) -> None:
+        known: int | None = scratch_bytes(operator, args, kwargs, inputs)
+        if operator.overloadpacket in MEASURED:
+            known = measured_scratch(operator, args, kwargs, inputs, self.rows[-1]["flops"])
+        if known is None or hides_scratch(operator, inputs):
+            self.unknown_scratch[operator.overloadpacket.__name__] += 1
+        self.memory.take_and_give_back(known or 0)
 
     def _warm_up(self, operator: Any, args: tuple, kwargs: dict) -> Any:
         if not self.cuda:

@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
     """Print the ledger of a recipe's step."""
     options, _ = parse_with_recipe(CountOptions, "count", arguments)
     with progress_line("counting the step"):
-        from napkin.cli.plan_output import print_unknown_operators
+        from napkin.cli.plan_output import print_unknown_operators, print_unknown_scratch
         from napkin.planning.machine import ThisMachine
         from napkin.planning.resolve import resolve
         from napkin.train_step.step_ledger import count_step
@@ -61,6 +61,7 @@ def main(arguments: list[str]) -> None:
         names = ("parameters", "flops", "causal_flops", "peak_bytes", "reserved_bytes")
         totals = {name: getattr(ledger, name) for name in names}
         peak = {"peak_by_category": ledger.peak_by_category, "unknown_operators": ledger.unknown_operators}
+        peak["unknown_scratch"] = ledger.unknown_scratch
         print_json({**totals, **peak, "by": options.by, "rows": sums})
         return
     sums = _sum(ledger, options.by, folded=True)
@@ -80,6 +81,7 @@ def main(arguments: list[str]) -> None:
     if ledger.reserved_bytes is not None:
         say(f"reserved on the GPU by torch's caching allocator: {ledger.reserved_bytes:,} bytes")
     print_unknown_operators(ledger.unknown_operators)
+    print_unknown_scratch(ledger.unknown_scratch)
 
 
 def _target(options: CountOptions) -> "CudaTarget | None":
