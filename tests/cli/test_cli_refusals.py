@@ -240,4 +240,4 @@ def test_a_batch_that_cannot_fit_is_refused_with_one_that_does(refusal: Refusal)
 def test_a_model_that_cannot_fit_is_refused_without_a_micro_batch(refusal: Refusal) -> None:
     sizes = ("--model.d-model", "131072", "--model.n-layers", "2", "--model.n-heads", "1024")
     line = refusal("plan", "--model.vocab-size", "1000000", *sizes, printed=True)
-    assert "no micro-batch helps, use a smaller --model.d-model or --model.n-layers" in line
+    assert "no micro-batch size is small enough, use a smaller --model.d-model or --model.n-layers" in line

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from napkin.kernels.layer_norm import layer_norm_reference
+from napkin.kernels.layer_normalization import layer_norm_reference
 from napkin.model.attention import CausalSelfAttention, ForwardContext
 from napkin.model.dropout import Dropout
 from napkin.model.initialization import fan_in_std, glorot_std, truncated_normal

@@ -26,7 +26,7 @@ from napkin.accounting.ledger import Ledger
 from napkin.accounting.plain_step import plain_step, uncompile_parts, uncompiled
 from napkin.accounting.recording import record
 from napkin.errors import NapkinError, first_line
-from napkin.hardware.cuda_target import Target, cuda_target
+from napkin.hardware.target import Target, cuda_target
 
 
 def count(

@@ -29,7 +29,7 @@ from napkin.accounting.operators import (
     work_of,
 )
 from napkin.accounting.scratch import scratch_bytes
-from napkin.hardware.cuda_target import CudaTarget
+from napkin.hardware.target import CudaTarget
 from napkin.kernels.early_gradient import computes_early_gradient
 from napkin.optim.sharded_tensors import local
 from napkin.tensors import FORMAT_OF

@@ -37,6 +37,6 @@ def mfu_of_steps(steps: Iterable[tuple[float | None, float | None]]) -> float | 
     >>> mfu_of_steps([(0.5, 1.0), (0.25, 2.0), (None, 3.0)])
     0.3333333333333333
     """
-    known = [(share, seconds) for share, seconds in steps if share is not None and seconds]
+    known = [(share, seconds) for share, seconds in steps if share is not None and seconds and share == share]
     whole = sum(seconds for _, seconds in known)
     return sum(share * seconds for share, seconds in known) / whole if known else None

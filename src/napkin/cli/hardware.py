@@ -8,7 +8,7 @@ import tyro
 
 from napkin.cli.options import JsonOption, parse
 from napkin.cli.terminal import print_json, print_table, say
-from napkin.hardware.catalogue import Device, catalogue, find_device
+from napkin.hardware.accelerators import Device, catalogue, find_device
 from napkin.units import format_bytes, format_gibibytes, format_rate
 
 

@@ -6,7 +6,7 @@ from napkin.accounting.rules import seconds_rule, training_flops_rule
 from napkin.cli.options import JsonOption, parse
 from napkin.cli.terminal import print_json, say
 from napkin.errors import NapkinError
-from napkin.hardware.catalogue import find_device
+from napkin.hardware.accelerators import find_device
 from napkin.units import format_count, format_flops, format_rate, format_seconds, parse_count, parse_devices
 
 

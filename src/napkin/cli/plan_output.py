@@ -6,12 +6,12 @@ from napkin.accounting.pricing import Spent
 from napkin.accounting.quantity_row import Unit, format_figure
 from napkin.accounting.rules_table import RuleRow, rules_table
 from napkin.cli.terminal import print_rich, print_table, say
+from napkin.hardware.accelerators import find_device
 from napkin.hardware.calibration_cache import calibration_of_this_machine
-from napkin.hardware.catalogue import find_device
 from napkin.hardware.ceilings import CatalogueCeilings
 from napkin.planning.compile_choice import describe_compile
 from napkin.planning.machine import Progress
-from napkin.planning.memory_options import MemoryOption, describe, memory_options
+from napkin.planning.memory_savings import MemoryOption, describe, memory_options
 from napkin.planning.rule_sizes import sizes_of
 from napkin.planning.run_plan import Plan
 from napkin.report.table import reconcile_table

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from napkin.kernels.swiglu import swiglu
+from napkin.kernels.swiglu_gate import swiglu
 from napkin.model.linear import LinearFactory
 
 Activation = Callable[[Tensor], Tensor]

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
-from napkin.kernels.grouped_matmul import grouped_matmul
+from napkin.kernels.grouped_gemm import grouped_matmul
 from napkin.model.linear import Linear, LinearFactory
 from napkin.model.mlp import FeedForward, GatedFeedForward
 

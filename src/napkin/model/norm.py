@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from napkin.kernels.layer_norm import layer_norm
-from napkin.kernels.rms_norm import rms_norm
+from napkin.kernels.layer_normalization import layer_norm
+from napkin.kernels.rms_normalization import rms_norm
 
 QueriesAndKeys = Float[Tensor, "batch position heads head_dim"]
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
-from napkin.kernels.linear_cross_entropy import CHUNK_SIZE
+from napkin.kernels.cross_entropy_loss import CHUNK_SIZE
 from napkin.model.attention import ForwardContext
 from napkin.model.builder import ModelBuilder
 from napkin.model.config import ModelConfig
@@ -78,7 +78,7 @@ class Transformer(nn.Module):
         """Mean cross-entropy in nats per token, where targets[b, t] follows tokens[b, t]; -1 does not count.
 
         In training the head's z-loss and the routers' losses are added, weighted by the config. The logits never all
-        exist at once, see napkin.kernels.linear_cross_entropy.
+        exist at once, see napkin.kernels.cross_entropy_loss.
         """
         config, chunk_size = self.config, self.loss_chunk_size
         z_weight = config.z_weight if self.training else 0.0
