@@ -13,6 +13,7 @@ from typing import Any, no_type_check
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
 
@@ -41,8 +42,8 @@ class FakeCalls:
         """The number of a tensor's storage."""
         self.routes = False
         """Whether an even distribution was assumed."""
-        self._choices: dict[int, int] = {}  # storage of indices -> how many values they are chosen from
-        self._density: dict[int, float] = {}  # storage of a mask -> fraction of it that is not zero
+        self._choices: dict[int | None, int] = {}  # storage of indices -> how many values they are chosen from
+        self._density: dict[int | None, float] = {}  # storage of a mask -> fraction of it that is not zero
 
     def __call__(self, operator: Any, args: tuple, kwargs: dict) -> Any:
         """Call it. Raises what torch raises where nothing is known of the values."""
@@ -86,9 +87,10 @@ class FakeCalls:
         elif packet in _ABOVE and source in self._density and args[1] in (0, 1):
             self._density[number] = self._density[source]
         elif packet in _COPIES and number != source:
-            for known in (self._choices, self._density):
-                if source in known:
-                    known[number] = known[source]
+            if source in self._choices:
+                self._choices[number] = self._choices[source]
+            if source in self._density:
+                self._density[number] = self._density[source]
 
     def _is_choice(self, value: Any) -> bool:
         return isinstance(value, Tensor) and self.number_of(value) in self._choices
@@ -117,7 +119,7 @@ class FakeCalls:
         rows = round(density * mask.numel())
         if rows == mask.numel() and mask.dim() == 1:
             # All of them: their places are known, and may be read.
-            with torch.utils._python_dispatch._disable_current_modes():
+            with _disable_current_modes():
                 places = torch.arange(rows).unsqueeze(1)
             return mask.fake_mode.fake_tensor_converter.from_real_tensor(mask.fake_mode, places, make_constant=True)
         return mask.new_empty((rows, mask.dim()), dtype=torch.int64)
@@ -134,6 +136,7 @@ def _grouped_mm(
     """An empty result: rows are padded to 16 bytes, as torch allocates them."""
     *batch, rows = left.shape[:-1]
     if left.dim() == right.dim() == 2:
+        assert offs is not None
         batch = [offs.numel()]
     elif left.dim() == 3 and right.dim() == 2:
         batch = []
@@ -163,7 +166,7 @@ def _with_workspace(operator: Any, args: tuple, results: tuple[Tensor, ...]) -> 
 
 def _workspace_size(operator: Any, args: tuple, steps: int) -> int:
     # The library keeps a workspace where gradients are enabled. The sequence runs along the first dimension.
-    with torch.utils._python_dispatch._disable_current_modes(), torch.enable_grad():
+    with _disable_current_modes(), torch.enable_grad():
         made = [torch.zeros((steps, *args[0].shape[1:]), dtype=args[0].dtype)]
         made += [torch.zeros(arg.shape, dtype=arg.dtype) if isinstance(arg, Tensor) else arg for arg in args[1:]]
         return operator(*made)[-1].numel()

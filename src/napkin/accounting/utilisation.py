@@ -1,5 +1,6 @@
 """What seconds mean: model-FLOPs utilisation, dollars, kilowatt-hours."""
 
+import math
 from collections.abc import Iterable
 
 from napkin.accounting.ledger import Ledger
@@ -30,13 +31,14 @@ def hfu(ledger: Ledger, seconds: float, matmul_peak: float, *, steps: int = 1) -
 
 
 def mfu_of_steps(steps: Iterable[tuple[float | None, float | None]]) -> float | None:
-    """The MFU of several steps together, each given as its own MFU and its seconds; None if there are none.
+    """The MFU of several steps together, each given as its own MFU and its seconds; None if neither is known of any.
 
     FLOPs over summed seconds, as `mfu` has it: a step's MFU times its seconds is its FLOPs over the peak.
 
     >>> mfu_of_steps([(0.5, 1.0), (0.25, 2.0), (None, 3.0)])
     0.3333333333333333
     """
-    known = [(share, seconds) for share, seconds in steps if share is not None and seconds and share == share]
+    known = [(share or math.nan, seconds or math.nan) for share, seconds in steps]
+    known = [(share, seconds) for share, seconds in known if share * seconds > 0]
     whole = sum(seconds for _, seconds in known)
     return sum(share * seconds for share, seconds in known) / whole if known else None
