@@ -78,9 +78,14 @@ def time_operators(
     return seconds
 
 
-def _time(call: Call, generator: torch.Generator, device_type: str) -> float:
+def make_arguments(call: Call, generator: torch.Generator, device_type: str) -> tuple[list[Any], dict[str, Any]]:
+    """New tensors of the layouts of a call, and all its other arguments."""
     args = _thaw(call.arguments, generator, device_type)
-    kwargs = dict(_thaw(call.keywords, generator, device_type))
+    return args, dict(_thaw(call.keywords, generator, device_type))
+
+
+def _time(call: Call, generator: torch.Generator, device_type: str) -> float:
+    args, kwargs = make_arguments(call, generator, device_type)
     taken: list[float] = []
     for _ in range(REPEATS + 1):
         begin = time.perf_counter()

@@ -146,10 +146,8 @@ def _flops(ledger: Ledger, sizes: Sizes) -> Iterator[RuleRow]:
     attention = attention_flops_rule(
         n_layers=sizes.n_layers, d_model=sizes.d_model, context_length=sizes.context_length, tokens=tokens
     )
-    counted = sum(
-        flops for operator, flops in ledger.flops_by("operator").items() if _is_attention(operator)
-    )  # 0 if attention is written as matrix products
-    yield RuleRow("FLOPs, attention", "12·L·d·s·T", "FLOP", attention, counted or None, "over all pairs")
+    counted = ledger.attention_flops or None
+    yield RuleRow("FLOPs, attention", "12·L·d·s·T", "FLOP", attention, counted, "over all pairs")
     yield RuleRow("FLOPs, with attention", "6·N·T + 12·L·d·s·T", "FLOP", whole + attention, ledger.flops)
 
 
@@ -181,11 +179,8 @@ def _bytes(ledger: Ledger, sizes: Sizes, block: str) -> Iterator[RuleRow]:
 def _form_of_attention(ledger: Ledger) -> Literal["plain", "flash", "checkpointed"]:
     if any(row.phase == "recompute" for row in ledger.rows):
         return "checkpointed"
-    return "flash" if any(_is_attention(row.operator) for row in ledger.rows) else "plain"
-
-
-def _is_attention(operator: str) -> bool:
-    return "scaled_dot_product" in operator
+    # A fused kernel holds no scores.
+    return "flash" if any("scaled_dot_product" in row.operator for row in ledger.rows) else "plain"
 
 
 def _use(ledger: Ledger, sizes: Sizes, bytes_per_second: float | None, batch_size: int) -> Iterator[RuleRow]:
@@ -204,7 +199,7 @@ def _use(ledger: Ledger, sizes: Sizes, bytes_per_second: float | None, batch_siz
         formula = f"{batch_size} / ((2·N + {batch_size}·KV) / B)"
         note = f"{batch_size} sequences, in 16 bits"
         yield RuleRow("throughput", formula, "tokens/s", batch_size / many, note=note)
-    products = [row for row in ledger.rows if row.contraction is not None and not _is_attention(row.operator)]
+    products = [row for row in ledger.rows if row.contraction is not None and not row.of_activations]
     if products:
         largest = max(products, key=lambda row: row.flops)
         yield _intensity(largest.contraction, largest.flops, largest.bytes_read + largest.bytes_written)

@@ -54,6 +54,7 @@ def print_plan(plan: Plan, *, by: Literal["operator", "module", "phase"] | None 
     if site.n_devices > 1:
         say(_communication(plan))
     print_unknown_operators(plan.ledger.unknown_operators)
+    print_unknown_scratch(plan.ledger.unknown_scratch)
     if site.disturbed:
         say("other programs were running while this machine was measured: `napkin calibrate` measures it again")
     if plan.fits:
@@ -72,6 +73,16 @@ def print_unknown_operators(unknown_operators: dict[str, int]) -> None:
     """Print a line per operator whose FLOPs are not counted."""
     for operator, calls in unknown_operators.items():
         say(f"operator {operator} is not in napkin's tables: the FLOPs of {calls} calls are missing above")
+
+
+def print_unknown_scratch(unknown_scratch: dict[str, int]) -> None:
+    """Print which operators take scratch of unknown size."""
+    if unknown_scratch:
+        names = ", ".join(f"{name} ({calls:,} ×)" for name, calls in unknown_scratch.items())
+        say(
+            f"missing from the peak, some MB per thread at most: what a library takes while it runs {names}",
+            style="dim",
+        )
 
 
 def print_rules(plan: Plan, *, decode_batch_size: int = 64) -> None:

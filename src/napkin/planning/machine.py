@@ -136,7 +136,8 @@ class ThisMachine(Machine):
             max_bytes=free // 4,
         )
         progress("training a few layers")
-        between, factor = time_probe_run(resolved, ceilings, timed, max_bytes=free // 2)
+        disturbed = isinstance(ceilings, Calibration) and ceilings.disturbed
+        between, factor = time_probe_run(resolved, ceilings, timed, max_bytes=free // 2, disturbed=disturbed)
         return price(ledger, ceilings, timed, between=between, factor=factor)
 
     def site(self, precision: Precision, ceilings: Ceilings) -> Site:

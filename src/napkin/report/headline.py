@@ -109,11 +109,11 @@ def _time_figure(run: RunRecord) -> list[KeyFigure]:
 
 
 def _mfu_figure(run: RunRecord) -> list[KeyFigure]:
-    if run.measurement and run.measurement.mfu is not None:
-        hfu = run.measurement.hfu
+    mfu, measured = run.mfu, run.measurement
+    if mfu is None:
+        return []
+    if measured and measured.mfu == mfu:
         return [
-            KeyFigure("MFU", format_share(run.measurement.mfu), f"HFU {format_share(hfu)}" if hfu is not None else "")
+            KeyFigure("MFU", format_share(mfu), "" if measured.hfu is None else f"HFU {format_share(measured.hfu)}")
         ]
-    if run.metrics and not math.isnan(mfu := run.metrics[-1].mfu):
-        return [KeyFigure("MFU", format_share(mfu), f"at step {run.metrics[-1].step:,}")]
-    return []
+    return [KeyFigure("MFU", format_share(mfu), "over the logged steps")]

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
+from napkin.accounting.utilisation import mfu_of_steps
 from napkin.errors import NapkinError
 from napkin.runs.evaluation_file import Evaluation
 from napkin.runs.measurement_file import MeasurementFile
@@ -29,6 +30,14 @@ class RunRecord:
     measurement: MeasurementFile | None
     evaluation: Evaluation | None
     samples: str | None
+
+    @property
+    def mfu(self) -> float | None:
+        """Of all steps together: as measured where a process has made them all, else of the logged steps."""
+        measured, steps = self.measurement, self.metrics[-1].step if self.metrics else 0
+        if measured is not None and measured.mfu is not None and measured.steps >= steps:
+            return measured.mfu
+        return mfu_of_steps((logged.mfu, logged.step_seconds) for logged in self.metrics)
 
 
 def read_run_record(run: Path) -> RunRecord:

@@ -100,7 +100,7 @@ class MeteredStep:
         plan = loop.preparation.plan
         if plan is None or self.metered is None or not self.step_seconds:
             return None
-        median = statistics.median(self.step_seconds)
+        median, seconds = statistics.median(self.step_seconds), sum(self.step_seconds)
         return Measurement(
             parameters=sum(parameter.numel() for parameter in loop.train_state.model.parameters()),
             flops=self.metered.ledger.flops,
@@ -108,7 +108,7 @@ class MeteredStep:
             seconds_per_step=median,
             seconds=loop.seconds,
             steps=loop.step - loop.first_step,
-            mfu=mfu(plan.ledger, median, plan.site.matmul_peak),
-            hfu=hfu(plan.ledger, median, plan.site.matmul_peak),
+            mfu=mfu(plan.ledger, seconds, plan.site.matmul_peak, steps=len(self.step_seconds)),
+            hfu=hfu(plan.ledger, seconds, plan.site.matmul_peak, steps=len(self.step_seconds)),
             seconds_by_part=loop.seconds_by_part(),
         )
