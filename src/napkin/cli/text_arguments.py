@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from napkin.data.corpus import Document, read_documents, standard_library
+from napkin.data.corpus import read_documents, standard_library
+from napkin.data.document import Document
 from napkin.errors import NapkinError
 
 STANDARD_LIBRARY = "stdlib:"

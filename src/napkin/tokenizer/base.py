@@ -89,6 +89,14 @@ class Tokenizer(ABC):
         counts = numpy.array([len(ids) for ids in encoded], numpy.int64)
         return numpy.concatenate([numpy.empty(0, self.id_dtype), *encoded]), counts
 
+    def encode_utf8(
+        self, data: bytes, ends: Sequence[int], *, threads: int = 1
+    ) -> "tuple[numpy.ndarray, numpy.ndarray]":
+        """Like `encode_documents`, for texts that follow one another in `data`, valid UTF-8, and end at `ends`."""
+        starts = [0, *ends[:-1]]
+        texts = [data[start:end].decode() for start, end in zip(starts, ends, strict=True)] if ends else []
+        return self.encode_documents(texts, threads=threads)
+
     def encode_iterable(self, texts: Iterable[str]) -> Iterator[int]:
         """Yield the ids of one text after another; only one text is in memory at a time.
 

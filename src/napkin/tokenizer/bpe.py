@@ -67,6 +67,14 @@ class BPETokenizer(Tokenizer):
             return super().encode_documents(texts)
         return self._encode_compiled(texts, threads)
 
+    def encode_utf8(
+        self, data: bytes, ends: Sequence[int], *, threads: int = 1
+    ) -> "tuple[numpy.ndarray, numpy.ndarray]":
+        """Like `encode_documents`, for texts that follow one another in `data`, valid UTF-8, and end at `ends`."""
+        if not self._encodes_compiled(len(data)):
+            return super().encode_utf8(data, ends)
+        return self._encoder.encode(data, ends, dtype=self.id_dtype, threads=threads)
+
     def encode_to_numpy(self, text: str, *, threads: int = 1) -> "numpy.ndarray":
         """Turn text into ids of shape [n_tokens]: uint16 if every id fits, otherwise uint32.
 

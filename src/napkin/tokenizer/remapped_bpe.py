@@ -83,6 +83,15 @@ class RemappedBPETokenizer(Tokenizer):
         ids, counts = self._plain.encode_documents(texts, threads=threads)
         return self._table[ids], counts
 
+    def encode_utf8(
+        self, data: bytes, ends: Sequence[int], *, threads: int = 1
+    ) -> "tuple[numpy.ndarray, numpy.ndarray]":
+        """Like `encode_documents`, for texts that follow one another in `data`, valid UTF-8, and end at `ends`."""
+        if self.whole:
+            return super().encode_utf8(data, ends)
+        ids, counts = self._plain.encode_utf8(data, ends, threads=threads)
+        return self._table[ids], counts
+
     def encode_to_numpy(self, text: str, *, threads: int = 1) -> "numpy.ndarray":
         """Turn text into ids of shape [n_tokens]: uint16 if every id fits, otherwise uint32."""
         if self.whole:
