@@ -17,8 +17,8 @@ from napkin.errors import NapkinError
 from napkin.files import StrPath, atomic_file
 from napkin.tokenizer.base import Tokenizer
 
-# Text that is encoded at once: enough for several threads to end at about the same time.
-BYTES_PER_BATCH = 2**23
+# Text that is encoded at once.
+BYTES_PER_BATCH = 2**22
 # Of fewer documents per token, the ids of one after the other are copied; of more, all are sorted in at once.
 _TOKENS_PER_DOCUMENT = 512
 
@@ -35,7 +35,7 @@ def write_token_file(
     threads: int = 1,
 ) -> TokenFile:
     """Tokenize `documents` into a new token file at `path` and open it, in memory of the largest document, or of a few
-    batches of 8 MB.
+    batches of 4 MB.
 
     After every few documents `progress(text_bytes, n_tokens)` is called with the totals so far. Raises NapkinError if
     one of the two files exists, if there are no documents, or if the tokenizer has no `<|endoftext|>`.
