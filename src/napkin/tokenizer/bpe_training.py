@@ -16,6 +16,7 @@ from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.numba.dispatch import should_train_compiled
 from napkin.tokenizer.pre_tokenization import Progress, count_pre_tokens
 from napkin.tokenizer.text_input import check_special_tokens, check_texts, split_at, utf8
+from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION
 
 _REPORT_EVERY_MERGES = 64
 _BATCH_BYTES = 2**22
@@ -28,6 +29,8 @@ def train_bpe(
     pattern: str = "gpt2",
     progress: Progress | None = None,
     threads: int = 1,
+    *,
+    unicode_version: str = DEFAULT_VERSION,
 ) -> BPETokenizer:
     """Learn a BPE vocabulary of `vocab_size` ids: 256 bytes, the merges, the special tokens.
 
@@ -53,18 +56,18 @@ def train_bpe(
     is_long, texts = _is_long(check_texts(texts), pattern)
     n_merges = vocab_size - smallest
     if is_long:
-        merges = _learn_compiled(texts, special_tokens, pattern, n_merges, progress, threads)
+        merges = _learn_compiled(texts, special_tokens, (pattern, unicode_version), n_merges, progress, threads)
     else:
-        counts = count_pre_tokens(texts, special_tokens, pattern, progress)
+        counts = count_pre_tokens(texts, special_tokens, pattern, progress, unicode_version)
         _check_not_empty(counts)
         merges = learn_merges(counts, n_merges, progress)
-    return BPETokenizer(merges, special_tokens, pattern)
+    return BPETokenizer(merges, special_tokens, pattern, unicode_version=unicode_version)
 
 
 def _learn_compiled(
     texts: Iterable[str],
     special_tokens: Sequence[str],
-    pattern: str,
+    split_by: tuple[str, str],
     n_merges: int,
     progress: Progress,
     threads: int,
@@ -72,7 +75,8 @@ def _learn_compiled(
     from napkin.tokenizer.numba.merge_learner import learn_merges_compiled
     from napkin.tokenizer.numba.pre_token_counter import PreTokenCounter
 
-    counts = PreTokenCounter(pattern, threads)
+    pattern, unicode_version = split_by
+    counts = PreTokenCounter(pattern, threads, unicode_version)
     try:
         for text, document_ends in _documents(texts, special_tokens, progress):
             counts.add(text, document_ends)
