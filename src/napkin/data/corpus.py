@@ -6,12 +6,12 @@ only `<|endoftext|>` divide it into several.
 
 import os
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from napkin.data.document import Document
-from napkin.data.file_sections import BLOCK_BYTES, has_text, read_sections
+from napkin.data.file_sections import BLOCK_BYTES, SEPARATOR_LINE, has_text, read_sections
 from napkin.errors import NapkinError
 from napkin.files import StrPath
 
@@ -26,6 +26,7 @@ def read_documents(
     suffixes: Sequence[str] | None = None,
     on_skip: Callable[[Path], None] | None = None,
     part_bytes: int | None = None,
+    on_inline: Callable[[Path], None] | None = None,
 ) -> Iterator[Document]:
     """Read the documents in `paths`, in that order, in memory of the largest document.
 
@@ -36,8 +37,9 @@ def read_documents(
     A folder is walked in sorted order without hidden entries, `__pycache__` and links to folders; of its files, those
     that end in one of `suffixes` (`".py"`, `".md"`; all if None) are read. Files with a NUL in their first 8 KiB are
     binary: they are skipped and passed to `on_skip`. A file named in `paths` is always read. A file with
-    `<|endoftext|>` lines gives documents `NAME#1`, `NAME#2`, ...; joined with those lines they are the file again. Text
-    of only white space is not a document.
+    `<|endoftext|>` lines gives documents `NAME#1`, `NAME#2`, ...; joined with those lines they are the file again. Where
+    it is not a line of its own it is text, and the file is passed to `on_inline`; see `divide_inline`. Text of only
+    white space is not a document.
 
     Raises NapkinError for a path that does not exist (immediately), and while iterating for a file that cannot be read,
     is not UTF-8, or was named and has no text, and if no document was found at all.
@@ -47,7 +49,7 @@ def read_documents(
         with _readable(path):
             if not path.exists():
                 raise NapkinError(f"'{path}' does not exist: name a text file or a folder of text files")
-    return _read_documents(paths, suffixes, on_skip, part_bytes)
+    return _read_documents(paths, suffixes, part_bytes, on_skip or _ignore, on_inline or _ignore)
 
 
 def standard_library() -> Iterator[Document]:
@@ -77,25 +79,44 @@ def standard_library() -> Iterator[Document]:
 def _read_documents(
     paths: list[Path],
     suffixes: Sequence[str] | None,
-    on_skip: Callable[[Path], None] | None,
     part_bytes: int | None,
+    on_skip: Callable[[Path], None],
+    on_inline: Callable[[Path], None],
 ) -> Iterator[Document]:
     found = False
     for path in paths:
         if not path.is_dir():
-            yield from _read_file(str(path), part_bytes)
+            yield from _read_file(str(path), part_bytes, on_inline)
             found = True
             continue
         for file in _walk(str(path), _NOT_TEXT_FOLDERS):
             if suffixes is not None and not file.endswith(tuple(suffixes)):
                 continue
-            for document in _read_file(file, part_bytes, on_skip or (lambda path: None)):
+            for document in _read_file(file, part_bytes, on_inline, on_skip):
                 found = True
                 yield document
     if not found:
         places = ", ".join(f"'{path}'" for path in paths) or "an empty list of paths"
         ending = f" that ends in {' or '.join(suffixes)}" if suffixes else ""
         raise NapkinError(f"no text{ending} found in {places}: name a text file or a folder of text files")
+
+
+def divide_inline(documents: Iterable[Document]) -> Iterator[Document]:
+    """Divide documents at each `<|endoftext|>` within them, into `NAME:1`, `NAME:2`, ...; not those without one.
+
+    Text of only white space between two is not a document.
+    """
+    for document in documents:
+        if SEPARATOR_LINE not in document.data:
+            yield document
+            continue
+        for number, data in enumerate(document.data.split(SEPARATOR_LINE), start=1):
+            if has_text(data):
+                yield Document(f"{document.name}:{number}", None, document.continues and number == 1, data=data)
+
+
+def _ignore(path: Path) -> None:
+    pass
 
 
 def _walk(folder: str, skipped_folders: frozenset[str]) -> Iterator[str]:
@@ -125,7 +146,12 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
         return Path(entry.path).is_file()
 
 
-def _read_file(path: str, part_bytes: int | None, on_skip: Callable[[Path], None] | None = None) -> Iterator[Document]:
+def _read_file(
+    path: str,
+    part_bytes: int | None,
+    on_inline: Callable[[Path], None],
+    on_skip: Callable[[Path], None] | None = None,
+) -> Iterator[Document]:
     """The documents of a file; one that was found in a folder has `on_skip`, and is passed to it if it is binary."""
     number = 0
     with _readable(path):
@@ -135,7 +161,8 @@ def _read_file(path: str, part_bytes: int | None, on_skip: Callable[[Path], None
             if on_skip is not None and b"\0" in block[:_BINARY_PROBE_BYTES]:
                 on_skip(Path(path))
                 return
-            for offset, data, of_whole_file, continues in read_sections(descriptor, block, part_bytes):
+            sections = read_sections(descriptor, block, part_bytes, lambda: on_inline(Path(path)))
+            for offset, data, of_whole_file, continues in sections:
                 if not data.isascii():
                     _check_utf8(path, offset, data)
                 # Of a text that comes in parts, the first has text, and the others belong to it whatever they are.

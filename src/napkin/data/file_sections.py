@@ -11,7 +11,7 @@ The plain twin, line by line, is tests/oracles/line_reader.py.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from napkin.tokenizer.split_points import find_any_split, find_split
@@ -36,9 +36,17 @@ class Section(NamedTuple):
     continues: bool
 
 
-def read_sections(descriptor: int, first_block: bytes, part_bytes: int | None) -> Iterator[Section]:
-    """The sections of an open file, of which `first_block` has been read already."""
-    return _Sections(descriptor, first_block, part_bytes).read()
+def read_sections(
+    descriptor: int, first_block: bytes, part_bytes: int | None, on_inline: Callable[[], None] | None = None
+) -> Iterator[Section]:
+    """The sections of an open file, of which `first_block` has been read already.
+
+    `on_inline` is called after the last one if there is a separator that is not a line of its own, and so is text.
+    """
+    sections = _Sections(descriptor, first_block, part_bytes)
+    yield from sections.read()
+    if sections.has_inline and on_inline is not None:
+        on_inline()
 
 
 def has_text(data: bytes) -> bool:
@@ -78,7 +86,7 @@ class _Sections:
         self.at_end = not first_block
         self.part_bytes = self.wanted = part_bytes
         self.base = self.start = self.searched = self.line_start = self.tried = 0
-        self.divided = self.continues = False
+        self.divided = self.continues = self.has_inline = False
 
     def read(self) -> Iterator[Section]:
         while True:
@@ -121,6 +129,7 @@ class _Sections:
                         break
                     if buffer[end + 1 : end + 2] == b"\n":
                         return self._found(place, end + 2)
+            self.has_inline = True
             place = end
         self.searched = max(self.searched, n_bytes - _UNDECIDED_BYTES)
         return None

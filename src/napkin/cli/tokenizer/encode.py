@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from napkin.cli.options import JsonOption, parse
 from napkin.cli.output_files import folder_for, refuse_existing
 from napkin.cli.progress import ProgressLine, progress_line
-from napkin.cli.terminal import print_json, say
+from napkin.cli.terminal import notify, print_json, say
 from napkin.cli.text_arguments import PART_BYTES
 from napkin.cli.tokenizer.texts import Side, TextOptions, read_sides, require_texts
 from napkin.cli.tokenizer.unknown_words import describe_unknown_words
@@ -38,6 +38,9 @@ class EncodeOptions(TextOptions, JsonOption):
     """The tokenizer to use."""
     out: str = "data"
     """Folder to write to."""
+    inline_boundaries: bool = False
+    """Take <|endoftext|> within a line as the end of a document too, as training does. Without this it is text there,
+    and a line says so."""
 
 
 def main(arguments: list[str]) -> None:
@@ -54,13 +57,20 @@ def main(arguments: list[str]) -> None:
     with progress_line("reading the text") as line:
         from napkin.data.resumable_writing import write_token_files_together
 
-        documents = partial(_documents, options, tokenizer, paths)
+        inline: set[Path] = set()
+        documents = partial(_documents, options, tokenizer, paths, inline.add)
         with folder_for(paths["training"]):
             files = write_token_files_together(
                 list(paths.values()), documents, tokenizer, partial(_show_progress, line, {}), threads=usable_cores()
             )
     written = dict(zip(sides, files, strict=True))
     costs = {side: _unknown_cost(tokens, tokenizer) for side, tokens in written.items()}
+    if inline and not options.inline_boundaries:
+        others = f" and {len(inline) - 1:,} more" if len(inline) > 1 else ""
+        notify(
+            f"'{min(inline)}'{others}: <|endoftext|> within a line was encoded as text, though training takes it as a "
+            "boundary: use --inline-boundaries to end a document there"
+        )
     if options.json:
         print_json({side: _as_dict(tokens, costs[side]) for side, tokens in written.items()})
         return
@@ -75,10 +85,12 @@ def main(arguments: list[str]) -> None:
 
 
 def _documents(
-    options: EncodeOptions, tokenizer: Tokenizer, paths: Mapping[Side, Path]
+    options: EncodeOptions, tokenizer: Tokenizer, paths: Mapping[Side, Path], on_inline: Callable[[Path], None]
 ) -> Iterator[tuple[Path, Document]]:
     part_bytes = PART_BYTES if tokenizer.is_splittable else None
-    return ((paths[side], document) for side, document in read_sides(options, list(paths), part_bytes))
+    divided = options.inline_boundaries
+    documents = read_sides(options, list(paths), part_bytes, inline_boundaries=divided, on_inline=on_inline)
+    return ((paths[side], document) for side, document in documents)
 
 
 def _show_progress(

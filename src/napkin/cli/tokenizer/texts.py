@@ -1,12 +1,14 @@
 """The texts of `napkin tokenizer train` and `napkin tokenizer encode`, split into training and validation."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from napkin.cli.text_arguments import PART_BYTES, open_documents
+from napkin.data.corpus import divide_inline
 from napkin.data.document import Document
 from napkin.data.split import Side, split_into_sides
 from napkin.errors import NapkinError
@@ -40,12 +42,23 @@ def read_side(options: TextOptions, side: Side) -> Iterator[Document]:
 
 
 def read_sides(
-    options: TextOptions, sides: Sequence[Side], part_bytes: int | None = PART_BYTES
+    options: TextOptions,
+    sides: Sequence[Side],
+    part_bytes: int | None = PART_BYTES,
+    *,
+    inline_boundaries: bool = False,
+    on_inline: Callable[[Path], None] | None = None,
 ) -> Iterator[tuple[Side, Document]]:
-    """The documents with the side of the split that each is on; raises NapkinError if one of `sides` has none."""
+    """The documents with the side of the split that each is on; raises NapkinError if one of `sides` has none.
+
+    With `inline_boundaries` they are divided by `divide_inline`; `on_inline` as `read_documents`.
+    """
     fraction = options.validation_fraction
     missing = set(sides)
-    for side, document in split_into_sides(open_documents(options.texts, options.suffixes, part_bytes), fraction):
+    documents = open_documents(options.texts, options.suffixes, part_bytes, on_inline)
+    if inline_boundaries:
+        documents = divide_inline(documents)
+    for side, document in split_into_sides(documents, fraction):
         missing.discard(side)
         yield side, document
     for side in sides:
