@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from napkin.data.batches import Batches
-from napkin.data.corpus import Document
+from napkin.data.document import Document
 from napkin.data.mixing import TokenMixture
 from napkin.data.prefetch import BatchFetcher, Prefetcher
 from napkin.data.token_file import SEPARATOR, TokenFile

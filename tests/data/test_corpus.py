@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napkin.data import Document, read_documents, standard_library
+from napkin.data.corpus import divide_inline
 from napkin.errors import NapkinError
 
 
@@ -156,3 +157,17 @@ def test_the_standard_library_is_a_corpus_of_its_python_files() -> None:
     for document in documents:
         assert not {"test", "tests", "idle_test", "site-packages", "__pycache__"} & set(document.name.split("/"))
         assert (folder / document.name).read_bytes() == document.text.encode()
+
+
+def test_separators_within_a_line_are_told_and_may_be_boundaries(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one<|endoftext|>two\n<|endoftext|>\nthree <|endoftext|> \n")
+    (tmp_path / "b.txt").write_text("four\n<|endoftext|>\nfive")
+    told: list[Path] = []
+    documents = list(read_documents([tmp_path], on_inline=told.append))
+    assert told == [tmp_path / "a.txt"]
+    assert documents[0].text == "one<|endoftext|>two\n"
+    divided = [(document.name.removeprefix(f"{tmp_path}/"), document.text) for document in divide_inline(documents)]
+    assert divided == [
+        *(("a.txt#1:1", "one"), ("a.txt#1:2", "two\n"), ("a.txt#2:1", "three ")),
+        *(("b.txt#1", "four\n"), ("b.txt#2", "five")),
+    ]

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from napkin.data.corpus import Document, read_documents
+from napkin.data.corpus import read_documents
+from napkin.data.document import Document
 from napkin.data.split import split_documents
 from napkin.data.token_file import SEPARATOR
 from napkin.data.token_writer import write_token_file

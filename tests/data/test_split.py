@@ -38,7 +38,7 @@ def test_about_the_fraction_is_held_out(fraction: float) -> None:
 
 def test_another_process_decides_alike() -> None:
     script = """
-from napkin.data.split import Document, is_validation
+from napkin.data import Document, is_validation
 print([i for i in range(200) if is_validation(Document("", f"text {i}"), 0.1)])
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -258,7 +258,7 @@ def test_a_tokenizer_that_forges_separators_or_leaves_its_vocabulary_is_refused(
 
 WRITER = """
 import itertools, os, signal, sys
-from napkin.data.corpus import Document
+from napkin.data.document import Document
 from napkin.data.token_writer import write_token_file
 from napkin.tokenizer import ByteTokenizer
 tokenizer = ByteTokenizer(["<|endoftext|>"])
@@ -269,7 +269,7 @@ def test_a_writer_killed_in_the_middle_leaves_nothing_that_opens(tmp_path: Path)
     script = f"""{WRITER}
 def documents():
     for i in itertools.count():
-        if i == 1000:
+        if i == 2000:
             print("writing", flush=True)
         yield Document(str(i), "x" * 10_000)
 write_token_file(sys.argv[1], documents(), tokenizer)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from napkin.data.corpus import Document
+from napkin.data.document import Document
+from napkin.data.resumable_writing import Documents, write_token_files
 from napkin.data.token_file import SEPARATOR, TokenFile
-from napkin.data.token_writer import Documents, write_token_file, write_token_files
+from napkin.data.token_writer import write_token_file
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe_training import train_bpe
@@ -126,7 +127,7 @@ def test_a_process_killed_while_it_writes_is_gone_on_with(tmp_path: Path, expect
     script = """
 import sys, time
 sys.path.insert(0, sys.argv[2])
-from data.test_token_resuming import *
+from data.test_token_writer import *
 def slow():
     for number, document in enumerate(DOCUMENTS):
         if number > 120:

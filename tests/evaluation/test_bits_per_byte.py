@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from napkin.data.corpus import Document
+from napkin.data.document import Document
 from napkin.data.token_file import SEPARATOR, TokenFile
 from napkin.data.token_writer import write_token_file
 from napkin.errors import NapkinError

@@ -1,6 +1,7 @@
 """The trainer against one that recounts everything, and the rules it promises."""
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -124,3 +125,11 @@ def test_progress_gives_no_total_for_texts_that_have_no_length():
     train_bpe((text for text in ["a" * 2**20, "b"]), 258, progress=lambda *call: calls.append(call))
 
     assert calls[:2] == [("counting", 1, 0), ("counting", 2, 2)]
+
+
+def test_files_are_trained_on_like_their_texts(tmp_path: Path) -> None:
+    text = "the cat in the hat<|endoftext|>the rat 你好\n" * 50
+    (tmp_path / "text.txt").write_text(text, "utf-8")
+    expected = train_bpe([text, "more text"], 300)
+    assert train_bpe([tmp_path / "text.txt", "more text"], 300).fingerprint == expected.fingerprint
+    assert train_bpe(iter([tmp_path / "text.txt", "more text"]), 300).fingerprint == expected.fingerprint

@@ -196,3 +196,9 @@ def test_fingerprints_differ_wherever_the_ids_could():
 def test_special_tokens_that_cannot_be_told_apart_are_refused(special_tokens: list[str], message: str):
     with pytest.raises(NapkinError, match=message):
         ByteTokenizer(special_tokens)
+
+
+def test_a_lazy_encoding_takes_the_special_tokens_that_are_allowed() -> None:
+    tokenizer = ByteTokenizer(["<end>"])
+    assert list(tokenizer.encode_iterable(["a<end>", "b"], allowed_special="all")) == [97, 256, 98]
+    assert list(tokenizer.encode_iterable(["<end>"])) == list(b"<end>")

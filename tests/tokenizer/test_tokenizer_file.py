@@ -51,6 +51,7 @@ def test_a_file_has_a_line_a_merge(tmp_path: Path):
 
     assert lines[:-2] == [
         *["{", '"format": "napkin-tokenizer",', '"version": 1,', '"kind": "bpe",', '"pattern": "gpt2",'],
+        '"unicode": "16.0",',
         *['"special_tokens": [', '  "<end>"', "],", '"merges": [', "  [116, 104],", "  [256, 101]", "],"],
     ]
 

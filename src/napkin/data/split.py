@@ -2,18 +2,22 @@
 
 import itertools
 from collections.abc import Iterable, Iterator
-from hashlib import blake2b
-from typing import Literal
+from typing import AnyStr, Literal
 
-from napkin.data.corpus import Document
+from napkin.data.document import Document
+from napkin.data.file_sections import has_text
 from napkin.errors import NapkinError
-from napkin.tokenizer.text_input import utf8
+
+Side = Literal["training", "validation"]
 
 
-def split_documents(
-    documents: Iterable[Document], fraction: float, side: Literal["training", "validation"]
-) -> Iterator[Document]:
-    """The documents of one side; `fraction` (0 to 1) of them are held out for validation, see `is_validation`.
+def split_documents(documents: Iterable[Document], fraction: float, side: Side) -> Iterator[Document]:
+    """The documents of one side; see `split_into_sides`."""
+    return (document for each, document in split_into_sides(documents, fraction) if each == side)
+
+
+def split_into_sides(documents: Iterable[Document], fraction: float) -> Iterator[tuple[Side, Document]]:
+    """Each document with its side; `fraction` (0 to 1) of them are held out for validation, see `is_validation`.
 
     A single document is cut in two instead: about the last `fraction` of it is held out, from the beginning of a nearby
     line or word if there is one. The same is done with each part of a document that comes in parts; the two halves of a
@@ -30,11 +34,11 @@ def split_documents(
         in_parts = document.continues or (following is not None and following.continues)
         first = False
         if (alone or in_parts) and 0 < fraction < 1:
-            part = _cut(document, fraction, side)
-            if part.text.strip():
-                yield part
-        elif is_validation(document, fraction) == (side == "validation"):
-            yield document
+            for side, half in _cut(document, fraction):
+                if has_text(half.data):
+                    yield side, half
+        else:
+            yield "validation" if is_validation(document, fraction) else "training", document
 
 
 def is_validation(document: Document, fraction: float) -> bool:
@@ -44,21 +48,26 @@ def is_validation(document: Document, fraction: float) -> bool:
     the other documents do not matter; and a larger fraction holds out everything that a smaller one does.
     """
     _check_fraction(fraction)
-    digest = blake2b(utf8(document.text, f"'{document.name}'"), digest_size=8).digest()
-    return int.from_bytes(digest, "little") < fraction * 2**64
+    return int.from_bytes(document.digest, "little") < fraction * 2**64
 
 
-def _cut(document: Document, fraction: float, side: Literal["training", "validation"]) -> Document:
-    text = document.text
-    middle = _middle(text, fraction)
-    return Document(f"{document.name} ({side})", text[:middle] if side == "training" else text[middle:])
+def _cut(document: Document, fraction: float) -> Iterator[tuple[Side, Document]]:
+    data = document.data
+    if data.isascii():
+        middle = _middle(data, fraction, (b"\n", b" "))
+    else:
+        # The fraction is one of characters.
+        text = document.text
+        middle = len(text[: _middle(text, fraction, ("\n", " "))].encode())
+    yield "training", Document(f"{document.name} (training)", data=data[:middle])
+    yield "validation", Document(f"{document.name} (validation)", data=data[middle:])
 
 
-def _middle(text: str, fraction: float) -> int:
+def _middle(text: AnyStr, fraction: float, boundaries: tuple[AnyStr, AnyStr]) -> int:
     middle = round(len(text) * (1 - fraction))
     # A text may be one very long line after a short one: a boundary too far back would leave one side almost empty.
     nearby = max(0, middle - min(middle, len(text) - middle) // 2)
-    for boundary in ("\n", " "):
+    for boundary in boundaries:
         if (found := text.rfind(boundary, nearby, middle)) >= 0:
             return found + 1
     return middle

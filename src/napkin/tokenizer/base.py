@@ -89,13 +89,23 @@ class Tokenizer(ABC):
         counts = numpy.array([len(ids) for ids in encoded], numpy.int64)
         return numpy.concatenate([numpy.empty(0, self.id_dtype), *encoded]), counts
 
-    def encode_iterable(self, texts: Iterable[str]) -> Iterator[int]:
+    def encode_utf8(
+        self, data: bytes, ends: Sequence[int], *, threads: int = 1
+    ) -> "tuple[numpy.ndarray, numpy.ndarray]":
+        """Like `encode_documents`, for texts that follow one another in `data`, valid UTF-8, and end at `ends`."""
+        starts = [0, *ends[:-1]]
+        texts = [data[start:end].decode() for start, end in zip(starts, ends, strict=True)] if ends else []
+        return self.encode_documents(texts, threads=threads)
+
+    def encode_iterable(
+        self, texts: Iterable[str], *, allowed_special: frozenset[str] | set[str] | Literal["all"] = frozenset()
+    ) -> Iterator[int]:
         """Yield the ids of one text after another; only one text is in memory at a time.
 
-        Nothing is inserted between texts, and no token spans two texts.
+        Nothing is inserted between texts, and no token spans two texts. `allowed_special` is that of `encode`.
         """
         for text in check_texts(texts):
-            yield from self.encode(text)
+            yield from self.encode(text, allowed_special=allowed_special)
 
     def encode_to_numpy(self, text: str) -> "numpy.ndarray":
         """Turn text into ids of shape [n_tokens]: uint16 if every id fits, otherwise uint32."""

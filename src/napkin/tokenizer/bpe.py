@@ -15,6 +15,7 @@ from napkin.tokenizer.bpe_merging import Merges, apply_merges
 from napkin.tokenizer.numba.dispatch import can_encode, should_encode_compiled
 from napkin.tokenizer.pre_tokenization import PreTokenizer
 from napkin.tokenizer.text_input import check_texts, utf8
+from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION, UNNAMED_VERSION
 
 if TYPE_CHECKING:
     import numpy
@@ -31,7 +32,8 @@ _MAX_VOCABULARY_BYTES = 2**28
 class BPETokenizer(Tokenizer):
     """Ids 0 to 255 are the bytes, id 256 + i is the result of `merges[i]`, the special tokens come last.
 
-    `pattern` is the name of a pre-tokenization pattern or a regular expression (see pre_tokenization.py). Raises
+    `pattern` is the name of a pre-tokenization pattern or a regular expression (see pre_tokenization.py),
+    `unicode_version` the one whose character classes it means; None is that of files that do not name one. Raises
     NapkinError for a merge of ids that do not exist before it, a duplicate merge, tokens of more than 256 MiB in total,
     and a pattern that is not a regular expression.
 
@@ -43,12 +45,19 @@ class BPETokenizer(Tokenizer):
     kind: ClassVar[str] = "bpe"
 
     def __init__(
-        self, merges: Sequence[tuple[int, int]], special_tokens: Sequence[str] = (), pattern: str = "gpt2"
+        self,
+        merges: Sequence[tuple[int, int]],
+        special_tokens: Sequence[str] = (),
+        pattern: str = "gpt2",
+        *,
+        unicode_version: str | None = DEFAULT_VERSION,
     ) -> None:
+        self._named_version = unicode_version
+        self.unicode_version = unicode_version or UNNAMED_VERSION
         self.merges = [(first, second) for first, second in merges]
         self.pattern = pattern
         super().__init__(_ordinary_tokens(self.merges), special_tokens, pattern)
-        self._pre_tokenizer = PreTokenizer(pattern)
+        self._pre_tokenizer = PreTokenizer(pattern, self.unicode_version)
         self._can_be_compiled = can_encode(self.vocab_size, pattern)
         self._ids_of = _Cache({pair: 256 + i for i, pair in enumerate(self.merges)})
 
@@ -66,6 +75,14 @@ class BPETokenizer(Tokenizer):
         if not self._encodes_compiled(sum(map(len, texts))):
             return super().encode_documents(texts)
         return self._encode_compiled(texts, threads)
+
+    def encode_utf8(
+        self, data: bytes, ends: Sequence[int], *, threads: int = 1
+    ) -> "tuple[numpy.ndarray, numpy.ndarray]":
+        """Like `encode_documents`, for texts that follow one another in `data`, valid UTF-8, and end at `ends`."""
+        if not self._encodes_compiled(len(data)):
+            return super().encode_utf8(data, ends)
+        return self._encoder.encode(data, ends, dtype=self.id_dtype, threads=threads)
 
     def encode_to_numpy(self, text: str, *, threads: int = 1) -> "numpy.ndarray":
         """Turn text into ids of shape [n_tokens]: uint16 if every id fits, otherwise uint32.
@@ -94,12 +111,13 @@ class BPETokenizer(Tokenizer):
     def _encoder(self) -> "Encoder":
         from napkin.tokenizer.numba.encoder import Encoder
 
-        return Encoder(self.merges, self.pattern)
+        return Encoder(self.merges, self.pattern, unicode_version=self.unicode_version)
 
     def _content(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
             "pattern": self.pattern,
+            **({"unicode": self._named_version} if self._named_version else {}),
             "special_tokens": list(self.special_tokens),
             "merges": [list(pair) for pair in self.merges],
         }

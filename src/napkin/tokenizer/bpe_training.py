@@ -10,24 +10,29 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import accumulate, chain
 from operator import add
+from pathlib import Path
+from typing import cast
 
 from napkin.errors import NapkinError
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.numba.dispatch import should_train_compiled
 from napkin.tokenizer.pre_tokenization import Progress, count_pre_tokens
-from napkin.tokenizer.text_input import check_special_tokens, check_texts, split_at, utf8
+from napkin.tokenizer.text_input import check_special_tokens, check_texts, read_chunks, split_at, utf8
+from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION
 
 _REPORT_EVERY_MERGES = 64
 _BATCH_BYTES = 2**22
 
 
 def train_bpe(
-    texts: Iterable[str],
+    texts: Iterable[str | Path],
     vocab_size: int,
     special_tokens: Sequence[str] = ("<|endoftext|>",),
     pattern: str = "gpt2",
     progress: Progress | None = None,
     threads: int = 1,
+    *,
+    unicode_version: str = DEFAULT_VERSION,
 ) -> BPETokenizer:
     """Learn a BPE vocabulary of `vocab_size` ids: 256 bytes, the merges, the special tokens.
 
@@ -35,7 +40,8 @@ def train_bpe(
     of its second). Special tokens are boundaries: nothing in or across them is counted. A corpus whose pre-tokens are
     all merged before `vocab_size` is reached gives a smaller vocabulary. `progress` is called with the stage
     ("counting" texts, "merging"), how many are done and of how many (0 if unknown); the last call of a stage has both
-    equal. Long texts are counted by the compiled core in `threads` threads; the vocabulary does not depend on their
+    equal. A `Path` among the texts is a file, which is read in chunks (`read_chunks`). Long texts are counted by the
+    compiled core in `threads` threads; the vocabulary does not depend on their
     number.
 
     Raises NapkinError if `vocab_size` has no room for the bytes and the special tokens, or if there is no text.
@@ -50,21 +56,30 @@ def train_bpe(
             "choose one in that range"
         )
     progress = progress or (lambda stage, done, total: None)
-    is_long, texts = _is_long(check_texts(texts), pattern)
+    is_long, read = _is_long(_with_files(check_texts(texts), special_tokens, pattern), pattern)
     n_merges = vocab_size - smallest
     if is_long:
-        merges = _learn_compiled(texts, special_tokens, pattern, n_merges, progress, threads)
+        merges = _learn_compiled(read, special_tokens, (pattern, unicode_version), n_merges, progress, threads)
     else:
-        counts = count_pre_tokens(texts, special_tokens, pattern, progress)
+        counts = count_pre_tokens(read, special_tokens, pattern, progress, unicode_version)
         _check_not_empty(counts)
         merges = learn_merges(counts, n_merges, progress)
-    return BPETokenizer(merges, special_tokens, pattern)
+    return BPETokenizer(merges, special_tokens, pattern, unicode_version=unicode_version)
+
+
+def _with_files(texts: Iterable[str | Path], special_tokens: Sequence[str], pattern: str) -> Iterable[str]:
+    """The texts, and those of the files among them."""
+    if isinstance(texts, Collection) and all(isinstance(text, str) for text in texts):
+        return cast("Collection[str]", texts)
+    return chain.from_iterable(
+        read_chunks([text], special_tokens, pattern=pattern) if isinstance(text, Path) else (text,) for text in texts
+    )
 
 
 def _learn_compiled(
     texts: Iterable[str],
     special_tokens: Sequence[str],
-    pattern: str,
+    split_by: tuple[str, str],
     n_merges: int,
     progress: Progress,
     threads: int,
@@ -72,7 +87,8 @@ def _learn_compiled(
     from napkin.tokenizer.numba.merge_learner import learn_merges_compiled
     from napkin.tokenizer.numba.pre_token_counter import PreTokenCounter
 
-    counts = PreTokenCounter(pattern, threads)
+    pattern, unicode_version = split_by
+    counts = PreTokenCounter(pattern, threads, unicode_version)
     try:
         for text, document_ends in _documents(texts, special_tokens, progress):
             counts.add(text, document_ends)

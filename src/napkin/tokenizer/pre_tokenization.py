@@ -13,6 +13,7 @@ import regex
 
 from napkin.errors import NapkinError
 from napkin.tokenizer.text_input import check_texts, split_at, utf8
+from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION, check_version, stand_ins
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage of training, how many texts or merges are done, and of how many (0 if unknown)."""
@@ -50,12 +51,15 @@ _REPORT_EVERY_CHARACTERS = 2**20
 
 
 class PreTokenizer:
-    """Splits text by a pattern: a name in PATTERNS, or any other regular expression.
+    r"""Splits text by a pattern: a name in PATTERNS, or any other regular expression.
 
-    Raises NapkinError if it is neither.
+    Its character classes are those of `unicode_version`, whichever the installed `regex` has; other properties, such as
+    scripts, and `\w` are the library's. Raises NapkinError if it is neither, or there is no table of that version.
     """
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, unicode_version: str = DEFAULT_VERSION) -> None:
+        check_version(unicode_version)
+        self._unicode_version = unicode_version
         self._may_leave_gaps = pattern not in PATTERNS
         self._find_in_ascii = None if self._may_leave_gaps else re.compile(in_ascii(PATTERNS[pattern])).findall
         try:
@@ -78,12 +82,22 @@ class PreTokenizer:
         # On ASCII, `re` is three times as fast as `regex`; for a short text, a list is faster than an iterator.
         if len(text) <= _MAX_RE_LENGTH and text.isascii() and self._find_in_ascii:
             return iter(self._find_in_ascii(text))
-        return map(operator.itemgetter(0), self._compiled.finditer(text))
+        seen = self._as_seen(text)
+        if seen is text:
+            return map(operator.itemgetter(0), self._compiled.finditer(text))
+        return (text[match.start() : match.end()] for match in self._compiled.finditer(seen))
+
+    def _as_seen(self, text: str) -> str:
+        """The text with other characters of the right category where the library has another."""
+        if text.isascii():
+            return text
+        found = stand_ins(self._unicode_version)
+        return text if found is None else found.apply(text)
 
     def _matches_and_gaps(self, text: str) -> Iterator[str]:
         # text[:done] has been yielded, even if a pattern matches nothing, the empty string or backwards.
         done = 0
-        for match in self._compiled.finditer(text):
+        for match in self._compiled.finditer(self._as_seen(text)):
             start, end = max(match.start(), done), match.end()
             if start > done:
                 yield text[done:start]
@@ -95,10 +109,14 @@ class PreTokenizer:
 
 
 def count_pre_tokens(
-    texts: Iterable[str], special_tokens: Sequence[str], pattern: str, progress: Progress
+    texts: Iterable[str],
+    special_tokens: Sequence[str],
+    pattern: str,
+    progress: Progress,
+    unicode_version: str = DEFAULT_VERSION,
 ) -> Counter[str]:
     """How often each pre-token occurs between the special tokens of all texts."""
-    pre_tokenizer = PreTokenizer(pattern)
+    pre_tokenizer = PreTokenizer(pattern, unicode_version)
     counts: Counter[str] = Counter()
     total = len(texts) if isinstance(texts, Sized) else 0
     done = unreported = 0

@@ -12,6 +12,7 @@ from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.pre_tokenization import PreTokenizer
+from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION
 
 if TYPE_CHECKING:
     import numpy
@@ -44,9 +45,11 @@ class RemappedBPETokenizer(Tokenizer):
         ids: Sequence[int],
         unmerged: Sequence[bytes] = (),
         whole: bool = False,
+        unicode_version: str | None = DEFAULT_VERSION,
     ) -> None:
         # With `whole`, text is split here to look up whole pre-tokens, and not again inside `_plain`.
-        self._plain = BPETokenizer(merges, (), "whole" if whole else pattern)
+        self._plain = BPETokenizer(merges, (), "whole" if whole else pattern, unicode_version=unicode_version)
+        self.unicode_version = self._plain.unicode_version
         self.merges = self._plain.merges
         self.pattern = pattern
         self.unmerged = list(unmerged)
@@ -59,7 +62,7 @@ class RemappedBPETokenizer(Tokenizer):
         self.special_tokens = {token: self._ids[i] for token, i in self.special_tokens.items()}
         n_merged = len(self._plain.vocabulary)
         self._id_of_whole = dict(zip(self.unmerged, self._ids[n_merged:], strict=False))
-        self._pre_tokenizer = PreTokenizer(pattern)
+        self._pre_tokenizer = PreTokenizer(pattern, self.unicode_version)
 
     def merge_ids(self) -> list[tuple[int, int, int]]:
         """For each merge, in order, the ids of the two tokens that it joins and of the token that it makes."""
@@ -81,6 +84,15 @@ class RemappedBPETokenizer(Tokenizer):
         if self.whole:
             return super().encode_documents(texts)
         ids, counts = self._plain.encode_documents(texts, threads=threads)
+        return self._table[ids], counts
+
+    def encode_utf8(
+        self, data: bytes, ends: Sequence[int], *, threads: int = 1
+    ) -> "tuple[numpy.ndarray, numpy.ndarray]":
+        """Like `encode_documents`, for texts that follow one another in `data`, valid UTF-8, and end at `ends`."""
+        if self.whole:
+            return super().encode_utf8(data, ends)
+        ids, counts = self._plain.encode_utf8(data, ends, threads=threads)
         return self._table[ids], counts
 
     def encode_to_numpy(self, text: str, *, threads: int = 1) -> "numpy.ndarray":

@@ -2,7 +2,10 @@
 
 Whatever the surrounding text, all named patterns except `whole` end a pre-token at two places: between an ASCII letter
 and a space that is followed by an ASCII letter; and before an ASCII letter that follows a line feed which follows a
-printable ASCII character other than the space.
+printable ASCII character other than the space. Text without these, in other scripts or of numbers, has more of them,
+which take longer to find: between any character that is not white space and a space; between a letter or a digit and a
+line end; after a line feed that follows a printable character and precedes one other than the slash, which o200k joins
+to symbols before it; and between a letter and Chinese or Japanese punctuation.
 """
 
 import re
@@ -15,6 +18,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _SPLIT = re.compile(rb"(?<=[A-Za-z])(?= [A-Za-z])|(?<=[!-~]\n)(?=[A-Za-z])")
+# Letters whose every neighbour in the range is one too, and has been since Unicode 5: Cyrillic, Arabic, kana, Chinese.
+_LETTER = rb"(?:(?<=[A-Za-z])|(?<=[\xd0-\xd1][\x80-\xbf])|(?<=\xd8[\xa1-\xba])|(?<=\xe3\x81[\x81-\xbf])"
+_LETTER += rb"|(?<=\xe3\x83[\x80-\xba])|(?<=[\xe5-\xe8][\x80-\xbf][\x80-\xbf]))"
+_AFTER_NO_WHITE_SPACE = rb"(?<=[!-~\x80-\xbf])(?<!\xc2[\x85\xa0])(?<!\xe1\x9a\x80)(?<!\xe2\x80[\x80-\x8a\xa8\xa9\xaf])"
+_AFTER_NO_WHITE_SPACE += rb"(?<!\xe2\x81\x9f)(?<!\xe3\x80\x80)"
+_ANY_SPLIT = re.compile(
+    _AFTER_NO_WHITE_SPACE
+    + rb"(?= )|(?:"
+    + _LETTER
+    + rb"|(?<=[0-9]))(?=[\r\n])|(?<=[!-~]\n)(?=[!-.0-~])|"
+    # The ideographic comma and full stop; the full-width exclamation mark, comma, colon, semicolon and question mark.
+    + _LETTER
+    + rb"(?=\xe3\x80[\x81\x82]|\xef\xbc[\x81\x8c\x9a\x9b\x9f])"
+)
 SPLITTABLE_PATTERNS = frozenset({"gpt2", "gpt4", "cl100k", "o200k"})
 """The patterns for which that is true."""
 
@@ -54,6 +71,12 @@ def find_split(text: bytes | memoryview, start: int) -> int | None:
     return match.start() if match else None
 
 
+def find_any_split(text: bytes | memoryview, start: int) -> int | None:
+    """Like `find_split`, where there is none: also offsets in other scripts, and in numbers and symbols."""
+    match = _ANY_SPLIT.search(text, start, start + _WINDOW_BYTES)
+    return match.start() if match else None
+
+
 def _pieces(text: bytes, document_ends: "NDArray[np.int64]", size: int, may_split: bool) -> Iterator[Piece]:
     import numpy as np
 
@@ -77,6 +100,8 @@ def _part_end(text: bytes, start: int, stop: int, size: int) -> int:
     # If there is no split point, as in scripts without spaces, the search continues a whole size further on.
     for position in range(start + size, stop, max(size, _WINDOW_BYTES)):
         split = find_split(text, position)
+        if split is None:
+            split = find_any_split(text, position)
         if split is not None and split < stop:
             return split
     return stop

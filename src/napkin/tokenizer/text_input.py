@@ -4,14 +4,16 @@ import codecs
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from napkin.errors import NapkinError
 from napkin.files import StrPath
-from napkin.tokenizer.split_points import SPLITTABLE_PATTERNS, find_split
+from napkin.tokenizer.split_points import SPLITTABLE_PATTERNS, find_any_split, find_split
 
 # Processing a chunk takes up to a dozen times its size: as text, in parts, as bytes again.
 CHUNK_BYTES = 2**22
 _BINARY_PROBE_BYTES = 2**13
+_Text = TypeVar("_Text")
 
 
 def utf8(text: str, name: str = "the text") -> bytes:
@@ -55,7 +57,7 @@ def check_special_tokens(special_tokens: Sequence[str]) -> None:
         seen.add(token)
 
 
-def check_texts(texts: Iterable[str]) -> Iterable[str]:
+def check_texts(texts: Iterable[_Text]) -> Iterable[_Text]:
     """Return `texts`; raise NapkinError if it is a single string, whose characters would be taken for texts."""
     if isinstance(texts, str):
         raise NapkinError(f"a list of texts is needed, got a single text of {len(texts)} characters: put it in a list")
@@ -112,6 +114,8 @@ def _last_split(data: bytes, special_tokens: Sequence[str]) -> int | None:
     last = len(data) - reach - 1
     for window in (2**8, 2**12, 2**16, len(data)):
         split = find_split(data, max(last - window, 0))
+        if split is None and window == len(data):
+            split = find_any_split(data, max(last - 2**14, 0))
         while split is not None and split < last and special and _is_inside(special, data, split, reach):
             split = find_split(data, split + 1)
         if split is not None and 0 < split < last:

@@ -5,6 +5,7 @@
     "version": 1,
     "kind": "bpe",
     "pattern": "gpt2",
+    "unicode": "16.0",
     "special_tokens": [
       "<|endoftext|>"
     ],
@@ -17,7 +18,9 @@
 
 Merge i joins two earlier ids into id 256 + i; the vocabulary follows from the merges. A tokenizer with another
 library's ids has three more fields (see remapped_bpe.py): "ids", "unmerged" tokens in hexadecimal, and "whole".
-The file is not trusted: every field's type, every id and the fingerprint are checked.
+"unicode" is the version of Unicode whose letters, numbers and marks the pattern means. Files written before it was
+named do not have it: they are read with Unicode 18.0, that of the library with which they were made, and keep their
+fingerprint. The file is not trusted: every field's type, every id and the fingerprint are checked.
 """
 
 from pathlib import Path
@@ -92,15 +95,22 @@ class _BPEFile(_File, tag=BPETokenizer.kind):
     ids: list[int] | None = None
     unmerged: list[str] | None = None
     whole: bool | None = None
+    unicode: str | None = None
 
     def tokenizer(self) -> BPETokenizer | RemappedBPETokenizer:
         if self.ids is None and self.unmerged is None and self.whole is None:
-            return BPETokenizer(self.merges, self.special_tokens, self.pattern)
+            return BPETokenizer(self.merges, self.special_tokens, self.pattern, unicode_version=self.unicode)
         if self.ids is None or self.unmerged is None or self.whole is None:
             raise NapkinError("it has some of the fields `ids`, `unmerged` and `whole`, but not all")
         unmerged = [_bytes(token) for token in self.unmerged]
         return RemappedBPETokenizer(
-            self.merges, self.special_tokens, self.pattern, ids=self.ids, unmerged=unmerged, whole=self.whole
+            self.merges,
+            self.special_tokens,
+            self.pattern,
+            ids=self.ids,
+            unmerged=unmerged,
+            whole=self.whole,
+            unicode_version=self.unicode,
         )
 
 
@@ -119,9 +129,10 @@ class _CharacterFile(_File, tag=CharacterTokenizer.kind):
 class _WordFile(_File, tag=WordTokenizer.kind):
     pattern: str
     words: list[str]
+    unicode: str | None = None
 
     def tokenizer(self) -> WordTokenizer:
-        return WordTokenizer(self.words, self.special_tokens, self.pattern)
+        return WordTokenizer(self.words, self.special_tokens, self.pattern, unicode_version=self.unicode)
 
 
 def _bytes(hexadecimal: str) -> bytes:

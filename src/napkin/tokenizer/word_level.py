@@ -14,6 +14,7 @@ from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.pre_tokenization import PreTokenizer, Progress, count_pre_tokens
 from napkin.tokenizer.text_input import check_special_tokens, utf8
+from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION, UNNAMED_VERSION
 
 UNK = "<|unk|>"
 
@@ -43,14 +44,23 @@ class WordTokenizer(Tokenizer):
 
     kind: ClassVar[str] = "words"
 
-    def __init__(self, words: Sequence[str], special_tokens: Sequence[str] = (), pattern: str = "gpt2") -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        special_tokens: Sequence[str] = (),
+        pattern: str = "gpt2",
+        *,
+        unicode_version: str | None = DEFAULT_VERSION,
+    ) -> None:
+        self._named_version = unicode_version
+        self.unicode_version = unicode_version or UNNAMED_VERSION
         check_special_tokens(special_tokens)
         if UNK in special_tokens:
             raise NapkinError(f"special token {UNK!r} is in every word vocabulary already: leave it out")
         self.words = list(words)
         self.pattern = pattern
         self._id_of = {word: i for i, word in enumerate(self.words)}
-        self._pre_tokenizer = PreTokenizer(pattern)
+        self._pre_tokenizer = PreTokenizer(pattern, self.unicode_version)
         super().__init__(_checked(self.words, self._id_of), [UNK, *special_tokens], pattern)
         self.unknown_id = self.special_tokens[UNK]
 
@@ -102,6 +112,7 @@ class WordTokenizer(Tokenizer):
         return {
             "kind": self.kind,
             "pattern": self.pattern,
+            **({"unicode": self._named_version} if self._named_version else {}),
             "special_tokens": [token for token in self.special_tokens if token != UNK],
             "words": self.words,
         }

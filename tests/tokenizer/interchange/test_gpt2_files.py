@@ -71,7 +71,6 @@ BYTES = {character: i for i, character in enumerate(sorted(tokenizers.pre_tokeni
         ({**BYTES, "th": 256}, b"t h\n\xff\xfe", None, "it is not UTF-8 at byte 4"),
         ({**BYTES, "th": 257}, "t h", None, "no token has id 256"),
         ({**BYTES, "th": 255}, "t h", None, "id 255 is given to"),
-        ({**BYTES, END: 256}, "", ["<pad>"], "special token '<pad>' is not in the vocabulary"),
         ({**BYTES, "a b": 256}, "", [], "has a character that represents no byte"),
     ],
 )
@@ -120,3 +119,12 @@ def test_gpt2s_own_vocabulary_gives_the_ids_and_the_ratio_that_are_known_of_it()
     assert gpt2.encode("Hello, world!") == [15496, 11, 995, 0]
     assert gpt2.compression_ratio("Hello, 🌍! 你好!") == pytest.approx(1.667, abs=5e-4)
     assert gpt2.special_tokens == {END: 50256}
+
+
+def test_special_tokens_that_are_new_get_the_ids_after_the_last(tmp_path: Path) -> None:
+    vocab = {**BYTES, END: 256}
+    paths = tmp_path / "vocab.json", tmp_path / "merges.txt"
+    paths[0].write_text(json.dumps(vocab), "utf-8")
+    paths[1].write_text("", "utf-8")
+    tokenizer = read_gpt2(*paths, special_tokens=[END, "<pad>", "<user>"])
+    assert tokenizer.special_tokens == {END: 256, "<pad>": 257, "<user>": 258}

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from napkin.cli.options import JsonOption, parse
 from napkin.cli.output_files import folder_for, refuse_existing
 from napkin.cli.progress import ProgressLine, progress_line
-from napkin.cli.terminal import print_json, say
+from napkin.cli.terminal import notify, print_json, say
 from napkin.cli.text_arguments import PART_BYTES
-from napkin.cli.tokenizer.texts import Side, TextOptions, read_side, require_texts
+from napkin.cli.tokenizer.texts import Side, TextOptions, read_sides, require_texts
 from napkin.cli.tokenizer.unknown_words import describe_unknown_words
-from napkin.data.corpus import Document
+from napkin.data.document import Document
 from napkin.hardware.host import usable_cores
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.tokenizer_file import load_tokenizer
@@ -38,6 +38,9 @@ class EncodeOptions(TextOptions, JsonOption):
     """The tokenizer to use."""
     out: str = "data"
     """Folder to write to."""
+    inline_boundaries: bool = False
+    """Take <|endoftext|> within a line as the end of a document too, as training does. Without this it is text there,
+    and a line says so."""
 
 
 def main(arguments: list[str]) -> None:
@@ -52,14 +55,22 @@ def main(arguments: list[str]) -> None:
         refuse_existing(path.with_name(f"{path.name}.json"))
     start = time.perf_counter()
     with progress_line("reading the text") as line:
-        from napkin.data.token_writer import write_token_files
+        from napkin.data.resumable_writing import write_token_files_together
 
-        # Both are opened before either is written, so that an empty side leaves nothing behind.
-        documents = {path: _documents(options, side, tokenizer) for side, path in paths.items()}
+        inline: set[Path] = set()
+        documents = partial(_documents, options, tokenizer, paths, inline.add)
         with folder_for(paths["training"]):
-            files = write_token_files(documents, tokenizer, partial(_show_progress, line), threads=usable_cores())
+            files = write_token_files_together(
+                list(paths.values()), documents, tokenizer, partial(_show_progress, line, {}), threads=usable_cores()
+            )
     written = dict(zip(sides, files, strict=True))
     costs = {side: _unknown_cost(tokens, tokenizer) for side, tokens in written.items()}
+    if inline and not options.inline_boundaries:
+        others = f" and {len(inline) - 1:,} more" if len(inline) > 1 else ""
+        notify(
+            f"'{min(inline)}'{others}: <|endoftext|> within a line was encoded as text, though training takes it as a "
+            "boundary: use --inline-boundaries to end a document there"
+        )
     if options.json:
         print_json({side: _as_dict(tokens, costs[side]) for side, tokens in written.items()})
         return
@@ -73,14 +84,21 @@ def main(arguments: list[str]) -> None:
     say(f"encoded in {format_seconds(time.perf_counter() - start)}")
 
 
-def _documents(options: EncodeOptions, side: Side, tokenizer: Tokenizer) -> Callable[[], Iterator[Document]]:
+def _documents(
+    options: EncodeOptions, tokenizer: Tokenizer, paths: Mapping[Side, Path], on_inline: Callable[[Path], None]
+) -> Iterator[tuple[Path, Document]]:
     part_bytes = PART_BYTES if tokenizer.is_splittable else None
-    next(read_side(options, side, part_bytes))
-    return lambda: read_side(options, side, part_bytes)
+    divided = options.inline_boundaries
+    documents = read_sides(options, list(paths), part_bytes, inline_boundaries=divided, on_inline=on_inline)
+    return ((paths[side], document) for side, document in documents)
 
 
-def _show_progress(line: ProgressLine, path: Path, text_bytes: int, n_tokens: int) -> None:
-    line.retitle(f"encoding {path}")
+def _show_progress(
+    line: ProgressLine, totals: dict[Path, tuple[int, int]], path: Path, text_bytes: int, n_tokens: int
+) -> None:
+    totals[path] = text_bytes, n_tokens
+    text_bytes, n_tokens = (sum(each) for each in zip(*totals.values(), strict=True))
+    line.retitle("encoding")
     line(text_bytes, None, f"{format_bytes(text_bytes)}, {format_count(n_tokens)} tokens")
 
 

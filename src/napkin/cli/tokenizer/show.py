@@ -110,7 +110,8 @@ def _show_word(tokenizer: Tokenizer, word: str, as_json: bool) -> None:
         raise NapkinError(f"--word has {len(word):,} characters: use 1 to {LONGEST_WORD:,}")
     if not isinstance(tokenizer, BPETokenizer | RemappedBPETokenizer):
         raise NapkinError(f"a tokenizer of kind '{tokenizer.kind}' has no merges: use one of kind 'bpe'")
-    pieces = [(piece, list(merge_steps(tokenizer, piece))) for piece in PreTokenizer(tokenizer.pattern).split(word)]
+    split = PreTokenizer(tokenizer.pattern, tokenizer.unicode_version).split
+    pieces = [(piece, list(merge_steps(tokenizer, piece))) for piece in split(word)]
     if as_json:
         print_json(
             [

@@ -1,18 +1,17 @@
 """The texts of `napkin tokenizer train` and `napkin tokenizer encode`, split into training and validation."""
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated
 
 import tyro
 
 from napkin.cli.text_arguments import PART_BYTES, open_documents
-from napkin.data.corpus import Document
-from napkin.data.split import split_documents
+from napkin.data.corpus import divide_inline
+from napkin.data.document import Document
+from napkin.data.split import Side, split_into_sides
 from napkin.errors import NapkinError
-
-Side = Literal["training", "validation"]
 
 
 @dataclass(frozen=True)
@@ -37,14 +36,34 @@ def require_texts(options: TextOptions, command: str) -> None:
         )
 
 
-def read_side(options: TextOptions, side: Side, part_bytes: int | None = PART_BYTES) -> Iterator[Document]:
+def read_side(options: TextOptions, side: Side) -> Iterator[Document]:
     """The documents of one side of the split; raises NapkinError if there are none."""
+    return (document for each, document in read_sides(options, [side]) if each == side)
+
+
+def read_sides(
+    options: TextOptions,
+    sides: Sequence[Side],
+    part_bytes: int | None = PART_BYTES,
+    *,
+    inline_boundaries: bool = False,
+    on_inline: Callable[[Path], None] | None = None,
+) -> Iterator[tuple[Side, Document]]:
+    """The documents with the side of the split that each is on; raises NapkinError if one of `sides` has none.
+
+    With `inline_boundaries` they are divided by `divide_inline`; `on_inline` as `read_documents`.
+    """
     fraction = options.validation_fraction
-    documents = split_documents(open_documents(options.texts, options.suffixes, part_bytes), fraction, side)
-    first = next(documents, None)
-    if first is None:
-        raise NapkinError(
-            f"--validation-fraction {fraction} leaves no text for {side}: "
-            "use more text, another fraction, or 0 to hold nothing out"
-        )
-    return itertools.chain([first], documents)
+    missing = set(sides)
+    documents = open_documents(options.texts, options.suffixes, part_bytes, on_inline)
+    if inline_boundaries:
+        documents = divide_inline(documents)
+    for side, document in split_into_sides(documents, fraction):
+        missing.discard(side)
+        yield side, document
+    for side in sides:
+        if side in missing:
+            raise NapkinError(
+                f"--validation-fraction {fraction} leaves no text for {side}: "
+                "use more text, another fraction, or 0 to hold nothing out"
+            )

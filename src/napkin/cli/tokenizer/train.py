@@ -16,7 +16,7 @@ from napkin.cli.terminal import print_json, print_table, say
 from napkin.cli.text_arguments import open_documents
 from napkin.cli.tokenizer.texts import TextOptions, read_side, require_texts
 from napkin.cli.tokenizer.unknown_words import describe_unknown_words
-from napkin.data.corpus import Document
+from napkin.data.document import Document
 from napkin.data.split import split_documents
 from napkin.errors import NapkinError
 from napkin.hardware.host import usable_cores

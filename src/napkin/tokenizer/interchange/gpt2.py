@@ -4,6 +4,7 @@ Tokens are in GPT-2's byte alphabet (see byte_alphabet.py). The pattern is not i
 """
 
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from napkin.tokenizer.inspection import pattern_of
 from napkin.tokenizer.interchange.assembly import Vocabulary, assemble, check_round_trip
 from napkin.tokenizer.interchange.decoding import decode_json, decode_text, naming, read_bytes
 from napkin.tokenizer.interchange.merge_list import ordinary_tokens, ranks_of, vocab_and_merges
+from napkin.tokenizer.text_input import check_special_tokens
 
 VOCABULARY_NAME = "vocab.json"
 MERGES_NAME = "merges.txt"
@@ -27,8 +29,8 @@ def read_gpt2(
 ) -> Tokenizer:
     """Read vocab.json and merges.txt (first published as encoder.json and vocab.bpe).
 
-    `special_tokens` are the special tokens in vocab.json; None means all that are neither bytes nor made by a merge,
-    such as `<|endoftext|>`. Raises NapkinError, naming the files, if they are damaged.
+    `special_tokens` that are not in vocab.json get the ids after its last; None means all in it that are neither bytes
+    nor made by a merge, such as `<|endoftext|>`. Raises NapkinError, naming the files, if they are damaged.
     """
     contents = read_bytes(vocabulary), read_bytes(merges)
     with naming(vocabulary, merges):
@@ -66,9 +68,9 @@ def parse(vocabulary: bytes, merges: bytes, pattern: str, special_tokens: Sequen
     if special_tokens is None:
         made = {"".join(pair) for pair in pairs}
         special_tokens = [token for token in vocab if len(token) != 1 and token not in made]
-    if lacking := [token for token in special_tokens if token not in vocab]:
-        raise NapkinError(f"special token {lacking[0]!r} is not in the vocabulary: name one that is in it")
-    specials = {token: vocab[token] for token in special_tokens}
+    check_special_tokens(special_tokens)
+    following = count(max(vocab.values(), default=-1) + 1)
+    specials = {token: vocab[token] if token in vocab else next(following) for token in special_tokens}
     ids = ordinary_tokens(vocab, specials)
     ranks = ranks_of(pairs, ids)
     return assemble(

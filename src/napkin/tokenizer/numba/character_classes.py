@@ -1,13 +1,14 @@
 """The character class of each code point, as pre-tokenization patterns see it: a table of 1,114,112 bytes.
 
-The classes are those of the `regex` library, which the plain patterns use.
+The classes are those of the tables in unicode_tables, which the plain patterns use too.
 """
 
 from functools import cache
 
 import numpy as np
-import regex
 from numpy.typing import NDArray
+
+from napkin.tokenizer.unicode_tables.tables import WHITE_SPACE, ranges
 
 # The two low bits are the kind of character: \p{L}, \p{N}, \s, or none of these.
 OTHER, LETTER, NUMBER, SPACE = range(4)
@@ -15,22 +16,15 @@ KIND = 3
 # Flags for patterns that distinguish case: \p{Lu} or \p{Lt}, \p{Ll}, \p{M}.
 UPPER, LOWER, MARK = 4, 8, 16
 
-_PATTERNS = {
-    r"\p{L}++": LETTER,
-    r"\p{N}++": NUMBER,
-    r"\s++": SPACE,
-    r"[\p{Lu}\p{Lt}]++": LETTER | UPPER,
-    r"\p{Ll}++": LETTER | LOWER,
-    r"\p{M}++": MARK,
-}
+_BY_CATEGORY = {"L": LETTER, "N": NUMBER, "M": MARK}
+_BY_CASE = {"Lu": LETTER | UPPER, "Lt": LETTER | UPPER, "Ll": LETTER | LOWER}
 
 
 @cache
-def character_classes() -> NDArray[np.uint8]:
-    """The class of every code point, of shape [1114112]; computed once per process."""
-    everything = "".join(map(chr, range(0x110000)))
+def character_classes(unicode_version: str) -> NDArray[np.uint8]:
+    """The class of every code point, of shape [1114112]; computed once per process and version of Unicode."""
     classes = np.zeros(0x110000, np.uint8)
-    for pattern, value in _PATTERNS.items():
-        for match in regex.finditer(pattern, everything):
-            classes[match.start() : match.end()] = value
+    for first, last, category in ranges(unicode_version):
+        classes[first : last + 1] = _BY_CASE.get(category) or _BY_CATEGORY.get(category[0], OTHER)
+    classes[list(map(ord, WHITE_SPACE))] = SPACE
     return classes

@@ -20,6 +20,7 @@ from napkin.tokenizer.numba.encode_documents import IDS_MARGIN, encode_documents
 from napkin.tokenizer.numba.loading import load, modules_for_encoding, scanner_of
 from napkin.tokenizer.numba.workspace import Workspace, aligned_zeros
 from napkin.tokenizer.split_points import SPLITTABLE_PATTERNS, split_into_pieces
+from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION
 
 CACHE_BYTES = 2**26
 
@@ -33,8 +34,16 @@ class Encoder:
     `cache_bytes` bounds the table of pre-tokens of each thread. Plain twin: `BPETokenizer._encode_ordinary`.
     """
 
-    def __init__(self, merges: Sequence[tuple[int, int]], pattern: str, *, cache_bytes: int = CACHE_BYTES) -> None:
-        self._arguments = (merges, pattern, cache_bytes)
+    def __init__(
+        self,
+        merges: Sequence[tuple[int, int]],
+        pattern: str,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+        unicode_version: str = DEFAULT_VERSION,
+    ) -> None:
+        self._arguments = (merges, pattern, cache_bytes, unicode_version)
+        self._unicode_version = unicode_version
         load(*modules_for_encoding(pattern))
         self._scanner = scanner_of(pattern)
         self._may_split = pattern in SPLITTABLE_PATTERNS
@@ -44,8 +53,7 @@ class Encoder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy builds its own buffers: addresses are valid in the original only.
-        merges, pattern, cache_bytes = self._arguments
-        return _rebuild, (merges, pattern, cache_bytes)
+        return _rebuild, self._arguments
 
     def encode(
         self,
@@ -105,7 +113,7 @@ class Encoder:
         try:
             workspace = self._idle.pop()
         except IndexError:
-            workspace = Workspace(self._scanner, self._cache_bytes)
+            workspace = Workspace(self._scanner, self._cache_bytes, self._unicode_version)
             self._vocabulary.give_to(workspace)
             workspace.point(fields.IDS, np.empty(_SCRATCH_IDS, np.uint32))
             workspace.state[fields.IDS_ROOM] = _SCRATCH_IDS
@@ -203,5 +211,5 @@ def _set_long_room(workspace: Workspace, n_bytes: int) -> None:
     workspace.state[fields.LONG_ROOM] = n_bytes
 
 
-def _rebuild(merges: Sequence[tuple[int, int]], pattern: str, cache_bytes: int) -> Encoder:
-    return Encoder(merges, pattern, cache_bytes=cache_bytes)
+def _rebuild(merges: Sequence[tuple[int, int]], pattern: str, cache_bytes: int, unicode_version: str) -> Encoder:
+    return Encoder(merges, pattern, cache_bytes=cache_bytes, unicode_version=unicode_version)

@@ -17,6 +17,7 @@ from napkin.tokenizer.numba.count_documents import add_counts, count_documents, 
 from napkin.tokenizer.numba.loading import load, modules_for_training, scanner_of
 from napkin.tokenizer.numba.workspace import Workspace
 from napkin.tokenizer.split_points import SPLITTABLE_PATTERNS, Piece, split_into_pieces
+from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION
 
 _PIECE_BYTES = 2**22
 
@@ -27,7 +28,8 @@ class PreTokenCounter:
     `add` may be called from one thread only.
     """
 
-    def __init__(self, pattern: str, threads: int) -> None:
+    def __init__(self, pattern: str, threads: int, unicode_version: str = DEFAULT_VERSION) -> None:
+        self._unicode_version = unicode_version
         load(*modules_for_training(pattern))
         self._scanner = scanner_of(pattern)
         self._may_split = pattern in SPLITTABLE_PATTERNS
@@ -67,7 +69,7 @@ class PreTokenCounter:
 
     def words(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.int64]]:
         """The bytes of the distinct words, the start of each and the end of the last, and how often each occurs."""
-        table = self._tables[0] if self._tables else Workspace(self._scanner, 0)
+        table = self._tables[0] if self._tables else Workspace(self._scanner, 0, self._unicode_version)
         entries = table.array(fields.TABLE)
         long_bytes = sum(map(len, self._long))
         n_entries = int(table.state[fields.N_ENTRIES])
@@ -97,7 +99,7 @@ class PreTokenCounter:
             if self._idle:
                 table = self._idle.pop()
             else:
-                table = Workspace(self._scanner, 0)
+                table = Workspace(self._scanner, 0, self._unicode_version)
                 self._tables.append(table)
         table.set_text(data, piece.document_ends, piece.start)
         while (status := count_documents(table.address)) != fields.DONE:

@@ -11,6 +11,7 @@ from napkin.tokenizer.numba.character_classes import character_classes
 from napkin.tokenizer.numba.jit import Scanner
 from napkin.tokenizer.numba.pre_token_table import ENTRY_BYTES, LONGEST, move_entries
 from napkin.tokenizer.numba.scanners import MARGIN
+from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION
 
 # Enough for a few hundred kilobytes of text.
 _FIRST_SLOTS = 2**16
@@ -24,14 +25,14 @@ class Workspace:
     The table of pre-tokens with its LONG_BYTES and LONG_IDS stays below `cache_bytes`, but never below its first size.
     """
 
-    def __init__(self, scanner: Scanner, cache_bytes: int) -> None:
+    def __init__(self, scanner: Scanner, cache_bytes: int, unicode_version: str = DEFAULT_VERSION) -> None:
         self.state = np.zeros(fields.N_FIELDS, np.int64)
         self.address = self.state.ctypes.data
         self.cache_bytes = cache_bytes
         self._arrays: dict[int, NDArray] = {}
         self._scanner = scanner
         self.state[fields.SCANNER] = scanner.address
-        self.point(fields.CLASSES, character_classes())
+        self.point(fields.CLASSES, character_classes(unicode_version))
         self.point(fields.ENDS, np.zeros(fields.QUEUE + MARGIN, np.int64))
         self.point(fields.NEW, np.zeros((fields.QUEUE + MARGIN, 3), np.int64))
         self.point(fields.KEYS, np.zeros((fields.QUEUE + MARGIN, 2), np.uint64))
