@@ -15,6 +15,7 @@ from napkin.tokenizer.numba.fields import get
 from napkin.tokenizer.numba.intrinsics import (
     find_in_bucket,
     leading_zeros,
+    load_i64,
     load_u8,
     load_u32,
     load_u64,
@@ -23,7 +24,7 @@ from napkin.tokenizer.numba.intrinsics import (
     store_u64,
     trailing_zeros,
 )
-from napkin.tokenizer.numba.jit import entry_point, jitted
+from napkin.tokenizer.numba.jit import CompiledFunction, jitted
 
 NEVER = 0xFFFFFFFF
 # So that a set of positions is one 64-bit word.
@@ -285,24 +286,23 @@ def _bucket_of(key, shift):
     return np.int64((np.uint64(key) * _GOLDEN) >> np.uint64(shift))
 
 
-@entry_point("void(int64[:, ::1], uint32[::1], uint64[:, ::1], int64)")
-def fill_pairs(merges, byte_pairs, pairs, shift):
+@CompiledFunction
+def fill_pairs(merges, n_merges, byte_pairs, pairs, n_buckets, shift):
     """Enter merges, int64 of shape [n, 2], into uint32[65536] and uint64[n_buckets, 8]; merge i makes id 256 + i.
 
-    `byte_pairs` is filled with NEVER before the call, `pairs` with zeros, and must have room to spare; `shift` is 64
-    minus the number of bits of a bucket index. Plain twin: a dict.
+    The arrays are given by their addresses. `byte_pairs` is filled with NEVER before the call, `pairs` with zeros, and
+    must have room to spare; `shift` is 64 minus the number of bits of a bucket index. Plain twin: a dict.
     """
-    mask = len(pairs) - 1
-    for i in range(len(merges)):
-        first, second = merges[i, 0], merges[i, 1]
+    for i in range(n_merges):
+        first, second = load_i64(merges + 16 * i), load_i64(merges + 16 * i + 8)
         if first < 256 and second < 256:
-            byte_pairs[first << 8 | second] = 256 + i
+            store_u32(byte_pairs + 4 * (first << 8 | second), 256 + i)
             continue
         key = first << 20 | second
         bucket = _bucket_of(key, shift)
-        while pairs[bucket, 7] != _EMPTY:
-            bucket = (bucket + 1) & mask
-        slot = 0
-        while pairs[bucket, slot] != _EMPTY:
-            slot += 1
-        pairs[bucket, slot] = np.uint64(key) << _MERGED_BITS | np.uint64(256 + i)
+        while load_u64(pairs + 64 * bucket + 56) != _EMPTY:
+            bucket = (bucket + 1) & (n_buckets - 1)
+        slot = pairs + 64 * bucket
+        while load_u64(slot) != _EMPTY:
+            slot += 8
+        store_u64(slot, np.uint64(key) << _MERGED_BITS | np.uint64(256 + i))

@@ -127,7 +127,9 @@ class _Vocabulary:
         self.shift = 64 - bits
         self.byte_pairs = np.full(2**16, NEVER, np.uint32)
         self.pairs = aligned_zeros((2**bits, 8))
-        fill_pairs(np.array(merges, np.int64).reshape(-1, 2), self.byte_pairs, self.pairs, self.shift)
+        array = np.array(merges, np.int64).reshape(-1, 2)
+        byte_pairs, pairs = self.byte_pairs.ctypes.data, self.pairs.ctypes.data
+        fill_pairs(array.ctypes.data, len(array), byte_pairs, pairs, len(self.pairs), self.shift)
 
     def give_to(self, workspace: Workspace) -> None:
         workspace.point(fields.BYTE_PAIRS, self.byte_pairs)

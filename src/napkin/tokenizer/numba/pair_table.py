@@ -7,7 +7,7 @@ import numpy as np
 
 from napkin.tokenizer.numba.fields import get, put
 from napkin.tokenizer.numba.intrinsics import load_i64, load_u8, load_u32, load_u64, store_i64, store_u8, store_u32
-from napkin.tokenizer.numba.jit import entry_point, jitted
+from napkin.tokenizer.numba.jit import CompiledFunction, jitted
 
 # Words: their tokens (uint32); of each word its start, its number of tokens (uint32) and its count (int64).
 N_WORDS, TOKENS, STARTS, LENGTHS, COUNTS = range(5)
@@ -143,7 +143,7 @@ def keep_frequent_pairs(state):
             put(state, N_PAIRS, kept + 1)
 
 
-@entry_point("void(int64)")
+@CompiledFunction
 def enter_pairs(state):
     """Fill a new hash table with the existing pairs."""
     for slot in range(get(state, N_PAIR_SLOTS)):

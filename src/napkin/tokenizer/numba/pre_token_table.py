@@ -14,7 +14,7 @@ import numpy as np
 from napkin.tokenizer.numba import fields
 from napkin.tokenizer.numba.fields import get
 from napkin.tokenizer.numba.intrinsics import call_scanner, load_i64, load_u8, load_u64, prefetch, store_u64
-from napkin.tokenizer.numba.jit import entry_point, jitted
+from napkin.tokenizer.numba.jit import CompiledFunction, jitted
 
 ENTRY_BYTES = 32
 INLINE_BYTES = 15
@@ -125,18 +125,17 @@ def same_bytes(first, second, length):
     return load_u64(first + length - 8) == load_u64(second + length - 8)
 
 
-@entry_point("void(uint64[:, ::1], uint64[:, ::1])")
-def move_entries(old, new):
-    """Copy the entries of a table, uint64 of shape [n_slots, 4], into a larger, empty one. Plain twin: a dict."""
-    mask = len(new) - 1
-    for i in range(len(old)):
-        high = old[i, 1]
+@CompiledFunction
+def move_entries(old, n_old, new, n_new):
+    """Copy the entries of a table of `n_old` slots at address `old` into a larger, empty one. Plain twin: a dict."""
+    for entry in range(old, old + ENTRY_BYTES * n_old, ENTRY_BYTES):
+        high = load_u64(entry + 8)
         if high == _ZERO:
             continue
         # The offset of a long pre-token is not part of its hash.
         hashed = high if high >> _56 <= _LONGEST_INLINE else high & ~_PLACE
-        slot = slot_of(old[i, 0], hashed, mask)
-        while new[slot, 1] != _ZERO:
-            slot = (slot + 1) & mask
-        for k in range(4):
-            new[slot, k] = old[i, k]
+        slot = slot_of(load_u64(entry), hashed, n_new - 1)
+        while load_u64(new + ENTRY_BYTES * slot + 8) != _ZERO:
+            slot = (slot + 1) & (n_new - 1)
+        for k in range(0, ENTRY_BYTES, 8):
+            store_u64(new + ENTRY_BYTES * slot + k, load_u64(entry + k))

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from napkin.tokenizer.numba import fields
 from napkin.tokenizer.numba.character_classes import character_classes
-from napkin.tokenizer.numba.jit import Scanner
+from napkin.tokenizer.numba.jit import CompiledFunction
 from napkin.tokenizer.numba.pre_token_table import ENTRY_BYTES, LONGEST, move_entries
 from napkin.tokenizer.numba.scanners import MARGIN
 
@@ -24,7 +24,7 @@ class Workspace:
     The table of pre-tokens with its LONG_BYTES and LONG_IDS stays below `cache_bytes`, but never below its first size.
     """
 
-    def __init__(self, scanner: Scanner, cache_bytes: int) -> None:
+    def __init__(self, scanner: CompiledFunction, cache_bytes: int) -> None:
         self.state = np.zeros(fields.N_FIELDS, np.int64)
         self.address = self.state.ctypes.data
         self.cache_bytes = cache_bytes
@@ -75,7 +75,8 @@ class Workspace:
         elif table_is_full:
             old = self.array(fields.TABLE)
             self._allocate_table(n_slots * _TABLE_GROWTH)
-            move_entries(old, self.array(fields.TABLE))
+            new = int(state[fields.TABLE]), int(state[fields.N_SLOTS])
+            move_entries(old.ctypes.data, n_slots, *new)
         else:
             bytes_, ids = self.array(fields.LONG_BYTES), self.array(fields.LONG_IDS)
             self._allocate_long(2 * len(bytes_))
