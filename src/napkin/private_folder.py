@@ -1,7 +1,7 @@
 """Folders and files of this user alone, for caches of machine code: what is read from them is run.
 
 Another user could have made the folder first, or could write into it. So a folder counts only if it is no link, belongs
-to this user, and nobody else may enter it; a file only if it belongs to this user, who alone may write it.
+to this user, and no other user may write into it; a file only if it is no link and belongs to this user.
 """
 
 import contextlib
@@ -31,16 +31,17 @@ def private_folder(path: Path) -> Path | None:
 
 
 def read_private_file(path: Path) -> bytes | None:
-    """The bytes of a regular file that belongs to this user and that nobody else may write; None for any other."""
+    """The bytes of a regular file of this user's; None for any other."""
     try:
         # A fifo would block, and a link could point to a file of somebody else's choice.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError:
         return None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or not _is_own(status):
+        os.close(descriptor)
+        return None
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or _others_may_write(status):
-            return None
         try:
             return file.read()
         except OSError:
@@ -51,14 +52,14 @@ def _obstacle(path: Path) -> str | None:
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
         return "it is not a folder"
-    if _HAS_OWNERS and status.st_uid != os.geteuid():
+    if not _is_own(status):
         return "it belongs to another user"
-    if _others_may_write(status):
+    if _HAS_OWNERS and status.st_mode & 0o022:
         return "other users may write into it"
     if _HAS_OWNERS and stat.S_IMODE(status.st_mode) != 0o700:
         os.chmod(path, 0o700)
     return None
 
 
-def _others_may_write(status: os.stat_result) -> bool:
-    return _HAS_OWNERS and (status.st_uid != os.geteuid() or bool(status.st_mode & 0o022))
+def _is_own(status: os.stat_result) -> bool:
+    return not _HAS_OWNERS or status.st_uid == os.geteuid()
