@@ -84,13 +84,12 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+@cache
 def _check_generated_source() -> None:
     """Make torch compare a source file that it finds in its cache with what it is about to write there."""
     from torch._inductor import codecache
 
     write = codecache.write
-    if getattr(write, "compares", False):
-        return
 
     def compare_and_write(content: str | bytes, extension: str, *arguments: Any, **settings: Any) -> tuple[str, str]:
         name, path = write(content, extension, *arguments, **settings)
@@ -101,7 +100,6 @@ def _check_generated_source() -> None:
             return write(content, extension, *arguments, **settings)
         return name, path
 
-    compare_and_write.compares = True
     codecache.write = compare_and_write
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from napkin.tokenizer.numba import fields
 from napkin.tokenizer.numba.character_classes import character_classes
+from napkin.tokenizer.numba.hash_keys import set_hash_keys
 from napkin.tokenizer.numba.jit import CompiledFunction
 from napkin.tokenizer.numba.pre_token_table import ENTRY_BYTES, LONGEST, move_entries
 from napkin.tokenizer.numba.scanners import MARGIN
@@ -31,6 +32,7 @@ class Workspace:
         self._arrays: dict[int, NDArray] = {}
         self._scanner = scanner
         self.state[fields.SCANNER] = scanner.address
+        set_hash_keys(self.state, fields.HASH_KEY, fields.HASH_MULTIPLIER)
         self.point(fields.CLASSES, character_classes())
         self.point(fields.ENDS, np.zeros(fields.QUEUE + MARGIN, np.int64))
         self.point(fields.NEW, np.zeros((fields.QUEUE + MARGIN, 3), np.int64))
@@ -75,8 +77,7 @@ class Workspace:
         elif table_is_full:
             old = self.array(fields.TABLE)
             self._allocate_table(n_slots * _TABLE_GROWTH)
-            new = int(state[fields.TABLE]), int(state[fields.N_SLOTS])
-            move_entries(old.ctypes.data, n_slots, *new)
+            move_entries(self.address, old.ctypes.data, n_slots)
         else:
             bytes_, ids = self.array(fields.LONG_BYTES), self.array(fields.LONG_IDS)
             self._allocate_long(2 * len(bytes_))
