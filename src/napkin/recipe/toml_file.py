@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import re
 import tomllib
 import typing
 from pathlib import Path
@@ -14,6 +15,19 @@ from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.recipe.recipe import Recipe
 
+_MAX_CHARACTERS, _MAX_DOTS = 2**20, 32
+_STRING_OR_COMMENT = re.compile(
+    r"""
+    ["]{3} (?: \\. | (?!["]{3}) [^\\] )*+ (?: ["]{3,5}+ | \Z )
+    | [']{3} (?: (?![']{3}) . )*+ (?: [']{3,5}+ | \Z )
+    | ["] (?: \\. | [^"\\\n] )*+ ["]
+    | ['] [^'\n]*+ [']
+    | [#] [^\n]*+
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+_DEEP_KEY = re.compile(rf"(?:\.[ \t]*+[\w-]++[ \t]*+){{{_MAX_DOTS + 1}}}")
+
 
 def read_recipe(path: StrPath) -> Recipe:
     """Read a recipe from a TOML file; fields that it does not name keep their defaults.
@@ -24,7 +38,7 @@ def read_recipe(path: StrPath) -> Recipe:
     path = Path(path)
     try:
         # Some editors begin a file with a byte order mark.
-        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        values = tomllib.loads(_read_bounded(path))
     except FileNotFoundError:
         raise NapkinError(f"'{path}' does not exist: name a recipe, a TOML file as `napkin recipe` prints it") from None
     except OSError as error:
@@ -43,6 +57,17 @@ def read_recipe(path: StrPath) -> Recipe:
         ) from None
     except NapkinError as error:
         raise NapkinError(f"'{path}': {error}") from None
+
+
+def _read_bounded(path: Path) -> str:
+    """The text of a TOML file, unless reading it would take too long: time grows with the square of a key's depth."""
+    with open(path, encoding="utf-8-sig") as file:
+        text = file.read(_MAX_CHARACTERS + 1)
+    if len(text) > _MAX_CHARACTERS:
+        raise NapkinError(f"'{path}' has more than {_MAX_CHARACTERS} characters: name a recipe, a TOML file")
+    if _DEEP_KEY.search(_STRING_OR_COMMENT.sub("_", text)):
+        raise NapkinError(f"'{path}' has a key of more than {_MAX_DOTS} dots: correct it")
+    return text
 
 
 def format_recipe(recipe: Recipe) -> str:
