@@ -81,6 +81,21 @@ def test_pairs_made_to_collide_while_merges_are_learned_do_not() -> None:
     assert longest_run(table != pair_table.NONE) < FEW
 
 
+def test_long_words_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    # With this multiplier the hash of all is 0.
+    monkeypatch.setattr(hash_keys, "MULTIPLIER", 0)
+    words = [bytes([65 + i]) * 16 for i in range(20)] * 3
+    ends = np.cumsum([len(word) for word in words]).tolist()
+    ids, _ = Encoder([], "whole").encode(b"".join(words), ends)
+    assert ids.astype(np.uint8).tobytes() == b"".join(words)
+    counter = PreTokenCounter("whole", 1)
+    counter.add(b"".join(words), ends)
+    counter.finish()
+    symbols, starts, counts = counter.words()
+    assert sorted(symbols[start : start + 16].astype(np.uint8).tobytes() for start in starts[:-1]) == words[:20]
+    assert counts.tolist() == [3] * 20
+
+
 def test_neither_ids_nor_merges_depend_on_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     text = ("the cat isn't in THE hat. 你好 1234, " + "a longer-than-usual-pre-token" * 3 + "\n\n  é ") * 50
     results: list[tuple[list[int], list[tuple[int, int]]]] = []

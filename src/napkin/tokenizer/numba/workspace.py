@@ -17,6 +17,9 @@ from napkin.tokenizer.numba.scanners import MARGIN
 _FIRST_SLOTS = 2**16
 _FIRST_LONG_BYTES = 2**16
 _TABLE_GROWTH = 4
+# The first offset in LONG_BYTES is not 0: with an offset, the entry of a long pre-token differs from any key that is
+# searched for, so that its bytes are always compared.
+_FIRST_PLACE = 1
 
 
 class Workspace:
@@ -39,6 +42,7 @@ class Workspace:
         self.point(fields.KEYS, np.zeros((fields.QUEUE + MARGIN, 2), np.uint64))
         self._allocate_table(_FIRST_SLOTS)
         self._allocate_long(_FIRST_LONG_BYTES)
+        self.state[fields.LONG_BYTES_USED] = _FIRST_PLACE
 
     def array(self, field: int) -> NDArray:
         """The array that a field points to."""
@@ -72,8 +76,9 @@ class Workspace:
         grown = table_bytes * _TABLE_GROWTH + long_bytes if table_is_full else table_bytes + 2 * long_bytes
         if may_clear and grown > self.cache_bytes:
             self.array(fields.TABLE)[:] = 0
-            for field in (fields.N_ENTRIES, fields.LONG_BYTES_USED, fields.LONG_IDS_USED):
+            for field in (fields.N_ENTRIES, fields.LONG_IDS_USED):
                 state[field] = 0
+            state[fields.LONG_BYTES_USED] = _FIRST_PLACE
         elif table_is_full:
             old = self.array(fields.TABLE)
             self._allocate_table(n_slots * _TABLE_GROWTH)
