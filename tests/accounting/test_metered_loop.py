@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from napkin import NapkinError, count
 from napkin.accounting.metered_loop import MeteredLoop, meter, reconcile
 from napkin.accounting.pricing import price
-from napkin.hardware.catalogue import find_device
+from napkin.hardware.accelerators import find_device
 from napkin.hardware.ceilings import CatalogueCeilings
 from napkin.model.config import ModelConfig
 from napkin.planning.run_plan import Plan, Site

@@ -131,10 +131,13 @@ def test_every_number_of_a_recipe_has_limits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"momentum": 0.9}, "optimizer.momentum is 0.9, but adamw has none: leave it out, or use it with momentum"),
-        ({"name": "lion", "eps": 1e-8}, "optimizer.eps is 1e-08, but lion has none"),
-        ({"name": "lion", "fused": True}, "optimizer.fused is True, but there is no such kernel for lion"),
-        ({"decay_steps": 3}, "optimizer.decay_steps is 3, but the schedule cosine has none"),
+        (
+            {"momentum": 0.9},
+            "optimizer.momentum is 0.9, but adamw has no such option: leave it out, or use it with momentum",
+        ),
+        ({"name": "lion", "eps": 1e-8}, "optimizer.eps is 1e-08, but lion has no such option"),
+        ({"name": "lion", "fused": True}, "optimizer.fused is True, but there is no fused kernel for lion"),
+        ({"decay_steps": 3}, "optimizer.decay_steps is 3, but the schedule cosine has no such option"),
         ({"schedule": "constant", "final_fraction": 0.1}, "use it with linear, cosine, warmup-stable-decay"),
         ({"schedule": "warmup-stable-decay", "decay_steps": 950}, "optimizer.decay_steps is 950: the warm-up leaves"),
     ],

@@ -129,6 +129,17 @@ def test_a_bad_batch_stops_the_run_by_name_and_is_kept(poisoned: Callable[..., R
     assert [line.step for line in read_metrics(run.path / "metrics.jsonl")] == list(range(1, 8))
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-pure", "fp8"])
+def test_what_is_kept_names_the_precision_that_ran(
+    poisoned: Callable[..., Recipe], tmp_path: Path, precision: str
+) -> None:
+    preparation, run = create_run(poisoned({1}, precision=precision), tmp_path / "run")
+    with pytest.raises(NapkinError, match=r"^step 1: the loss is nan"):
+        train_run(preparation, run)
+    story = json.loads((run.path / "non-finite" / "step-00000001.json").read_text())
+    assert story["precision"] == precision
+
+
 def test_a_skipped_step_is_as_if_its_update_had_never_been_due(poisoned: Callable[..., Recipe], tmp_path: Path) -> None:
     preparation, run = create_run(poisoned({4, 8, 9}, on_non_finite="skip"), tmp_path / "run")
     messages: list[str] = []

@@ -24,7 +24,7 @@ from napkin.accounting.cuda.trace import as_on_cuda
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.recording import record
 from napkin.errors import NapkinError, first_line
-from napkin.hardware.cuda_target import Target, cuda_target
+from napkin.hardware.target import Target, cuda_target
 
 
 def count(
@@ -53,11 +53,13 @@ def count(
             losses in fp32), foreach optimizers. Memory is that of CUDA's caching allocator, from the first parameter
             on. A module on fake CUDA tensors is always counted for CUDA.
 
-    Raises NapkinError if the module cannot be copied, or if the step fails on fake tensors.
+    Raises NapkinError for an unknown target, if the module cannot be copied, or if the step fails on fake tensors.
     """
+    cuda = cuda_target(target)
     mode = _mode_of(module) or FakeTensorMode(allow_non_fake_inputs=True)
     fakes = _Fakes(mode)
-    cuda = cuda_target("cuda" if _is_on_fake_cuda(module) else target)
+    if cuda is None and _is_on_fake_cuda(module):
+        cuda = cuda_target("cuda")
     with mode, as_on_cuda(cuda) if cuda else nullcontext():
         twin = module if _mode_of(module) else _fake_twin(module, fakes)
         arguments = dict(batch) if isinstance(batch, Mapping) else batch

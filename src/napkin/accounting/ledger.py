@@ -150,19 +150,6 @@ class Ledger(Summary):
             sums[getattr(row, column)] += row.flops
         return dict(sums.most_common())
 
-    def sharded_peak_bytes(self, n_devices: int) -> int:
-        """The peak of a device that holds 1/n of parameters, gradients and optimizer state.
-
-        Rajbhandari et al. 2020, "ZeRO", stage 3. The parameters that are gathered for the layer that runs come on top.
-        A single device holds everything, weight copies included.
-        """
-        if n_devices == 1:
-            return self.peak_bytes
-        return max(
-            moment.bytes_alive - moment.weight_copy_bytes - moment.state_bytes + -(-moment.state_bytes // n_devices)
-            for moment in self.timeline
-        )
-
     def with_more_micro_batches(self, times: int) -> "Ledger":
         """The ledger of the same step with `times` more micro-batches, each like the last.
 

@@ -107,7 +107,10 @@ def _thaw(value: Any, generator: torch.Generator, device_type: str) -> Any:
 
 def _make(layout: _TensorLayout, generator: torch.Generator) -> Tensor:
     reach = sum((size - 1) * stride for size, stride in zip(layout.shape, layout.strides, strict=True))
-    storage = torch.empty(max(reach + 1, 0), dtype=layout.dtype)
+    is_float = layout.dtype.is_floating_point
+    # torch draws no numbers in formats of eight bits, but casts to them.
+    drawn_in = torch.float32 if is_float and layout.dtype.itemsize == 1 else layout.dtype
+    storage = torch.empty(max(reach + 1, 0), dtype=drawn_in)
     # Numbers around 1 overflow in no operator, and 0 is a valid index into every table.
-    filled = storage.uniform_(0.5, 1.5, generator=generator) if layout.dtype.is_floating_point else storage.zero_()
-    return filled.as_strided(layout.shape, layout.strides)
+    filled = storage.uniform_(0.5, 1.5, generator=generator) if is_float else storage.zero_()
+    return filled.to(layout.dtype).as_strided(layout.shape, layout.strides)

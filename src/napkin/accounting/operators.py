@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import napkin.kernels.grouped_matmul  # makes the operators of torch.ops.napkin  # noqa: F401
+import napkin.kernels.grouped_gemm  # makes the operators of torch.ops.napkin  # noqa: F401
 
 aten = torch.ops.aten
 

@@ -22,7 +22,7 @@ from napkin.accounting.memory import Memory
 from napkin.accounting.microbenchmark import call_of
 from napkin.accounting.operators import MATRIX_PRODUCTS, UnknownOperator, elementwise_flops_of, work_of
 from napkin.accounting.scratch import scratch_bytes
-from napkin.hardware.cuda_target import CudaTarget
+from napkin.hardware.target import CudaTarget
 from napkin.optim.sharded_tensors import local
 from napkin.tensors import FORMAT_OF
 

@@ -14,7 +14,7 @@ from napkin.units import format_bytes, format_flops
 
 if TYPE_CHECKING:
     from napkin.accounting.ledger import Ledger
-    from napkin.hardware.cuda_target import CudaTarget
+    from napkin.hardware.target import CudaTarget
 
 SUMS = ("calls", "flops", "bytes_read", "bytes_written", "bytes_allocated", "bytes_kept")
 MOST_ROWS = 40
@@ -82,7 +82,7 @@ def _target(options: CountOptions) -> "CudaTarget | None":
         if options.capability is not None:
             raise NapkinError(f"--capability {options.capability} is for GPUs: use it with --target cuda")
         return None
-    from napkin.hardware.cuda_target import CudaTarget, cuda_target
+    from napkin.hardware.target import CudaTarget, cuda_target
 
     if options.capability is None:
         return cuda_target("cuda")

@@ -6,12 +6,12 @@ from napkin.accounting.pricing import Spent
 from napkin.accounting.quantity_row import Unit, format_figure
 from napkin.accounting.rules_table import RuleRow, rules_table
 from napkin.cli.terminal import print_rich, print_table, say
+from napkin.hardware.accelerators import find_device
 from napkin.hardware.calibration_cache import calibration_of_this_machine
-from napkin.hardware.catalogue import find_device
 from napkin.hardware.ceilings import CatalogueCeilings
 from napkin.planning.compile_choice import describe_compile
 from napkin.planning.machine import Progress
-from napkin.planning.memory_options import MemoryOption, describe, memory_options
+from napkin.planning.memory_savings import MemoryOption, describe, memory_options
 from napkin.planning.rule_sizes import sizes_of
 from napkin.planning.run_plan import Plan
 from napkin.report.table import reconcile_table
@@ -74,7 +74,7 @@ def print_unknown_operators(unknown_operators: dict[str, int]) -> None:
         say(f"operator {operator} is not in napkin's tables: the FLOPs of {calls} calls are missing above")
 
 
-def print_rules(plan: Plan) -> None:
+def print_rules(plan: Plan, *, decode_batch_size: int = 64) -> None:
     """Print the rules of thumb beside the count of the same quantities, of one device."""
     site = plan.site
     rows = rules_table(
@@ -84,6 +84,7 @@ def print_rules(plan: Plan) -> None:
         flops_per_second=site.n_devices * site.matmul_peak,
         bytes_per_second=site.bytes_per_second,
         training_tokens=plan.steps * plan.tokens_per_step,
+        decode_batch_size=decode_batch_size,
     )
     cells = [
         (row.quantity, row.formula, _figure(row.rule, row.unit), _figure(row.count, row.unit), _error(row))

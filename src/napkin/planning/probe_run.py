@@ -1,8 +1,8 @@
 """A probe run: two layers of the model at full width train for a few steps, before the run itself.
 
-Operators that are timed alone find their tensors in the cache and nothing between them; in a step autograd and Python
-come in between, and tensors have left the cache. What the probe run takes on top of its operators is what the whole
-model takes on top of its own.
+Operators that are timed alone have their tensors in the cache and no overhead between them; in a step autograd and
+Python run in between, and the tensors have left the cache. The overhead of the probe run relative to its operators is
+taken as that of the whole model.
 """
 
 import dataclasses
@@ -23,13 +23,13 @@ from napkin.train_step.step_ledger import count_step
 LAYERS = 2
 WARM_UP_STEPS = 2
 STEPS = range(3, 12)
-"""Fewest and most steps that are timed; between them, as many as take `SECONDS`."""
+"""Fewest and most steps that are timed; between the two, as many as take `SECONDS`."""
 SECONDS = 0.8
 MOST_SECONDS = 8.0
-"""A probe run that would take longer in all is left out."""
+"""A probe run that would take longer than this in all is not made."""
 
 PROBED_FACTOR = 1.45
-"""How far off a step's seconds are, in nine cases of ten, with a probe run: benchmarks/step_seconds.py."""
+"""Error of the predicted seconds, as a factor, in nine cases of ten with a probe run: benchmarks/step_seconds.py."""
 UNPROBED_FACTOR = 2.0
 """The same where only operators were timed: the Python between them weighs most in small steps."""
 
@@ -37,10 +37,10 @@ UNPROBED_FACTOR = 2.0
 def time_probe_run(
     resolved: ResolvedRecipe, ceilings: Ceilings, timed: Mapping[Hashable, float], *, max_bytes: int
 ) -> tuple[float, float]:
-    """How much longer a step takes than its operators alone, and how far off that prediction may be, as a factor.
+    """The ratio of a step's seconds to those of its operators timed alone, and the expected error as a factor.
 
-    Takes a second or so, and at most `max_bytes`; where the probe run wants more time or memory than it is worth,
-    nothing is run, and the answer is (1, `UNPROBED_FACTOR`). `timed` are the calls whose seconds are known already.
+    Takes about a second, and at most `max_bytes`. Where the probe run would take too much time or memory, nothing is
+    run and (1, `UNPROBED_FACTOR`) is returned. `timed` are the operator calls whose seconds are already known.
     """
     probe = _probe(resolved)
     ledger = count_step(probe)
@@ -57,7 +57,7 @@ def time_probe_run(
 
 def _probe(resolved: ResolvedRecipe) -> ResolvedRecipe:
     recipe = resolved.per_device
-    # All micro-batches from the second on are alike.
+    # All micro-batches from the second on are equal.
     batch_size = min(recipe.training.batch_size, 2 * recipe.training.resolved_micro_batch_size)
     # Layers with experts come after the dense ones.
     layers = min(max(LAYERS, recipe.model.n_dense_layers + 1), recipe.model.n_layers)
@@ -66,7 +66,7 @@ def _probe(resolved: ResolvedRecipe) -> ResolvedRecipe:
 
 
 def _steps(resolved: ResolvedRecipe) -> list[float]:
-    """Seconds of each timed step, on random tokens; the global random state is left as it was."""
+    """Seconds of each timed step, on random tokens; the global random state is unchanged."""
     devices = [0] if resolved.precision.device_type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         return _train(resolved)

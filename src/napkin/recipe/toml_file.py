@@ -1,8 +1,7 @@
-"""Recipes as TOML files: read with every mistake named, written with every field."""
+"""Recipes as TOML files: errors are reported by field when reading, and every field is written."""
 
 import dataclasses
 import difflib
-import re
 import tomllib
 import typing
 from pathlib import Path
@@ -14,31 +13,21 @@ import tomli_w
 from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.recipe.recipe import Recipe
+from napkin.toml_text import parse_toml
 
-_MAX_CHARACTERS, _MAX_DOTS = 2**20, 32
-_STRING_OR_COMMENT = re.compile(
-    r"""
-    ["]{3} (?: \\. | (?!["]{3}) [^\\] )*+ (?: ["]{3,5}+ | \Z )
-    | [']{3} (?: (?![']{3}) . )*+ (?: [']{3,5}+ | \Z )
-    | ["] (?: \\. | [^"\\\n] )*+ ["]
-    | ['] [^'\n]*+ [']
-    | [#] [^\n]*+
-    """,
-    re.DOTALL | re.VERBOSE,
-)
-_DEEP_KEY = re.compile(rf"(?:\.[ \t]*+[\w-]++[ \t]*+){{{_MAX_DOTS + 1}}}")
+_MAX_CHARACTERS = 2**20
 
 
 def read_recipe(path: StrPath) -> Recipe:
-    """Read a recipe from a TOML file; fields that it does not name keep their defaults.
+    """Read a recipe from a TOML file; fields that are not in it keep their defaults.
 
-    Raises NapkinError for a missing file, TOML that cannot be read, an unknown field, a value of the wrong type or out
-    of its range.
+    Raises NapkinError for a missing file, TOML that cannot be read, an unknown field, a value of the wrong type or
+    outside its range.
     """
     path = Path(path)
     try:
         # Some editors begin a file with a byte order mark.
-        values = tomllib.loads(_read_bounded(path))
+        values = parse_toml(_read_bounded(path))
     except FileNotFoundError:
         raise NapkinError(f"'{path}' does not exist: name a recipe, a TOML file as `napkin recipe` prints it") from None
     except OSError as error:
@@ -46,7 +35,7 @@ def read_recipe(path: StrPath) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise NapkinError(f"'{path}' is not TOML ({error}): correct it there") from None
     except (RecursionError, ValueError) as error:
-        # Nested without end, or a number of thousands of digits: well-formed and absurd.
+        # Nested too deeply, or a number of thousands of digits: well-formed, but not readable.
         raise NapkinError(f"'{path}' holds a value that cannot be read ({error}): correct it") from None
     _refuse_unknown(values, Recipe, str(path))
     try:
@@ -60,18 +49,16 @@ def read_recipe(path: StrPath) -> Recipe:
 
 
 def _read_bounded(path: Path) -> str:
-    """The text of a TOML file, unless reading it would take too long: time grows with the square of a key's depth."""
+    """The text of a TOML file, which is not a gigabyte by mistake."""
     with open(path, encoding="utf-8-sig") as file:
         text = file.read(_MAX_CHARACTERS + 1)
     if len(text) > _MAX_CHARACTERS:
         raise NapkinError(f"'{path}' has more than {_MAX_CHARACTERS} characters: name a recipe, a TOML file")
-    if _DEEP_KEY.search(_STRING_OR_COMMENT.sub("_", text)):
-        raise NapkinError(f"'{path}' has a key of more than {_MAX_DOTS} dots: correct it")
     return text
 
 
 def format_recipe(recipe: Recipe) -> str:
-    """A recipe as TOML, every field in it; None, which TOML cannot say, is left out where it is the default."""
+    """A recipe as TOML with every field; None, which TOML does not have, is left out where it is the default."""
     return tomli_w.dumps({field.name: _toml_table(getattr(recipe, field.name)) for field in dataclasses.fields(recipe)})
 
 

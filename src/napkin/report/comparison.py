@@ -59,7 +59,7 @@ class ComparedRun:
             "validation": _figures(record, "validation_loss"),
         }
         step = last.step if last else 0
-        mfu = [logged.mfu for logged in metrics if logged.mfu is not None]
+        mfu = [logged.mfu for logged in metrics if not math.isnan(logged.mfu)]
         self.summary = RunSummary(
             name=record.name,
             folder=folder,

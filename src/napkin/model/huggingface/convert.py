@@ -1,4 +1,4 @@
-"""Models in and out of Hugging Face folders (config.json and safetensors), for GPT-2's and Llama's architectures.
+"""Models in and out of Hugging Face folders (config.json and safetensors), as GPT-2, Llama or Granite.
 
 In a folder the weights have other names; some are transposed, and some that are one matrix here are several there. A
 `WeightMapping` says how one parameter is stored; a family is its mappings and the translation of its config.
@@ -8,6 +8,7 @@ import dataclasses
 import errno
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -24,7 +25,9 @@ from napkin.errors import CorruptFile, NapkinError, first_line
 from napkin.files import StrPath, atomic_write_text, sync_file, sync_folder
 from napkin.model.config import ModelConfig
 from napkin.model.huggingface.families import FAMILIES, Family
+from napkin.model.huggingface.tokenizer_files import SEPARATOR, write_tokenizer
 from napkin.model.transformer import Transformer
+from napkin.tokenizer.base import Tokenizer
 
 # An index of a hundred thousand weights has ten million.
 _MAX_JSON_CHARACTERS = 2**26
@@ -39,33 +42,43 @@ def load_huggingface(folder: StrPath) -> Transformer:
     """The model in a Hugging Face folder, weights in fp32, with the same logits as in `transformers`.
 
     Nothing outside the folder is opened, and nothing is allocated before all shapes are known to match the config.
-    Raises NapkinError for a folder without a config, and for a family or settings other than GPT-2's and Llama's;
-    CorruptFile if weights are missing or their shapes do not match the config.
+    Raises NapkinError for a folder without a config, and for a family or settings other than GPT-2's, Llama's and
+    Granite's; CorruptFile if weights are missing or their shapes do not match the config.
     """
     folder = Path(folder)
     settings = _read_json(folder / "config.json")
     config, family = _read_config(settings, folder)
-    with _Weights(folder, family) as weights:
+    with _Weights(folder, family) as weights, torch.no_grad():
         _check_shapes(config, weights)
         model = Transformer(config)
         parameters = dict(model.named_parameters())
-        with torch.no_grad():
-            for mapping in family.mappings(config):
-                parts = [weights.read(name) for name in mapping.theirs]
-                parameters[mapping.ours].copy_(torch.cat([part.T if mapping.transposed else part for part in parts]))
+        for mapping in family.mappings(config):
+            parts = [weights.read(name) for name in mapping.theirs]
+            parameters[mapping.ours].copy_(torch.cat([part.T if mapping.transposed else part for part in parts]))
+        for expression, factor in family.factors(settings).items():
+            for name, parameter in parameters.items():
+                if re.fullmatch(expression, name):
+                    parameter.mul_(factor)
     return model
 
 
-def save_huggingface(model: Transformer, folder: StrPath) -> None:
-    """Write a model as a new Hugging Face folder, weights in their own dtype.
+def save_huggingface(
+    model: Transformer, folder: StrPath, *, tokenizer: Tokenizer | None = None, separator: str = SEPARATOR
+) -> None:
+    """Write a model as a new Hugging Face folder, weights in their own dtype; with a tokenizer, it goes there too.
 
-    The folder appears whole or not at all. Raises NapkinError if it exists, and if the model's architecture is neither
-    GPT-2's nor Llama's: the message names the first setting that differs.
+    A model of GPT-2's or Llama's architecture is saved as one, and one with scales of its own, as of a tied embedding,
+    as Granite's. `separator` is the special token with which documents begin and end: `transformers` puts it before
+    every text and stops at it.
+
+    The folder appears whole or not at all. Raises NapkinError if it exists, if the model's architecture is none of
+    these, naming the first setting that differs, and if the tokenizer is not a byte-level BPE.
     """
     folder = Path(folder)
     if os.path.lexists(folder):
         raise NapkinError(f"'{folder}' exists and is not overwritten: remove it or choose another name")
     family, settings = _family_of(model.config)
+    settings |= {"dtype": str(model.head_weight.dtype).removeprefix("torch.")}
     parameters = dict(model.named_parameters())
     tensors: dict[str, Tensor] = {}
     for mapping in family.mappings(model.config):
@@ -77,6 +90,8 @@ def save_huggingface(model: Transformer, folder: StrPath) -> None:
         draft.mkdir()
         save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
         sync_file(draft / "model.safetensors")
+        if tokenizer is not None:
+            settings |= write_tokenizer(tokenizer, draft, model.config, separator)
         atomic_write_text(draft / "config.json", json.dumps(settings, indent=2) + "\n")
         os.rename(draft, folder)
         sync_folder(folder.parent)
@@ -128,7 +143,7 @@ def _family_of(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
             return family, settings
         obstacles.append(different)
     nearest = min(obstacles, key=len)
-    raise NapkinError(f"neither GPT-2 nor Llama has {nearest[0]}: it cannot be saved as a Hugging Face folder")
+    raise NapkinError(f"none of GPT-2, Llama and Granite has {nearest[0]}: it cannot be saved as a Hugging Face folder")
 
 
 def _compared(ours: ModelConfig, theirs: ModelConfig) -> Iterator[tuple[str, Any, Any]]:

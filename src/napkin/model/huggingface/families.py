@@ -1,5 +1,7 @@
-"""The weight names and config settings of Hugging Face's GPT-2 and Llama models."""
+"""The weight names and config settings of Hugging Face's GPT-2, Llama and Granite models."""
 
+import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +34,8 @@ class Family:
     """The types of the settings in config.json that `read` looks at."""
     read: Callable[[dict[str, Any]], ModelConfig]
     write: Callable[[ModelConfig], dict[str, Any]]
+    factors: Callable[[dict[str, Any]], dict[str, float]] = lambda settings: {}
+    """By an expression for parameters' names: a factor of their layers there, multiplied into the weights here."""
 
     def full_name(self, name: str) -> str:
         """A tensor's name in the folder of a model with its head."""
@@ -78,6 +82,13 @@ class _LlamaSettings(msgspec.Struct):
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
+
+
+class _GraniteSettings(_LlamaSettings):
+    embedding_multiplier: float = 1.0
+    attention_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
 
 
 def _gpt2_mappings(config: ModelConfig) -> Iterator[WeightMapping]:
@@ -238,6 +249,36 @@ def _write_llama(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _read_granite(settings: dict[str, Any]) -> ModelConfig:
+    if not settings.get("logits_scaling", 1.0) > 0:
+        raise NapkinError(f"logits_scaling is {settings['logits_scaling']}: logits are divided by it, use more than 0")
+    config = _read_llama(settings)
+    scale = settings.get("attention_multiplier", 1.0)
+    return dataclasses.replace(
+        config,
+        embedding_scale=settings.get("embedding_multiplier", 1.0),
+        attention_scale=None if math.isclose(scale, config.resolved_head_dim**-0.5) else scale,
+    )
+
+
+def _granite_factors(settings: dict[str, Any]) -> dict[str, float]:
+    residual, logits = settings.get("residual_multiplier", 1.0), settings.get("logits_scaling", 1.0)
+    # The head may be the embedding: its input is scaled instead.
+    return {r"blocks\.\d+\.(attention\.output|feed_forward\.down)\.weight": residual, r"norm\.gain": 1 / logits}
+
+
+def _write_granite(config: ModelConfig) -> dict[str, Any]:
+    scale = config.resolved_head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+    return _write_llama(config) | {
+        "architectures": ["GraniteForCausalLM"],
+        "model_type": "granite",
+        "embedding_multiplier": config.resolved_embedding_scale,
+        "attention_multiplier": scale,
+        "residual_multiplier": 1.0,
+        "logits_scaling": 1.0,
+    }
+
+
 def _looked_up(table: dict[str, Any], name: str, setting: str) -> Any:
     if name not in table:
         raise NapkinError(f"{setting} is {name!r}, which is not supported: use one of {', '.join(table)}")
@@ -247,4 +288,6 @@ def _looked_up(table: dict[str, Any], name: str, setting: str) -> Any:
 FAMILIES = {
     "gpt2": Family("transformer.", _gpt2_mappings, _Gpt2Settings, _read_gpt2, _write_gpt2),
     "llama": Family("model.", _llama_mappings, _LlamaSettings, _read_llama, _write_llama),
+    # Llama with four scales (Granite 3.0).
+    "granite": Family("model.", _llama_mappings, _GraniteSettings, _read_granite, _write_granite, _granite_factors),
 }
