@@ -37,8 +37,8 @@ def read_documents(
     A folder is walked in sorted order without hidden entries, `__pycache__` and links to folders; of its files, those
     that end in one of `suffixes` (`".py"`, `".md"`; all if None) are read. Files with a NUL in their first 8 KiB are
     binary: they are skipped and passed to `on_skip`. A file named in `paths` is always read. A file with
-    `<|endoftext|>` lines gives documents `NAME#1`, `NAME#2`, ...; joined with those lines they are the file again. Where
-    it is not a line of its own it is text, and the file is passed to `on_inline`; see `divide_inline`. Text of only
+    `<|endoftext|>` lines gives documents `NAME#1`, `NAME#2`, ...; joined with those lines they are the file again.
+    Where     it is not a line of its own it is text, and the file is passed to `on_inline`; see `divide_inline`. Text of only
     white space is not a document.
 
     Raises NapkinError for a path that does not exist (immediately), and while iterating for a file that cannot be read,

@@ -13,6 +13,9 @@ import tomli_w
 from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.recipe.recipe import Recipe
+from napkin.toml_text import parse_toml
+
+_MAX_CHARACTERS = 2**20
 
 
 def read_recipe(path: StrPath) -> Recipe:
@@ -24,7 +27,7 @@ def read_recipe(path: StrPath) -> Recipe:
     path = Path(path)
     try:
         # Some editors begin a file with a byte order mark.
-        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        values = parse_toml(_read_bounded(path))
     except FileNotFoundError:
         raise NapkinError(f"'{path}' does not exist: name a recipe, a TOML file as `napkin recipe` prints it") from None
     except OSError as error:
@@ -43,6 +46,15 @@ def read_recipe(path: StrPath) -> Recipe:
         ) from None
     except NapkinError as error:
         raise NapkinError(f"'{path}': {error}") from None
+
+
+def _read_bounded(path: Path) -> str:
+    """The text of a TOML file, which is not a gigabyte by mistake."""
+    with open(path, encoding="utf-8-sig") as file:
+        text = file.read(_MAX_CHARACTERS + 1)
+    if len(text) > _MAX_CHARACTERS:
+        raise NapkinError(f"'{path}' has more than {_MAX_CHARACTERS} characters: name a recipe, a TOML file")
+    return text
 
 
 def format_recipe(recipe: Recipe) -> str:

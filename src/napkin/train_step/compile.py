@@ -5,7 +5,6 @@ passes without gradients: evaluations are few, with batches of another size. The
 """
 
 import os
-import subprocess
 import sysconfig
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from napkin.child_process import run_program
 from napkin.model.transformer import Transformer
 from napkin.torch_compile import set_up_compiler
 
@@ -53,7 +53,7 @@ def missing_compiler(device_type: str) -> str | None:
     # Generated code includes these headers.
     command = [compiler, "-x", "c++", "-fsyntax-only", f"-I{headers}", "-"]
     try:
-        result = subprocess.run(command, input=b"#include <Python.h>\n#include <vector>\n", capture_output=True)
+        result = run_program(command, b"#include <Python.h>\n#include <vector>\n")
     except OSError as error:
         return f"the C++ compiler {compiler}, which it needs on a CPU, does not run ({error.strerror})"
     if result.returncode:

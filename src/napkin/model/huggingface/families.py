@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
 
@@ -28,6 +30,8 @@ class Family:
     prefix: str
     """Prefix of all names except the head's."""
     mappings: Callable[[ModelConfig], Iterator[WeightMapping]]
+    settings: type
+    """The types of the settings in config.json that `read` looks at."""
     read: Callable[[dict[str, Any]], ModelConfig]
     write: Callable[[ModelConfig], dict[str, Any]]
     factors: Callable[[dict[str, Any]], dict[str, float]] = lambda settings: {}
@@ -36,6 +40,55 @@ class Family:
     def full_name(self, name: str) -> str:
         """A tensor's name in the folder of a model with its head."""
         return name if name.startswith("lm_head") else self.prefix + name
+
+
+class _Gpt2Settings(msgspec.Struct):
+    vocab_size: int
+    n_positions: int
+    n_embd: int
+    n_layer: int
+    n_head: int
+    n_inner: int | None = None
+    layer_norm_epsilon: float = 1e-5
+    activation_function: str = "gelu_new"
+    resid_pdrop: float = 0.1
+    scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
+    tie_word_embeddings: bool = True
+
+
+class _RopeSettings(msgspec.Struct):
+    rope_type: str = "default"
+    type: str = "default"
+    rope_theta: float = 10000.0
+    factor: float = 1.0
+    original_max_position_embeddings: int | None = None
+
+
+class _LlamaSettings(msgspec.Struct):
+    vocab_size: int
+    max_position_embeddings: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_parameters: _RopeSettings | None = None
+    rope_scaling: _RopeSettings | None = None
+    hidden_act: str = "silu"
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+
+class _GraniteSettings(_LlamaSettings):
+    embedding_multiplier: float = 1.0
+    attention_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
 
 
 def _gpt2_mappings(config: ModelConfig) -> Iterator[WeightMapping]:
@@ -233,8 +286,8 @@ def _looked_up(table: dict[str, Any], name: str, setting: str) -> Any:
 
 
 FAMILIES = {
-    "gpt2": Family("transformer.", _gpt2_mappings, _read_gpt2, _write_gpt2),
-    "llama": Family("model.", _llama_mappings, _read_llama, _write_llama),
+    "gpt2": Family("transformer.", _gpt2_mappings, _Gpt2Settings, _read_gpt2, _write_gpt2),
+    "llama": Family("model.", _llama_mappings, _LlamaSettings, _read_llama, _write_llama),
     # Llama with four scales (Granite 3.0).
-    "granite": Family("model.", _llama_mappings, _read_granite, _write_granite, _granite_factors),
+    "granite": Family("model.", _llama_mappings, _GraniteSettings, _read_granite, _write_granite, _granite_factors),
 }
