@@ -85,10 +85,10 @@ def _object_code(function: CompiledFunction) -> bytes:
     from llvmlite import ir
     from numba import types
     from numba.core import compiler, registry
-    from numba.core.ccallback import _CFuncCompiler
     from numba.core.compiler_lock import global_compiler_lock
+    from numba.core.dispatcher import _FunctionCompiler
 
-    class NativeCompiler(_CFuncCompiler):
+    class NativeCompiler(_FunctionCompiler):
         def _customize_flags(self, flags: Any) -> Any:
             # Their wrappers need Python and numba at run time.
             flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
