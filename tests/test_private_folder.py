@@ -23,6 +23,7 @@ def test_a_new_folder_is_of_this_user_alone_whatever_the_umask(tmp_path: Path) -
         folder = private_folder(tmp_path / "a" / "b")
     finally:
         os.umask(before)
+    assert folder is not None
     assert folder == tmp_path / "a" / "b"
     assert folder is not None
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

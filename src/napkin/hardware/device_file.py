@@ -18,7 +18,6 @@ import msgspec
 from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.hardware.device import Device, PeakFormat, Price, Source
-from napkin.toml_text import parse_toml
 
 LARGEST_FILE = 16_384
 _FIELDS = [field.name for field in dataclasses.fields(Device)]
@@ -85,7 +84,7 @@ def _read_table(path: Path) -> dict[str, Any]:
         raise NapkinError(f"'{path}' has more than {LARGEST_FILE:,} bytes: a device takes a few hundred")
     try:
         # Some editors begin a file with a byte order mark.
-        return parse_toml(data.decode("utf-8-sig"))
+        return tomllib.loads(data.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise NapkinError(f"'{path}' is not TOML ({error}): correct it there") from None
     except (RecursionError, ValueError):

@@ -13,7 +13,7 @@ import tomli_w
 from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.recipe.recipe import Recipe
-from napkin.toml_text import parse_toml
+from napkin.recipe.toml_text import parse_toml
 
 _MAX_CHARACTERS = 2**20
 
