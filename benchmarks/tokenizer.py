@@ -267,9 +267,10 @@ def files_table(text: str, tokenizer: BPETokenizer, rounds: int) -> list[str]:
         with_separator.save(folder / "tokenizer.json")
         (folder / "text.txt").write_text(text)
         (folder / "small").mkdir()
-        for number, start in enumerate(range(0, len(text), SMALL_FILE_CHARACTERS)):
+        starts = range(0, len(text), SMALL_FILE_CHARACTERS)
+        for number, start in enumerate(starts):
             (folder / "small" / f"{number:07}.txt").write_text(text[start : start + SMALL_FILE_CHARACTERS])
-        for what, path in (("one file", folder / "text.txt"), (f"{number + 1:,} files", folder / "small")):
+        for what, path in (("one file", folder / "text.txt"), (f"{len(starts):,} files", folder / "small")):
             for encoder, encode in FROM_FILES.items():
                 if not all(map(installed, NEEDED.get(encoder, []))):
                     continue
