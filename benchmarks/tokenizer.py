@@ -33,7 +33,7 @@ from result_files import write_result
 from tokenizer_text import many_scripts_text, mixed_text
 
 PROMPT = "Write a short story about a robot that can't dance."[:50]
-PACKAGES = ("numba", "tiktoken", "tokenizers", "gigatoken", "rustbpe")
+PACKAGES = ("numba", "tiktoken", "tokenizers", "datasets", "gigatoken", "rustbpe")
 Measured = dict[str, tuple[float, float]]
 
 # Each is run in a process of its own, to be told its peak memory and, of prompts, the first call.
@@ -45,6 +45,29 @@ TRAIN = {
     "texts = open(path).read().split('<|endoftext|>')\n"
     "rustbpe.Tokenizer().train_from_iterator(texts, 32000, pattern=PATTERNS['gpt2'])",
 }
+# From a file of documents, or a folder of files, to token ids in a file.
+FROM_FILES = {
+    "napkin tokenizer encode": "import napkin.cli\n"
+    "napkin.cli.main(['tokenizer', 'encode', path, '--tokenizer', tokenizer, '--out', out])",
+    "tiktoken and NumPy, as nanoGPT": "import json, os, glob\nimport numpy\nfrom tokenizer import tiktoken_encode\n"
+    "encode = tiktoken_encode(json.load(open(tokenizer))['merges'])\n"
+    "files = sorted(glob.glob(path + '/*')) if os.path.isdir(path) else [path]\n"
+    "with open(out, 'wb') as file:\n"
+    "    for text in (part for name in files for part in open(name).read().split('<|endoftext|>')):\n"
+    "        numpy.array([0, *encode(text)], 'uint16').tofile(file)",
+    "datasets and tiktoken": "import json, os, glob\nimport datasets, numpy\nfrom tokenizer import tiktoken_encode\n"
+    "merges = json.load(open(tokenizer))['merges']\n"
+    "files = sorted(glob.glob(path + '/*')) if os.path.isdir(path) else [path]\n"
+    "rows = ({'text': part} for name in files for part in open(name).read().split('<|endoftext|>'))\n"
+    "data = datasets.Dataset.from_generator(lambda: rows, cache_dir=out + '.cache')\n"
+    "encode = tiktoken_encode(merges)\n"
+    "data = data.map(lambda row: {'ids': encode(row['text'])}, remove_columns=['text'])\n"
+    "with open(out, 'wb') as file:\n"
+    "    for row in data:\n"
+    "        numpy.array([0, *row['ids']], 'uint16').tofile(file)",
+}
+NEEDED = {"tiktoken and NumPy, as nanoGPT": ["tiktoken"], "datasets and tiktoken": ["datasets", "tiktoken"]}
+SMALL_FILE_CHARACTERS = 2500
 FIRST_CALL = {
     "napkin": "from napkin.tokenizer.bpe import BPETokenizer\nencode = BPETokenizer(merges).encode",
     "tiktoken": "from tokenizer import tiktoken_encode\nencode = tiktoken_encode(merges)",
@@ -71,6 +94,7 @@ def main() -> None:
         *hostile_table(tokenizer, options.rounds),
         *prompt_table(tokenizer),
         *training_table(text, options.rounds),
+        *files_table(text, tokenizer, options.rounds),
     ]
     write_result("tokenizer", lines)
 
@@ -227,6 +251,39 @@ def training_table(text: str, rounds: int) -> list[str]:
         faster, less = wall / best["napkin"][0], cpu / best["napkin"][1]
         rows.append(f"| {name} | {wall:.1f} s | {cpu:.1f} s | {kilobytes / 1e3:.0f} MB | {faster:.2f} | {less:.2f} |")
     return show("", "## Training, imports included", "", *rows)
+
+
+def files_table(text: str, tokenizer: BPETokenizer, rounds: int) -> list[str]:
+    """Bytes per second and peak memory from files to tokens in a file, each in a new process."""
+    script = (
+        "import resource, sys, time\npath, tokenizer, out = sys.argv[1:]\nstart = time.perf_counter()\n{encode}\n"
+        "print(time.perf_counter() - start, time.process_time(), "
+        "next(line for line in open('/proc/self/status') if line.startswith('VmHWM')).split()[1])"
+    )
+    rows = ["| from files to tokens | MB/s wall | MB/s CPU | peak memory |", "|---|---|---|---|"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with_separator = BPETokenizer(tokenizer.merges, ["<|endoftext|>"], tokenizer.pattern)
+        with_separator.save(folder / "tokenizer.json")
+        (folder / "text.txt").write_text(text)
+        (folder / "small").mkdir()
+        starts = range(0, len(text), SMALL_FILE_CHARACTERS)
+        for number, start in enumerate(starts):
+            (folder / "small" / f"{number:07}.txt").write_text(text[start : start + SMALL_FILE_CHARACTERS])
+        for what, path in (("one file", folder / "text.txt"), (f"{len(starts):,} files", folder / "small")):
+            for encoder, encode in FROM_FILES.items():
+                if not all(map(installed, NEEDED.get(encoder, []))):
+                    continue
+                runs: list[list[float]] = []
+                for turn in range(rounds if encoder not in NEEDED else 1):
+                    out = folder / f"{len(rows)}-{turn}"
+                    arguments = [str(each) for each in (path, folder / "tokenizer.json", out)]
+                    output = in_new_process(script.format(encode=encode), *arguments).split()[-3:]
+                    runs.append([float(value) for value in output])
+                wall, cpu, kilobytes = (min(run[i] for run in runs) for i in range(3))
+                size = len(text.encode()) / 1e6
+                rows.append(f"| {encoder}, {what} | {size / wall:.1f} | {size / cpu:.1f} | {kilobytes / 1e3:.0f} MB |")
+    return show("", "## From files to tokens, imports included", "", *rows)
 
 
 def fresh_encoder(tokenizer: BPETokenizer, threads: int = 1) -> Callable[[bytes], Any]:

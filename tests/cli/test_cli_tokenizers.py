@@ -274,3 +274,16 @@ def test_only_bpe_is_exported_and_built_up(refusal) -> None:
     assert "of kind 'words' has no merges: use one of kind 'bpe'" in refusal(
         "tokenizer", "show", "words.json", "--word", "a"
     )
+
+
+def test_a_separator_within_a_line_is_told_and_may_be_a_boundary(napkin) -> None:
+    Path("inline.txt").write_text("one<|endoftext|>two<|endoftext|>three\n")
+    encode = "tokenizer encode inline.txt --validation-fraction 0".split()
+    told = napkin(*encode, "--tokenizer", TOKENIZER, "--out", "text")
+    assert told.status == 0
+    assert "'inline.txt': <|endoftext|> within a line was encoded as text" in told.err
+    assert TokenFile.open("text/train.tokens").n_documents == 1
+    divided = napkin(*encode, "--tokenizer", TOKENIZER, "--out", "divided", "--inline-boundaries")
+    assert divided.status == 0
+    assert "within a line" not in divided.err
+    assert TokenFile.open("divided/train.tokens").n_documents == 3

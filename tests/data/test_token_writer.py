@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from napkin.data.document import Document
-from napkin.data.resumable_writing import Documents, write_token_files
+from napkin.data.resumable_writing import (
+    Documents,
+    Progress,
+    Routed,
+    write_token_files,
+    write_token_files_together,
+)
 from napkin.data.token_file import SEPARATOR, TokenFile
 from napkin.data.token_writer import write_token_file
 from napkin.errors import NapkinError
@@ -147,3 +153,63 @@ write_resumably(Path(sys.argv[1]), slow, TOKENIZER, bytes_per_record=500)
     write_resumably(path, lambda: DOCUMENTS, TOKENIZER).verify()
 
     assert path.read_bytes() == expected
+
+
+def routed(folder: Path, count: int | None = None, documents: list[Document] = DOCUMENTS) -> Routed:
+    """Every third document is for the file `b`, the others for `a`; with `count`, it stops after as many."""
+
+    def read() -> Iterator[tuple[Path, Document]]:
+        for number, document in enumerate(documents):
+            if number == count:
+                raise Stopped
+            yield folder / ("b" if number % 3 == 2 else "a"), document
+
+    return read
+
+
+def write_together(folder: Path, documents: Routed, progress: Progress = lambda *totals: None) -> list[TokenFile]:
+    return write_token_files_together(
+        [folder / "a", folder / "b"], documents, TOKENIZER, progress, bytes_per_record=500
+    )
+
+
+def written_apart(folder: Path, documents: list[Document] = DOCUMENTS) -> list[bytes]:
+    (folder / "apart").mkdir()
+    sides = [each for n, each in enumerate(documents) if n % 3 != 2], documents[2::3]
+    for name, side in zip("ab", sides, strict=True):
+        write_token_file(folder / "apart" / name, side, TOKENIZER)
+    return [(folder / "apart" / name).read_bytes() for name in ("a", "b", "a.json", "b.json")]
+
+
+@pytest.mark.parametrize("stops", [[], [0], [1], [57], [199], [30, 31, 150]])
+def test_files_written_in_one_pass_are_those_written_one_by_one_whatever_stops(tmp_path: Path, stops: list[int]):
+    seen: list[int] = []
+    for stop in stops:
+        with pytest.raises(Stopped):
+            write_together(tmp_path, routed(tmp_path, stop))
+    write_together(tmp_path, routed(tmp_path), lambda path, size, count: seen.append(count))
+    assert [(tmp_path / name).read_bytes() for name in ("a", "b", "a.json", "b.json")] == written_apart(tmp_path)
+    assert not [file for file in tmp_path.iterdir() if file.name[0] == "."]
+    # What was recorded is not encoded again.
+    assert len(seen) <= 200 - max(stops, default=0) + 30
+
+
+@pytest.mark.parametrize("changed", [3, 2], ids=["in the first", "in the second"])
+def test_a_change_in_one_of_two_files_starts_that_one_over(tmp_path: Path, changed: int):
+    with pytest.raises(Stopped):
+        write_together(tmp_path, routed(tmp_path, 150))
+    documents = list(DOCUMENTS)
+    documents[changed] = Document("other", "another text")
+    write_together(tmp_path, routed(tmp_path, documents=documents))
+    assert [(tmp_path / name).read_bytes() for name in ("a", "b", "a.json", "b.json")] == written_apart(
+        tmp_path, documents
+    )
+
+
+def test_fewer_documents_than_are_recorded_start_over(tmp_path: Path):
+    with pytest.raises(Stopped):
+        write_together(tmp_path, routed(tmp_path, 150))
+    write_together(tmp_path, routed(tmp_path, documents=DOCUMENTS[:9]))
+    assert [(tmp_path / name).read_bytes() for name in ("a", "b", "a.json", "b.json")] == written_apart(
+        tmp_path, DOCUMENTS[:9]
+    )

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from napkin.data.document import Document
-from napkin.data.file_sections import BLOCK_BYTES, SEPARATOR_LINE, has_text, read_sections
+from napkin.data.file_sections import FIRST_BLOCK_BYTES, SEPARATOR_LINE, has_text, read_sections
 from napkin.errors import NapkinError
 from napkin.files import StrPath
 
@@ -38,8 +38,8 @@ def read_documents(
     that end in one of `suffixes` (`".py"`, `".md"`; all if None) are read. Files with a NUL in their first 8 KiB are
     binary: they are skipped and passed to `on_skip`. A file named in `paths` is always read. A file with
     `<|endoftext|>` lines gives documents `NAME#1`, `NAME#2`, ...; joined with those lines they are the file again.
-    Where     it is not a line of its own it is text, and the file is passed to `on_inline`; see `divide_inline`. Text of only
-    white space is not a document.
+    Where it is not a line of its own it is text, and the file is passed to `on_inline`; see `divide_inline`. Text of
+    only white space is not a document.
 
     Raises NapkinError for a path that does not exist (immediately), and while iterating for a file that cannot be read,
     is not UTF-8, or was named and has no text, and if no document was found at all.
@@ -157,7 +157,7 @@ def _read_file(
     with _readable(path):
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            block = os.read(descriptor, BLOCK_BYTES)
+            block = os.read(descriptor, FIRST_BLOCK_BYTES)
             if on_skip is not None and b"\0" in block[:_BINARY_PROBE_BYTES]:
                 on_skip(Path(path))
                 return

@@ -17,6 +17,8 @@ from typing import NamedTuple
 from napkin.tokenizer.split_points import find_any_split, find_split
 
 SEPARATOR_LINE = b"<|endoftext|>"
+# Most files are small: reading more than they have would cost memory that is taken and given back for each.
+FIRST_BLOCK_BYTES = 2**16
 BLOCK_BYTES = 2**20
 # How far before the end of a part its split point may be.
 _SPLIT_WINDOW_BYTES = 2**14
@@ -86,6 +88,7 @@ class _Sections:
         self.at_end = not first_block
         self.part_bytes = self.wanted = part_bytes
         self.base = self.start = self.searched = self.line_start = self.tried = 0
+        self.block_bytes = min(FIRST_BLOCK_BYTES, BLOCK_BYTES)
         self.divided = self.continues = self.has_inline = False
 
     def read(self) -> Iterator[Section]:
@@ -183,7 +186,8 @@ class _Sections:
         self.start = 0
         self.buffer = self.buffer[dropped:]
         # As much again as there is, so that a long section is not copied for each block.
-        block = os.read(self.descriptor, max(BLOCK_BYTES, len(self.buffer)))
+        block = os.read(self.descriptor, max(self.block_bytes, len(self.buffer)))
+        self.block_bytes = min(2 * self.block_bytes, BLOCK_BYTES)
         if block:
             self.buffer += block
         else:
