@@ -86,7 +86,7 @@ def _object_code(function: CompiledFunction) -> bytes:
     from numba import types
     from numba.core import compiler, registry
     from numba.core.compiler_lock import global_compiler_lock
-    from numba.core.dispatcher import _FunctionCompiler
+    from numba.core.dispatcher import _FunctionCompiler  # pyright: ignore[reportAttributeAccessIssue]
 
     class NativeCompiler(_FunctionCompiler):
         def _customize_flags(self, flags: Any) -> Any:
