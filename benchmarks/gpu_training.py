@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
-from napkin.hardware.catalogue import find_device
+from napkin.hardware.accelerators import find_device
 from napkin.model.config import ModelConfig
 from napkin.planning.machine import ThisMachine
 from napkin.planning.planner import plan

@@ -46,6 +46,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
         for kind in ("geglu", "geglu_tanh", "reglu", "glu", "silu", "gelu", "gelu_tanh", "relu", "relu_squared")
     },
     "norm = layer": {"norm": "layer"},
+    "norm = none": {"norm": "none"},
     "norm = layer, biases = all": {"norm": "layer", "biases": "all"},
     "biases = qkv": {"biases": "qkv"},
     **{f"block = {kind}": {"block": kind} for kind in ("post", "sandwich", "reordered", "parallel")},

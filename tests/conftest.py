@@ -3,8 +3,17 @@ from pathlib import Path
 
 import pytest
 
-WITHOUT_TORCH = {"tokenizer", "data"}
-"""Rooms whose tests need no torch: loading it would take longer than they do."""
+TRAINING_ROOMS = {
+    "checkpoint",
+    "distributed",
+    "evaluation",
+    "planning",
+    "recipe",
+    "runs",
+    "train_step",
+    "training",
+}
+"""Rooms whose tests train tiny models."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -16,7 +25,7 @@ def calibration_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(autouse=True)
 def one_thread(request: pytest.FixtureRequest) -> None:
     """Tensors are tiny here: on a busy machine threads would wait for each other most of the time."""
-    if WITHOUT_TORCH.isdisjoint(Path(request.node.path).parts):
+    if not TRAINING_ROOMS.isdisjoint(Path(request.node.path).parts):
         import torch
 
         torch.set_num_threads(1)

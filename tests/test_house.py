@@ -13,7 +13,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # From the ground up; imports run downwards.
 FLOORS = [
     {"errors"},
-    {"units", "files", "number_formats"},
+    {"units", "files", "number_formats", "child_process", "private_folder"},
     {"tensors", "torch_compile"},
     {"kernels"},
     {"optim", "tokenizer"},

@@ -178,3 +178,37 @@ def test_formats_are_found_by_their_usual_names():
         assert find_format(name).name == expected
     with pytest.raises(NapkinError, match=r"'bflat16' is not a number format \(did you mean bf16\?\)"):
         find_format("bflat16")
+
+
+FP4_MAGNITUDES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+"""Table 5 of the Open Compute Project's specification, in the order of their patterns."""
+
+
+def test_all_sixteen_patterns_of_fp4_are_the_published_numbers():
+    for pattern, magnitude in enumerate(FP4_MAGNITUDES):
+        assert round_to(magnitude, "fp4").bits == pattern
+        assert round_to(-magnitude, "fp4").bits == 8 + pattern
+        assert round_to(magnitude, "fp4").absolute_error == 0
+    assert FORMATS["fp4"].largest == 6.0
+    assert FORMATS["fp4"].smallest_normal == 1.0
+    assert FORMATS["fp4"].smallest_subnormal == 0.5
+    assert FORMATS["fp4"].bytes == 0.5
+
+
+def test_fp4_rounds_to_the_nearest_published_number_and_saturates():
+    for step in range(-1600, 1601):
+        value = step / 200
+        rounded = round_to(value, "fp4")
+        nearest = min(abs(abs(value) - magnitude) for magnitude in FP4_MAGNITUDES)
+        assert rounded.absolute_error == pytest.approx(nearest, abs=1e-12)
+    # Ties go to the pattern whose last bit is zero.
+    ties = {0.25: 0.0, 0.75: 1.0, 1.25: 1.0, 1.75: 2.0, 2.5: 2.0, 3.5: 4.0, 5.0: 4.0}
+    assert {value: round_to(value, "fp4").value for value in ties} == ties
+    assert (round_to(7.0, "fp4").value, round_to(7.0, "fp4").overflow) == (6.0, True)
+    assert round_to(-math.inf, "fp4").value == -6.0
+    with pytest.raises(NapkinError, match="NaN does not exist in fp4"):
+        round_to(math.nan, "fp4")
+
+
+def test_block_formats_are_found_by_their_elements():
+    assert {find_format(name).name for name in ("mxfp4", "NVFP4", "e2m1", "FP4")} == {"fp4"}

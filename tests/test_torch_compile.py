@@ -1,4 +1,5 @@
 import os
+import stat
 import sys
 import threading
 import time
@@ -8,10 +9,10 @@ from typing import Any
 
 import psutil
 import pytest
-from torch._inductor import cpp_builder
+from torch._inductor import codecache, cpp_builder
 from torch._inductor.exc import CppCompileError
 
-from napkin.torch_compile import set_up_compiler, stoppable_compiler
+from napkin.torch_compile import compiled_folder, set_up_compiler, stoppable_compiler
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="torch's own calling of the compiler is left as it is there")
 
@@ -95,6 +96,43 @@ def test_what_waits_in_the_queue_of_a_stopped_compiler_is_dropped_and_the_next_o
         stop()
     assert late.cancelled()
     assert AsyncCompile.submit(lambda: "done").result(60) == "done"
+
+
+def test_a_library_in_the_cache_that_lacks_its_checksum_or_differs_from_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "cache" / "ab"
+    folder.mkdir(parents=True)
+    (tmp_path / "cache").chmod(0o700)
+    for name in ("whole", "flipped", "planted", "cut"):
+        compile_with(tmp_path, "")
+        (tmp_path / "made.so").rename(folder / f"{name}.so")
+        (tmp_path / "made.so.sha256").rename(folder / f"{name}.so.sha256")
+    (folder / "flipped.so").write_bytes(b"b part and the rest")
+    (folder / "cut.so").write_bytes(b"")
+    (folder / "planted.so.sha256").unlink()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    set_up_compiler()
+    assert [path.name for path in folder.glob("*.so")] == ["whole.so"]
+
+
+def test_generated_source_in_the_cache_is_compared_with_what_torch_generates(tmp_path: Path) -> None:
+    name, path = codecache.write("x = 1", "py")
+    Path(path).write_text("x = 2")
+    assert codecache.write("x = 1", "py") == (name, path)
+    assert Path(path).read_text() == "x = 1"
+
+
+def test_a_cache_into_which_others_may_write_is_replaced_by_a_folder_of_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    set_up_compiler()
+    assert "other users may write into it" in capsys.readouterr().err
+    assert compiled_folder() != tmp_path / "cache"
+    assert stat.S_IMODE(compiled_folder().stat().st_mode) == 0o700
 
 
 def wait_until(true: Callable[[], bool]) -> None:

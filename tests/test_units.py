@@ -18,6 +18,7 @@ from napkin.units import (
     parse_bytes,
     parse_count,
     parse_devices,
+    parse_seconds,
 )
 
 FORMATS = (format_count, format_flops, format_rate, format_bytes, format_gibibytes, format_seconds)
@@ -154,3 +155,27 @@ def test_rounding_never_shows_a_fourth_digit(value: float, shown: str) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_no_number_is_unknown(value: float) -> None:
     assert {show(value).removesuffix("/s") for show in FORMATS} == {"unknown"}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30s", 30),
+        ("90min", 5400),
+        ("36h", 129_600),
+        ("10days", 864_000),
+        ("1 day", 86_400),
+        ("1week", 604_800),
+        ("0.5 weeks", 302_400),
+        ("1month", 2_592_000),
+        ("2years", 63_072_000),
+    ],
+)
+def test_a_duration_has_a_unit(text: str, seconds: int) -> None:
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "week", "10", "1 fortnight", "-1day", "1e99days", "inf days", "1M"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(NapkinError, match=r"is not a duration such as 36h, 10days, 1week or 3months$|too large"):
+        parse_seconds(text)

@@ -7,7 +7,11 @@ A floating-point format with e exponent bits, f fraction bits and bias b = 2^(e-
 
 All figures here are computed from that layout (IEEE 754-2019, section 3.4) with Python's exact integers and
 fractions. The top exponent is reserved for infinity and NaN, except in E4M3, which has no infinity and whose
-only NaN is the largest pattern (Micikevicius et al. 2022, "FP8 Formats for Deep Learning", table 1).
+only NaN is the largest pattern (Micikevicius et al. 2022, "FP8 Formats for Deep Learning", table 1), and in fp4, which
+has neither: all of its 16 patterns are numbers (Open Compute Project 2023, "OCP Microscaling Formats (MX)", table 5).
+
+fp4 is the element of two block formats, in which neighbours share a scale that is not part of the figures here: mxfp4
+has a power of two for each 32 numbers (4.25 bits per number), nvfp4 an E4M3 number for each 16 (4.5 bits).
 """
 
 import difflib
@@ -34,6 +38,7 @@ class NumberFormat:
     torch_name: str | None
     has_infinity: bool = True
     sign_bits: int = 1
+    has_nan: bool = True
 
     @property
     def is_integer(self) -> bool:
@@ -42,7 +47,7 @@ class NumberFormat:
 
     @property
     def bytes(self) -> float:
-        """Bytes of a number in memory: a half for int4, two of which share a byte."""
+        """Bytes of a number in memory: a half for int4 and fp4, two of which share a byte."""
         return self.bits / 8
 
     @property
@@ -62,8 +67,9 @@ class NumberFormat:
             return float(2**self.fraction_bits - 1)
         if self.has_infinity:
             return float((2 - Fraction(1, 2**self.fraction_bits)) * Fraction(2) ** self.bias)
-        # The top exponent holds numbers too; only its last fraction is NaN, so the last but one is the largest.
-        return float((2 - Fraction(2, 2**self.fraction_bits)) * Fraction(2) ** (self.bias + 1))
+        # The top exponent holds numbers too; if its last fraction is NaN, the last but one is the largest.
+        not_numbers = 1 if self.has_nan else 0
+        return float((2 - Fraction(1 + not_numbers, 2**self.fraction_bits)) * Fraction(2) ** (self.bias + 1))
 
     @property
     def lowest(self) -> float:
@@ -112,8 +118,10 @@ FORMATS: dict[str, NumberFormat] = {
         NumberFormat("bf16", 8, 7, 16, "bfloat16"),
         NumberFormat("fp8-e4m3", 4, 3, 8, "float8_e4m3fn", has_infinity=False),
         NumberFormat("fp8-e5m2", 5, 2, 8, "float8_e5m2"),
-        NumberFormat("int8", 0, 7, 8, "int8", has_infinity=False),
-        NumberFormat("int4", 0, 3, 4, None, has_infinity=False),
+        # torch only has a type for pairs of them, which it cannot cast to.
+        NumberFormat("fp4", 2, 1, 4, None, has_infinity=False, has_nan=False),
+        NumberFormat("int8", 0, 7, 8, "int8", has_infinity=False, has_nan=False),
+        NumberFormat("int4", 0, 3, 4, None, has_infinity=False, has_nan=False),
     )
 }
 
@@ -131,6 +139,12 @@ _ALIASES = {
     "fp8e4m3fn": "fp8-e4m3",
     "float8e4m3": "fp8-e4m3",
     "e5m2": "fp8-e5m2",
+    "e2m1": "fp4",
+    "fp4e2m1": "fp4",
+    "float4": "fp4",
+    "float4e2m1fn": "fp4",
+    "mxfp4": "fp4",
+    "nvfp4": "fp4",
 }
 
 
@@ -138,7 +152,7 @@ def find_format(name: str) -> NumberFormat:
     """The number format of that name: napkin's own, torch's ("bfloat16") or a common one ("half").
 
     Upper and lower case, "-" and "_" are alike; a bare "fp8" means E4M3, the format of weights and
-    activations. Raises NapkinError for any other name.
+    activations; "mxfp4" and "nvfp4" mean their elements, fp4. Raises NapkinError for any other name.
 
     >>> find_format("bfloat16").name, find_format("FP8_E5M2").largest
     ('bf16', 57344.0)
@@ -154,10 +168,10 @@ def find_format(name: str) -> NumberFormat:
 def round_to(value: float | int, format: NumberFormat | str) -> Rounded:
     """Round a number to a format, to the nearest and on a tie to the even neighbour, exactly.
 
-    Beyond the largest finite number, formats with an infinity give that infinity; E4M3 and the integers
+    Beyond the largest finite number, formats with an infinity give that infinity; E4M3, fp4 and the integers
     saturate: they give their largest number. That is what torch's casts do (since 2.13; they gave NaN in E4M3
     before), except that its casts to integers wrap around. The sign of zero is kept and NaN stays NaN; raises
-    NapkinError for NaN in an integer format.
+    NapkinError for NaN in a format that has none: fp4 and the integers.
 
     >>> round_to(1e-8, "fp16").value, round_to(0.1, "bf16").value, round_to(70000, "fp16").value
     (0.0, 0.10009765625, inf)
@@ -239,13 +253,13 @@ def _beyond(value: float | int, target: NumberFormat) -> Rounded:
 def _largest_bits(negative: bool, target: NumberFormat) -> int:
     if target.is_integer:
         return int(target.lowest if negative else target.largest) % 2**target.bits
-    # The last pattern is NaN.
-    return _word(_top(target) + 2**target.fraction_bits - 2, negative, target)
+    not_numbers = 1 if target.has_nan else 0
+    return _word(_top(target) + 2**target.fraction_bits - 1 - not_numbers, negative, target)
 
 
 def _nan(target: NumberFormat) -> Rounded:
-    if target.is_integer:
-        raise NapkinError(f"NaN does not exist in {target.name}: replace it before rounding to integers")
+    if not target.has_nan:
+        raise NapkinError(f"NaN does not exist in {target.name}: replace it before rounding")
     # The quiet NaN: only the top fraction bit is set, or every bit in formats without infinity.
     fraction = 2 ** (target.fraction_bits - 1) if target.has_infinity else 2**target.fraction_bits - 1
     return Rounded(_word(_top(target) + fraction, False, target), math.nan, math.nan, math.nan, False, False)

@@ -1,15 +1,26 @@
-"""Set-up of torch.compile: what it caches and where, and how its C++ compilers are stopped."""
+"""Set-up of torch.compile: what it caches and where, and how its C++ compilers are stopped.
 
+What torch finds in its cache it runs, without a look at it. So the folder is this user's alone, each library has its
+SHA-256 beside it, and generated source is compared with what torch has just generated; what is wrong is made again.
+"""
+
+import atexit
 import contextlib
+import hashlib
 import os
 import shlex
+import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from napkin.files import cache_folder, publish, sync_file, temporary_name
+from napkin.files import atomic_write_text, cache_folder, publish, sync_file, temporary_name
+from napkin.private_folder import private_folder, read_private_file
 
 _running: set[subprocess.Popen] = set()
 _stopped = threading.Event()
@@ -28,7 +39,8 @@ def set_up_compiler() -> None:
 
     # torch writes its default into the environment as soon as it has looked for it.
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR", default_cache_dir()) == default_cache_dir():
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder() / "torch")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder().absolute() / "torch")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_checked(compiled_folder()))
     tracing.automatic_dynamic_local_pgo = False
     differentiating.enable_autograd_cache = False
     generating.fx_graph_cache = False
@@ -36,11 +48,59 @@ def set_up_compiler() -> None:
     generating.cpp_cache_precompile_headers = False
     if os.name != "nt":
         cpp_builder.run_compile_cmd = _compile_atomically
+        _check_generated_source()
 
 
 def compiled_folder() -> Path:
     """Where torch caches compiled code, once `set_up_compiler` was called."""
     return Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+
+
+@cache
+def _checked(folder: Path) -> Path:
+    """The folder without damaged libraries; a new one, for this process, if other users may write into it."""
+    private = private_folder(folder)
+    if private is None:
+        # Only this user may enter what mkdtemp makes.
+        private = Path(tempfile.mkdtemp(prefix="napkin-torch-"))
+        atexit.register(shutil.rmtree, private, ignore_errors=True)
+    for library in private.glob("??/*"):
+        if library.suffix in (".so", ".o") and not _is_whole(library):
+            with contextlib.suppress(OSError):
+                library.unlink()
+    return private
+
+
+def _is_whole(library: Path) -> bool:
+    content, digest = read_private_file(library), read_private_file(_digest_file(library))
+    return content is not None and digest is not None and _sha256(content) == digest.decode("ascii", "replace")
+
+
+def _digest_file(library: Path) -> Path:
+    return library.with_name(f"{library.name}.sha256")
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@cache
+def _check_generated_source() -> None:
+    """Make torch compare a source file that it finds in its cache with what it is about to write there."""
+    from torch._inductor import codecache
+
+    write = codecache.write
+
+    def compare_and_write(content: str | bytes, extension: str, *arguments: Any, **settings: Any) -> tuple[str, str]:
+        name, path = write(content, extension, *arguments, **settings)
+        expected = content if isinstance(content, bytes) else content.encode()
+        if extension in ("py", "cpp", "main.cpp", "optimized.cpp") and read_private_file(Path(path)) != expected:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            return write(content, extension, *arguments, **settings)
+        return name, path
+
+    codecache.write = compare_and_write
 
 
 @contextlib.contextmanager
@@ -98,6 +158,7 @@ def _compile_atomically(cmd_line: str, cwd: str) -> None:
         if process.returncode:
             raise CppCompileError(words, output.decode(errors="replace"))
         sync_file(temporary)
+        atomic_write_text(_digest_file(target), _sha256(temporary.read_bytes()), overwrite=True)
         publish(temporary, target, overwrite=True)
     finally:
         temporary.unlink(missing_ok=True)

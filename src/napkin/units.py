@@ -17,6 +17,15 @@ _BYTES = {
     "KB": 1000,
 }
 _NUMBER = re.compile(r"\s*(\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)\s*([A-Za-z]*)\s*", re.ASCII)
+_SECONDS = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1),
+    **dict.fromkeys(("min", "minute", "minutes"), 60),
+    **dict.fromkeys(("h", "hour", "hours"), 3600),
+    **dict.fromkeys(("d", "day", "days"), 86_400),
+    **dict.fromkeys(("w", "week", "weeks"), 7 * 86_400),
+    **dict.fromkeys(("month", "months"), 30 * 86_400),
+    **dict.fromkeys(("y", "year", "years"), 365 * 86_400),
+}
 # Decimal keeps 28 digits; larger values would be rounded.
 _LARGEST = 10**27
 
@@ -39,6 +48,15 @@ def parse_bytes(text: str) -> int:
     (80000000000, 85899345920, 512)
     """
     return _parse(text, {**_BYTES, "": 1}, "a number of bytes such as 512, 80GB or 80GiB")
+
+
+def parse_seconds(text: str) -> int:
+    """Parse a duration, which must have a unit; a month has 30 days, a year 365.
+
+    >>> parse_seconds("1week"), parse_seconds("10 days"), parse_seconds("1.5h")
+    (604800, 864000, 5400)
+    """
+    return _parse(text, _SECONDS, "a duration such as 36h, 10days, 1week or 3months")
 
 
 def parse_devices(text: str) -> tuple[int, str]:

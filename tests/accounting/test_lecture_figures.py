@@ -18,7 +18,7 @@ from napkin.accounting.rules import (
     seconds_rule,
     training_flops_rule,
 )
-from napkin.hardware.cuda_target import CudaTarget
+from napkin.hardware.target import CudaTarget
 from oracles.reference_ledgers import gpt2_xl_ledger
 from oracles.torch_models import DeepLinear
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from napkin import Ledger
 from napkin.accounting.ledger import Row
 from napkin.accounting.pricing import price, roofline_seconds
-from napkin.hardware.catalogue import catalogue, find_device
+from napkin.hardware.accelerators import catalogue, find_device
 from napkin.hardware.ceilings import BANDWIDTH_SHARE, KERNEL_SECONDS, MATMUL_SHARE, CatalogueCeilings
 
 H100 = CatalogueCeilings(find_device("H100"))

@@ -9,7 +9,7 @@ from napkin.accounting.metering import meter_step
 from napkin.accounting.pricing import Price, Spent, price
 from napkin.accounting.quantity_row import QuantityRow
 from napkin.accounting.quantity_table import QuantityTable
-from napkin.hardware.catalogue import find_device
+from napkin.hardware.accelerators import find_device
 from napkin.hardware.ceilings import CatalogueCeilings
 
 ROWS = [

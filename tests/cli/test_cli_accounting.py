@@ -26,7 +26,7 @@ def test_an_unknown_device_is_refused_with_the_nearest(capsys: pytest.CaptureFix
     assert "H100-SXM-80GB" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("by", ["operator", "module", "phase"])
+@pytest.mark.parametrize("by", ["component", "operator", "module", "phase"])
 def test_a_count_adds_up_however_it_is_summed(capsys: pytest.CaptureFixture[str], by: str) -> None:
     counted = json.loads(output(capsys, "count", *TINY, "--by", by, "--json"))
     assert sum(row["flops"] for row in counted["rows"].values()) == counted["flops"] > 0
@@ -37,6 +37,18 @@ def test_a_count_adds_up_however_it_is_summed(capsys: pytest.CaptureFixture[str]
 def test_a_count_is_shown_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     shown = output(capsys, "count", *TINY, "--by", "phase")
     assert all(phase in shown for phase in ("forward", "backward", "optimizer"))
+
+
+def test_a_count_by_component_or_module_says_what_the_flops_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("count", *TINY, "--model.attention", "plain", "--model.n-layers", "3")
+    shown = output(capsys, *arguments, "--by", "component")
+    assert all(part in shown for part in ("embedding", "scores", "feed-forward", "norms", "head", "loss", "optimizer"))
+    assert "3 × blocks.*.attention" in " ".join(output(capsys, *arguments, "--by", "module").split())
+    components = json.loads(output(capsys, *arguments, "--by", "component", "--json"))["rows"]
+    assert components["attention scores"]["flops"] > 0
+    phases = json.loads(output(capsys, *arguments, "--by", "phase", "--json"))["rows"]
+    # The first layer's input is an embedding, which needs a gradient: the head's, which the loss forms early, too.
+    assert phases["backward"]["flops"] == 2 * phases["forward"]["flops"]
 
 
 def test_a_count_for_a_gpu_has_its_operators_and_what_it_reserves(capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,4 +139,4 @@ def test_an_optimizer_and_a_schedule_are_options(napkin, place: Path) -> None:
     refused = napkin("train", "tiny.toml", "--optimizer.name", "sgd", "--optimizer.beta1", "0.9")
     assert (refused.status, refused.out) == (2, "")
     assert refused.err.count("\n") == 1
-    assert "optimizer.beta1 is 0.9, but sgd has none: leave it out" in refused.err
+    assert "optimizer.beta1 is 0.9, but sgd has no such option: leave it out" in refused.err

@@ -112,7 +112,7 @@ def test_a_wrong_recipe_is_refused_with_its_field(refusal: Refusal, toml: str | 
         ("train docs", "'docs' cannot be read"),
         ("train tiny.toml", "'runs/tiny' exists and is not overwritten: continue it with `napkin resume runs/tiny`"),
         ("train tiny.toml --run one.txt", "'one.txt' exists"),
-        ("train tiny.toml --run one.txt/run", "'one.txt/run' cannot be made"),
+        ("train tiny.toml --run one.txt/run", "'one.txt/run' cannot be created"),
         ("train tiny.toml --run new --data.train none.tokens", "there is no token file 'none.tokens': make it with"),
         ("train tiny.toml --run new --data.train docs", "there is no token file 'docs'"),
         ("train tiny.toml --run new --data.train data/train.tokens none", "there is no token file 'none'"),
@@ -159,7 +159,7 @@ def test_a_wrong_recipe_is_refused_with_its_field(refusal: Refusal, toml: str | 
         ("generate runs/tiny --prompts \ud800", r"argument '\\ud800' is not UTF-8 at character 0"),
         ("demo --folder one.txt/x", "'one.txt/x' cannot be used"),
         *[
-            (f"{command} {path}", "holds no recipe.toml")
+            (f"{command} {path}", "it does not exist" if path == "none" else "it holds no run.json")
             for command in ("resume", "evaluate", "generate", "report")
             for path in ("none", "docs", "one.txt")
         ],
@@ -240,4 +240,4 @@ def test_a_batch_that_cannot_fit_is_refused_with_one_that_does(refusal: Refusal)
 def test_a_model_that_cannot_fit_is_refused_without_a_micro_batch(refusal: Refusal) -> None:
     sizes = ("--model.d-model", "131072", "--model.n-layers", "2", "--model.n-heads", "1024")
     line = refusal("plan", "--model.vocab-size", "1000000", *sizes, printed=True)
-    assert "no micro-batch helps, use a smaller --model.d-model or --model.n-layers" in line
+    assert "no micro-batch size is small enough, use a smaller --model.d-model or --model.n-layers" in line

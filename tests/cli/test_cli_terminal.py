@@ -124,7 +124,7 @@ def test_arguments_that_are_no_text_are_refused() -> None:
 def test_a_name_cannot_steer_the_terminal(napkin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert napkin("report", "a\x1b[31m\nb").err == (
-        "report: 'a\\x1b[31m b' is not a run, it holds no recipe.toml: name a folder that `napkin train` made\n"
+        "report: 'a\\x1b[31m b' is not a run, it does not exist: name a folder that `napkin train` made\n"
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from napkin.data.token_file import SEPARATOR, TokenFile
 from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.interchange import read_huggingface, read_tiktoken, write_huggingface
-from napkin.tokenizer.printable import printable
+from napkin.tokenizer.printable_text import printable
 from napkin.tokenizer.tokenizer_file import load_tokenizer
 from napkin.tokenizer.word_level import WordTokenizer
 
@@ -61,7 +61,7 @@ def test_a_run_on_words_is_trained_and_generates_but_has_no_bits_a_byte(napkin, 
     )
     assert napkin("generate", "new/run", "--tokens", "5", "--prompts", "the unheard-of").status == 0
     line = refusal("evaluate", "new/run")
-    assert re.search(r"\d+ of the \d+ tokens of 'new/validation.tokens' stand for words that .* bits per byte", line)
+    assert re.search(r"\d+ of the \d+ tokens of 'new/validation.tokens' are words that .* bits per byte", line)
 
 
 def test_words_that_are_all_known_have_bits_a_byte(napkin) -> None:

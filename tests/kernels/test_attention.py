@@ -1,9 +1,19 @@
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from napkin.kernels.attention import attention_reference, plain_attention, softcap
+from napkin.errors import NapkinError
+from napkin.kernels.attention import (
+    attention_reference,
+    fused_attention,
+    plain_attention,
+    softcap,
+    softcapped_attention,
+)
 from oracles import numpy_transformer as oracle
 
 
@@ -66,3 +76,44 @@ def test_the_gradient_of_plain_attention_is_that_of_attention_spelled_out(n_kv_h
 def test_capped_scores_never_pass_their_cap_and_small_ones_stay() -> None:
     scores = torch.tensor([-1e4, -0.01, 0.0, 0.01, 1e4])
     torch.testing.assert_close(softcap(scores, 50.0), torch.tensor([-50.0, -0.01, 0.0, 0.01, 50.0]))
+
+
+@pytest.mark.parametrize("attend", [attention_reference, plain_attention, fused_attention])
+@pytest.mark.parametrize("leading", [(), (4,), (2, 4), (3, 2, 4)], ids=len)
+@pytest.mark.parametrize(("n_queries", "offset"), [(9, 0), (1, 8), (4, 5), (4, 0), (3, 2)])
+def test_any_queries_of_a_sequence_attend_as_they_do_in_the_whole(
+    attend: Callable[..., Tensor], leading: tuple[int, ...], n_queries: int, offset: int
+) -> None:
+    queries, keys, values = (normal(*leading, 9, 8, seed=seed).requires_grad_() for seed in range(3))
+    whole = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+    some = slice(offset, offset + n_queries)
+    upstream = normal(*leading, n_queries, 8, seed=3)
+    actual = attend(queries[..., some, :], keys, values, query_offset=offset)
+    torch.testing.assert_close(actual, whole[..., some, :], rtol=1e-5, atol=1e-5)
+    inputs = queries, keys, values
+    torch.testing.assert_close(
+        torch.autograd.grad(actual, inputs, upstream),
+        torch.autograd.grad(whole[..., some, :], inputs, upstream),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+    if offset + n_queries == 9:
+        assert torch.equal(attend(queries[..., some, :], keys, values), actual)
+
+
+@pytest.mark.parametrize("attend", [plain_attention, partial(softcapped_attention, cap=3.0), fused_attention])
+def test_shared_heads_and_wider_values_take_fewer_queries_than_keys(attend: Callable[..., Tensor]) -> None:
+    queries, keys, values = normal(3, 2, 4, 5, 8), normal(3, 2, 2, 9, 8, seed=1), normal(3, 2, 2, 9, 6, seed=2)
+    mask = normal(5, 9, seed=3)
+    actual = attend(queries, keys, values, mask, 0.4)
+    for head in range(4):
+        alone = attend(queries[:, :, head], keys[:, :, head // 2], values[:, :, head // 2], mask, 0.4)
+        torch.testing.assert_close(actual[:, :, head], alone, rtol=1e-5, atol=1e-5)
+    assert actual.shape == (3, 2, 4, 5, 6)
+
+
+def test_queries_and_keys_that_do_not_fit_are_refused_in_one_line() -> None:
+    with pytest.raises(NapkinError, match="a query before all keys sees none"):
+        plain_attention(normal(4, 8), normal(3, 8), normal(3, 8))
+    with pytest.raises(NapkinError, match=r"\(3, 5, 8\) do not fit keys of shape \(2, 5, 8\)"):
+        plain_attention(normal(3, 5, 8), normal(2, 5, 8), normal(2, 5, 8))

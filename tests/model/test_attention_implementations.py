@@ -162,3 +162,30 @@ def test_on_a_gpu_flex_attention_equals_fused_attention_with_gradients() -> None
         loss = model.loss(tokens, tokens)
         results.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
     torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-3)
+
+
+@CASES
+def test_later_queries_attend_as_they_do_in_the_whole(
+    sees: CausalMask, positions: NoPositions, documents: Tensor | None
+) -> None:
+    queries, keys, values = (tensor.detach() for tensor in problem(2))
+    for implementation in (PlainAttention, MaskedFusedAttention, FlexAttention):
+        attend = implementation(4, scale=0.3, sees=sees)
+        whole = attend(queries, keys, values, attend.prepare(positions, 16, documents, CPU))
+        prepared = attend.prepare(positions, 16, documents, CPU, query_offset=11)
+        torch.testing.assert_close(attend(queries[:, :, 11:], keys, values, prepared), whole[:, :, 11:])
+
+
+@ALL_RULES
+def test_the_kernel_is_given_the_same_rules_for_later_queries(
+    sees: CausalMask, positions: NoPositions, documents: Tensor | None
+) -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    queries, keys, values = (tensor.detach() for tensor in problem(2))
+    attend = FlexAttention(4, scale=0.3, sees=sees)
+    with unfused():
+        prepared = attend.prepare_kernel(positions, 16, documents, CPU, query_offset=11)
+        actual = attend(queries[:, :, 11:], keys, values, prepared, kernel=flex_attention)
+    expected = mixed_by_hand(queries, keys, values, sees, positions, documents, lambda scores: scores)
+    torch.testing.assert_close(actual, expected[:, :, 11:].float(), rtol=1e-5, atol=1e-5)

@@ -23,6 +23,7 @@ from napkin.model.config import ModelConfig
         ({"d_model": 33, "n_heads": 3, "positions": "sinusoidal"}, "use 34"),
         ({"positions": "alibi", "rope_scaling": "yarn"}, "rope_scaling is 'yarn' and positions are 'alibi'"),
         ({"rope_scaling": "linear"}, "rope_factor is 1.0: use a scaling with a factor above 1"),
+        ({"norm": "none", "qk_norm": "head"}, "qk_norm is 'head' and norm is 'none'"),
         ({"rope_factor": 2.0}, "rope_scaling is 'none' and rope_factor is 2.0"),
         ({"rope_scaling": "linear", "rope_factor": 0.5}, "rope_factor is 0.5: use 1 or more"),
         ({"rope_scaling": "ntk", "rope_factor": 2.0, "head_dim": 2}, "use 'linear'"),

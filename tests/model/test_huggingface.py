@@ -1,16 +1,26 @@
+import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from napkin.errors import CorruptFile, NapkinError
+from napkin.inference.sampling import generate
+from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
 from napkin.model.huggingface import load_huggingface, save_huggingface
 from napkin.model.transformer import Transformer
+from napkin.tokenizer import CharacterTokenizer, Tokenizer, train_bpe
+from napkin.tokenizer.interchange import read_huggingface
+from oracles import granite
+from oracles.model_switches import disturbed
 
 GPT2 = ModelConfig(
     vocab_size=53, context_length=12, d_model=24, n_layers=2, n_heads=3, positions="learned", norm="layer",
@@ -20,7 +30,15 @@ LLAMA = ModelConfig(
     vocab_size=53, context_length=12, d_model=24, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=40, norm_eps=1e-6,
     rope_theta=500.0, tie_embeddings=False,
 )  # fmt: skip
-SHAPES = pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
+# What a recipe has by default: a tied embedding, larger at the input.
+DEFAULT = ModelConfig(vocab_size=53, context_length=12, d_model=24, n_layers=2, n_heads=4, n_kv_heads=2)
+SCALED = dataclasses.replace(
+    DEFAULT, embedding_scale=3.0, attention_scale=0.7, head_dim=10, tie_embeddings=False, rope_scaling="yarn",
+    rope_factor=2.0,
+)  # fmt: skip
+SHAPES = pytest.mark.parametrize(
+    "config", [GPT2, LLAMA, DEFAULT, SCALED], ids=["gpt2", "llama", "granite", "granite_scaled"]
+)
 
 ROPES = [
     {"rope_type": "default", "rope_theta": 500.0},
@@ -127,9 +145,10 @@ def test_weights_spread_over_files_and_without_a_prefix_are_found(tmp_path: Path
     ("changes", "obstacle"),
     [
         ({"norm": "layer"}, "norm 'layer'"),
+        ({"norm": "none"}, "norm 'none'"),
         ({"qk_norm": "head"}, "qk_norm 'head'"),
         ({"rope_pairing": "interleaved"}, "rope_pairing 'interleaved'"),
-        ({"tie_embeddings": True}, "embedding_scale 4.898"),
+        ({"mup_base_d_model": 8}, "mup_base_d_model 8"),
         ({"n_experts": 4}, "n_experts 4"),
         ({"attention_window": 4}, "attention_window 4"),
     ],
@@ -137,8 +156,6 @@ def test_weights_spread_over_files_and_without_a_prefix_are_found(tmp_path: Path
 def test_a_model_that_the_families_do_not_know_is_refused(
     tmp_path: Path, changes: dict[str, Any], obstacle: str
 ) -> None:
-    import dataclasses
-
     with pytest.raises(NapkinError, match=obstacle):
         save_huggingface(Transformer(dataclasses.replace(LLAMA, **changes)), tmp_path / "model")
     assert not list(tmp_path.iterdir())
@@ -163,7 +180,7 @@ def test_a_folder_that_is_no_such_model_is_refused_in_one_line(tmp_path: Path) -
     config.write_text("{")
     refused("is not JSON", CorruptFile)
     for changes, message in [
-        ({"model_type": "bert"}, "type 'bert': use one of gpt2, llama"),
+        ({"model_type": "bert"}, "type 'bert': use one of gpt2, llama, granite"),
         ({"attention_bias": True}, "attention_bias is true"),
         ({"hidden_act": "mish"}, "hidden_act is 'mish'"),
         ({"num_attention_heads": 5}, "does not divide"),
@@ -183,3 +200,106 @@ def test_a_folder_that_is_no_such_model_is_refused_in_one_line(tmp_path: Path) -
     refused("damaged safetensors", CorruptFile)
     weights.unlink()
     refused("holds no safetensors")
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"tie_embeddings": False, "attention_scale": 0.7, "embedding_scale": 3.0, "head_dim": 10}]
+)
+def test_a_model_with_scales_is_saved_as_a_granite_by_its_published_equations(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    ours = disturbed(dataclasses.replace(DEFAULT, **changes))
+    save_huggingface(ours, tmp_path / "model")
+    expected = np.stack([granite.logits(tmp_path / "model", sequence) for sequence in random_tokens().numpy()])
+    actual = ours.eval()(random_tokens()).detach().double().numpy()
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+def their_granite(**settings: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GraniteConfig(
+        vocab_size=53, max_position_embeddings=32, hidden_size=24, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=40, bos_token_id=None, eos_token_id=None, **settings,
+    )  # fmt: skip
+    return _disturbed(transformers.GraniteForCausalLM(config))
+
+
+def test_a_granite_of_transformers_gives_the_same_logits_here(tmp_path: Path) -> None:
+    theirs = their_granite(
+        embedding_multiplier=12.0, attention_multiplier=0.3, residual_multiplier=0.22, logits_scaling=8.0
+    )
+    theirs.save_pretrained(tmp_path)
+    assert_same_logits(load_huggingface(tmp_path), theirs, length=32)
+
+
+def test_scales_of_a_granite_that_napkin_lacks_are_read_into_the_weights(tmp_path: Path) -> None:
+    save_huggingface(disturbed(DEFAULT), tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"residual_multiplier": 0.22, "logits_scaling": 8.0}))
+    expected = np.stack([granite.logits(tmp_path / "model", sequence) for sequence in random_tokens().numpy()])
+    actual = load_huggingface(tmp_path / "model").eval()(random_tokens()).detach().double().numpy()
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"logits_scaling": 0}))
+    with pytest.raises(NapkinError, match="logits_scaling is 0"):
+        load_huggingface(tmp_path / "model")
+
+
+TEXTS = ["the cat sat on the mat", " looked at the dog 🦊", "Café\n\n1234's", ""]
+
+
+def tokenizer() -> Tokenizer:
+    return train_bpe(["the cat sat on the mat and looked at the dog. Café 🦊\n" * 5], vocab_size=300)
+
+
+def saved_with_tokenizer(folder: Path) -> tuple[Transformer, Tokenizer]:
+    ours = tokenizer()
+    model = disturbed(dataclasses.replace(DEFAULT, vocab_size=ours.vocab_size, context_length=64))
+    save_huggingface(model, folder, tokenizer=ours)
+    return model, ours
+
+
+def test_a_folder_has_the_tokenizer_and_says_where_texts_begin_and_end(tmp_path: Path) -> None:
+    _, ours = saved_with_tokenizer(tmp_path / "model")
+    end = ours.special_tokens["<|endoftext|>"]
+    for name in ("config.json", "generation_config.json"):
+        settings = json.loads((tmp_path / "model" / name).read_text())
+        assert (settings["bos_token_id"], settings["eos_token_id"]) == (end, end)
+    settings = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
+    assert (settings["bos_token"], settings["eos_token"]) == ("<|endoftext|>", "<|endoftext|>")
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
+    for text in TEXTS:
+        assert theirs.encode(text).ids == [end, *ours.encode(text)]
+        assert theirs.decode(ours.encode(text)) == text
+    again = read_huggingface(tmp_path / "model" / "tokenizer.json", drop_template=True)
+    assert [again.encode(text) for text in TEXTS] == [ours.encode(text) for text in TEXTS]
+
+
+def test_transformers_generates_the_same_text(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model, ours = saved_with_tokenizer(tmp_path / "model")
+    their_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    end = ours.special_tokens["<|endoftext|>"]
+    for text in TEXTS:
+        inputs = their_tokenizer(text, return_tensors="pt")
+        start = [end, *ours.encode(text)]
+        assert inputs["input_ids"].tolist() == [start]
+        with torch.no_grad():
+            torch.testing.assert_close(
+                theirs(inputs["input_ids"]).logits, model.eval()(torch.tensor([start])), rtol=1e-4, atol=1e-4
+            )
+        found = theirs.generate(**inputs, max_new_tokens=30)[0]
+        expected = list(generate(model, start, 30, Sampling(temperature=0), stop=end))
+        assert their_tokenizer.decode(found, skip_special_tokens=True) == text + ours.decode(expected)
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    config = dataclasses.replace(DEFAULT, vocab_size=400)
+    for other, changes, message in [
+        (tokenizer(), {"vocab_size": 40}, "the tokenizer has 291 ids, the model 40"),
+        (train_bpe(["the cat"], vocab_size=260, special_tokens=["<|x|>"]), {}, "no special token '<|endoftext|>'"),
+        (CharacterTokenizer.train(["the cat"], ["<|endoftext|>"]), {}, "has no merges"),
+    ]:
+        with pytest.raises(NapkinError, match=re.escape(message)):
+            save_huggingface(Transformer(dataclasses.replace(config, **changes)), tmp_path / "model", tokenizer=other)
+        assert not list(tmp_path.iterdir())

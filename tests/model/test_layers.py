@@ -1,18 +1,27 @@
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from napkin.kernels.layer_norm import layer_norm_reference
+from napkin.errors import NapkinError
+from napkin.kernels.layer_normalization import layer_norm_reference
+from napkin.kernels.rope import rotate_interleaved
 from napkin.model.attention import CausalSelfAttention, ForwardContext
+from napkin.model.block import BLOCKS, BlockParts
+from napkin.model.config import ModelConfig
 from napkin.model.dropout import Dropout
+from napkin.model.embedding import Embedding
 from napkin.model.initialization import fan_in_std, glorot_std, truncated_normal
 from napkin.model.linear import Linear, LinearFactory
 from napkin.model.mlp import FEED_FORWARDS, SwiGLU
+from napkin.model.moe import DroplessExperts, MixtureOfExperts, SharedMixtureOfExperts
 from napkin.model.norm import LayerNorm, RMSNorm
+from napkin.model.positions import unrotated
 from napkin.model.rope import RotaryEmbedding
+from napkin.model.transformer import Transformer
 from oracles import numpy_switches as switches
 from oracles import numpy_transformer as oracle
 
@@ -197,3 +206,55 @@ def test_a_multiplied_layer_starts_as_any_other() -> None:
     x = normal(16, 256)
     linears = LinearFactory(mup_multiplier=0.25, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(linears.linear(256, 128)(x), factory().linear(256, 128)(x))
+
+
+def test_attention_by_itself_is_causal_with_rotary_positions() -> None:
+    layer, x = CausalSelfAttention(64, 4, 4, linears=factory()), normal(2, 10, 64)
+    assert torch.equal(layer(x), layer(x, ForwardContext(RotaryEmbedding(16, 32)(10))))
+    assert torch.equal(layer(x[:, :6]), layer(x)[:, :6])
+    interleaved = CausalSelfAttention(64, 4, rotate=rotate_interleaved, linears=factory())
+    context = ForwardContext(RotaryEmbedding(16, 10, pairing="interleaved")(10))
+    assert torch.equal(interleaved(x), interleaved(x, context))
+    still = CausalSelfAttention(64, 4, rotate=unrotated, linears=factory())
+    assert torch.equal(still(x), still(x, ForwardContext()))
+    for sizes, message in [((64, 5), "64 does not divide into n_heads 5"), ((64, 4, 3), "into n_kv_heads 3 groups")]:
+        with pytest.raises(NapkinError, match=message):
+            CausalSelfAttention(*sizes)
+
+
+def made_anywhere(device: str | None, dtype: torch.dtype | None) -> dict[str, nn.Module]:
+    place: dict[str, Any] = {"device": device, "dtype": dtype}
+    parts = BlockParts(CausalSelfAttention(8, 2), SwiGLU(8, 16), lambda: RMSNorm(8), nn.Identity)
+    experts = DroplessExperts(SwiGLU, 4, 8, 16, LinearFactory())
+    config = ModelConfig(vocab_size=7, context_length=4, d_model=8, n_layers=1, n_heads=2, biases="all", norm="layer")
+    return {
+        "Linear": Linear(8, 8, bias=True, **place),
+        "Embedding": Embedding(8, 8, **place),
+        "RMSNorm": RMSNorm(8, **place),
+        "LayerNorm": LayerNorm(8, **place),
+        "CausalSelfAttention": CausalSelfAttention(8, 2, qkv_bias=True, **place),
+        "MixtureOfExperts": MixtureOfExperts(8, experts, experts_per_token=2, **place),
+        "SharedMixtureOfExperts": SharedMixtureOfExperts(8, experts, SwiGLU(8, 8), experts_per_token=2, **place),
+        "Transformer": Transformer(config, **place),
+        **{kind: layer(8, 16, bias=True, **place) for kind, layer in FEED_FORWARDS.items()},
+        **{f"{kind} block": block(parts, **place) for kind, block in BLOCKS.items()},
+    }
+
+
+def test_layers_are_made_on_the_device_and_in_the_dtype_that_they_are_given() -> None:
+    def places(device: str | None, dtype: torch.dtype | None) -> set[tuple[str, torch.dtype]]:
+        made = made_anywhere(device, dtype).values()
+        return {(parameter.device.type, parameter.dtype) for layer in made for parameter in layer.parameters()}
+
+    assert places("meta", torch.bfloat16) == {("meta", torch.bfloat16)}
+    assert places(None, torch.float64) == {("cpu", torch.float64)}
+    assert places("meta", None) == {("meta", torch.float32)}
+    assert places(None, None) == {("cpu", torch.float32)}
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_dtype_changes_no_draw() -> None:
+    config = ModelConfig(vocab_size=7, context_length=4, d_model=8, n_layers=1, n_heads=2)
+    wide, narrow = Transformer(config), Transformer(config, dtype=torch.bfloat16)
+    for mine, other in zip(narrow.parameters(), wide.parameters(), strict=True):
+        assert torch.equal(mine, other.bfloat16())

@@ -105,6 +105,8 @@ def _block(own: Weights, x: Array, attend: Callable, think: Callable, config: An
 
 
 def _norm(own: Weights, name: str, x: Array, config: Any) -> Array:
+    if config.norm == "none":
+        return x
     flat = []
     for v in x.reshape(-1, x.shape[-1]):
         v = v - v.mean() if config.norm == "layer" else v

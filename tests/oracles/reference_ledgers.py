@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from napkin import Ledger, count
-from napkin.hardware.cuda_target import Target
+from napkin.hardware.target import Target
 from oracles.torch_models import GPT2, Llama
 
 FUSED_ADAMW = partial(torch.optim.AdamW, fused=True)

@@ -63,7 +63,10 @@ def test_the_micro_batch_that_is_advised_fits_and_the_next_one_does_not() -> Non
 
 @pytest.mark.parametrize(
     ("memory_bytes", "way_out"),
-    [(10_000, "no micro-batch helps"), (3_000_000, "use a smaller --training.batch-size, --model.context-length")],
+    [
+        (10_000, "no micro-batch size is small enough"),
+        (3_000_000, "use a smaller --training.batch-size, --model.context-length"),
+    ],
 )
 def test_where_no_micro_batch_helps_something_else_is_advised(memory_bytes: int, way_out: str) -> None:
     with pytest.raises(NapkinError, match=way_out):

@@ -1,21 +1,27 @@
 import dataclasses
 import math
+import re
 from typing import Any
 
 import pytest
 
 from napkin.accounting.rules import all_reduce_seconds_rule
+from napkin.distributed.ranks import RankInfo, Ranks
 from napkin.errors import NapkinError
-from napkin.hardware.catalogue import Device, find_device
+from napkin.hardware.accelerators import find_device
+from napkin.hardware.device import Device
+from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
-from napkin.planning.machine import CatalogueMachine
+from napkin.planning.machine import DEVICES_PER_NODE, NODE_BANDWIDTH, CatalogueMachine, ThisMachine
 from napkin.planning.micro_batch import refuse_what_does_not_fit
 from napkin.planning.planner import plan as make_plan
+from napkin.planning.resolve import resolve
 from napkin.planning.run_plan import Plan
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step_ledger import count_step
+from napkin.units import format_bytes
 
 A100 = find_device("A100-80GB")
 
@@ -56,6 +62,17 @@ def test_dollars_and_energy_are_those_of_all_devices_for_all_steps() -> None:
     assert math.isclose(changed.kilowatt_hours, 8 * hours / 10)
 
 
+def test_a_plan_says_whose_price_it_uses_and_of_when() -> None:
+    def note(plan: Plan) -> str:
+        return next(row.note for row in plan.table() if row.quantity == "dollars")
+
+    assert A100.price
+    plan = plan_on(recipe(16), A100, 8)
+    assert note(plan) == "price: $1.79 per hour, Lambda, on demand, 8 devices, 2025-06; $14.32 per hour in all"
+    assert note(plan.at(watts=100.0)) == note(plan)
+    assert note(plan.at(usd_per_hour=1.0)) == "the price that was given; $8.00 per hour in all"
+
+
 def test_gradients_cost_time_where_the_backward_pass_does_not_hide_them() -> None:
     # One token a device, so that there is nothing to compute beside the exchange of 4 bytes per parameter.
     slow = dataclasses.replace(A100, link_bandwidth=1e9)
@@ -92,3 +109,65 @@ def test_what_does_not_fit_is_told_its_ways_out() -> None:
     assert "with --training.parallelism fsdp" in line
     assert "would fit a " in line
     assert "\n" not in line
+
+
+GRID = [
+    {"parallelism": parallelism, "precision": precision, **training}
+    for parallelism in ("ddp", "fsdp")
+    for precision in ("fp32", "bf16")
+    for training in ({}, {"micro_batch_size": 2}, {"recompute": "full"}, {"gather_format": "fp32"})
+]
+
+
+def as_ranks(world_size: int) -> Ranks:
+    return Ranks(RankInfo(world_size=world_size, local_world_size=world_size))
+
+
+def test_this_machine_and_the_same_machine_described_as_a_device_are_planned_with_the_same_bytes() -> None:
+    host = detect_host()
+    described = Device(
+        name=host.cpu_name,
+        vendor="a processor's",
+        source=None,
+        peaks={"fp32": 1e12, "bf16": 1e12},
+        memory_bytes=host.memory_bytes,
+        advertised_bytes=host.memory_bytes,
+        memory_bandwidth=1e10,
+        torch_device="cpu",
+    )
+    for n_devices in (1, 4):
+        here = ThisMachine(as_ranks(n_devices), device="cpu")
+        there = CatalogueMachine(described, n_devices)
+        for training in GRID:
+            wanted = recipe(8)
+            wanted = dataclasses.replace(wanted, training=dataclasses.replace(wanted.training, **training))
+            ours, theirs = (count_step(resolve(wanted, machine)) for machine in (here, there))
+            assert ours.peak_bytes == theirs.peak_bytes, training
+            assert ours.peak_by_category == theirs.peak_by_category, training
+            assert ours.flops == theirs.flops, training
+
+
+def test_a_plan_that_does_not_fit_whole_fits_sharded_where_the_recipe_says_fsdp() -> None:
+    small = dataclasses.replace(A100, memory_bytes=600_000_000 + 60_000_000)
+    large = recipe(8, d_model=256, n_layers=6, vocab_size=1000)
+    whole = plan_on(large, small, 8)
+    assert not whole.fits
+    sharded = plan_on(dataclasses.replace(large, training=TrainingConfig(batch_size=8, parallelism="fsdp")), small, 8)
+    assert sharded.fits
+    with pytest.raises(NapkinError, match=f"it fits, with {re.escape(format_bytes(sharded.ledger.peak_bytes))} each"):
+        refuse_what_does_not_fit(whole)
+
+
+def test_fsdp_on_a_slow_link_exposes_what_it_sends() -> None:
+    slow = dataclasses.replace(A100, link_bandwidth=1e6)
+    plan = plan_on(dataclasses.replace(recipe(8), training=TrainingConfig(batch_size=8, parallelism="fsdp")), slow, 8)
+    assert plan.communication.bytes > 0
+    assert plan.communication_seconds == pytest.approx(plan.communication.bytes / 1e6)
+    assert 0 < plan.exposed_seconds < plan.communication_seconds
+    assert plan.seconds_per_step == plan.price.seconds + plan.exposed_seconds
+
+
+def test_beyond_a_node_the_link_is_the_networks() -> None:
+    fast = dataclasses.replace(A100, link_bandwidth=300e9)
+    assert plan_on(recipe(16), fast, DEVICES_PER_NODE).site.link_bandwidth == 300e9
+    assert plan_on(recipe(16), fast, 2 * DEVICES_PER_NODE).site.link_bandwidth == NODE_BANDWIDTH

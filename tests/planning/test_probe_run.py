@@ -1,10 +1,20 @@
+import math
+import statistics
+from random import Random
+
 import pytest
 import torch
 
 from napkin.accounting.pricing import price
 from napkin.hardware.calibration import ArrayMeasurement, Calibration, Machine, MatmulMeasurement
 from napkin.model.config import ModelConfig
-from napkin.planning.probe_run import PROBED_FACTOR, UNPROBED_FACTOR, time_probe_run
+from napkin.planning.probe_run import (
+    DISTURBED_FACTOR,
+    PROBED_FACTOR,
+    UNPROBED_FACTOR,
+    stated_factor,
+    time_probe_run,
+)
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
@@ -43,9 +53,42 @@ def test_a_step_of_two_layers_and_two_micro_batches_is_compared_with_its_operato
     ledger = count_step(ResolvedRecipe(recipe(n_layers=2, batch_size=4), PRECISION))
     alone = price(ledger, ceilings, {row.call: 1e-3 for row in ledger.rows if row.bytes_read + row.bytes_written})
     assert between == pytest.approx(0.3 / alone.seconds)
-    assert factor == PROBED_FACTOR
+    assert factor == pytest.approx(PROBED_FACTOR)
     # Two readings for each of three steps, one for each of two that warm up.
     assert steps.now == pytest.approx(0.3 * (2 * 3 + 2))
+
+
+def test_the_stated_factor_is_what_was_found_on_this_machine_for_this_shape() -> None:
+    steady = [0.1] * 7
+    assert stated_factor(steady, 1.0, disturbed=False) == pytest.approx(PROBED_FACTOR)
+    one_slow = [*steady, 0.9]
+    assert stated_factor(one_slow, 1.0, disturbed=False) == pytest.approx(PROBED_FACTOR)
+    wavering = [0.1, 0.105, 0.095, 0.11, 0.09]
+    found = stated_factor(wavering, 1.0, disturbed=False)
+    assert found == pytest.approx(math.exp(math.hypot(math.log(PROBED_FACTOR), 1.645 * 1.4826 * 0.05)))
+    longer, shorter = (stated_factor(steady, drift, disturbed=False) for drift in (1.1, 1 / 1.1))
+    assert longer == pytest.approx(shorter)
+    assert longer > 1.1
+    assert stated_factor(wavering, 1.1, disturbed=False) > found
+    assert stated_factor(wavering, 1.0, disturbed=True) > found
+    assert stated_factor(steady, 1.0, disturbed=True) > DISTURBED_FACTOR
+    assert stated_factor([0.1, 0.5, 0.9], 9.0, disturbed=True) == UNPROBED_FACTOR
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.05, 0.1])
+def test_nine_in_ten_steps_are_within_the_stated_factor(spread: float) -> None:
+    random = Random(0)
+    covered = 0
+    for _ in range(1000):
+        # The machine's level moves between the plan and the run, as it does between the two timings of operators.
+        first, second, later = (math.exp(random.gauss(0, spread / 2)) for _ in range(3))
+        steps = [second * math.exp(random.gauss(0, spread)) for _ in range(9)]
+        factor = stated_factor(steps, second / first, disturbed=False)
+        error = math.exp(random.gauss(0, math.log(PROBED_FACTOR) / 1.645))
+        run = statistics.median(later * math.exp(random.gauss(0, spread)) for _ in range(12))
+        ratio = error * run / statistics.median(steps)
+        covered += 1 / factor <= ratio <= factor
+    assert 850 <= covered <= 950
 
 
 def test_a_probe_run_that_would_take_too_long_or_too_much_memory_is_left_out() -> None:

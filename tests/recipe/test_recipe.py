@@ -131,10 +131,13 @@ def test_every_number_of_a_recipe_has_limits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"momentum": 0.9}, "optimizer.momentum is 0.9, but adamw has none: leave it out, or use it with momentum"),
-        ({"name": "lion", "eps": 1e-8}, "optimizer.eps is 1e-08, but lion has none"),
-        ({"name": "lion", "fused": True}, "optimizer.fused is True, but there is no such kernel for lion"),
-        ({"decay_steps": 3}, "optimizer.decay_steps is 3, but the schedule cosine has none"),
+        (
+            {"momentum": 0.9},
+            "optimizer.momentum is 0.9, but adamw has no such option: leave it out, or use it with momentum",
+        ),
+        ({"name": "lion", "eps": 1e-8}, "optimizer.eps is 1e-08, but lion has no such option"),
+        ({"name": "lion", "fused": True}, "optimizer.fused is True, but there is no fused kernel for lion"),
+        ({"decay_steps": 3}, "optimizer.decay_steps is 3, but the schedule cosine has no such option"),
         ({"schedule": "constant", "final_fraction": 0.1}, "use it with linear, cosine, warmup-stable-decay"),
         ({"schedule": "warmup-stable-decay", "decay_steps": 950}, "optimizer.decay_steps is 950: the warm-up leaves"),
     ],
@@ -181,3 +184,30 @@ def test_an_unknown_field_is_refused_with_the_nearest(tmp_path: Path, values: di
     path.write_text(tomli_w.dumps(values))
     with pytest.raises(NapkinError, match=field):
         read_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a" + ".a" * 200_000 + " = 1", "more than 32 dots"),
+        ("[a" + " . a" * 200_000 + "]", "more than 32 dots"),
+        ("[a" + ".'b'" * 200_000 + "]", "more than 32 dots"),
+        ("a = [{a" + '."x"' * 200_000 + " = 1}]", "more than 32 dots"),
+        ('a = ["""b"""", {a' + ".a" * 200_000 + ' = "c"}]', "more than 32 dots"),
+        ("a = 1\n" * 2**18, "characters"),
+        ("a = " + "[" * 100_000, "cannot be read"),
+        ('"""\\' * 200_000, "is not TOML"),
+    ],
+)
+def test_a_recipe_that_would_take_all_of_the_time_is_refused_in_a_line(text: str, line: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(text)
+    with pytest.raises(NapkinError, match=line) as refused:
+        read_recipe(tmp_path / "recipe.toml")
+    assert "\n" not in str(refused.value)
+
+
+def test_dots_in_strings_and_comments_are_no_depth(tmp_path: Path) -> None:
+    dots = ".a" * 100
+    strings = f"""["{dots}", '1{dots}', '''2{dots}''']"""
+    (tmp_path / "recipe.toml").write_text(f"[data]  # {dots}\ntrain = {strings}\n")
+    assert len(read_recipe(tmp_path / "recipe.toml").data.train) == 3

@@ -130,6 +130,8 @@ def start_python(folder: Path, *arguments: str, environment: dict[str, str] | No
             stdout=out_file,
             stderr=err_file,
             env={**os.environ, **(environment or {})},
+            # A shell that starts the tests in the background has it ignored, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
     return Command(process.pid, out, err, lambda pid: process.wait())
 

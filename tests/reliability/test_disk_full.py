@@ -107,8 +107,8 @@ def test_a_file_system_without_room_is_no_other_than_a_limit(napkin: Napkin, uni
     subprocess.run([*mount, script], check=True, capture_output=True)
     assert (napkin.folder / "status.txt").read_text() == "2\n"
     warning, refusal = (napkin.folder / "errors.txt").read_text().splitlines()
-    assert "make" in warning
-    assert "of room before they come" in warning
+    assert "make room for" in warning
+    assert "before they are written" in warning
     assert "train: the next checkpoint takes" in refusal
     kept = napkin.folder / "kept"
     assert checkpoints(kept) == [6]

@@ -2,16 +2,22 @@ import pytest
 
 from napkin.report.expert_balance import STEPS, expert_balance
 from napkin.report.page import render_report
-from napkin.runs.run_record import LoggedStep, RunRecord
+from napkin.runs.metrics import StepMetrics
+from napkin.runs.run_record import RunRecord
 
 
-def logged(step: int, visits: list[list[int]] | None, dropped: list[int] | None) -> LoggedStep:
-    return LoggedStep(
+def logged(step: int, visits: list[list[int]] | None, dropped: list[int] | None) -> StepMetrics:
+    return StepMetrics(
         step=step,
         tokens=step,
         seconds=1.0,
         loss=1.0,
+        learning_rate=1e-3,
+        gradient_norm=1.0,
+        step_seconds=1.0,
         tokens_per_second=1.0,
+        mfu=0.5,
+        bytes=1,
         expert_tokens=visits,
         dropped_tokens=dropped,
     )
@@ -33,7 +39,7 @@ def test_a_dense_run_has_no_balance_and_an_unused_layer_an_even_one() -> None:
 
 
 def test_the_report_shows_the_balance_where_there_are_experts() -> None:
-    def page(*metrics: LoggedStep) -> str:
+    def page(*metrics: StepMetrics) -> str:
         return render_report(RunRecord("run", "", None, metrics, None, None, None))
 
     found = page(logged(1, [[6, 2]], [2]))

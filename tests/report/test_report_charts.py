@@ -1,3 +1,4 @@
+import json
 import re
 from typing import Any
 from xml.etree import ElementTree
@@ -12,11 +13,12 @@ from napkin.report.charts import (
     stacked_bar,
     throughput_chart,
 )
-from napkin.runs.run_record import Evaluated, LoggedStep
+from napkin.runs.evaluation_file import Evaluation
+from napkin.runs.metrics import StepMetrics, parse_metrics
 
 
-def logged(step: int, **figures: Any) -> LoggedStep:
-    return LoggedStep(step=step, tokens=100 * step, seconds=float(step), **figures)
+def logged(step: int, **figures: Any) -> StepMetrics:
+    return parse_metrics(json.dumps({"step": step, "tokens": 100 * step, "seconds": float(step), **figures}))
 
 
 def texts(svg: str) -> list[str]:
@@ -51,7 +53,7 @@ def test_a_limit_that_would_dwarf_the_bar_is_not_drawn():
 
 
 def test_bars_of_bits_are_in_proportion_and_labelled():
-    svg = bits_chart(Evaluated(2.2, 9.0, 1.5, 10, 20, 3.0, 2.25, 3), 700)
+    svg = bits_chart(Evaluation(3, 10, 20, 2.2, 9.0, 1.5, 3.0, 2.25), 700)
     model, xz, gzip = widths_of_bars(svg)
     assert (model / gzip, xz / gzip) == pytest.approx((0.5, 0.75), abs=0.001)
     assert [text for text in texts(svg) if text] == ["this model", "xz -9", "gzip -9", "1.50", "2.25", "3.00"]

@@ -1,4 +1,6 @@
+import dataclasses
 import json
+import math
 import os
 import resource
 import subprocess
@@ -45,7 +47,7 @@ def test_what_is_there_is_not_overwritten(run: RunFolder) -> None:
 
 def test_a_run_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(NapkinError, match="cannot be made"):
+    with pytest.raises(NapkinError, match="cannot be created"):
         RunFolder.create(tmp_path / "file" / "run", tiny_recipe("data"), TOKENIZER)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -89,6 +91,16 @@ def test_lines_come_back_as_they_were_written(run: RunFolder) -> None:
         file.append(metrics(step, validation_loss=2.0 if step == 2 else None))
     assert list(read_metrics(file.path)) == [metrics(1), metrics(2, 2.0), metrics(3)]
     assert [json.loads(line)["step"] for line in file.path.read_text().splitlines()] == [1, 2, 3]
+
+
+def test_a_figure_that_is_not_finite_is_null_in_the_file(run: RunFolder) -> None:
+    file = MetricsFile(run.path)
+    file.append(dataclasses.replace(metrics(1), loss=math.inf, gradient_norm=math.nan, mfu=math.nan))
+    values = json.loads(file.path.read_text(), parse_constant=pytest.fail)
+    assert {name for name, value in values.items() if value is None} == {"loss", "gradient_norm", "mfu"}
+    (found,) = read_metrics(file.path)
+    assert all(map(math.isnan, (found.loss, found.gradient_norm, found.mfu)))
+    assert dataclasses.replace(found, loss=1 / 3, gradient_norm=0.1, mfu=0.5) == metrics(1)
 
 
 def test_rewinding_drops_what_lies_past_the_step_and_what_a_kill_cut_off(run: RunFolder) -> None:

@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,25 @@ def test_a_whole_last_line_of_the_wrong_kind_is_an_error(planned_run):
 def test_steps_taken_again_after_a_resume_replace_the_earlier_ones(planned_run):
     assert metrics_of(planned_run, *map(line, [1, 2, 3, 4, 3, 4, 5])) == [1, 2, 3, 4, 5]
     assert metrics_of(planned_run, *map(line, [1, 2, 3, 4, 2])) == [1, 2]
+
+
+def test_figures_that_are_absent_or_null_are_nan(planned_run):
+    lines = [line(1), json.dumps({"step": 2, "tokens": 16, "seconds": 1.0, "loss": None, "mfu": 0.5})]
+    (planned_run / "metrics.jsonl").write_text("\n".join(lines))
+    first, second = read_run_record(planned_run).metrics
+    assert (first.loss, first.bytes, first.validation_loss) == (3.0, 0, None)
+    assert math.isnan(first.mfu)
+    assert math.isnan(first.tokens_per_second)
+    assert math.isnan(second.loss)
+    assert second.mfu == 0.5
+
+
+@pytest.mark.parametrize("name", ["step", "tokens", "seconds"])
+def test_a_line_without_step_tokens_or_seconds_is_an_error(planned_run, name):
+    values = json.loads(line(2))
+    del values[name]
+    with pytest.raises(NapkinError, match=f"line 2 is malformed.*{name}"):
+        metrics_of(planned_run, line(1), json.dumps(values))
 
 
 def test_empty_metrics_are_no_steps(planned_run):

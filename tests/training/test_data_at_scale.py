@@ -23,7 +23,7 @@ from napkin.runs.run_folder import RunFolder
 from napkin.tokenizer.byte_level import ByteTokenizer
 from napkin.train_step.step import build_train_state
 from napkin.train_step.step_ledger import count_step
-from napkin.training.prepare import Preparation
+from napkin.training.preparation import Preparation
 from napkin.training.run import train_run
 from napkin.training.start import create_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text
@@ -89,7 +89,7 @@ def test_a_run_goes_on_with_as_many_sequences_a_step_as_it_began_with(text: Path
     train_run(preparation, run, on_step=lambda m: signal.raise_signal(signal.SIGTERM) if m.step == 3 else None)
     training = dataclasses.replace(preparation.recipe.training, batch_size=6)
     other = preparation.with_recipe(dataclasses.replace(preparation.recipe, training=training))
-    with pytest.raises(NapkinError, match=r"training.batch_size is 6, and .* was trained with 4"):
+    with pytest.raises(NapkinError, match=r"training.batch_size is 6, but .* was trained with 4"):
         train_run(other, run)
     assert train_run(preparation, run).step == STEPS
 

@@ -19,7 +19,7 @@ from napkin.planning.run_plan import Plan
 from napkin.recipe.recipe import Recipe
 from napkin.runs.metrics import StepMetrics, read_metrics
 from napkin.runs.run_folder import RunFolder
-from napkin.training.prepare import Preparation
+from napkin.training.preparation import Preparation
 from napkin.training.run import Outcome, train_run
 from napkin.training.start import create_run, open_run
 from oracles.clock import Clock

@@ -19,9 +19,10 @@ from napkin.errors import NapkinError
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
+from napkin.runs.history import History
 from napkin.runs.metrics import read_metrics
 from napkin.train_step.step import TrainState, build_train_state
-from napkin.training.non_finite import find_source
+from napkin.training.non_finite import NonFiniteSteps, Verdict, find_source
 from napkin.training.run import train_run
 from napkin.training.start import create_run, open_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text
@@ -129,6 +130,17 @@ def test_a_bad_batch_stops_the_run_by_name_and_is_kept(poisoned: Callable[..., R
     assert [line.step for line in read_metrics(run.path / "metrics.jsonl")] == list(range(1, 8))
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-pure", "fp8"])
+def test_what_is_kept_names_the_precision_that_ran(
+    poisoned: Callable[..., Recipe], tmp_path: Path, precision: str
+) -> None:
+    preparation, run = create_run(poisoned({1}, precision=precision), tmp_path / "run")
+    with pytest.raises(NapkinError, match=r"^step 1: the loss is nan"):
+        train_run(preparation, run)
+    story = json.loads((run.path / "non-finite" / "step-00000001.json").read_text())
+    assert story["precision"] == precision
+
+
 def test_a_skipped_step_is_as_if_its_update_had_never_been_due(poisoned: Callable[..., Recipe], tmp_path: Path) -> None:
     preparation, run = create_run(poisoned({4, 8, 9}, on_non_finite="skip"), tmp_path / "run")
     messages: list[str] = []
@@ -196,3 +208,20 @@ def test_a_loss_that_stands_out_is_marked_in_the_metrics_also_after_a_resume(
     shutil.rmtree(run.checkpoints / "step-00000026")
     assert train_run(*open_run(run.path)).first_step == 22
     assert {line.step: line.spike for line in read_metrics(run.path / "metrics.jsonl")} == expected
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-pure", "fp8"])
+def test_what_is_kept_of_a_step_names_the_precision_that_ran(tmp_path: Path, precision: str) -> None:
+    write_tiny_text(tmp_path)
+    recipe = tiny_recipe(tmp_path, precision=precision, device="cpu")
+    preparation, run = create_run(recipe, tmp_path / "run")
+    train_state = build_train_state(ResolvedRecipe(preparation.recipe, preparation.precision))
+    with torch.no_grad():
+        train_state.model.blocks[0].feed_forward.down.weight.fill_(float("nan"))  # pyright: ignore
+    verdict = Verdict()
+    batch = (torch.zeros(4, 32, dtype=torch.int64), torch.zeros(4, 32, dtype=torch.int64))
+    train_state.step(0, *batch, is_fit=verdict)
+    with pytest.raises(NapkinError):
+        NonFiniteSteps(train_state, History(), run, print).skip_or_stop(0, batch, verdict)
+    [story] = (run.path / "non-finite").glob("*.json")
+    assert json.loads(story.read_text())["precision"] == precision

@@ -12,7 +12,7 @@ from napkin.errors import NapkinError
 from napkin.recipe.tracking_config import TrackerName, TrackingConfig
 from napkin.runs.metrics import StepMetrics, read_metrics
 from napkin.runs.run_folder import RunFolder
-from napkin.training.prepare import Preparation, prepare
+from napkin.training.preparation import Preparation, prepare
 from napkin.training.run import train_run
 from napkin.training.start import create_run
 from napkin.training.trackers import TRACKERS, TrackedRun
@@ -99,7 +99,7 @@ def test_a_tracker_that_fails_is_named_once_and_stops_nothing(
     said: list[str] = []
     outcome = train_run(tracked, run_in(tmp_path, tracked), on_message=said.append)
     assert outcome.step == STEPS
-    assert said == ["tracker trackio has failed and is told no more (no net); metrics.jsonl has everything"]
+    assert said == ["tracker trackio has failed and is disabled (no net); metrics.jsonl has everything"]
     failed, well = notebooks
     assert [step for step, _ in failed.told] == [2, 4]
     assert [step for step, _ in well.told] == [2, 4, 5, 6, 8, 9]
@@ -132,7 +132,9 @@ def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_made(
 ) -> None:
     if importlib.util.find_spec(name):
         pytest.skip(f"{name} is installed")
-    with pytest.raises(NapkinError, match=f"asks for {name}, not installed here: `pip install {name}`"):
+    with pytest.raises(
+        NapkinError, match=f"tracking.trackers has {name}, which is not installed: `pip install {name}`"
+    ):
         prepare(tracked_by(preparation, name).recipe)
 
 

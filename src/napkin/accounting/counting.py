@@ -1,14 +1,14 @@
 """Count a training step exactly without running it: the step is traced on fake tensors.
 
-Fake tensors have shapes, number formats and storages but no data: nothing is allocated and nothing is computed.
+Fake tensors have shapes, number formats and storages but no data: nothing is allocated and nothing is computed. A step
+that needs data is counted by running it.
 """
 
 import copy
-import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import is_dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,13 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 
+from napkin.accounting.counting_by_running import count_by_running
 from napkin.accounting.cuda.trace import as_on_cuda
 from napkin.accounting.ledger import Ledger
+from napkin.accounting.plain_step import plain_step, uncompile_parts, uncompiled
 from napkin.accounting.recording import record
 from napkin.errors import NapkinError, first_line
-from napkin.hardware.cuda_target import Target, cuda_target
+from napkin.hardware.target import Target, cuda_target
 
 
 def count(
@@ -34,11 +36,13 @@ def count(
     *,
     optimizer: Callable[..., torch.optim.Optimizer] | None = None,
     target: Target = "cpu",
+    by: Literal["tracing", "running"] = "tracing",
 ) -> Ledger:
     """Trace one training step in its steady state and return its ledger.
 
     Args:
-        module: any `torch.nn.Module` on real, meta or fake tensors. It is not modified.
+        module: any `torch.nn.Module` on real, meta or fake tensors. It is not modified. Of one that `torch.compile`
+            returned, the original is counted; of one without parameters, the forward pass.
         batch: a tensor, or a tuple, list or mapping of them (positional or keyword arguments of `module`). Only
             shapes, formats and strides are read.
         step: `step(module, batch)` trains once. By default: forward pass, loss, backward pass, update. If the step
@@ -52,17 +56,32 @@ def count(
             and normalisation, its autocast (including `torch.autocast("cuda")` inside `step`: softmax, norms, sums and
             losses in fp32), foreach optimizers. Memory is that of CUDA's caching allocator, from the first parameter
             on. A module on fake CUDA tensors is always counted for CUDA.
+        by: "tracing" needs no data and no memory; "running" runs two real steps of a copy, on the module's device and
+            on this batch, and records the second. It counts what depends on data, such as `.item()`, and its peak is
+            the allocator's; `ledger.source` is then "run".
 
-    Raises NapkinError if the module cannot be copied, or if the step fails on fake tensors.
+    Tokens that a router distributes by `topk` and masks are counted as distributed evenly, which `ledger.assumption`
+    says then.
+
+    Raises NapkinError for an unknown target, if the module cannot be copied, or if the step fails on fake tensors.
     """
+    cuda = cuda_target(target)
+    module = uncompiled(module)
+    if by == "running":
+        if target != "cpu":
+            raise NapkinError("by='running' counts for the device that the module is on: leave `target` out")
+        return count_by_running(module, batch, step, optimizer)
+    if by != "tracing":
+        raise NapkinError(f"by is {by!r}: use 'tracing' or 'running'")
     mode = _mode_of(module) or FakeTensorMode(allow_non_fake_inputs=True)
     fakes = _Fakes(mode)
-    cuda = cuda_target("cuda" if _is_on_fake_cuda(module) else target)
+    if cuda is None and _is_on_fake_cuda(module):
+        cuda = cuda_target("cuda")
     with mode, as_on_cuda(cuda) if cuda else nullcontext():
         twin = module if _mode_of(module) else _fake_twin(module, fakes)
         arguments = dict(batch) if isinstance(batch, Mapping) else batch
         inputs = pytree.tree_map_only(Tensor, fakes.of_input, arguments)
-        run = step or _plain_step(twin, optimizer)
+        run = step or plain_step(twin, optimizer)
         with _errors_on_one_line():
             # The second step is the steady one: the first one creates the optimizer's state.
             return record(twin, lambda: run(twin, inputs), warm_up=1, cuda=cuda)
@@ -115,7 +134,7 @@ def _fake_twin(module: nn.Module, fakes: _Fakes) -> nn.Module:
         memo: dict[int, Any] = {id(buffer): fakes.of_parameter(buffer) for buffer in module.buffers()}
         for parameter in module.parameters():
             memo[id(parameter)] = nn.Parameter(fakes.of_parameter(parameter), requires_grad=parameter.requires_grad)
-        return copy.deepcopy(module, memo)
+        return uncompile_parts(copy.deepcopy(module, memo))
     except (RuntimeError, TypeError, ValueError) as error:
         raise NapkinError(
             f"{type(module).__name__} cannot be copied ({first_line(error)}): build it under FakeTensorMode() and "
@@ -126,56 +145,25 @@ def _fake_twin(module: nn.Module, fakes: _Fakes) -> nn.Module:
 @contextmanager
 def _errors_on_one_line() -> Iterator[None]:
     try:
-        yield
+        with _fake_tensors_log_nothing():
+            yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise NapkinError(
-            f"the step reads values that exist only when it runs ({error.func}): pass a `step` without `.item()`, "
-            "boolean-mask indexing or branches on data"
+            f"the step reads values that exist only when it runs ({error.func}): count it by running it, with "
+            "by='running', or pass a `step` without `.item()`, boolean-mask indexing or branches on data"
         ) from None
     except RuntimeError as error:
-        raise NapkinError(f"the step fails on fake tensors, which have no data: {first_line(error)}") from error
-
-
-def _plain_step(
-    module: nn.Module, optimizer: Callable[..., torch.optim.Optimizer] | None
-) -> Callable[[nn.Module, Any], None]:
-    update = optimizer(module.parameters()) if optimizer else None
-    if update is not None and inspect.signature(update.step).parameters["closure"].default is inspect.Parameter.empty:
         raise NapkinError(
-            f"{type(update).__name__} evaluates the model inside its update: pass a `step` that gives it a closure"
-        )
-
-    def step(module: nn.Module, batch: Any) -> None:
-        if isinstance(batch, dict):
-            output = module(**batch)
-        else:
-            output = module(*batch) if isinstance(batch, (tuple, list)) else module(batch)
-        _scalar(output).backward()
-        if update is not None:
-            update.step()
-        module.zero_grad(set_to_none=True)
-
-    return step
+            f"the step fails on fake tensors, which have no data: {first_line(error)}; by='running' counts a real one"
+        ) from None
 
 
-def _scalar(output: Any) -> Tensor:
-    """The loss that a model returned; otherwise the sum of the means of all that it returned."""
-    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(loss, Tensor):
-        return loss
-    leaves = [leaf for leaf in _tensors_in(output) if leaf.requires_grad]
-    if not leaves:
-        raise NapkinError("the model returns no tensor that depends on a parameter: there is nothing to train")
-    return leaves[0] if leaves[0].dim() == 0 else sum(leaf.float().mean() for leaf in leaves)  # pyright: ignore
-
-
-def _tensors_in(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        yield from _tensors_in(list(output.values()))
-    elif isinstance(output, (list, tuple)):
-        for item in output:
-            yield from _tensors_in(item)
-    elif is_dataclass(output):
-        yield from _tensors_in(vars(output))
+@contextmanager
+def _fake_tensors_log_nothing() -> Iterator[None]:
+    """torch logs a traceback for an operator that fails on fake tensors; the error itself says what is wrong."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = disabled

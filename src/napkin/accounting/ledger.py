@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+from napkin.accounting.components import Component
 from napkin.accounting.summary import Line, Summary, largest, with_parts
 from napkin.units import format_bytes, format_flops
 
@@ -52,6 +53,13 @@ class Row:
     """Those of them that the forward pass keeps for the backward pass."""
     elementwise_flops: int = 0
     """One for each element of the largest operand or result of an operator that computes and is not a contraction."""
+    component: Component = "other"
+    """The part of the model that the call belongs to; a gradient belongs to the part that it is the gradient of."""
+    of_activations: bool = False
+    """Whether a contraction multiplies activations, no parameter among its factors, as attention does; or is the
+    gradient of one that does."""
+    early: bool = False
+    """Whether the forward pass computes it although it is a gradient, as a fused loss does."""
     call: Hashable = field(default=None, repr=False)
     """The operator and its arguments, for `time_operators` to repeat; None if the call cannot be repeated."""
 
@@ -91,6 +99,12 @@ class Ledger(Summary):
     what torch.cuda.max_memory_reserved reports. None on a CPU, whose allocator keeps nothing."""
     watch_bytes: int = 0
     """Bytes that recording the step added to its peak; left out of `peak_bytes`."""
+    unknown_scratch: dict[str, int] = field(default_factory=dict)
+    """Calls of operators that take scratch inside of a library, of unknown size: it is missing from the peak."""
+    source: Literal["trace", "run"] = "trace"
+    """Whether the step was traced on fake tensors, or ran."""
+    assumption: str = ""
+    """What a trace took for given of values that it does not have."""
 
     # The training loop reads it in each step.
     @cached_property
@@ -107,6 +121,11 @@ class Ledger(Summary):
     def causal_flops(self) -> int:
         """FLOPs of the step over the query-key pairs that causal masks leave; recomputation left out."""
         return sum(row.causal_flops for row in self.rows if row.phase != "recompute")
+
+    @property
+    def attention_flops(self) -> int:
+        """FLOPs of products of activations, which 6·N·T leaves out; recomputation left out, over all pairs."""
+        return sum(row.flops for row in self.rows if row.of_activations and row.phase != "recompute")
 
     @property
     def forward_flops(self) -> int:
@@ -132,7 +151,10 @@ class Ledger(Summary):
         """The ledger in a few lines."""
         contractions = sum(row.contraction is not None for row in self.rows)
         rows = f"{len(self.rows):,} operator calls, {contractions:,} of them contractions"
-        yield "Ledger", f"{self.parameters:,} parameters; {rows}"
+        how = " of a step that ran" if self.source == "run" else ""
+        yield "Ledger", f"{self.parameters:,} parameters; {rows}{how}"
+        if self.assumption:
+            yield "assumed", self.assumption
         phases = [(phase, flops) for phase, flops in self.flops_by("phase").items() if phase != "recompute"]
         parts = largest([*phases, ("recomputed, not in the sum", self.hardware_flops - self.flops)])
         yield "FLOPs", with_parts(self.flops, parts, format_flops)
@@ -142,26 +164,16 @@ class Ledger(Summary):
         if self.unknown_operators:
             names = ", ".join(f"{name} ({calls} ×)" for name, calls in largest(self.unknown_operators.items()))
             yield "unknown operators", names + ": their FLOPs are missing"
+        if self.unknown_scratch:
+            names = ", ".join(f"{name} ({calls} ×)" for name, calls in largest(self.unknown_scratch.items()))
+            yield "unknown scratch", names + ": what their kernels take for a moment is missing from the peak"
 
-    def flops_by(self, column: Literal["module", "phase", "operator", "format"]) -> dict[str, int]:
+    def flops_by(self, column: Literal["module", "phase", "operator", "format", "component"]) -> dict[str, int]:
         """FLOPs summed by the values of `column`, largest first."""
         sums: Counter[str] = Counter()
         for row in self.rows:
             sums[getattr(row, column)] += row.flops
         return dict(sums.most_common())
-
-    def sharded_peak_bytes(self, n_devices: int) -> int:
-        """The peak of a device that holds 1/n of parameters, gradients and optimizer state.
-
-        Rajbhandari et al. 2020, "ZeRO", stage 3. The parameters that are gathered for the layer that runs come on top.
-        A single device holds everything, weight copies included.
-        """
-        if n_devices == 1:
-            return self.peak_bytes
-        return max(
-            moment.bytes_alive - moment.weight_copy_bytes - moment.state_bytes + -(-moment.state_bytes // n_devices)
-            for moment in self.timeline
-        )
 
     def with_more_micro_batches(self, times: int) -> "Ledger":
         """The ledger of the same step with `times` more micro-batches, each like the last.
@@ -173,7 +185,7 @@ class Ledger(Summary):
         begins = [
             number
             for number, (before, row) in enumerate(pairwise(self.rows), start=1)
-            if row.phase == "forward" and before.phase in ("backward", "recompute")
+            if (row.phase == "forward" or row.early) and before.phase in ("backward", "recompute") and not before.early
         ]
         if len(begins) < 2:
             raise ValueError("there are too few micro-batches in this ledger to extrapolate from: trace three")

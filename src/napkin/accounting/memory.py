@@ -37,6 +37,8 @@ class _Storage:
     row: int | None
     """The row that allocated it; None if it is older than the step."""
     kept: bool = False
+    of_parameters: bool = False
+    """Whether its numbers are parameters, or made of parameters alone."""
 
 
 # Runs for every operator of a step: the type checks that are on during tests would take half of their time.
@@ -121,6 +123,24 @@ class Memory:
         number = self.alive.get(tensor.untyped_storage()._cdata)
         return number is not None and self.storages[number].category == category
 
+    def number_of(self, tensor: Tensor) -> int | None:
+        """The number of a tensor's storage, if it is tracked."""
+        return self.alive.get(tensor.untyped_storage()._cdata)
+
+    def stems_from_parameters(self, tensor: Tensor) -> bool:
+        """Whether a tensor holds parameters or buffers, or what was made of them alone: casts, sums, quantised."""
+        number = self.number_of(tensor)
+        return number is not None and self.storages[number].of_parameters
+
+    def trace_parameters(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        """What is made of parameters, and of nothing but numbers besides, stems from parameters."""
+        made = [self.stems_from_parameters(tensor) for tensor in inputs]
+        if any(made) and all(tensor.dim() == 0 or known for tensor, known in zip(inputs, made, strict=True)):
+            for tensor in outputs:
+                number = self.number_of(tensor)
+                if number is not None:
+                    self.storages[number].of_parameters = True
+
     def reclaim(self, tensors: Iterable[Tensor], category: Category) -> None:
         """Put storages that are tracked already into another category."""
         for tensor in tensors:
@@ -196,7 +216,8 @@ class Memory:
 
     def _new(self, size: int, category: Category, *, made: bool) -> int:
         number = len(self.storages)
-        self.storages.append(_Storage(size, category, self.row if made else None))
+        of_parameters = category in ("parameters", "weight copies")
+        self.storages.append(_Storage(size, category, self.row if made else None, of_parameters=of_parameters))
         if not self.recording:
             if self.from_birth:
                 self.events.append((self.row, number, size))

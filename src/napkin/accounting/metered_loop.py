@@ -208,7 +208,8 @@ def reconcile(expected: Ledger | PlannedStep, measured: MeteredLoop, price: Pric
     else:
         rows = expected.table()
         if measured.seconds_per_step is not None:
-            meters["MFU"] = expected.mfu_of(measured.seconds_per_step)
+            # Of all steps together, as everywhere: their median seconds would leave out the slow ones.
+            meters["MFU"] = expected.mfu_of(sum(measured.step_seconds) / len(measured.step_seconds))
     return QuantityTable(dataclasses.replace(row, meter=meters.get(row.quantity)) for row in rows)
 
 

@@ -78,9 +78,14 @@ def time_operators(
     return seconds
 
 
-def _time(call: Call, generator: torch.Generator, device_type: str) -> float:
+def make_arguments(call: Call, generator: torch.Generator, device_type: str) -> tuple[list[Any], dict[str, Any]]:
+    """New tensors of the layouts of a call, and all its other arguments."""
     args = _thaw(call.arguments, generator, device_type)
-    kwargs = dict(_thaw(call.keywords, generator, device_type))
+    return args, dict(_thaw(call.keywords, generator, device_type))
+
+
+def _time(call: Call, generator: torch.Generator, device_type: str) -> float:
+    args, kwargs = make_arguments(call, generator, device_type)
     taken: list[float] = []
     for _ in range(REPEATS + 1):
         begin = time.perf_counter()
@@ -107,7 +112,10 @@ def _thaw(value: Any, generator: torch.Generator, device_type: str) -> Any:
 
 def _make(layout: _TensorLayout, generator: torch.Generator) -> Tensor:
     reach = sum((size - 1) * stride for size, stride in zip(layout.shape, layout.strides, strict=True))
-    storage = torch.empty(max(reach + 1, 0), dtype=layout.dtype)
+    is_float = layout.dtype.is_floating_point
+    # torch draws no numbers in formats of eight bits, but casts to them.
+    drawn_in = torch.float32 if is_float and layout.dtype.itemsize == 1 else layout.dtype
+    storage = torch.empty(max(reach + 1, 0), dtype=drawn_in)
     # Numbers around 1 overflow in no operator, and 0 is a valid index into every table.
-    filled = storage.uniform_(0.5, 1.5, generator=generator) if layout.dtype.is_floating_point else storage.zero_()
-    return filled.as_strided(layout.shape, layout.strides)
+    filled = storage.uniform_(0.5, 1.5, generator=generator) if is_float else storage.zero_()
+    return filled.to(layout.dtype).as_strided(layout.shape, layout.strides)

@@ -1,20 +1,21 @@
 """The FLOPs of each operator: a table of contractions, and tables of the operators that are not contractions.
 
-A contraction of [m, k] with [k, n] costs 2·m·n·k FLOPs: a multiply and an add for each triple. Elementwise work is kept
+A contraction of [m, k] with [k, n] costs 2·m·n·k FLOPs: a multiply and an add for each triple; of complex numbers, four
+times as many. Elementwise work is kept
 apart: one FLOP per element, by convention, whatever the operation. Operators in none of the tables are reported as
 unknown, never counted as zero.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import napkin.kernels.grouped_matmul  # makes the operators of torch.ops.napkin  # noqa: F401
+import napkin.kernels.grouped_gemm  # makes the operators of torch.ops.napkin  # noqa: F401
 
 aten = torch.ops.aten
 
@@ -37,7 +38,8 @@ def work_of(operator: torch._ops.OpOverload, arguments: tuple, keywords: dict, r
     formula = CONTRACTIONS.get(operator.overloadpacket)
     if formula is not None:
         names = [argument.name for argument in operator._schema.arguments]
-        return formula({**dict(zip(names, arguments, strict=False)), **keywords}, result)
+        work = formula({**dict(zip(names, arguments, strict=False)), **keywords}, result)
+        return _of_complex_numbers(work) if _is_complex(arguments) else work
     if _is_no_contraction(operator):
         return None
     raise UnknownOperator(str(operator))
@@ -57,6 +59,15 @@ def elementwise_flops_of(operator: torch._ops.OpOverload, arguments: tuple, tens
     if arguments and isinstance(arguments[0], (list, tuple)):
         return sum(tensor.numel() for tensor in arguments[0])  # foreach and fused: a list of tensors
     return max((tensor.numel() for tensor in tensors), default=0)
+
+
+def _is_complex(arguments: tuple) -> bool:
+    return any(isinstance(argument, Tensor) and argument.is_complex() for argument in arguments)
+
+
+def _of_complex_numbers(work: Work) -> Work:
+    # (a + bi)·(c + di) is four products of real numbers.
+    return replace(work, **{name: 4 * getattr(work, name) for name in ("flops", "causal_flops", "recomputed_flops")})
 
 
 def _product(batch: int, m: int, n: int, k: int) -> Work:
@@ -243,6 +254,11 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     aten._scaled_dot_product_cudnn_attention: _attention,
     aten._scaled_dot_product_cudnn_attention_backward: _attention_backward,
 }
+
+FUSED_ATTENTION = frozenset(
+    packet for packet, formula in CONTRACTIONS.items() if formula in (_attention, _attention_backward)
+)
+BATCHED_PRODUCTS = frozenset({aten.bmm, aten.baddbmm, aten.baddbmm_, aten.addbmm})
 
 # Those that cuBLAS computes on CUDA.
 MATRIX_PRODUCTS = frozenset(

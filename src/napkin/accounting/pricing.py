@@ -86,7 +86,7 @@ def price(
         seconds = known.get(row.call)
         seconds = between * (roofline_seconds(row, ceilings) if seconds is None else seconds)
         byte_bound = seconds if _is_byte_bound(row, ceilings) else 0.0
-        for column, name in (("operator", row.operator), ("module", _numbered_alike(row.module)), ("phase", row.phase)):
+        for column, name in (("operator", row.operator), ("module", numbered_alike(row.module)), ("phase", row.phase)):
             spent = sums[column][name]
             spent[0] += seconds
             spent[1] += byte_bound
@@ -115,7 +115,8 @@ def _is_byte_bound(row: Row, ceilings: Ceilings) -> bool:
     return _seconds_of_bytes(row, ceilings) > _seconds_of_flops(row, ceilings)
 
 
-def _numbered_alike(module: str) -> str:
+def numbered_alike(module: str) -> str:
+    """A module's path with its numbers left out: "blocks.*.attention"."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", module)
 
 

@@ -5,24 +5,32 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any, no_type_check
 
 import torch
 from torch import Tensor, nn
-from torch._C._autograd import _get_sequence_nr  # pyright: ignore[reportMissingImports]
-from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from napkin.accounting.attribution import Attribution
 from napkin.accounting.cuda.scratch import cuda_scratch_bytes
+from napkin.accounting.fake_calls import EVEN_ROUTING, FakeCalls, runs_in
 from napkin.accounting.ledger import Ledger, Phase, Row
+from napkin.accounting.measured_scratch import MEASURED, hides_scratch, measured_scratch
 from napkin.accounting.memory import Memory
 from napkin.accounting.microbenchmark import call_of
-from napkin.accounting.operators import MATRIX_PRODUCTS, UnknownOperator, elementwise_flops_of, work_of
+from napkin.accounting.operators import (
+    BATCHED_PRODUCTS,
+    FUSED_ATTENTION,
+    MATRIX_PRODUCTS,
+    UnknownOperator,
+    elementwise_flops_of,
+    work_of,
+)
 from napkin.accounting.scratch import scratch_bytes
-from napkin.hardware.cuda_target import CudaTarget
+from napkin.hardware.target import CudaTarget
+from napkin.kernels.early_gradient import computes_early_gradient
 from napkin.optim.sharded_tensors import local
 from napkin.tensors import FORMAT_OF
 
@@ -75,14 +83,14 @@ class _Recorder(TorchDispatchMode):
         self.cuda = cuda
         self.multiplied: set[bool] = set()  # threads that have called cuBLAS: True is autograd's
         self.parameters = list(module.parameters())
-        self.paths = {id(child): name for name, child in module.named_modules()}
-        self.stack: list[str] = []
-        self.path_of_node: dict[int, str] = {}
+        self.attribution = Attribution(module)
         self.recording = self.in_optimizer = self.seen_backward = False
         self.previous_phase: Phase = "forward"
         self.rows: list[dict[str, Any]] = []  # all fields but those that `memory` knows
         self.unknown: Counter[str] = Counter()
+        self.unknown_scratch: Counter[str] = Counter()
         self.memory = Memory(from_birth=cuda is not None)
+        self.call = FakeCalls(self.memory.number_of)
         self.memory.claim(map(local, (*self.parameters, *module.buffers())), "parameters")
 
     @classmethod
@@ -133,6 +141,8 @@ class _Recorder(TorchDispatchMode):
             unknown_operators=dict(self.unknown),
             reserved_bytes=replayed.reserved_bytes if replayed else None,
             watch_bytes=watched.bytes - peak.bytes,
+            unknown_scratch=dict(self.unknown_scratch),
+            assumption=EVEN_ROUTING if self.call.routes else "",
         )
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -147,32 +157,47 @@ class _Recorder(TorchDispatchMode):
         inputs = _tensors((args, kwargs))
         on_host = self._is_on_host(operator)
         self.memory.claim(inputs, "inputs", on_host=on_host)
-        result = _call(operator, args, kwargs)
+        result = self.call(operator, args, kwargs)
         outputs = _tensors(result)
         self.memory.row = len(self.rows)
         self.memory.sums_gradients = _sums_gradients(operator, inputs, in_backward=phase == "backward")
         self.rows.append(self._describe(operator, args, kwargs, inputs, result, outputs, phase))
         copies = operator.overloadpacket is aten._to_copy and self.memory.holds(inputs[0], "parameters")
         self.memory.claim(outputs, "weight copies" if copies else "temporaries", made=True, on_host=on_host)
+        if phase in ("forward", "recompute"):
+            self.memory.trace_parameters(inputs, outputs)
+            self.call.follow(operator, args, outputs)
         if self.cuda:
             self._take_more(self.cuda, operator, args, inputs)
         elif inputs and inputs[0].device.type == "cpu":
-            self.memory.take_and_give_back(scratch_bytes(operator, args, kwargs, inputs))
+            self._take_scratch(operator, args, kwargs, inputs)
         return result
+
+    def _take_scratch(self, operator: Any, args: tuple, kwargs: dict, inputs: list[Tensor]) -> None:
+        known: int | None = scratch_bytes(operator, args, kwargs, inputs)
+        if operator.overloadpacket in MEASURED:
+            known = measured_scratch(operator, args, kwargs, inputs, self.rows[-1]["flops"])
+        if known is None or hides_scratch(operator, inputs):
+            self.unknown_scratch[operator.overloadpacket.__name__] += 1
+        self.memory.take_and_give_back(known or 0)
 
     def _warm_up(self, operator: Any, args: tuple, kwargs: dict) -> Any:
         if not self.cuda:
-            result = _call(operator, args, kwargs)
-            self.memory.claim(_tensors(result), "temporaries")
+            result = self.call(operator, args, kwargs)
+            self._claim_followed(operator, args, _tensors(result))
             return result
         inputs, on_host = _tensors((args, kwargs)), self._is_on_host(operator)
         self.memory.claim(inputs, "inputs", on_host=on_host)
-        result = _call(operator, args, kwargs)
+        result = self.call(operator, args, kwargs)
         in_backward = torch._C._current_graph_task_id() != -1
         self.memory.sums_gradients = _sums_gradients(operator, inputs, in_backward=in_backward)
-        self.memory.claim(_tensors(result), "temporaries", on_host=on_host)
+        self._claim_followed(operator, args, _tensors(result), on_host=on_host)
         self._take_more(self.cuda, operator, args, inputs)
         return result
+
+    def _claim_followed(self, operator: Any, args: tuple, outputs: list[Tensor], *, on_host: bool = False) -> None:
+        self.memory.claim(outputs, "temporaries", on_host=on_host)
+        self.call.follow(operator, args, outputs)
 
     def _is_on_host(self, operator: Any) -> bool:
         # A tensor made from a Python number, such as the step count in torch.optim, is in the host's memory and stays
@@ -191,27 +216,30 @@ class _Recorder(TorchDispatchMode):
         if torch._C._current_graph_task_id() != -1:
             # Activation checkpointing runs a forward pass again. Without it, a graph that is built here is that of a
             # second derivative. A custom autograd function builds no graph inside, but may be called by one that does.
-            again = _recomputes() or (torch.is_grad_enabled() and _runs_in("torch.utils.checkpoint"))
+            again = _recomputes() or (torch.is_grad_enabled() and runs_in("torch.utils.checkpoint"))
             return "recompute" if again else "backward"
         # What runs after a backward pass, outside of modules and without a graph, is part of the update: clipping.
-        updates = self.seen_backward and not self.stack and not torch.is_grad_enabled()
+        updates = self.seen_backward and not self.attribution.stack and not torch.is_grad_enabled()
         return "optimizer" if self.in_optimizer or updates else "forward"
 
     def _turn(self, phase: Phase) -> None:
         was_backward, is_backward = (name in ("backward", "recompute") for name in (self.previous_phase, phase))
         if is_backward and not was_backward:
-            self.memory.keep({row for row, fields in enumerate(self.rows) if fields["phase"] == "forward"})
+            self.memory.keep(
+                {row for row, fields in enumerate(self.rows) if fields["phase"] == "forward" or fields["early"]}
+            )
         elif was_backward and not is_backward:
             self._claim_gradients()
+            self.attribution.after_head = False
         self.seen_backward |= is_backward
         self.previous_phase = phase
 
     # These hooks return None: anything else would replace the arguments or the output of the module.
     def _enter_module(self, module: nn.Module, _: Any) -> None:
-        self.stack.append(self.paths.get(id(module), type(module).__name__))
+        self.attribution.enter(module)
 
     def _leave_module(self, *_: Any) -> None:
-        self.stack.pop()
+        self.attribution.leave()
 
     def _enter_optimizer(self, *_: Any) -> None:
         self.in_optimizer = True
@@ -224,19 +252,18 @@ class _Recorder(TorchDispatchMode):
         gradients = (parameter.grad for parameter in self.parameters)
         self.memory.reclaim((local(gradient) for gradient in gradients if gradient is not None), "gradients")
 
-    def _module_path(self, phase: Phase) -> str:
-        """The forward pass stores which module created which autograd node, and the backward pass looks it up.
-
-        A node gets its sequence number just before its operator runs, and keeps it. An operator that creates no node
-        sees the number of the last one.
-        """
+    def _multiplies_activations(self, operator: Any, inputs: list[Tensor], phase: Phase) -> bool:
+        """Whether a contraction is one of attention's: batched, and neither factor a parameter."""
+        if operator.overloadpacket in FUSED_ATTENTION:
+            return True
+        if operator.overloadpacket not in BATCHED_PRODUCTS or phase == "optimizer":
+            return False
         if phase == "backward":
-            node = torch._C._current_autograd_node()
-            return self.path_of_node.get(node._sequence_nr(), "") if node is not None else ""
-        path = self.stack[-1] if self.stack else ""
-        if phase in ("forward", "recompute"):
-            self.path_of_node.setdefault(_get_sequence_nr() - 1, path)
-        return path
+            return self.attribution.is_node_of_activations
+        found = not any(map(self.memory.stems_from_parameters, inputs[-2:]))
+        if found:
+            self.attribution.mark_node_of_activations()
+        return found
 
     def _describe(
         self, operator: Any, args: tuple, kwargs: dict, inputs: list, result: Any, outputs: list, phase: Phase
@@ -249,9 +276,17 @@ class _Recorder(TorchDispatchMode):
         moves = not _is_view_call(inputs, outputs)
         mutated = sum(tensor.nbytes for tensor in _mutated(operator, args, kwargs)) if not outputs else 0
         sample = (inputs if work else outputs or inputs)[:1]
+        path = self.attribution.module_path(phase)
+        of_activations = work is not None and self._multiplies_activations(operator, inputs, phase)
+        component = self.attribution.component(path, phase, contraction=work is not None, of_activations=of_activations)
+        # What the forward pass computes of the backward pass is, all the same, no backward pass.
+        early = phase == "forward" and computes_early_gradient()
         return {
-            "module": self._module_path(phase),
-            "phase": phase,
+            "module": path,
+            "phase": "backward" if early else phase,
+            "early": early,
+            "component": component,
+            "of_activations": of_activations,
             "operator": operator.overloadpacket.__name__,
             "format": FORMAT_OF.get(sample[0].dtype, str(sample[0].dtype).removeprefix("torch.")) if sample else "",
             "flops": work.flops if work else 0,
@@ -283,30 +318,6 @@ def _sums_gradients(operator: Any, inputs: list[Tensor], *, in_backward: bool) -
     """Whether this is autograd's sum of two gradients of the same tensor."""
     # A view is referred to by its base too, so it is never added to in place.
     return in_backward and operator is aten.add.Tensor and not inputs[0]._is_view()
-
-
-def _call(operator: Any, args: tuple, kwargs: dict) -> Any:
-    try:
-        return operator(*args, **kwargs)
-    except DataDependentOutputException:
-        for module_name, answer in _ANSWERS.items():
-            if _runs_in(module_name):
-                return answer
-        raise
-
-
-# The numbers that these modules get from fake tensors, which have none. torch's GradScaler asks whether a gradient
-# overflowed, which in an ordinary step none does; LossScale asks whether all gradients are finite; Adafactor asks for
-# norms, which it only multiplies by.
-_ANSWERS = {"torch.amp.grad_scaler": 0.0, "torch.optim._adafactor": 1.0, "napkin.optim.loss_scale": 1.0}
-
-
-def _runs_in(module_name: str) -> bool:
-    """Whether a function of that module is on the call stack."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") != module_name:
-        frame = frame.f_back
-    return frame is not None
 
 
 @no_type_check

@@ -83,6 +83,7 @@ def rules_table(
     bytes_per_second: float | None = None,
     training_tokens: float | None = None,
     mfu: float = 0.5,
+    decode_batch_size: int = 64,
 ) -> list[RuleRow]:
     """The rules that apply, in the order in which a plan is made: parameters, FLOPs, bytes, time, use.
 
@@ -95,6 +96,7 @@ def rules_table(
         bytes_per_second: memory bandwidth of one device; without it, there are no rows for decoding.
         training_tokens: tokens that the whole run trains on.
         mfu: model-FLOPs utilisation to assume.
+        decode_batch_size: sequences that are generated at a time.
 
     Rules use the counted number of parameters as N, so that the error of each is its own.
     """
@@ -119,7 +121,7 @@ def rules_table(
         by_count = ledger.flops * training_tokens / sizes.tokens
         seconds, counted = (seconds_rule(flops, flops_per_second, mfu=mfu) for flops in (by_rule, by_count))
         rows.append(RuleRow("time of the run", "6·N·T / (peak·MFU)", "seconds", seconds, counted, f"both at MFU {mfu}"))
-    return rows + list(_use(ledger, sizes, bytes_per_second))
+    return rows + list(_use(ledger, sizes, bytes_per_second, decode_batch_size))
 
 
 def _parameters(ledger: Ledger, sizes: Sizes) -> Iterator[RuleRow]:
@@ -144,10 +146,8 @@ def _flops(ledger: Ledger, sizes: Sizes) -> Iterator[RuleRow]:
     attention = attention_flops_rule(
         n_layers=sizes.n_layers, d_model=sizes.d_model, context_length=sizes.context_length, tokens=tokens
     )
-    counted = sum(
-        flops for operator, flops in ledger.flops_by("operator").items() if _is_attention(operator)
-    )  # 0 if attention is written as matrix products
-    yield RuleRow("FLOPs, attention", "12·L·d·s·T", "FLOP", attention, counted or None, "over all pairs")
+    counted = ledger.attention_flops or None
+    yield RuleRow("FLOPs, attention", "12·L·d·s·T", "FLOP", attention, counted, "over all pairs")
     yield RuleRow("FLOPs, with attention", "6·N·T + 12·L·d·s·T", "FLOP", whole + attention, ledger.flops)
 
 
@@ -179,14 +179,11 @@ def _bytes(ledger: Ledger, sizes: Sizes, block: str) -> Iterator[RuleRow]:
 def _form_of_attention(ledger: Ledger) -> Literal["plain", "flash", "checkpointed"]:
     if any(row.phase == "recompute" for row in ledger.rows):
         return "checkpointed"
-    return "flash" if any(_is_attention(row.operator) for row in ledger.rows) else "plain"
+    # A fused kernel holds no scores.
+    return "flash" if any("scaled_dot_product" in row.operator for row in ledger.rows) else "plain"
 
 
-def _is_attention(operator: str) -> bool:
-    return "scaled_dot_product" in operator
-
-
-def _use(ledger: Ledger, sizes: Sizes, bytes_per_second: float | None) -> Iterator[RuleRow]:
+def _use(ledger: Ledger, sizes: Sizes, bytes_per_second: float | None, batch_size: int) -> Iterator[RuleRow]:
     cache = kv_cache_bytes_rule(
         n_layers=sizes.n_layers,
         n_kv_heads=sizes.n_kv_heads,
@@ -198,9 +195,11 @@ def _use(ledger: Ledger, sizes: Sizes, bytes_per_second: float | None) -> Iterat
         weights = 2 * ledger.parameters
         one = decode_seconds_rule(weights, cache, bytes_per_second)
         yield RuleRow("latency of a token", "(2·N + KV) / B", "seconds", one, note="one sequence, in 16 bits")
-        many = decode_seconds_rule(weights, cache, bytes_per_second, batch_size=64)
-        yield RuleRow("throughput", "64 / ((2·N + 64·KV) / B)", "tokens/s", 64 / many, note="64 sequences, in 16 bits")
-    products = [row for row in ledger.rows if row.contraction is not None and not _is_attention(row.operator)]
+        many = decode_seconds_rule(weights, cache, bytes_per_second, batch_size=batch_size)
+        formula = f"{batch_size} / ((2·N + {batch_size}·KV) / B)"
+        note = f"{batch_size} sequences, in 16 bits"
+        yield RuleRow("throughput", formula, "tokens/s", batch_size / many, note=note)
+    products = [row for row in ledger.rows if row.contraction is not None and not row.of_activations]
     if products:
         largest = max(products, key=lambda row: row.flops)
         yield _intensity(largest.contraction, largest.flops, largest.bytes_read + largest.bytes_written)

@@ -24,6 +24,7 @@ class Measurement:
     """Of the whole training, evaluations and checkpoints included."""
     steps: int
     mfu: float
+    """Of all steps together, without the one that was watched: FLOPs over summed seconds."""
     hfu: float
     seconds_by_part: dict[str, float]
     """data, forward, backward, optimizer, evaluation, checkpoints, compiling, other."""

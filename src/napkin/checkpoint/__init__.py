@@ -1,4 +1,8 @@
-"""Checkpoints: written whole or not at all, verified, restored."""
+"""Checkpoints: written completely or not at all, verified by checksums when they are read.
+
+Start with `folder.py` (the format) and `write.py`; `load.py` and `restore.py` read. `writer.py` writes in the
+background, `sharded_writer.py` on several ranks.
+"""
 
 import lazy_loader
 

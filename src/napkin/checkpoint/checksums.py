@@ -1,4 +1,4 @@
-"""SHA256SUMS: which files a checkpoint has, and what is in them to the bit; in the form that `sha256sum -c` reads."""
+"""SHA256SUMS: the checksums of all files of a checkpoint, in the format that `sha256sum -c` reads."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -9,29 +9,29 @@ from napkin.files import atomic_write_bytes, atomic_write_text
 
 SUMS = "SHA256SUMS"
 TENSOR_FILES = tuple(f"{stem}.safetensors" for stem in STEMS)
-"""Of a checkpoint that is not in parts."""
+"""The tensor files of a checkpoint that is not sharded."""
 
 
 def write_state(draft: Path, state: bytes, sums: dict[str, str]) -> None:
-    """Add to files of tensors, whose checksums are `sums`, what makes a checkpoint of them."""
+    """Complete a checkpoint: add state.json and SHA256SUMS to tensor files whose checksums are `sums`."""
     atomic_write_bytes(draft / "state.json", state)
     sums = {**sums, "state.json": checksum_of(draft / "state.json")}
     atomic_write_text(draft / SUMS, _format_sums(sums))
 
 
 def read_sums(folder: Path) -> dict[str, str]:
-    """Checksums by file name, of all the files that a checkpoint has. Raises CorruptFile."""
+    """Read the checksums of all files of a checkpoint, by file name. Raises CorruptFile."""
     path = folder / SUMS
     try:
         text = path.read_text(encoding="ascii")
     except OSError as error:
         raise damaged(path, f"cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
-        raise damaged(path, "is no text") from None
+        raise damaged(path, "is not text") from None
     sums = {name: checksum for checksum, _, name in (line.partition("  ") for line in text.splitlines())}
-    wanted = [*(shard_names(sums) or TENSOR_FILES), "state.json"]
-    if sums.keys() != set(wanted) or text != _format_sums(sums):
-        raise damaged(path, f"does not list {', '.join(wanted)}")
+    expected = [*(shard_names(sums) or TENSOR_FILES), "state.json"]
+    if sums.keys() != set(expected) or text != _format_sums(sums):
+        raise damaged(path, f"does not list {', '.join(expected)}")
     return sums
 
 
@@ -50,4 +50,4 @@ def checksum_of(path: Path) -> str:
 
 def damaged(path: Path, how: str) -> CorruptFile:
     """The error that names a file of a checkpoint and what is wrong with it."""
-    return CorruptFile(f"'{path}' {how}: put it back as it was, or remove its folder to begin from an earlier step")
+    return CorruptFile(f"'{path}' {how}: restore the file, or remove its folder to continue from an earlier step")

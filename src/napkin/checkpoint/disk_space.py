@@ -1,4 +1,4 @@
-"""Room on the disk for checkpoints: for the next one, and for all that a run will keep."""
+"""Disk space for checkpoints: for the next one, and for all that a run will keep."""
 
 import shutil
 from pathlib import Path
@@ -9,23 +9,23 @@ from napkin.errors import NapkinError
 from napkin.recipe.training_config import TrainingConfig
 from napkin.units import format_bytes
 
-# Names, checksums, and what a file system rounds up to.
+# Tensor names, checksums, and rounding up to whole blocks of the file system.
 _OVERHEAD_BYTES = 2**17
 
 
 def checkpoint_bytes(ledger: Ledger) -> int:
-    """What a device's checkpoint takes, by count: parameters and optimizer state."""
+    """Bytes of a device's checkpoint by count: parameters and optimizer state."""
     return sum(ledger.peak_by_category.get(category, 0) for category in ("parameters", "optimizer state"))
 
 
 def kept_checkpoints(training: TrainingConfig) -> int:
-    """Most that a run keeps: the newest and the best."""
+    """The largest number of checkpoints that a run keeps: the newest and the best."""
     return training.keep_checkpoints + training.keep_best
 
 
-def refuse_full_disk(folder: Path, taken_bytes: int) -> None:
-    """Raise NapkinError where the disk has no room for a checkpoint; quotas and limits show when it is written."""
-    needed, free = taken_bytes + _OVERHEAD_BYTES, _free_bytes(folder)
+def refuse_full_disk(folder: Path, size_bytes: int) -> None:
+    """Raise NapkinError where the disk has no space for a checkpoint. Quotas are only noticed when it is written."""
+    needed, free = size_bytes + _OVERHEAD_BYTES, _free_bytes(folder)
     if free < needed:
         raise NapkinError(
             f"the next checkpoint takes {format_bytes(needed)}, the disk of '{folder}' has {format_bytes(free)} free: "
@@ -33,28 +33,28 @@ def refuse_full_disk(folder: Path, taken_bytes: int) -> None:
         )
 
 
-def refuse_too_small_disk(run: Path, taken_bytes: int) -> None:
-    """Raise NapkinError where the disk has no room for a single checkpoint of a run that has no folder yet."""
-    needed, free = taken_bytes + _OVERHEAD_BYTES, _free_bytes(run)
+def refuse_too_small_disk(run: Path, size_bytes: int) -> None:
+    """Raise NapkinError where the disk has no space for a single checkpoint of a run that has no folder yet."""
+    needed, free = size_bytes + _OVERHEAD_BYTES, _free_bytes(run)
     if free < needed:
         raise NapkinError(
             f"a checkpoint takes {format_bytes(needed)}, the disk of '{run}' has {format_bytes(free)} free: "
-            "make room, or choose a --run elsewhere"
+            "free some space, or choose a --run on another disk"
         )
 
 
-def disk_warning(folder: Path, taken_bytes: int, training: TrainingConfig) -> str | None:
-    """What to say before a run whose disk has room for the next checkpoint, but not for all that it will keep."""
+def disk_warning(folder: Path, size_bytes: int, training: TrainingConfig) -> str | None:
+    """A warning where the disk has space for the next checkpoint, but not for all that the run will keep."""
     kept = kept_checkpoints(training)
-    # One more is written before the oldest goes.
+    # One more is written before the oldest is removed.
     missing = kept + 1 - len(checkpoint_paths(folder))
-    needed, free = missing * (taken_bytes + _OVERHEAD_BYTES), _free_bytes(folder)
+    needed, free = missing * (size_bytes + _OVERHEAD_BYTES), _free_bytes(folder)
     if missing <= 0 or free >= needed:
         return None
     return (
-        f"the run will keep up to {kept} checkpoints of {format_bytes(taken_bytes)} and writes one more beside them, "
-        f"the disk of '{folder}' has {format_bytes(free)} free: make {format_bytes(needed - free)} of room before "
-        "they come, or lower --training.keep-checkpoints"
+        f"the run will keep up to {kept} checkpoints of {format_bytes(size_bytes)} and writes one more beside them, "
+        f"the disk of '{folder}' has {format_bytes(free)} free: make room for {format_bytes(needed - free)} "
+        "more before they are written, or lower --training.keep-checkpoints"
     )
 
 

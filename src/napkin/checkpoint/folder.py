@@ -1,8 +1,8 @@
-"""The folder of checkpoints: their names, their verification, and which are kept.
+"""The folder of checkpoints: their names, their verification, and which of them are kept.
 
 `step-00000200/` holds model.safetensors, optimizer.safetensors, state.json, and SHA256SUMS over the three, in the
-form that `sha256sum -c` reads; of a sharded model each rank has files of its own in place of the first two. Nothing in
-it is a program: tensors are safetensors, the rest is text.
+format that `sha256sum -c` reads; for a sharded model each rank has its own files in place of the first two. Nothing in
+it is executable: tensors are safetensors, the rest is text.
 """
 
 import re
@@ -20,23 +20,24 @@ _NAME = re.compile(r"step-(\d{8,})")
 
 
 def prune_checkpoints(folder: Path, *, keep: int, best: int | None = None) -> None:
-    """Remove all but the `keep` newest checkpoints and that of step `best`, and what killed writers left behind."""
+    """Remove all but the `keep` newest checkpoints and that of step `best`, and the temporary folders of killed
+    writers."""
     for path in checkpoint_paths(folder)[keep:]:
         if best is not None and path == checkpoint_path(folder, best):
             continue
-        # Renamed first: a kill half-way through leaves no checkpoint with files missing.
+        # Renamed first: a kill during removal leaves no checkpoint with missing files.
         path.rename(path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp"))
     for path in folder.glob(".step-*.tmp"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step is."""
+    """The path of the checkpoint of a step."""
     return folder / f"step-{step:08d}"
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged checkpoint out of the way, so that it neither counts as one nor is removed; its new path."""
+    """Rename a damaged checkpoint, so that it is neither read nor removed. Returns its new path."""
     names = (path.with_name(f"damaged-{path.name}{suffix}") for suffix in ("", *(f"-{n}" for n in range(2, 1000))))
     aside = next(name for name in names if not name.exists())
     path.rename(aside)
@@ -45,13 +46,13 @@ def set_aside(path: Path) -> Path:
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
-    """Folders with the name of a checkpoint, newest first; what else somebody keeps beside them is left alone."""
+    """Folders with the name of a checkpoint, newest first; other files beside them are ignored."""
     numbered = [(int(match[1]), path) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
     return [path for _, path in sorted(numbered, reverse=True)]
 
 
 def read_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
-    """A checkpoint whose files are, to the bit, as they were written; unless `verify`, as somebody else has seen.
+    """Read a checkpoint and verify the checksums of its files; without `verify`, another rank has done that.
 
     Raises CorruptFile naming the file and what is wrong with it.
     """
@@ -62,11 +63,11 @@ def read_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
         except OSError as error:
             raise damaged(path / name, f"cannot be read ({error.strerror})") from None
         if found != expected[name]:
-            raise damaged(path / name, f"was shortened or altered, its SHA-256 is not the one in {SUMS}")
+            raise damaged(path / name, f"was truncated or changed, its SHA-256 is not the one in {SUMS}")
     try:
         state = msgspec.json.decode((path / "state.json").read_bytes(), type=State)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise damaged(path / "state.json", f"does not describe a checkpoint of this version ({error})") from None
     if path != checkpoint_path(path.parent, state.step):
-        raise damaged(path / "state.json", f"describes another checkpoint, of step {state.step}")
+        raise damaged(path / "state.json", f"is that of another checkpoint, of step {state.step}")
     return Checkpoint(path, state)

@@ -1,4 +1,4 @@
-"""Loading a checkpoint: its weights, its averaged weights, or all that training goes on from."""
+"""Loading a checkpoint: its weights, its averaged weights, or the whole train state."""
 
 import dataclasses
 from pathlib import Path
@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from napkin.checkpoint.checksums import damaged
-from napkin.checkpoint.shard_files import Misfit, copy_rows_into, describe, is_by_rows
+from napkin.checkpoint.shard_files import ShardError, copy_rows_into, describe, is_by_rows
 from napkin.checkpoint.state import Checkpoint, model_tensors, optimizer_tensors
 from napkin.errors import NapkinError
 from napkin.model.transformer import Transformer
@@ -22,8 +22,8 @@ from napkin.train_step.step import TrainState
 def load_model(checkpoint: Checkpoint, model: Transformer) -> None:
     """Copy a checkpoint's weights into `model`.
 
-    Raises NapkinError where `model` is of another config than the one that was trained, also where the weights would
-    fit; CorruptFile where they do not. `model` is untouched then.
+    Raises NapkinError where the config of `model` is not that of the trained one, even if the weights would fit;
+    CorruptFile where they do not. `model` is unchanged then.
     """
     _refuse_other_model(checkpoint, model)
     stored_as = torch.bfloat16 if _precision_of(checkpoint) == "bf16-pure" else torch.float32
@@ -45,16 +45,16 @@ def load_averaged_model(checkpoint: Checkpoint, model: Transformer) -> None:
 
 
 def load_train_state(checkpoint: Checkpoint, train_state: TrainState) -> None:
-    """Copy a checkpoint's weights and optimizer state into `train_state`, which then goes on as if never stopped.
+    """Copy a checkpoint's weights and optimizer state into `train_state`, which then continues as if never stopped.
 
-    An average that the checkpoint does not have begins with its weights. Raises as `load_model` does; after
-    CorruptFile, `train_state` is only fit to have another checkpoint loaded.
+    If the checkpoint has no average of the weights, a new one starts with its weights. Raises as `load_model` does;
+    after CorruptFile, `train_state` is incomplete until another checkpoint is loaded.
     """
     load_model(checkpoint, train_state.model)
     updates = checkpoint.state.step - checkpoint.state.history.skipped
-    # Into tensors that torch itself has made: those of a mapped file are aligned otherwise, and vector code then sums
-    # in another order.
-    # What was stored, whatever the precision is now.
+    # Copied into tensors that torch has allocated: those of a mapped file have another alignment, with which vectorised
+    # code sums in another order. Which tensors are stored depends on the checkpoint's precision, not on the current
+    # one.
     extra = {"loss_scale": LossScale().to_tensor()} if _precision_of(checkpoint) == "fp16" else {}
     has_average = keeps_average(checkpoint)
     _copy_into(
@@ -71,13 +71,13 @@ def keeps_average(checkpoint: Checkpoint) -> bool:
 
 
 def recipe_changes(checkpoint: Checkpoint, recipe: dict[str, dict[str, Any]]) -> list[str]:
-    """What differs between a checkpoint's recipe and the tables given of another: 'model.n_heads 4, was 2'."""
+    """The differences between a checkpoint's recipe and tables of another, as 'model.n_heads is 4, was 2'."""
     changes: list[str] = []
     defaults = dataclasses.asdict(Recipe())
-    # Until there was a choice, nothing was compiled.
+    # Before the option existed, nothing was compiled.
     defaults["training"]["compile"] = "off"
     for table, values in recipe.items():
-        # A field that came later has had its default until then.
+        # A field that was added later had its default before.
         trained = defaults.get(table, {}) | checkpoint.state.recipe.get(table, {})
         for name in dict.fromkeys((*values, *trained)):
             now, before = values.get(name), trained.get(name)
@@ -88,36 +88,37 @@ def recipe_changes(checkpoint: Checkpoint, recipe: dict[str, dict[str, Any]]) ->
 
 def _refuse_other_model(checkpoint: Checkpoint, model: Transformer) -> None:
     config = dataclasses.asdict(model.config)
-    # All forms of attention are forms of one model.
+    # All implementations of attention compute the same model.
     config["attention"] = checkpoint.state.recipe.get("model", {}).get("attention", Recipe().model.attention)
     changes = recipe_changes(checkpoint, {"model": config})
     if changes:
         raise NapkinError(
             f"the recipe is not the one that '{checkpoint.path}' was trained with: {', '.join(changes)}: "
-            "put that back, or begin a new run with `napkin train`"
+            "change it back, or start a new run with `napkin train`"
         )
 
 
 def _copy_into(
     targets: dict[str, Tensor], path: Path, *, stored_as: torch.dtype | None = None, among_others: bool = False
 ) -> None:
-    """Copy all tensors of a file, or those that are wanted `among_others`.
+    """Copy all tensors of a file into `targets`; with `among_others` the file may hold more tensors.
 
-    Raises CorruptFile for other names, shapes or formats; with `stored_as`, for others than this format.
+    Raises CorruptFile where a name, a shape or a format differs; `stored_as` is the format in the file if it is not
+    the targets'.
     """
     if is_by_rows(targets, path):
         try:
             return copy_rows_into(targets, path, stored_as=stored_as, among_others=among_others)
-        except Misfit as misfit:
-            raise damaged(misfit.path, misfit.how) from None
+        except ShardError as error:
+            raise damaged(error.path, error.how) from None
     try:
         stored = load_file(path)
     except (OSError, SafetensorError) as error:
         raise damaged(path, f"cannot be read as safetensors ({error})") from None
     for name in sorted(targets.keys() if among_others else targets.keys() | stored.keys()):
-        found, wanted = describe(stored.get(name)), describe(targets.get(name), stored_as)
-        if found != wanted:
-            raise damaged(path, f"does not fit its recipe: tensor '{name}' is {found}, the model's is {wanted}")
+        found, expected = describe(stored.get(name)), describe(targets.get(name), stored_as)
+        if found != expected:
+            raise damaged(path, f"does not fit its recipe: tensor '{name}' is {found}, the model's is {expected}")
     with torch.no_grad():
         for name, target in targets.items():
             target.copy_(stored[name])

@@ -1,4 +1,4 @@
-"""Where a run goes on from: its newest checkpoint that is whole and that belongs to it."""
+"""Resuming a run from its newest checkpoint that is intact and belongs to it."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,15 +14,15 @@ from napkin.train_step.step import TrainState
 def restore_newest(
     folder: Path, train_state: TrainState, *, tokenizer: str, train_tokens: str, on_message: Callable[[str], None]
 ) -> Checkpoint | None:
-    """Load the newest checkpoint that is whole into `train_state` and return it; None where there is none at all.
+    """Load the newest intact checkpoint into `train_state` and return it; None where there is no checkpoint.
 
-    Damaged ones before it are set aside and named in a message, as are changes of the recipe that leave the model as
-    it is. Raises CorruptFile where all are damaged, NapkinError where model, tokenizer, tokens or the size of batches
-    are not those that the checkpoint was trained with.
+    Newer ones that are damaged are set aside and named in a message; changes of the recipe that do not concern the
+    model are named too. Raises CorruptFile where all are damaged, NapkinError where model, tokenizer, training tokens
+    or batch size are not those that the checkpoint was trained with.
     """
 
     def load(checkpoint: Checkpoint) -> None:
-        _refuse_other_text(checkpoint, tokenizer, train_tokens)
+        _refuse_other_tokens(checkpoint, tokenizer, train_tokens)
         _refuse_other_batches(checkpoint, train_state)
         load_train_state(checkpoint, train_state)
 
@@ -33,16 +33,16 @@ def restore_newest(
         on_message(
             f"a damaged checkpoint, now '{set_aside(bad).name}', is skipped for '{checkpoint.path.name}': {error}"
         )
-    _tell_changes(checkpoint, train_state, on_message)
+    _report_changes(checkpoint, train_state, on_message)
     return checkpoint
 
 
 def load_newest(folder: Path, load: Callable[[Checkpoint], None]) -> tuple[Checkpoint | None, dict[Path, CorruptFile]]:
-    """Give `load` the newest checkpoint that is whole; return it, None where there is none at all, and the damaged
-    ones that were passed over.
+    """Call `load` with the newest intact checkpoint. Returns it, None where there is no checkpoint, and the damaged
+    ones that were skipped.
 
-    `load` may find damage too. Raises the newest one's CorruptFile where all are damaged: to begin anew unasked would
-    throw away work that a copy of these files may still bring back.
+    `load` may raise CorruptFile too. Where all are damaged, raises the CorruptFile of the newest: starting again from
+    step 0 would discard work that a backup of these files may still restore.
     """
     damaged: dict[Path, CorruptFile] = {}
     for path in checkpoint_paths(folder):
@@ -58,7 +58,7 @@ def load_newest(folder: Path, load: Callable[[Checkpoint], None]) -> tuple[Check
     return None, damaged
 
 
-def _refuse_other_text(checkpoint: Checkpoint, tokenizer: str, train_tokens: str) -> None:
+def _refuse_other_tokens(checkpoint: Checkpoint, tokenizer: str, train_tokens: str) -> None:
     for what, before, now in (
         ("tokenizer", checkpoint.state.tokenizer, tokenizer),
         ("training tokens", checkpoint.state.train_tokens, train_tokens),
@@ -66,7 +66,7 @@ def _refuse_other_text(checkpoint: Checkpoint, tokenizer: str, train_tokens: str
         if now != before:
             raise NapkinError(
                 f"the {what} are not those of '{checkpoint.path}': {before[:12]} before, {now[:12]} now: "
-                "put the file back, or begin a new run with `napkin train`"
+                "restore the file, or start a new run with `napkin train`"
             )
 
 
@@ -74,20 +74,20 @@ def _refuse_other_batches(checkpoint: Checkpoint, train_state: TrainState) -> No
     now = train_state.recipe.training.batch_size
     before = checkpoint.state.recipe.get("training", {}).get("batch_size", now)
     if now != before:
-        # Which sequences a step has, and how many tokens were trained on, follows from its number.
+        # The sequences of a step, and the tokens trained on, follow from its number and the batch size.
         raise NapkinError(
-            f"training.batch_size is {now}, and '{checkpoint.path}' was trained with {before}: put that back (where "
-            "memory is short, lower micro_batch_size), or begin a new run with `napkin train`"
+            f"training.batch_size is {now}, but '{checkpoint.path}' was trained with {before}: change it back (if "
+            "memory is short, lower micro_batch_size), or start a new run with `napkin train`"
         )
 
 
-def _tell_changes(checkpoint: Checkpoint, train_state: TrainState, on_message: Callable[[str], None]) -> None:
+def _report_changes(checkpoint: Checkpoint, train_state: TrainState, on_message: Callable[[str], None]) -> None:
     recipe = dataclasses.asdict(train_state.recipe)
-    # Files may lie elsewhere by now; that they are the same ones is checked by their content. Of the model only the
-    # form of attention may be another.
+    # [data] is left out: files may have moved, and their contents are checked. In [model] only the implementation of
+    # attention may differ.
     changes = recipe_changes(checkpoint, {table: recipe[table] for table in ("model", "optimizer", "training")})
     if changes:
         on_message(
-            f"the recipe has changed since '{checkpoint.path.name}', from here on the run is another one than the "
-            f"recipe alone would make: {', '.join(changes)}"
+            f"the recipe has changed since '{checkpoint.path.name}', so the run is no longer what its recipe alone "
+            f"reproduces: {', '.join(changes)}"
         )

@@ -1,7 +1,7 @@
-"""Tensors that ranks hold by rows, on disk: `model-00001-of-00004.safetensors` has the first rank's rows of each.
+"""Files of tensors that are sharded by rows: `model-00001-of-00004.safetensors` holds the rows of rank 0.
 
-Where a file's rows begin stands in its header, in the words of torch.distributed.checkpoint's safetensors storage: its
-HuggingFaceStorageReader reads these files too. Any number of readers takes any rows; nothing is a pickle.
+The first row of each tensor is in the file's header, in the format of torch.distributed.checkpoint's safetensors
+storage, so that its HuggingFaceStorageReader reads these files too. Any number of ranks can read any rows.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ _INFO, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 _NAME = re.compile(r"model-00001-of-(\d{5})\.safetensors")
 
 
-class Misfit(Exception):
-    """A file that is not what it should be, and how."""
+class ShardError(Exception):
+    """A file that does not hold the expected tensors, and what is wrong with it."""
 
     def __init__(self, path: Path, how: str) -> None:
         super().__init__(how)
@@ -39,7 +39,8 @@ def shard_name(stem: str, rank: int, size: int) -> str:
 
 
 def shard_names(names: Iterable[str]) -> list[str]:
-    """The files of a checkpoint that the first shard of its model is among; none where it is not sharded."""
+    """All tensor files of a sharded checkpoint, given names that include the first shard; empty if it is not
+    sharded."""
     for name in names:
         if match := _NAME.fullmatch(name):
             size = int(match[1])
@@ -48,32 +49,34 @@ def shard_names(names: Iterable[str]) -> list[str]:
 
 
 def write_rows(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write the rows that are here of tensors that are spread over ranks."""
+    """Write this rank's rows of sharded tensors."""
     here = {name: local(tensor).contiguous() for name, tensor in tensors.items()}
     offsets = {name: {_OFFSETS: [rows_of(tensors[name])[0], *[0] * (here[name].ndim - 1)]} for name in here}
-    # One entry: of several the library writes first one, then another first, and bytes would differ.
+    # A single entry: the library writes several in random order, and the bytes of the file would differ.
     save_file(here, path, metadata={_INFO: json.dumps(offsets)})
 
 
 def is_by_rows(targets: dict[str, Tensor], path: Path) -> bool:
-    """Whether tensors or their file are in parts, so that the rows have to be looked for."""
+    """Whether the targets or the file are sharded, so that rows have to be looked up."""
     return not path.exists() or any(map(is_sharded, targets.values()))
 
 
 def copy_rows_into(
     targets: dict[str, Tensor], path: Path, *, stored_as: torch.dtype | None = None, among_others: bool = False
 ) -> None:
-    """Copy into each target the rows that it has here, from one file or from all shards of that stem beside it.
+    """Copy this rank's rows into each target, from one file or from all shards with its stem.
 
-    Raises Misfit where files and targets differ in a name, a shape or a format, or where rows are missing; the files'
-    format may be `stored_as` instead, and `among_others` they may hold more.
+    Raises ShardError where files and targets differ in a name, a shape or a format, or where rows are missing;
+    `stored_as` is the files' format if it is not the targets', and with `among_others` they may hold more tensors.
     """
     with contextlib.ExitStack() as stack:
         stored = _open([path] if path.exists() else sorted(path.parent.glob(f"{path.stem}-*-of-*.safetensors")), stack)
         for name in sorted(targets.keys() if among_others else targets.keys() | stored.keys()):
-            found, wanted = _describe_stored(stored.get(name)), describe(targets.get(name), stored_as)
-            if found != wanted:
-                raise Misfit(path, f"does not fit its recipe: tensor '{name}' is {found}, the model's is {wanted}")
+            found, expected = _describe_stored(stored.get(name)), describe(targets.get(name), stored_as)
+            if found != expected:
+                raise ShardError(
+                    path, f"does not fit its recipe: tensor '{name}' is {found}, the model's is {expected}"
+                )
         with torch.no_grad():
             for name, target in targets.items():
                 _copy(stored[name], target)
@@ -82,7 +85,7 @@ def copy_rows_into(
 @dataclass(frozen=True)
 class _Piece:
     rows: Any
-    """A slice of a safetensors file, which reads what it is indexed by."""
+    """A lazy slice of a safetensors file: indexing it reads from the disk."""
     start: int
     stop: int
     rest: tuple[int, ...]
@@ -101,9 +104,9 @@ def _open(paths: list[Path], stack: contextlib.ExitStack) -> dict[str, list[_Pie
                 start = int(offsets[name][_OFFSETS][0]) if offsets else 0
                 pieces.setdefault(name, []).append(_Piece(rows, start, start + n_rows, tuple(rest), rows.get_dtype()))
         except (OSError, SafetensorError) as error:
-            raise Misfit(path, f"cannot be read as safetensors ({error})") from None
+            raise ShardError(path, f"cannot be read as safetensors ({error})") from None
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-            raise Misfit(path, f"does not say where its rows belong ({error!r})") from None
+            raise ShardError(path, f"has no valid row offsets in its header ({error!r})") from None
     for each in pieces.values():
         each.sort(key=lambda piece: piece.start)
     return pieces
@@ -119,19 +122,19 @@ def _copy(pieces: list[_Piece], target: Tensor) -> None:
 
 
 def _describe_stored(pieces: list[_Piece] | None) -> str:
-    """Format and shape of what pieces make together, or what is wrong with them."""
+    """Format and shape of the tensor that the pieces form, or what is wrong with them."""
     if not pieces:
         return "missing"
     end = 0
     for piece in pieces:
         if piece.start != end or (piece.rest, piece.format) != (pieces[0].rest, pieces[0].format):
-            return f"in pieces that do not follow one another, at row {end}"
+            return f"in shards that are not contiguous, at row {end}"
         end = piece.stop
     return f"{_FORMATS.get(pieces[0].format, pieces[0].format)} {(end, *pieces[0].rest)}"
 
 
 def describe(tensor: Tensor | None, stored_as: torch.dtype | None = None) -> str:
-    """Format and shape of a tensor, or of what is `stored_as` another format for it."""
+    """Format and shape of a tensor; `stored_as` replaces the format."""
     if tensor is None:
         return "missing"
     return f"{str(stored_as or tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

@@ -1,8 +1,8 @@
-"""Checkpoints of several ranks: one of them writes for all, or each its own rows of a model that is spread over them.
+"""Checkpoints of several ranks: rank 0 writes all of it, or each rank its own rows of a sharded model.
 
-A sharded checkpoint is as whole as any other: ranks write aside, each in a thread while training goes on, and when
-every file is on the disk the first one adds the checksums and renames. What it holds is loaded by any number of ranks,
-or by one process.
+A sharded checkpoint is published atomically too: ranks write to a hidden folder, each in a thread while training
+continues; when every file is on the disk, rank 0 adds the checksums and renames the folder. It can be loaded by any
+number of ranks, or by one process.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from napkin.checkpoint.load import load_train_state
 from napkin.checkpoint.restore import restore_newest
 from napkin.checkpoint.shard_files import shard_name, write_rows
 from napkin.checkpoint.state import Checkpoint, Snapshot, State
-from napkin.checkpoint.write import refuse_non_finite
+from napkin.checkpoint.write import cannot_be_written, refuse_non_finite
 from napkin.checkpoint.writer import CheckpointWriter
 from napkin.distributed.ranks import Ranks
 from napkin.errors import CorruptFile, NapkinError
@@ -35,7 +35,7 @@ from napkin.train_step.step import TrainState
 def restore_on_ranks(
     ranks: Ranks, folder: Path, train_state: TrainState, *, on_message: Callable[[str], None], **text: str
 ) -> Checkpoint | None:
-    """`restore_newest` with ranks: the first one finds the newest that is whole, and all load that."""
+    """`restore_newest` on several ranks: rank 0 finds the newest intact checkpoint, and all ranks load it."""
     restored: list[Checkpoint | None] = []
 
     def restore() -> str | None:
@@ -53,28 +53,28 @@ def restore_on_ranks(
 
 
 def open_writer(ranks: Ranks, recipe: Recipe, folder: Path, **options: Any) -> CheckpointWriter:
-    """What writes the checkpoints of a run on this rank: the first one all of them, or each one the rows that it has.
+    """The checkpoint writer of this rank: with fsdp each rank writes its own rows, otherwise rank 0 writes.
 
-    `options` are CheckpointWriter's; whether rows are written in the background is for the first rank to say.
+    `options` are CheckpointWriter's; with fsdp, rank 0 decides whether checkpoints are written in the background.
     """
     if ranks.world_size > 1 and recipe.training.parallelism == "fsdp":
         return _ShardWriter(
             ranks, folder, **options | {"background": ranks.broadcast_from_zero(lambda: options["background"])}
         )
-    return CheckpointWriter(folder, **options) if ranks.is_rank_zero else _Follower(folder, **options)
+    return CheckpointWriter(folder, **options) if ranks.is_rank_zero else _ReadOnlyWriter(folder, **options)
 
 
-class _Follower(CheckpointWriter):
-    """Knows of the checkpoints that the first rank writes."""
+class _ReadOnlyWriter(CheckpointWriter):
+    """Writes nothing: returns the checkpoints that rank 0 writes."""
 
     def _write(self, taken: Snapshot, prune: bool) -> Checkpoint:
         return Checkpoint(checkpoint_path(self.folder, taken.step), msgspec.json.decode(taken.state, type=State))
 
 
 class _ShardWriter(CheckpointWriter):
-    """Writes this rank's rows of each.
+    """Writes this rank's rows of each checkpoint.
 
-    Ranks come to agree on a checkpoint apart from what they say while training: their threads may write meanwhile.
+    The writer threads use a separate process group, so that they can communicate while the ranks train.
     """
 
     def __init__(self, ranks: Ranks, folder: Path, **options: Any) -> None:
@@ -83,12 +83,13 @@ class _ShardWriter(CheckpointWriter):
         self._writing = ranks.separate_group()
 
     def refuse_failure(self) -> None:
-        """Raise the error of a write in the background, on all ranks after the same step; all ask at each."""
+        """Raise the error of a write in the background, on all ranks after the same step; all ranks call this at each
+        step."""
         if self._thread is None:
             return
-        under_way = self._thread.is_alive()
-        progress = _UNDER_WAY if under_way else _DONE if self._error is None else _FAILED
-        if self.ranks.all_reduce_max(progress) != _UNDER_WAY:
+        is_running = self._thread.is_alive()
+        progress = _RUNNING if is_running else _DONE if self._error is None else _FAILED
+        if self.ranks.all_reduce_max(progress) != _RUNNING:
             self.wait()
 
     def _write(self, taken: Snapshot, prune: bool) -> Checkpoint:
@@ -98,7 +99,7 @@ class _ShardWriter(CheckpointWriter):
         return written
 
 
-_DONE, _UNDER_WAY, _FAILED = range(3)
+_DONE, _RUNNING, _FAILED = range(3)
 
 
 def _save_sharded(ranks: Ranks, folder: Path, taken: Snapshot, before_publishing: Callable[[], None]) -> Checkpoint:
@@ -120,7 +121,7 @@ def _save_sharded(ranks: Ranks, folder: Path, taken: Snapshot, before_publishing
             draft.rename(path)
             sync_folder(folder)
         except (OSError, NapkinError) as error:
-            return _cannot_be_written(path, error)
+            return cannot_be_written(path, error)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         return None
@@ -132,7 +133,7 @@ def _save_sharded(ranks: Ranks, folder: Path, taken: Snapshot, before_publishing
 
 
 def _begin(path: Path) -> str | None:
-    """The name of a new folder to write into; None where the checkpoint is there already, and whole."""
+    """The name of a new hidden folder to write to; None where an intact checkpoint exists already."""
     if path.exists():
         with contextlib.suppress(CorruptFile):
             read_checkpoint(path)
@@ -142,12 +143,12 @@ def _begin(path: Path) -> str | None:
     try:
         draft.mkdir()
     except OSError as error:
-        raise NapkinError(_cannot_be_written(path, error)) from None
+        raise NapkinError(cannot_be_written(path, error)) from None
     return draft.name
 
 
 def _write_rows(ranks: Ranks, draft: Path, taken: Snapshot, path: Path) -> dict[str, Any]:
-    """Write this rank's files; their checksums, or what went wrong."""
+    """Write this rank's files. Returns their checksums, or the error message."""
     sums: dict[str, str] = {}
     try:
         tensors = {name: _of_this_rank(ranks, named) for name, named in taken.tensors.items()}
@@ -156,28 +157,21 @@ def _write_rows(ranks: Ranks, draft: Path, taken: Snapshot, path: Path) -> dict[
         for name, named in tensors.items():
             file = draft / shard_name(Path(name).stem, ranks.info.rank, ranks.world_size)
             write_rows(file, named)
-            # The library makes files for their owner alone.
+            # safetensors creates files that only their owner can read.
             file.chmod(draft.stat().st_mode & 0o666)
             sync_file(file)
             sums[file.name] = checksum_of(file)
     except NapkinError as error:
         return {"sums": sums, "problem": str(error)}
     except (OSError, SafetensorError) as error:
-        return {"sums": sums, "problem": _cannot_be_written(path, error)}
+        return {"sums": sums, "problem": cannot_be_written(path, error)}
     return {"sums": sums, "problem": None}
 
 
 def _of_this_rank(ranks: Ranks, named: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that this rank has rows of; the first one writes what all have whole."""
+    """Tensors that this rank holds rows of; rank 0 writes those that are not sharded."""
     return {
         name: tensor
         for name, tensor in named.items()
         if local(tensor).numel() and (is_sharded(tensor) or ranks.is_rank_zero)
     }
-
-
-def _cannot_be_written(path: Path, error: Exception) -> str:
-    return (
-        f"'{path}' cannot be written ({error}): make room and continue with `napkin resume {path.parent.parent}`, "
-        "earlier checkpoints are kept"
-    )

@@ -17,7 +17,7 @@ from napkin.train_step.step import TrainState
 
 
 class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """state.json: what a checkpoint says of itself."""
+    """state.json: the metadata of a checkpoint."""
 
     format: Literal["napkin-checkpoint"]
     version: Literal[1]
@@ -28,9 +28,9 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokenizer: str
     """Fingerprint of the tokenizer."""
     train_tokens: str
-    """SHA-256 of the tokens it has learned from."""
+    """SHA-256 of the training tokens."""
     recipe: dict[str, dict[str, Any]]
-    """What was chosen, every field."""
+    """The resolved recipe, with every field."""
     libraries: dict[str, str]
     history: History = msgspec.field(default_factory=History)
 
@@ -45,17 +45,17 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that a checkpoint will hold, in memory."""
+    """The contents of a checkpoint, in memory."""
 
     step: int
     tensors: dict[str, dict[str, Tensor]]
-    """By file and name; the train state's own, until they are copied."""
+    """By file and name; they are the train state's tensors, not copies."""
     state: bytes
     """state.json."""
 
     @property
     def bytes(self) -> int:
-        """What its files take on the disk, some kilobytes of names aside."""
+        """Bytes of its files on the disk, without some kilobytes of names."""
         return sum(tensor.nbytes for named in self.tensors.values() for tensor in named.values()) + len(self.state)
 
 
@@ -68,7 +68,7 @@ def snapshot(
     train_tokens: str,
     history: History | None = None,
 ) -> Snapshot:
-    """What a checkpoint of `train_state` holds; its tensors are the train state's own and go on changing with it."""
+    """The contents of a checkpoint of `train_state`. Its tensors are the train state's, not copies."""
     state = State(
         format="napkin-checkpoint",
         version=1,
@@ -85,20 +85,20 @@ def snapshot(
 
 
 def tensors_of(train_state: TrainState) -> dict[str, dict[str, Tensor]]:
-    """Weights and the rest by name, in the order in which they are stored."""
+    """All tensors of a checkpoint, by file and name, in the order in which they are stored."""
     rest = optimizer_tensors(train_state) | train_state.extra_state()
     return {"model": model_tensors(train_state.model), "optimizer": rest}
 
 
 def model_tensors(model: Transformer) -> dict[str, Tensor]:
-    """Parameters by name, without their gradients' history."""
+    """Parameters by name, detached."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def optimizer_tensors(train_state: TrainState, *, average: bool = True) -> dict[str, Tensor]:
-    """The optimizer's state, by parameter; before the first step it is the zeros that this would make.
+    """The optimizer state, by parameter; before the first step it is the zeros that the step would create.
 
-    With `average`, that of the weights too where there is one.
+    With `average`, also the averaged weights if there are any.
     """
     state_of = train_state.optimizer.all_state()
     tensors = {

@@ -1,7 +1,4 @@
-"""Writing a checkpoint: whole, or not at all.
-
-The folder is written under a hidden name, every file synced, and then renamed.
-"""
+"""Writing a checkpoint atomically: to a folder with a hidden name, every file synced, then renamed."""
 
 import math
 import secrets
@@ -24,7 +21,7 @@ from napkin.runs.history import History
 from napkin.runs.run_folder import lower_learning_rate
 from napkin.train_step.step import TrainState
 
-# Torch splits reductions of more numbers among its threads.
+# Torch parallelises reductions of more elements.
 _SERIAL_NUMEL = 2**15
 
 
@@ -48,11 +45,11 @@ def save_checkpoint(
 def write_checkpoint(
     folder: Path, taken: Snapshot, *, before_publishing: Callable[[], None] = lambda: None
 ) -> Checkpoint:
-    """Write `folder`/step-XXXXXXXX and return it; one that is there already and whole is kept as it is.
+    """Write `folder`/step-XXXXXXXX and return it; one that exists already and is intact is kept.
 
-    The tensors go to the file from where they are: nothing is copied, but from a GPU. `before_publishing` is called
-    when all is on the disk but the checkpoint's name. Raises NapkinError where the disk is full or cannot be written,
-    and where a tensor holds infinity or NaN; earlier checkpoints stay untouched.
+    Tensors on a CPU are written without a copy. `before_publishing` is called when everything is on the disk, right
+    before the folder is renamed. Raises NapkinError where the disk is full or cannot be written, and where a tensor
+    holds infinity or NaN; earlier checkpoints are unchanged.
     """
     path = checkpoint_path(folder, taken.step)
     if path.exists():
@@ -66,7 +63,7 @@ def write_checkpoint(
         draft.mkdir()
         for name, named in taken.tensors.items():
             save_file(named, draft / name)
-            # The library makes files for their owner alone; a run's other files are made as the user's umask says.
+            # safetensors creates files that only their owner can read; a run's other files follow the user's umask.
             (draft / name).chmod(draft.stat().st_mode & 0o666)
             sync_file(draft / name)
         write_state(draft, taken.state, {name: checksum_of(draft / name) for name in TENSOR_FILES})
@@ -74,13 +71,18 @@ def write_checkpoint(
         draft.rename(path)
         sync_folder(folder)
     except (OSError, SafetensorError, NapkinError) as error:
-        raise NapkinError(
-            f"'{path}' cannot be written ({error}): make room and continue with `napkin resume {folder.parent}`, "
-            "earlier checkpoints are kept"
-        ) from None
+        raise NapkinError(cannot_be_written(path, error)) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return Checkpoint(path, msgspec.json.decode(taken.state, type=State))
+
+
+def cannot_be_written(path: Path, error: Exception) -> str:
+    """The message where a checkpoint cannot be written."""
+    return (
+        f"'{path}' cannot be written ({error}): make room and continue with `napkin resume {path.parent.parent}`, "
+        "earlier checkpoints are kept"
+    )
 
 
 def refuse_non_finite(tensors: dict[str, dict[str, Tensor]], step: int, folder: Path) -> None:
@@ -89,12 +91,12 @@ def refuse_non_finite(tensors: dict[str, dict[str, Tensor]], step: int, folder: 
         for name, tensor in named.items():
             if not _is_finite(tensor):
                 raise NapkinError(
-                    f"step {step}: tensor '{name}' holds infinity or NaN, no checkpoint is made of it: "
+                    f"step {step}: tensor '{name}' holds infinity or NaN, no checkpoint is written: "
                     f"{lower_learning_rate(folder.parent)}"
                 )
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Whether all numbers are; on a CPU by one thread: training may want the others at the same time."""
+    """True if every element is finite; on a CPU computed by a single thread, as the others may be training."""
     pieces = tensor.detach().flatten().split(_SERIAL_NUMEL) if tensor.device.type == "cpu" else [tensor]
     return all(math.isfinite(each.item()) for piece in pieces if piece.numel() for each in torch.aminmax(piece))

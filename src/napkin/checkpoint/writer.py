@@ -1,8 +1,8 @@
-"""Checkpoints while training goes on: it waits for a copy of the tensors, a thread does the rest.
+"""Checkpoints written in the background: training waits for a copy of the tensors only, a thread writes them.
 
-Writing, syncing, checksums, renaming and pruning take seconds per gigabyte; the copy takes a tenth of one. There is one
-write at a time and one copy, into host memory that is made once; on a GPU it is page-locked, and the copy is queued
-behind the step's kernels.
+Writing, syncing, checksums, renaming and pruning take seconds per gigabyte; the copy takes a tenth of a second. There
+is one write at a time and one copy, into host memory that is allocated once; with a GPU it is page-locked, and the copy
+is queued behind the step's kernels.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from napkin.runs.history import History, best_step
 class CheckpointWriter:
     """Writes the checkpoints of one run, in the background or not, and prunes them.
 
-    Used as a context: it is left when the write under way has ended, with the error of the writer if there was one.
+    A context manager: leaving it waits for the current write, and raises its error.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class CheckpointWriter:
     def save(self, taken: Snapshot, *, prune: bool = True) -> None:
         """Write a checkpoint; in the background, return as soon as its tensors are copied.
 
-        Waits for an earlier write. Raises NapkinError where that has failed, or where the disk is too full for this.
+        Waits for an earlier write. Raises NapkinError where that has failed, or where the disk is too full.
         """
         self.wait()
         self._begun = taken.step
@@ -68,22 +68,22 @@ class CheckpointWriter:
         self._thread.start()
 
     def lacks(self, step: int, history: History) -> bool:
-        """Whether the best checkpoint is to be kept and that of `step`, just evaluated, would be it.
+        """Whether a checkpoint of `step`, just evaluated, is to be written because it would be the best one.
 
-        It is held against those on the disk, the one being written among them, and not against evaluations of weights
-        that nobody has any more. Of evaluations that scatter around a plateau few are so: of n, ln n + 0.58 on average
-        (records of independent draws; Rényi 1962).
+        It is compared with the checkpoints on the disk and the one being written, not with evaluations of weights that
+        were not kept. On a plateau few evaluations are a new best: ln n + 0.58 of n on average (records of independent
+        draws; Rényi 1962).
         """
-        there = {*_steps(self.folder), *([] if self._begun is None else [self._begun])}
-        return self.keep_best and best_step(dict(history.validation_losses), [*there - {step}, step]) == step
+        steps = {*_steps(self.folder), *([] if self._begun is None else [self._begun])}
+        return self.keep_best and best_step(dict(history.validation_losses), [*steps - {step}, step]) == step
 
     def refuse_failure(self) -> None:
-        """Raise the error of a write in the background that has failed; to be asked at each step."""
+        """Raise the error of a failed write in the background; called at each step."""
         if self._error is not None:
             self.wait()
 
     def wait(self) -> Checkpoint | None:
-        """Return the checkpoint written last, when it is on the disk; raise what its writing met."""
+        """Wait for the current write. Returns the last checkpoint, or raises the error of its write."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -96,7 +96,7 @@ class CheckpointWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        # A second Ctrl-C means now: what is not renamed yet is as if it had never begun.
+        # A second Ctrl-C does not wait: a folder that is not renamed yet is ignored.
         if kind is None or issubclass(kind, Exception):
             self.wait()
 
@@ -114,22 +114,22 @@ class CheckpointWriter:
         return written
 
     def prune(self, written: Checkpoint) -> None:
-        """Remove what is kept no longer, now that `written` is there."""
+        """Remove checkpoints that are not kept any longer, after `written`."""
         self._losses |= dict(written.state.history.validation_losses)
         best = best_step(self._losses, _steps(self.folder)) if self.keep_best else None
         prune_checkpoints(self.folder, keep=self.keep, best=best)
 
 
 class _HostBuffers:
-    """Host memory in the likeness of a snapshot's tensors, made at the first copy and used again."""
+    """Host memory for the tensors of a snapshot, allocated at the first copy and reused."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, str], Tensor] = {}
 
     def copy(self, taken: Snapshot) -> tuple[Snapshot, Callable[[], None]]:
-        """The same with tensors of its own, and a function that returns when they hold what they should.
+        """Copy a snapshot. Returns the copy, and a function that waits until it is complete.
 
-        From a GPU they are copied by its own stream, behind the kernels of the last step and before those of the next.
+        Copies from a GPU are queued on its current stream, between the kernels of the last step and of the next one.
         """
         tensors = {
             file: {name: self._copy_one((file, name), tensor) for name, tensor in named.items()}
@@ -151,7 +151,7 @@ class _HostBuffers:
 
 def _host_memory(tensor: Tensor) -> Tensor:
     if tensor.is_cuda:
-        # Where the system locks no more pages, the copy is slower and no other.
+        # Without page-locked memory the copy is slower, but the same.
         with contextlib.suppress(RuntimeError):
             return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -162,7 +162,7 @@ def _steps(folder: Path) -> list[int]:
 
 
 def _validation_losses(folder: Path) -> dict[int, float]:
-    """Of the steps that the checkpoints on the disk tell of; a damaged one tells of none."""
+    """Validation losses by step, from the checkpoints on the disk; damaged ones are ignored."""
     losses: dict[int, float] = {}
     for path in reversed(checkpoint_paths(folder)):
         with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):

@@ -21,6 +21,7 @@ COMMANDS = {
     "resume": "continue a run from its newest intact checkpoint",
     "evaluate": "loss, perplexity and bits per byte on held-out text, beside gzip and xz",
     "generate": "let a trained model continue a text",
+    "export": "write a trained model and its tokenizer as a Hugging Face folder",
     "report": "write a run's report.html",
     "runs": "list runs, and compare their losses over steps, tokens, FLOPs, seconds or dollars",
     "hardware": "print the catalogue of accelerators, or everything known about one",

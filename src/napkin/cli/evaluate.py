@@ -12,7 +12,7 @@ from napkin.errors import NapkinError
 from napkin.units import format_bytes
 
 if TYPE_CHECKING:
-    from napkin.evaluation.bits_per_byte import Evaluation
+    from napkin.runs.evaluation_file import Evaluation
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from napkin.cli.options import JsonOption, parse
 from napkin.cli.progress import progress_line
 from napkin.cli.terminal import print_json, say
 from napkin.errors import NapkinError
-from napkin.hardware.catalogue import find_device
+from napkin.hardware.accelerators import find_device
 from napkin.recipe.optimizer_config import OptimizerName
 from napkin.units import format_bytes, format_count, parse_devices
 
@@ -50,8 +50,8 @@ def main(arguments: list[str]) -> None:
             f"{bytes_each - 8}; no activations"
         )
     with progress_line("counting") as line:
-        from napkin.planning.largest_model import Family, gathered_bytes_of, largest_model
         from napkin.planning.machine import CatalogueMachine
+        from napkin.planning.model_search import Family, gathered_bytes_of, largest_model
 
         machine = CatalogueMachine(device, n_devices)
 
@@ -80,3 +80,9 @@ def main(arguments: list[str]) -> None:
         return
     model = f"{format_count(ledger.parameters)} parameters in {config.n_layers} layers of d_model {config.d_model:,}"
     say(f"count  {model}: peak {format_bytes(ledger.peak_bytes)} of {format_bytes(device.usable_bytes)} per device")
+    batch = f"--training.batch-size {n_devices * options.batch_size} --training.parallelism fsdp"
+    model = " ".join(
+        f"--model.{name.replace('_', '-')} {getattr(config, name)}"
+        for name in ("d_model", "n_layers", "n_heads", "vocab_size", "context_length")
+    )
+    say(f"plan it: napkin plan {model} {batch} --optimizer.name {options.optimizer} --on {options.on}", style="dim")

@@ -42,8 +42,7 @@ def _print_formats(as_json: bool) -> None:
 
 
 def _print_value(value: float, as_json: bool) -> None:
-    # Integers have no NaN.
-    formats = {name: number for name, number in FORMATS.items() if not (number.is_integer and math.isnan(value))}
+    formats = {name: number for name, number in FORMATS.items() if number.has_nan or not math.isnan(value)}
     rounded = {name: round_to(value, number) for name, number in formats.items()}
     if as_json:
         print_json({name: asdict(each) for name, each in rounded.items()})

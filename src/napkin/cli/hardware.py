@@ -8,16 +8,18 @@ import tyro
 
 from napkin.cli.options import JsonOption, parse
 from napkin.cli.terminal import print_json, print_table, say
-from napkin.hardware.catalogue import Device, catalogue, find_device
+from napkin.hardware.accelerators import catalogue, find_device
+from napkin.hardware.device import Device
 from napkin.units import format_bytes, format_gibibytes, format_rate
 
 
 @dataclass(frozen=True)
 class HardwareOptions(JsonOption):
-    """Print the catalogue of accelerators, or everything known about one."""
+    """Print the catalogue of accelerators, or everything known about one. A TOML file with the same fields describes a
+    device of one's own; every command that takes a device takes its name."""
 
     name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = None
-    """H100, A100-80GB, ..., or the name that the driver prints: "NVIDIA H100 80GB HBM3"."""
+    """H100, A100-80GB, ..., the name that the driver prints ("NVIDIA H100 80GB HBM3"), or a file: mydevice.toml."""
 
 
 def main(arguments: list[str]) -> None:
@@ -45,7 +47,7 @@ def _print_all(devices: tuple[Device, ...]) -> None:
 
 
 def _print_one(device: Device) -> None:
-    rows = [("device", f"{device.vendor} {device.name}")]
+    rows = [("device", f"{device.vendor} {device.name}".strip())]
     for name, rate in device.peaks.items():
         sparse = f"  (2:4 sparse: {format_rate(device.sparse[name])})" if name in device.sparse else ""
         rows.append((f"{name} dense", format_rate(rate) + sparse))
@@ -57,9 +59,7 @@ def _print_one(device: Device) -> None:
     if device.watts:
         rows.append(("board power", f"{device.watts:.0f} W"))
     if device.price:
-        rows.append(
-            ("typical price", f"${device.price.usd_per_hour:.2f} per hour, {device.price.date}: {device.price.offer}")
-        )
+        rows.append(("typical price", str(device.price)))
     rows.append(("also called", ", ".join(device.aliases) or "–"))
-    rows.append(("source", device.source))
+    rows.append(("source", str(device.source or "–")))
     print_table((), rows)

@@ -15,11 +15,11 @@ from napkin.errors import NapkinError
 class PlanOptions(RecipeOptions, JsonOption):
     """Say what a run will take before it starts, without allocating its tensors. No text is needed: without a
     tokenizer, --model.vocab-size gives the number of token ids. By rule alone, for any size and any accelerator: napkin
-    plan --params 70B --tokens 15T --on 1024xH100."""
+    plan --params 70B --tokens 15T --on 1024xH100, which has options of its own: napkin plan --params 70B --help."""
 
     on: str | None = None
-    """Accelerators to plan for: A100-80GB, 8xH100; `napkin hardware` lists them. The batch is split among them. None is
-    this machine."""
+    """Accelerators to plan for: A100-80GB, 8xH100; `napkin hardware` lists them, and a TOML file describes another:
+    8xmydevice.toml. The batch is split among them. None is this machine."""
     by: Literal["operator", "module", "phase"] = "operator"
     """What the seconds are split by."""
     usd_per_hour: float | None = None
@@ -28,16 +28,20 @@ class PlanOptions(RecipeOptions, JsonOption):
     """Power of one device; None is the catalogue's, if it has it."""
     rules: Switch = False
     """Also print the rules of thumb, each beside the count of the same quantity, and its error."""
+    decode_batch_size: int = 64
+    """Sequences that are generated at a time, for the rules on generating."""
     memory_options: Switch = False
     """Also print what each memory option, such as recomputing activations, saves and costs."""
 
 
 def main(arguments: list[str]) -> None:
     """Print rule and count side by side, and whether the run fits; the status is 2 if it does not."""
-    if any(argument.split("=")[0] == "--params" for argument in arguments):
+    if any(argument.split("=")[0].replace("_", "-") in plan_by_rule.CHOOSES for argument in arguments):
         plan_by_rule.main(arguments)
         return
     options, _ = parse_with_recipe(PlanOptions, "plan", arguments)
+    if options.decode_batch_size < 1:
+        raise NapkinError(f"--decode-batch-size is {options.decode_batch_size}: use a number above 0")
     for name in ("usd_per_hour", "watts"):
         value = getattr(options, name)
         if value is not None and not 0 < value < float("inf"):
@@ -59,7 +63,7 @@ def main(arguments: list[str]) -> None:
     else:
         print_plan(plan, by=options.by)
         if options.rules:
-            print_rules(plan)
+            print_rules(plan, decode_batch_size=options.decode_batch_size)
         if options.memory_options:
             print_memory_options(plan, memory_options)
     refuse_what_does_not_fit(plan)

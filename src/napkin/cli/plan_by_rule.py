@@ -1,58 +1,267 @@
-"""`napkin plan --params N --tokens T --on DEVICES`: a plan by rules of thumb, without a recipe."""
+"""`napkin plan --params N ...`: a plan by rules of thumb, without a recipe.
 
-from dataclasses import dataclass
+Three questions: what a training run takes (--tokens), what can be trained in a given time (--within), and how well
+devices are used (--tokens-per-second).
+"""
 
-from napkin.accounting.rules import seconds_rule, training_flops_rule
-from napkin.cli.options import JsonOption, parse
+import math
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from napkin.accounting.rules import (
+    adamw_bytes_rule,
+    compute_optimal_tokens_rule,
+    seconds_rule,
+    training_flops_rule,
+)
+from napkin.cli.options import INLINED, JsonOption, Switch, parse
+from napkin.cli.rules_by_size import RuleSizes, print_rules_by_size, rules_by_size
 from napkin.cli.terminal import print_json, say
 from napkin.errors import NapkinError
-from napkin.hardware.catalogue import find_device
-from napkin.units import format_count, format_flops, format_rate, format_seconds, parse_count, parse_devices
+from napkin.hardware.accelerators import find_device
+from napkin.hardware.device import Device
+from napkin.units import (
+    format_bytes,
+    format_count,
+    format_flops,
+    format_rate,
+    format_seconds,
+    format_share,
+    parse_count,
+    parse_devices,
+    parse_seconds,
+)
+
+CHOOSES = {"--params", "--active-params", "--within", "--tokens-per-second"}
+"""Options that choose a plan by rule."""
+USUAL_MFU = 0.5
+LARGE = 100 * 10**9
+"""Parameters from which on models are mostly mixtures of experts."""
 
 
 @dataclass(frozen=True)
 class PlanByRuleOptions(JsonOption):
-    """Say what training a model of a given size takes, by rule: 6 FLOPs per parameter and token."""
+    """Plan by rule alone: 6 FLOPs per parameter and token.
 
-    params: str
+    What training takes: --params 70B --tokens 15T --on 1024xH100. What a week is enough for: --on 8xH100 --within
+    1week. How well devices are used: --params 7B --tokens-per-second 90k --on 8xH100."""
+
+    params: str | None = None
     """Parameters: 124M, 70B."""
-    tokens: str
-    """Tokens: 300B, 15T."""
-    on: str
-    """Devices: H100, 1024xH100; `napkin hardware` lists them."""
-    mfu: float = 0.5
-    """Model FLOPs utilization, a fraction of the dense peak; 0.5 is good."""
-    format: str = "bf16"
-    """Number format of the matrix products."""
+    active_params: str | None = None
+    """Parameters that a token is computed with, of a mixture of experts: 37B of --params 671B."""
+    tokens: str | None = None
+    """Tokens: 300B, 15T. None is 20 per parameter, which is compute-optimal."""
+    on: str | None = None
+    """Devices: H100, 1024xH100, 8xmydevice.toml; `napkin hardware` lists them."""
+    within: str | None = None
+    """A time to train for: 36h, 10days, 1week."""
+    tokens_per_second: str | None = None
+    """Tokens per second of all devices, measured: 90k."""
+    mfu: float | None = None
+    """Model FLOPs utilization, a fraction of the dense peak; 0.5, if it is not given, is good."""
+    format: str = "auto"
+    """Number format of the matrix products; auto is bf16, or fp16 or fp32 on devices without it."""
+    rules: Switch = False
+    """Also print the other rules of thumb, as far as the sizes below are given."""
+    sizes: Annotated[RuleSizes, INLINED] = field(default_factory=RuleSizes)
+
+
+@dataclass(frozen=True)
+class _Devices:
+    """What --on names."""
+
+    device: Device
+    n: int
+    format: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def peak(self) -> float:
+        """Dense FLOP/s of all devices."""
+        return self.n * self.device.peak(self.format)
+
+    def __str__(self) -> str:
+        rate = format_rate(self.device.peak(self.format))
+        return f"{self.n:,} × {rate} dense {self.format} ({self.device.name})"
 
 
 def main(arguments: list[str]) -> None:
     """Print FLOPs, days, dollars and kWh, with the arithmetic."""
     options = parse(PlanByRuleOptions, "plan", arguments)
-    if not 0 < options.mfu <= 1:
+    if options.mfu is not None and not 0 < options.mfu <= 1:
         raise NapkinError(f"--mfu is {options.mfu}: use a fraction above 0, up to 1")
-    parameters, tokens = parse_count(options.params), parse_count(options.tokens)
-    if not parameters or not tokens:
-        raise NapkinError(f"--params {options.params} and --tokens {options.tokens}: use numbers above 0")
-    n_devices, name = parse_devices(options.on)
+    parameters = _above_zero("params", options.params)
+    active = _above_zero("active-params", options.active_params) or parameters
+    if active and not parameters:
+        raise NapkinError("--active-params are a part of --params: give both, as in --params 671B --active-params 37B")
+    if parameters and active and active > parameters:
+        raise NapkinError(f"--active-params {options.active_params} is more than --params {options.params}")
+    devices = _devices(options) if options.on is not None else None
+    if options.within is not None:
+        figures, lines = _what_fits_within(options, devices, active)
+    elif options.tokens_per_second is not None:
+        figures, lines = _utilisation(options, devices, active)
+    else:
+        figures, lines = _what_it_takes(options, devices, parameters, active)
+    _answer(options, devices, parameters, figures, lines, active or figures["parameters"])
+
+
+def _answer(
+    options: PlanByRuleOptions,
+    devices: _Devices | None,
+    parameters: int | None,
+    figures: dict[str, Any],
+    lines: list[tuple[str, str]],
+    active: float,
+) -> None:
+    lines += [("format", note) for note in (devices.notes if devices else ())]
+    # What --within finds may be the number of parameters.
+    known, (device, n) = parameters or active, (devices.device, devices.n) if devices else (None, 1)
+    rows = rules_by_size(known, active, options.sizes, device, n)
+    if options.json:
+        named = {"device": devices.device.name, "format": devices.format} if devices else {}
+        print_json({**named, **figures, **({"rules": [vars(row) for row in rows]} if options.rules else {})})
+        return
+    for name, text in lines:
+        say(f"{name:<8} {text}")
+    if parameters and parameters >= LARGE and options.active_params is None:
+        say(
+            "If it is a mixture of experts, a token is computed with a part of its parameters: --active-params 37B, "
+            "for example"
+        )
+    if options.rules:
+        print_rules_by_size(rows, options.sizes)
+    say("The rule ignores attention over long contexts, and restarts; `napkin plan recipe.toml` counts a real step.")
+
+
+def _what_it_takes(
+    options: PlanByRuleOptions, devices: _Devices | None, parameters: int | None, active: int | None
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """FLOPs of a training run, and on devices its time, dollars and energy."""
+    assert parameters
+    assert active
+    tokens = _above_zero("tokens", options.tokens)
+    lines = []
+    if tokens is None:
+        tokens = round(compute_optimal_tokens_rule(active))
+        lines.append(("tokens", f"20 · {format_count(active)} = {format_count(tokens)}, compute-optimal; or --tokens"))
+    flops = training_flops_rule(active, tokens)
+    figures: dict[str, Any] = {"flops": flops, "parameters": parameters, "tokens": tokens}
+    formula = f"6 · {format_count(active)} · {format_count(tokens)}"
+    lines.append(("FLOPs", f"{formula} = {format_flops(flops)} ({flops:.3g})"))
+    if devices is None:
+        lines.append(("time", "--on 8xH100, for example, adds time, dollars and energy"))
+    else:
+        mfu = options.mfu or USUAL_MFU
+        seconds = seconds_rule(flops, devices.peak, mfu=mfu)
+        lines.append(("rate", f"{devices} × MFU {mfu}"))
+        lines.append(("time", f"{_days(seconds)}, {format_count(devices.n * seconds / 3600)} device hours"))
+        figures |= {"seconds": seconds, "days": seconds / 86400} | _spent(devices, seconds, lines)
+    state = adamw_bytes_rule(parameters)
+    of = f" of {format_bytes(devices.n * devices.device.advertised_bytes)}" if devices else ""
+    lines.append(
+        ("memory", f"16 · {format_count(parameters)} = {format_bytes(state)}{of}, without activations (AdamW)")
+    )
+    return {**figures, "state_bytes": state}, lines
+
+
+def _what_fits_within(
+    options: PlanByRuleOptions, devices: _Devices | None, active: int | None
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """FLOPs of devices in a time, and what can be trained with them."""
+    if options.tokens_per_second is not None:
+        raise NapkinError("--within and --tokens-per-second are two questions: ask one of them")
+    if devices is None:
+        raise NapkinError("--within needs devices: add --on 8xH100, for example")
+    assert options.within is not None
+    seconds = parse_seconds(options.within)
+    if not seconds:
+        raise NapkinError(f"--within is {options.within}: use a time above 0")
+    wanted = _above_zero("tokens", options.tokens)
+    if active and wanted:
+        raise NapkinError("--within with --params and --tokens leaves nothing to find: leave one of them out")
+    mfu = options.mfu or USUAL_MFU
+    flops = devices.peak * mfu * seconds
+    lines = [("FLOPs", f"{devices} × MFU {mfu} × {_days(seconds)} = {format_flops(flops)} ({flops:.3g})")]
+    model: float
+    tokens: float
+    if active:
+        model, tokens = active, flops / training_flops_rule(active, 1)
+        lines.append(("tokens", f"FLOPs / (6 · {format_count(active)}) = {_per_parameter(tokens, active)}"))
+    elif wanted:
+        model, tokens = flops / training_flops_rule(1, wanted), wanted
+        found = f"FLOPs / (6 · {format_count(tokens)}) = {format_count(model)} parameters"
+        lines.append(("model", f"{found}: {format_count(tokens / model)} tokens per parameter"))
+    else:
+        # 6·N·T with T = 20·N.
+        model = math.sqrt(flops / training_flops_rule(1, compute_optimal_tokens_rule(1)))
+        tokens = compute_optimal_tokens_rule(model)
+        found = f"√(FLOPs / 120) = {format_count(model)} parameters on 20 · N = {format_count(tokens)} tokens"
+        lines.append(("model", f"{found}, compute-optimal"))
+    figures = {"flops": flops, "parameters": model, "tokens": tokens, "seconds": seconds, "days": seconds / 86400}
+    return figures | _spent(devices, seconds, lines), lines
+
+
+def _utilisation(
+    options: PlanByRuleOptions, devices: _Devices | None, active: int | None
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The MFU of a measured rate."""
+    rate = _above_zero("tokens-per-second", options.tokens_per_second)
+    if devices is None or not active or rate is None:
+        raise NapkinError("--tokens-per-second needs a model and devices: add --params 7B --on 8xH100, for example")
+    if options.mfu is not None:
+        raise NapkinError("--mfu is what --tokens-per-second finds: leave it out")
+    mfu = training_flops_rule(active, rate) / devices.peak
+    above = ", which is impossible: check the numbers and --format" if mfu > 1 else ""
+    formula = f"6 · {format_count(active)} · {format_count(rate)}/s / ({devices})"
+    lines = [("MFU", f"{formula} = {format_share(mfu)}{above}")]
+    figures: dict[str, Any] = {"mfu": mfu, "parameters": active, "tokens_per_second": rate}
+    tokens = _above_zero("tokens", options.tokens)
+    if tokens:
+        seconds = tokens / rate
+        lines.append(("time", f"{format_count(tokens)} / {format_count(rate)}/s = {_days(seconds)}"))
+        figures |= {"tokens": tokens, "seconds": seconds, "days": seconds / 86400} | _spent(devices, seconds, lines)
+    return figures, lines
+
+
+def _devices(options: PlanByRuleOptions) -> _Devices:
+    assert options.on is not None
+    n, name = parse_devices(options.on)
     device = find_device(name)
-    peak = device.peak(options.format)
-    flops = training_flops_rule(parameters, tokens)
-    seconds = seconds_rule(flops, n_devices * peak, mfu=options.mfu)
-    device_hours = n_devices * seconds / 3600
+    if options.format != "auto":
+        device.peak(options.format)
+        return _Devices(device, n, options.format)
+    chosen = next((name for name in ("bf16", "fp16", "fp32") if name in device.peaks), next(iter(device.peaks)))
+    note = f"{chosen}: the catalogue has no bf16 for {device.name}; --format chooses another"
+    return _Devices(device, n, chosen, () if chosen == "bf16" else (note,))
+
+
+def _spent(devices: _Devices, seconds: float, lines: list[tuple[str, str]]) -> dict[str, float | None]:
+    """Dollars and energy of all devices for so long; adds their lines."""
+    device, device_hours = devices.device, devices.n * seconds / 3600
     dollars = device_hours * device.price.usd_per_hour if device.price else None
     kilowatt_hours = device_hours * device.watts / 1000 if device.watts else None
-    if options.json:
-        figures = {"flops": flops, "seconds": seconds, "days": seconds / 86400, "device_hours": device_hours}
-        print_json({"device": device.name, **figures, "dollars": dollars, "kilowatt_hours": kilowatt_hours})
-        return
-    say(f"FLOPs    6 · {format_count(parameters)} · {format_count(tokens)} = {format_flops(flops)} ({flops:.3g})")
-    say(f"rate     {n_devices:,} × {format_rate(peak)} dense {options.format} ({device.name}) × MFU {options.mfu}")
-    time = f"{seconds / 86400:,.2f} days" if seconds > 86400 else format_seconds(seconds)
-    say(f"time     {time}, {format_count(device_hours)} device hours")
-    if dollars is not None and device.price:
-        price = f"${device.price.usd_per_hour:.2f} per hour, {device.price.offer}, {device.price.date}"
-        say(f"price    ${format_count(dollars)} at {price}")
+    if dollars is not None:
+        lines.append(("price", f"${format_count(dollars)} at {device.price}"))
     if kilowatt_hours is not None:
-        say(f"energy   {format_count(kilowatt_hours)} kWh at {device.watts:.0f} W per board, without cooling")
-    say("The rule ignores attention over long contexts, and restarts; `napkin plan recipe.toml` counts a real step.")
+        energy = f"{format_count(kilowatt_hours)} kWh at {device.watts:.0f} W per board, without cooling"
+        lines.append(("energy", energy))
+    return {"device_hours": device_hours, "dollars": dollars, "kilowatt_hours": kilowatt_hours}
+
+
+def _days(seconds: float) -> str:
+    return f"{seconds / 86400:,.2f} days" if seconds > 86400 else format_seconds(seconds)
+
+
+def _per_parameter(tokens: float, parameters: float) -> str:
+    return f"{format_count(tokens)} tokens: {format_count(tokens / parameters)} per parameter, 20 is compute-optimal"
+
+
+def _above_zero(name: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    value = parse_count(text)
+    if not value:
+        raise NapkinError(f"--{name} is {text}: use a number above 0")
+    return value

@@ -6,12 +6,12 @@ from napkin.accounting.pricing import Spent
 from napkin.accounting.quantity_row import Unit, format_figure
 from napkin.accounting.rules_table import RuleRow, rules_table
 from napkin.cli.terminal import print_rich, print_table, say
+from napkin.hardware.accelerators import find_device
 from napkin.hardware.calibration_cache import calibration_of_this_machine
-from napkin.hardware.catalogue import find_device
 from napkin.hardware.ceilings import CatalogueCeilings
 from napkin.planning.compile_choice import describe_compile
 from napkin.planning.machine import Progress
-from napkin.planning.memory_options import MemoryOption, describe, memory_options
+from napkin.planning.memory_savings import MemoryOption, describe, memory_options
 from napkin.planning.rule_sizes import sizes_of
 from napkin.planning.run_plan import Plan
 from napkin.report.table import reconcile_table
@@ -54,6 +54,7 @@ def print_plan(plan: Plan, *, by: Literal["operator", "module", "phase"] | None 
     if site.n_devices > 1:
         say(_communication(plan))
     print_unknown_operators(plan.ledger.unknown_operators)
+    print_unknown_scratch(plan.ledger.unknown_scratch)
     if site.disturbed:
         say("other programs were running while this machine was measured: `napkin calibrate` measures it again")
     if plan.fits:
@@ -74,7 +75,17 @@ def print_unknown_operators(unknown_operators: dict[str, int]) -> None:
         say(f"operator {operator} is not in napkin's tables: the FLOPs of {calls} calls are missing above")
 
 
-def print_rules(plan: Plan) -> None:
+def print_unknown_scratch(unknown_scratch: dict[str, int]) -> None:
+    """Print which operators take scratch of unknown size."""
+    if unknown_scratch:
+        names = ", ".join(f"{name} ({calls:,} ×)" for name, calls in unknown_scratch.items())
+        say(
+            f"missing from the peak, some MB per thread at most: what a library takes while it runs {names}",
+            style="dim",
+        )
+
+
+def print_rules(plan: Plan, *, decode_batch_size: int = 64) -> None:
     """Print the rules of thumb beside the count of the same quantities, of one device."""
     site = plan.site
     rows = rules_table(
@@ -84,6 +95,7 @@ def print_rules(plan: Plan) -> None:
         flops_per_second=site.n_devices * site.matmul_peak,
         bytes_per_second=site.bytes_per_second,
         training_tokens=plan.steps * plan.tokens_per_step,
+        decode_batch_size=decode_batch_size,
     )
     cells = [
         (row.quantity, row.formula, _figure(row.rule, row.unit), _figure(row.count, row.unit), _error(row))

@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> None:
 
 
 def with_comments(recipe: Recipe) -> str:
-    """A recipe as TOML; fields that are not set are comments, with the value that they resolve to if it is known."""
+    """A recipe as TOML; unset fields are comments, with the value that they resolve to if it is known."""
     tables = {field.name for field in dataclasses.fields(recipe)}
     blocks: list[str] = []
     for block in format_recipe(recipe).rstrip("\n").split("\n\n"):

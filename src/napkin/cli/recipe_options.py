@@ -1,4 +1,4 @@
-"""A recipe from the command line: a TOML file, every field of which an option overrides."""
+"""A recipe from the command line: a TOML file, and an option for each field to override it."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Annotated, TypeVar
 
 from napkin.cli.options import INLINED, parse
-from napkin.model.presets import preset
+from napkin.model.published_models import preset
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import read_recipe
 

@@ -12,7 +12,7 @@ from napkin.report.page import write_report
 from napkin.report.table import reconcile_table
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_folder import RunFolder
-from napkin.training.prepare import Preparation
+from napkin.training.preparation import Preparation
 from napkin.training.run import Outcome, train_run
 from napkin.units import format_bytes, format_count, format_seconds
 

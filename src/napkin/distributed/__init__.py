@@ -1,4 +1,8 @@
-"""Processes that train one run together."""
+"""Several processes (ranks) that train one model together: agreement between them, DDP and FSDP.
+
+Start with `ranks.py`, whose `Ranks` is a single process; `process_group.py` implements it over torch.distributed.
+`parallel_model.py` distributes the model.
+"""
 
 import lazy_loader
 

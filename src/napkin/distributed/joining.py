@@ -1,4 +1,4 @@
-"""Joining the ranks of this process's job; a process alone loads nothing of torch.distributed."""
+"""Joining the ranks of this process's job; a single process does not import torch.distributed."""
 
 import os
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ from napkin.recipe.training_config import TrainingConfig
 
 @contextmanager
 def join_ranks(training: TrainingConfig) -> Iterator[Ranks]:
-    """The ranks of this process's job while the block runs; no rank leaves it before all have reached its end.
+    """The ranks of this process's job while the block runs; every rank waits at its end for the others.
 
-    Raises NapkinError, of one line, where another process is gone or does not answer in `rank_timeout` seconds.
+    Raises NapkinError, in one line, where another process has exited or does not answer within `rank_timeout` seconds.
     """
     info = rank_info_of(os.environ)
     if info.world_size == 1:

@@ -1,8 +1,8 @@
-"""How ranks train one model together: each works on its rows of every batch, and with fsdp holds a part of the model.
+"""How ranks train one model together: each computes its rows of every batch, and with fsdp holds a shard of the model.
 
-The loss of a step is the mean over all target tokens of the global batch. A rank weighs each of its micro-batches by
-its number of targets over that of the global batch, times the number of ranks: then the mean over ranks, which DDP and
-FSDP2 take of gradients, is the gradient of that loss.
+The loss of a step is the mean over all target tokens of the global batch. A rank weights each of its micro-batches
+by its number of targets over that of the global batch, times the world size: the mean over ranks, which DDP and FSDP2
+take of gradients, is then the gradient of that loss.
 """
 
 from collections.abc import Callable
@@ -20,14 +20,14 @@ from napkin.recipe.resolved import ResolvedRecipe
 Tokens = Int[Tensor, "batch position"]
 
 _ODD = 0x9E3779B97F4A7C15
-"""2^64 over the golden ratio: seeds of ranks are far apart."""
+"""2^64 / golden ratio: puts the seeds of ranks far apart."""
 
 
 class ParallelModel:
-    """A model in one process, which holds all of it."""
+    """A model in a single process."""
 
     sum_squares: Callable[[Tensor], Tensor] | None = None
-    """Adds up squares of gradients over the ranks that hold the other rows; None where all rows are here."""
+    """Sums squares of gradients over the ranks that hold the other rows; None where this rank holds all rows."""
 
     def __init__(self, model: Transformer, ranks: Ranks) -> None:
         self.model = model
@@ -38,19 +38,19 @@ class ParallelModel:
         return self.model.loss(inputs, targets, documents)
 
     def begin_micro_batch(self, *, last: bool) -> None:
-        """To be called before each micro-batch; `last` says whether it is the last of its step."""
+        """Called before each micro-batch; `last` is whether it is the last of its step."""
 
     def reshard(self) -> None:
-        """Free what was gathered: each rank has its own part of the parameters again."""
+        """Free gathered parameters: each rank holds only its shard again."""
 
     def resident(self, optimizer: Optimizer) -> list[Tensor] | None:
-        """What stays from step to step; None where that can be seen while a step runs."""
+        """The tensors that persist between steps; None where the meter can see them while a step runs."""
 
     def micro_batch_weights(self, targets: Int[Tensor, "batch position"], size: int) -> list[float]:
         """The weight of each micro-batch of `size` of this rank's rows: its targets over those of the global batch,
         times the number of ranks.
 
-        It reads the numbers: with targets that are still on the host no GPU is waited for.
+        The result is on the host: with targets on the host, no GPU synchronisation is needed.
         """
         counts = (targets != IGNORE_INDEX).sum(dim=1)
         total = max(int(self.ranks.all_reduce_sum(counts.sum().cpu())), 1)
@@ -62,16 +62,16 @@ class ParallelModel:
         return loss if ranks.world_size == 1 else ranks.all_reduce_sum(loss) / ranks.world_size
 
     def rank_seed(self, seed: int) -> int:
-        """This rank's own seed: dropout is independent from row to row, whichever rank has them."""
+        """A seed that differs between ranks: dropout is independent between rows, whichever rank computes them."""
         return (seed + self.ranks.info.rank * _ODD) % 2**63
 
     def rounding_seed(self, seed: int) -> int:
-        """The seed of stochastic rounding: copies of a parameter are rounded alike."""
+        """The seed of stochastic rounding: the same on all ranks, so that copies of a parameter stay equal."""
         return seed
 
 
 class DDPModel(ParallelModel):
-    """A rank has the whole model; gradients are averaged over ranks while the backward pass runs."""
+    """Each rank has the whole model; gradients are averaged over ranks during the backward pass."""
 
     def __init__(self, model: Transformer, ranks: Ranks) -> None:
         super().__init__(model, ranks)
@@ -83,7 +83,7 @@ class DDPModel(ParallelModel):
             device_ids=None if device.type == "cpu" else [device.index],
             # Gradients are all-reduced in place.
             gradient_as_bucket_view=True,
-            # The tables of positions follow from the config.
+            # The buffers are tables of positions, which follow from the config.
             forward_sync_buffers=False,
         )
 
@@ -97,10 +97,10 @@ class DDPModel(ParallelModel):
 
 
 class FSDPModel(ParallelModel):
-    """A rank has some of the rows of each parameter, of its gradient and of its optimizer state.
+    """Each rank has some of the rows of each parameter, of its gradient and of its optimizer state.
 
-    A block's parameters are gathered while it works; its gradients are reduced and scattered after every micro-batch,
-    because there is no room for whole gradients.
+    A block's parameters are gathered while it computes; its gradients are reduce-scattered after every micro-batch,
+    because unsharded gradients would not fit.
     """
 
     def __init__(self, model: Transformer, ranks: Ranks, resolved: ResolvedRecipe) -> None:
@@ -119,28 +119,28 @@ class FSDPModel(ParallelModel):
         mesh = init_device_mesh(resolved.precision.device_type, (ranks.world_size,))
         for block in model.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy)
-        # Outside of blocks the formats are those of a single process: the residual stream begins in fp32.
+        # Outside the blocks the formats are those of a single process: the residual stream starts in fp32.
         outside = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
         fully_shard(model, mesh=mesh, mp_policy=outside)
         register_fsdp_forward_method(model, "loss")
 
     def rounding_seed(self, seed: int) -> int:
-        """This rank's own: rows of different ranks are rounded independently of one another."""
+        """A seed that differs between ranks: their rows are rounded independently."""
         return self.rank_seed(seed)
 
     def reshard(self) -> None:
-        """Free what is outside of blocks: an evaluation, which no backward pass follows, leaves it gathered."""
+        """Free gathered parameters outside the blocks: a pass without gradients leaves them gathered."""
         for module in self.model.modules():
             if isinstance(module, self.sharded):
                 module.reshard()
 
     def resident(self, optimizer: Optimizer) -> list[Tensor]:
-        """All of it: what is gathered lies in storages that grow and shrink."""
+        """All persistent tensors: the meter cannot see storages that grow and shrink as parameters are gathered."""
         return all_resident(self.model, optimizer)
 
 
 def all_resident(model: Transformer, optimizer: Optimizer) -> list[Tensor]:
-    """Parameters, buffers and what the optimizer keeps on their device, averages of weights included."""
+    """Parameters, buffers and the optimizer state on their device, averaged weights included."""
     kept = [] if optimizer.state_on_host else optimizer.all_state().values()
     state = [tensor for tensors in kept for tensor in tensors.values()]
     averages = optimizer.state.get("average", {}).get("averages", [])  # pyright: ignore[reportArgumentType, reportCallIssue]
@@ -148,7 +148,7 @@ def all_resident(model: Transformer, optimizer: Optimizer) -> list[Tensor]:
 
 
 class _Loss(nn.Module):
-    """A model whose forward pass is its loss: DDP watches `forward`."""
+    """A model whose forward pass is its loss: DDP hooks into `forward`."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class _Loss(nn.Module):
 
 
 def parallelize(model: Transformer, resolved: ResolvedRecipe, ranks: Ranks) -> ParallelModel:
-    """Put a model on this rank's device, and divide it between the ranks as the recipe says."""
+    """Put a model on this rank's device, and wrap it in DDP or FSDP as the recipe says."""
     if resolved.strategy == "fsdp":
         return FSDPModel(model, ranks, resolved)
     if resolved.precision.device_type != "cpu":

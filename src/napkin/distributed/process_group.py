@@ -1,4 +1,4 @@
-"""Ranks that talk through torch.distributed: gloo between CPUs, NCCL between GPUs."""
+"""Ranks that communicate through torch.distributed: gloo between CPUs, NCCL between GPUs."""
 
 import datetime
 import json
@@ -19,7 +19,7 @@ from napkin.errors import NapkinError, first_line
 class ProcessGroupRanks(Ranks):
     """The ranks of a process group; by default torch's own default group.
 
-    Values travel as JSON in tensors: torch's own functions for objects would unpickle what they receive.
+    Values are sent as JSON in tensors: torch's functions for objects would unpickle what they receive.
     """
 
     def __init__(self, info: RankInfo, limit: datetime.timedelta, group: dist.ProcessGroup | None = None) -> None:
@@ -28,7 +28,7 @@ class ProcessGroupRanks(Ranks):
         self._group = group
 
     def separate_group(self) -> "ProcessGroupRanks":
-        """The same ranks in a separate process group: what a thread exchanges there does not cross anything else."""
+        """The same ranks in a separate process group: the collectives of a thread cannot interleave with others."""
         group = dist.new_group(backend="gloo", timeout=self._limit)
         assert isinstance(group, dist.ProcessGroup)
         return ProcessGroupRanks(self.info, self._limit, group)
@@ -52,7 +52,7 @@ class ProcessGroupRanks(Ranks):
         data = _bytes(value)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         dist.all_gather(sizes, torch.tensor([len(data)]), self._group)
-        # Each takes as much room as the longest.
+        # all_gather needs tensors of equal size.
         room = max(int(size) for size in sizes)
         padded = torch.zeros(room, dtype=torch.uint8)
         padded[: len(data)] = data
@@ -84,17 +84,17 @@ class ProcessGroupRanks(Ranks):
 
 @contextmanager
 def join(info: RankInfo, *, device: Literal["auto", "cpu", "cuda"], timeout: float) -> Iterator[ProcessGroupRanks]:
-    """Make the process group that torchrun has prepared, and leave it when all ranks have reached the block's end.
+    """Join the process group that torchrun has prepared, and leave it when all ranks have reached the end of the block.
 
-    Where this machine has GPUs and `device` allows, each rank works on a GPU of its own. Raises NapkinError where
-    there are fewer GPUs than ranks, and where another rank is gone or silent for `timeout` seconds.
+    Where this machine has GPUs and `device` allows it, each rank uses its own GPU. Raises NapkinError where there are
+    fewer GPUs than ranks, and where another rank has exited or does not answer for `timeout` seconds.
     """
     backend = "gloo"
     if device != "cpu" and torch.cuda.is_available():
         if info.local_rank >= torch.cuda.device_count():
             raise NapkinError(
-                f"rank {info.rank} is number {info.local_rank} on this machine, which has "
-                f"{torch.cuda.device_count()} GPUs: start as many ranks, --nproc-per-node {torch.cuda.device_count()}, "
+                f"rank {info.rank} needs GPU {info.local_rank} of this machine, which has "
+                f"{torch.cuda.device_count()}: start one rank per GPU, --nproc-per-node {torch.cuda.device_count()}, "
                 "or train with --training.device cpu"
             )
         torch.cuda.set_device(info.local_rank)
@@ -102,18 +102,18 @@ def join(info: RankInfo, *, device: Literal["auto", "cpu", "cuda"], timeout: flo
     with _in_one_line(info, timeout):
         limit = datetime.timedelta(seconds=timeout)
         store, _, _ = next(rendezvous("env://", info.rank, info.world_size, timeout=limit))
-        # torchrun may keep its store through restarts, with the addresses of processes that are gone.
+        # torchrun may keep its store through restarts, with the addresses of processes that have exited.
         store = PrefixStore(f"napkin restart {info.restart_count}", store)
         dist.init_process_group(backend, store=store, rank=info.rank, world_size=info.world_size, timeout=limit)
         yield ProcessGroupRanks(info, limit)
-        # A rank that ends early would have torchrun end those that still write.
+        # If a rank exited early, torchrun would terminate ranks that are still writing.
         dist.all_reduce(torch.zeros(1))
         dist.destroy_process_group()
 
 
 @contextmanager
 def _in_one_line(info: RankInfo, timeout: float) -> Iterator[None]:
-    """Errors of this rank begin with its number; that another one is gone is told without a traceback."""
+    """Errors of this rank name it; the loss of another rank is reported in one line, without a traceback."""
     try:
         yield
     except NapkinError as error:
@@ -123,18 +123,18 @@ def _in_one_line(info: RankInfo, timeout: float) -> Iterator[None]:
             raise
         raise NapkinError(
             f"rank {info.rank} has lost another rank, or had no answer from it in {timeout:.0f} s "
-            f"({_of_gloo(error)}): what that rank has said last is the cause; the run goes on from its newest "
+            f"({_of_gloo(error)}): the last message of that rank is the cause; the run continues from its newest "
             "checkpoint, with `napkin resume` or torchrun's --max-restarts"
         ) from error
 
 
 def is_lost_rank(error: RuntimeError) -> bool:
-    """Whether an error says that a collective operation had no partner."""
+    """Whether an error is that of a collective operation whose other ranks did not answer."""
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
 
 
 def _of_gloo(error: Exception) -> str:
-    # It begins with the place in its own source.
+    # The message begins with a location in gloo's source.
     return first_line(error).rpartition("] ")[2][:200]
 
 

@@ -1,7 +1,7 @@
-"""The processes that train one run together: which rank this one is, and how they agree.
+"""The processes that train one run together: which rank this one is, and their collective operations.
 
-torchrun starts them and says in the environment which is which. A process alone is rank 0 of a world of one: it agrees
-with itself, and nothing of torch.distributed is used.
+torchrun starts them and passes each its rank in the environment. A single process is rank 0 of a world of size 1, and
+does not use torch.distributed.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,19 +19,19 @@ class RankInfo:
     """This process among those of its job."""
 
     rank: int = 0
-    """From 0; rank 0 writes the run's files and prints."""
+    """Rank 0 writes the run's files and prints."""
     world_size: int = 1
     local_rank: int = 0
-    """From 0 on this machine: the number of its GPU."""
+    """Rank on this machine: the index of its GPU."""
     local_world_size: int = 1
     restart_count: int = 0
     """How often torchrun has restarted the job after a process was lost."""
 
 
 class Ranks:
-    """Processes that train one run together, each with its own rows of every batch; here: a world of one.
+    """Processes that train one run together, each with its own rows of every batch. This class is a world of size 1.
 
-    All of them call the same methods in the same order. Values travel between them as JSON.
+    All ranks call the same methods in the same order. Values are sent between them as JSON.
     """
 
     def __init__(self, info: RankInfo) -> None:
@@ -39,7 +39,7 @@ class Ranks:
 
     @property
     def world_size(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         return self.info.world_size
 
     @property
@@ -48,7 +48,7 @@ class Ranks:
         return self.info.rank == 0
 
     def threads(self, chosen: int | None, cores: int) -> int:
-        """CPU threads of this process: as many as were chosen, and at most its part of the machine's cores."""
+        """CPU threads of this process: the chosen number, and at most its part of the machine's cores."""
         if self.world_size == 1:
             return chosen or cores
         part = max(1, cores // self.info.local_world_size)
@@ -76,7 +76,7 @@ class Ranks:
         return tensor
 
     def separate_group(self) -> "Ranks":
-        """The same ranks in a separate process group: what a thread exchanges there does not cross anything else."""
+        """The same ranks in a separate process group: the collectives of a thread cannot interleave with others."""
         return self
 
 
@@ -84,9 +84,9 @@ ALONE = Ranks(RankInfo())
 
 
 def rank_info_of(environment: Mapping[str, str]) -> RankInfo:
-    """What torchrun says in the environment; a world of one where it says nothing.
+    """The rank that torchrun has set in the environment; a world of size 1 without torchrun.
 
-    Raises NapkinError for variables that contradict one another.
+    Raises NapkinError for variables that contradict each other.
     """
     if not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
         return RankInfo()
@@ -101,7 +101,7 @@ def rank_info_of(environment: Mapping[str, str]) -> RankInfo:
     local_world_size = number("LOCAL_WORLD_SIZE", str(local_rank + 1))
     if not (rank < world_size and local_rank < local_world_size <= world_size):
         raise NapkinError(
-            f"the environment says rank {rank} of {world_size}, {local_rank} of {local_world_size} on this machine, "
-            "which cannot be: start ranks with torchrun"
+            f"the environment has rank {rank} of {world_size}, {local_rank} of {local_world_size} on this machine, "
+            "which is impossible: start ranks with torchrun"
         )
     return RankInfo(rank, world_size, local_rank, local_world_size, number("TORCHELASTIC_RESTART_COUNT", "0"))

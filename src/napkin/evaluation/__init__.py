@@ -1,4 +1,8 @@
-"""How well a model predicts."""
+"""How well a model predicts a text: loss, perplexity and bits per byte.
+
+`evaluate` predicts a whole token file and compares with gzip and xz; `mean_loss` is the loss alone, on a sample, as
+training asks for it.
+"""
 
 import lazy_loader
 

@@ -1,10 +1,9 @@
-"""How well a model predicts a text: loss, perplexity, bits per byte; and what general compressors make of it."""
+"""How well a model predicts a text: loss, perplexity, bits per byte; with those of general compressors."""
 
 import gzip
 import lzma
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,30 +16,10 @@ from napkin.hardware.host import detect_host
 from napkin.model.language_model import evaluation_mode
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import Precision, choose_precision
+from napkin.runs.evaluation_file import Evaluation as Evaluation
 from napkin.tokenizer.base import Tokenizer
 
 EVALUATION_BATCH_SIZE = 16
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Bits per byte compares across tokenizers; loss and perplexity do not."""
-
-    step: int
-    tokens: int
-    """Tokens predicted, separators included."""
-    bytes: int
-    """UTF-8 bytes of the text, separators not included."""
-    loss: float
-    """Nats per token."""
-    perplexity: float
-    """exp(loss)."""
-    bits_per_byte: float
-    """All nats over ln 2 over all bytes; separators are paid for and bring no bytes."""
-    gzip_bits_per_byte: float
-    """Of the same bytes by `gzip -9`."""
-    xz_bits_per_byte: float
-    """Of the same bytes by `xz -9`."""
 
 
 def evaluate(
@@ -56,18 +35,18 @@ def evaluate(
     """Predict every token of a token file but the first, each once, with at least half a context before it.
 
     `precision` None is bf16 where the model's device multiplies it natively, else fp32. `progress(done, total)` counts
-    tokens. The compressors get the whole text as one stream, so that they, too, learn
-    from one document for the next. Raises NapkinError where the file holds no text, and where its words are unknown
-    to the tokenizer: bits per byte of bytes that nobody predicted would flatter the model.
+    tokens. The compressors get the whole text as one stream, so that they can use earlier documents too. Raises
+    NapkinError where the file holds no text, and where words are unknown to the tokenizer: their bytes are not
+    predicted, so bits per byte would be too low.
     """
     if not token_file.text_bytes:
         raise NapkinError(f"'{token_file.path}' holds no text, only separators: name a token file that does")
     ids = np.asarray(token_file.tokens)
     if tokenizer.unknown_id is not None and (n_unknown := int(np.count_nonzero(ids == tokenizer.unknown_id))):
         raise NapkinError(
-            f"{n_unknown:,} of the {token_file.n_tokens:,} tokens of '{token_file.path}' stand for words that the "
-            "tokenizer does not know, whose bytes are lost: bits per byte, which compare with other models, need a "
-            "tokenizer that loses nothing, such as --kind bpe"
+            f"{n_unknown:,} of the {token_file.n_tokens:,} tokens of '{token_file.path}' are words that the "
+            "tokenizer does not know, whose bytes are lost: bits per byte need a lossless tokenizer, such as "
+            "--kind bpe"
         )
     if precision is None:
         device_type = "cuda" if next(model.parameters()).is_cuda else "cpu"
@@ -105,9 +84,9 @@ def mean_loss(
 ) -> float:
     """Nats per token over the first `max_tokens` predictions of a file, or all, in windows every `stride` tokens.
 
-    None is a stride of the context length: fastest, and the first tokens of each window have little before them. With
-    `separate_documents` each token sees what is of its own document alone. Ranks take `batch_size` windows each at a
-    time, and all learn the mean.
+    The default stride is the context length: fastest, but the first tokens of each window have little context. With
+    `separate_documents` documents are masked from each other. Each rank takes `batch_size` windows at a time, and all
+    return the mean.
     """
     context_length = model.config.context_length
     stride = context_length if stride is None else stride
@@ -134,7 +113,7 @@ def mean_loss(
 
 
 def _own_rows(inputs: torch.Tensor, targets: torch.Tensor, ranks: Ranks) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's windows; everybody gets as many, where they run out the last one without targets."""
+    """This rank's windows; every rank gets the same number, padded with windows without targets."""
     missing = -len(inputs) % ranks.world_size
     if missing:
         inputs = torch.cat([inputs, inputs[-1:].expand(missing, -1)])

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from napkin.hardware.catalogue import Device
+from napkin.hardware.device import Device
 
 MATMUL_SHARE = 0.8
 """The fraction of a datasheet's dense peak that large matrix products reach: 795 of 989 TFLOP/s on H100 and H200, 1,745

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -11,6 +10,7 @@ from typing import Literal
 
 import psutil
 
+from napkin.child_process import run_program
 from napkin.hardware.cgroup import read_limits
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -105,8 +105,10 @@ def _first_processor(path: Path) -> dict[str, str]:
 def _sysctl(name: str) -> str:
     if sys.platform != "darwin":
         return ""
-    answer = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=False)
-    return answer.stdout.strip()
+    try:
+        return run_program(["/usr/sbin/sysctl", "-n", name]).stdout.decode(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _torch_says_bf16() -> bool:

@@ -1,4 +1,4 @@
-"""Text out of a model: one token after another, each drawn from the distribution that the model gives."""
+"""Sampling from a model: one token after another, each drawn from the predicted distribution."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ def generate(
 ) -> Iterator[int]:
     """Yield up to `n_tokens` token ids that continue `prompt`, which holds at least one; end before a `stop`.
 
-    Past the model's context length the oldest tokens fall out of sight.
+    Beyond the model's context length the oldest tokens are dropped.
     """
     if not prompt:
         raise NapkinError("the prompt holds no token: begin with a separator or with text")
@@ -27,7 +27,7 @@ def generate(
     tokens = list(prompt)
     for _ in range(n_tokens):
         window = torch.tensor([tokens[-model.config.context_length :]], device=device)
-        # The logits of the last position alone: the others would be thrown away.
+        # Only the logits of the last position are needed.
         with evaluation_mode(model):
             logits = model.hidden(window)[0, -1].float() @ model.head_weight.float().T
         token = draw(logits.cpu(), sampling, generator)
@@ -38,17 +38,17 @@ def generate(
 
 
 def draw(logits: Float[Tensor, " vocab_size"], sampling: Sampling, generator: torch.Generator) -> int:
-    """Draw one token id; a NapkinError where the logits hold NaN or infinity, as a model gone wrong gives them."""
+    """Draw one token id. Raises NapkinError where the logits hold NaN or infinity, as those of a diverged model may."""
     if not logits.isfinite().all():
         raise NapkinError("the model's logits hold infinity or NaN, nothing can be drawn: use an earlier checkpoint")
     if sampling.temperature == 0:
         return int(logits.argmax())
-    # Stable, so that among equals the one that argmax would take comes first. Doubles, so that a whole vocabulary
-    # adds up to 1; the largest is taken off first, so that no temperature is too small to divide by.
+    # A stable sort puts the one that argmax would return first among equals. In float64, the probabilities of a large
+    # vocabulary add up to 1; the maximum is subtracted first, so that division by a small temperature cannot overflow.
     likeliest, ids = logits.double().sort(descending=True, stable=True)
     probabilities = torch.softmax((likeliest - likeliest[0]) / sampling.temperature, dim=0)
     before = probabilities.cumsum(dim=0) - probabilities
-    # The likeliest token always stays: nothing stands before it.
+    # The likeliest token is always kept: the sum before it is 0.
     probabilities = probabilities.where(before < sampling.top_p, 0)
     if sampling.top_k is not None:
         probabilities[sampling.top_k :] = 0

@@ -1,4 +1,4 @@
-"""How text is drawn from a model. No torch in here: the command line reads this class for its help."""
+"""Settings of sampling. Does not import torch: the command line reads this class for its help."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class Sampling:
     """How tokens are drawn; the same settings and seed draw the same tokens."""
 
     temperature: float = 0.8
-    """Logits are divided by it: below 1 the likely becomes likelier; 0 always takes the likeliest token."""
+    """Logits are divided by it: below 1, likely tokens become likelier; 0 always takes the likeliest token."""
 
     top_k: int | None = None
     """Draw among this many likeliest tokens (Fan et al. 2018); None is all."""
@@ -22,7 +22,7 @@ class Sampling:
     """Draw among the likeliest tokens that together reach this probability (Holtzman et al. 2020); 1 is all."""
 
     seed: int = 0
-    """Seed of the draws; of several completions, each takes the next one."""
+    """Seed of the draws; each of several completions uses the next seed."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:

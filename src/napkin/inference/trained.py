@@ -1,4 +1,4 @@
-"""A trained run, opened for use: its newest good model and its tokenizer."""
+"""A trained run, opened for use: the model of its newest intact checkpoint, and its tokenizer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from napkin.checkpoint.restore import load_newest
 from napkin.checkpoint.state import Checkpoint
 from napkin.data.token_file import SEPARATOR, TokenFile
 from napkin.errors import NapkinError
-from napkin.evaluation.bits_per_byte import Evaluation, evaluate
+from napkin.evaluation.bits_per_byte import evaluate
 from napkin.files import StrPath
 from napkin.hardware.host import detect_host
 from napkin.inference.sampling import generate
@@ -19,13 +19,14 @@ from napkin.inference.settings import Sampling
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import Precision, choose_device, choose_precision
 from napkin.recipe.recipe import Recipe
+from napkin.runs.evaluation_file import Evaluation
 from napkin.runs.run_folder import RunFolder
 from napkin.tokenizer.base import Tokenizer
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A run's newest good model, on the GPU if there is one."""
+    """The model of a run's newest intact checkpoint, on the GPU if there is one."""
 
     run: RunFolder
     recipe: Recipe
@@ -36,11 +37,11 @@ class Trained:
 
     @property
     def step(self) -> int:
-        """Updates that the model has learned from."""
+        """Number of updates of the model."""
         return self.checkpoint.state.step
 
     def generate(self, prompt: str = "", *, max_tokens: int = 120, sampling: Sampling | None = None, **how: Any) -> str:
-        """Continue a text; an empty one begins a new document. The continuation ends where the model ends the document.
+        """Continue a text; an empty one starts a new document. The continuation ends where the model ends the document.
 
         `how` are fields of `Sampling`: temperature, top_k, top_p, seed. Raises NapkinError for values out of range.
         """
@@ -76,9 +77,9 @@ class Trained:
 
 
 def load(folder: StrPath, *, on_message: Callable[[str], None] = lambda message: None) -> Trained:
-    """Load the newest good checkpoint of a run, its averaged weights where it keeps any.
+    """Load the newest intact checkpoint of a run, with its averaged weights if it has any.
 
-    `on_message` is told of damaged checkpoints that are passed over. Raises NapkinError where the folder is not a run
+    `on_message` is called for damaged checkpoints that are skipped. Raises NapkinError where the folder is not a run
     or has no checkpoint yet, CorruptFile where all checkpoints are damaged.
     """
     run = RunFolder.open(folder)
@@ -90,6 +91,6 @@ def load(folder: StrPath, *, on_message: Callable[[str], None] = lambda message:
     if checkpoint is None:
         raise NapkinError(f"'{run.path}' has no checkpoint yet: train it with `napkin resume {run.path}`")
     for error in damaged.values():
-        on_message(f"a damaged checkpoint is passed over for '{checkpoint.path.name}': {error}")
+        on_message(f"a damaged checkpoint is skipped for '{checkpoint.path.name}': {error}")
     precision = choose_precision("auto", device_type, host)
     return Trained(run, recipe, tokenizer, model.to(device_type), precision, checkpoint)

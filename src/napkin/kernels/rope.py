@@ -10,19 +10,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-Heads = Float[Tensor, "batch position heads head_dim"]
-Table = Float[Tensor, "position head_dim"]
+Heads = Float[Tensor, "*batch position heads head_dim"]
+Table = Float[Tensor, "*#batch position head_dim"]
+"""The rows of the positions, the same for all sequences or each its own."""
 
 
 def rotate_halves(x: Heads, cosines: Table, signed_sines: Table) -> Heads:
     """Rotate each head of x by its position's angles, in fp32, returned in x's dtype; halves are paired."""
     wide = x.float()
     swapped = wide.roll(x.shape[-1] // 2, dims=-1)
-    return torch.addcmul(wide * cosines[:, None], swapped, signed_sines[:, None]).to(x.dtype)
+    return torch.addcmul(wide * cosines.unsqueeze(-2), swapped, signed_sines.unsqueeze(-2)).to(x.dtype)
 
 
 def rotate_interleaved(x: Heads, cosines: Table, signed_sines: Table) -> Heads:
     """The same with neighbours paired."""
     wide = x.float()
     swapped = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    return torch.addcmul(wide * cosines[:, None], swapped, signed_sines[:, None]).to(x.dtype)
+    return torch.addcmul(wide * cosines.unsqueeze(-2), swapped, signed_sines.unsqueeze(-2)).to(x.dtype)

@@ -17,7 +17,7 @@ from .moe import MixtureOfExperts as MixtureOfExperts
 from .moe import Routing as Routing
 from .norm import LayerNorm as LayerNorm
 from .norm import RMSNorm as RMSNorm
-from .presets import preset as preset
-from .presets import presets as presets
+from .published_models import preset as preset
+from .published_models import presets as presets
 from .rope import RotaryEmbedding as RotaryEmbedding
 from .transformer import Transformer as Transformer

@@ -4,16 +4,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from napkin.errors import NapkinError
 from napkin.kernels.rope import rotate_halves
 from napkin.model.attention_implementations import FusedAttention, PlainAttention
+from napkin.model.initialization import Device
 from napkin.model.linear import LinearFactory
 from napkin.model.masks import CausalMask
 from napkin.model.norm import NoQKNorm
-from napkin.model.rope import Rotation
+from napkin.model.positions import NoPositions
+from napkin.model.rope import PAIRINGS, RotaryEmbedding, Rotation
 
 
 @dataclass(frozen=True)
@@ -30,14 +34,21 @@ class CausalSelfAttention(nn.Module):
     """Attention of each position to itself and those before it (Vaswani et al. 2017).
 
     Query head h reads key and value head h // (n_heads / n_kv_heads) (Ainslie et al. 2023). `attend` is the attention
-    implementation; `qk_norm` acts on queries and keys before `rotate`.
+    implementation; `qk_norm` acts on queries and keys before `rotate`. By itself the layer is causal and has rotary
+    positions:
+
+    >>> import torch
+    >>> CausalSelfAttention(64, 4)(torch.zeros(2, 10, 64)).shape
+    torch.Size([2, 10, 64])
+
+    A model makes the `ForwardContext` once per step instead, for all its layers.
     """
 
     def __init__(
         self,
         d_model: int,
         n_heads: int,
-        n_kv_heads: int,
+        n_kv_heads: int | None = None,
         *,
         head_dim: int | None = None,
         attend: PlainAttention | FusedAttention | None = None,
@@ -46,10 +57,15 @@ class CausalSelfAttention(nn.Module):
         qkv_bias: bool = False,
         output_bias: bool = False,
         linears: LinearFactory | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        linears = linears or LinearFactory()
+        n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
+        _check_heads(d_model, n_heads, n_kv_heads, head_dim)
+        linears = (linears or LinearFactory()).on(device, dtype)
         head_dim = head_dim or d_model // n_heads
+        self.head_dim = head_dim
         self.n_heads = n_heads
         self.n_kv_heads = n_kv_heads
         self.attend = attend or FusedAttention(n_heads, scale=head_dim**-0.5, sees=CausalMask())
@@ -60,9 +76,10 @@ class CausalSelfAttention(nn.Module):
         self.output = linears.residual_output(n_heads * head_dim, d_model, bias=output_bias)
 
     def forward(
-        self, x: Float[Tensor, "batch position d_model"], context: ForwardContext
+        self, x: Float[Tensor, "batch position d_model"], context: ForwardContext | None = None
     ) -> Float[Tensor, "batch position d_model"]:
-        """Attend, with the rotation and mask of `context`."""
+        """Attend, with the rotation and mask of `context`; without one, from position 0 in one document."""
+        context = self._own_context(x) if context is None else context
         n_queries_and_keys = self.n_heads + self.n_kv_heads
         heads = rearrange(self.query_key_value(x), "b t (h c) -> b t h c", h=n_queries_and_keys + self.n_kv_heads)
         queries_and_keys, values = heads.split((n_queries_and_keys, self.n_kv_heads), dim=2)
@@ -71,3 +88,21 @@ class CausalSelfAttention(nn.Module):
         queries, keys, values = (rearrange(part, "b t h c -> b h t c") for part in (queries, keys, values))
         mixed = self.attend(queries, keys, values, context.mask)
         return self.output(rearrange(mixed, "b h t c -> b t (h c)"))
+
+    def _own_context(self, x: Tensor) -> ForwardContext:
+        length = x.shape[1]
+        rotation: Rotation = ()
+        for pairing, (rotate, _) in PAIRINGS.items():
+            if rotate is self.rotate:
+                with x.device:
+                    rotation = RotaryEmbedding(self.head_dim, length, pairing=pairing)(length)
+        return ForwardContext(rotation, self.attend.prepare(NoPositions(), length, None, x.device))
+
+
+def _check_heads(d_model: int, n_heads: int, n_kv_heads: int, head_dim: int | None) -> None:
+    if head_dim is None and d_model % n_heads:
+        raise NapkinError(f"d_model {d_model} does not divide into n_heads {n_heads}: use a divisor, or set head_dim")
+    if n_heads % n_kv_heads:
+        raise NapkinError(
+            f"n_heads {n_heads} does not divide into n_kv_heads {n_kv_heads} groups: use a divisor of {n_heads}"
+        )

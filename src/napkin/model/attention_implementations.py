@@ -1,7 +1,8 @@
 """The implementations of attention that a config can name: the same numbers, computed in different ways.
 
 An implementation's `prepare` makes, once per step, what all layers share: the mask, or what replaces it. A call then
-mixes the values of one layer.
+mixes the values of one layer. `length` counts the keys; the queries are the positions from `query_offset` on, all of
+them unless keys and values of earlier positions are kept.
 """
 
 from collections.abc import Callable
@@ -15,8 +16,8 @@ from napkin.kernels.attention import flex_attention, fused_attention, plain_atte
 from napkin.model.masks import CausalMask, additive_mask
 from napkin.model.positions import NoPositions
 
-Queries = Float[Tensor, "batch heads position head_dim"]
-Keys = Float[Tensor, "batch kv_heads position head_dim"]
+Queries = Float[Tensor, "batch heads query head_dim"]
+Keys = Float[Tensor, "batch kv_heads key head_dim"]
 Documents = Int[Tensor, "batch position"] | None
 
 
@@ -32,9 +33,17 @@ class PlainAttention:
         self.sees = sees
         self.softcap = softcap
 
-    def prepare(self, positions: NoPositions, length: int, documents: Documents, device: torch.device) -> Any:
+    def prepare(
+        self,
+        positions: NoPositions,
+        length: int,
+        documents: Documents,
+        device: torch.device,
+        *,
+        query_offset: int = 0,
+    ) -> Any:
         """The mask."""
-        return additive_mask(self.sees, positions, self.n_heads, length, documents, device)
+        return additive_mask(self.sees, positions, self.n_heads, length, documents, device, query_offset=query_offset)
 
     def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
         """Mix the values by their weights."""
@@ -51,11 +60,19 @@ class FusedAttention:
         self.scale = scale
         self.sees = sees
 
-    def prepare(self, positions: NoPositions, length: int, documents: Documents, device: torch.device) -> Any:
+    def prepare(
+        self,
+        positions: NoPositions,
+        length: int,
+        documents: Documents,
+        device: torch.device,
+        *,
+        query_offset: int = 0,
+    ) -> Any:
         """A mask if documents have to be kept apart, else None."""
         if documents is None:
             return None
-        return additive_mask(self.sees, positions, self.n_heads, length, documents, device)
+        return additive_mask(self.sees, positions, self.n_heads, length, documents, device, query_offset=query_offset)
 
     def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
         """Mix the values by their weights."""
@@ -65,9 +82,17 @@ class FusedAttention:
 class MaskedFusedAttention(FusedAttention):
     """The same for windows and biased scores, with a mask; it computes hidden pairs too."""
 
-    def prepare(self, positions: NoPositions, length: int, documents: Documents, device: torch.device) -> Any:
+    def prepare(
+        self,
+        positions: NoPositions,
+        length: int,
+        documents: Documents,
+        device: torch.device,
+        *,
+        query_offset: int = 0,
+    ) -> Any:
         """The mask."""
-        return additive_mask(self.sees, positions, self.n_heads, length, documents, device)
+        return additive_mask(self.sees, positions, self.n_heads, length, documents, device, query_offset=query_offset)
 
 
 class FlexAttention(PlainAttention):
@@ -76,11 +101,19 @@ class FlexAttention(PlainAttention):
     torch has no backward pass of it on a CPU: there this is plain attention.
     """
 
-    def prepare(self, positions: NoPositions, length: int, documents: Documents, device: torch.device) -> Any:
+    def prepare(
+        self,
+        positions: NoPositions,
+        length: int,
+        documents: Documents,
+        device: torch.device,
+        *,
+        query_offset: int = 0,
+    ) -> Any:
         """The blocks of pairs to compute, and what changes their scores; on a CPU the mask."""
         if device.type == "cpu":
-            return super().prepare(positions, length, documents, device)
-        return self.prepare_kernel(positions, length, documents, device)
+            return super().prepare(positions, length, documents, device, query_offset=query_offset)
+        return self.prepare_kernel(positions, length, documents, device, query_offset=query_offset)
 
     def __call__(
         self,
@@ -97,7 +130,15 @@ class FlexAttention(PlainAttention):
         score_mod, block_mask = prepared
         return flex_attention(queries, keys, values, score_mod, block_mask, self.scale, kernel=kernel)
 
-    def prepare_kernel(self, positions: NoPositions, length: int, documents: Documents, device: torch.device) -> Any:
+    def prepare_kernel(
+        self,
+        positions: NoPositions,
+        length: int,
+        documents: Documents,
+        device: torch.device,
+        *,
+        query_offset: int = 0,
+    ) -> Any:
         """The rules as functions of one pair, which the compiler builds into its kernel."""
         from torch.nn.attention.flex_attention import create_block_mask
 
@@ -105,17 +146,18 @@ class FlexAttention(PlainAttention):
         @no_type_check
         def score_mod(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             capped = score if self.softcap is None else softcap(score, self.softcap)
-            return capped + positions.bias(head, query - key)
+            return capped + positions.bias(head, query + query_offset - key)
 
         @no_type_check
         def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return self.sees(query, key)
+            return self.sees(query + query_offset, key)
 
         @no_type_check
         def sees_in_document(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             assert documents is not None
+            query = query + query_offset
             return self.sees(query, key) & (documents[batch, query] == documents[batch, key])
 
         n_batches = None if documents is None else len(documents)
         rule = sees if documents is None else sees_in_document
-        return score_mod, create_block_mask(rule, n_batches, None, length, length, device=device)
+        return score_mod, create_block_mask(rule, n_batches, None, length - query_offset, length, device=device)

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from napkin.model.attention import CausalSelfAttention, ForwardContext
+from napkin.model.initialization import Device, moved
 
 Residual = Float[Tensor, "batch position d_model"]
 
@@ -23,20 +25,24 @@ class BlockParts:
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + feed_forward(norm(x)): pre-norm (Xiong et al. 2020)."""
+    """x + attention(norm(x)), then x + feed_forward(norm(x)): pre-norm (Xiong et al. 2020).
+
+    With a `device` or `dtype` the parts are moved there.
+    """
 
     output_is_normalized: ClassVar[bool] = False
     """Whether the block's output is normalized, so that the head needs no norm before it."""
 
-    def __init__(self, parts: BlockParts) -> None:
+    def __init__(self, parts: BlockParts, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.attention_norm = parts.make_norm()
         self.attention = parts.attention
         self.feed_forward_norm = parts.make_norm()
         self.feed_forward = parts.feed_forward
         self.dropout = parts.make_dropout()
+        moved(self, device, dtype)
 
-    def forward(self, x: Residual, context: ForwardContext) -> Residual:
+    def forward(self, x: Residual, context: ForwardContext | None = None) -> Residual:
         """Read from the residual stream twice, write to it twice."""
         x = x + self.dropout(self.attention(self.attention_norm(x), context))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
@@ -47,7 +53,7 @@ class PostNormBlock(Block):
 
     output_is_normalized = True
 
-    def forward(self, x: Residual, context: ForwardContext) -> Residual:
+    def forward(self, x: Residual, context: ForwardContext | None = None) -> Residual:
         """Normalize each sum."""
         x = self.attention_norm(x + self.dropout(self.attention(x, context)))
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
@@ -56,7 +62,7 @@ class PostNormBlock(Block):
 class ReorderedBlock(Block):
     """x + norm(attention(x)), then x + norm(feed_forward(x)) (OLMo 2, after Liu et al. 2021)."""
 
-    def forward(self, x: Residual, context: ForwardContext) -> Residual:
+    def forward(self, x: Residual, context: ForwardContext | None = None) -> Residual:
         """Normalize what is written."""
         x = x + self.dropout(self.attention_norm(self.attention(x, context)))
         return x + self.dropout(self.feed_forward_norm(self.feed_forward(x)))
@@ -65,12 +71,13 @@ class ReorderedBlock(Block):
 class SandwichBlock(Block):
     """x + norm(attention(norm(x))), then the same with feed_forward (Ding et al. 2021; Gemma 2)."""
 
-    def __init__(self, parts: BlockParts) -> None:
+    def __init__(self, parts: BlockParts, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__(parts)
         self.attention_output_norm = parts.make_norm()
         self.feed_forward_output_norm = parts.make_norm()
+        moved(self, device, dtype)
 
-    def forward(self, x: Residual, context: ForwardContext) -> Residual:
+    def forward(self, x: Residual, context: ForwardContext | None = None) -> Residual:
         """Normalize what is read and what is written."""
         x = x + self.dropout(self.attention_output_norm(self.attention(self.attention_norm(x), context)))
         return x + self.dropout(self.feed_forward_output_norm(self.feed_forward(self.feed_forward_norm(x))))
@@ -81,14 +88,15 @@ class ParallelBlock(nn.Module):
 
     output_is_normalized: ClassVar[bool] = False
 
-    def __init__(self, parts: BlockParts) -> None:
+    def __init__(self, parts: BlockParts, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.norm = parts.make_norm()
         self.attention = parts.attention
         self.feed_forward = parts.feed_forward
         self.dropout = parts.make_dropout()
+        moved(self, device, dtype)
 
-    def forward(self, x: Residual, context: ForwardContext) -> Residual:
+    def forward(self, x: Residual, context: ForwardContext | None = None) -> Residual:
         """Read once, write once."""
         read = self.norm(x)
         return x + self.dropout(self.attention(read, context) + self.feed_forward(read))

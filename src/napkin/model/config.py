@@ -13,7 +13,7 @@ QKNorm = Literal["none", "head", "all_heads"]
 FeedForwardKind = Literal[
     "swiglu", "geglu", "geglu_tanh", "reglu", "glu", "silu", "gelu", "gelu_tanh", "relu", "relu_squared"
 ]
-NormKind = Literal["rms", "layer"]
+NormKind = Literal["rms", "layer", "none"]
 BlockKind = Literal["pre", "post", "sandwich", "reordered", "parallel"]
 Biases = Literal["none", "qkv", "all"]
 InitialStd = Literal["fan_in", "glorot", "fixed"]
@@ -118,7 +118,8 @@ class ModelConfig:
     of two products passed through it as a gate (reglu, geglu, geglu_tanh, swiglu, and glu with a sigmoid)."""
 
     norm: NormKind = "rms"
-    """rms divides by the root mean square (Zhang & Sennrich 2019), layer subtracts the mean first (Ba et al. 2016)."""
+    """rms divides by the root mean square (Zhang & Sennrich 2019), layer subtracts the mean first (Ba et al. 2016);
+    none leaves norms out, to see what they are for: such a model needs a smaller learning rate."""
 
     block: BlockKind = "pre"
     """Where norms are: pre normalizes each layer's input (Xiong et al. 2020), post the sum after it (Vaswani et al.
@@ -238,6 +239,7 @@ def _check(config: ModelConfig) -> None:
     _check_heads(config)
     _check_positions(config)
     _check_attention(config)
+    _check_norms(config)
     _check_experts(config)
 
 
@@ -313,6 +315,14 @@ def _check_attention(config: ModelConfig) -> None:
         raise NapkinError(
             f"attention_softcap is {config.attention_softcap}, which attention 'sdpa' does not support: use "
             "attention 'plain' or 'flex'"
+        )
+
+
+def _check_norms(config: ModelConfig) -> None:
+    if config.norm == "none" and config.qk_norm != "none":
+        raise NapkinError(
+            f"qk_norm is '{config.qk_norm}' and norm is 'none', which says how queries and keys are normed too: use "
+            "norm 'rms' or 'layer', or qk_norm 'none'"
         )
 
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from napkin.model.initialization import truncated_normal
+from napkin.model.initialization import Device, truncated_normal
 
 
 class Embedding(nn.Module):
@@ -14,10 +14,17 @@ class Embedding(nn.Module):
     weight: Float[Tensor, "vocab_size d_model"]
 
     def __init__(
-        self, vocab_size: int, d_model: int, *, std: float = 1.0, generator: torch.Generator | None = None
+        self,
+        vocab_size: int,
+        d_model: int,
+        *,
+        std: float = 1.0,
+        generator: torch.Generator | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.weight = truncated_normal(vocab_size, d_model, std=std, generator=generator)
+        self.weight = truncated_normal(vocab_size, d_model, std=std, generator=generator, device=device, dtype=dtype)
 
     def forward(self, tokens: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
         """Look up each id; an id outside the vocabulary is an IndexError on the CPU, an assert on a GPU."""

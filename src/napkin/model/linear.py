@@ -1,5 +1,6 @@
 """Linear layers: x · Wᵀ + b; and the factory that makes all of a model's linear layers by one rule."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from napkin.model.initialization import fan_in_std, truncated_normal
+from napkin.model.initialization import Device, fan_in_std, truncated_normal
 
 
 class Linear(nn.Module):
@@ -29,12 +30,16 @@ class Linear(nn.Module):
         bias: bool = False,
         std: float | None = None,
         generator: torch.Generator | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        initial = in_features**-0.5 if std is None else std
         self.weight = truncated_normal(
-            out_features, in_features, std=in_features**-0.5 if std is None else std, generator=generator
+            out_features, in_features, std=initial, generator=generator, device=device, dtype=dtype
         )
-        self.register_parameter("bias", nn.Parameter(torch.zeros(out_features)) if bias else None)
+        zeros = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
+        self.register_parameter("bias", zeros)
         self.multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
         """The product, which may be taken in another format."""
 
@@ -74,11 +79,23 @@ class LinearFactory:
         residual_scale: float = 1.0,
         mup_multiplier: float | None = None,
         generator: torch.Generator | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.std = std
         self.residual_scale = residual_scale
         self.mup_multiplier = mup_multiplier
         self.generator = generator
+        self.device = device
+        self.dtype = dtype
+
+    def on(self, device: Device, dtype: torch.dtype | None) -> "LinearFactory":
+        """The factory, or if a device or dtype is given, another that makes its layers there."""
+        if device is None and dtype is None:
+            return self
+        made = copy.copy(self)
+        made.device, made.dtype = device or self.device, dtype or self.dtype
+        return made
 
     def linear(self, inputs: int, *outputs: int, bias: bool = False) -> Linear:
         """Matrices that read the same input, stacked: one product to launch, under autocast one cast of the input."""
@@ -93,12 +110,15 @@ class LinearFactory:
     ) -> nn.Parameter:
         """n matrices in one parameter [n, parts · outputs, inputs], for experts."""
         std = self.std(inputs, outputs) * (self.residual_scale if into_residual else 1.0)
-        return truncated_normal(n, parts * outputs, inputs, std=std, generator=self.generator)
+        return truncated_normal(n, parts * outputs, inputs, std=std, **self._made_with())
 
     def _make(self, inputs: int, outputs: int, *, bias: bool, std: float) -> Linear:
         if self.mup_multiplier is None:
-            return Linear(inputs, outputs, bias=bias, std=std, generator=self.generator)
-        return MuPLinear(inputs, outputs, multiplier=self.mup_multiplier, std=std, bias=bias, generator=self.generator)
+            return Linear(inputs, outputs, bias=bias, std=std, **self._made_with())
+        return MuPLinear(inputs, outputs, multiplier=self.mup_multiplier, std=std, bias=bias, **self._made_with())
+
+    def _made_with(self) -> dict[str, Any]:
+        return {"generator": self.generator, "device": self.device, "dtype": self.dtype}
 
 
 class Scale(nn.Module):

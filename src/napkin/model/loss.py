@@ -6,7 +6,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from napkin.kernels.linear_cross_entropy import linear_cross_entropy
+from napkin.kernels.cross_entropy_loss import linear_cross_entropy
 from napkin.model.moe import Routing
 
 

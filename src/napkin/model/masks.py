@@ -41,20 +41,23 @@ def additive_mask(
     length: int,
     documents: Int[Tensor, "batch position"] | None,
     device: torch.device,
+    *,
+    query_offset: int = 0,
 ) -> Float[Tensor, "*batch_and_heads query key"]:
     """What is added to the scores [batch, head, query, key]: the positions' bias where a key is seen, else -infinity.
 
-    Four dimensions, or two if it is the same for all sequences and heads.
+    Four dimensions, or two if it is the same for all sequences and heads. The keys are those of `length` positions, the
+    queries those from `query_offset` on.
     """
-    query, key = torch.arange(length, device=device)[:, None], torch.arange(length, device=device)
+    query, key = torch.arange(query_offset, length, device=device)[:, None], torch.arange(length, device=device)
     seen = sees(query, key)
     if documents is not None:
-        seen = seen & same_document(documents)
+        seen = seen & same_document(documents)[:, :, query_offset:]
     heads = torch.arange(n_heads, device=device)[None, :, None, None]
     return positions.bias(heads, query - key).masked_fill(~seen, float("-inf"))
 
 
-def same_document(documents: Int[Tensor, "batch position"]) -> Bool[Tensor, "batch 1 query key"]:
+def same_document(documents: Int[Tensor, "batch position"]) -> Bool[Tensor, "batch 1 position position"]:
     """Which pairs of a sequence's tokens are of one document."""
     return documents[:, None, :, None] == documents[:, None, None, :]
 

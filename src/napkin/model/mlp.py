@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from napkin.kernels.swiglu import swiglu
+from napkin.kernels.swiglu_gate import swiglu
+from napkin.model.initialization import Device
 from napkin.model.linear import LinearFactory
 
 Activation = Callable[[Tensor], Tensor]
@@ -25,9 +26,18 @@ class FeedForward(nn.Module):
     n_up: ClassVar[int] = 1
     """Number of matrices that read the input."""
 
-    def __init__(self, d_model: int, d_ff: int, *, bias: bool = False, linears: LinearFactory | None = None) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        bias: bool = False,
+        linears: LinearFactory | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
-        linears = linears or LinearFactory()
+        linears = (linears or LinearFactory()).on(device, dtype)
         self.up = linears.linear(d_model, d_ff, bias=bias)
         self.down = linears.residual_output(d_ff, d_model, bias=bias)
 
@@ -47,9 +57,18 @@ class GatedFeedForward(nn.Module):
     activation: ClassVar[Activation]
     n_up: ClassVar[int] = 2
 
-    def __init__(self, d_model: int, d_ff: int, *, bias: bool = False, linears: LinearFactory | None = None) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        bias: bool = False,
+        linears: LinearFactory | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
-        linears = linears or LinearFactory()
+        linears = (linears or LinearFactory()).on(device, dtype)
         self.gate_up = linears.linear(d_model, d_ff, d_ff, bias=bias)
         self.down = linears.residual_output(d_ff, d_model, bias=bias)
 

@@ -13,7 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
-from napkin.kernels.grouped_matmul import grouped_matmul
+from napkin.kernels.grouped_gemm import grouped_matmul
+from napkin.model.initialization import Device, moved
 from napkin.model.linear import Linear, LinearFactory
 from napkin.model.mlp import FeedForward, GatedFeedForward
 
@@ -46,7 +47,8 @@ class Routing:
 class MixtureOfExperts(nn.Module):
     """The weighted sum of the outputs of each token's chosen experts.
 
-    Logits and probabilities are fp32 (Fedus et al. 2021, section 2.4).
+    Logits and probabilities are fp32 (Fedus et al. 2021, section 2.4). `device` and `dtype` are those of the whole
+    layer: experts that are not there are moved.
     """
 
     def __init__(
@@ -57,13 +59,18 @@ class MixtureOfExperts(nn.Module):
         experts_per_token: int,
         normalize: bool = True,
         linears: LinearFactory | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.n_experts = len(experts.up)
         self.experts_per_token = experts_per_token
         self.weigh: Callable[[Tensor], Tensor] = _divided_by_sum if normalize else _unchanged
-        self.router = Linear(d_model, self.n_experts, generator=linears.generator if linears else None)
-        self.experts = experts
+        linears = (linears or LinearFactory()).on(device, dtype)
+        self.router = Linear(
+            d_model, self.n_experts, generator=linears.generator, device=linears.device, dtype=linears.dtype
+        )
+        self.experts = moved(experts, device, dtype)
         self._routing: Routing | None = None
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
@@ -106,9 +113,19 @@ class SharedMixtureOfExperts(MixtureOfExperts):
         experts_per_token: int,
         normalize: bool = True,
         linears: LinearFactory | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(d_model, experts, experts_per_token=experts_per_token, normalize=normalize, linears=linears)
-        self.shared = shared
+        super().__init__(
+            d_model,
+            experts,
+            experts_per_token=experts_per_token,
+            normalize=normalize,
+            linears=linears,
+            device=device,
+            dtype=dtype,
+        )
+        self.shared = moved(shared, device, dtype)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Add the shared layer's output to that of the mixture."""

@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from napkin.kernels.layer_norm import layer_norm
-from napkin.kernels.rms_norm import rms_norm
+from napkin.kernels.layer_normalization import layer_norm
+from napkin.kernels.rms_normalization import rms_norm
+from napkin.model.initialization import Device
 
 QueriesAndKeys = Float[Tensor, "batch position heads head_dim"]
 
@@ -17,10 +18,12 @@ class RMSNorm(nn.Module):
 
     gain: Float[Tensor, " d_model"]
 
-    def __init__(self, d_model: int, *, eps: float = 1e-5) -> None:
+    def __init__(
+        self, d_model: int, *, eps: float = 1e-5, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
         self.eps = eps
-        self.gain = nn.Parameter(torch.ones(d_model))
+        self.gain = nn.Parameter(torch.ones(d_model, device=device, dtype=dtype))
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Scale each vector to a root mean square of 1, then each of its numbers by its gain."""
@@ -33,18 +36,38 @@ class LayerNorm(nn.Module):
     gain: Float[Tensor, " d_model"]
     bias: Float[Tensor, " d_model"] | None
 
-    def __init__(self, d_model: int, *, eps: float = 1e-5, bias: bool = True) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        eps: float = 1e-5,
+        bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.eps = eps
-        self.gain = nn.Parameter(torch.ones(d_model))
-        self.register_parameter("bias", nn.Parameter(torch.zeros(d_model)) if bias else None)
+        self.gain = nn.Parameter(torch.ones(d_model, device=device, dtype=dtype))
+        zeros = nn.Parameter(torch.zeros(d_model, device=device, dtype=dtype)) if bias else None
+        self.register_parameter("bias", zeros)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Subtract each vector's mean, scale it to a variance of 1, then each of its numbers by its gain."""
         return layer_norm(x, self.gain, self.bias, self.eps)
 
 
-NORMS: dict[str, type[RMSNorm] | type[LayerNorm]] = {"rms": RMSNorm, "layer": LayerNorm}
+class NoNorm(nn.Module):
+    """x unchanged: the ablation. Without norms nothing bounds the residual stream, which grows with depth."""
+
+    def __init__(self, d_model: int, *, eps: float = 1e-5) -> None:
+        super().__init__()
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Return it."""
+        return x
+
+
+NORMS: dict[str, type[RMSNorm] | type[LayerNorm] | type[NoNorm]] = {"rms": RMSNorm, "layer": LayerNorm, "none": NoNorm}
 
 
 class NoQKNorm(nn.Module):

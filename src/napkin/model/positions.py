@@ -34,8 +34,8 @@ class NoPositions(nn.Module):
         """Add to the embedding; each document starts at position 0."""
         return x
 
-    def rotation(self, length: int) -> Rotation:
-        """The arguments of `rotate`: once per step, for all layers."""
+    def rotation(self, length: int, *, query_offset: int = 0) -> Rotation:
+        """The arguments of `rotate` for positions query_offset .. length - 1: once per step, for all layers."""
         return ()
 
     @no_type_check  # a kernel's compiler reads it, see napkin.model.masks
@@ -89,9 +89,9 @@ class RotaryPositions(NoPositions):
         self.embedding = embedding
         self.rotate = embedding.rotate  # pyright: ignore[reportAttributeAccessIssue]
 
-    def rotation(self, length: int) -> Rotation:
-        """The cosines and signed sines of the first `length` positions."""
-        return self.embedding(length)
+    def rotation(self, length: int, *, query_offset: int = 0) -> Rotation:
+        """The cosines and signed sines of positions query_offset .. length - 1."""
+        return self.embedding(length - query_offset, start=query_offset)
 
 
 class AlibiPositions(NoPositions):

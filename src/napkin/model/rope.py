@@ -9,12 +9,14 @@ import math
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 
+from napkin.errors import NapkinError
 from napkin.kernels.rope import rotate_halves, rotate_interleaved
 
-Rotation = tuple[Float[Tensor, "position head_dim"], Float[Tensor, "position head_dim"]] | tuple[()]
+Rotation = tuple[Float[Tensor, "*batch position head_dim"], Float[Tensor, "*batch position head_dim"]] | tuple[()]
 """Cosines and signed sines for each position; empty if nothing is rotated."""
 
 Frequencies = Float[Tensor, " half_head_dim"]
@@ -53,9 +55,28 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("cosines", lay_out(cosines, cosines), persistent=False)
         self.register_buffer("signed_sines", lay_out(-sines, sines), persistent=False)
 
-    def forward(self, length: int) -> tuple[Float[Tensor, "length head_dim"], Float[Tensor, "length head_dim"]]:
-        """The tables' first `length` rows, as `rotate` takes them: once per step, for all layers."""
-        return self.cosines[:length], self.signed_sines[:length]
+    def forward(
+        self, positions: int | Int[Tensor, "*batch position"], *, start: int = 0
+    ) -> tuple[Float[Tensor, "*batch position head_dim"], Float[Tensor, "*batch position head_dim"]]:
+        """The tables' rows, as `rotate` takes them: once per step, for all layers.
+
+        `positions` names them, or is the number of those from `start` on. Raises NapkinError for a position that the
+        tables do not have; under torch.compile, which has no values, positions in a tensor are not checked.
+        """
+        if isinstance(positions, int):
+            self._check(start, start + positions - 1)
+            return self.cosines[start : start + positions], self.signed_sines[start : start + positions]
+        if positions.numel() and not (torch.compiler.is_compiling() or positions.is_meta or is_fake(positions)):
+            self._check(*(int(end) for end in positions.aminmax()))
+        return self.cosines[positions], self.signed_sines[positions]
+
+    def _check(self, first: int, last: int) -> None:
+        limit = len(self.cosines)
+        if first < 0 or last >= limit:
+            raise NapkinError(
+                f"position {first if first < 0 else last} is not among the {limit} of the rotary tables: use 0 to "
+                f"{limit - 1}, or build them with a larger context_length"
+            )
 
 
 def _in_halves(first: Tensor, second: Tensor) -> Tensor:

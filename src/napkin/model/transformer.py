@@ -8,12 +8,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
-from napkin.kernels.linear_cross_entropy import CHUNK_SIZE
+from napkin.kernels.cross_entropy_loss import CHUNK_SIZE
 from napkin.model.attention import ForwardContext
 from napkin.model.builder import ModelBuilder
 from napkin.model.config import ModelConfig
 from napkin.model.dropout import make_dropout
 from napkin.model.embedding import Embedding
+from napkin.model.initialization import Device, default_device_and_dtype
 from napkin.model.language_model import Documents, Tokens
 from napkin.model.linear import Linear, make_scale
 from napkin.model.loss import add_router_losses, next_token_loss
@@ -27,7 +28,8 @@ _FIRST_LOGITS_STD = 0.3
 class Transformer(nn.Module):
     """A decoder-only Transformer, built as its config says; a `LanguageModel`.
 
-    Its initial parameters are a pure function of config and seed, on the default device and in the default dtype;
+    Its initial parameters are a pure function of config and seed, on torch's default device and in its default dtype
+    unless others are given;
     torch's global random state is neither read nor changed. Matrices that write into the residual stream start smaller
     by 1/sqrt(2 · n_layers), so that the stream does not grow with depth (Radford et al. 2019).
 
@@ -39,11 +41,17 @@ class Transformer(nn.Module):
     starts at position 0.
     """
 
-    def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
+    def __init__(
+        self, config: ModelConfig, *, seed: int = 0, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
         if config.vocab_size < 1:
             raise NapkinError("vocab_size is 0: give the model its tokenizer's vocab_size")
         self.config = config
+        with default_device_and_dtype(device, dtype):
+            self._make_layers(config, seed)
+
+    def _make_layers(self, config: ModelConfig, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         builder = ModelBuilder(config, generator)
         width = config.mup_base_d_model or config.d_model
@@ -78,7 +86,7 @@ class Transformer(nn.Module):
         """Mean cross-entropy in nats per token, where targets[b, t] follows tokens[b, t]; -1 does not count.
 
         In training the head's z-loss and the routers' losses are added, weighted by the config. The logits never all
-        exist at once, see napkin.kernels.linear_cross_entropy.
+        exist at once, see napkin.kernels.cross_entropy_loss.
         """
         config, chunk_size = self.config, self.loss_chunk_size
         z_weight = config.z_weight if self.training else 0.0

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from napkin.optim.base import Group, Optimizer, UpdateRule, buckets, wide_dtype
+from napkin.optim.saved_state import TorchTwin
 from napkin.optim.sharded_tensors import local
 
 # Means of squares below the resolution of fp32 are noise (torch.optim.Adafactor's eps1).
@@ -105,6 +106,14 @@ def _relative_rate(group: Group) -> float:
     return min(group["lr"], group["step"] ** -0.5)
 
 
+def _two_eps(theirs: Group) -> Group:
+    """torch's eps is a pair, of which ours is the second."""
+    if not isinstance(theirs.get("eps"), (list, tuple)):
+        return theirs
+    eps1, eps = theirs["eps"]
+    return theirs | {"eps1": eps1, "eps": eps}
+
+
 _MATRICES = UpdateRule(_update_matrix, _update_matrices_foreach)
 _VECTORS = UpdateRule(_update_vector, _update_vectors_foreach)
 
@@ -124,6 +133,13 @@ class Adafactor(Optimizer):
     """
 
     rule = _MATRICES
+    twin = TorchTwin(
+        "Adafactor",
+        renamed={"d": "clip"},
+        fixed={"beta2_decay": (-0.8,), "eps1": (None, _TINY)},
+        optional={"maximize": (False,)},
+        unpacked=_two_eps,
+    )
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from napkin.optim.base import Group, Optimizer, UpdateRule, step_tensors
+from napkin.optim.saved_state import TorchTwin
 from napkin.optim.weight_decay import decayed, decayed_foreach
 
 
@@ -54,6 +55,7 @@ class AdaGrad(Optimizer):
 
     state_names = ("sum",)
     rule = UpdateRule(_update, _update_foreach, _update_fused)
+    twin = TorchTwin("Adagrad", fixed={"lr_decay": (0,)}, optional={"maximize": (False,)})
 
     def __init__(
         self,

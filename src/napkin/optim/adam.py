@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from napkin.optim.base import Group, Optimizer, UpdateRule, step_tensors
+from napkin.optim.saved_state import TorchTwin
 from napkin.optim.weight_decay import decayed, decayed_foreach
 
 
@@ -100,6 +101,9 @@ class Adam(Optimizer):
 
     state_names = ("exp_avg", "exp_avg_sq")
     rule = UpdateRule(_update, _update_foreach, _update_fused)
+    twin = TorchTwin(
+        "Adam", fixed={"amsgrad": (False,)}, optional={"maximize": (False,), "decoupled_weight_decay": (False,)}
+    )
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from napkin.optim.adam import Adam, adam_update, adam_update_foreach, adam_update_fused
 from napkin.optim.base import Group, UpdateRule
+from napkin.optim.saved_state import TorchTwin
 
 
 def _update(parameter: Tensor, gradient: Tensor, average: Tensor, square: Tensor, group: Group) -> None:
@@ -40,6 +41,9 @@ class AdamW(Adam):
     """
 
     rule = UpdateRule(_update, _update_foreach, _update_fused)
+    twin = TorchTwin(
+        "AdamW", fixed={"amsgrad": (False,)}, optional={"maximize": (False,), "decoupled_weight_decay": (True,)}
+    )
 
     def __init__(
         self,

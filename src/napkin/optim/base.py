@@ -11,6 +11,7 @@ from napkin.errors import NapkinError
 from napkin.optim.offload import copy_to_device, copy_to_host, host_copy
 from napkin.optim.parameter_groups import decay_groups
 from napkin.optim.rounding import StochasticRounding
+from napkin.optim.saved_state import TorchTwin, check_tensors, in_our_terms
 from napkin.optim.sharded_tensors import full_tensor, is_sharded, local, rows_of, sharded_like
 
 Group = dict[str, Any]
@@ -68,6 +69,9 @@ class Optimizer(torch.optim.Optimizer):
     """The state's tensors, each in the parameter's shape."""
 
     rule: ClassVar[UpdateRule]
+
+    twin: ClassVar[TorchTwin | None] = None
+    """torch's optimizer of the same rule, whose state can be loaded."""
 
     def __init__(
         self,
@@ -163,14 +167,33 @@ class Optimizer(torch.optim.Optimizer):
         return {p: self.state_in(group, p) for group in self.param_groups for p in group["params"]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load state and settings of another optimizer over the same parameters, in the same order."""
-        super().load_state_dict(state_dict)
-        # The base class has cast the state to the parameters' dtypes.
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        for index, saved in state_dict["state"].items():
-            p = parameters[index]
-            state = {name: tensor.to(p.device, wide_dtype(p), copy=True) for name, tensor in saved.items()}
-            self.state[p] = self._stored(state)
+        """Load state and settings of another optimizer over the same parameters, in the same order.
+
+        It may be torch's optimizer of the same rule: training continues as it would there. Settings that torch's has
+        not stay as they are. Raises NapkinError for the state of another rule or of other parameters, and changes
+        nothing then.
+        """
+        name = type(self).__name__
+        ours = in_our_terms(state_dict, self.param_groups, self.twin, name)
+        saved: dict[int, dict[str, Tensor]] = ours["state"]
+        # Groups number the parameters as they like.
+        places = dict(
+            pair
+            for own, group in zip(self.param_groups, ours["param_groups"], strict=True)
+            for pair in zip(group["params"], ((p, own) for p in own["params"]), strict=True)
+        )
+        states: dict[Tensor, dict[str, Tensor]] = {}
+        for index in saved:
+            p, group = places[index]
+            expected = self.new_state(p, group)
+            check_tensors(index, saved[index], expected, name)
+            # In our order, by which the rules take them.
+            states[p] = {key: saved[index][key].to(p.device, wide_dtype(p), copy=True) for key in expected}
+        for group in ours["param_groups"]:
+            _check_settings(group)
+        # The base class would cast the state to the parameters' dtypes.
+        super().load_state_dict({"state": {}, "param_groups": ours["param_groups"]})
+        self.state.update({p: self._stored(state) for p, state in states.items()})
 
     def _stored(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         if not self.state_on_host:

@@ -27,6 +27,7 @@ from napkin.errors import NapkinError
 from napkin.optim.adamw import AdamW
 from napkin.optim.base import Group, Optimizer, UpdateRule, buckets, zeros_wide
 from napkin.optim.parameter_groups import muon_groups
+from napkin.optim.saved_state import TorchTwin
 from napkin.optim.sharded_tensors import full_tensor, is_sharded, rows_of
 
 # Jordan's coefficients: the steepest at 0 of those that lead to singular values near 1 (0.7 to 1.2) in five steps.
@@ -121,6 +122,17 @@ class Muon(Optimizer):
     """
 
     rule = AdamW.rule
+    # Of matrices alone; torch's takes nothing else. Its eps keeps a norm from being 0, ours is AdamW's.
+    twin = TorchTwin(
+        "Muon",
+        fixed={
+            "adjust_lr_fn": ("match_rms_adamw",),
+            "nesterov": (True,),
+            "ns_coefficients": ((_A, _B, _C),),
+            "ns_steps": (_STEPS,),
+            "eps": (_TINY,),
+        },
+    )
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from napkin.optim.base import Group, Optimizer, UpdateRule
+from napkin.optim.saved_state import TorchTwin
 from napkin.optim.weight_decay import decayed, decayed_foreach
 
 
@@ -41,6 +42,12 @@ class RMSProp(Optimizer):
 
     state_names = ("square_avg",)
     rule = UpdateRule(_update, _update_foreach)
+    twin = TorchTwin(
+        "RMSprop",
+        renamed={"alpha": "beta2"},
+        fixed={"momentum": (0,), "centered": (False,)},
+        optional={"maximize": (False,)},
+    )
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from napkin.optim.base import Group, Optimizer, UpdateRule
+from napkin.optim.saved_state import TorchTwin
 from napkin.optim.weight_decay import decayed, decayed_foreach
 
 
@@ -90,6 +91,10 @@ def _fused(
     )
 
 
+_UNDAMPED = {"dampening": (0,)}
+_NOT_MAXIMIZED = {"maximize": (False,)}
+
+
 class SGD(Optimizer):
     """Plain stochastic gradient descent.
 
@@ -97,6 +102,7 @@ class SGD(Optimizer):
     """
 
     rule = UpdateRule(_sgd, _sgd_foreach, _sgd_fused)
+    twin = TorchTwin("SGD", fixed={**_UNDAMPED, "momentum": (0,), "nesterov": (False,)}, optional=_NOT_MAXIMIZED)
 
     def __init__(
         self,
@@ -118,6 +124,7 @@ class Momentum(Optimizer):
 
     state_names = ("momentum_buffer",)
     rule = UpdateRule(_momentum, _momentum_foreach, _momentum_fused)
+    twin = TorchTwin("SGD", fixed={**_UNDAMPED, "nesterov": (False,)}, optional=_NOT_MAXIMIZED)
 
     def __init__(
         self,
@@ -140,3 +147,4 @@ class Nesterov(Momentum):
     """
 
     rule = UpdateRule(_nesterov, _nesterov_foreach, _nesterov_fused)
+    twin = TorchTwin("SGD", fixed={**_UNDAMPED, "nesterov": (True,)}, optional=_NOT_MAXIMIZED)

@@ -1,4 +1,8 @@
-"""Plans: what a run will take, before it starts."""
+"""Plans: memory, FLOPs, seconds and dollars of a run before it starts.
+
+Start with `planner.py`: it resolves the recipe (`resolve.py`) for a machine (`machine.py`), counts the step and returns
+a `Plan` (`run_plan.py`).
+"""
 
 import lazy_loader
 

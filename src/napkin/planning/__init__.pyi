@@ -1,10 +1,10 @@
-from .largest_model import Family as Family
-from .largest_model import largest_model as largest_model
 from .machine import CatalogueMachine as CatalogueMachine
 from .machine import Machine as Machine
 from .machine import ThisMachine as ThisMachine
-from .memory_options import MemoryOption as MemoryOption
-from .memory_options import memory_options as memory_options
+from .memory_savings import MemoryOption as MemoryOption
+from .memory_savings import memory_options as memory_options
+from .model_search import Family as Family
+from .model_search import largest_model as largest_model
 from .planner import plan as plan
 from .run_plan import Plan as Plan
 from .run_plan import Site as Site

@@ -1,4 +1,4 @@
-"""What checkpoints take by plan: bytes on the disk, and the copy in memory that they are written from."""
+"""The predicted cost of checkpoints: bytes on the disk, and the copy in memory that they are written from."""
 
 import psutil
 import torch
@@ -10,15 +10,15 @@ from napkin.units import format_bytes
 
 
 def whole_checkpoint_bytes(plan: Plan) -> int:
-    """What the files of all ranks take together."""
+    """Bytes of the files of all ranks together."""
     return checkpoint_bytes(plan.ledger) * (plan.site.n_devices if plan.resolved.strategy == "fsdp" else 1)
 
 
 def writes_in_background(plan: Plan) -> bool:
-    """Whether a thread writes the checkpoints: where the recipe says so, or leaves it open and there is room.
+    """Whether a background thread writes the checkpoints: if the recipe says so, or leaves it open and the copy fits.
 
-    On a CPU the copy lies beside the step's tensors, and both are counted; beside a GPU it may take half of what the
-    host has free. Raises NapkinError where the recipe asks for a copy that there is no room for.
+    On a CPU the copy is in the same memory as the step's tensors, so both must fit; with a GPU it may take half of the
+    host's free memory. Raises NapkinError where the recipe asks for a copy that does not fit.
     """
     training = plan.recipe.training
     if training.checkpoint_writing == "wait":
@@ -29,7 +29,7 @@ def writes_in_background(plan: Plan) -> bool:
     else:
         free = psutil.virtual_memory().available // 2
         if plan.resolved.strategy == "fsdp":
-            # Each of this machine's ranks copies the rows that it has.
+            # Each rank of this machine copies its own rows.
             free //= max(1, min(plan.site.n_devices, torch.cuda.device_count()))
     if copy_bytes <= free:
         return True
@@ -37,17 +37,18 @@ def writes_in_background(plan: Plan) -> bool:
         return False
     raise NapkinError(
         f"training.checkpoint_writing is 'background', whose copy takes {format_bytes(copy_bytes)} of host memory, "
-        f"{format_bytes(max(0, free))} are left for it: use 'wait' or 'auto'"
+        f"but only {format_bytes(max(0, free))} are free: use 'wait' or 'auto'"
     )
 
 
 def describe_checkpoints(plan: Plan) -> str:
-    """A line on what checkpoints take."""
+    """One line on the cost of checkpoints."""
     copy_bytes, size = checkpoint_bytes(plan.ledger), whole_checkpoint_bytes(plan)
     kept = kept_checkpoints(plan.recipe.training)
-    how = "by the loop"
+    how = "by the training loop"
     if writes_in_background(plan):
-        how = f"in the background, from a copy of {format_bytes(copy_bytes)} in host memory that is in no figure above"
+        copied = format_bytes(copy_bytes)
+        how = f"in the background, from a copy of {copied} in host memory, which no figure above includes"
     return (
         f"checkpoints: {format_bytes(size)} each, up to {kept} kept, {format_bytes((kept + 1) * size)} of disk while "
         f"one is written; written {how}"

@@ -1,4 +1,4 @@
-"""Whether a run compiles its blocks, what that costs and saves, and what stands against it."""
+"""Whether a run compiles its blocks: what that costs and saves, and what prevents it."""
 
 import dataclasses
 
@@ -18,11 +18,11 @@ def choose_compile(
 ) -> CompileEstimate:
     """Whether a resolved recipe's run compiles its blocks, and what that costs and saves.
 
-    "on" is taken at its word: `refuse_impossible_compile` comes before any plan. `here` is whether it will run on this
-    machine: for another one nothing is chosen.
+    With "on" nothing is checked: `refuse_impossible_compile` is called before planning. `here` is whether the run will
+    be on this machine; for another machine nothing is chosen.
     """
     if not here:
-        return CompileEstimate(why_not="the machine that trains decides whether that pays")
+        return CompileEstimate(why_not="whether it saves time is decided on the machine that trains")
     precision, training = resolved.precision, resolved.recipe.training
     estimate = estimate_compile(ledger, ceilings, device_type=precision.device_type, precision=precision.name)
     if training.compile == "off":
@@ -49,22 +49,22 @@ def refuse_impossible_compile(resolved: ResolvedRecipe) -> None:
 
 def _obstacle(resolved: ResolvedRecipe) -> str | None:
     if resolved.recipe.model.n_experts:
-        return "how many tokens an expert gets differs from step to step, and compiled code has fixed shapes"
+        return "the number of tokens per expert varies from step to step, but compiled code has fixed shapes"
     if resolved.recipe.training.recompute == "selective":
-        return "selective recomputation looks at operators one by one, and compiled code has none"
+        return "selective recomputation works on single operators, which compiled code fuses"
     if resolved.strategy == "fsdp":
-        return "compiled blocks whose parameters are gathered by fsdp have not been proven"
+        return "compiled blocks have not been tested with fsdp"
     return None
 
 
 def with_compile_written_out(recipe: Recipe, plan: Plan) -> Recipe:
-    """The recipe with the choice that its plan made, so that a run which is resumed computes the same."""
+    """The recipe with the plan's choice written out, so that a resumed run computes the same."""
     training = dataclasses.replace(recipe.training, compile="on" if plan.compile_estimate.chosen else "off")
     return dataclasses.replace(recipe, training=training)
 
 
 def describe_compile(plan: Plan) -> str:
-    """What was chosen and why, in a line."""
+    """One line on what was chosen and why."""
     found = plan.compile_estimate
     costs = f"costs about {format_seconds(found.seconds)}"
     basis = " (assumed: nothing was measured on such a device)" if found.assumed else ""

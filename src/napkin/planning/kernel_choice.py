@@ -1,4 +1,4 @@
-"""Which implementation of attention and of the optimizer's update a run takes where its recipe leaves that open."""
+"""The implementations of attention and of the optimizer update, where the recipe leaves them open."""
 
 import dataclasses
 
@@ -7,12 +7,13 @@ from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 
 PLAIN_UP_TO = 512
-"""Longest context at which a CPU is faster with plain attention than with torch's fused form, in bf16: forward and
-backward pass take 0.6 of its time at 256 tokens and 2.4 times its time at 1024. In fp32 the fused form always wins."""
+"""The longest context at which plain attention is faster than torch's fused attention on a CPU in bf16: forward and
+backward pass take 0.6 times as long at 256 tokens and 2.4 times as long at 1024. In fp32 fused attention is always
+faster."""
 
 
 def choose_kernels(recipe: Recipe, precision: Precision) -> Recipe:
-    """The recipe with both written out: a function of device, format and shape alone, the same each time."""
+    """The recipe with both written out; the choice depends only on device, format and shape."""
     model, optimizer = recipe.model, recipe.optimizer
     if model.attention == "auto":
         on_cpu = precision.device_type == "cpu" and precision.products == "bf16"

@@ -1,7 +1,7 @@
-"""The devices that a plan is for, as the planner asks about them: this machine's, or those of a datasheet.
+"""The devices that a plan is for: those of this machine, or those of a datasheet.
 
-Both answer the same questions, so that there is one planner. What differs: this machine can be measured and asked to
-run operators, a datasheet cannot.
+Both have the same interface, so that there is one planner. The difference: this machine can be measured and can run
+operators, a datasheet cannot.
 """
 
 import dataclasses
@@ -17,13 +17,14 @@ from napkin.accounting.microbenchmark import time_operators
 from napkin.accounting.pricing import Price, price, roofline_seconds
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
+from napkin.hardware.accelerators import find_device
 from napkin.hardware.calibration import Calibration
 from napkin.hardware.calibration_cache import calibration_of_this_machine
-from napkin.hardware.catalogue import Device, find_device
 from napkin.hardware.ceilings import CatalogueCeilings, Ceilings
-from napkin.hardware.cuda_target import CudaTarget, Target
+from napkin.hardware.device import Device
 from napkin.hardware.host import detect_host
 from napkin.hardware.malloc import keep_freed_memory
+from napkin.hardware.target import CudaTarget, Target
 from napkin.planning.probe_run import time_probe_run
 from napkin.planning.run_plan import Site
 from napkin.recipe.precision import Precision, PrecisionName, choose_device, choose_precision
@@ -34,7 +35,7 @@ from napkin.units import parse_devices
 Progress = Callable[[str], None]
 
 CATALOGUE_FACTOR = 2.0
-"""How far off the seconds may be where nothing was measured on the device; not verified yet."""
+"""Expected error of the seconds, as a factor, where nothing was measured on the device; not verified yet."""
 DEVICES_PER_NODE = 8
 NODE_BANDWIDTH = 50e9
 """Bytes per second and device between nodes, one way: 400 Gbit/s each, as in a DGX H100 (NVIDIA's user guide)."""
@@ -45,29 +46,29 @@ class Machine(ABC):
 
     n_devices: int
     device_name: str
-    """One device, as its maker calls it."""
+    """The vendor's name of the device."""
     measured: bool
-    """Whether its ceilings were measured, or are a datasheet's."""
+    """True if its ceilings were measured, False if they are a datasheet's."""
     memory_bytes: int
-    """What one device has for tensors."""
+    """Memory of one device that is available for tensors."""
     target: Target | None
-    """The device that a step is counted for; None is the kind that the precision names."""
+    """The device that a step is counted for; None is the device type of the precision."""
 
     @abstractmethod
     def precision(self, wanted: Literal["auto"] | PrecisionName) -> Precision:
-        """The number formats there. Raises NapkinError for one that the device lacks."""
+        """Resolve the precision for the device. Raises NapkinError for a format that it lacks."""
 
     @abstractmethod
     def training(self, training: TrainingConfig, precision: Precision) -> TrainingConfig:
-        """[training] with what this machine decides written out."""
+        """[training] with the fields that depend on the machine written out."""
 
     @abstractmethod
     def prepare(self, training: TrainingConfig) -> None:
-        """Bring this process into the state in which it would train."""
+        """Set up this process as training does."""
 
     @abstractmethod
     def ceilings(self, precision: Precision) -> Ceilings:
-        """What bounds an operator's time there; the first time on this machine it takes seconds to measure."""
+        """The ceilings of an operator's time; the first call on this machine measures them, which takes seconds."""
 
     @abstractmethod
     def price(self, resolved: ResolvedRecipe, ledger: Ledger, ceilings: Ceilings, progress: Progress) -> Price:
@@ -75,11 +76,11 @@ class Machine(ABC):
 
     @abstractmethod
     def site(self, precision: Precision, ceilings: Ceilings) -> Site:
-        """What a plan says of the place."""
+        """The device figures that a plan states."""
 
 
 class ThisMachine(Machine):
-    """The machine at hand, shared by the ranks that run on it."""
+    """This machine, divided among the ranks that run on it."""
 
     measured = True
     target: Target | None = None
@@ -95,7 +96,7 @@ class ThisMachine(Machine):
         else:
             self.device_name = self.host.cpu_name
             available = min(self.host.available_bytes, psutil.virtual_memory().available)
-            # The ranks of one machine have equal parts of its memory.
+            # The ranks of one machine divide its memory equally.
             self.memory_bytes = available // self._ranks_per_device
 
     @property
@@ -103,7 +104,7 @@ class ThisMachine(Machine):
         return self.ranks.info.local_world_size if self.device_type == "cpu" else 1
 
     def precision(self, wanted: Literal["auto"] | PrecisionName) -> Precision:
-        """As `choose_precision` has it."""
+        """As `choose_precision`."""
         return choose_precision(wanted, self.device_type, self.host)
 
     def training(self, training: TrainingConfig, precision: Precision) -> TrainingConfig:
@@ -112,17 +113,17 @@ class ThisMachine(Machine):
         return dataclasses.replace(training, device=self.device_type, precision=precision.name, threads=threads)
 
     def prepare(self, training: TrainingConfig) -> None:
-        """As many threads, and the same treatment of freed memory, as in training."""
+        """The same number of threads, and the same handling of freed memory, as in training."""
         assert training.threads is not None
         torch.set_num_threads(training.threads)
         keep_freed_memory()
 
     def ceilings(self, precision: Precision) -> Calibration:
-        """Measured once, and kept on the disk."""
+        """Measured once, and cached on the disk."""
         return calibration_of_this_machine(self.device_type)
 
     def price(self, resolved: ResolvedRecipe, ledger: Ledger, ceilings: Ceilings, progress: Progress) -> Price:
-        """Each operator timed alone, and a few layers trained, where the step fits; rooflines where it does not."""
+        """Time each operator alone, and a probe run of a few layers, if the step fits; otherwise use rooflines."""
         free = self.memory_bytes
         if ledger.peak_bytes > free:
             return price(ledger, ceilings)
@@ -131,15 +132,16 @@ class ThisMachine(Machine):
             ledger,
             lambda row: roofline_seconds(row, ceilings),
             device_type=self.device_type,
-            # The tensors of one operator are a part of what the step has at a time.
+            # The tensors of one operator are only a part of the step's.
             max_bytes=free // 4,
         )
         progress("training a few layers")
-        between, factor = time_probe_run(resolved, ceilings, timed, max_bytes=free // 2)
+        disturbed = isinstance(ceilings, Calibration) and ceilings.disturbed
+        between, factor = time_probe_run(resolved, ceilings, timed, max_bytes=free // 2, disturbed=disturbed)
         return price(ledger, ceilings, timed, between=between, factor=factor)
 
     def site(self, precision: Precision, ceilings: Ceilings) -> Site:
-        """Peaks as measured; a CPU's are divided among its ranks. Prices are those of the catalogue, for a GPU."""
+        """Measured peaks, for a CPU divided by its ranks. Prices of a GPU are those of the catalogue."""
         assert isinstance(ceilings, Calibration)
         gpu = _in_catalogue(self.device_name) if self.device_type != "cpu" else None
         bandwidth = ceilings.memory_bandwidth / self._ranks_per_device
@@ -149,16 +151,17 @@ class ThisMachine(Machine):
             memory_bytes=self.memory_bytes,
             bytes_per_second=bandwidth,
             n_devices=self.n_devices,
-            # Ranks on one processor exchange through its memory: what one writes, another reads.
+            # Ranks on one CPU communicate through its memory: each byte is written and read.
             link_bandwidth=bandwidth / 2 if self.device_type == "cpu" else _link_bandwidth(gpu, self.n_devices),
             usd_per_hour=_usd_per_hour(gpu, self.n_devices),
+            offer=_offer(gpu),
             watts=_watts(gpu, self.n_devices),
             disturbed=ceilings.disturbed,
         )
 
 
 class CatalogueMachine(Machine):
-    """Devices that are not at hand, by their datasheet."""
+    """Devices of the catalogue, by their datasheet."""
 
     measured = False
 
@@ -170,7 +173,7 @@ class CatalogueMachine(Machine):
         self.target = target_of(device)
 
     def precision(self, wanted: Literal["auto"] | PrecisionName) -> Precision:
-        """ "auto" is bf16 where the device has it."""
+        """Resolve "auto" to bf16 if the device has it."""
         name = self.device.choose_format("auto") if wanted == "auto" else wanted
         native_fp8 = name == "fp8" and "fp8" in self.device.peaks
         precision = Precision(name, self.device.torch_device, native_fp8=native_fp8)
@@ -178,14 +181,14 @@ class CatalogueMachine(Machine):
         return precision
 
     def training(self, training: TrainingConfig, precision: Precision) -> TrainingConfig:
-        """The precision; device and threads are for the machine that trains to decide."""
+        """Only the precision: device and threads are resolved on the machine that trains."""
         return dataclasses.replace(training, precision=precision.name)
 
     def prepare(self, training: TrainingConfig) -> None:
         """Nothing runs here."""
 
     def ceilings(self, precision: Precision) -> CatalogueCeilings:
-        """Fractions of what the datasheet promises."""
+        """Fractions of the datasheet's figures."""
         return CatalogueCeilings(self.device)
 
     def price(self, resolved: ResolvedRecipe, ledger: Ledger, ceilings: Ceilings, progress: Progress) -> Price:
@@ -193,7 +196,7 @@ class CatalogueMachine(Machine):
         return price(ledger, ceilings, factor=CATALOGUE_FACTOR)
 
     def site(self, precision: Precision, ceilings: Ceilings) -> Site:
-        """Peak, memory, price and power as the catalogue has them."""
+        """Peak, memory, price and power of the catalogue."""
         device = self.device
         return Site(
             device_name=device.name,
@@ -203,13 +206,14 @@ class CatalogueMachine(Machine):
             n_devices=self.n_devices,
             link_bandwidth=_link_bandwidth(device, self.n_devices),
             usd_per_hour=_usd_per_hour(device, self.n_devices),
+            offer=_offer(device),
             watts=_watts(device, self.n_devices),
             measured=False,
         )
 
 
 def machine_of(on: str | Machine | None, *, ranks: Ranks = ALONE, device: Literal["auto", "cpu", "cuda"]) -> Machine:
-    """What `on` names: devices of the catalogue, as in "8xH100"; None is this machine.
+    """The machine of a plan: devices of the catalogue, as in "8xH100"; None is this machine.
 
     Raises NapkinError for a name that is not in the catalogue.
     """
@@ -222,7 +226,7 @@ def machine_of(on: str | Machine | None, *, ranks: Ranks = ALONE, device: Litera
 
 
 def target_of(device: Device) -> Target:
-    """A device as a count depends on it; one that runs no kernels of PyTorch's own is counted as a CPU."""
+    """The device as a count depends on it; one that does not run PyTorch's kernels is counted as a CPU."""
     if device.compute_capability:
         return CudaTarget(device.compute_capability)
     # ROCm's PyTorch has the same allocator, and flash attention.
@@ -240,6 +244,10 @@ def _link_bandwidth(device: Device | None, n_devices: int) -> float | None:
 
 def _usd_per_hour(device: Device | None, n_devices: int) -> float | None:
     return n_devices * device.price.usd_per_hour if device and device.price else None
+
+
+def _offer(device: Device | None) -> str | None:
+    return str(device.price) if device and device.price else None
 
 
 def _watts(device: Device | None, n_devices: int) -> float | None:

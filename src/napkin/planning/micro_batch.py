@@ -1,6 +1,6 @@
-"""Whether a step fits into a device's memory, and with which micro-batch it would.
+"""Whether a step fits into a device's memory, and the micro-batch size with which it would.
 
-All bytes are those of `count_step`, sharding included: there is no second formula.
+All bytes are those of `count_step`, sharding included.
 """
 
 import bisect
@@ -10,38 +10,43 @@ from collections.abc import Callable
 
 from napkin.accounting.rules import adamw_bytes_rule, bytes_per_parameter, parameters_rule
 from napkin.errors import NapkinError
-from napkin.hardware.catalogue import catalogue
+from napkin.hardware.accelerators import catalogue
 from napkin.planning.run_plan import Plan
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step_ledger import count_step
 from napkin.units import format_bytes
 
-# From so many tokens on, a step's peak grows with every token alike: the logits are at their full chunk.
+# From this number of tokens on a step's peak is linear in the tokens: the logits fill a whole chunk.
 _PROBE_TOKENS = 4096
-# A micro-batch of more tokens takes minutes to trace: where it cannot fit anyway, that is said before.
+# A micro-batch of more tokens takes minutes to trace: if it cannot fit anyway, it is refused before.
 _MANY_TOKENS = 2**17
 _BYTES_PER_TOKEN = 8
-"""Its id, its target and its document where they are separate, each int64: the whole batch is in memory, whatever the
-micro-batch."""
+"""Of a token id, a target or a document id (int64): the whole batch is in memory, whatever the micro-batch size."""
 
 
 def refuse_what_does_not_fit(plan: Plan) -> None:
-    """Raise NapkinError, with a micro-batch that fits if there is one, where the plan exceeds the memory."""
-    if not plan.fits:
-        site = plan.site
-        refused = _too_much(plan.resolved, plan.ledger.peak_bytes, site.device_name, site.memory_bytes)
-        raise NapkinError("; ".join([str(refused), *_other_ways(plan)])) from None
+    """Raise NapkinError, naming settings that would fit, where the plan exceeds the memory."""
+    if plan.fits:
+        return
+    site = plan.site
+    ways = _with_less_at_a_time(plan.resolved, site.memory_bytes) + _sharded(plan) + _on_a_larger_device(plan)
+    raise _too_much(
+        plan.ledger.peak_bytes,
+        site.device_name,
+        site.memory_bytes,
+        ways or [_smaller(plan.resolved, site.memory_bytes)],
+    )
 
 
 def largest_micro_batch(resolved: ResolvedRecipe, memory_bytes: int) -> int:
     """The largest micro-batch that divides a device's batch and whose step fits, by count; 1 where none does.
 
-    5% of the memory is left to what comes between the count and the run.
+    5% of the memory is left free, for the difference between count and run.
     """
     budget = int(0.95 * memory_bytes)
     sizes = _divisors(resolved.per_device.training.batch_size)
     peak_of = _peak_by_size(resolved, accumulated=True)
-    # The line is off the count by a few percent at most: it tells which sizes are worth counting.
+    # The linear estimate is within a few percent of the count: only sizes that may fit are counted.
     likely = bisect.bisect_right(sizes, 1.1 * budget, key=peak_of)
     for size in reversed(sizes[:likely]):
         exact = size * resolved.recipe.model.context_length <= _MANY_TOKENS
@@ -54,73 +59,95 @@ def largest_micro_batch(resolved: ResolvedRecipe, memory_bytes: int) -> int:
 def refuse_far_too_much(resolved: ResolvedRecipe, device_name: str, memory_bytes: int) -> None:
     """Raise NapkinError before the step is counted, where its micro-batches are so large that counting takes long.
 
-    Their peak follows from the counts of two small ones.
+    Their peak is extrapolated from the counts of two small ones.
     """
     training = resolved.per_device.training
     size = training.resolved_micro_batch_size
     if size * resolved.recipe.model.context_length > _MANY_TOKENS:
         needed = _peak_by_size(resolved, accumulated=size < training.batch_size)(size)
         if needed > memory_bytes:
-            raise _too_much(resolved, needed, device_name, memory_bytes)
+            ways = _with_less_at_a_time(resolved, memory_bytes) or [_smaller(resolved, memory_bytes)]
+            raise _too_much(needed, device_name, memory_bytes, ways)
 
 
-def _too_much(resolved: ResolvedRecipe, needed: int, device_name: str, memory_bytes: int) -> NapkinError:
-    return NapkinError(
-        f"a step needs {format_bytes(needed)}, {device_name} has {format_bytes(memory_bytes)} free: "
-        f"{_way_out(resolved, memory_bytes)}"
-    )
+def _too_much(needed: int, device_name: str, memory_bytes: int, ways: list[str]) -> NapkinError:
+    found = f"a step needs {format_bytes(needed)}, {device_name} has {format_bytes(memory_bytes)} free"
+    return NapkinError(f"{found}: {'; '.join(ways)}")
 
 
-def _other_ways(plan: Plan) -> list[str]:
-    """What other devices, or the same ones with another layout, would make of a plan that does not fit."""
-    site, ways = plan.site, []
-    if plan.resolved.strategy == "ddp":
-        sharded = count_step(plan.resolved.with_training(parallelism="fsdp")).peak_bytes
-        fits = "fits" if sharded <= site.memory_bytes else "does not fit either"
-        ways.append(
-            f"with --training.parallelism fsdp, which shards parameters, gradients and optimizer state over the "
-            f"{site.n_devices} devices, it {fits}, with {format_bytes(sharded)} each"
-        )
+def _with_less_at_a_time(resolved: ResolvedRecipe, memory_bytes: int) -> list[str]:
+    """The largest smaller micro-batch that fits, if there is one."""
+    if _state_bytes(resolved) > memory_bytes:
+        return []
+    training = resolved.per_device.training
+    peak_of = _peak_by_size(resolved, accumulated=True)
+    sizes = [size for size in _divisors(training.batch_size) if size < training.resolved_micro_batch_size]
+    # The estimate may be a few percent below the count: the advised size must not be refused afterwards.
+    fitting = bisect.bisect_right(sizes, memory_bytes, key=lambda size: 1.05 * peak_of(size))
+    if not fitting:
+        return []
+    size = sizes[fitting - 1]
+    return [f"with --training.micro-batch-size {size} it needs about {format_bytes(peak_of(size))}"]
+
+
+def _sharded(plan: Plan) -> list[str]:
+    """Whether a plan of several devices that each hold the whole model would fit with fsdp."""
+    if plan.resolved.strategy != "ddp":
+        return []
+    with_fsdp = "with --training.parallelism fsdp, which shards parameters, gradients and optimizer state over the "
+    with_fsdp += f"{plan.site.n_devices} devices, it "
+    memory_bytes = plan.site.memory_bytes
+    for recompute in dict.fromkeys((plan.recipe.training.recompute, "full")):
+        sharded = plan.resolved.with_training(parallelism="fsdp", recompute=recompute)
+        peak = count_step(sharded).peak_bytes
+        extra = "" if recompute == plan.recipe.training.recompute else " with --training.recompute full"
+        if peak <= memory_bytes:
+            return [f"{with_fsdp}fits{extra}, with {format_bytes(peak)} each"]
+        less = _with_less_at_a_time(sharded, memory_bytes)
+        if less:
+            return [f"{with_fsdp}needs {format_bytes(peak)} each{extra}, and {less[0]}"]
+    return []
+
+
+def _on_a_larger_device(plan: Plan) -> list[str]:
     large_enough = [device for device in catalogue() if device.usable_bytes >= plan.ledger.peak_bytes]
-    if not site.measured and large_enough:
-        smallest = min(large_enough, key=lambda device: device.memory_bytes)
-        ways.append(f"as it is, it would fit a {smallest.name} of {format_bytes(smallest.advertised_bytes)}")
-    return ways
+    if plan.site.measured or not large_enough:
+        return []
+    smallest = min(large_enough, key=lambda device: device.memory_bytes)
+    return [f"as it is, it would fit a {smallest.name} of {format_bytes(smallest.advertised_bytes)}"]
 
 
-def _way_out(resolved: ResolvedRecipe, memory_bytes: int) -> str:
-    model, training = resolved.recipe.model, resolved.per_device.training
+def _smaller(resolved: ResolvedRecipe, memory_bytes: int) -> str:
+    if _state_bytes(resolved) > memory_bytes:
+        return "no micro-batch size is small enough, use a smaller --model.d-model or --model.n-layers"
+    return "use a smaller --training.batch-size, --model.context-length or --model.d-model"
+
+
+def _state_bytes(resolved: ResolvedRecipe) -> float:
+    """Bytes of weights, gradients and optimizer state that a device holds, by rule."""
+    model = resolved.recipe.model
     parameters = parameters_rule(
         vocab_size=model.vocab_size, d_model=model.d_model, n_layers=model.n_layers, tied=model.tie_embeddings
     )
     state = adamw_bytes_rule(parameters, bytes_per_parameter=bytes_per_parameter(resolved.recipe.optimizer.name))
-    if (state / resolved.world_size if resolved.strategy == "fsdp" else state) > memory_bytes:
-        return "no micro-batch helps, use a smaller --model.d-model or --model.n-layers"
-    peak_of = _peak_by_size(resolved, accumulated=True)
-    sizes = [size for size in _divisors(training.batch_size) if size < training.resolved_micro_batch_size]
-    # The line may be a few percent below the count: what is advised should not be refused next.
-    fitting = bisect.bisect_right(sizes, memory_bytes, key=lambda size: 1.05 * peak_of(size))
-    if not fitting:
-        return "use a smaller --training.batch-size, --model.context-length or --model.d-model"
-    size = sizes[fitting - 1]
-    return f"with --training.micro-batch-size {size} it needs about {format_bytes(peak_of(size))}"
+    return state / resolved.world_size if resolved.strategy == "fsdp" else state
 
 
 def _peak_by_size(resolved: ResolvedRecipe, *, accumulated: bool) -> Callable[[int], int]:
-    """The step's peak as a function of the micro-batch: on the line through the counts of two small ones.
+    """The step's peak as a function of the micro-batch size: linear, through the counts of two small ones.
 
-    `accumulated` is whether a step has several, the gradients of all but the first being added. Smaller ones than
-    those two are counted.
+    `accumulated` is whether a step has several micro-batches, whose gradients are accumulated. Sizes below those two
+    are counted.
     """
     batch_size, context_length = resolved.per_device.training.batch_size, resolved.recipe.model.context_length
-    # Activations grow with the tokens, however they are cut into sequences, where attention keeps no scores.
+    # Without attention scores, activations depend only on the number of tokens, not on the sequence length.
     keeps_scores = resolved.recipe.model.resolved_attention == "plain"
     probe_length = context_length if keeps_scores else min(context_length, _PROBE_TOKENS)
     probe_size = -(-_PROBE_TOKENS // probe_length)
 
     @functools.cache
     def count_peak(size: int, length: int) -> int:
-        # All micro-batches from the second on are alike.
+        # All micro-batches from the second on are equal.
         counted = 2 * size if accumulated else size
         probe = resolved.with_model(context_length=length)
         probe = probe.with_training(batch_size=counted * resolved.world_size, micro_batch_size=size)

@@ -1,4 +1,4 @@
-"""A plan as plan.json holds it."""
+"""A plan as it is stored in plan.json."""
 
 import dataclasses
 import platform
@@ -16,7 +16,7 @@ from napkin.runs.plan_file import PlanFile, PlannedDevice
 
 
 def plan_file_of(plan: Plan) -> PlanFile:
-    """What plan.json says of a plan."""
+    """The contents of plan.json for a plan."""
     price, precision, site = plan.price, plan.resolved.precision, plan.site
     return PlanFile(
         napkin=napkin.__version__,

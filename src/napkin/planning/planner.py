@@ -1,4 +1,4 @@
-"""The planner: one function for this machine, for a datasheet's devices, and for any number of either."""
+"""The planner: one function for this machine, for the devices of a datasheet, and for any number of them."""
 
 import dataclasses
 
@@ -20,24 +20,24 @@ def plan(
     ranks: Ranks = ALONE,
     progress: Progress = lambda doing: None,
 ) -> Plan:
-    """Say what a run will take, before it starts: nothing of the model is allocated.
+    """Predict memory, FLOPs and seconds of a run before it starts, without allocating the model.
 
     Args:
-        recipe: what to train; without its tokenizer's file where it gives model.vocab_size.
+        recipe: what to train; if it sets model.vocab_size, its tokenizer file is not needed.
         on: devices of the catalogue, as in "64xH100"; None is this machine, which is measured once.
-        ranks: the processes that share this machine.
-        progress: told what is being done.
+        ranks: the processes that this machine is divided among.
+        progress: called with a description of each stage.
 
     Raises NapkinError where the recipe does not suit the devices: a batch that does not divide among them, a number
     format that they lack, a step so far beyond their memory that counting it would take minutes. A plan that exceeds
-    the memory by less is returned, and says so: `Plan.fits`.
+    the memory by less is returned: see `Plan.fits`.
     """
     machine = machine_of(on, ranks=ranks, device=recipe.training.device)
     return plan_resolved(resolve(recipe, machine), machine, progress=progress)
 
 
 def plan_resolved(resolved: ResolvedRecipe, machine: Machine, *, progress: Progress = lambda doing: None) -> Plan:
-    """Count and price the step of a resolved recipe: the part of one device, the first one's where ranks share one."""
+    """Count and price the step of a resolved recipe, for one device; on several ranks, for that of rank 0."""
     machine.prepare(resolved.recipe.training)
     progress("counting the step")
     refuse_far_too_much(resolved, machine.device_name, machine.memory_bytes)
@@ -59,7 +59,7 @@ def plan_resolved(resolved: ResolvedRecipe, machine: Machine, *, progress: Progr
 
 
 def _with_communication(planned: Plan) -> Plan:
-    """The plan with what its devices send each other, as far as the bandwidth of their links is known."""
+    """The plan with the communication of its devices, and its seconds if the bandwidth of their links is known."""
     training = planned.resolved.per_device.training
     communication = sharding_of(planned.resolved).communication(
         training.batch_size // training.resolved_micro_batch_size

@@ -1,18 +1,19 @@
 """A probe run: two layers of the model at full width train for a few steps, before the run itself.
 
-Operators that are timed alone find their tensors in the cache and nothing between them; in a step autograd and Python
-come in between, and tensors have left the cache. What the probe run takes on top of its operators is what the whole
-model takes on top of its own.
+Operators that are timed alone have their tensors in the cache and no overhead between them; in a step autograd and
+Python run in between, and the tensors have left the cache. The overhead of the probe run relative to its operators is
+taken as that of the whole model.
 """
 
 import dataclasses
+import math
 import statistics
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 
-from napkin.accounting.ledger import Row
+from napkin.accounting.ledger import Ledger, Row
 from napkin.accounting.microbenchmark import time_operators
 from napkin.accounting.pricing import price, roofline_seconds
 from napkin.hardware.ceilings import Ceilings
@@ -23,24 +24,37 @@ from napkin.train_step.step_ledger import count_step
 LAYERS = 2
 WARM_UP_STEPS = 2
 STEPS = range(3, 12)
-"""Fewest and most steps that are timed; between them, as many as take `SECONDS`."""
+"""Fewest and most steps that are timed; between the two, as many as take `SECONDS`."""
 SECONDS = 0.8
 MOST_SECONDS = 8.0
-"""A probe run that would take longer in all is left out."""
+"""A probe run that would take longer than this in all is not made."""
 
-PROBED_FACTOR = 1.45
-"""How far off a step's seconds are, in nine cases of ten, with a probe run: benchmarks/step_seconds.py."""
+PROBED_FACTOR = 1.045
+"""Error of the predicted seconds, as a factor, in nine cases of ten with a probe run whose steps all take equally long:
+what benchmarks/step_seconds.py finds on a quiet machine. What varies comes on top."""
+DISTURBED_FACTOR = 1.2
+"""The same for a machine that other programs were using while it was calibrated: they may be there again."""
+NINE_IN_TEN = 1.645
+"""Standard deviations on either side that nine in ten of a normal distribution lie within."""
+REPEAT_SECONDS = 0.3
+"""Of timing the largest operators once more."""
 UNPROBED_FACTOR = 2.0
 """The same where only operators were timed: the Python between them weighs most in small steps."""
 
 
 def time_probe_run(
-    resolved: ResolvedRecipe, ceilings: Ceilings, timed: Mapping[Hashable, float], *, max_bytes: int
+    resolved: ResolvedRecipe,
+    ceilings: Ceilings,
+    timed: Mapping[Hashable, float],
+    *,
+    max_bytes: int,
+    disturbed: bool = False,
 ) -> tuple[float, float]:
-    """How much longer a step takes than its operators alone, and how far off that prediction may be, as a factor.
+    """The ratio of a step's seconds to those of its operators timed alone, and the expected error as a factor.
 
-    Takes a second or so, and at most `max_bytes`; where the probe run wants more time or memory than it is worth,
-    nothing is run, and the answer is (1, `UNPROBED_FACTOR`). `timed` are the calls whose seconds are known already.
+    Takes about a second, and at most `max_bytes`. Where the probe run would take too much time or memory, nothing is
+    run and (1, `UNPROBED_FACTOR`) is returned. `timed` are the operator calls whose seconds are already known;
+    `disturbed` is whether other programs were running while `ceilings` were measured.
     """
     probe = _probe(resolved)
     ledger = count_step(probe)
@@ -52,12 +66,42 @@ def time_probe_run(
     alone = price(ledger, ceilings, known).seconds
     if ledger.peak_bytes > max_bytes or alone * (WARM_UP_STEPS + STEPS.start) > MOST_SECONDS:
         return 1.0, UNPROBED_FACTOR
-    return statistics.median(_steps(probe)) / alone, PROBED_FACTOR
+    steps = _steps(probe)
+    # The largest operators once more: seconds have passed, and what they take now shows how much the machine wavers.
+    again = time_operators(
+        ledger, expected, device_type=probe.precision.device_type, max_bytes=max_bytes, max_seconds=REPEAT_SECONDS
+    )
+    return statistics.median(steps) / alone, stated_factor(steps, _drift(ledger, known, again), disturbed=disturbed)
+
+
+def stated_factor(steps: Sequence[float], drift: float, *, disturbed: bool) -> float:
+    """The factor that a step's seconds are expected to stay within, in nine cases of ten.
+
+    Args:
+        steps: seconds of the probe run's steps, which are alike.
+        drift: how much longer the same operators took the second time, as a factor.
+        disturbed: whether other programs were running while the machine was calibrated.
+    """
+    middle = statistics.median(steps)
+    # The median distance from the median: one slow step is no reason for a wide interval. 1.4826 makes it a standard
+    # deviation.
+    spread = 1.4826 * statistics.median(abs(taken / middle - 1) for taken in steps)
+    parts = [math.log(PROBED_FACTOR), NINE_IN_TEN * spread, NINE_IN_TEN * math.log(drift)]
+    if disturbed:
+        parts.append(math.log(DISTURBED_FACTOR))
+    return min(UNPROBED_FACTOR, math.exp(math.hypot(*parts)))
+
+
+def _drift(ledger: Ledger, first: Mapping[Hashable, float], again: Mapping[Hashable, float]) -> float:
+    """Seconds of the calls that were timed twice, the second time over the first."""
+    twice = [row.call for row in ledger.rows if row.call in first and row.call in again]
+    before, after = (sum(seconds[call] for call in twice) for seconds in (first, again))
+    return after / before if before and after else 1.0
 
 
 def _probe(resolved: ResolvedRecipe) -> ResolvedRecipe:
     recipe = resolved.per_device
-    # All micro-batches from the second on are alike.
+    # All micro-batches from the second on are equal.
     batch_size = min(recipe.training.batch_size, 2 * recipe.training.resolved_micro_batch_size)
     # Layers with experts come after the dense ones.
     layers = min(max(LAYERS, recipe.model.n_dense_layers + 1), recipe.model.n_layers)
@@ -66,7 +110,7 @@ def _probe(resolved: ResolvedRecipe) -> ResolvedRecipe:
 
 
 def _steps(resolved: ResolvedRecipe) -> list[float]:
-    """Seconds of each timed step, on random tokens; the global random state is left as it was."""
+    """Seconds of each timed step, on random tokens; the global random state is unchanged."""
     devices = [0] if resolved.precision.device_type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         return _train(resolved)

@@ -1,4 +1,4 @@
-"""Resolving a recipe: what it leaves open is decided by its tokenizer and by the devices that it is for."""
+"""Resolving a recipe: fields that it leaves open are set from its tokenizer and the devices that it is for."""
 
 import dataclasses
 from pathlib import Path
@@ -14,10 +14,10 @@ from napkin.tokenizer.tokenizer_file import load_tokenizer
 
 
 def resolve(recipe: Recipe, machine: Machine) -> ResolvedRecipe:
-    """The recipe with every default written out, its step counted where a micro-batch size is to be found.
+    """The recipe with every default written out; with micro_batch_size "auto" its step is counted.
 
-    Raises NapkinError where the batch does not divide among the devices, and where what the recipe asks for does not
-    exist on them.
+    Raises NapkinError where the batch does not divide among the devices, and where the devices do not support
+    what the recipe asks for.
     """
     recipe = dataclasses.replace(
         recipe,
@@ -32,8 +32,8 @@ def resolve(recipe: Recipe, machine: Machine) -> ResolvedRecipe:
         refuse_impossible_compile(resolved)
     if recipe.training.offload_optimizer and precision.device_type == "cpu":
         raise NapkinError(
-            "training.offload_optimizer is True, but the run is on a CPU, where the optimizer's state is in the host's "
-            "memory anyway: leave it out"
+            "training.offload_optimizer is True, but the run is on a CPU, whose optimizer state is in host memory "
+            "anyway: leave it out"
         )
     if recipe.training.micro_batch_size == "auto":
         size = largest_micro_batch(resolved, machine.memory_bytes)
@@ -52,7 +52,7 @@ def with_vocab_size(recipe: Recipe, vocab_size: int) -> Recipe:
 
 
 def vocab_size_of(recipe: Recipe) -> int:
-    """The recipe's model.vocab_size or, where it is left open, its tokenizer's."""
+    """The recipe's model.vocab_size or, if it is 0, that of its tokenizer."""
     if recipe.model.vocab_size:
         return recipe.model.vocab_size
     if not Path(recipe.data.tokenizer).is_file():

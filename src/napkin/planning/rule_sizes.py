@@ -1,4 +1,4 @@
-"""A recipe's sizes, as rules of thumb ask for them."""
+"""The sizes of a recipe that the rules of thumb take."""
 
 from napkin.accounting.rules_table import Sizes
 from napkin.recipe.recipe import Recipe

@@ -1,4 +1,4 @@
-"""The plan of a run, before its first step: what count and rule say, what it costs, and whether it fits."""
+"""The plan of a run, before its first step: rule and count, time and cost, and whether it fits."""
 
 import html
 from dataclasses import dataclass, field, replace
@@ -26,65 +26,67 @@ RULE_MFU = 0.5
 
 @dataclass(frozen=True)
 class Site:
-    """Where a run takes place: one device or several alike, which split the batch."""
+    """The devices of a run: one, or several of the same kind that split the batch."""
 
     device_name: str
     matmul_peak: float
     """Dense FLOP/s of one device in the format of the matrix products."""
     memory_bytes: int
-    """What one device has for tensors."""
+    """Memory of one device that is available for tensors."""
     bytes_per_second: float
-    """To and from the memory of one device."""
+    """Memory bandwidth of one device."""
     n_devices: int = 1
     link_bandwidth: float | None = None
-    """Bytes per second that one device sends to the others; None where that is not known."""
+    """Bytes per second that one device can send to the others; None where it is not known."""
     usd_per_hour: float | None = None
     """Of all devices; None where it is not known."""
+    offer: str | None = None
+    """That price for one device, whose offer it is and of which month; None for a price that was given."""
     watts: float | None = None
     """Of all devices; None where it is not known."""
     measured: bool = True
-    """Whether the peak was measured there, or is the datasheet's."""
+    """True if the peak was measured, False if it is the datasheet's."""
     disturbed: bool = False
-    """Whether other programs used the machine while it was measured: seconds may be too many, peaks too low."""
+    """Whether other programs used the machine while it was measured: seconds may be too high, peaks too low."""
 
     @property
     def name(self) -> str:
-        """The device's name, and how many there are."""
+        """The device's name, with the number of devices."""
         return self.device_name if self.n_devices == 1 else f"{self.n_devices} × {self.device_name}"
 
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """A run as predicted: the ledger of one device's step, its price, and the devices that they are for."""
+    """The prediction of a run: the ledger of one device's step, its price, and the devices that it is for."""
 
     resolved: ResolvedRecipe
-    """The recipe, with nothing left in it for the machine to decide."""
+    """The recipe with every default written out."""
     ledger: Ledger
-    """Of the step that one device does: its rows of the batch, the bytes of its part of the model."""
+    """Of one device's step: its rows of the batch, the bytes of its part of the model."""
     price: Price
     site: Site
     communication: Communication = field(default_factory=Communication)
     """What each device sends per step."""
     communication_seconds: float = 0.0
-    """Per step, hidden behind computation or not."""
+    """Seconds per step, overlapped with computation or not."""
     exposed_seconds: float = 0.0
-    """Per step: those of them that no computation hides."""
+    """Seconds per step that are not overlapped with computation."""
     compile_estimate: CompileEstimate = NOT_COMPILED
-    """Whether blocks are compiled; the ledger is of the uncompiled step, the seconds here are not."""
+    """Whether blocks are compiled. The ledger is of the uncompiled step; the seconds include compilation."""
 
     @property
     def recipe(self) -> Recipe:
-        """Of the whole run."""
+        """The recipe of the whole run."""
         return self.resolved.recipe
 
     @property
     def steps(self) -> int:
-        """Updates of the whole run."""
+        """Number of updates of the run."""
         return self.recipe.training.steps
 
     @property
     def tokens_per_step(self) -> int:
-        """Of all devices together."""
+        """Tokens per step of all devices together."""
         return self.recipe.tokens_per_step
 
     @property
@@ -108,22 +110,22 @@ class Plan:
 
     @property
     def seconds_per_step(self) -> float:
-        """Of one step, exposed communication included."""
+        """Seconds of one step, exposed communication included."""
         return self.price.seconds - self.compile_estimate.seconds_less + self.exposed_seconds
 
     @property
     def seconds(self) -> float:
-        """Of all steps, and of compiling; evaluations and checkpoints come on top."""
+        """Seconds of all steps and of compilation, without evaluations and checkpoints."""
         return self.steps * self.seconds_per_step + self.compile_estimate.seconds_once
 
     @property
     def dollars(self) -> float | None:
-        """Of all steps, at the site's price."""
+        """Price of all steps; None where it is not known."""
         return None if self.site.usd_per_hour is None else dollars(self.seconds, self.site.usd_per_hour)
 
     @property
     def kilowatt_hours(self) -> float | None:
-        """Of all steps, every device at its full power."""
+        """Energy of all steps, with every device at full power; None where it is not known."""
         return None if self.site.watts is None else kilowatt_hours(self.seconds, self.site.watts)
 
     def at(self, *, usd_per_hour: float | None = None, watts: float | None = None) -> "Plan":
@@ -132,6 +134,7 @@ class Plan:
         changed = replace(
             site,
             usd_per_hour=site.usd_per_hour if usd_per_hour is None else n * usd_per_hour,
+            offer=site.offer if usd_per_hour is None else None,
             watts=site.watts if watts is None else n * watts,
         )
         return replace(self, site=changed)
@@ -142,7 +145,7 @@ class Plan:
         return self.mfu_of(self.seconds_per_step)
 
     def mfu_of(self, seconds: float) -> float:
-        """Model-FLOPs utilisation of a step that takes so long."""
+        """Model-FLOPs utilisation of a step that takes `seconds`."""
         return mfu(self.ledger, seconds, self.site.matmul_peak)
 
     def _summary(self) -> list[str]:
@@ -154,11 +157,11 @@ class Plan:
         return "\n".join([*self._summary(), repr(self.table())])
 
     def _repr_html_(self) -> str:
-        """The same for a notebook."""
+        """HTML for a notebook."""
         return f"<p>{html.escape(self._summary()[0])}</p>{self.table()._repr_html_()}"
 
     def table(self) -> QuantityTable:
-        """Rule and count, side by side; `reconcile` adds the meter. FLOPs and bytes are those of one device."""
+        """Rule and count side by side; `reconcile` adds the meter. FLOPs and bytes are per device."""
         site = self.site
         rule_flops = training_flops_rule(self.rule_parameters, self.tokens_per_step / site.n_devices)
         rule_seconds = seconds_rule(rule_flops, site.matmul_peak, mfu=RULE_MFU)
@@ -195,7 +198,8 @@ class Plan:
             ),
         ]
         if site.usd_per_hour is not None:
-            note = f"${site.usd_per_hour:.2f} an hour in all"
+            price = f"price: {site.offer}" if site.offer else "the price that was given"
+            note = f"{price}; ${site.usd_per_hour:.2f} per hour in all"
             rows.append(QuantityRow("dollars", "USD", dollars(in_all, site.usd_per_hour), self.dollars, note=note))
         if site.watts is not None:
             note = f"{site.watts:,.0f} W in all, the boards alone"
@@ -218,9 +222,8 @@ class Plan:
 
     def _why_flops_differ(self) -> str:
         ledger = self.ledger
-        attention = sum(flops for operator, flops in ledger.flops_by("operator").items() if "attention" in operator)
         return (
-            f"rule 6·N·T leaves attention out: {attention / ledger.flops:.1%} of count; "
+            f"rule 6·N·T leaves attention out: {ledger.attention_flops / ledger.flops:.1%} of count; "
             f"causal pairs alone: {format_flops(ledger.causal_flops)} in all"
         )
 

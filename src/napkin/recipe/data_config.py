@@ -11,24 +11,25 @@ class DataConfig:
     """Files the run reads; paths are relative to the folder that `napkin` is started in."""
 
     train: TrainFiles = "data/train.tokens"
-    """Token file to train on, as `napkin tokenizer encode` makes it; or several, each as often as it is long; or
-    several with weights, shares of the training windows: as a table in TOML, as FILE=WEIGHT on the command line."""
+    """Token file to train on, as `napkin tokenizer encode` makes it; or several, sampled in proportion to their
+    lengths; or several with weights, the proportions of the training windows: as a table in TOML, as FILE=WEIGHT on
+    the command line."""
 
     validation: str | None = "data/validation.tokens"
-    """Token file that is only evaluated on; None, or "" in a TOML file, is no evaluation."""
+    """Token file for evaluation only; None, or "" in a TOML file, disables evaluation."""
 
     tokenizer: str = "data/tokenizer.json"
-    """The tokenizer that made both."""
+    """The tokenizer that both were encoded with."""
 
     verify: bool = True
-    """Whether the checksums of the token files are checked before training; about a second a gigabyte."""
+    """Whether the checksums of the token files are verified before training; about one second per gigabyte."""
 
     separate_documents: bool = False
-    """Whether each document in a window sees itself alone, as if it stood at the beginning; also in evaluations."""
+    """Whether documents that share a window are masked from each other, as if each stood alone; also in evaluations."""
 
     prefetch: Literal["auto", "on", "off"] = "auto"
-    """Whether a thread prepares the next batch while this one trains: the same batches. auto is on with a GPU, to which
-    they are copied meanwhile, and off on a CPU, whose cores all train."""
+    """Whether a thread prepares the next batch while the current one trains; the batches are the same. auto is on with
+    a GPU, to which they are copied in the background, and off on a CPU, where all cores train."""
 
     def __post_init__(self) -> None:
         # TOML has no None, and leaving the field out means its default.

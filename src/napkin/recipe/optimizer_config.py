@@ -10,11 +10,12 @@ from napkin.optim.schedule import SCHEDULES
 from napkin.recipe.ranges import OPTIMIZER_RANGES, refuse_outside
 
 if TYPE_CHECKING:
-    OptimizerName = ScheduleName = str
+    OptimizerName = str
+    ScheduleName = str
 else:
     OptimizerName, ScheduleName = Literal[tuple(OPTIMIZERS)], Literal[tuple(SCHEDULES)]
 
-# Options that only some optimizers and only some schedules have; the others refuse them.
+# Options that only some optimizers, or only some schedules, accept.
 OPTIMIZER_OPTIONS = {"momentum", "beta1", "beta2", "eps"}
 SCHEDULE_OPTIONS = {"decay_steps", "final_fraction"}
 
@@ -23,91 +24,93 @@ SCHEDULE_OPTIONS = {"decay_steps", "final_fraction"}
 class OptimizerConfig:
     """How a step changes the weights: the rule, the learning rate over the run, decay, clipping.
 
-    None is the optimizer's own default, where it has the option at all: `resolved` fills it in.
+    None is the optimizer's own default, if it has that option: `resolved` fills it in.
     """
 
     name: OptimizerName = "adamw"
-    """The rule. adamw is the usual one; muon learns more a step; lion and adafactor need less memory; the others are
-    those they grew out of."""
+    """The update rule. adamw is the usual choice; muon needs fewer steps; lion and adafactor need less memory; the
+    others are their predecessors."""
 
     learning_rate: float | None = None
-    """Largest learning rate, at the end of the warm-up. None is the optimizer's own, adamw's 3e-3: it suits models of
-    a few million parameters; larger ones want less (Kaplan et al. 2020, appendix D.6)."""
+    """Largest learning rate, at the end of the warm-up. None is the optimizer's default, 3e-3 for adamw: it suits
+    models of a few million parameters; larger models need a smaller one (Kaplan et al. 2020, appendix D.6)."""
 
     schedule: ScheduleName = "cosine"
-    """Course of the learning rate after the warm-up."""
+    """Learning-rate schedule after the warm-up."""
 
     warmup_steps: int | None = None
-    """Steps over which the learning rate climbs to its largest value: Adam's moments need some to settle. None is 50,
-    or a tenth of the steps of a run that is shorter than 500."""
+    """Steps over which the learning rate rises to its largest value, while Adam's moments settle. None is 50, or a
+    tenth of the steps of a run shorter than 500."""
 
     decay_steps: int | None = None
-    """Steps over which warmup-stable-decay comes down at the end; None is a fifth of the run."""
+    """Steps of the decay at the end of warmup-stable-decay; None is a fifth of the run."""
 
     final_fraction: float | None = None
     """Learning rate of the last step, as a fraction of the largest; 1 is no decay. None is 0.05, for the schedules that
-    come down to it: linear, cosine, warmup-stable-decay."""
+    decay to it: linear, cosine, warmup-stable-decay."""
 
     momentum: float | None = None
-    """Decay a step of the sum of gradients, for momentum, nesterov (0.9) and muon (0.95)."""
+    """Decay per step of the sum of gradients, for momentum, nesterov (0.9) and muon (0.95)."""
 
     beta1: float | None = None
-    """Decay a step of the first moment; 0.9."""
+    """Decay per step of the first moment; 0.9."""
 
     beta2: float | None = None
-    """Decay a step of the second moment; 0.95, which forgets a loss spike sooner than the classical 0.999, and 0.99 for
-    rmsprop and lion."""
+    """Decay per step of the second moment; 0.95, which recovers from a loss spike sooner than the classical 0.999, and
+    0.99 for rmsprop and lion."""
 
     eps: float | None = None
-    """Added to the root of the second moment, so that a gradient of zero divides by something; 1e-8, adagrad's 1e-10.
-    For adafactor the least size of a parameter that a step is relative to, 1e-3."""
+    """Added to the square root of the second moment to avoid division by zero; 1e-8, for adagrad 1e-10. For adafactor,
+    the smallest RMS of a parameter that its step is scaled by, 1e-3."""
 
     weight_decay: float | None = None
-    """Decay of matrices, a step and a unit of learning rate; gains and other vectors do not decay. adamw's and muon's
-    0.1, lion's 0.6, otherwise 0. Decoupled but for sgd, momentum, nesterov, adagrad, rmsprop and adam, which take it
-    as a part of the gradient."""
+    """Decay of matrices per step and unit of learning rate; gains and other vectors do not decay. 0.1 for adamw and
+    muon, 0.6 for lion, otherwise 0. Decoupled, except for sgd, momentum, nesterov, adagrad, rmsprop and adam, which add
+    it to the gradient."""
 
     clip_norm: float = 1.0
     """Largest global norm of a step's gradient; a larger gradient is scaled down to it."""
 
     fused: bool | None = None
-    """Whether torch's one-pass kernel does the update, for sgd, momentum, nesterov, adagrad, adam, adamw, and muon's
-    part of adamw: three to five times as fast, with other last bits. None is wherever there is one."""
+    """Whether torch's fused kernel does the update, for sgd, momentum, nesterov, adagrad, adam, adamw, and the
+    parameters that muon leaves to adamw: three to five times as fast, with different rounding. None is wherever there
+    is one."""
 
     average_decay: float | None = None
-    """Decay a step of an exponential moving average of the weights, 0.999 say, which is then what evaluations use and
-    what is evaluated and sampled from later; 4 bytes per parameter. None, or 0, keeps none."""
+    """Decay per step of an exponential moving average of the weights, for example 0.999. Evaluations and sampling then
+    use the average; it takes 4 bytes per parameter. None, or 0, keeps no average."""
 
     def __post_init__(self) -> None:
         choice = optimizer_entry(self.name)
         refuse_outside("optimizer", self, OPTIMIZER_RANGES)
         for option in OPTIMIZER_OPTIONS - choice.options.keys():
-            takers = ", ".join(name for name, other in OPTIMIZERS.items() if option in other.options)
-            self._refuse(option, self.name, takers)
+            accepted_by = ", ".join(name for name, other in OPTIMIZERS.items() if option in other.options)
+            self._refuse(option, self.name, accepted_by)
         if self.fused and not choice.fused:
-            raise NapkinError(f"optimizer.fused is True, but there is no such kernel for {self.name}: leave it out")
+            raise NapkinError(f"optimizer.fused is True, but there is no fused kernel for {self.name}: leave it out")
         if self.schedule not in SCHEDULES:
-            raise NapkinError(f"there is no schedule '{self.schedule}': use one of {', '.join(SCHEDULES)}")
+            raise NapkinError(f"'{self.schedule}' is not a schedule: use one of {', '.join(SCHEDULES)}")
         for option in SCHEDULE_OPTIONS - fields_of(SCHEDULES[self.schedule]):
-            takers = ", ".join(name for name, other in SCHEDULES.items() if option in fields_of(other))
-            self._refuse(option, f"the schedule {self.schedule}", takers)
+            accepted_by = ", ".join(name for name, other in SCHEDULES.items() if option in fields_of(other))
+            self._refuse(option, f"the schedule {self.schedule}", accepted_by)
 
-    def _refuse(self, option: str, whose: str, takers: str) -> None:
+    def _refuse(self, option: str, owner: str, accepted_by: str) -> None:
         value = getattr(self, option)
         if value is not None:
             raise NapkinError(
-                f"optimizer.{option} is {value}, but {whose} has none: leave it out, or use it with {takers}"
+                f"optimizer.{option} is {value}, but {owner} has no such option: "
+                f"leave it out, or use it with {accepted_by}"
             )
 
     @property
     def options(self) -> dict[str, float]:
-        """What `build_optimizer` takes: the rule's options, its own defaults filled in."""
+        """The options that `build_optimizer` takes, with the rule's defaults filled in."""
         own = optimizer_entry(self.name).options
         return {name: value if (chosen := getattr(self, name)) is None else chosen for name, value in own.items()}
 
     @property
     def resolved(self) -> "OptimizerConfig":
-        """The same with the rule's own defaults written out."""
+        """The same with the rule's defaults written out."""
         return dataclasses.replace(self, **self.options)
 
 

@@ -1,6 +1,6 @@
-"""Precision as a policy: which format weights, gradients, optimizer state, matrix products and sums are in.
+"""Precision as a policy: the formats of weights, gradients, optimizer state, matrix products and sums.
 
-No torch on import: the command line reads the table of formats for its help.
+Does not import torch at import time: the command line reads the table of formats for its help.
 """
 
 import dataclasses
@@ -17,31 +17,32 @@ if TYPE_CHECKING:
 PrecisionName = Literal["fp32", "bf16", "fp16", "bf16-pure", "fp8"]
 
 
-# Ada and Hopper; below, cuBLAS has no fp8.
+# Ada and Hopper: cuBLAS has no fp8 for earlier architectures.
 _FIRST_WITH_FP8 = (8, 9)
 
 
 @dataclass(frozen=True)
 class Precision:
-    """A policy by name, on a kind of device.
+    """A named policy, on a kind of device.
 
-    fp32: all of it. bf16, fp16: autocast over fp32 weights; fp16 with a loss scale. bf16-pure: weights and gradients in
-    bf16, updates in fp32 and rounded stochastically. fp8: bf16, with the blocks' linear layers in fp8.
+    fp32: everything in fp32. bf16, fp16: autocast over fp32 weights; fp16 with a loss scale. bf16-pure: weights and
+    gradients in bf16, updates computed in fp32 and rounded stochastically. fp8: as bf16, with the blocks' linear layers
+    in fp8.
     """
 
     name: PrecisionName
     device_type: Literal["cpu", "cuda"]
     native_fp8: bool = False
-    """Whether the device multiplies fp8; elsewhere fp8 is emulated: rounded to fp8, multiplied in bf16."""
+    """Whether the device multiplies fp8 natively; otherwise fp8 is emulated: rounded to fp8, multiplied in bf16."""
 
     @property
     def products(self) -> Literal["fp32", "bf16", "fp16"]:
-        """The format whose matmul peak MFU is a share of; fp8's is bf16, in which head and attention stay."""
+        """The format whose matmul peak MFU is relative to; bf16 for fp8, which keeps head and attention in bf16."""
         return self.name if self.name in ("fp32", "fp16") else "bf16"
 
     @property
     def products_dtype(self) -> "torch.dtype":
-        """The same for torch."""
+        """The same as a torch dtype."""
         import torch
 
         return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.products]
@@ -55,16 +56,16 @@ class Precision:
 
     @property
     def bytes_per_weight(self) -> int:
-        """Of a parameter, and of its gradient."""
+        """Bytes of a parameter, and of its gradient."""
         return 2 if self.name == "bf16-pure" else 4
 
     @property
     def emulates_bf16(self) -> bool:
-        """Whether this machine's processor is to multiply bf16 that it has no instructions for."""
+        """Whether this machine's CPU would multiply bf16 without native instructions for it."""
         return self.device_type == "cpu" and self.products == "bf16" and not has_native_bf16()
 
     def autocast(self) -> AbstractContextManager:
-        """The context of a forward pass."""
+        """The context manager for a forward pass."""
         import torch
 
         wanted = self.name not in ("fp32", "bf16-pure")
@@ -75,16 +76,16 @@ class Precision:
         return dataclasses.replace(self, device_type=device_type)
 
     def usage(self) -> "list[Usage]":
-        """What is in which format."""
+        """Which numbers are in which format."""
         return usage_of(self.name, native_fp8=self.native_fp8)
 
 
 def choose_precision(
     wanted: Literal["auto"] | PrecisionName, device_type: Literal["cpu", "cuda"], host: Host
 ) -> Precision:
-    """Resolve "auto" for this machine; bf16 is refused nowhere, it is only slow where it is emulated.
+    """Resolve "auto" for this machine. bf16 is always allowed; without native instructions it is emulated, and slow.
 
-    Raises NapkinError for fp16 on a CPU, which has no fast product of it.
+    Raises NapkinError for fp16 on a CPU, which has no fast fp16 matrix product.
     """
     native = host.native_bf16 if device_type == "cpu" else host.accelerators[0].native_bf16
     if wanted == "auto":
@@ -108,7 +109,9 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cud
 
     available = torch.cuda.is_available()
     if wanted == "cuda" and not available:
-        raise NapkinError("training.device is 'cuda', this machine has no GPU that torch can use: use 'cpu' or 'auto'")
+        raise NapkinError(
+            "training.device is 'cuda', but this machine has no GPU that torch can use: use 'cpu' or 'auto'"
+        )
     if wanted == "auto":
         return "cuda" if available else "cpu"
     return wanted
@@ -129,7 +132,7 @@ def usage_of(name: PrecisionName, *, native_fp8: bool = False) -> list[Usage]:
         wide, products, update = "bf16", "bf16", "fp32, rounded stochastically to bf16"
     if name == "fp8":
         how = "" if native_fp8 else ", emulated: rounded to fp8, multiplied in bf16"
-        products = f"fp8-e4m3 forward, fp8-e5m2 gradients, in the blocks' linear layers{how}; elsewhere bf16"
+        products = f"fp8-e4m3 forward, fp8-e5m2 gradients, in the blocks' linear layers{how}; otherwise bf16"
     copies = "" if name in ("fp32", "bf16-pure") else f", cast to {'bf16' if name == 'fp8' else name} for products"
     rows = [
         Usage("weights", wide + copies),

@@ -1,5 +1,5 @@
-"""Least and most of each number in a recipe: beyond them it is a slip of the hand, or more than tensors can be
-counted in."""
+"""The smallest and the largest value of each number in a recipe: values outside are typing errors, or overflow the
+sizes of tensors."""
 
 from typing import Any
 
@@ -74,7 +74,7 @@ TRAINING_RANGES: dict[str, tuple[float, float]] = {
 
 
 def refuse_outside(table: str, values: Any, ranges: dict[str, tuple[float, float]]) -> None:
-    """Raise NapkinError for a field of `values`, the recipe's `table`, that is out of its range; None is in."""
+    """Raise NapkinError for a field of `values`, the recipe's `table`, that is outside its range; None is allowed."""
     for name, (least, most) in ranges.items():
         value = getattr(values, name)
         # A negated comparison catches NaN too.

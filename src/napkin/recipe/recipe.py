@@ -1,6 +1,6 @@
-"""The recipe: everything that is chosen for a run; as a TOML file, enough to run it again.
+"""The recipe: everything that is chosen for a run; as a TOML file, it is enough to repeat the run.
 
-No torch in here: the command line reads these classes for its help.
+Does not import torch: the command line reads these classes for its help.
 """
 
 from dataclasses import dataclass, field
@@ -52,7 +52,7 @@ class Recipe:
 
     @property
     def schedule(self) -> Schedule:
-        """The course of the learning rate."""
+        """The learning-rate schedule."""
         kind = SCHEDULES[self.optimizer.schedule]
         chosen = {name: getattr(self.optimizer, name) for name in SCHEDULE_OPTIONS & fields_of(kind)}
         chosen = {name: value for name, value in chosen.items() if value is not None}
@@ -60,5 +60,5 @@ class Recipe:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens an update learns from."""
+        """Tokens per update."""
         return self.training.batch_size * self.model.context_length

@@ -1,6 +1,6 @@
-"""A resolved recipe: nothing in it is left to the machine any more; what plans count and ranks train.
+"""A resolved recipe: no default in it is left open. It is what plans count and what ranks train.
 
-It is made once, from a recipe and the devices that it is for (`napkin.planning.resolve`).
+`napkin.planning.resolve` makes it once, from a recipe and the devices that it is for.
 """
 
 import dataclasses
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from napkin.errors import NapkinError
-from napkin.hardware.cuda_target import Target
+from napkin.hardware.target import Target
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 
@@ -34,7 +34,7 @@ class ResolvedRecipe:
 
     @property
     def strategy(self) -> Strategy:
-        """What the devices do: one alone does neither `ddp` nor `fsdp`."""
+        """How the devices train together: a single device uses neither `ddp` nor `fsdp`."""
         return "none" if self.world_size == 1 else self.recipe.training.parallelism
 
     @property
@@ -62,7 +62,7 @@ class ResolvedRecipe:
 
 
 def per_device(recipe: Recipe, world_size: int) -> Recipe:
-    """The recipe with one device's part of the batch; one device has all of it.
+    """The recipe with one device's part of the batch.
 
     Raises NapkinError where the batch does not divide among the devices, or a device's part into micro-batches.
     """

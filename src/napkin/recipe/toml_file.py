@@ -1,4 +1,4 @@
-"""Recipes as TOML files: read with every mistake named, written with every field."""
+"""Recipes as TOML files: errors are reported by field when reading, and every field is written."""
 
 import dataclasses
 import difflib
@@ -13,18 +13,21 @@ import tomli_w
 from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.recipe.recipe import Recipe
+from napkin.recipe.toml_text import parse_toml
+
+_MAX_CHARACTERS = 2**20
 
 
 def read_recipe(path: StrPath) -> Recipe:
-    """Read a recipe from a TOML file; fields that it does not name keep their defaults.
+    """Read a recipe from a TOML file; fields that are not in it keep their defaults.
 
-    Raises NapkinError for a missing file, TOML that cannot be read, an unknown field, a value of the wrong type or out
-    of its range.
+    Raises NapkinError for a missing file, TOML that cannot be read, an unknown field, a value of the wrong type or
+    outside its range.
     """
     path = Path(path)
     try:
         # Some editors begin a file with a byte order mark.
-        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        values = parse_toml(_read_bounded(path))
     except FileNotFoundError:
         raise NapkinError(f"'{path}' does not exist: name a recipe, a TOML file as `napkin recipe` prints it") from None
     except OSError as error:
@@ -32,7 +35,7 @@ def read_recipe(path: StrPath) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise NapkinError(f"'{path}' is not TOML ({error}): correct it there") from None
     except (RecursionError, ValueError) as error:
-        # Nested without end, or a number of thousands of digits: well-formed and absurd.
+        # Nested too deeply, or a number of thousands of digits: well-formed, but not readable.
         raise NapkinError(f"'{path}' holds a value that cannot be read ({error}): correct it") from None
     _refuse_unknown(values, Recipe, str(path))
     try:
@@ -45,8 +48,17 @@ def read_recipe(path: StrPath) -> Recipe:
         raise NapkinError(f"'{path}': {error}") from None
 
 
+def _read_bounded(path: Path) -> str:
+    """The text of a TOML file, which is not a gigabyte by mistake."""
+    with open(path, encoding="utf-8-sig") as file:
+        text = file.read(_MAX_CHARACTERS + 1)
+    if len(text) > _MAX_CHARACTERS:
+        raise NapkinError(f"'{path}' has more than {_MAX_CHARACTERS} characters: name a recipe, a TOML file")
+    return text
+
+
 def format_recipe(recipe: Recipe) -> str:
-    """A recipe as TOML, every field in it; None, which TOML cannot say, is left out where it is the default."""
+    """A recipe as TOML with every field; None, which TOML does not have, is left out where it is the default."""
     return tomli_w.dumps({field.name: _toml_table(getattr(recipe, field.name)) for field in dataclasses.fields(recipe)})
 
 

@@ -1,6 +1,6 @@
-"""What data.train may say: one token file, several, or several with weights.
+"""The values of data.train: one token file, several, or several with weights.
 
-No torch in here: the command line reads these types for its help.
+Does not import torch: the command line reads these types for its help.
 """
 
 from math import isfinite
@@ -18,22 +18,24 @@ def paths_and_weights(train: TrainFiles) -> tuple[tuple[str, ...], tuple[float, 
 
 
 def refuse_impossible_files(train: TrainFiles) -> None:
-    """Raise NapkinError where no file is named, one twice, or one with a weight that is no number above 0."""
+    """Raise NapkinError where there is no file, a file twice, or a weight that is not a finite number above 0."""
     paths, weights = paths_and_weights(train)
     if not paths:
         raise NapkinError("data.train names no token file: name one or more")
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
-        raise NapkinError(f"data.train names '{twice}' twice: name it once, with a weight if it shall count more")
+        raise NapkinError(
+            f"data.train names '{twice}' twice: name it once, with a larger weight if it should be sampled more often"
+        )
     for path, weight in zip(paths, weights or (), strict=weights is not None):
         if not (isfinite(weight) and weight > 0):
             raise NapkinError(f"data.train: the weight of '{path}' is {weight}: use a number above 0, or leave it out")
 
 
 def read_files(texts: list[str]) -> TrainFiles:
-    """What stands on the command line: FILE, FILE FILE ... or FILE=WEIGHT FILE=WEIGHT ...
+    """Parse command-line arguments: FILE, FILE FILE ... or FILE=WEIGHT FILE=WEIGHT ...
 
-    Raises ValueError where some have a weight and some have none, or one has two.
+    Raises ValueError where only some files have a weight, or a file is named twice.
     """
     weighted = [_weighted(text) for text in texts]
     weights = {path: weight for path, weight in weighted if weight is not None}
@@ -47,7 +49,7 @@ def read_files(texts: list[str]) -> TrainFiles:
 
 
 def write_files(train: TrainFiles) -> list[str]:
-    """The same as it would stand on the command line."""
+    """The inverse of `read_files`."""
     paths, weights = paths_and_weights(train)
     return (
         list(paths) if weights is None else [f"{path}={weight:g}" for path, weight in zip(paths, weights, strict=True)]

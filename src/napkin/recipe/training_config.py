@@ -1,4 +1,4 @@
-"""[training] of a recipe: how long, how much at a time, how often, where."""
+"""[training] of a recipe: steps, batches, memory, devices, and how often to log, evaluate and save."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,41 +9,42 @@ from napkin.recipe.ranges import TRAINING_RANGES, refuse_outside
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How long, how much at a time, how often, where."""
+    """Steps, batches, memory, devices, and how often to log, evaluate and save."""
 
     steps: int = 1000
     """Number of updates."""
 
     batch_size: int = 16
-    """Sequences an update learns from."""
+    """Sequences per update."""
 
     micro_batch_size: int | Literal["auto"] | None = None
-    """Sequences computed at a time, gradients added up; None is batch_size. Less memory, the same update. auto is the
-    most that fit into the free memory, by count."""
+    """Sequences per forward and backward pass; gradients are accumulated. None is batch_size. Smaller values need less
+    memory, for the same update. auto is the largest that fits into the free memory, by count."""
 
     recompute: Literal["none", "selective", "full"] = "none"
-    """Activation checkpointing: what a block computes again instead of keeping it; selective is all but products with
-    weights and fused attention."""
+    """Activation checkpointing: which activations of a block are recomputed in the backward pass instead of kept;
+    selective is all but products with weights and fused attention."""
 
     recompute_every: int = 1
-    """Only every so many-th block recomputes."""
+    """Activation checkpointing is applied to every n-th block only."""
 
     loss_chunk_size: int = 512
-    """Tokens whose logits exist at one time; with a whole micro-batch of them, all do."""
+    """Tokens whose logits are in memory at a time, at most a whole micro-batch."""
 
     offload_optimizer: bool = False
-    """Whether a GPU's optimizer state lives in page-locked memory of the host and visits it bucket by bucket."""
+    """Whether the optimizer state of a GPU is kept in page-locked host memory and copied to the GPU bucket by
+    bucket."""
 
     precision: Literal["auto", "fp32", "bf16", "fp16", "bf16-pure", "fp8"] = "auto"
-    """Formats of numbers: bf16 and fp16 are autocast over fp32 weights, fp16 on a GPU alone; bf16-pure keeps weights
-    in bf16, updates rounded stochastically; fp8 is bf16 with the blocks' linear layers in fp8, emulated where the
-    hardware has none. auto is bf16 where the hardware multiplies it natively, fp32 elsewhere."""
+    """Number formats: bf16 and fp16 are autocast over fp32 weights, fp16 on a GPU only; bf16-pure keeps weights in bf16
+    and rounds updates stochastically; fp8 is bf16 with the blocks' linear layers in fp8, emulated where the hardware
+    has none. auto is bf16 where the hardware multiplies it natively, otherwise fp32."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; auto is the GPU if there is one."""
+    """The device to train on; auto is the GPU if there is one."""
 
     threads: int | None = None
-    """CPU threads; None is one a core that this process may use. Ranks share the cores of their machine."""
+    """CPU threads; None is one per core that this process may use. The ranks of a machine divide its cores."""
 
     init_seed: int = 0
     """Seed of the initial weights."""
@@ -52,10 +53,10 @@ class TrainingConfig:
     """Seed of the order of the training sequences."""
 
     dropout_seed: int = 0
-    """Seed of what dropout drops, where the model has any."""
+    """Seed of dropout, if the model has any."""
 
     rounding_seed: int = 0
-    """Seed of stochastic rounding, where the precision has any."""
+    """Seed of stochastic rounding, if the precision has any."""
 
     log_every: int = 1
     """Steps between two lines of metrics.jsonl."""
@@ -64,48 +65,47 @@ class TrainingConfig:
     """Steps between two checkpoints."""
 
     keep_checkpoints: int = 2
-    """Checkpoints kept; older ones are removed after a newer one is safely on the disk."""
+    """Checkpoints kept; the oldest is removed after a newer one is on the disk."""
 
     evaluate_every: int = 200
     """Steps between two evaluations on a sample of the validation tokens."""
 
     evaluation_tokens: int = 16384
-    """Tokens in that sample. `napkin evaluate` takes all there are."""
+    """Tokens in that sample. `napkin evaluate` uses all validation tokens."""
 
     parallelism: Literal["ddp", "fsdp"] = "ddp"
-    """What the ranks do that `torchrun` starts: each takes its rows of every batch; with ddp it has the whole model,
-    with fsdp (FSDP2, ZeRO's third stage) a part of parameters, gradients and optimizer state. One process alone does
-    neither."""
+    """How the ranks that `torchrun` starts train together; each takes its rows of every batch. With ddp each rank has
+    the whole model; with fsdp (FSDP2, ZeRO stage 3) a shard of parameters, gradients and optimizer state. A single
+    process uses neither."""
 
     gather_format: Literal["auto", "fp32", "bf16"] = "auto"
-    """Format in which fsdp gathers the parameters of a block; auto is that of matrix products. In bf16 half as many
-    bytes travel; gains of norms are rounded too."""
+    """Format in which fsdp gathers the parameters of a block; auto is that of matrix products. bf16 halves the bytes
+    sent, and rounds the gains of norms too."""
 
     reduce_format: Literal["fp32", "bf16"] = "fp32"
-    """Format in which fsdp adds up the gradients of a block over ranks."""
+    """Format in which fsdp reduces the gradients of a block over ranks."""
 
     rank_timeout: float = 600.0
-    """Seconds that ranks wait for one another before they give up."""
+    """Seconds that ranks wait for each other before the run fails."""
 
     keep_best: bool = True
-    """Whether the weights with the lowest validation loss are kept besides: after an evaluation that is the best so far
-    a checkpoint is written, whatever checkpoint_every says."""
+    """Whether the checkpoint with the lowest validation loss is kept as well: it is written after each evaluation that
+    is the best so far, regardless of checkpoint_every."""
 
     checkpoint_writing: Literal["auto", "background", "wait"] = "auto"
-    """Who writes a checkpoint: a thread in the background, from a copy of the tensors in the host's memory, or the
-    training loop itself, which then waits for the disk. auto is the background where a count finds room for the
-    copy."""
+    """How a checkpoint is written: by a background thread, from a copy of the tensors in host memory, or by the
+    training loop, which then waits for the disk. auto is background where the copy fits into memory, by count."""
 
     on_non_finite: Literal["stop", "skip"] = "stop"
-    """What is done about a step whose loss or gradient is infinite or NaN: the run stops, or the step's update is not
-    made and the run goes on. Its batch is kept for a look either way."""
+    """What happens at a step whose loss or gradient is infinite or NaN: stop ends the run, skip leaves out the update
+    and continues. Either way its batch is saved for inspection."""
 
     most_skipped: int = 10
-    """Updates in a row that may be skipped; one more stops the run."""
+    """Consecutive updates that may be skipped; one more stops the run."""
 
     compile: Literal["auto", "on", "off"] = "auto"
-    """Whether torch.compile fuses what stands between a block's matrix products: other last bits. auto is on where the
-    run is long enough to earn the compiler's seconds back, by the plan."""
+    """Whether torch.compile fuses the operators between a block's matrix products, with different rounding. auto is on
+    where the run is long enough to save more than the compilation takes, by the plan."""
 
     def __post_init__(self) -> None:
         refuse_outside("training", self, TRAINING_RANGES)
@@ -117,5 +117,5 @@ class TrainingConfig:
 
     @property
     def resolved_micro_batch_size(self) -> int:
-        """micro_batch_size, its default filled in; "auto" is all of them until it is known what fits."""
+        """micro_batch_size with its default filled in; "auto" counts as batch_size until it is resolved."""
         return self.micro_batch_size if isinstance(self.micro_batch_size, int) else self.batch_size

@@ -7,7 +7,8 @@ import numpy as np
 
 from napkin.report.curves import Curve, smooth, thin
 from napkin.report.svg import COLOURS, INK, PAPER, RULE, draw_svg
-from napkin.runs.run_record import Evaluated, LoggedStep
+from napkin.runs.evaluation_file import Evaluation
+from napkin.runs.metrics import StepMetrics
 from napkin.units import format_three_digits
 
 if TYPE_CHECKING:
@@ -39,13 +40,13 @@ def shade(name: str) -> str:
     return _SHADES.get(name, "grey")
 
 
-def smoothing_width(metrics: Sequence[LoggedStep]) -> int:
+def smoothing_width(metrics: Sequence[StepMetrics]) -> int:
     """The number of logged steps that `loss_chart` averages its bold line over: 1/25 of the run, rounded to an odd
     number."""
     return len(metrics) // 25 // 2 * 2 + 1
 
 
-def loss_chart(metrics: Sequence[LoggedStep], width: int) -> str:
+def loss_chart(metrics: Sequence[StepMetrics], width: int) -> str:
     """Draw the training loss (thin), its average over neighbours (bold) and the validation losses over tokens.
 
     The loss axis is logarithmic if the losses span more than a factor of 3.
@@ -70,7 +71,7 @@ def loss_chart(metrics: Sequence[LoggedStep], width: int) -> str:
     return draw_svg("loss", width, 320, paint)
 
 
-def mfu_is_in_proportion(metrics: Sequence[LoggedStep]) -> bool:
+def mfu_is_in_proportion(metrics: Sequence[StepMetrics]) -> bool:
     """Whether MFU is proportional to tokens per second within 1%, so that one line shows both."""
     mfu, rates = _curve(metrics, "mfu"), _curve(metrics, "tokens_per_second")
     known = (mfu > 0) & (rates > 0)
@@ -78,7 +79,7 @@ def mfu_is_in_proportion(metrics: Sequence[LoggedStep]) -> bool:
     return bool(len(ratios)) and float(ratios.max()) <= 1.01 * float(ratios.min())
 
 
-def throughput_chart(metrics: Sequence[LoggedStep], width: int) -> str:
+def throughput_chart(metrics: Sequence[StepMetrics], width: int) -> str:
     """Draw tokens per second over tokens (left axis) and, if it is known, MFU (right axis)."""
     tokens, rates, mfu = (_curve(metrics, name) for name in ("tokens", "tokens_per_second", "mfu"))
     fastest, best = (float(np.max(np.nan_to_num(values), initial=0.0)) for values in (rates, mfu))
@@ -134,7 +135,7 @@ def stacked_bar(name: str, parts: dict[str, float], width: int, *, limit: float 
     return draw_svg(name, width, 36, paint)
 
 
-def bits_chart(evaluation: Evaluated, width: int) -> str:
+def bits_chart(evaluation: Evaluation, width: int) -> str:
     """Draw bits per byte of held-out text for the model, xz and gzip."""
     names = ["this model", "xz -9", "gzip -9"]
     bits = [evaluation.bits_per_byte, evaluation.xz_bits_per_byte, evaluation.gzip_bits_per_byte]
@@ -161,7 +162,7 @@ def bits_chart(evaluation: Evaluated, width: int) -> str:
     return draw_svg("bits", width, 110, paint)
 
 
-def _curve(metrics: Sequence[LoggedStep], name: str) -> Curve:
+def _curve(metrics: Sequence[StepMetrics], name: str) -> Curve:
     return np.array([getattr(logged, name) for logged in metrics], dtype=np.float64)
 
 

@@ -35,7 +35,7 @@ class RunSummary:
     """The last one."""
     seconds: float
     mfu: float | None
-    """The mean over the logged steps."""
+    """Of all steps together: FLOPs over summed seconds."""
     flops: float | None
     """By count, of all steps so far."""
     dollars: float | None
@@ -59,7 +59,6 @@ class ComparedRun:
             "validation": _figures(record, "validation_loss"),
         }
         step = last.step if last else 0
-        mfu = [logged.mfu for logged in metrics if logged.mfu is not None]
         self.summary = RunSummary(
             name=record.name,
             folder=folder,
@@ -70,7 +69,7 @@ class ComparedRun:
             loss=_last(self._losses["training"]),
             validation_loss=_last(self._losses["validation"]),
             seconds=last.seconds if last else 0.0,
-            mfu=sum(mfu) / len(mfu) if mfu else None,
+            mfu=record.mfu,
             flops=_last(self.along("flops")),
             dollars=_last(self.along("dollars")),
         )

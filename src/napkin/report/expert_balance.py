@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from napkin.runs.run_record import LoggedStep
+from napkin.runs.metrics import StepMetrics
 
 STEPS = 25
 """Logged steps that the balance is averaged over: a single batch is too noisy."""
@@ -23,7 +23,7 @@ class Balance(NamedTuple):
     """Fraction of the routed tokens that were dropped because their expert was full."""
 
 
-def expert_balance(metrics: Sequence[LoggedStep]) -> list[Balance]:
+def expert_balance(metrics: Sequence[StepMetrics]) -> list[Balance]:
     """The balance of each layer over the last `STEPS` logged steps; empty if the model has no experts."""
     logged = [step for step in metrics if step.expert_tokens is not None][-STEPS:]
     if not logged:

@@ -1,5 +1,6 @@
 """The top of the page: the state of the run, warnings, and its key figures."""
 
+import math
 from typing import NamedTuple
 
 from napkin.runs.run_record import RunRecord
@@ -35,7 +36,7 @@ def status_of(run: RunRecord, *, training: bool | None = None) -> str:
 def warnings_of(run: RunRecord) -> list[str]:
     """A sentence per problem: a loss that is not finite, FLOPs that are not counted, a plan that does not fit."""
     warnings, plan = [], run.plan
-    lost = [logged.step for logged in run.metrics if logged.loss is None]
+    lost = [logged.step for logged in run.metrics if math.isnan(logged.loss)]
     if lost:
         steps = f"{len(lost):,} of {len(run.metrics):,} logged steps"
         warnings.append(f"The loss was not finite at {steps}, first at step {lost[0]:,}.")
@@ -79,7 +80,8 @@ def _loss_figure(run: RunRecord) -> list[KeyFigure]:
         ]
     for kind, name in [("validation", "validation_loss"), ("training", "loss")]:
         for logged in reversed(run.metrics):
-            if (loss := getattr(logged, name)) is not None:
+            loss = getattr(logged, name)
+            if loss is not None and not math.isnan(loss):
                 return [KeyFigure(f"{kind} loss", f"{loss:.3f}", f"at step {logged.step:,}")]
     return []
 
@@ -107,11 +109,11 @@ def _time_figure(run: RunRecord) -> list[KeyFigure]:
 
 
 def _mfu_figure(run: RunRecord) -> list[KeyFigure]:
-    if run.measurement and run.measurement.mfu is not None:
-        hfu = run.measurement.hfu
+    mfu, measured = run.mfu, run.measurement
+    if mfu is None:
+        return []
+    if measured and measured.mfu == mfu:
         return [
-            KeyFigure("MFU", format_share(run.measurement.mfu), f"HFU {format_share(hfu)}" if hfu is not None else "")
+            KeyFigure("MFU", format_share(mfu), "" if measured.hfu is None else f"HFU {format_share(measured.hfu)}")
         ]
-    if run.metrics and (mfu := run.metrics[-1].mfu) is not None:
-        return [KeyFigure("MFU", format_share(mfu), f"at step {run.metrics[-1].step:,}")]
-    return []
+    return [KeyFigure("MFU", format_share(mfu), "over the logged steps")]

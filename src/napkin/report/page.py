@@ -1,6 +1,7 @@
 """The report of a run: one self-contained HTML file, made from the run folder alone."""
 
 import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from markupsafe import Markup
 
 from napkin.accounting.overhead import loop_overhead
 from napkin.accounting.quantity_row import format_figure, format_ratio
-from napkin.files import atomic_write_text
+from napkin.files import StrPath, atomic_write_text
 from napkin.report.charts import (
     bits_chart,
     loss_chart,
@@ -36,7 +37,7 @@ _PAUSES = 200
 
 
 def write_report(
-    run: Path, *, training: bool | None = None, every: Callable[[], float] = lambda: REFRESH_SECONDS
+    run: StrPath, *, training: bool | None = None, every: Callable[[], float] = lambda: REFRESH_SECONDS
 ) -> Path:
     """Write report.html into a run folder, replacing an existing one, and return its path.
 
@@ -49,6 +50,7 @@ def write_report(
     same bytes. Files that the run has not written yet are named as missing. Raises NapkinError for a malformed file or
     a folder that is not a run.
     """
+    run = Path(run)
     page = run / "report.html"
     atomic_write_text(page, render_report(read_run_record(run), training=training, every=every), overwrite=True)
     return page
@@ -116,7 +118,7 @@ def _loss(run: RunRecord) -> dict[str, Any] | None:
     if not metrics:
         return None
     validated = any(logged.validation_loss is not None for logged in metrics)
-    losses = [logged.loss for logged in metrics if logged.loss is not None]
+    losses = [logged.loss for logged in metrics if not math.isnan(logged.loss)]
     ends = f" falls from {losses[0]:.3g} to {losses[-1]:.3g}" if losses else ""
     description = f"Line chart: the training loss over {metrics[-1].tokens:,} tokens{ends}."
     return {
@@ -199,13 +201,13 @@ def _span(run: RunRecord) -> str:
 
 def _throughput(run: RunRecord) -> dict[str, Any] | None:
     metrics = run.metrics
-    rates = [logged.tokens_per_second for logged in metrics if logged.tokens_per_second is not None]
+    rates = [logged.tokens_per_second for logged in metrics if not math.isnan(logged.tokens_per_second)]
     if not rates:
         return None
     description = f"Line chart: tokens per second, between {min(rates):.3g} and {max(rates):.3g}."
     return {
         "chart": _drawing(description, lambda width: throughput_chart(metrics, width)),
-        "mfu": any(logged.mfu for logged in metrics),
+        "mfu": any(logged.mfu > 0 for logged in metrics),
         "in_proportion": mfu_is_in_proportion(metrics),
     }
 

@@ -1,4 +1,8 @@
-"""The files that a run leaves: their names, their version, their reading and writing."""
+"""The files in a run's folder: the one declaration of each, and how it is read and written.
+
+Start with `run_folder.py`. Each JSON file has a dataclass in a module of its own (`plan_file.py`, `metrics.py`,
+`measurement_file.py`, `evaluation_file.py`); `run_record.py` reads them all for a report.
+"""
 
 import lazy_loader
 

@@ -12,13 +12,13 @@ from napkin.runs.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class MeasurementFile:
-    """What the meter read, once a process has ended."""
+    """The measurements of a process, written when it ends."""
 
     table: tuple[QuantityRow, ...]
     seconds: dict[str, float]
-    """By what they were spent on."""
+    """Seconds of each part of the run."""
     steps: int
-    """Of the process that was metered: fewer than the run has where it was resumed."""
+    """Steps of the measured process: fewer than the run's if it was resumed."""
     mfu: float | None = None
     hfu: float | None = None
 
@@ -31,10 +31,13 @@ def write_measurement(
     whole: bool,
     usd_per_hour: float | None = None,
 ) -> QuantityTable:
-    """Write what the steps of a process came to beside the plan's table, and return it; `whole` where they are all."""
+    """Write the plan's table with the measurements of a process beside it, and return the table.
+
+    `whole` is whether the process trained all steps of the run.
+    """
     table = reconcile_run(plan, measurement, usd_per_hour=usd_per_hour)
     if not whole:
-        # The plan's figure is of all steps: there is nothing to put beside it yet.
+        # The plan's figure is for all steps, which this process did not measure.
         table = QuantityTable(
             dataclasses.replace(row, meter=None) if row.quantity == "seconds in all" else row for row in table
         )

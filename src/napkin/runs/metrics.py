@@ -1,4 +1,4 @@
-"""metrics.jsonl: a line per logged step, appended as a run goes on; the one declaration of what a line holds."""
+"""metrics.jsonl: one line per logged step, appended while a run trains. The one declaration of what a line holds."""
 
 import contextlib
 import json
@@ -19,34 +19,35 @@ METRICS_FILE = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """A line of metrics.jsonl."""
+    """A line of metrics.jsonl. NaN is a figure that was not finite or is not known: null in the file."""
 
     step: int
     """Updates done."""
     tokens: int
     """Tokens learned from."""
     loss: float
-    """Nats per token, over the batch, before the update; NaN, and null in the file, where it was not finite."""
+    """Nats per token, over the batch, before the update."""
     learning_rate: float
     gradient_norm: float
-    """Before clipping; as the loss."""
+    """Before clipping."""
     seconds: float
     """Since the start of the run; time between a kill and a resume left out."""
     step_seconds: float
     tokens_per_second: float
     mfu: float
-    """FLOPs of the count a second, over this machine's measured matmul peak."""
+    """Model-FLOPs utilisation: counted FLOPs per second over this machine's measured matmul peak."""
     bytes: int
-    """Resident bytes of the process; on a GPU the largest number allocated there."""
+    """Resident bytes of the process; on a GPU the peak of its allocated bytes. 0 where it is not known."""
     validation_loss: float | None = None
     spike: float | None = None
-    """How far the loss lies over those before, in robust standard deviations, where that is far: see LossSpikes."""
+    """How far the loss is above the recent ones, in robust standard deviations; None if it is not a spike: see
+    `napkin.runs.spikes`."""
     skipped: str | None = None
-    """Why the update was not made, where it was not."""
+    """Why the update was skipped; None if it was not."""
     expert_tokens: list[list[int]] | None = None
-    """Visits that each expert was asked for in the step, by layer; without experts, None."""
+    """Tokens routed to each expert in the step, by layer; None without experts."""
     dropped_tokens: list[int] | None = None
-    """Visits that found their expert full, by layer."""
+    """Routed tokens that were dropped because their expert was full, by layer."""
 
     @property
     def is_notable(self) -> bool:
@@ -55,24 +56,24 @@ class StepMetrics:
 
 
 class MetricsFile:
-    """Appends to a run's metrics.jsonl; a resumed run first drops what lies past its checkpoint."""
+    """Appends to a run's metrics.jsonl; a resumed run first drops the lines past its checkpoint."""
 
     def __init__(self, run: Path, *, writes: bool = True) -> None:
         # Rank 0 writes; for the other ranks there is no file.
         self.path = run / METRICS_FILE if writes else Path(os.devnull)
 
     def rewind(self, step: int) -> None:
-        """Keep the lines up to `step`; a line that a kill cut off goes too."""
+        """Keep the lines up to `step`; a line that a kill cut off is dropped too."""
         kept = "".join(format_metrics(metrics) for metrics in read_metrics(self.path) if metrics.step <= step)
-        # A file that needs no change is not written: a run resumes on a full disk as far as it can.
+        # A file that needs no change is not written, so that a run can resume on a full disk.
         if not self.path.exists() or self.path.read_bytes() != kept.encode():
             atomic_write_text(self.path, kept, overwrite=True)
 
     def append(self, metrics: StepMetrics) -> None:
-        """Add one line; a NapkinError where the disk is full."""
+        """Append one line. Raises NapkinError where the disk is full."""
         line = format_metrics(metrics).encode()
         try:
-            # One write a line: a kill cuts off at most the last one. A full disk may take a part of it.
+            # One write per line: a kill cuts off at most the last line. A full disk may accept only a part of it.
             with open(self.path, "ab", buffering=0) as file:
                 while line:
                     line = line[file.write(line) :]
@@ -89,7 +90,7 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> Iterator[StepMetrics]:
-    """The lines of a metrics.jsonl that are whole, in order; none where there is no file."""
+    """The complete lines of a metrics.jsonl, in order; none where there is no file."""
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         for line in file:
             with contextlib.suppress(msgspec.MsgspecError):
@@ -98,22 +99,34 @@ def read_metrics(path: Path) -> Iterator[StepMetrics]:
 
 def format_metrics(metrics: StepMetrics) -> str:
     """A line of metrics.jsonl."""
-    values = {name: value for name, value in vars(metrics).items() if value is not None}
-    if metrics.skipped is not None:
-        # JSON has no infinity and no NaN.
-        values |= {name: None for name in _NULLABLE if not math.isfinite(values[name])}
+    # JSON has neither NaN nor infinity.
+    values = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in vars(metrics).items()
+        if value is not None
+    }
     return json.dumps(values) + "\n"
 
 
 def parse_metrics(line: str | bytes) -> StepMetrics:
-    """What `format_metrics` made a line of; raises msgspec.MsgspecError where it is none."""
+    """The inverse of `format_metrics`; also reads lines of older runs, which lack some figures.
+
+    Raises msgspec.MsgspecError where the line is not an object of JSON, or a value has the wrong type.
+    """
     try:
         return msgspec.json.decode(line, type=StepMetrics)
     except msgspec.ValidationError:
         values = msgspec.json.decode(line, type=dict[str, Any])
-        return msgspec.convert(
-            values | {name: math.nan for name in _NULLABLE if values.get(name, 0) is None}, StepMetrics
-        )
+        known = {name: value for name, value in values.items() if value is not None}
+        return msgspec.convert(_ABSENT | known, StepMetrics)
 
 
-_NULLABLE = ("loss", "gradient_norm")
+_ABSENT = {
+    "loss": math.nan,
+    "learning_rate": math.nan,
+    "gradient_norm": math.nan,
+    "step_seconds": math.nan,
+    "tokens_per_second": math.nan,
+    "mfu": math.nan,
+    "bytes": 0,
+}

@@ -13,7 +13,7 @@ NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 @dataclass(frozen=True)
 class PlannedDevice:
-    """The devices that the plan was made for; figures are those of one."""
+    """The devices that the plan was made for; figures are per device."""
 
     name: str
     kind: str
@@ -27,7 +27,8 @@ class PlannedDevice:
 
 @dataclass(frozen=True)
 class PlanFile:
-    """Bytes, FLOPs and seconds are never scaled; what is split into parts is one step."""
+    """Units are bytes, FLOPs and seconds, without prefixes; figures by category, phase, operator or module are of one
+    step."""
 
     napkin: str
     created: datetime
@@ -36,27 +37,28 @@ class PlanFile:
     tokens_per_step: int
     fits: bool
     seconds: NonNegative
-    """Of all steps."""
+    """For all steps."""
     peak_by_category: dict[str, NonNegative]
     flops_by_phase: dict[str, NonNegative]
     seconds_by_operator: dict[str, NonNegative]
     table: tuple[QuantityRow, ...]
     versions: dict[str, str] = field(default_factory=dict)
     formats: dict[str, str] = field(default_factory=dict)
-    """Number formats, by what is in them."""
+    """Number formats of weights, gradients and so on."""
     checkpoint_bytes: int = 0
     seconds_factor: float = 1.0
     """Nine steps in ten are expected to take between seconds / factor and seconds · factor."""
     dollars: NonNegative | None = None
-    """Of all steps; None where no price is known."""
+    """For all steps; None where no price is known."""
     kilowatt_hours: NonNegative | None = None
     seconds_by_phase: dict[str, NonNegative] = field(default_factory=dict)
     byte_bound_by_operator: dict[str, NonNegative] = field(default_factory=dict)
-    """Those of the seconds that wait for memory, not for arithmetic."""
+    """The part of these seconds that is bound by memory bandwidth."""
     seconds_by_module: dict[str, NonNegative] = field(default_factory=dict)
     byte_bound_by_module: dict[str, NonNegative] = field(default_factory=dict)
     communication: dict[str, NonNegative] = field(default_factory=dict)
-    """Bytes that each device sends per step, their seconds, and those of the seconds that no computation hides."""
+    """Bytes that each device sends per step, their seconds, and the seconds that are not overlapped with
+    computation."""
     compile: dict[str, Any] = field(default_factory=dict)
     unknown_operators: dict[str, int] = field(default_factory=dict)
     """Calls per step of operators whose FLOPs could not be counted."""

@@ -1,6 +1,6 @@
-"""The folder of a run: what was chosen, what was predicted, what was measured, and the checkpoints.
+"""The folder of a run: its recipe, plan, metrics, measurements and checkpoints.
 
-A run folder appears whole: it is prepared under a hidden name and renamed. One process at a time trains in it.
+A run folder is created atomically: it is prepared under a hidden name and renamed. One process at a time trains in it.
 """
 
 import json
@@ -25,7 +25,7 @@ from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.tokenizer_file import load_tokenizer
 
 TRAINING_FILES = ("plan.json", "metrics.jsonl", "measurement.json", "tracking.json")
-"""Files that training alone writes, beside the checkpoints."""
+"""Files that only training writes, besides the checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: StrPath, recipe: Recipe, tokenizer: Tokenizer) -> "RunFolder":
-        """Make the folder with its recipe and tokenizer; a NapkinError where it exists."""
+        """Create the folder with its recipe and tokenizer. Raises NapkinError where it exists."""
         path = Path(path)
         cls.refuse_existing(path)
         draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
@@ -46,18 +46,18 @@ class RunFolder:
             atomic_write_text(draft / RUN_FILE, new_run_format())
             atomic_write_text(draft / "recipe.toml", format_recipe(recipe))
             tokenizer.save(draft / "tokenizer.json")
-            # Renaming a folder onto one that is not empty fails: a run that appeared meanwhile is not touched.
+            # Renaming a folder onto one that is not empty fails: a run created in the meantime is left as it is.
             draft.rename(path)
             sync_folder(path.parent)
         except OSError as error:
-            raise NapkinError(f"'{path}' cannot be made ({error.strerror}): choose another --run") from None
+            raise NapkinError(f"'{path}' cannot be created ({error.strerror}): choose another --run") from None
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         return cls(path)
 
     @staticmethod
     def refuse_existing(path: StrPath) -> None:
-        """Raise NapkinError where a run, or anything else, is at `path`."""
+        """Raise NapkinError where `path` exists."""
         if Path(path).exists():
             raise NapkinError(
                 f"'{path}' exists and is not overwritten: "
@@ -66,7 +66,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: StrPath) -> "RunFolder":
-        """The folder of a run that was started before. Raises NapkinError where it is not one of a known format."""
+        """Open the folder of an existing run. Raises NapkinError where it is not a run of a known format."""
         path = Path(path)
         refuse_other_format(path)
         return cls(path)
@@ -87,12 +87,12 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def write_json(self, name: str, value: Any) -> None:
-        """Write one of the run's JSON files, whole, in place of an earlier one."""
+        """Write one of the run's JSON files atomically, replacing an earlier one."""
         text = json.dumps(msgspec.to_builtins(value), indent=2) + "\n"
         atomic_write_text(self.path / name, text, overwrite=True)
 
     def read_json(self, name: str) -> Any:
-        """One of the run's JSON files, or None where it is not there yet."""
+        """Read one of the run's JSON files; None where it does not exist yet."""
         path = self.path / name
         try:
             return msgspec.json.decode(path.read_bytes())
@@ -102,14 +102,14 @@ class RunFolder:
             raise CorruptFile(f"'{path}' is not JSON ({error}): remove it") from None
 
     def remove_leftovers(self) -> None:
-        """Remove what killed writers left beside the files that training alone writes; the lock must be held."""
+        """Remove temporary files of killed writers; the lock must be held."""
         for name in TRAINING_FILES:
             for path in self.path.glob(f".{name}.*.tmp"):
                 path.unlink(missing_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the run for this process; a NapkinError where another process trains in it."""
+        """Hold the run's lock while the block runs. Raises NapkinError where another process is training in it."""
         descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
             if not _lock_soon(descriptor):
@@ -125,20 +125,21 @@ class ReadOnlyRunFolder(RunFolder):
     """A read-only view of a run for ranks other than 0; writes are no-ops."""
 
     def write_json(self, name: str, value: Any) -> None:
-        """Left to rank 0."""
+        """A no-op: rank 0 does it."""
 
     def remove_leftovers(self) -> None:
-        """Left to rank 0."""
+        """A no-op: rank 0 does it."""
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Rank 0 holds the lock for all."""
+        """A no-op: rank 0 holds the lock."""
         yield
 
 
 def lower_learning_rate(run: Path, *, otherwise: str = "") -> str:
-    """The way on for a run whose numbers have become infinite or NaN, with another way between its halves."""
-    # `napkin resume` takes no options: what it goes on with stands in the run's own recipe.
+    """How to continue a run that has diverged, for error messages; `otherwise` is an alternative to the learning
+    rate."""
+    # `napkin resume` takes no options: it trains by the recipe in the run's folder.
     return (
         f"lower learning_rate in '{run / 'recipe.toml'}'{otherwise} and `napkin resume {run}`; "
         f"earlier checkpoints in '{run / 'checkpoints'}' are kept"
@@ -146,7 +147,8 @@ def lower_learning_rate(run: Path, *, otherwise: str = "") -> str:
 
 
 def _lock_soon(descriptor: int) -> bool:
-    """`try_lock`, repeated for a moment: a process that asks whether the run is trained holds it for an instant."""
+    """`try_lock`, with a few retries: a process that asks whether the run is being trained holds the lock for an
+    instant."""
     for pause in (0.05, 0.1, 0.2):
         if try_lock(descriptor):
             return True

@@ -1,8 +1,8 @@
-"""run.json: what makes a folder a run, and in which version of its format.
+"""run.json: marks a folder as a run, with the version of its format.
 
-Version 1 is everything that `RunFolder`, `PlanFile`, `StepMetrics`, `MeasurementFile` and the checkpoints' own
-state.json describe. Folders that were made before run.json existed are version 0: they have the same files otherwise,
-and are read.
+Version 1 is what `RunFolder`, `PlanFile`, `StepMetrics`, `MeasurementFile`, `Evaluation` and the state.json of
+checkpoints describe. Folders that were created before run.json existed are version 0: their other files are the same,
+and they can be read.
 """
 
 import json
@@ -24,7 +24,7 @@ class RunFormat(msgspec.Struct, frozen=True):
     format: str
     version: int
     napkin: str = ""
-    """The version of napkin that made the run."""
+    """The version of napkin that created the run."""
     created: str = ""
 
 
@@ -35,14 +35,14 @@ def new_run_format() -> str:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run, of whatever version: by its run.json or, of version 0, by the files that it has."""
+    """Whether a folder is a run of any version: by its run.json or, for version 0, by its files."""
     if (path / RUN_FILE).is_file():
         return True
     return (path / "recipe.toml").is_file() and (path / "tokenizer.json").is_file() and (path / "checkpoints").is_dir()
 
 
 def refuse_other_format(path: Path) -> None:
-    """Raise NapkinError where a folder is not a run, or one of a version that this napkin does not know."""
+    """Raise NapkinError where a folder is not a run, or has a version that this napkin does not know."""
     if not is_run(path):
         found = "it does not exist" if not path.exists() else "it holds no run.json"
         raise NapkinError(f"'{path}' is not a run, {found}: name a folder that `napkin train` made")

@@ -3,20 +3,20 @@
 import statistics
 
 WINDOW = 64
-"""Losses that a new one is compared with."""
+"""Number of recent losses that a new one is compared with."""
 FEWEST = 16
-"""So many are needed to say what is usual."""
+"""Fewest losses for a comparison."""
 THRESHOLD = 6.0
-"""Robust standard deviations over the median from which a loss is marked: of normal noise, one in a billion."""
+"""Robust standard deviations above the median from which a loss is a spike: one in a billion for normal noise."""
 
 _NORMAL = 1.4826
-"""Standard deviations in a median absolute deviation, of normal numbers."""
+"""Ratio of the standard deviation to the median absolute deviation of a normal distribution."""
 _LEAST_DEVIATION = 0.005
-"""Of the median: losses that hardly scatter at all are no reason to mark one that is off by a percent."""
+"""Relative to the median: where losses hardly scatter, one that is off by a percent is not a spike."""
 
 
 def spike(loss: float, recent: list[float]) -> float | None:
-    """How many robust standard deviations a loss lies over the median of those before it, if that is far.
+    """How many robust standard deviations a loss is above the median of the recent ones; None if it is not a spike.
 
     Hampel's identifier (Davies & Gather 1993, "The identification of multiple outliers"): median and median absolute
     deviation, which a few spikes among `recent` do not move.
@@ -30,6 +30,6 @@ def spike(loss: float, recent: list[float]) -> float | None:
 
 
 def remember(loss: float, recent: list[float]) -> None:
-    """Add a loss to those that later ones are compared with."""
+    """Add a loss to the recent ones."""
     recent.append(loss)
     del recent[:-WINDOW]

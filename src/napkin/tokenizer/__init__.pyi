@@ -10,7 +10,7 @@ from .inspection import merges_of as merges_of
 from .inspection import pattern_of as pattern_of
 from .pre_tokenization import PATTERNS as PATTERNS
 from .pre_tokenization import PreTokenizer as PreTokenizer
-from .printable import printable as printable
+from .printable_text import printable as printable
 from .remapped_bpe import RemappedBPETokenizer as RemappedBPETokenizer
 from .text_input import read_chunks as read_chunks
 from .tokenizer_file import load_tokenizer as load_tokenizer

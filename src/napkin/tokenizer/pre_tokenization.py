@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 import regex
 
 from napkin.errors import NapkinError
+from napkin.tokenizer.expression_bounds import compile_expression, piece_ends, shown
 from napkin.tokenizer.text_input import check_texts, split_at, utf8
 from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION, check_version, stand_ins
 
@@ -54,7 +55,8 @@ class PreTokenizer:
     r"""Splits text by a pattern: a name in PATTERNS, or any other regular expression.
 
     Its character classes are those of `unicode_version`, whichever the installed `regex` has; other properties, such as
-    scripts, and `\w` are the library's. Raises NapkinError if it is neither, or there is no table of that version.
+    scripts, and `\w` are the library's. Raises NapkinError if it is neither, beyond the bounds of
+    expression_bounds.py, or if there is no table of that version.
     """
 
     def __init__(self, pattern: str, unicode_version: str = DEFAULT_VERSION) -> None:
@@ -63,10 +65,10 @@ class PreTokenizer:
         self._may_leave_gaps = pattern not in PATTERNS
         self._find_in_ascii = None if self._may_leave_gaps else re.compile(in_ascii(PATTERNS[pattern])).findall
         try:
-            self._compiled = regex.compile(PATTERNS.get(pattern, pattern))
-        except regex.error as error:
+            self._compiled = compile_expression(pattern) if self._may_leave_gaps else regex.compile(PATTERNS[pattern])
+        except (regex.error, RecursionError, MemoryError, OverflowError, KeyError, ValueError) as error:
             raise NapkinError(
-                f"{pattern!r} is not a regular expression ({error}): use one, or one of {', '.join(PATTERNS)}"
+                f"{shown(pattern)!r} is not a regular expression ({error}): use one, or one of {', '.join(PATTERNS)}"
             ) from error
 
     def split(self, text: str) -> Iterator[str]:
@@ -95,17 +97,10 @@ class PreTokenizer:
         return text if found is None else found.apply(text)
 
     def _matches_and_gaps(self, text: str) -> Iterator[str]:
-        # text[:done] has been yielded, even if a pattern matches nothing, the empty string or backwards.
-        done = 0
-        for match in self._compiled.finditer(self._as_seen(text)):
-            start, end = max(match.start(), done), match.end()
-            if start > done:
-                yield text[done:start]
-            if end > start:
-                yield text[start:end]
-            done = max(start, end)
-        if done < len(text):
-            yield text[done:]
+        start = 0
+        for end in piece_ends(self._compiled, self._as_seen(text)):
+            yield text[start:end]
+            start = end
 
 
 def count_pre_tokens(

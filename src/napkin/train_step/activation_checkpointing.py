@@ -1,8 +1,8 @@
 """Activation checkpointing: activations are dropped after the forward pass and computed again in the backward pass.
 
-Full recomputation keeps a block's input and nothing else (Chen et al. 2016): about a third more FLOPs. Selective
-recomputation keeps what the linear layers and fused attention have computed, which is expensive to compute again, and
-drops what is cheap: norms, activations, rotations, and attention scores where they exist (Korthikanti et al. 2022).
+Full recomputation keeps only a block's input (Chen et al. 2016), for about a third more FLOPs. Selective
+recomputation keeps the outputs of linear layers and fused attention, which are expensive to recompute, and
+drops what is cheap: norms, activation functions, rotary positions, and attention scores (Korthikanti et al. 2022).
 """
 
 import functools
@@ -20,7 +20,7 @@ Recompute = Literal["none", "selective", "full"]
 
 _FUSED_ATTENTION = "_scaled_dot_product_"
 _PRODUCTS = {"mm", "addmm", "_scaled_mm", "_grouped_mm", "grouped_matmul"}
-"""Products with weights. Those of plain attention are batched, and as large as the scores."""
+"""Products with weights. Those of plain attention are batched, and their results are as large as the scores."""
 
 
 def recompute_blocks(model: Transformer, what: Recompute, *, every: int = 1) -> None:

@@ -1,11 +1,10 @@
 """torch.compile for blocks: one block, compiled once, serves all layers (regional compilation).
 
-Compiling the whole model gains no more and takes longer. Head, loss and update are not compiled, nor is a pass without
-gradients: evaluations have batches of another size, and are few. The step is counted as it runs uncompiled.
+Compiling the whole model is not faster and takes longer to compile. Head, loss and update are not compiled, nor are
+passes without gradients: evaluations are few, with batches of another size. The ledger is of the uncompiled step.
 """
 
 import os
-import subprocess
 import sysconfig
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from napkin.child_process import run_program
 from napkin.model.transformer import Transformer
 from napkin.torch_compile import set_up_compiler
 
 
 class CompiledBlocks:
-    """Calls a block: compiled, or as it is where no gradient is wanted."""
+    """Calls a block: compiled if gradients are enabled, otherwise uncompiled."""
 
     def __init__(self, run: Callable[..., Tensor]) -> None:
         set_up_compiler()
@@ -31,14 +31,14 @@ class CompiledBlocks:
 
 
 def compile_blocks(model: Transformer) -> None:
-    """Let `model` compile its blocks, at their first call with gradients."""
+    """Make `model` compile its blocks at their first call with gradients."""
     model.run_block = CompiledBlocks(model.run_block)
 
 
 def missing_compiler(device_type: str) -> str | None:
-    """What this machine lacks of what torch.compile needs; None where it is all there."""
+    """What torch.compile needs and this machine lacks; None if nothing is missing."""
     if device_type != "cpu":
-        return None if _has_triton() else "there is no Triton, which writes a GPU's code: pip install triton"
+        return None if _has_triton() else "Triton, which generates code for GPUs, is not installed: pip install triton"
     set_up_compiler()
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
@@ -50,13 +50,13 @@ def missing_compiler(device_type: str) -> str | None:
     if os.name == "nt":
         return None
     headers = sysconfig.get_paths()["include"]
-    # What torch generates begins so.
+    # Generated code includes these headers.
     command = [compiler, "-x", "c++", "-fsyntax-only", f"-I{headers}", "-"]
     try:
-        tried = subprocess.run(command, input=b"#include <Python.h>\n#include <vector>\n", capture_output=True)
+        result = run_program(command, b"#include <Python.h>\n#include <vector>\n")
     except OSError as error:
         return f"the C++ compiler {compiler}, which it needs on a CPU, does not run ({error.strerror})"
-    if tried.returncode:
+    if result.returncode:
         return f"the C++ compiler {compiler} lacks the headers of Python in {headers} or those of C++"
     return None
 

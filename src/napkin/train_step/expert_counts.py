@@ -1,4 +1,4 @@
-"""How many tokens each expert was given in a step: added up over its micro-batches, on the device."""
+"""Tokens routed to each expert in a step, summed over its micro-batches on the device."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ class ExpertCounts:
         self._sums: Tensor | None = None
 
     def clear(self) -> None:
-        """Begin a new step."""
+        """Start a new step."""
         self._sums = None
 
     def add(self, routings: Sequence[Routing]) -> None:
@@ -24,7 +24,7 @@ class ExpertCounts:
         self._sums = rows if self._sums is None else self._sums + rows
 
     def read(self) -> tuple[list[list[int]], list[int]] | tuple[None, None]:
-        """The tokens of each expert and the dropped ones, by layer; without experts, None."""
+        """Tokens of each expert and dropped tokens, by layer; None without experts."""
         if self._sums is None:
             return None, None
         rows = self._sums.tolist()

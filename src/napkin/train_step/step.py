@@ -1,4 +1,4 @@
-"""One training step. The loop runs it and the accountant counts it: what is counted is what runs."""
+"""One training step: the training loop runs it, and the ledger is counted from the same code."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,25 +30,25 @@ Watch = Callable[[str], AbstractContextManager]
 
 @dataclass(frozen=True)
 class TrainState:
-    """What a step changes, the model and its optimizer, and how it computes."""
+    """What a step changes, model and optimizer, and the settings that it computes with."""
 
     model: Transformer
     optimizer: Optimizer
     resolved: ResolvedRecipe
     parallel_model: ParallelModel
-    """The model, as this rank does its part of the work."""
+    """The model as this rank computes it: alone, in DDP, or in FSDP."""
     average: WeightAverage | None = None
-    """Of the weights, updated by each of the optimizer's steps, where the recipe asks for one."""
+    """Moving average of the weights, if the recipe asks for one; each optimizer step updates it."""
     expert_counts: ExpertCounts = field(default_factory=ExpertCounts)
-    """How the routers of the last step distributed its tokens, where the model has experts."""
+    """Tokens per expert in the last step, if the model has experts."""
     loss_scale: LossScale | None = None
-    """With fp16."""
+    """With fp16, otherwise None."""
     compiled: bool = False
     """Whether the blocks are compiled."""
 
     @property
     def recipe(self) -> Recipe:
-        """Of the whole run: the batch is that of all ranks together."""
+        """The recipe of the whole run: the batch is that of all ranks together."""
         return self.resolved.recipe
 
     @property
@@ -69,25 +69,25 @@ class TrainState:
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Train on this rank's rows of a batch.
 
-        `number` counts steps from 0 and sets the learning rate. `documents` keep apart what is packed into a sequence.
-        `weights` are those of the micro-batches, as `micro_batch_weights` makes them; None weighs all alike. The update
-        is left out where `is_fit(loss, norm)` is False. Returns the loss in nats per token and the gradient's norm
-        before clipping, both of the whole batch, on the model's device; the norm is 0 where fp16 overflowed, which
-        leaves the update out as well.
+        `number` counts steps from 0 and sets the learning rate. `documents` are ids that mask documents of a sequence
+        from each other. `weights` are those of the micro-batches, as returned by `micro_batch_weights`; None weights
+        all equally. The update is skipped where `is_fit(loss, norm)` is False. Returns the loss in nats per token and
+        the gradient norm before clipping, both of the whole batch, on the model's device; where fp16 overflows, the
+        norm is 0 and the update is skipped as well.
         """
         size, ranks = self._micro_batch_size(inputs), self.parallel_model.ranks.world_size
         weights = [size / len(inputs)] * (len(inputs) // size) if weights is None else weights
         loss = torch.zeros((), device=inputs.device)
         self.expert_counts.clear()
         if self.recipe.model.dropout:
-            # What a step drops follows from seed and step alone: a resumed run drops what an uninterrupted one does.
+            # Dropout depends only on seed and step: a resumed run equals an uninterrupted one.
             torch.manual_seed(self.parallel_model.rank_seed(self.recipe.training.dropout_seed * 1_000_003 + number))
-        apart = [None] * (len(inputs) // size) if documents is None else documents.split(size)
-        parts = zip(inputs.split(size), targets.split(size), apart, weights, strict=True)
-        for done, (part, wanted, documents_of_part, weight) in enumerate(parts, start=1):
+        documents_by_part = [None] * (len(inputs) // size) if documents is None else documents.split(size)
+        parts = zip(inputs.split(size), targets.split(size), documents_by_part, weights, strict=True)
+        for done, (part, part_targets, part_documents, weight) in enumerate(parts, start=1):
             self.parallel_model.begin_micro_batch(last=done == len(weights))
             with watch("forward"), self.precision.autocast():
-                micro_loss = self.parallel_model.loss(part, wanted, documents_of_part) * weight
+                micro_loss = self.parallel_model.loss(part, part_targets, part_documents) * weight
                 if self.recipe.model.n_experts:
                     self.expert_counts.add(self.model.routings())
             with watch("backward"):
@@ -99,7 +99,7 @@ class TrainState:
             clip_norm, sum_squares = self.recipe.optimizer.clip_norm, self.parallel_model.sum_squares
             norm = clip_gradients(self.model.parameters(), clip_norm, sum_squares=sum_squares)
             loss = self.parallel_model.mean(loss)
-            # Where fp16 overflows it is only the scale that was too large.
+            # An overflow of fp16 means that the loss scale was too large.
             overflowed = self.loss_scale is not None and not self.loss_scale.accepts(norm)
             if overflowed:
                 norm = torch.zeros_like(norm)
@@ -113,11 +113,14 @@ class TrainState:
         return loss, norm
 
     def warm_up(self, rows: int) -> None:
-        """Compute the gradients of a micro-batch of a step of so many rows, and drop them: compiles the blocks."""
+        """Compute the gradients of one micro-batch and drop them, so that the blocks are compiled.
+
+        `rows` is the number of this rank's sequences in a step.
+        """
         shape = (min(self.recipe.training.resolved_micro_batch_size, rows), self.recipe.model.context_length)
         tokens = torch.zeros(shape, dtype=torch.int64, device=self.precision.device_type)
         documents = torch.zeros_like(tokens) if self.recipe.data.separate_documents else None
-        # Nothing is exchanged with other ranks.
+        # Without communication between ranks.
         self.parallel_model.begin_micro_batch(last=False)
         with self.precision.autocast():
             loss = self.parallel_model.loss(tokens, torch.zeros_like(tokens), documents)
@@ -125,14 +128,14 @@ class TrainState:
         self.optimizer.zero_grad(set_to_none=True)
 
     def resident(self) -> list[Tensor] | None:
-        """What stays from step to step; None where that can be seen while a step runs."""
+        """The tensors that persist between steps; None where the meter can see them while a step runs."""
         if not self.compiled:
             return self.parallel_model.resident(self.optimizer)
-        # What compiled code allocates is not seen operator by operator.
+        # The meter does not see the operators in compiled code.
         return all_resident(self.model, self.optimizer)
 
     def micro_batch_weights(self, targets: Int[Tensor, "batch position"]) -> list[float]:
-        """The weight of each micro-batch of a batch, by its number of targets; best asked of tensors on the host."""
+        """The weight of each micro-batch, by its number of targets; with targets on the host no GPU is synchronised."""
         return self.parallel_model.micro_batch_weights(targets, self._micro_batch_size(targets))
 
     def _micro_batch_size(self, inputs: Tensor) -> int:
@@ -140,22 +143,23 @@ class TrainState:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Give the model its averaged weights while the block runs, where an average is kept."""
+        """Use the averaged weights while the block runs, if there are any."""
         if self.average is None:
             yield
             return
         self.parallel_model.reshard()
         with self.average.applied():
             yield
-            # What was gathered is the average.
+            # The gathered parameters are still the average.
             self.parallel_model.reshard()
 
     def extra_state(self) -> dict[str, Tensor]:
-        """What a checkpoint holds besides weights and optimizer state."""
+        """Tensors that a checkpoint holds besides weights and optimizer state."""
         return {} if self.loss_scale is None else {"loss_scale": self.loss_scale.to_tensor()}
 
     def restore(self, updates: int, extra_state: dict[str, Tensor], *, with_average: bool = True) -> None:
-        """Continue after so many updates, with what `extra_state` gave; `with_average` False begins an average anew."""
+        """Continue after `updates` updates, with the result of `extra_state`; without `with_average` a new average is
+        started."""
         stored = LossScale()
         stored.updates = updates
         if "loss_scale" in extra_state:
@@ -175,13 +179,14 @@ class TrainState:
 
 
 def build_train_state(resolved: ResolvedRecipe, ranks: Ranks = ALONE, *, compiled: bool = False) -> TrainState:
-    """A new model and its optimizer, weights drawn from `training.init_seed`; this rank's part of them.
+    """Build a model, with weights drawn from `training.init_seed`, and its optimizer; with fsdp, this rank's shard of
+    them.
 
     `compiled` is whether the blocks are compiled, at their first step.
     """
     resolved = replace(resolved, world_size=ranks.world_size)
     recipe, precision = resolved.recipe, resolved.precision
-    # Drawn on the CPU whatever the device, so that a seed means the same weights everywhere.
+    # Drawn on the CPU, so that a seed gives the same weights on every device.
     model = Transformer(recipe.model, seed=recipe.training.init_seed)
     if precision.weights_dtype != torch.float32:
         _cast(model, precision.weights_dtype)
@@ -193,13 +198,13 @@ def build_train_state(resolved: ResolvedRecipe, ranks: Ranks = ALONE, *, compile
     recompute_blocks(model, recipe.training.recompute, every=recipe.training.recompute_every)
     parallel_model = parallelize(model, resolved, ranks)
     chosen = recipe.optimizer
-    # fp16 has too little range for sums of squares.
+    # The range of fp16 is too small for sums of squares.
     products = torch.float32 if precision.products == "fp16" else precision.products_dtype
     optimizer = build_optimizer(chosen.name, model, products=products, fused=bool(chosen.fused), **chosen.options)
     average = WeightAverage(model.parameters(), chosen.average_decay) if chosen.average_decay else None
     if average is not None:
         optimizer.register_step_post_hook(lambda *_: average.update())
-        # The accountant looks for what an update keeps where torch's optimizers keep it.
+        # The meter looks for persistent tensors where torch's optimizers keep their state.
         optimizer.state["average"] = {"averages": average.averages}  # pyright: ignore[reportArgumentType]
     optimizer.state_on_host = recipe.training.offload_optimizer
     if precision.name == "bf16-pure":
@@ -211,7 +216,7 @@ def build_train_state(resolved: ResolvedRecipe, ranks: Ranks = ALONE, *, compile
 
 
 def _cast(model: Transformer, dtype: torch.dtype) -> None:
-    """Parameters alone: tables of angles stay wide. A module's own cast does not work on fake tensors."""
+    """Cast only parameters: tables of angles stay in fp32. nn.Module.to does not work on fake tensors."""
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             setattr(module, name, nn.Parameter(parameter.detach().to(dtype)))

@@ -1,4 +1,4 @@
-"""The ledger of a recipe's step: the step itself, traced on fake tensors; nothing is allocated, nothing computed."""
+"""The ledger of a recipe's step: the step itself is traced on fake tensors, without allocation or computation."""
 
 import dataclasses
 import functools
@@ -15,21 +15,21 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step import build_train_state
 
 TRACED_MICRO_BATCHES = 3
-"""The others are like the second."""
+"""All micro-batches from the second on are counted alike."""
 
 
 def count_step(resolved: ResolvedRecipe) -> Ledger:
-    """The ledger of the step that one device does: its rows of the batch, and the bytes that its part takes."""
+    """The ledger of one device's step: its rows of the batch, and the bytes of its part of the model."""
     recipe = resolved.per_device
     alone = dataclasses.replace(resolved, recipe=recipe, precision=resolved.precision.on("cpu"), world_size=1)
     size = recipe.training.resolved_micro_batch_size
     traced = min(recipe.training.batch_size // size, TRACED_MICRO_BATCHES)
     with FakeTensorMode():
-        # Fake tensors live on the CPU whatever the target: fake CUDA tensors abort a CPU build.
+        # Fake tensors are on the CPU for every target: fake CUDA tensors abort a CPU build of torch.
         train_state = build_train_state(alone)
         tokens = torch.zeros(recipe.training.batch_size, recipe.model.context_length, dtype=torch.int64)
         others = [tokens.clone() for _ in range(2 if recipe.data.separate_documents else 1)]
-        # Views, so that the whole batch takes its bytes.
+        # Views, so that the bytes of the whole batch are counted.
         batch = tuple(tensor[: traced * size] for tensor in (tokens, *others))
         ledger = count(
             train_state.model, batch, lambda model, batch: train_state.step(0, *batch), target=resolved.counted_for
@@ -40,7 +40,7 @@ def count_step(resolved: ResolvedRecipe) -> Ledger:
 
 
 def sharding_of(resolved: ResolvedRecipe) -> Sharding:
-    """How the devices of a resolved recipe hold its model between them."""
+    """How the model of a resolved recipe is sharded over its devices."""
     bytes_per_number = {"fp32": 4, "bf16": 2}
     return Sharding(
         resolved.strategy,

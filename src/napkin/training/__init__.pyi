@@ -3,8 +3,8 @@ from .callbacks import Evaluation as Evaluation
 from .callbacks import MetricsLog as MetricsLog
 from .loop import Callback as Callback
 from .loop import TrainingLoop as TrainingLoop
-from .prepare import Preparation as Preparation
-from .prepare import prepare as prepare
+from .preparation import Preparation as Preparation
+from .preparation import prepare as prepare
 from .run import Outcome as Outcome
 from .run import train as train
 from .run import train_run as train_run

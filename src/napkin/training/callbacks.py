@@ -1,7 +1,7 @@
 """What a run does around its steps, each in a class of its own: evaluations, metrics, checkpoints, trackers.
 
-The loop knows the protocol and nothing else. Callbacks are called in their order; another kind of training, with
-another step, uses the same ones.
+The loop knows only the protocol `Callback`. Callbacks are called in their order; they also work with other kinds of
+training steps.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from napkin.training.tracking import open_tracking
 
 
 class Evaluation(Callback):
-    """Evaluates on a sample of the validation tokens when that is due, with averaged weights where there are any."""
+    """Evaluates on a sample of the validation tokens when due, with averaged weights if there are any."""
 
     def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
         """Add the validation loss. Raises NapkinError where it is not finite."""
@@ -47,7 +47,7 @@ class Evaluation(Callback):
                 tokens,
                 loop.preparation.precision,
                 max_tokens=training.evaluation_tokens,
-                # No more at a time than a step computes: what was planned for that is enough for this.
+                # At most a micro-batch at a time, so that an evaluation needs no more memory than a step.
                 batch_size=min(training.resolved_micro_batch_size, EVALUATION_BATCH_SIZE),
                 separate_documents=loop.recipe.data.separate_documents,
                 progress=lambda done, total: (
@@ -58,13 +58,13 @@ class Evaluation(Callback):
 
 
 class MetricsLog(Callback):
-    """Appends a line to metrics.jsonl for each step that is to be logged."""
+    """Appends a line to metrics.jsonl for each logged step."""
 
     def __init__(self, loop: TrainingLoop) -> None:
         self.file = MetricsFile(loop.run.path, writes=loop.ranks.is_rank_zero)
 
     def on_start(self, loop: TrainingLoop) -> None:
-        """Drop the lines past the checkpoint; find out whether the last step is still to be finished."""
+        """Drop the lines past the checkpoint; find out whether the last step is unfinished."""
 
         def rewind() -> str | None:
             self.file.rewind(loop.step)
@@ -74,7 +74,7 @@ class MetricsLog(Callback):
         loop.history.unfinished = loop.ranks.broadcast_from_zero(rewind)
 
     def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
-        """Log the step: from here on it is finished."""
+        """Log the step, which is finished then."""
         loop.history.unfinished = None
         training = loop.recipe.training
         if loop.step == training.steps or metrics.is_notable or loop.step % training.log_every == 0:
@@ -83,7 +83,7 @@ class MetricsLog(Callback):
 
 
 class Checkpointing(Callback):
-    """Writes a checkpoint when that is due, after an evaluation that is the best so far, and at the end."""
+    """Writes a checkpoint when due, after an evaluation that is the best so far, and at the end."""
 
     def __init__(self, loop: TrainingLoop, metrics: MetricsLog) -> None:
         training, plan = loop.recipe.training, loop.preparation.plan
@@ -95,12 +95,12 @@ class Checkpointing(Callback):
             background=plan is not None and writes_in_background(plan),
             keep=training.keep_checkpoints,
             keep_best=training.keep_best,
-            # A checkpoint on the disk promises the lines up to its step.
+            # The lines up to a checkpoint's step must be on the disk before it.
             before_publishing=metrics.file.sync,
         )
 
     def on_start(self, loop: TrainingLoop) -> None:
-        """Refuse a disk that has no room for the next checkpoint."""
+        """Raise NapkinError where the disk has no space for the next checkpoint."""
         if loop.is_unfinished and loop.ranks.is_rank_zero:
             needed = snapshot_of(loop).bytes
             refuse_full_disk(loop.run.checkpoints, needed)
@@ -109,15 +109,15 @@ class Checkpointing(Callback):
                 loop.on_message(warning)
 
     def running(self, loop: TrainingLoop) -> AbstractContextManager:
-        """Wait for a write in the background, however the steps end."""
+        """A context that waits for a write in the background when the steps end."""
         return self.writer
 
     def before_step(self, loop: TrainingLoop) -> None:
-        """Raise the error of a write in the background that has failed."""
+        """Raise the error of a failed write in the background."""
         self.writer.refuse_failure()
 
     def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
-        """Write a checkpoint, or begin to; the last one is written at the end."""
+        """Write a checkpoint, or start writing one in the background; the last one is written at the end."""
         due = loop.step % loop.recipe.training.checkpoint_every == 0
         if metrics.validation_loss is not None:
             due |= loop.ranks.broadcast_from_zero(lambda: self.writer.lacks(loop.step, loop.history))
@@ -127,9 +127,9 @@ class Checkpointing(Callback):
         return metrics
 
     def on_end(self, loop: TrainingLoop) -> None:
-        """Write the last checkpoint, and return when it is on the disk."""
+        """Write the last checkpoint, and wait until it is on the disk."""
         with loop.watch("checkpoints"):
-            # Nothing else is to be done meanwhile: no copy is needed.
+            # Training has ended, so no copy is needed.
             self.writer.wait()
             self.writer.background = False
             self.writer.save(snapshot_of(loop))
@@ -137,13 +137,13 @@ class Checkpointing(Callback):
 
 
 class Trackers(Callback):
-    """Tells the trackers that the recipe names what metrics.jsonl is told; rank 0 does."""
+    """Sends the lines of metrics.jsonl to the recipe's trackers, on rank 0."""
 
     def __init__(self) -> None:
         self._track: Callable[[StepMetrics], None] = lambda metrics: None
 
     def running(self, loop: TrainingLoop) -> AbstractContextManager:
-        """Open them, and close them at the end."""
+        """Open the trackers, and close them at the end."""
         stack = ExitStack()
         if loop.ranks.is_rank_zero:
             opened = open_tracking(loop.recipe, loop.run, loop.step, loop.on_message)
@@ -151,25 +151,25 @@ class Trackers(Callback):
         return stack
 
     def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
-        """Tell them."""
+        """Send the metrics of the step."""
         self._track(metrics)
         return metrics
 
 
 class OnStep(Callback):
-    """Calls a function of the user's after each step."""
+    """Calls a user's function after each step."""
 
     def __init__(self, function: Callable[[StepMetrics], None]) -> None:
         self.function = function
 
     def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
-        """Call it."""
+        """Call the function."""
         self.function(metrics)
         return metrics
 
 
 def snapshot_of(loop: TrainingLoop) -> Snapshot:
-    """What a checkpoint of the run holds now."""
+    """The contents of a checkpoint of the run at this step."""
     loop.train_state.parallel_model.reshard()
     return snapshot(
         loop.train_state,

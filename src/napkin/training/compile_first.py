@@ -1,4 +1,4 @@
-"""The compiler does its work before the first step: no step waits for it, and its seconds stand alone."""
+"""Compiles the blocks before the first step, so that compilation is timed apart from the steps."""
 
 import threading
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from napkin.accounting.metering import Stopwatch
 from napkin.errors import NapkinError, first_line
 from napkin.torch_compile import compiled_folder, stoppable_compiler
 from napkin.train_step.step import TrainState
-from napkin.training.prepare import Preparation
+from napkin.training.preparation import Preparation
 from napkin.training.signals import Interrupted, Interruption
 from napkin.units import format_seconds
 
 SILENT_SECONDS = 2.0
-"""What takes longer is told."""
+"""A compilation that takes longer is announced."""
 
 
 def compile_first(
@@ -24,9 +24,9 @@ def compile_first(
     interruption: Interruption,
     on_message: Callable[[str], None],
 ) -> None:
-    """Have the train state's blocks compiled, where they are to be, on the clock of "compiling".
+    """Compile the train state's blocks if they are to be, timed as "compiling".
 
-    The random state is left as it was. A signal ends the compiler, with part of the work done. Raises NapkinError
+    The random state is unchanged. A signal stops the compiler. Raises NapkinError
     where the compiler fails.
     """
     if not train_state.compiled:
@@ -35,10 +35,10 @@ def compile_first(
 
     plan = preparation.plan
     about = "" if plan is None else f", about {format_seconds(plan.compile_estimate.seconds)}"
-    line = f"compiling the model's blocks{about}; another run of the same shape will find it done"
-    told = threading.Timer(SILENT_SECONDS, on_message, [line])
-    told.daemon = True
-    told.start()
+    line = f"compiling the model's blocks{about}; the result is cached for runs of the same shape"
+    announcement = threading.Timer(SILENT_SECONDS, on_message, [line])
+    announcement.daemon = True
+    announcement.start()
     devices = [0] if preparation.precision.device_type == "cuda" else []
     try:
         with (
@@ -61,10 +61,10 @@ def compile_first(
         else:
             raise
     finally:
-        told.cancel()
+        announcement.cancel()
 
 
 def _why(error: Exception) -> str:
-    """The compiler's own words, where torch quotes any."""
-    _, _, said = str(error).partition("Output:")
-    return next((line.strip() for line in said.splitlines() if "error" in line), first_line(error))[:200]
+    """The first error line of the compiler if torch quotes it, otherwise the first line of the error."""
+    _, _, output = str(error).partition("Output:")
+    return next((line.strip() for line in output.splitlines() if "error" in line), first_line(error))[:200]

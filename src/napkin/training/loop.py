@@ -1,7 +1,6 @@
-"""The training loop: steps, callbacks around them, and an orderly end however it comes.
+"""The training loop: restores a run, takes its steps, calls the callbacks, and ends with a checkpoint.
 
-What a step is, and what is done around it, the loop is told: pre-training, fine-tuning and reinforcement learning
-differ in `take_step`.
+The step and the callbacks are parameters of the loop: another kind of training has another `take_step`.
 """
 
 import contextlib
@@ -28,39 +27,39 @@ from napkin.runs.run_folder import RunFolder
 from napkin.train_step.step import build_train_state
 from napkin.training.compile_first import compile_first
 from napkin.training.lost_pages import leaving_on_lost_pages
-from napkin.training.prepare import Preparation
+from napkin.training.preparation import Preparation
 from napkin.training.signals import Interrupted, Interruption, agree_on_signal
 
 Step = Callable[["TrainingLoop"], StepMetrics]
-"""Does the step that the loop is at, and counts it; raises Interrupted where a signal makes it give that up."""
+"""Takes the loop's next step and increments `loop.step`. Raises Interrupted where a signal interrupts it."""
 
 
 class Callback:
-    """Called around the steps of a run; what a subclass leaves out does nothing."""
+    """Methods that are called around the steps of a run; by default they do nothing."""
 
     def on_start(self, loop: "TrainingLoop") -> None:
-        """The run's state is restored, or new; no step of this process is done."""
+        """Called when the run's state is restored, or new, before the first step of this process."""
 
     def running(self, loop: "TrainingLoop") -> AbstractContextManager:
-        """A context around all steps; left when they have ended, however that comes."""
+        """A context manager around all steps, which is left when they end, also by an exception."""
         return ExitStack()
 
     def before_step(self, loop: "TrainingLoop") -> None:
-        """A step is about to begin: the place to raise what has failed in the background."""
+        """Called before each step; raises errors of background work."""
 
     def after_step(self, loop: "TrainingLoop", metrics: StepMetrics) -> StepMetrics:
-        """A step is done; returns its metrics, with what this callback adds.
+        """Called after each step. Returns its metrics, with what this callback adds to them.
 
-        Raises Interrupted where a signal makes it give up: a resumed run does it again.
+        Raises Interrupted where a signal interrupts it; a resumed run calls it again.
         """
         return metrics
 
     def on_end(self, loop: "TrainingLoop") -> None:
-        """No step of this process follows."""
+        """Called after the last step of this process."""
 
 
 class TrainingLoop:
-    """The state of a run in this process, as its step and its callbacks see it."""
+    """The state of a run in this process, for its step and its callbacks."""
 
     def __init__(
         self,
@@ -84,16 +83,16 @@ class TrainingLoop:
         self.history = History()
         self.callbacks: Sequence[Callback] = ()
         self.step = self.first_step = 0
-        """Updates done, by all processes and before this one began."""
+        """Updates done in all, and before this process."""
         self.take_step = take_step
         self.reading_batch = False
-        """Whether a batch is being read now: the train state is whole then."""
+        """Whether a batch is being read: the train state is consistent then."""
         self._guards = {tokens: TokenGuard(tokens) for tokens in self._token_files()}
         self._seconds_before = 0.0
         self._start = time.perf_counter()
 
     def run_to_end(self) -> None:
-        """Restore the run, and take its remaining steps, or those until a signal."""
+        """Restore the run, and take its remaining steps, or those until a signal arrives."""
         self._restore()
         compile_first(self.train_state, self.preparation, self.watch, self.interruption, self.on_message)
         with contextlib.ExitStack() as stack:
@@ -108,7 +107,7 @@ class TrainingLoop:
             self.interruption.signal = None
 
     def _restore(self) -> None:
-        """Go to the newest checkpoint that is whole; to the beginning where there is none at all."""
+        """Restore the newest intact checkpoint, if there is one."""
         checkpoint = restore_on_ranks(
             self.ranks,
             self.run.checkpoints,
@@ -127,32 +126,32 @@ class TrainingLoop:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether a step is to be done, or the evaluation after the last one."""
+        """Whether a step remains, or the evaluation after the last one."""
         return self.step < self.recipe.training.steps or self.history.unfinished is not None
 
     @property
     def seconds(self) -> float:
-        """Of training so far, time between a kill and a resume left out."""
+        """Seconds of training so far, without the time between a kill and a resume."""
         return self._seconds_before + time.perf_counter() - self._start
 
     def seconds_by_part(self) -> dict[str, float]:
-        """Of this process, what each timed part took, and all that is part of none."""
+        """Seconds of each timed part of this process; "other" is the rest."""
         parts = dict(self.watch.seconds)
         return {**parts, "other": time.perf_counter() - self._start - sum(parts.values())}
 
     def mfu(self, step_seconds: float) -> float:
-        """Model-FLOPs utilisation of a step that took so long; NaN on ranks that have no plan."""
+        """Model-FLOPs utilisation of a step of `step_seconds`; NaN on ranks without a plan."""
         plan = self.preparation.plan
         return math.nan if plan is None else mfu(plan.ledger, step_seconds, plan.site.matmul_peak)
 
     def _advance(self) -> None:
-        """Do one step and what is due after it, as far as no signal prevents it."""
+        """Take one step and call the callbacks, unless a signal interrupts them."""
         for callback in self.callbacks:
             callback.before_step(self)
         unfinished = self.history.unfinished
         with contextlib.suppress(Interrupted):
             metrics = self.take_step(self) if unfinished is None else parse_metrics(unfinished)
-            # Until it is logged, a checkpoint says that the step is to be finished.
+            # Until the step is logged, a checkpoint marks it as unfinished.
             self.history.unfinished = format_metrics(metrics)
             for callback in self.callbacks:
                 metrics = callback.after_step(self, metrics)
@@ -167,20 +166,21 @@ class TrainingLoop:
 
     @contextmanager
     def guarded(self, tokens: TokenFile | TokenMixture) -> Iterator[None]:
-        """Read tokens that are, before and after, those that were checked; if not, leave a checkpoint and raise."""
+        """Verify before and after the block that the tokens have not changed; otherwise save a checkpoint and raise."""
         try:
             self._guards[tokens].verify_unchanged()
             yield
             self._guards[tokens].verify_unchanged()
         except CorruptFile as error:
             if self.ranks.world_size > 1:
-                # The other ranks know nothing of it, and a checkpoint needs all of them.
+                # A checkpoint needs all ranks, and the others have not noticed.
                 raise
             self._finish()
             raise CorruptFile(f"{error}; nothing was learned from it, step {self.step} is saved") from None
 
     def _last_words(self) -> str:
-        """What to say when pages of a mapped file are lost; a checkpoint is left where the train state is whole."""
+        """The last message when pages of a mapped file are lost; saves a checkpoint if the train state is
+        consistent."""
         files = " or ".join(f"'{file.path}'" for guard in self._guards.values() for file in guard.files)
         line = f"{files} was shortened, or its disk has gone, while the run read it: put it back and continue with "
         line += f"`napkin resume {self.run.path}`; "

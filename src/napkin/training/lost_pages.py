@@ -1,8 +1,8 @@
-"""SIGBUS as a clear line: the pages of a mapped file that was shortened, or whose disk has gone, cannot be read.
+"""SIGBUS as a one-line error: pages of a mapped file that was truncated, or whose disk is gone, cannot be read.
 
-The size of a token file is looked at right before each reading; what is lost within the microseconds between is told
-by the kernel with a signal that comes in the middle of an instruction, to which there is no return. Python's own
-handlers would be asked only after it. So C calls this one, which says what happened and leaves.
+The size of a token file is checked right before each read. If it is truncated in the microseconds after that, the
+kernel raises SIGBUS during an instruction that cannot be completed. Python's own handlers run only after the
+instruction, so this one is called by C: it prints what happened and exits.
 """
 
 import ctypes
@@ -18,8 +18,8 @@ from contextlib import contextmanager
 def leaving_on_lost_pages(last_words: Callable[[], str]) -> Iterator[None]:
     """While the block runs, answer SIGBUS by writing a line to standard error and ending the process with status 2.
 
-    `last_words` makes the line, and may do more: it runs on top of the instruction that failed. In threads other than
-    the main one the line is a plain one.
+    `last_words` returns the line, and may also save a checkpoint. In threads other than the main one the line is a
+    generic one.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGBUS"):
         yield

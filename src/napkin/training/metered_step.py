@@ -1,4 +1,4 @@
-"""One step of a training run: its batch read under guard, one step of the process metered, all others timed."""
+"""The step of a training run: one step of the process is metered, all others are timed."""
 
 import statistics
 import time
@@ -15,21 +15,21 @@ from napkin.training.loop import TrainingLoop
 from napkin.training.non_finite import NonFiniteSteps, Verdict
 from napkin.training.signals import Interrupted
 
-# The first step makes the optimizer's state, the second one warms caches: the third is like all that follow.
+# The first step allocates the optimizer state, the second one warms caches: the third is typical.
 METERED_STEP = 2
 
 
 class MeteredStep:
-    """Trains on the batch of the step that the loop is at."""
+    """Trains on the batch of the loop's next step."""
 
     def __init__(self) -> None:
         self.step_seconds: list[float] = []
-        """Of all steps but the metered one."""
+        """Seconds of all steps but the metered one."""
         self.metered: StepMeasurement | None = None
         self._process = psutil.Process()
 
     def __call__(self, loop: TrainingLoop) -> StepMetrics:
-        """Do it. Raises Interrupted where a signal makes it give up, NapkinError where the loss is not finite."""
+        """Take the step. Raises Interrupted where a signal interrupts it, NapkinError where the loss is not finite."""
         begin, train_state = time.perf_counter(), loop.train_state
         with loop.watch("data"):
             batch = self._batch(loop)
@@ -75,7 +75,7 @@ class MeteredStep:
         done, train_state = loop.step - loop.first_step, loop.train_state
         begin = time.perf_counter()
         last = loop.recipe.training.steps - loop.first_step - 1
-        # A last step that is also the first is timed: a metered one takes longer than it would alone.
+        # A single step is timed, not metered: metering slows it down.
         if done != min(METERED_STEP, last) or last == 0 or not loop.ranks.is_rank_zero:
             watch = loop.watch
             if loop.ranks.world_size == 1:
@@ -96,11 +96,11 @@ class MeteredStep:
         return torch.cuda.max_memory_allocated() if device_type == "cuda" else self._process.memory_info().rss
 
     def measurement(self, loop: TrainingLoop) -> Measurement | None:
-        """What the steps of this process came to; None where none was metered, or none timed."""
+        """The measurements of this process's steps; None where none was metered, or none timed."""
         plan = loop.preparation.plan
         if plan is None or self.metered is None or not self.step_seconds:
             return None
-        median = statistics.median(self.step_seconds)
+        median, seconds = statistics.median(self.step_seconds), sum(self.step_seconds)
         return Measurement(
             parameters=sum(parameter.numel() for parameter in loop.train_state.model.parameters()),
             flops=self.metered.ledger.flops,
@@ -108,7 +108,7 @@ class MeteredStep:
             seconds_per_step=median,
             seconds=loop.seconds,
             steps=loop.step - loop.first_step,
-            mfu=mfu(plan.ledger, median, plan.site.matmul_peak),
-            hfu=hfu(plan.ledger, median, plan.site.matmul_peak),
+            mfu=mfu(plan.ledger, seconds, plan.site.matmul_peak, steps=len(self.step_seconds)),
+            hfu=hfu(plan.ledger, seconds, plan.site.matmul_peak, steps=len(self.step_seconds)),
             seconds_by_part=loop.seconds_by_part(),
         )

@@ -1,4 +1,4 @@
-"""Infinity or NaN in a step: which module it came from, and the batch that brought it, kept for a look."""
+"""Infinity or NaN in a step: the module where it first occurs, and its batch, saved for inspection."""
 
 import dataclasses
 import json
@@ -20,20 +20,20 @@ from napkin.runs.run_folder import RunFolder, lower_learning_rate
 from napkin.train_step.step import TrainState
 
 MOST_KEPT = 20
-"""Batches that are kept of one run."""
+"""Most batches that are saved of one run."""
 
 
 class Verdict:
-    """Whether a step's loss and gradient are fit for an update, and both as numbers.
+    """Whether a step's loss and gradient norm are finite, and both as numbers.
 
-    Asking waits for a GPU: the loop does that anyway, once per step.
+    Reading them synchronises with the GPU, once per step.
     """
 
     loss: float
     gradient_norm: float
 
     def __call__(self, loss: Tensor, norm: Tensor) -> bool:
-        """Take the figures; whether they are finite."""
+        """Store both figures. Returns whether they are finite."""
         self.loss, self.gradient_norm = loss.item(), norm.item()
         return self.is_fit
 
@@ -44,7 +44,7 @@ class Verdict:
 
 
 class NonFiniteSteps:
-    """What is done about steps whose figures are not finite, by the recipe's `on_non_finite`."""
+    """Handles steps whose figures are not finite, by the recipe's `on_non_finite`."""
 
     def __init__(
         self, train_state: TrainState, history: History, run: RunFolder, on_message: Callable[[str], None]
@@ -55,12 +55,12 @@ class NonFiniteSteps:
         self.on_message = on_message
 
     def skip_or_stop(self, number: int, batch: Batch, verdict: Verdict) -> str:
-        """Name the source and keep the batch of step `number`, counted from 0, whose update was not made.
+        """Find the source, and save the batch, of step `number` (counted from 0), whose update was skipped.
 
-        Returns the source where the run goes on; raises NapkinError where it stops.
+        Returns the source if the run continues; raises NapkinError if it stops.
         """
         ranks, history = self.train_state.parallel_model.ranks, self.history
-        # To look for it ranks would have to go through a step together, which one of them would leave early.
+        # The search repeats a step and stops early, which ranks cannot do together.
         source = find_source(self.train_state, number, batch) if ranks.world_size == 1 else "on one of the ranks"
         story = _story(self.train_state, number, verdict, source)
         kept = keep_batch(self.run.path / "non-finite", number + 1, batch, story) if ranks.is_rank_zero else None
@@ -84,9 +84,9 @@ class NonFiniteSteps:
 
 
 def find_source(train_state: TrainState, number: int, batch: Batch) -> str:
-    """Compute a step's loss and gradient again, watching, and say where the first number that is not finite is.
+    """Repeat a step's loss and gradient with hooks, and return where the first non-finite number occurs.
 
-    The train state is left as it is: no update is made. The answer completes "the first one is ...".
+    No update is made. The result completes the sentence "the first such number is ...".
     """
     for name, parameter in train_state.model.named_parameters():
         if not _is_finite(parameter):
@@ -106,7 +106,7 @@ def keep_batch(folder: Path, step: int, batch: Batch, story: dict[str, Any]) -> 
     """Write `folder`/step-XXXXXXXX.safetensors, which holds inputs, targets and, if kept apart, documents, and .json
     beside it; the first's path.
 
-    None where `MOST_KEPT` are there already, or the disk takes no more: a look is worth less than the run.
+    None where `MOST_KEPT` exist already, or writing fails: that must not stop the run.
     """
     path = folder / f"step-{step:08d}.safetensors"
     try:
@@ -122,7 +122,7 @@ def keep_batch(folder: Path, step: int, batch: Batch, story: dict[str, Any]) -> 
 
 
 def _story(train_state: TrainState, number: int, verdict: Verdict, source: str) -> dict[str, Any]:
-    """What is written beside a batch: enough to make the step again."""
+    """The figures saved beside a batch: enough to repeat the step."""
     return {
         "step": number + 1,
         "batch": number,
@@ -134,12 +134,12 @@ def _story(train_state: TrainState, number: int, verdict: Verdict, source: str) 
         "seeds": {
             name: value for name, value in dataclasses.asdict(train_state.recipe.training).items() if "seed" in name
         },
-        "precision": train_state.precision.products,
+        "precision": train_state.precision.name,
     }
 
 
 class _Found(Exception):
-    """Nothing after the first one is of interest."""
+    """Ends the repeated step at the first non-finite number."""
 
 
 @contextmanager
@@ -159,7 +159,7 @@ def _watched(model: nn.Module, tell: Callable[[str], None]) -> Iterator[None]:
 
         return look
 
-    # Modules end from the inside out, gradients are done from the last layer down: the first is where it began.
+    # Forward hooks run in order of computation, gradient hooks from the last layer down: the first hit is the source.
     hooks = [module.register_forward_hook(look_at_output) for module in names]
     hooks += [
         parameter.register_post_accumulate_grad_hook(look_at_gradient(name))

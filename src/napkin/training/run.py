@@ -1,4 +1,4 @@
-"""Train a run: the loop with the step of pre-training, and with a run's own callbacks."""
+"""Train a run: the training loop with the step of pre-training and the standard callbacks."""
 
 import signal
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from napkin.train_step.step import TrainState
 from napkin.training.callbacks import Checkpointing, Evaluation, MetricsLog, OnStep, Trackers
 from napkin.training.loop import Callback, TrainingLoop
 from napkin.training.metered_step import MeteredStep
-from napkin.training.prepare import Preparation, Progress
+from napkin.training.preparation import Preparation, Progress
 from napkin.training.signals import catch_interruption
 from napkin.training.start import create_run, open_run, recipe_differences
 
@@ -36,11 +36,11 @@ class Outcome:
     checkpoint: Path
     interrupted_by: signal.Signals | None
     measurement: Measurement | None
-    """Of this process's steps; None where they were too few for one to be metered and another to be timed."""
+    """Of this process's steps; None where there were too few to meter one and time another."""
     table: QuantityTable
     """Rule, count and meter of every quantity; without a measurement, empty."""
     first_step: int
-    """Updates that were done before: by the checkpoint that training continued from, or none."""
+    """Step of the checkpoint that training continued from; 0 for a new run."""
 
     def __repr__(self) -> str:
         stopped = "" if self.interrupted_by is None else f", stopped by {self.interrupted_by.name}"
@@ -59,14 +59,14 @@ def train_run(
 
     The steps that remain are bit for bit those of a run that was never stopped, on the same machine with the same
     number of threads: weights, moments and step number come from the checkpoint, everything else is a function of the
-    step number. SIGINT and SIGTERM end it after the current step, with a checkpoint; an evaluation, and a step of many
-    micro-batches, are given up and done again on resuming. With several ranks all call this, give nothing up, and stop
-    after the same step; rank 0 writes. `callbacks` are called after the run's own.
+    step number. SIGINT and SIGTERM end it after the current step, with a checkpoint; an evaluation, or a step of
+    many micro-batches, is interrupted and repeated on resuming. With several ranks all call this, interrupt nothing,
+    and stop after the same step; rank 0 writes. `callbacks` are called after the run's own.
     """
     plan = preparation.plan
     with run.locked(), catch_interruption() as interruption:
         run.remove_leftovers()
-        # A kill may have come between the making of the folder and the plan.
+        # The process may have been killed between creating the folder and writing the plan.
         if plan is not None and not (run.path / "plan.json").exists():
             run.write_json("plan.json", plan_file_of(plan))
         step = MeteredStep()
@@ -93,14 +93,14 @@ def train(
     on_message: Callable[[str], None] = lambda message: None,
     progress: Progress = lambda doing: None,
 ) -> Outcome:
-    """Plan, train and reconcile a run in `folder`: start it, or resume it where it is there already.
+    """Plan, train and reconcile a run in `folder`: start it, or resume it if it exists.
 
     Args:
-        recipe: what to train, or the TOML file that says it.
-        folder: the run's; a new one, or that of a run of the same recipe.
+        recipe: the recipe, or its TOML file.
+        folder: a new folder, or that of a run of the same recipe.
         on_step: called with the metrics of each step.
-        on_message: told what a user should know: damaged checkpoints, skipped steps, a disk that is nearly full.
-        progress: told what is being done before the first step.
+        on_message: called with messages for the user: damaged checkpoints, skipped steps, a nearly full disk.
+        progress: called with a description of each stage before the first step.
 
     Under torchrun each rank calls this. Raises NapkinError where the folder holds anything else than a run of this
     recipe, where files are missing or damaged, and where the step does not fit into the memory.
@@ -116,7 +116,7 @@ def train(
 
 
 def _refuse_other_recipe(recipe: Recipe, folder: Path) -> bool:
-    """Whether the folder is a run. Raises NapkinError where it is that of another recipe."""
+    """Whether the folder is a run. Raises NapkinError where its recipe is another one."""
     if not is_run(folder):
         return False
     differences = recipe_differences(recipe, folder)

@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM as a request: the current step ends, a checkpoint is written, then the process ends.
+"""Ctrl-C and SIGTERM as requests to stop: the current step ends, a checkpoint is written, then the process exits.
 
-A process that is asked to stop has some seconds: work that may take longer looks for the request on its way.
+A process that is asked to stop has only some seconds: longer work checks for the request while it runs.
 """
 
 import signal as signals
@@ -12,7 +12,7 @@ from typing import Any
 from napkin.distributed.ranks import Ranks
 
 PATIENCE_SECONDS = 2.0
-"""A step that ends within this time after a signal is waited for."""
+"""A step that is expected to end within this time after a signal is completed."""
 
 Watch = Callable[[str], AbstractContextManager]
 
@@ -24,19 +24,19 @@ class Interruption:
     _end: Callable[[], None] | None = None
 
     def note(self, signal: signals.Signals) -> None:
-        """A signal has come."""
+        """Record a signal."""
         self.signal = signal
         if self._end is not None:
             self._end()
 
     def give_up(self) -> None:
-        """Raise Interrupted where a signal has come: from within work that can be done again later."""
+        """Raise Interrupted if a signal has arrived; called by work that can be repeated later."""
         if self.signal is not None:
             raise Interrupted
 
     @contextmanager
     def ending(self, end: Callable[[], None]) -> Iterator[None]:
-        """Have the signal handler call `end` while the block runs: it waits for what `end` terminates."""
+        """While the block runs, the signal handler calls `end`, which terminates what the block waits for."""
         self._end = end
         try:
             yield
@@ -44,9 +44,9 @@ class Interruption:
             self._end = None
 
     def giving_up_long_steps(self, watch: Watch, micro_batches: int) -> Watch:
-        """`watch`, with Interrupted raised between micro-batches where the rest of the step would take long.
+        """`watch` that raises Interrupted between micro-batches if the rest of the step would take long.
 
-        What is given up is done again after a resume: a step that is nearly done is waited for.
+        An interrupted step is repeated after a resume; a step that is nearly done is completed.
         """
         begin, done = time.perf_counter(), 0
 
@@ -65,13 +65,13 @@ class Interruption:
 
 
 class Interrupted(Exception):
-    """Work that can be done again later was given up because of a signal."""
+    """Work was interrupted by a signal; it can be repeated later."""
 
 
 def agree_on_signal(ranks: Ranks, interruption: Interruption) -> signals.Signals | None:
-    """The signal that has reached any rank; noted by all, so that all stop after the same step."""
+    """The signal that any rank has received, recorded on all ranks, so that they stop after the same step."""
     number = ranks.all_reduce_max(interruption.signal or 0)
-    # A signal that comes right now must not be lost: nothing is noted where there is nothing to note.
+    # Without a signal nothing is assigned: one that arrives right now must not be overwritten.
     if not number:
         return None
     interruption.signal = signals.Signals(number)
@@ -80,7 +80,7 @@ def agree_on_signal(ranks: Ranks, interruption: Interruption) -> signals.Signals
 
 @contextmanager
 def catch_interruption() -> Iterator[Interruption]:
-    """Turn the first SIGINT or SIGTERM into a note; a second one acts as it always did."""
+    """Record the first SIGINT or SIGTERM; a second one is handled as usual."""
     interruption = Interruption()
     previous: dict[int, Any] = {}
 
@@ -95,11 +95,11 @@ def catch_interruption() -> Iterator[Interruption]:
 
     try:
         for number in (signals.SIGINT, signals.SIGTERM):
-            # Ignored is what a shell makes of SIGINT for jobs in the background, so that Ctrl-C does not reach them.
+            # Shells ignore SIGINT for background jobs, so that Ctrl-C does not reach them; that stays.
             if signals.getsignal(number) != signals.SIG_IGN:
                 previous[number] = signals.signal(number, note)
     except ValueError:
-        # Signals belong to the main thread; in another one the caller stops the run its own way.
+        # Handlers can only be set in the main thread; in another one the caller stops the run.
         restore()
     try:
         yield interruption

@@ -1,4 +1,4 @@
-"""Start a run, or open one to continue it: files checked, step planned, plan written, nothing trained yet.
+"""Create a run, or open one to continue it: files are verified, the step is planned, plan.json is written.
 
 With several ranks, rank 0 does this and the others read what it has written.
 """
@@ -17,7 +17,7 @@ from napkin.planning.run_plan import Plan
 from napkin.recipe.recipe import Recipe
 from napkin.runs.run_folder import ReadOnlyRunFolder, RunFolder
 from napkin.runs.run_format import is_run
-from napkin.training.prepare import Preparation, Progress, prepare, prepare_unplanned
+from napkin.training.preparation import Preparation, Progress, prepare, prepare_unplanned
 
 Run = tuple[Preparation, RunFolder]
 
@@ -27,9 +27,9 @@ def create_run(
 ) -> Run:
     """Check and plan a recipe, make its run folder and write plan.json.
 
-    A job that torchrun restarts has the same command line as before: it continues the run that it had created, which
-    it knows by its recipe. Raises NapkinError where the folder exists otherwise, the files do not belong together or
-    the step does not fit; nothing is left behind then.
+    A job that torchrun restarts has the same command line as before: it continues the run that it had created, if the
+    recipe is the same. Otherwise raises NapkinError where the folder exists, the files do not belong together or the
+    step does not fit; nothing is left behind then.
     """
 
     def create() -> Run:
@@ -51,9 +51,9 @@ def open_run(folder: StrPath, *, progress: Progress = lambda doing: None, ranks:
 
 
 def recipe_differences(recipe: Recipe, folder: Path) -> list[str]:
-    """What a run's recipe says otherwise than `recipe`, as "model.n_layers is 4, not 2".
+    """The differences of a run's recipe from `recipe`, as "model.n_layers is 4, not 2".
 
-    What `recipe` leaves open, and the run has decided, is not a difference, nor are threads, which ranks divide.
+    Fields that `recipe` leaves open are not compared, nor are threads, which ranks divide.
     """
     resolved = dataclasses.asdict(RunFolder.open(folder).recipe)
     return [
@@ -69,18 +69,23 @@ def recipe_differences(recipe: Recipe, folder: Path) -> list[str]:
 
 def _on_rank_zero(ranks: Ranks, folder: StrPath, make: Callable[[], Run]) -> Run:
     made: list[Run] = []
-    ranks.broadcast_from_zero(lambda: made.append(make()))
+
+    def make_and_agree() -> int | str | None:
+        made.append(make())
+        return made[0][0].recipe.training.micro_batch_size
+
+    micro_batch_size = ranks.broadcast_from_zero(make_and_agree)
     if ranks.is_rank_zero:
         return made[0]
     run = ReadOnlyRunFolder.open(folder)
-    return prepare_unplanned(run.recipe, run.tokenizer, ranks), run
+    return prepare_unplanned(run.recipe, run.tokenizer, ranks, micro_batch_size=micro_batch_size), run
 
 
 def _open(folder: StrPath, progress: Progress, ranks: Ranks) -> Run:
     run = RunFolder.open(folder)
     recipe = run.recipe
     if recipe.training.compile == "auto":
-        # The run began before there was a choice: it continues as it began.
+        # The run is older than the option: it continues uncompiled.
         recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, compile="off"))
     preparation, _ = _planned(prepare(recipe, tokenizer=run.tokenizer, progress=progress, ranks=ranks))
     return preparation, run

@@ -1,4 +1,4 @@
-"""TensorBoard, Weights & Biases and trackio behind one small interface; each is imported when it is asked for."""
+"""TensorBoard, Weights & Biases and trackio behind one small interface; each is imported when it is used."""
 
 import io
 import re
@@ -12,26 +12,26 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker knows of a run."""
+    """What a tracker needs to know about a run."""
 
     folder: Path
     identifier: str
     """The same for every process that trains the run."""
     project: str
     step: int
-    """Updates done before: where a resumed run goes on."""
+    """Updates done before: the step that a resumed run continues from."""
     recipe: dict[str, dict[str, Any]]
 
 
 class Tracker(Protocol):
-    """Something that keeps figures over steps."""
+    """Receives figures of steps."""
 
     def log(self, step: int, figures: dict[str, float]) -> None:
-        """Take the figures of a step."""
+        """Log the figures of a step."""
         ...
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write everything that is buffered."""
         ...
 
 
@@ -43,17 +43,17 @@ class TensorBoard:
             warnings.simplefilter("ignore")
             from torch.utils.tensorboard import SummaryWriter
 
-            # What an earlier process wrote of steps that are done again is hidden.
+            # Events of an earlier process for steps that are repeated are hidden.
             purge = run.step + 1 if run.step else None
             self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge, flush_secs=30)
 
     def log(self, step: int, figures: dict[str, float]) -> None:
-        """Take the figures of a step."""
+        """Log the figures of a step."""
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write everything that is buffered."""
         self._writer.close()
 
 
@@ -70,18 +70,18 @@ class WeightsAndBiases:
             resume="allow",
             dir=str(run.folder),
             config=run.recipe,
-            # The terminal stays napkin's.
+            # wandb must not capture the terminal.
             settings=wandb.Settings(console="off"),
         )
-        # A step that is done again after a kill has a smaller number than the last one, which wandb's own would refuse.
+        # A step that is repeated after a kill has a smaller number than the last one; wandb's own step must increase.
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, figures: dict[str, float]) -> None:
-        """Take the figures of a step."""
+        """Log the figures of a step."""
         self._run.log({"step": step, **figures})
 
     def close(self) -> None:
-        """Send what is not sent yet, as far as there is a net."""
+        """Send everything that is buffered, if there is a network."""
         self._run.finish()
 
 
@@ -93,19 +93,19 @@ class Trackio:
             warnings.simplefilter("ignore")
             import trackio  # pyright: ignore[reportMissingImports]
 
-            # trackio knows a run by its name alone.
+            # trackio identifies a run by its name.
             name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', run.folder.name)}-{run.identifier[:6]}"
             own = {"auto_log_cpu": False, "auto_log_gpu": False, "embed": False}
             self._finish = trackio.finish
             self._run = trackio.init(run.project, name=name, config=run.recipe, resume="allow", **own)
 
     def log(self, step: int, figures: dict[str, float]) -> None:
-        """Take the figures of a step."""
+        """Log the figures of a step."""
         self._run.log(figures, step=step)
 
     def close(self) -> None:
-        """Write what is not written yet."""
-        # What it prints has no place among a command's results.
+        """Write everything that is buffered."""
+        # trackio prints to standard output, which holds the command's results.
         with redirect_stdout(io.StringIO()):
             self._finish()
 

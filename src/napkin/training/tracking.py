@@ -1,4 +1,4 @@
-"""The figures of a run on their way to the trackers that its recipe names."""
+"""Sends the metrics of a run to the trackers that its recipe names."""
 
 import dataclasses
 import secrets
@@ -16,7 +16,7 @@ _FILE = "tracking.json"
 
 @contextmanager
 def open_tracking(recipe: Recipe, run: RunFolder, step: int, on_message: Callable[[str], None]) -> Iterator["Tracking"]:
-    """Open the recipe's trackers for a run that goes on from `step`, and close them at its end, however it comes."""
+    """Open the recipe's trackers for a run that continues from `step`, and close them when the block ends."""
     tracking = Tracking(recipe, run, step, on_message)
     try:
         yield tracking
@@ -25,7 +25,7 @@ def open_tracking(recipe: Recipe, run: RunFolder, step: int, on_message: Callabl
 
 
 class Tracking:
-    """Tells trackers what metrics.jsonl is told. One that fails is named in a message and asked no more."""
+    """Sends the lines of metrics.jsonl to trackers. A tracker that fails is reported and disabled."""
 
     def __init__(self, recipe: Recipe, run: RunFolder, step: int, on_message: Callable[[str], None]) -> None:
         self._training = recipe.training
@@ -47,7 +47,7 @@ class Tracking:
                 self._open[name] = opened
 
     def __call__(self, metrics: StepMetrics) -> None:
-        """Tell what a step came to, where metrics.jsonl is told."""
+        """Send the metrics of a step, if it is logged in metrics.jsonl."""
         due = metrics.validation_loss is not None or metrics.step % self._training.log_every == 0
         if not self._open or not (due or metrics.step == self._training.steps):
             return
@@ -56,7 +56,7 @@ class Tracking:
             self._try(name, lambda tracker=tracker: tracker.log(metrics.step, figures))
 
     def close(self) -> None:
-        """Let the trackers write what they have not written yet."""
+        """Close the trackers."""
         for name, tracker in list(self._open.items()):
             self._try(name, tracker.close)
         self._open.clear()
@@ -64,15 +64,15 @@ class Tracking:
     def _try(self, name: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except Exception as error:  # whatever a tracker comes upon is no reason to lose a run
+        except Exception as error:  # no error of a tracker may stop a run
             self._open.pop(name, None)
             reason = " ".join(str(error).split()) or type(error).__name__
-            self._on_message(f"tracker {name} has failed and is told no more ({reason}); metrics.jsonl has everything")
+            self._on_message(f"tracker {name} has failed and is disabled ({reason}); metrics.jsonl has everything")
             return None
 
 
 def figures_of(metrics: StepMetrics) -> dict[str, float]:
-    """A line of metrics.jsonl as names and numbers; of experts, the largest share of any over an even one."""
+    """The figures of a line of metrics.jsonl by name; of experts, the largest load relative to a uniform one."""
     figures = {
         name: float(value) for name, value in vars(metrics).items() if isinstance(value, int | float) and name != "step"
     }
@@ -84,7 +84,7 @@ def figures_of(metrics: StepMetrics) -> dict[str, float]:
 
 
 def _identifier(run: RunFolder) -> str:
-    """What trackers know the run by, drawn once."""
+    """The identifier of the run for trackers, drawn once."""
     known = run.read_json(_FILE)
     if isinstance(known, dict) and isinstance(known.get("id"), str):
         return known["id"]

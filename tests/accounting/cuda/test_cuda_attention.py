@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from napkin import Ledger, count
 from napkin.accounting.cuda.attention import AttentionCall, choose_attention
 from napkin.errors import NapkinError
-from napkin.hardware.cuda_target import CudaTarget
+from napkin.hardware.target import CudaTarget
 
 V100, T4, A100, A10, L4, H100, B200, RTX5090 = (
     CudaTarget(capability) for capability in ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))

@@ -16,7 +16,7 @@ from napkin.accounting.cuda.caching_allocator import rounded
 from napkin.accounting.cuda.trace import _FP32, _FP32_UNLESS_TOLD, as_on_cuda
 from napkin.accounting.recording import record
 from napkin.errors import NapkinError
-from napkin.hardware.cuda_target import CudaTarget, cuda_target
+from napkin.hardware.target import CudaTarget, cuda_target
 from oracles.brute_force_flops import ScalarProducts
 from oracles.torch_models import GPT2, Llama
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from napkin.errors import NapkinError
-from napkin.hardware.cuda_target import CudaTarget
+from napkin.hardware.target import CudaTarget
 
 aten = torch.ops.aten
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from napkin.accounting.cuda.attention import AttentionCall, attend_on_cuda
-from napkin.hardware.cuda_target import CudaTarget
+from napkin.hardware.target import CudaTarget
 
 aten = torch.ops.aten
 

@@ -22,7 +22,7 @@ from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.byte_level import ByteTokenizer
 from napkin.tokenizer.character_level import CharacterTokenizer
-from napkin.tokenizer.printable import printable
+from napkin.tokenizer.printable_text import printable
 from napkin.tokenizer.text_input import utf8
 from napkin.tokenizer.tokenizer_file import load_tokenizer
 from napkin.tokenizer.word_level import UnknownRate, WordTokenizer, unknown_rate

@@ -19,7 +19,7 @@ from napkin.tokenizer.interchange.expressions import known_pattern
 from napkin.tokenizer.interchange.gpt2 import MERGES_NAME, VOCABULARY_NAME, read_gpt2
 from napkin.tokenizer.interchange.huggingface import read_huggingface
 from napkin.tokenizer.interchange.tiktoken import read_tiktoken
-from napkin.tokenizer.printable import printable
+from napkin.tokenizer.printable_text import printable
 
 Format = Literal["huggingface", "tiktoken", "gpt2"]
 

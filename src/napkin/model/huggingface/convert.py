@@ -1,28 +1,38 @@
-"""Models in and out of Hugging Face folders (config.json and safetensors), for GPT-2's and Llama's architectures.
+"""Models in and out of Hugging Face folders (config.json and safetensors), as GPT-2, Llama or Granite.
 
 In a folder the weights have other names; some are transposed, and some that are one matrix here are several there. A
 `WeightMapping` says how one parameter is stored; a family is its mappings and the translation of its config.
 """
 
 import dataclasses
+import errno
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from napkin.errors import CorruptFile, NapkinError
+from napkin.errors import CorruptFile, NapkinError, first_line
 from napkin.files import StrPath, atomic_write_text, sync_file, sync_folder
 from napkin.model.config import ModelConfig
-from napkin.model.huggingface.families import FAMILIES, Family, WeightMapping
+from napkin.model.huggingface.families import FAMILIES, Family
+from napkin.model.huggingface.tokenizer_files import SEPARATOR, write_tokenizer
 from napkin.model.transformer import Transformer
+from napkin.tokenizer.base import Tokenizer
+
+# An index of a hundred thousand weights has ten million.
+_MAX_JSON_CHARACTERS = 2**26
+# The longest known is 10 million; tables of positions are as long as the context.
+_MAX_CONTEXT = 2**24
 
 # Fields that do not change what the weights compute: initialization, training, the implementation of attention.
 _NOT_STORED = frozenset("init init_std depth_scaled dropout attention z_weight balance_weight router_z_weight".split())
@@ -31,30 +41,44 @@ _NOT_STORED = frozenset("init init_std depth_scaled dropout attention z_weight b
 def load_huggingface(folder: StrPath) -> Transformer:
     """The model in a Hugging Face folder, weights in fp32, with the same logits as in `transformers`.
 
-    Raises NapkinError for a folder without a config, and for a family or settings other than GPT-2's and Llama's;
-    CorruptFile if weights are missing or their shapes do not match the config.
+    Nothing outside the folder is opened, and nothing is allocated before all shapes are known to match the config.
+    Raises NapkinError for a folder without a config, and for a family or settings other than GPT-2's, Llama's and
+    Granite's; CorruptFile if weights are missing or their shapes do not match the config.
     """
     folder = Path(folder)
     settings = _read_json(folder / "config.json")
     config, family = _read_config(settings, folder)
-    model = Transformer(config)
-    parameters = dict(model.named_parameters())
     with _Weights(folder, family) as weights, torch.no_grad():
+        _check_shapes(config, weights)
+        model = Transformer(config)
+        parameters = dict(model.named_parameters())
         for mapping in family.mappings(config):
-            _fill(parameters[mapping.ours], mapping, weights)
+            parts = [weights.read(name) for name in mapping.theirs]
+            parameters[mapping.ours].copy_(torch.cat([part.T if mapping.transposed else part for part in parts]))
+        for expression, factor in family.factors(settings).items():
+            for name, parameter in parameters.items():
+                if re.fullmatch(expression, name):
+                    parameter.mul_(factor)
     return model
 
 
-def save_huggingface(model: Transformer, folder: StrPath) -> None:
-    """Write a model as a new Hugging Face folder, weights in their own dtype.
+def save_huggingface(
+    model: Transformer, folder: StrPath, *, tokenizer: Tokenizer | None = None, separator: str = SEPARATOR
+) -> None:
+    """Write a model as a new Hugging Face folder, weights in their own dtype; with a tokenizer, it goes there too.
 
-    The folder appears whole or not at all. Raises NapkinError if it exists, and if the model's architecture is neither
-    GPT-2's nor Llama's: the message names the first setting that differs.
+    A model of GPT-2's or Llama's architecture is saved as one, and one with scales of its own, as of a tied embedding,
+    as Granite's. `separator` is the special token with which documents begin and end: `transformers` puts it before
+    every text and stops at it.
+
+    The folder appears whole or not at all. Raises NapkinError if it exists, if the model's architecture is none of
+    these, naming the first setting that differs, and if the tokenizer is not a byte-level BPE.
     """
     folder = Path(folder)
     if os.path.lexists(folder):
         raise NapkinError(f"'{folder}' exists and is not overwritten: remove it or choose another name")
     family, settings = _family_of(model.config)
+    settings |= {"dtype": str(model.head_weight.dtype).removeprefix("torch.")}
     parameters = dict(model.named_parameters())
     tensors: dict[str, Tensor] = {}
     for mapping in family.mappings(model.config):
@@ -66,6 +90,8 @@ def save_huggingface(model: Transformer, folder: StrPath) -> None:
         draft.mkdir()
         save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
         sync_file(draft / "model.safetensors")
+        if tokenizer is not None:
+            settings |= write_tokenizer(tokenizer, draft, model.config, separator)
         atomic_write_text(draft / "config.json", json.dumps(settings, indent=2) + "\n")
         os.rename(draft, folder)
         sync_folder(folder.parent)
@@ -80,15 +106,27 @@ def save_huggingface(model: Transformer, folder: StrPath) -> None:
 
 def _read_config(settings: dict[str, Any], folder: Path) -> tuple[ModelConfig, Family]:
     kind = settings.get("model_type")
-    if kind not in FAMILIES:
-        raise NapkinError(f"'{folder}' holds a model of type {kind!r}: use one of {', '.join(FAMILIES)}")
-    family = FAMILIES[kind]
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise NapkinError(f"'{folder}' holds a model of type {str(kind)[:100]!r}: use one of {', '.join(FAMILIES)}")
+    family, path = FAMILIES[kind], folder / "config.json"
+    missing = [field.name for field in msgspec.structs.fields(family.settings) if field.required]
+    missing = [name for name in missing if name not in settings]
+    if missing:
+        raise NapkinError(f"'{path}' lacks {missing[0]!r}: a {kind} model needs it")
     try:
-        return family.read(settings), family
+        msgspec.convert(settings, family.settings)
+        config = family.read(settings)
+    except msgspec.ValidationError as error:
+        raise NapkinError(f"'{path}' is not that of a {kind} model ({error}): download it again") from None
     except KeyError as error:
-        raise NapkinError(f"'{folder / 'config.json'}' lacks {error}: a {kind} model needs it") from None
+        raise NapkinError(f"'{path}' lacks {error}: a {kind} model with these settings needs it") from None
+    except (ArithmeticError, ValueError) as error:
+        raise NapkinError(f"'{path}' holds a number that no model has ({error}): download it again") from None
     except NapkinError as error:
-        raise NapkinError(f"'{folder / 'config.json'}': {error}") from None
+        raise NapkinError(f"'{path}': {error}") from None
+    if config.context_length > _MAX_CONTEXT:
+        raise NapkinError(f"'{path}' has a context of {config.context_length} tokens, more than {_MAX_CONTEXT}")
+    return config, family
 
 
 def _family_of(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
@@ -105,7 +143,7 @@ def _family_of(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
             return family, settings
         obstacles.append(different)
     nearest = min(obstacles, key=len)
-    raise NapkinError(f"neither GPT-2 nor Llama has {nearest[0]}: it cannot be saved as a Hugging Face folder")
+    raise NapkinError(f"none of GPT-2, Llama and Granite has {nearest[0]}: it cannot be saved as a Hugging Face folder")
 
 
 def _compared(ours: ModelConfig, theirs: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
@@ -115,15 +153,30 @@ def _compared(ours: ModelConfig, theirs: ModelConfig) -> Iterator[tuple[str, Any
         yield field.name, getattr(ours, name), getattr(theirs, name)
 
 
-def _fill(parameter: Tensor, mapping: WeightMapping, weights: "_Weights") -> None:
-    parts = [weights.read(name) for name in mapping.theirs]
-    whole = torch.cat([part.T if mapping.transposed else part for part in parts])
-    if whole.shape != parameter.shape:
+def _check_shapes(config: ModelConfig, weights: "_Weights") -> None:
+    """Raise CorruptFile unless the folder has the weights that its config.json asks for."""
+    # Each layer has a weight of its own. Sizes without end would take all memory, even without their numbers.
+    if config.n_layers > len(weights.file_of):
         raise CorruptFile(
-            f"'{weights.folder}': {' + '.join(mapping.theirs)} have shape {tuple(whole.shape)}, its config.json says "
-            f"{tuple(parameter.shape)}: download it again"
+            f"'{weights.folder}' has {len(weights.file_of)} weights, its config.json says {config.n_layers} layers: "
+            "download it again"
         )
-    parameter.copy_(whole)
+    try:
+        with torch.device("meta"):
+            shapes = {name: parameter.shape for name, parameter in Transformer(config).named_parameters()}
+    except (RuntimeError, ArithmeticError, MemoryError, TypeError) as error:
+        raise CorruptFile(
+            f"'{weights.folder}': no model has the sizes in its config.json ({first_line(error)}): download it again"
+        ) from None
+    for mapping in weights.family.mappings(config):
+        shape = shapes[mapping.ours]
+        for name, rows in zip(mapping.theirs, mapping.rows or shape[:1], strict=True):
+            expected = (rows, *shape[1:])
+            if (found := weights.shape(name)) != (expected[::-1] if mapping.transposed else expected):
+                raise CorruptFile(
+                    f"'{weights.folder}': the weights {name} have shape {found}, its config.json says {expected}: "
+                    "download it again"
+                )
 
 
 class _Weights:
@@ -133,35 +186,86 @@ class _Weights:
         self.folder = folder
         self.family = family
         index = folder / "model.safetensors.index.json"
-        names = set(_read_json(index)["weight_map"].values()) if index.exists() else {"model.safetensors"}
-        self.paths = [folder / name for name in sorted(names)]
+        names = _weight_files(index) if os.path.lexists(index) else {"model.safetensors"}
+        self.names = sorted(names)
 
     def __enter__(self) -> "_Weights":
         try:
-            self.files = [safe_open(path, "pt") for path in self.paths]
-        except FileNotFoundError as error:
+            self.files = [safe_open(path, "pt") for path in [_inside(self.folder, name) for name in self.names]]
+            self.file_of = {name: file for file in self.files for name in file.keys()}  # noqa: SIM118
+        except OSError as error:
             raise NapkinError(f"'{self.folder}' holds no safetensors ({error}): pickled weights are not read") from None
         except SafetensorError as error:
             raise CorruptFile(f"'{self.folder}': damaged safetensors ({error}): download it again") from None
-        self.file_of = {name: file for file in self.files for name in file.keys()}  # noqa: SIM118
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.files.clear()
         self.file_of.clear()
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, which is not read."""
+        known = self._known(name)
+        return tuple(self.file_of[known].get_slice(known).get_shape())
+
     def read(self, name: str) -> Tensor:
-        """A tensor in fp32; folders saved from a model without its head lack the prefix."""
+        """A tensor in fp32."""
+        known = self._known(name)
+        return self.file_of[known].get_tensor(known).float()
+
+    def _known(self, name: str) -> str:
+        # Folders saved from a model without its head lack the prefix.
         for known in (self.family.full_name(name), name):
             if known in self.file_of:
-                return self.file_of[known].get_tensor(known).float()
+                return known
         raise CorruptFile(f"'{self.folder}' lacks the weight {self.family.full_name(name)}: download it again")
+
+
+def _weight_files(index: Path) -> set[str]:
+    """The names of files in an index; weight names do not matter, the files have them too."""
+    try:
+        return set(msgspec.convert(_read_json(index), _Index).weight_map.values())
+    except msgspec.ValidationError as error:
+        raise CorruptFile(f"'{index}' is not an index of weights ({error}): download it again") from None
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """The path of a regular file in a folder.
+
+    Raises NapkinError for any other name, and for links to other places; OSError if it cannot be looked at.
+    """
+    path = folder / name
+    if name in ("", ".", "..") or len(name) > 255 or any(character in name for character in "/\\:\0"):
+        raise NapkinError(f"'{folder}' names the file {name[:200]!r}, which is not in the folder: download it again")
+    try:
+        whole = path.resolve(strict=True)
+    except RuntimeError as error:
+        raise OSError(errno.ELOOP, first_line(error)) from None
+    # In the hub's cache, a folder of links stands beside the folder of files, two levels up.
+    if whole.parent not in (folder.resolve(), (folder / ".." / ".." / "blobs").resolve()):
+        raise NapkinError(f"'{path}' is a link to a place outside of the folder: copy the file")
+    if not whole.is_file():
+        raise NapkinError(f"'{path}' is not a file: name a Hugging Face model's folder")
+    return path
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text("utf-8"))
+        with open(_inside(path.parent, path.name), encoding="utf-8") as file:
+            text = file.read(_MAX_JSON_CHARACTERS + 1)
+        if len(text) > _MAX_JSON_CHARACTERS:
+            raise ValueError("it is too large")
+        value = json.loads(text)
     except OSError as error:
         raise NapkinError(f"'{path}' cannot be read ({error.strerror}): name a Hugging Face model's folder") from None
+    except RecursionError:
+        raise CorruptFile(f"'{path}' is nested too deeply: download it again") from None
     except ValueError as error:
         raise CorruptFile(f"'{path}' is not JSON ({error}): download it again") from None
+    if not isinstance(value, dict):
+        raise CorruptFile(f"'{path}' is not a JSON object: download it again")
+    return value

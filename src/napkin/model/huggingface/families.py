@@ -1,8 +1,12 @@
-"""The weight names and config settings of Hugging Face's GPT-2 and Llama models."""
+"""The weight names and config settings of Hugging Face's GPT-2, Llama and Granite models."""
 
+import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
@@ -26,12 +30,65 @@ class Family:
     prefix: str
     """Prefix of all names except the head's."""
     mappings: Callable[[ModelConfig], Iterator[WeightMapping]]
+    settings: type
+    """The types of the settings in config.json that `read` looks at."""
     read: Callable[[dict[str, Any]], ModelConfig]
     write: Callable[[ModelConfig], dict[str, Any]]
+    factors: Callable[[dict[str, Any]], dict[str, float]] = lambda settings: {}
+    """By an expression for parameters' names: a factor of their layers there, multiplied into the weights here."""
 
     def full_name(self, name: str) -> str:
         """A tensor's name in the folder of a model with its head."""
         return name if name.startswith("lm_head") else self.prefix + name
+
+
+class _Gpt2Settings(msgspec.Struct):
+    vocab_size: int
+    n_positions: int
+    n_embd: int
+    n_layer: int
+    n_head: int
+    n_inner: int | None = None
+    layer_norm_epsilon: float = 1e-5
+    activation_function: str = "gelu_new"
+    resid_pdrop: float = 0.1
+    scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
+    tie_word_embeddings: bool = True
+
+
+class _RopeSettings(msgspec.Struct):
+    rope_type: str = "default"
+    type: str = "default"
+    rope_theta: float = 10000.0
+    factor: float = 1.0
+    original_max_position_embeddings: int | None = None
+
+
+class _LlamaSettings(msgspec.Struct):
+    vocab_size: int
+    max_position_embeddings: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_parameters: _RopeSettings | None = None
+    rope_scaling: _RopeSettings | None = None
+    hidden_act: str = "silu"
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+
+class _GraniteSettings(_LlamaSettings):
+    embedding_multiplier: float = 1.0
+    attention_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
 
 
 def _gpt2_mappings(config: ModelConfig) -> Iterator[WeightMapping]:
@@ -192,6 +249,36 @@ def _write_llama(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _read_granite(settings: dict[str, Any]) -> ModelConfig:
+    if not settings.get("logits_scaling", 1.0) > 0:
+        raise NapkinError(f"logits_scaling is {settings['logits_scaling']}: logits are divided by it, use more than 0")
+    config = _read_llama(settings)
+    scale = settings.get("attention_multiplier", 1.0)
+    return dataclasses.replace(
+        config,
+        embedding_scale=settings.get("embedding_multiplier", 1.0),
+        attention_scale=None if math.isclose(scale, config.resolved_head_dim**-0.5) else scale,
+    )
+
+
+def _granite_factors(settings: dict[str, Any]) -> dict[str, float]:
+    residual, logits = settings.get("residual_multiplier", 1.0), settings.get("logits_scaling", 1.0)
+    # The head may be the embedding: its input is scaled instead.
+    return {r"blocks\.\d+\.(attention\.output|feed_forward\.down)\.weight": residual, r"norm\.gain": 1 / logits}
+
+
+def _write_granite(config: ModelConfig) -> dict[str, Any]:
+    scale = config.resolved_head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+    return _write_llama(config) | {
+        "architectures": ["GraniteForCausalLM"],
+        "model_type": "granite",
+        "embedding_multiplier": config.resolved_embedding_scale,
+        "attention_multiplier": scale,
+        "residual_multiplier": 1.0,
+        "logits_scaling": 1.0,
+    }
+
+
 def _looked_up(table: dict[str, Any], name: str, setting: str) -> Any:
     if name not in table:
         raise NapkinError(f"{setting} is {name!r}, which is not supported: use one of {', '.join(table)}")
@@ -199,6 +286,8 @@ def _looked_up(table: dict[str, Any], name: str, setting: str) -> Any:
 
 
 FAMILIES = {
-    "gpt2": Family("transformer.", _gpt2_mappings, _read_gpt2, _write_gpt2),
-    "llama": Family("model.", _llama_mappings, _read_llama, _write_llama),
+    "gpt2": Family("transformer.", _gpt2_mappings, _Gpt2Settings, _read_gpt2, _write_gpt2),
+    "llama": Family("model.", _llama_mappings, _LlamaSettings, _read_llama, _write_llama),
+    # Llama with four scales (Granite 3.0).
+    "granite": Family("model.", _llama_mappings, _GraniteSettings, _read_granite, _write_granite, _granite_factors),
 }

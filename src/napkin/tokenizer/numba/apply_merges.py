@@ -5,7 +5,7 @@ rank, so a merge only enables merges of higher rank.
 
 Ranks of pairs of bytes are in a table of 256 x 256 uint32. All other pairs are in a hash table whose buckets are 8
 uint64, one cache line: first id, second id and merged id, of 20, 20 and 24 bits; 0 is an empty slot. A full bucket
-overflows into the next.
+overflows into the next. The hash is keyed; see hash_keys.py.
 """
 
 import numpy as np
@@ -15,6 +15,7 @@ from napkin.tokenizer.numba.fields import get
 from napkin.tokenizer.numba.intrinsics import (
     find_in_bucket,
     leading_zeros,
+    load_i64,
     load_u8,
     load_u32,
     load_u64,
@@ -23,7 +24,7 @@ from napkin.tokenizer.numba.intrinsics import (
     store_u64,
     trailing_zeros,
 )
-from napkin.tokenizer.numba.jit import entry_point, jitted
+from napkin.tokenizer.numba.jit import CompiledFunction, jitted
 
 NEVER = 0xFFFFFFFF
 # So that a set of positions is one 64-bit word.
@@ -34,7 +35,6 @@ SHORT_ROOM = SHORT + 10
 NO_ID = 2**20 - 1
 
 _ONE = np.uint64(1)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @jitted
@@ -268,7 +268,7 @@ def _rank_of_made(state, first, second):
     """The same for a pair that is not two bytes."""
     pairs, mask = get(state, fields.PAIRS), get(state, fields.N_BUCKETS) - 1
     key = first << 20 | second
-    bucket = _bucket_of(key, get(state, fields.PAIRS_SHIFT))
+    bucket = _bucket_of(key, get(state, fields.HASH_MULTIPLIER), get(state, fields.PAIRS_SHIFT))
     while True:
         merged = find_in_bucket(pairs + 64 * bucket, key)
         # One branch, nearly always taken. `or` would be two, one of them unpredictable: whether the pair merges.
@@ -281,28 +281,27 @@ _EMPTY, _MERGED_BITS = np.uint64(0), np.uint64(24)
 
 
 @jitted
-def _bucket_of(key, shift):
-    return np.int64((np.uint64(key) * _GOLDEN) >> np.uint64(shift))
+def _bucket_of(key, multiplier, shift):
+    return np.int64((np.uint64(key) * np.uint64(multiplier)) >> np.uint64(shift))
 
 
-@entry_point("void(int64[:, ::1], uint32[::1], uint64[:, ::1], int64)")
-def fill_pairs(merges, byte_pairs, pairs, shift):
+@CompiledFunction
+def fill_pairs(merges, n_merges, byte_pairs, pairs, n_buckets, multiplier, shift):
     """Enter merges, int64 of shape [n, 2], into uint32[65536] and uint64[n_buckets, 8]; merge i makes id 256 + i.
 
-    `byte_pairs` is filled with NEVER before the call, `pairs` with zeros, and must have room to spare; `shift` is 64
-    minus the number of bits of a bucket index. Plain twin: a dict.
+    The arrays are given by their addresses. `byte_pairs` is filled with NEVER before the call, `pairs` with zeros, and
+    must have room to spare; `shift` is 64 minus the number of bits of a bucket index. Plain twin: a dict.
     """
-    mask = len(pairs) - 1
-    for i in range(len(merges)):
-        first, second = merges[i, 0], merges[i, 1]
+    for i in range(n_merges):
+        first, second = load_i64(merges + 16 * i), load_i64(merges + 16 * i + 8)
         if first < 256 and second < 256:
-            byte_pairs[first << 8 | second] = 256 + i
+            store_u32(byte_pairs + 4 * (first << 8 | second), 256 + i)
             continue
         key = first << 20 | second
-        bucket = _bucket_of(key, shift)
-        while pairs[bucket, 7] != _EMPTY:
-            bucket = (bucket + 1) & mask
-        slot = 0
-        while pairs[bucket, slot] != _EMPTY:
-            slot += 1
-        pairs[bucket, slot] = np.uint64(key) << _MERGED_BITS | np.uint64(256 + i)
+        bucket = _bucket_of(key, multiplier, shift)
+        while load_u64(pairs + 64 * bucket + 56) != _EMPTY:
+            bucket = (bucket + 1) & (n_buckets - 1)
+        slot = pairs + 64 * bucket
+        while load_u64(slot) != _EMPTY:
+            slot += 8
+        store_u64(slot, np.uint64(key) << _MERGED_BITS | np.uint64(256 + i))

@@ -1,18 +1,59 @@
-"""Where the machine code of the compiled core is kept between processes."""
+"""Where the machine code of the compiled core is kept between processes: a file per module, in napkin's own format.
+
+    64 hexadecimal digits: the SHA-256 of what follows the line feed
+    JSON: {"FUNCTION": number of bytes, ...}
+    the object code of the functions, one after another
+
+It is run, so a file counts only if it is this user's own (private_folder.py) and its SHA-256 is right; any other is
+removed and made again.
+"""
 
 import contextlib
 import hashlib
+import json
 import os
 import sys
 from functools import cache
 from pathlib import Path
 
-from napkin.files import cache_folder
+from napkin.errors import NapkinError
+from napkin.files import atomic_write_bytes, cache_folder
+from napkin.private_folder import private_folder, read_private_file
+
+
+def is_cached(module: str) -> bool:
+    """Whether there is a file with the machine code of a module of this folder; it may be damaged."""
+    folder = code_folder()
+    return folder is not None and _file(folder, module).exists()
+
+
+def read_code(module: str) -> dict[str, bytes] | None:
+    """The object code of a module's functions; None if it is not cached. A damaged file is removed."""
+    folder = code_folder()
+    if folder is None or not is_cached(module):
+        return None
+    code = _parse(read_private_file(_file(folder, module)) or b"")
+    if code is None:
+        with contextlib.suppress(OSError):
+            _file(folder, module).unlink()
+    return code
+
+
+def write_code(module: str, code: dict[str, bytes]) -> None:
+    """Cache the object code of a module's functions; where that is impossible, nothing happens."""
+    folder = code_folder()
+    if folder is None:
+        return
+    sizes = json.dumps({name: len(part) for name, part in code.items()})
+    content = b"\n".join([sizes.encode(), b"".join(code.values())])
+    digest = hashlib.sha256(content).hexdigest().encode()
+    with contextlib.suppress(OSError, NapkinError):
+        atomic_write_bytes(_file(folder, module), digest + b"\n" + content, overwrite=True)
 
 
 @cache
-def code_folder() -> Path:
-    """The folder of the machine code for these sources, this Python, this numba and this type of processor."""
+def code_folder() -> Path | None:
+    """The folder for these sources, this Python, this numba and this type of processor; None if there can be none."""
     from importlib.metadata import version
 
     key = hashlib.sha256()
@@ -20,25 +61,22 @@ def code_folder() -> Path:
         key.update(part.encode() + b"\0")
     for file in sorted(Path(__file__).parent.glob("*.py")):
         key.update(file.read_bytes())
-    return cache_folder() / "machine-code" / key.hexdigest()[:16]
+    return private_folder(cache_folder() / "machine-code" / key.hexdigest()[:16])
 
 
-def is_cached(module: str) -> bool:
-    """Whether the machine code of a module of this folder is on disk."""
-    return _marker(module).exists()
+def _file(folder: Path, module: str) -> Path:
+    return folder / f"{module}.code"
 
 
-def mark_cached(module: str) -> None:
-    """Record that the machine code of a module is on disk; an unwritable cache is no error."""
-    marker = _marker(module)
-    with contextlib.suppress(OSError):
-        if not marker.exists():
-            marker.parent.mkdir(parents=True, exist_ok=True)
-            marker.touch()
-
-
-def _marker(module: str) -> Path:
-    return code_folder() / f"{module}.made"
+def _parse(file: bytes) -> dict[str, bytes] | None:
+    digest, _, content = file.partition(b"\n")
+    if digest != hashlib.sha256(content).hexdigest().encode():
+        return None
+    head, _, objects = content.partition(b"\n")
+    code: dict[str, bytes] = {}
+    for name, size in json.loads(head).items():
+        code[name], objects = objects[:size], objects[size:]
+    return code
 
 
 def _processor() -> str:

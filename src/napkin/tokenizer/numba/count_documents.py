@@ -14,9 +14,10 @@ from napkin.tokenizer.numba.intrinsics import (
     load_u64,
     store_i64,
     store_u8,
+    store_u32,
     store_u64,
 )
-from napkin.tokenizer.numba.jit import entry_point, jitted
+from napkin.tokenizer.numba.jit import CompiledFunction, jitted
 from napkin.tokenizer.numba.pre_token_table import ENTRY_BYTES, INLINE_BYTES, fill_queue, find
 from napkin.tokenizer.numba.scanners import MARGIN
 
@@ -24,7 +25,7 @@ _ZERO, _56 = np.uint64(0), np.uint64(56)
 _PLACE = np.uint64(2**56 - 1)
 
 
-@entry_point("int64(int64)")
+@CompiledFunction
 def count_documents(state):
     """Count the pre-tokens of the documents from DOCUMENT and POSITION on.
 
@@ -82,7 +83,7 @@ def _add(state, text, n_bytes, low, high, times):
     return fields.DONE
 
 
-@entry_point("int64(int64, int64, int64, int64, int64)")
+@CompiledFunction
 def add_counts(state, table, n_slots, long_bytes, slot):
     """Add the counts of another table, from `slot` on; returns the slot it reached, `n_slots` when it is done.
 
@@ -105,37 +106,37 @@ def add_counts(state, table, n_slots, long_bytes, slot):
     return slot
 
 
-@entry_point("int64(uint64[:, ::1])")
-def count_symbols(table):
+@CompiledFunction
+def count_symbols(table, n_slots):
     """The total number of bytes of all pre-tokens in a table that have at least two bytes."""
     total = 0
-    for i in range(len(table)):
-        n_bytes = np.int64(table[i, 1] >> _56)
+    for slot in range(n_slots):
+        n_bytes = np.int64(load_u64(table + ENTRY_BYTES * slot + 8) >> _56)
         if n_bytes > 1:
             total += n_bytes
     return total
 
 
-@entry_point("int64(uint64[:, ::1], uint8[::1], uint32[::1], uint32[::1], int64[::1])")
-def list_words(table, long_bytes, symbols, starts, counts):
+@CompiledFunction
+def list_words(table, n_slots, long_bytes, symbols, starts, counts):
     """Write the pre-tokens of at least two bytes one after another; returns how many there are.
 
-    Word i is `symbols[starts[i] : starts[i + 1]]` and occurs `counts[i]` times.
+    Word i is `symbols[starts[i] : starts[i + 1]]` and occurs `counts[i]` times: uint32, uint32 and int64, all given by
+    their addresses.
     """
     n_words, end = 0, 0
-    for i in range(len(table)):
-        n_bytes = np.int64(table[i, 1] >> _56)
+    for slot in range(n_slots):
+        entry = table + ENTRY_BYTES * slot
+        high = load_u64(entry + 8)
+        n_bytes = np.int64(high >> _56)
         if n_bytes < 2:
             continue
-        place = np.int64(table[i, 1] & _PLACE)
-        starts[n_words] = end
-        counts[n_words] = np.int64(table[i, 2])
+        text = entry if n_bytes <= INLINE_BYTES else long_bytes + np.int64(high & _PLACE)
+        store_u32(starts + 4 * n_words, end)
+        store_i64(counts + 8 * n_words, load_i64(entry + 16))
         for k in range(n_bytes):
-            if n_bytes > INLINE_BYTES:
-                symbols[end + k] = long_bytes[place + k]
-            else:
-                symbols[end + k] = (table[i, k >> 3] >> np.uint64(8 * (k & 7))) & np.uint64(255)
+            store_u32(symbols + 4 * (end + k), load_u8(text + k))
         end += n_bytes
         n_words += 1
-    starts[n_words] = end
+    store_u32(starts + 4 * n_words, end)
     return n_words

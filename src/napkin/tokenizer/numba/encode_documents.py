@@ -18,7 +18,7 @@ from napkin.tokenizer.numba.intrinsics import (
     store_u32,
     store_u64,
 )
-from napkin.tokenizer.numba.jit import entry_point, jitted
+from napkin.tokenizer.numba.jit import CompiledFunction, jitted
 from napkin.tokenizer.numba.pre_token_table import INLINE_BYTES, INLINE_IDS, fill_queue, find
 from napkin.tokenizer.numba.scanners import MARGIN
 
@@ -26,7 +26,7 @@ from napkin.tokenizer.numba.scanners import MARGIN
 IDS_MARGIN = 4
 
 
-@entry_point("int64(int64)")
+@CompiledFunction
 def encode_documents(state):
     """Encode the documents from DOCUMENT and POSITION on, until they end or a buffer is full.
 

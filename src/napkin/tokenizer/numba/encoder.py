@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from napkin.tokenizer.numba import fields
+from napkin.tokenizer.numba import fields, hash_keys
 from napkin.tokenizer.numba.apply_merges import NEVER, NO_ID, SHORT_ROOM, fill_pairs
 from napkin.tokenizer.numba.encode_documents import IDS_MARGIN, encode_documents
 from napkin.tokenizer.numba.loading import load, modules_for_encoding, scanner_of
@@ -135,7 +135,10 @@ class _Vocabulary:
         self.shift = 64 - bits
         self.byte_pairs = np.full(2**16, NEVER, np.uint32)
         self.pairs = aligned_zeros((2**bits, 8))
-        fill_pairs(np.array(merges, np.int64).reshape(-1, 2), self.byte_pairs, self.pairs, self.shift)
+        array = np.array(merges, np.int64).reshape(-1, 2)
+        byte_pairs, pairs = self.byte_pairs.ctypes.data, self.pairs.ctypes.data
+        multiplier = hash_keys.MULTIPLIER
+        fill_pairs(array.ctypes.data, len(array), byte_pairs, pairs, len(self.pairs), multiplier, self.shift)
 
     def give_to(self, workspace: Workspace) -> None:
         workspace.point(fields.BYTE_PAIRS, self.byte_pairs)

@@ -29,7 +29,9 @@ NEEDED_BYTES = 35
 # Pre-tokens of the queue that are not in the table yet, three int64 each: address of the entry, address of the text,
 # length in bytes.
 NEW, N_NEW = 36, 37
-N_FIELDS = 38
+# What keys the hash tables; see hash_keys.py.
+HASH_KEY, HASH_MULTIPLIER = 38, 39
+N_FIELDS = 40
 
 # What a compiled function returns: done, or the buffer that must be enlarged or emptied before it is called again.
 DONE, NEEDS_TABLE, NEEDS_IDS, NEEDS_LONG_ROOM = range(4)

@@ -12,7 +12,7 @@ from typing import Any
 from llvmlite import ir
 from numba import extending, types
 
-_I1, _I8, _I32, _I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_I1, _I8, _I32, _I64, _I128 = (ir.IntType(bits) for bits in (1, 8, 32, 64, 128))
 _BLOCK = ir.VectorType(_I8, 64)
 _ENTRIES = ir.VectorType(_I64, 8)
 _SCANNER = ir.FunctionType(_I64, [_I64] * 7)
@@ -106,6 +106,18 @@ def leading_zeros(typing_context: Any, bits: Any) -> _Generated:
         return builder.ctlz(arguments[0], ir.Constant(_I1, 0))
 
     return types.int64(types.uint64), generate
+
+
+@intrinsic
+def folded_product(typing_context: Any, first: Any, second: Any) -> _Generated:
+    """The upper half of the 128-bit product of two uint64, xor its lower half."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        product = builder.mul(*[builder.zext(argument, _I128) for argument in arguments])
+        upper = builder.trunc(builder.lshr(product, ir.Constant(_I128, 64)), _I64)
+        return builder.xor(upper, builder.trunc(product, _I64))
+
+    return types.uint64(types.uint64, types.uint64), generate
 
 
 @intrinsic

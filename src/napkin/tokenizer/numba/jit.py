@@ -1,35 +1,52 @@
-"""How the functions of this folder are compiled with numba: unchecked, without the GIL, cached by napkin."""
+"""How the functions of this folder are compiled with numba, unchecked, and how their machine code is loaded and called.
 
+numba's own cache is not used, because it is made of pickles. A function that Python calls takes int64 and returns int64
+or nothing, so its object code needs no wrapper, and is loaded by LLVM alone; see code_cache.py for the file.
+"""
+
+import ctypes
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cached_property
 from inspect import unwrap
 from typing import Any
 
 import numba
-from numba.core import config
-
-from napkin.tokenizer.numba.code_cache import code_folder
 
 _OPTIONS = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
-_SCANNER = "int64(int64, int64, int64, int64, int64, int64, int64)"
 
-# By module: what compiles each of its functions. Functions are unwrapped first, because a runtime type checker may have
-# wrapped them in one that numba cannot compile.
-_compilers: defaultdict[str, list[Callable[[], object]]] = defaultdict(list)
+# By module. Functions are unwrapped first, because a runtime type checker may have wrapped them in one that numba
+# cannot compile.
+_functions: defaultdict[str, list["CompiledFunction"]] = defaultdict(list)
+# LLVM's engines own the machine code.
+_engines: list[Any] = []
 
 
-def entry_point(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a function that Python calls: compiled by `compile_module` or its first call, then loaded from disk."""
+class CompiledFunction:
+    """Decorate a function that Python calls, or that compiled functions call by its address (see scanners.py).
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        with _numba_cache_in(str(code_folder())):
-            dispatcher = numba.njit(cache=True, **_OPTIONS)(unwrap(function))
-        _compilers[function.__module__].append(lambda: dispatcher.compile(signature))
-        return dispatcher
+    All arguments are int64: numbers, or addresses of arrays that the caller keeps alive. Calls release the GIL.
+    """
 
-    return decorate
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = unwrap(function)
+        self.__doc__ = function.__doc__
+        self.name = self.function.__name__
+        self.n_arguments = self.function.__code__.co_argcount
+        _functions[function.__module__].append(self)
+
+    def __call__(self, *arguments: int) -> int:
+        """Run its machine code; 0 if the function returns nothing."""
+        return self._call(*arguments)
+
+    @cached_property
+    def address(self) -> int:
+        """The address of its machine code, which is compiled now if it was not loaded before."""
+        return _load(self.name, _object_code(self))
+
+    @cached_property
+    def _call(self) -> Callable[..., int]:
+        return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * self.n_arguments)(self.address)
 
 
 def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,38 +54,60 @@ def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
     return numba.njit(**_OPTIONS)(unwrap(function))
 
 
-class Scanner:
-    """Decorate a function that compiled functions call by its address; see scanners.py."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = unwrap(function)
-        _compilers[function.__module__].append(lambda: self.address)
-
-    @cached_property
-    def address(self) -> int:
-        """The address of its machine code; compiled at first use, then loaded from disk."""
-        return self.compiled.address
-
-    @cached_property
-    def compiled(self) -> Any:
-        """numba's C function."""
-        with _numba_cache_in(str(code_folder())):
-            return numba.cfunc(_SCANNER, cache=True)(self.function)
+def compile_module(module: str) -> dict[str, bytes]:
+    """The object code of the compiled functions of an imported module, by name."""
+    return {function.name: _object_code(function) for function in _functions[module]}
 
 
-def compile_module(module: str) -> None:
-    """Compile, or load from disk, all compiled functions of an imported module."""
-    for compile_function in _compilers[module]:
-        compile_function()
+def load_module(module: str, code: dict[str, bytes]) -> None:
+    """Load the object code of the compiled functions of an imported module."""
+    for function in _functions[module]:
+        function.address = _load(function.name, code[function.name])
 
 
-@contextmanager
-def _numba_cache_in(folder: str) -> Iterator[None]:
-    # numba reads its cache folder while it decorates. The program's own setting is restored afterwards.
-    settings = config.__dict__
-    before = settings["CACHE_DIR"]
-    settings["CACHE_DIR"] = folder
-    try:
-        yield
-    finally:
-        settings["CACHE_DIR"] = before
+def _load(name: str, object_code: bytes) -> int:
+    """The address of function `name`, for as long as the process lives."""
+    from llvmlite import binding
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    machine = binding.Target.from_default_triple().create_target_machine(jit=True)
+    # An engine each: functions that several of them call have one name, and a copy in each.
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+    engine.add_object_file(binding.ObjectFileRef.from_data(object_code))
+    engine.finalize_object()
+    _engines.append(engine)
+    return engine.get_function_address(name)
+
+
+def _object_code(function: CompiledFunction) -> bytes:
+    """Compile a function, and a C function of its name that calls it."""
+    from llvmlite import ir
+    from numba import types
+    from numba.core import compiler, registry
+    from numba.core.compiler_lock import global_compiler_lock
+    from numba.core.dispatcher import _FunctionCompiler  # pyright: ignore[reportAttributeAccessIssue]
+
+    class NativeCompiler(_FunctionCompiler):
+        def _customize_flags(self, flags: Any) -> Any:
+            # Their wrappers need Python and numba at run time.
+            flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+            # The C function is added first.
+            flags.no_compile = True
+            return flags
+
+    arguments = (types.int64,) * function.n_arguments
+    with global_compiler_lock:
+        native = NativeCompiler(function.function, registry.cpu_target, _OPTIONS, {}, pipeline_class=compiler.Compiler)
+        result = native.compile(arguments, None)
+        returned, context, library = result.signature.return_type, result.target_context, result.library
+        int64 = ir.IntType(64)
+        module = library.create_ir_module(f"{function.name}.c")
+        wrapper = ir.Function(module, ir.FunctionType(int64, [int64] * len(arguments)), function.name)
+        builder = ir.IRBuilder(wrapper.append_basic_block())
+        callee = context.declare_function(module, result.fndesc)
+        _, value = context.call_conv.call_function(builder, callee, returned, arguments, wrapper.args)
+        builder.ret(int64(0) if returned == types.none else context.cast(builder, value, returned, types.int64))
+        library.add_ir_module(module)
+        library.finalize()
+        return library.serialize_using_object_code()[2][0]

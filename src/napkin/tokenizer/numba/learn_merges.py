@@ -15,7 +15,7 @@ The fields of the state, the pairs and the heap are in pair_table.py.
 from napkin.tokenizer.numba import fields
 from napkin.tokenizer.numba.fields import get, put
 from napkin.tokenizer.numba.intrinsics import load_i64, load_u32, store_i64, store_u32
-from napkin.tokenizer.numba.jit import entry_point, jitted
+from napkin.tokenizer.numba.jit import CompiledFunction, jitted
 from napkin.tokenizer.numba.pair_table import (
     AFTER,
     BEFORE,
@@ -67,7 +67,7 @@ from napkin.tokenizer.numba.pair_table import (
 NEEDS_PAIRS, NEEDS_LISTS, NEEDS_OCCURRENCES, NEEDS_TOKEN_BYTES, EXHAUSTED = range(1, 6)
 
 
-@entry_point("int64(int64, int64)")
+@CompiledFunction
 def learn(state, until):
     """Learn merges until there are `until` of them.
 
@@ -86,7 +86,7 @@ def learn(state, until):
     return fields.DONE
 
 
-@entry_point("int64(int64)")
+@CompiledFunction
 def index_pairs(state):
     """Count the pairs of all words, and build lists and heap of those as frequent as the threshold.
 

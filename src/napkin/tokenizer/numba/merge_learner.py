@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from napkin.tokenizer.numba import fields, learn_merges, pair_table
+from napkin.tokenizer.numba.hash_keys import set_hash_keys
 
 
 def learn_merges_compiled(
@@ -50,6 +51,7 @@ class _Learner:
     ) -> None:
         self.state = np.zeros(pair_table.N_FIELDS, np.int64)
         self.address = self.state.ctypes.data
+        set_hash_keys(self.state, pair_table.HASH_KEY, pair_table.HASH_MULTIPLIER)
         self._arrays: dict[int, NDArray] = {}
         lengths = np.diff(starts)
         self._point(pair_table.TOKENS, symbols)

@@ -6,8 +6,17 @@ The state here is a separate array with the fields below (see fields.py).
 import numpy as np
 
 from napkin.tokenizer.numba.fields import get, put
-from napkin.tokenizer.numba.intrinsics import load_i64, load_u8, load_u32, load_u64, store_i64, store_u8, store_u32
-from napkin.tokenizer.numba.jit import entry_point, jitted
+from napkin.tokenizer.numba.intrinsics import (
+    folded_product,
+    load_i64,
+    load_u8,
+    load_u32,
+    load_u64,
+    store_i64,
+    store_u8,
+    store_u32,
+)
+from napkin.tokenizer.numba.jit import CompiledFunction, jitted
 
 # Words: their tokens (uint32); of each word its start, its number of tokens (uint32) and its count (int64).
 N_WORDS, TOKENS, STARTS, LENGTHS, COUNTS = range(5)
@@ -25,14 +34,15 @@ HEAP, N_HEAP = 20, 21
 # While a pair is merged: for each token the new pair with it before the new token, and the one with it after (uint32);
 # the final number of each new pair (uint32); for each word with a new pair, the pair and the word (two uint32).
 BEFORE, AFTER, NEW_NUMBERS, OCCURRENCES, OCCURRENCES_ROOM, N_OCCURRENCES = range(22, 28)
-N_FIELDS = 28
+# What keys the hash table; see hash_keys.py.
+HASH_KEY, HASH_MULTIPLIER = 28, 29
+N_FIELDS = 30
 
 # The fields of a pair: its tokens, its count, the start and the length of its list, the word appended last.
 FIRST, SECOND, COUNT, LIST, LIST_LENGTH, LAST_WORD = range(6)
 PAIR_BYTES = 48
 
 NONE = 0xFFFFFFFF
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @jitted
@@ -85,8 +95,8 @@ def append_word(state, pair, word):
 def _slot(state, first, second):
     """The address of the slot with the number of a pair, or of the empty slot where it belongs."""
     mask = get(state, N_PAIR_SLOTS) - 1
-    key = np.uint64(first << 32 | second) * _GOLDEN
-    slot = np.int64(key ^ key >> np.uint64(32)) & mask
+    key = np.uint64((first << 32 | second) ^ get(state, HASH_KEY))
+    slot = np.int64(folded_product(key, np.uint64(get(state, HASH_MULTIPLIER)))) & mask
     while True:
         address = get(state, PAIR_SLOTS) + 4 * slot
         pair = load_u32(address)
@@ -143,7 +153,7 @@ def keep_frequent_pairs(state):
             put(state, N_PAIRS, kept + 1)
 
 
-@entry_point("void(int64)")
+@CompiledFunction
 def enter_pairs(state):
     """Fill a new hash table with the existing pairs."""
     for slot in range(get(state, N_PAIR_SLOTS)):

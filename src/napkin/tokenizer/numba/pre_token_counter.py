@@ -70,14 +70,15 @@ class PreTokenCounter:
     def words(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.int64]]:
         """The bytes of the distinct words, the start of each and the end of the last, and how often each occurs."""
         table = self._tables[0] if self._tables else Workspace(self._scanner, 0, self._unicode_version)
-        entries = table.array(fields.TABLE)
+        entries = int(table.state[fields.TABLE]), int(table.state[fields.N_SLOTS])
         long_bytes = sum(map(len, self._long))
         n_entries = int(table.state[fields.N_ENTRIES])
-        n_symbols = count_symbols(entries)
+        n_symbols = count_symbols(*entries)
         symbols = np.empty(n_symbols + long_bytes, np.uint32)
         starts = np.empty(n_entries + len(self._long) + 1, np.uint32)
         counts = np.empty(n_entries + len(self._long), np.int64)
-        n_words = list_words(entries, table.array(fields.LONG_BYTES), symbols, starts, counts)
+        written = (symbols.ctypes.data, starts.ctypes.data, counts.ctypes.data)
+        n_words = list_words(*entries, int(table.state[fields.LONG_BYTES]), *written)
         end = n_symbols
         for word, count in self._long.items():
             symbols[end : end + len(word)] = np.frombuffer(word, np.uint8)

@@ -3,7 +3,7 @@
 An entry is four uint64: two for the key, two for the value. A pre-token of at most 15 bytes is its own key: its bytes,
 zero padding, and its length in the highest byte. For a longer one, up to LONGEST bytes, the key is a hash, the length,
 and the offset of its bytes in LONG_BYTES, where they are compared. Lengths are never 0, so an entry whose second word
-is 0 is empty.
+is 0 is empty. The hash is keyed; see hash_keys.py.
 
 The value is the number of ids in the low 8 bits and then up to four ids, of 24, 32, 32 and 32 bits. If there are more
 ids, the upper half of the first word is their offset in LONG_IDS.
@@ -13,8 +13,16 @@ import numpy as np
 
 from napkin.tokenizer.numba import fields
 from napkin.tokenizer.numba.fields import get
-from napkin.tokenizer.numba.intrinsics import call_scanner, load_i64, load_u8, load_u64, prefetch, store_u64
-from napkin.tokenizer.numba.jit import entry_point, jitted
+from napkin.tokenizer.numba.intrinsics import (
+    call_scanner,
+    folded_product,
+    load_i64,
+    load_u8,
+    load_u64,
+    prefetch,
+    store_u64,
+)
+from napkin.tokenizer.numba.jit import CompiledFunction, jitted
 
 ENTRY_BYTES = 32
 INLINE_BYTES = 15
@@ -22,9 +30,8 @@ INLINE_IDS = 4
 LONGEST = 255
 
 _ZERO, _ONE, _ALL = np.uint64(0), np.uint64(1), np.uint64(2**64 - 1)
-_29, _32, _56 = np.uint64(29), np.uint64(32), np.uint64(56)
+_56 = np.uint64(56)
 _PLACE = np.uint64(2**56 - 1)
-_GOLDEN, _OTHER = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x9FB21C651E98DF25)
 
 
 @jitted
@@ -50,18 +57,19 @@ def _prepare_keys(state, count):
     text, limit = get(state, fields.TEXT), get(state, fields.LIMIT)
     ends, keys = get(state, fields.ENDS), get(state, fields.KEYS)
     table, mask = get(state, fields.TABLE), get(state, fields.N_SLOTS) - 1
+    hash_key, multiplier = np.uint64(get(state, fields.HASH_KEY)), np.uint64(get(state, fields.HASH_MULTIPLIER))
     start = get(state, fields.POSITION)
     for i in range(count):
         end = load_i64(ends + 8 * i)
-        low, high = key_of(text, start, end, limit)
+        low, high = key_of(text, start, end, limit, hash_key, multiplier)
         store_u64(keys + 16 * i, low)
         store_u64(keys + 16 * i + 8, high)
-        prefetch(table + ENTRY_BYTES * slot_of(low, high, mask))
+        prefetch(table + ENTRY_BYTES * slot_of(low, high, hash_key, multiplier, mask))
         start = end
 
 
 @jitted
-def key_of(text, start, end, limit):
+def key_of(text, start, end, limit, hash_key, multiplier):
     """The two words of a pre-token's key, without the offset of a long one; (0, 0) if it is longer than LONGEST."""
     length = end - start
     if length <= INLINE_BYTES:
@@ -78,26 +86,24 @@ def key_of(text, start, end, limit):
         return low, high | np.uint64(length) << _56
     if length > LONGEST:
         return _ZERO, _ZERO
-    low = np.uint64(length)
+    low = np.uint64(length) ^ hash_key
     for i in range(start, end - 8, 8):
-        low = (low ^ load_u64(text + i)) * _GOLDEN
-        low ^= low >> _29
-    low = (low ^ load_u64(text + end - 8)) * _GOLDEN
-    return low ^ low >> _32, np.uint64(length) << _56
+        low = folded_product(low ^ load_u64(text + i), multiplier)
+    return folded_product(low ^ load_u64(text + end - 8), multiplier), np.uint64(length) << _56
 
 
 @jitted
-def slot_of(low, high, mask):
+def slot_of(low, high, hash_key, multiplier, mask):
     """The slot at which the search for a key begins."""
-    hashed = (low ^ high * _OTHER) * _GOLDEN
-    return np.int64(hashed ^ hashed >> _32) & mask
+    return np.int64(folded_product(low ^ hash_key, high ^ multiplier)) & mask
 
 
 @jitted
 def find(state, text, start, low, high):
     """The address of the entry of the pre-token at `start` with that key, or of the empty entry where it belongs."""
     table, mask = get(state, fields.TABLE), get(state, fields.N_SLOTS) - 1
-    slot = slot_of(low, high, mask)
+    hash_key, multiplier = np.uint64(get(state, fields.HASH_KEY)), np.uint64(get(state, fields.HASH_MULTIPLIER))
+    slot = slot_of(low, high, hash_key, multiplier, mask)
     while True:
         entry = table + ENTRY_BYTES * slot
         same, found = load_u64(entry) == low, load_u64(entry + 8)
@@ -125,18 +131,19 @@ def same_bytes(first, second, length):
     return load_u64(first + length - 8) == load_u64(second + length - 8)
 
 
-@entry_point("void(uint64[:, ::1], uint64[:, ::1])")
-def move_entries(old, new):
-    """Copy the entries of a table, uint64 of shape [n_slots, 4], into a larger, empty one. Plain twin: a dict."""
-    mask = len(new) - 1
-    for i in range(len(old)):
-        high = old[i, 1]
+@CompiledFunction
+def move_entries(state, old, n_old):
+    """Copy the entries of a table of `n_old` slots at address `old` into TABLE, larger and empty. Plain: a dict."""
+    new, mask = get(state, fields.TABLE), get(state, fields.N_SLOTS) - 1
+    hash_key, multiplier = np.uint64(get(state, fields.HASH_KEY)), np.uint64(get(state, fields.HASH_MULTIPLIER))
+    for entry in range(old, old + ENTRY_BYTES * n_old, ENTRY_BYTES):
+        high = load_u64(entry + 8)
         if high == _ZERO:
             continue
         # The offset of a long pre-token is not part of its hash.
         hashed = high if high >> _56 <= _LONGEST_INLINE else high & ~_PLACE
-        slot = slot_of(old[i, 0], hashed, mask)
-        while new[slot, 1] != _ZERO:
+        slot = slot_of(load_u64(entry), hashed, hash_key, multiplier, mask)
+        while load_u64(new + ENTRY_BYTES * slot + 8) != _ZERO:
             slot = (slot + 1) & mask
-        for k in range(4):
-            new[slot, k] = old[i, k]
+        for k in range(0, ENTRY_BYTES, 8):
+            store_u64(new + ENTRY_BYTES * slot + k, load_u64(entry + k))

@@ -12,7 +12,7 @@ import numpy as np
 from napkin.tokenizer.numba.character_classes import KIND, LETTER, NUMBER, SPACE
 from napkin.tokenizer.numba.character_runs import class_and_width, contraction_end
 from napkin.tokenizer.numba.intrinsics import block_masks, load_i64, load_u8, set_bits, store_i64, trailing_zeros
-from napkin.tokenizer.numba.jit import Scanner, jitted
+from napkin.tokenizer.numba.jit import CompiledFunction, jitted
 from napkin.tokenizer.numba.scanners import gpt2_end
 
 _NONE, _ONE, _ALL = np.uint64(0), np.uint64(1), np.uint64(2**64 - 1)
@@ -21,7 +21,7 @@ _LAST = np.uint64(63)
 _AFTER_LETTER, _AFTER_NUMBER, _AFTER_SYMBOL, _AFTER_BLANK, _AFTER_WHITE = (np.uint64(i) for i in range(5))
 
 
-@Scanner
+@CompiledFunction
 def scan_gpt2(text, start, stop, limit, classes, ends, room):
     """The scanner of GPT-2's pattern."""
     count = 0

@@ -1,10 +1,10 @@
 """GPT-4o's pattern."""
 
-from napkin.tokenizer.numba.jit import Scanner
+from napkin.tokenizer.numba.jit import CompiledFunction
 from napkin.tokenizer.numba.scanners import scan_o200k as scan
 
 
-@Scanner
+@CompiledFunction
 def scan_o200k(text, start, stop, limit, classes, ends, room):
     """The scanner of GPT-4o's pattern."""
     return scan(text, start, stop, classes, ends, room)

@@ -1,10 +1,10 @@
 """The pattern that does not split text."""
 
 from napkin.tokenizer.numba.intrinsics import store_i64
-from napkin.tokenizer.numba.jit import Scanner
+from napkin.tokenizer.numba.jit import CompiledFunction
 
 
-@Scanner
+@CompiledFunction
 def scan_whole(text, start, stop, limit, classes, ends, room):
     """The scanner whose one pre-token is all remaining text."""
     store_i64(ends, stop)

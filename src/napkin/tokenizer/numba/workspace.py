@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from napkin.tokenizer.numba import fields
 from napkin.tokenizer.numba.character_classes import character_classes
-from napkin.tokenizer.numba.jit import Scanner
+from napkin.tokenizer.numba.hash_keys import set_hash_keys
+from napkin.tokenizer.numba.jit import CompiledFunction
 from napkin.tokenizer.numba.pre_token_table import ENTRY_BYTES, LONGEST, move_entries
 from napkin.tokenizer.numba.scanners import MARGIN
 from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION
@@ -17,6 +18,9 @@ from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION
 _FIRST_SLOTS = 2**16
 _FIRST_LONG_BYTES = 2**16
 _TABLE_GROWTH = 4
+# The first offset in LONG_BYTES is not 0: with an offset, the entry of a long pre-token differs from any key that is
+# searched for, so that its bytes are always compared.
+_FIRST_PLACE = 1
 
 
 class Workspace:
@@ -25,19 +29,21 @@ class Workspace:
     The table of pre-tokens with its LONG_BYTES and LONG_IDS stays below `cache_bytes`, but never below its first size.
     """
 
-    def __init__(self, scanner: Scanner, cache_bytes: int, unicode_version: str = DEFAULT_VERSION) -> None:
+    def __init__(self, scanner: CompiledFunction, cache_bytes: int, unicode_version: str = DEFAULT_VERSION) -> None:
         self.state = np.zeros(fields.N_FIELDS, np.int64)
         self.address = self.state.ctypes.data
         self.cache_bytes = cache_bytes
         self._arrays: dict[int, NDArray] = {}
         self._scanner = scanner
         self.state[fields.SCANNER] = scanner.address
+        set_hash_keys(self.state, fields.HASH_KEY, fields.HASH_MULTIPLIER)
         self.point(fields.CLASSES, character_classes(unicode_version))
         self.point(fields.ENDS, np.zeros(fields.QUEUE + MARGIN, np.int64))
         self.point(fields.NEW, np.zeros((fields.QUEUE + MARGIN, 3), np.int64))
         self.point(fields.KEYS, np.zeros((fields.QUEUE + MARGIN, 2), np.uint64))
         self._allocate_table(_FIRST_SLOTS)
         self._allocate_long(_FIRST_LONG_BYTES)
+        self.state[fields.LONG_BYTES_USED] = _FIRST_PLACE
 
     def array(self, field: int) -> NDArray:
         """The array that a field points to."""
@@ -71,12 +77,13 @@ class Workspace:
         grown = table_bytes * _TABLE_GROWTH + long_bytes if table_is_full else table_bytes + 2 * long_bytes
         if may_clear and grown > self.cache_bytes:
             self.array(fields.TABLE)[:] = 0
-            for field in (fields.N_ENTRIES, fields.LONG_BYTES_USED, fields.LONG_IDS_USED):
+            for field in (fields.N_ENTRIES, fields.LONG_IDS_USED):
                 state[field] = 0
+            state[fields.LONG_BYTES_USED] = _FIRST_PLACE
         elif table_is_full:
             old = self.array(fields.TABLE)
             self._allocate_table(n_slots * _TABLE_GROWTH)
-            move_entries(old, self.array(fields.TABLE))
+            move_entries(self.address, old.ctypes.data, n_slots)
         else:
             bytes_, ids = self.array(fields.LONG_BYTES), self.array(fields.LONG_IDS)
             self._allocate_long(2 * len(bytes_))

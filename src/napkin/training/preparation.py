@@ -1,4 +1,4 @@
-"""What happens before a run: its files are opened and checked, its recipe resolved, its step planned."""
+"""Preparing a run: its files are opened and verified, its recipe is resolved, its step is planned."""
 
 import dataclasses
 from collections.abc import Callable
@@ -26,7 +26,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Preparation:
-    """Everything that a run needs, opened and checked; nothing of the model is allocated yet."""
+    """Everything that a run needs, opened and verified; the model is not allocated yet."""
 
     resolved: ResolvedRecipe
     tokenizer: Tokenizer
@@ -35,16 +35,16 @@ class Preparation:
     plan: Plan | None
     """Made by rank 0; the other ranks have none."""
     ranks: Ranks = ALONE
-    """The processes that train it."""
+    """The processes that train the run."""
 
     @property
     def recipe(self) -> Recipe:
-        """No "auto" and no default is left in it that this machine or these files decide."""
+        """The resolved recipe: every default that depends on this machine or these files is written out."""
         return self.resolved.recipe
 
     @property
     def precision(self) -> Precision:
-        """The number formats that it is trained in."""
+        """The number formats of the training."""
         return self.resolved.precision
 
     def with_recipe(self, recipe: Recipe) -> "Preparation":
@@ -53,7 +53,7 @@ class Preparation:
 
     @property
     def batches(self) -> Batches:
-        """The training batches, in their order; of each the rows that are this process's."""
+        """The training batches in order; of each, this rank's rows."""
         return _batches(self.recipe, self.train_tokens, self.ranks)
 
 
@@ -66,8 +66,8 @@ def prepare(
 ) -> Preparation:
     """Open what the recipe names, check that it fits together, and plan the run on this machine.
 
-    `tokenizer` stands in for the file that the recipe names: a run keeps its own copy. `progress` is told what is
-    being done. Raises NapkinError for files that are missing, damaged or do not belong together.
+    `tokenizer` replaces the file that the recipe names: a run keeps its own copy. `progress` is called with a
+    description of each stage. Raises NapkinError for files that are missing, damaged or do not belong together.
     """
     recipe.tracking.refuse_missing()
     tokenizer = tokenizer or _open_tokenizer(recipe.data.tokenizer)
@@ -75,15 +75,23 @@ def prepare(
     train_tokens, validation_tokens = open_token_files(recipe, tokenizer, verify=recipe.data.verify)
     machine = ThisMachine(ranks, device=recipe.training.device)
     resolved = resolve(with_vocab_size(recipe, tokenizer.vocab_size), machine)
-    # Refuses a text that is shorter than one window, before anything is measured or counted.
+    # Raises NapkinError for a text shorter than one window, before anything is measured or counted.
     _batches(resolved.recipe, train_tokens)
     plan = plan_resolved(resolved, machine, progress=progress)
     return Preparation(plan.resolved, tokenizer, train_tokens, validation_tokens, plan, ranks)
 
 
-def prepare_unplanned(recipe: Recipe, tokenizer: Tokenizer, ranks: Ranks) -> Preparation:
-    """The same on a rank other than 0, whose recipe rank 0 has resolved and whose files it has verified."""
+def prepare_unplanned(
+    recipe: Recipe, tokenizer: Tokenizer, ranks: Ranks, *, micro_batch_size: int | None
+) -> Preparation:
+    """The same on a rank other than 0: rank 0 has resolved the recipe and verified its files.
+
+    `micro_batch_size` is that of rank 0's resolved recipe: resolved from each rank's own free memory, "auto" could
+    differ between ranks.
+    """
     train_tokens, validation_tokens = open_token_files(recipe, tokenizer, verify=False)
+    training = dataclasses.replace(recipe.training, micro_batch_size=micro_batch_size)
+    recipe = dataclasses.replace(recipe, training=training)
     resolved = resolve(recipe, ThisMachine(ranks, device=recipe.training.device))
     return Preparation(resolved, tokenizer, train_tokens, validation_tokens, None, ranks)
 

@@ -1,11 +1,6 @@
-"""The catalogue of accelerators: datasheet figures by name. Data and conventions are in catalogue.toml."""
+"""One accelerator, as a datasheet describes it."""
 
-import difflib
-import functools
-import re
-import tomllib
 from dataclasses import dataclass, field
-from importlib import resources
 from typing import Annotated, Literal
 
 import msgspec
@@ -13,12 +8,8 @@ import msgspec
 from napkin.errors import NapkinError
 from napkin.number_formats import find_format
 
-PeakFormat = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4"]
+PeakFormat = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8", "int4"]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
-
-# Prefixes that are not part of the name: "NVIDIA GeForce RTX 4090" is the RTX-4090.
-_BRANDS = {"nvidia", "geforce", "tesla", "quadro", "amd", "instinct", "google", "cloud", "apple", "gpu"}
-
 
 CONTEXT_BYTES = 600_000_000
 """Approximate memory of a CUDA context and its libraries: half a gigabyte on an H100, by nvidia-smi."""
@@ -31,6 +22,21 @@ class Price:
     usd_per_hour: Positive
     date: Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d{2}$")]
     offer: str
+
+    def __str__(self) -> str:
+        return f"${self.usd_per_hour:.2f} per hour, {self.offer}, {self.date}"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where figures stand: a title, the year (and month) of its publication, and an address."""
+
+    title: Annotated[str, msgspec.Meta(min_length=1)]
+    date: Annotated[str, msgspec.Meta(pattern=r"^\d{4}(-\d{2})?$")]
+    url: Annotated[str, msgspec.Meta(pattern=r"^https://\S+$")]
+
+    def __str__(self) -> str:
+        return f"{self.title}, {self.date}: {self.url}"
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,8 @@ class Device:
 
     name: str
     vendor: str
-    source: Annotated[str, msgspec.Meta(min_length=1)]
+    source: Source | None
+    """None only for a device that a file describes without one."""
     peaks: dict[PeakFormat, Positive] = field(hash=False)
     memory_bytes: Annotated[int, msgspec.Meta(gt=0)]
     advertised_bytes: Annotated[int, msgspec.Meta(gt=0)]
@@ -88,42 +95,3 @@ class Device:
             if known == key:
                 return flops_per_second
         raise NapkinError(f"{self.name} does not support {key} arithmetic: choose one of {', '.join(self.peaks)}")
-
-
-@functools.cache
-def catalogue() -> tuple[Device, ...]:
-    """All accelerators in the catalogue, in order."""
-    text = resources.files("napkin.hardware").joinpath("catalogue.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text)["device"], tuple[Device, ...])
-
-
-def find_device(name: str) -> Device:
-    """Find an accelerator by its name in the catalogue, a common short name, or the name that its driver reports.
-
-    Case, "-", "_" and spaces do not matter. A short name means the most common variant: "H100" is the SXM with 80 GB,
-    "A100" the SXM with 80 GB, "V100" the SXM2 with 16 GB. Raises NapkinError for an unknown name.
-
-    >>> find_device("h100").name, find_device("NVIDIA A100-SXM4-40GB").name
-    ('H100-SXM-80GB', 'A100-SXM-40GB')
-    """
-    devices = _devices_by_name()
-    plain = _plain(name)
-    if plain in devices:
-        return devices[plain]
-    near = [devices[match].name for match in difflib.get_close_matches(plain, devices, n=6)]
-    if near:
-        raise NapkinError(
-            f"{name!r} is not a known accelerator: the closest names are {', '.join(list(dict.fromkeys(near))[:3])}"
-        )
-    everything = ", ".join(device.name for device in catalogue())
-    raise NapkinError(f"{name!r} is not a known accelerator: use one of {everything}")
-
-
-@functools.cache
-def _devices_by_name() -> dict[str, Device]:
-    return {_plain(alias): device for device in catalogue() for alias in (device.name, *device.aliases)}
-
-
-def _plain(name: str) -> str:
-    words = re.split(r"[\s_\-]+", name.lower())
-    return "".join(word for word in words if word not in _BRANDS)

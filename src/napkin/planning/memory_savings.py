@@ -1,4 +1,4 @@
-"""Memory options: what each would save of a recipe's peak, and what it would cost, by counting the step with it."""
+"""Memory options: the peak memory and the seconds of a recipe's step with each of them, by count."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from napkin.train_step.step_ledger import count_step
 
 @dataclass(frozen=True)
 class MemoryOption:
-    """One change of the recipe, and the step with it."""
+    """One change of the recipe, and the step's cost with it."""
 
     fields: dict[str, Any]
-    """Fields of the recipe's table `training`, and what they would be."""
+    """Changed fields of [training], with their new values."""
     peak_bytes: int
     hardware_flops: int
-    """Of a step, recomputation counted."""
+    """FLOPs per step, recomputation included."""
     seconds: float
-    """Of a step: the plan's, longer by as much as its rooflines are."""
+    """Seconds per step: the plan's, scaled by the ratio of the rooflines."""
 
 
 def memory_options(
@@ -31,9 +31,9 @@ def memory_options(
     host_bandwidth: float | None = None,
     progress: Callable[[str], None] = lambda doing: None,
 ) -> list[MemoryOption]:
-    """Each memory option that a plan's recipe has, taken alone.
+    """All memory options of a plan's recipe, each applied alone.
 
-    `host_bandwidth` is that of a device's link to its host, in bytes per second: what crosses it takes time.
+    `host_bandwidth` is that of a device's link to its host, in bytes per second, for offloading the optimizer.
     """
     base, found = price(plan.ledger, ceilings).seconds, []
     for fields in _changes(plan.resolved):
@@ -41,15 +41,15 @@ def memory_options(
         ledger = count_step(plan.resolved.with_training(**fields))
         seconds = plan.seconds_per_step * price(ledger, ceilings).seconds / base
         if "offload_optimizer" in fields and host_bandwidth:
-            holder = plan.ledger if fields["offload_optimizer"] else ledger
-            moved = 2 * holder.peak_by_category.get("optimizer state", 0) / host_bandwidth
+            offloaded = plan.ledger if fields["offload_optimizer"] else ledger
+            moved = 2 * offloaded.peak_by_category.get("optimizer state", 0) / host_bandwidth
             seconds += moved if fields["offload_optimizer"] else -moved
         found.append(MemoryOption(fields, ledger.peak_bytes, ledger.hardware_flops, seconds))
     return found
 
 
 def describe(fields: dict[str, Any]) -> str:
-    """Fields as a recipe has them, in one line; every block alike needs no mention."""
+    """Fields as a recipe has them, in one line; recompute_every is left out where it is 1."""
     return ", ".join(f"{name} = {value}" for name, value in fields.items() if (name, value) != ("recompute_every", 1))
 
 
@@ -61,7 +61,7 @@ def _changes(resolved: ResolvedRecipe) -> Iterator[dict[str, Any]]:
         if smaller < size:
             yield {"micro_batch_size": smaller}
     settings = {("none", 1), ("selective", 1), ("full", 1), ("full", 2)}
-    for what, every in sorted(settings - {(training.recompute, training.recompute_every)}, key=_by_thrift):
+    for what, every in sorted(settings - {(training.recompute, training.recompute_every)}, key=_by_memory_saved):
         if every < recipe.model.n_layers or every == 1:
             yield {"recompute": what, "recompute_every": every}
     tokens = size * recipe.model.context_length
@@ -71,7 +71,7 @@ def _changes(resolved: ResolvedRecipe) -> Iterator[dict[str, Any]]:
         yield {"offload_optimizer": not training.offload_optimizer}
 
 
-def _by_thrift(setting: tuple[str, int]) -> tuple[int, int]:
+def _by_memory_saved(setting: tuple[str, int]) -> tuple[int, int]:
     what, every = setting
     return ("none", "selective", "full").index(what), -every
 

@@ -3,12 +3,12 @@ import dataclasses
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.hardware.catalogue import find_device
+from napkin.hardware.accelerators import find_device
 from napkin.hardware.ceilings import CatalogueCeilings
 from napkin.model.config import ModelConfig
 from napkin.planning import micro_batch
 from napkin.planning.machine import CatalogueMachine, ThisMachine
-from napkin.planning.memory_options import memory_options
+from napkin.planning.memory_savings import memory_options
 from napkin.planning.micro_batch import largest_micro_batch
 from napkin.planning.planner import plan as make_plan
 from napkin.planning.resolve import resolve, with_vocab_size
@@ -86,5 +86,5 @@ def test_offloaded_state_trains_the_same_and_takes_none_of_the_devices_memory() 
 
 
 def test_offloading_on_a_cpu_is_refused() -> None:
-    with pytest.raises(NapkinError, match="in the host's memory anyway"):
+    with pytest.raises(NapkinError, match="in host memory anyway"):
         resolve(recipe_of(offload_optimizer=True, device="cpu"), ThisMachine(device="cpu"))

@@ -1,4 +1,4 @@
-"""The largest model of a family whose training step fits on some devices: a search over plans, by count."""
+"""The largest model of a family whose training step fits on given devices: a search over counted plans."""
 
 import functools
 from collections.abc import Callable
@@ -29,7 +29,7 @@ MOST_LAYERS = 512
 
 @dataclass(frozen=True)
 class Family:
-    """Models of one shape, as many heads of width 128 as layers, and what each is trained on; sharded by fsdp."""
+    """Models of one shape, with as many heads of width 128 as layers, and their training settings; sharded by fsdp."""
 
     vocab_size: int
     context_length: int
@@ -39,7 +39,7 @@ class Family:
     optimizer: str = "adamw"
 
     def resolved(self, machine: Machine, d_model: int, n_layers: int) -> ResolvedRecipe:
-        """The recipe of the member of that size, for all devices of a machine."""
+        """The resolved recipe of the member of that size, for all devices of a machine."""
         n_heads = d_model // HEAD_DIM
         model = ModelConfig(self.vocab_size, self.context_length, d_model=d_model, n_layers=n_layers, n_heads=n_heads)
         training = TrainingConfig(
@@ -51,15 +51,15 @@ class Family:
         return resolve(Recipe(model=model, optimizer=OptimizerConfig(name=self.optimizer), training=training), machine)
 
     def count(self, machine: Machine, d_model: int, n_layers: int) -> Ledger:
-        """The ledger of that member's step, on one of the devices."""
+        """The ledger of that member's step on one device."""
         return count_step(self.resolved(machine, d_model, n_layers))
 
 
 def largest_model(family: Family, machine: Machine, *, progress: Callable[[str], None] = lambda doing: None) -> Plan:
     """The plan of the largest member of `family` that trains on the machine, sharded over all of its devices.
 
-    Widths are multiples of 128 with a layer for each, then as many layers more as fit. Two small members are counted
-    for each width that is looked at, and the winner as a whole: what is returned fits by its own plan.
+    Widths are multiples of 128, with one layer for each 128, and then as many more layers as fit. For each width tried,
+    two small members are counted; the returned model is counted completely, and fits by its own plan.
 
     Raises NapkinError where not even the smallest member fits.
     """
@@ -88,12 +88,12 @@ def largest_model(family: Family, machine: Machine, *, progress: Callable[[str],
 
 
 def gathered_bytes_of(plan: Plan) -> int:
-    """Bytes of parameters and gradients that a plan's device has whole for a moment."""
+    """Bytes of parameters and gradients that a device holds unsharded at a time."""
     return sharding_of(plan.resolved).gathered_bytes
 
 
 def _guess(family: Family, total_bytes: int) -> int:
-    """Layers of the model that fills so many bytes without activations: 12 · layers · width² parameters."""
+    """Number of layers of the model that fills `total_bytes` without activations: 12 · layers · width² parameters."""
     parameters = largest_model_rule(total_bytes, bytes_per_parameter=bytes_per_parameter(family.optimizer))
     return round((parameters / (12 * WIDTH_PER_LAYER**2)) ** (1 / 3))
 
@@ -101,25 +101,25 @@ def _guess(family: Family, total_bytes: int) -> int:
 def _largest(peak_bytes: Callable[[int], int], usable: int, guess: int) -> int:
     """The largest number of layers whose peak fits, at most MOST_LAYERS; 0 for none.
 
-    Bytes grow with about the third power of layers, as the width does with them: few are asked for.
+    Bytes grow with about the third power of the layers, because the width grows with them: few evaluations suffice.
     """
-    does, does_not = 0, MOST_LAYERS + 1
-    while does_not - does > 1:
-        guess = min(max(guess, does + 1), does_not - 1)
+    fits, exceeds = 0, MOST_LAYERS + 1
+    while exceeds - fits > 1:
+        guess = min(max(guess, fits + 1), exceeds - 1)
         peak = peak_bytes(guess)
         if peak <= usable:
-            does = guess
+            fits = guess
         else:
-            does_not = guess
+            exceeds = guess
         guess = round(guess * (usable / peak) ** (1 / 3))
-    return does
+    return fits
 
 
 class _Width:
-    """All models of a width: two and three layers are counted, and of more the least that they can take follows.
+    """All models of a width: those of two and three layers are counted, which bounds the others from below.
 
-    A step's peak is that of whichever moment is highest, each linear in the number of layers: it bends upwards, and
-    with one layer it is often the head's.
+    A step's peak is a maximum of functions that are linear in the number of layers, so it is convex; with one layer it
+    is often at the output head.
     """
 
     def __init__(self, family: Family, machine: Machine, d_model: int) -> None:
@@ -129,5 +129,5 @@ class _Width:
         self.bytes_per_layer = self._count(3).peak_bytes - self._two
 
     def peak_bytes(self, n_layers: int) -> int:
-        """Of one device's step."""
+        """Peak bytes of one device's step."""
         return self._count(1).peak_bytes if n_layers == 1 else self._two + (n_layers - 2) * self.bytes_per_layer

@@ -1,0 +1,46 @@
+"""Child processes: they begin in the root folder and import nothing from the folder in which the user works.
+
+`python -c` and `python -m` look for modules in the current folder first, so a file beside the user's text could take
+the place of a library. PYTHONPATH still counts: the user has set it.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+_ROOT = os.path.abspath(os.sep)
+
+
+def start_python(code: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """Start Python on `code`, with this process's paths for modules; its standard error can be read, the rest is lost.
+
+    Raises OSError if it cannot be started.
+    """
+    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", code, *arguments],
+        env={**os.environ, "PYTHONPATH": paths, **environment},
+        cwd=_ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+
+
+def failure_of(process: subprocess.Popen[str]) -> str | None:
+    """Wait for a process of `start_python`; why it failed, in one line, or None if it did not."""
+    _, told = process.communicate()
+    if process.returncode == 0:
+        return None
+    if process.returncode < 0:
+        return f"signal {-process.returncode}"
+    lines = told.strip().splitlines()
+    return lines[-1] if lines else f"exit status {process.returncode}"
+
+
+def run_program(command: Sequence[str], standard_input: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run a program to its end and return its output. Raises OSError if it cannot be started."""
+    return subprocess.run(command, input=standard_input, capture_output=True, check=False, cwd=_ROOT)

@@ -1,0 +1,56 @@
+"""`napkin export`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from napkin.cli.options import RunOptions, Switch, parse
+from napkin.cli.output_files import folder_for, refuse_existing
+from napkin.cli.progress import progress_line
+from napkin.cli.terminal import notify, print_json, say
+from napkin.errors import NapkinError
+from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.inspection import pattern_of
+from napkin.units import format_bytes
+
+
+@dataclass(frozen=True)
+class ExportOptions(RunOptions):
+    """Write a run's newest good model and its tokenizer as a Hugging Face folder, which `transformers` reads: it gives
+    the same logits, and the same text up to the model's context length. A model or a tokenizer that cannot be
+    represented exactly is refused."""
+
+    out: str = ""
+    """Folder to write; required. It must not exist."""
+    weights_only: Switch = False
+    """Leave out the tokenizer, which has to be a byte-level BPE."""
+
+
+def main(arguments: list[str]) -> None:
+    """Write a run's model as a Hugging Face folder."""
+    options = parse(ExportOptions, "export", arguments)
+    if not options.out:
+        raise NapkinError("no folder to write is named: give --out FOLDER")
+    out = Path(options.out)
+    refuse_existing(out)
+    with progress_line("opening the run") as line:
+        from napkin.inference.trained import load
+        from napkin.model.huggingface import save_huggingface
+
+        trained = load(options.run, on_message=notify)
+        line.retitle("writing")
+        tokenizer = None if options.weights_only else _exportable(trained.tokenizer)
+        with folder_for(out):
+            save_huggingface(trained.model, out, tokenizer=tokenizer)
+    files = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
+    if options.json:
+        print_json({"folder": out, "step": trained.step, "files": files})
+        return
+    say(f"wrote {out}: step {trained.step:,}, {format_bytes(sum(files.values()))} in {', '.join(files)}")
+
+
+def _exportable(tokenizer: Tokenizer) -> Tokenizer:
+    try:
+        pattern_of(tokenizer)
+    except NapkinError as error:
+        raise NapkinError(f"{error}; --weights-only leaves the tokenizer out") from None
+    return tokenizer

@@ -1,0 +1,123 @@
+"""A device of one's own: a TOML file with the fields of the catalogue.
+
+Required are `name`, `peaks`, `memory_bytes` and `memory_bandwidth`; the rest is as in catalogue.toml.
+"""
+
+import dataclasses
+import difflib
+import math
+import os
+import stat
+import tomllib
+import typing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from napkin.errors import NapkinError
+from napkin.files import StrPath
+from napkin.hardware.device import Device, PeakFormat, Price, Source
+
+LARGEST_FILE = 16_384
+_FIELDS = [field.name for field in dataclasses.fields(Device)]
+_FORMATS = list(typing.get_args(PeakFormat))
+_TABLES = {
+    "price": [field.name for field in dataclasses.fields(Price)],
+    "source": [field.name for field in dataclasses.fields(Source)],
+    "peaks": _FORMATS,
+    "sparse": _FORMATS,
+}
+_REQUIRED = ("name", "peaks", "memory_bytes", "memory_bandwidth")
+_LARGEST_FIGURE = 1e24
+
+
+def is_device_file(name: StrPath) -> bool:
+    """Whether a name of a device is that of a file which describes one."""
+    return isinstance(name, os.PathLike) or name.lower().endswith(".toml")
+
+
+def read_device(path: StrPath) -> Device:
+    """Read a device from a TOML file.
+
+    Raises NapkinError, which names the field and what is expected there, for a file that cannot be read or does not
+    describe a device.
+    """
+    path = Path(path)
+    values = _read_table(path)
+    _refuse_unknown(path, values, _FIELDS)
+    for field, names in _TABLES.items():
+        if isinstance(values.get(field), dict):
+            _refuse_unknown(path, values[field], names, f"{field}.")
+    for field in _REQUIRED:
+        if field not in values:
+            raise NapkinError(f"'{path}': the field {field} is missing: add it, as in `napkin hardware H100 --json`")
+    for field in ("memory_bytes", "advertised_bytes"):
+        if isinstance(values.get(field), float) and values[field].is_integer():
+            values[field] = int(values[field])  # 80e9
+    left_out = {"vendor": "", "source": None, "advertised_bytes": values["memory_bytes"]}
+    values |= {field: value for field, value in left_out.items() if field not in values}
+    try:
+        device = msgspec.convert(values, Device)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$")
+        where = where.rstrip("`").lstrip(".").replace("[...]", " ").strip() or "the file"
+        raise NapkinError(f"'{path}': {where}: {what[:1].lower()}{what[1:].replace('`', '')}") from None
+    _refuse_absurd(path, device)
+    return device
+
+
+def _read_table(path: Path) -> dict[str, Any]:
+    try:
+        # A pipe or a terminal would never end.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise NapkinError(f"'{path}' is not a file: name a TOML file that describes a device")
+        with open(path, "rb") as file:
+            data = file.read(LARGEST_FILE + 1)
+    except FileNotFoundError:
+        raise NapkinError(
+            f"'{path}' does not exist: name a TOML file that describes a device, or a device of `napkin hardware`"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise NapkinError(f"'{path}' cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    if len(data) > LARGEST_FILE:
+        raise NapkinError(f"'{path}' has more than {LARGEST_FILE:,} bytes: a device takes a few hundred")
+    try:
+        # Some editors begin a file with a byte order mark.
+        return tomllib.loads(data.decode("utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise NapkinError(f"'{path}' is not TOML ({error}): correct it there") from None
+    except (RecursionError, ValueError):
+        raise NapkinError(f"'{path}' is nested too deeply, or has a number that is too long: correct it") from None
+
+
+def _refuse_unknown(path: Path, values: dict[str, Any], known: list[str], prefix: str = "") -> None:
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"use one of {', '.join(known)}"
+            raise NapkinError(f"'{path}': unknown field {prefix}{name}: {hint}")
+
+
+def _refuse_absurd(path: Path, device: Device) -> None:
+    """What the types allow, and no device has."""
+    if not device.name.strip():
+        raise NapkinError(f"'{path}': name: expected a name, got {device.name!r}")
+    if not device.peaks:
+        raise NapkinError(f"'{path}': peaks: expected at least one format, as in peaks = {{ bf16 = 100e12 }}")
+    figures = {
+        field.name: getattr(device, field.name)
+        for field in dataclasses.fields(Device)
+        if isinstance(getattr(device, field.name), int | float)
+    }
+    figures |= {f"peaks.{name}": rate for name, rate in device.peaks.items()}
+    figures |= {f"sparse.{name}": rate for name, rate in device.sparse.items()}
+    figures |= {"price.usd_per_hour": device.price.usd_per_hour} if device.price else {}
+    for name, figure in figures.items():
+        if not math.isfinite(figure) or figure > _LARGEST_FIGURE:
+            raise NapkinError(f"'{path}': {name}: expected a number up to {_LARGEST_FIGURE:.0e}, got {figure}")
+    if device.usable_bytes <= 0:
+        raise NapkinError(
+            f"'{path}': memory_bytes: expected more than {device.memory_bytes - device.usable_bytes:,}, which a CUDA "
+            f"context takes, got {device.memory_bytes:,}"
+        )

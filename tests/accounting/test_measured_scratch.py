@@ -1,0 +1,90 @@
+"""What a CPU library's kernels take while they run is part of the peak: measured where no formula tells it."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from napkin import count
+from napkin.accounting import measured_scratch
+from napkin.hardware.host import has_amx
+
+
+class Returns(nn.Module):
+    """The sum of the first result of a function of a layer's output."""
+
+    def __init__(self, layer: nn.Module, act: Callable[[Tensor], Tensor] = lambda y: y) -> None:
+        super().__init__()
+        self.layer, self.act = layer, act
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return self.act(y[0] if isinstance(y, tuple) else y).sum()
+
+
+def filtered(y: Tensor) -> Tensor:
+    return torch.fft.irfft(torch.fft.rfft(y, dim=1) * 2, dim=1).square()
+
+
+CASES = {
+    "convolution": (nn.Conv2d(32, 32, 3, padding=1), (4, 32, 32, 32)),
+    "strided": (nn.Conv2d(16, 32, 3, stride=2), (4, 16, 33, 33)),
+    "one dimension": (nn.Conv1d(32, 32, 5), (4, 32, 256)),
+    "transposed": (nn.ConvTranspose2d(16, 16, 4, stride=2), (2, 16, 32, 32)),
+    "depthwise": (nn.Conv2d(32, 32, 3, groups=32), (4, 32, 32, 32)),
+    "narrow": (nn.Conv2d(32, 32, 3, padding=1).bfloat16(), (4, 32, 32, 32)),
+    "LSTM": (nn.LSTM(64, 64, 2, batch_first=True), (8, 24, 64)),
+    "long LSTM": (nn.LSTM(64, 64, batch_first=True), (8, 100, 64)),
+    "GRU": (nn.GRU(32, 32), (5, 8, 32)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_peak_of_layers_with_hidden_scratch_is_that_of_a_run(case: str) -> None:
+    layer, shape = CASES[case]
+    x = torch.randn(shape, dtype=next(layer.parameters()).dtype)
+    traced, ran = (count(Returns(layer), x, by=by) for by in ("tracing", "running"))
+    assert traced.peak_bytes == pytest.approx(ran.peak_bytes, rel=0.01)
+    assert traced.flops == ran.flops
+    assert not traced.unknown_scratch
+    assert not ran.unknown_scratch
+
+
+def test_the_peak_of_a_fourier_transform_is_that_of_a_run() -> None:
+    module, x = Returns(nn.Linear(64, 64), filtered), torch.randn(8, 128, 64)
+    traced, ran = (count(module, x, by=by).peak_bytes for by in ("tracing", "running"))
+    assert traced == pytest.approx(ran, rel=0.001)
+
+
+def test_a_call_that_takes_too_long_is_run_on_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = nn.Conv2d(32, 32, 3, padding=1), torch.randn(16, 32, 16, 16)
+    in_full = count(Returns(layer), x)
+    monkeypatch.setattr(measured_scratch, "_known", {})
+    monkeypatch.setattr(measured_scratch, "MOST_WORK", 2 * 3 * 3 * 32 * 32 * 16 * 16 * 5)
+    on_fewer = count(Returns(layer), x)
+    assert on_fewer.peak_bytes == pytest.approx(in_full.peak_bytes, rel=0.02)
+    assert not on_fewer.unknown_scratch
+
+
+def test_an_operator_whose_scratch_cannot_be_measured_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured_scratch, "_known", {})
+    monkeypatch.setattr(measured_scratch, "MOST_WORK", 1)
+    ledger = count(Returns(nn.Conv2d(4, 4, 3)), torch.randn(2, 4, 8, 8))
+    assert ledger.unknown_scratch == {"convolution": 1, "convolution_backward": 1}
+    assert "missing from the peak" in repr(ledger)
+
+
+@pytest.mark.skipif(not has_amx("bf16"), reason="only tile instructions pack operands of bf16")
+def test_products_that_pack_their_operands_are_named() -> None:
+    module = nn.Linear(64, 64).bfloat16()
+    assert set(count(module, torch.randn(8, 64).bfloat16()).unknown_scratch) <= {"mm", "addmm"} != set()
+    assert not count(nn.Linear(64, 64), torch.randn(8, 64)).unknown_scratch
+
+
+def test_measuring_scratch_leaves_the_random_state_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured_scratch, "_known", {})
+    module, x = Returns(nn.Conv2d(4, 4, 3)), torch.zeros(2, 4, 8, 8)
+    before = torch.get_rng_state()
+    count(module, x)
+    assert torch.equal(torch.get_rng_state(), before)

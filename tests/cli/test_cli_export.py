@@ -1,0 +1,94 @@
+"""`napkin export`: a run's newest model and its tokenizer as a Hugging Face folder."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+
+from cli.conftest import Napkin
+from napkin.inference import load
+from napkin.model import load_huggingface
+from oracles import granite
+
+FILES = [
+    "config.json", "generation_config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json",
+    "tokenizer_config.json",
+]  # fmt: skip
+
+
+def test_a_run_of_the_default_architecture_leaves_as_a_granite(place: Path, napkin: Napkin) -> None:
+    done = napkin("export", "runs/tiny", "--out", "out/model", "--json")
+    assert (done.status, done.err) == (0, "")
+    told = json.loads(done.out)
+    assert (told["folder"], told["step"], sorted(told["files"])) == ("out/model", 6, FILES)
+    assert told["files"] == {path.name: path.stat().st_size for path in Path("out/model").iterdir()}
+
+    trained = load("runs/tiny")
+    again = load_huggingface("out/model")
+    assert all(
+        torch.equal(again.state_dict()[name], tensor.cpu()) for name, tensor in trained.model.state_dict().items()
+    )
+    ids = tokenizers.Tokenizer.from_file("out/model/tokenizer.json").encode("fox 7 jumps").ids
+    assert ids == [trained.tokenizer.special_tokens["<|endoftext|>"], *trained.tokenizer.encode("fox 7 jumps")]
+    with torch.no_grad():
+        actual = again.eval()(torch.tensor([ids]))[0].double().numpy()
+    np.testing.assert_allclose(granite.logits(Path("out/model"), np.array(ids)), actual, rtol=1e-5, atol=1e-5)
+
+
+def test_transformers_continues_a_text_as_napkin_does(place: Path, napkin: Napkin) -> None:
+    transformers = pytest.importorskip("transformers")
+    assert napkin("export", "runs/tiny", "--out", "model").status == 0
+    prompts = ["fox", "Document a1: ", ""]
+    done = napkin("generate", "runs/tiny", "--temperature", "0", "--tokens", "8", "--json", "--prompts", *prompts)
+    completions = [each["completion"] for each in json.loads(done.out)]
+    continued = transformers.pipeline("text-generation", model="model", max_new_tokens=8, do_sample=False)
+    assert [continued(prompt, return_full_text=False)[0]["generated_text"] for prompt in prompts] == completions
+
+
+def test_a_tokenizer_that_transformers_has_no_file_for_can_be_left_out(place: Path, napkin: Napkin) -> None:
+    for command in (
+        "tokenizer train docs --kind characters --out c/tokenizer.json",
+        "tokenizer encode docs --tokenizer c/tokenizer.json --out c",
+        "train tiny.toml --data.tokenizer c/tokenizer.json --data.train c/train.tokens "
+        "--data.validation c/validation.tokens --run runs/c",
+    ):
+        assert napkin(*command.split()).status == 0
+    refused = napkin("export", "runs/c", "--out", "model")
+    assert refused.status == 2
+    assert refused.err.count("\n") == 1
+    assert "--weights-only" in refused.err
+    assert not Path("model").exists()
+    done = napkin("export", "runs/c", "--out", "model", "--weights-only")
+    assert done.status == 0
+    assert sorted(path.name for path in Path("model").iterdir()) == ["config.json", "model.safetensors"]
+    assert done.out.startswith("wrote model: step 6, ")
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("export runs/tiny", "export: no folder to write is named: give --out FOLDER"),
+        ("export runs/tiny --out docs", "'docs' exists and is not overwritten"),
+        ("export docs --out new/model", "'docs'"),
+        ("export nowhere --out new/model", "'nowhere'"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_and_nothing_is_written(
+    refusal: Callable[..., str], command: str, message: str
+) -> None:
+    assert message in refusal(*command.split())
+
+
+def test_a_model_of_another_architecture_is_refused_and_leaves_no_folder(place: Path, napkin: Napkin) -> None:
+    assert (
+        napkin("train", "tiny.toml", "--model.norm", "none", "--training.steps", "1", "--run", "runs/none").status == 0
+    )
+    done = napkin("export", "runs/none", "--out", "out/model")
+    assert done.status == 2
+    assert "none of GPT-2, Llama and Granite has norm 'none'" in done.err
+    assert not Path("out").exists()
