@@ -171,3 +171,10 @@ def test_separators_within_a_line_are_told_and_may_be_boundaries(tmp_path: Path)
         *(("a.txt#1:1", "one"), ("a.txt#1:2", "two\n"), ("a.txt#2:1", "three ")),
         *(("b.txt#1", "four\n"), ("b.txt#2", "five")),
     ]
+
+
+def test_a_part_after_a_boundary_begins_a_document() -> None:
+    parts = [("a", False), ("b<|endoftext|> ", True), ("c", True), (" ", True), ("d", False)]
+    documents = [Document("x", text, continues) for text, continues in parts]
+    divided = [(document.text, document.continues) for document in divide_inline(documents)]
+    assert divided == [("a", False), ("b", True), ("c", False), (" ", True), ("d", False)]

@@ -106,13 +106,16 @@ def divide_inline(documents: Iterable[Document]) -> Iterator[Document]:
 
     Text of only white space between two is not a document.
     """
+    # Whether the next part belongs to no document so far: since the last boundary there was only white space.
+    begins = False
     for document in documents:
-        if SEPARATOR_LINE not in document.data:
-            yield document
-            continue
-        for number, data in enumerate(document.data.split(SEPARATOR_LINE), start=1):
-            if has_text(data):
-                yield Document(f"{document.name}:{number}", None, document.continues and number == 1, data=data)
+        pieces = document.data.split(SEPARATOR_LINE)
+        for number, data in enumerate(pieces, start=1):
+            continues = number == 1 and document.continues and not begins
+            begins = not continues and not has_text(data)
+            if not begins:
+                name = document.name if len(pieces) == 1 else f"{document.name}:{number}"
+                yield Document(name, None, continues, data=data)
 
 
 def _ignore(path: Path) -> None:
