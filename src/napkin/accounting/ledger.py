@@ -60,8 +60,15 @@ class Row:
     gradient of one that does."""
     early: bool = False
     """Whether the forward pass computes it although it is a gradient, as a fused loss does."""
+    hides_scratch: bool = False
+    """Whether the call takes scratch of unknown size."""
     call: Hashable = field(default=None, repr=False)
     """The operator and its arguments, for `time_operators` to repeat; None if the call cannot be repeated."""
+
+    @property
+    def in_forward_pass(self) -> bool:
+        """Whether the call is made during the forward pass, what it computes of the backward pass included."""
+        return self.phase == "forward" or self.early
 
 
 class Moment(NamedTuple):
@@ -185,7 +192,7 @@ class Ledger(Summary):
         begins = [
             number
             for number, (before, row) in enumerate(pairwise(self.rows), start=1)
-            if (row.phase == "forward" or row.early) and before.phase in ("backward", "recompute") and not before.early
+            if row.in_forward_pass and not before.in_forward_pass and before.phase != "optimizer"
         ]
         if len(begins) < 2:
             raise ValueError("there are too few micro-batches in this ledger to extrapolate from: trace three")
@@ -196,8 +203,10 @@ class Ledger(Summary):
             for moment in self.timeline
             for again in range(times + 1 if begin <= moment.row < end else 1)
         ]
+        hiding = Counter(row.operator for row in self.rows[begin:end] if row.hides_scratch)
         return replace(
             self,
             rows=(*self.rows[:end], *(self.rows[begin:end] * times), *self.rows[end:]),
+            unknown_scratch={name: calls + times * hiding[name] for name, calls in self.unknown_scratch.items()},
             timeline=tuple(sorted(timeline)),
         )

@@ -179,6 +179,7 @@ class _Recorder(TorchDispatchMode):
             known = measured_scratch(operator, args, kwargs, inputs, self.rows[-1]["flops"])
         if known is None or hides_scratch(operator, inputs):
             self.unknown_scratch[operator.overloadpacket.__name__] += 1
+            self.rows[-1]["hides_scratch"] = True
         self.memory.take_and_give_back(known or 0)
 
     def _warm_up(self, operator: Any, args: tuple, kwargs: dict) -> Any:

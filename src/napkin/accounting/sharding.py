@@ -179,7 +179,7 @@ def fsdp_peak_bytes(
             peak = max(peak, rest + (always + gradients) // world_size)
             continue
         gathered_last = gathered_last and number == last_number
-        last_number, block, backward = number, _block_of(row.module), row.phase != "forward"
+        last_number, block, backward = number, _block_of(row.module), not row.in_forward_pass
         whole = outside + min(moment.weight_copy_bytes, casts_outside)
         if block is not None:
             whole += gather_bytes * blocks[block]
@@ -212,8 +212,8 @@ def _in_micro_batches(ledger: Ledger) -> Iterator[tuple[Moment, Row, int]]:
     number, before = 0, "forward"
     for moment in ledger.timeline:
         row = ledger.rows[moment.row]
-        number += row.phase == "forward" and before in ("backward", "recompute")
-        before = row.phase
+        number += row.in_forward_pass and before in ("backward", "recompute")
+        before = "forward" if row.in_forward_pass else row.phase
         yield moment, row, number
 
 
