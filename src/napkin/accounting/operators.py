@@ -1,9 +1,8 @@
 """The FLOPs of each operator: a table of contractions, and tables of the operators that are not contractions.
 
 A contraction of [m, k] with [k, n] costs 2·m·n·k FLOPs: a multiply and an add for each triple; of complex numbers, four
-times as many. Elementwise work is kept
-apart: one FLOP per element, by convention, whatever the operation. Operators in none of the tables are reported as
-unknown, never counted as zero.
+times as many. Elementwise work is kept apart: one FLOP per operator call and element, by convention, whatever the
+operation. Operators in none of the tables are reported as unknown, never counted as zero.
 """
 
 import math

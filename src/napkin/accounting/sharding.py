@@ -122,7 +122,7 @@ class Sharding:
         ring = (self.world_size - 1) / self.world_size
         if self.strategy == "ddp":
             return Communication(backward_bytes=2 * ring * self.bytes_per_weight * self.units.parameters)
-        blocks, outside = sum(self.units.blocks), 4 * self.units.outside
+        blocks, outside = sum(self.units.blocks), OUTSIDE_BYTES * self.units.outside
         gathered, reduced = self.gather_bytes * blocks, self.reduce_bytes * blocks + outside
         # Blocks are gathered again for the backward pass; what lies outside of them stays whole in between.
         return Communication(
@@ -195,7 +195,8 @@ def fsdp_peak_bytes(
             scattered = min(gradients, 4 * sum(behind)) if backward and gradients > outside else 0
             whole += gradients - scattered
         elif backward or gathered_last:
-            # Of this micro-batch, beside those that were added up: gradients, and what the reduction reads.
+            # Beside the gradients that were added up so far: those of this micro-batch, whole until they are scattered
+            # (outside of blocks with the input of the scattering and its output), and the input of a block's.
             whole += 3 * outside + (gather_bytes * blocks[block] if block is not None else 0)
             whole += reduce_bytes * max(blocks)
         peak = max(peak, rest + whole + (always + scattered) // world_size)

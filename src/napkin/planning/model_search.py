@@ -88,7 +88,7 @@ def largest_model(family: Family, machine: Machine, *, progress: Callable[[str],
 
 
 def gathered_bytes_of(plan: Plan) -> int:
-    """Bytes of parameters and gradients that a device holds unsharded at a time."""
+    """Bytes of parameters that a device holds unsharded at a time."""
     return sharding_of(plan.resolved).gathered_bytes
 
 
