@@ -27,7 +27,7 @@ import torch
 
 import napkin.training.loop
 from library_text import library_text
-from napkin.accounting.metering import Stopwatch
+from napkin.accounting.metering import METERED_STEP, Stopwatch
 from napkin.cli.progress import progress_line
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
@@ -37,7 +37,6 @@ from napkin.recipe.training_config import TrainingConfig
 from napkin.report.live_report import live_report
 from napkin.runs.metrics import StepMetrics
 from napkin.train_step.step import build_train_state
-from napkin.training.metered_step import METERED_STEP
 from napkin.training.run import train_run
 from napkin.training.start import create_run
 from napkin.units import format_seconds

@@ -6,7 +6,7 @@ import time
 import psutil
 import torch
 
-from napkin.accounting.metering import StepMeasurement, meter_step
+from napkin.accounting.metering import METERED_STEP, StepMeasurement, meter_step
 from napkin.accounting.run_measurement import Measurement
 from napkin.accounting.utilisation import hfu, mfu
 from napkin.data.prefetch import Batch
@@ -14,9 +14,6 @@ from napkin.runs.metrics import StepMetrics
 from napkin.training.loop import TrainingLoop
 from napkin.training.non_finite import NonFiniteSteps, Verdict
 from napkin.training.signals import Interrupted
-
-# The first step allocates the optimizer state, the second one warms caches: the third is typical.
-METERED_STEP = 2
 
 
 class MeteredStep:
@@ -40,8 +37,10 @@ class MeteredStep:
         except Interrupted:
             train_state.optimizer.zero_grad(set_to_none=True)
             raise
-        non_finite = NonFiniteSteps(train_state, loop.history, loop.run, loop.on_message)
-        skipped = None if verdict.is_fit else non_finite.skip_or_stop(loop.step, batch, verdict)
+        skipped = None
+        if not verdict.is_fit:
+            non_finite = NonFiniteSteps(train_state, loop.history, loop.run, loop.on_message)
+            skipped = non_finite.skip_or_stop(loop.step, batch, verdict)
         step_seconds = time.perf_counter() - begin
         learning_rate = train_state.learning_rate(loop.step)
         expert_tokens, dropped_tokens = train_state.expert_counts.read()
