@@ -5,7 +5,7 @@ from napkin import Ledger
 from napkin.accounting.ledger import Row
 from napkin.accounting.pricing import price, roofline_seconds
 from napkin.hardware.accelerators import catalogue, find_device
-from napkin.hardware.ceilings import BANDWIDTH_SHARE, KERNEL_SECONDS, MATMUL_SHARE, CatalogueCeilings
+from napkin.hardware.ceilings import CatalogueCeilings
 
 H100 = CatalogueCeilings(find_device("H100"))
 
@@ -21,8 +21,10 @@ def ledger(*rows: Row) -> Ledger:
 
 def test_a_large_product_is_bound_by_flops_and_a_copy_by_bytes() -> None:
     product, copy = row("mm", m=8192, read=3 * 2 * 8192**2), row("clone", read=10**9)
-    of_flops = 2 * 8192**3 / (MATMUL_SHARE * 989.5e12)
-    of_bytes = 10**9 / (BANDWIDTH_SHARE * 3.35e12)
+    known = H100.efficiency
+    filled = 1 + 3 * known.matmul_width / 8192
+    of_flops = 2 * 8192**3 * filled / (known.matmul_share * 989.5e12) + known.kernel_seconds
+    of_bytes = 10**9 / (known.memory_share * 3.35e12) + known.kernel_seconds
     priced = price(ledger(product, copy), H100)
     assert math.isclose(priced.seconds, of_flops + of_bytes, rel_tol=1e-12)
     assert math.isclose(priced.byte_bound_share, of_bytes / (of_flops + of_bytes), rel_tol=1e-12)
@@ -32,8 +34,28 @@ def test_a_large_product_is_bound_by_flops_and_a_copy_by_bytes() -> None:
 
 
 def test_on_a_device_with_a_queue_a_small_kernel_takes_a_launch_and_a_view_nothing() -> None:
-    assert roofline_seconds(row("add", read=16), H100) == KERNEL_SECONDS
+    assert math.isclose(roofline_seconds(row("add", read=16), H100), H100.efficiency.kernel_seconds, rel_tol=1e-5)
     assert roofline_seconds(row("view"), H100) == 0
+
+
+def test_fused_attention_takes_the_time_of_the_pairs_that_its_mask_leaves() -> None:
+    known, (heads, length, head_dim) = H100.efficiency, (64, 4096, 128)
+    flops = 4 * heads * length**2 * head_dim
+    whole = replace(row("_scaled_dot_product_flash_attention"), flops=flops, causal_flops=flops)
+    whole = replace(whole, contraction=(heads, length, length, head_dim))
+    rate = known.attention_share * 989.5e12 / (1 + known.attention_width / head_dim)
+    assert math.isclose(roofline_seconds(whole, H100), flops / rate + known.kernel_seconds, rel_tol=1e-12)
+    half = replace(whole, causal_flops=flops // 2)
+    assert math.isclose(roofline_seconds(half, H100), flops / 2 / rate + known.kernel_seconds, rel_tol=1e-12)
+    plain = replace(half, operator="bmm")
+    assert roofline_seconds(plain, H100) == roofline_seconds(replace(plain, causal_flops=flops), H100)
+
+
+def test_small_products_reach_less_of_the_peak_than_large_ones() -> None:
+    rates = [H100.matmul_rate("bf16", n, n, n) for n in (64, 256, 1024, 4096, 16384)]
+    assert rates == sorted(rates)
+    assert rates[-1] < H100.matmul_peak("bf16")
+    assert H100.matmul_rate("bf16", 8192, 8192, 64) == H100.matmul_rate("bf16", 8192, 64, 8192)
 
 
 def test_blocks_are_taken_together_and_parts_add_up_to_the_whole() -> None:

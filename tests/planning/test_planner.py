@@ -10,9 +10,10 @@ from napkin.distributed.ranks import RankInfo, Ranks
 from napkin.errors import NapkinError
 from napkin.hardware.accelerators import find_device
 from napkin.hardware.device import Device
+from napkin.hardware.efficiency import efficiency_of
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
-from napkin.planning.machine import DEVICES_PER_NODE, NODE_BANDWIDTH, CatalogueMachine, ThisMachine
+from napkin.planning.machine import CatalogueMachine, ThisMachine, machine_of
 from napkin.planning.micro_batch import refuse_what_does_not_fit
 from napkin.planning.planner import plan as make_plan
 from napkin.planning.resolve import resolve
@@ -73,14 +74,25 @@ def test_a_plan_says_whose_price_it_uses_and_of_when() -> None:
     assert note(plan.at(usd_per_hour=1.0)) == "the price that was given; $8.00 per hour in all"
 
 
+SLOW_LINK = dataclasses.replace(A100, link_bandwidth=1e9)
+
+
+def without_latency(device: Device, n_devices: int) -> CatalogueMachine:
+    """A device whose collectives reach its link's bandwidth, start at once, and slow down no computation."""
+    ideal = dataclasses.replace(
+        efficiency_of(device), link_share=1.0, network_share=1.0, hop_factor=1e-9, slowdown=1e-9
+    )
+    return CatalogueMachine(device, n_devices, efficiency=ideal)
+
+
 def test_gradients_cost_time_where_the_backward_pass_does_not_hide_them() -> None:
     # One token a device, so that there is nothing to compute beside the exchange of 4 bytes per parameter.
-    slow = dataclasses.replace(A100, link_bandwidth=1e9)
-    plan = plan_on(recipe(8, context_length=1), slow, 8)
-    exchange = 2 * 7 / 8 * 4 * plan.ledger.parameters / 1e9
-    assert math.isclose(all_reduce_seconds_rule(4 * plan.ledger.parameters, 8, 1e9), exchange)
-    assert math.isclose(plan.communication_seconds, exchange)
-    assert math.isclose(plan.exposed_seconds, max(0.0, exchange - plan.price.by_phase["backward"].seconds))
+    planned = make_plan(recipe(8, context_length=1), on=without_latency(SLOW_LINK, 8))
+    exchange = 2 * 7 / 8 * 4 * planned.ledger.parameters / 1e9
+    assert math.isclose(all_reduce_seconds_rule(4 * planned.ledger.parameters, 8, 1e9), exchange)
+    assert math.isclose(planned.communication_seconds, exchange, rel_tol=1e-6)
+    exposed = max(0.0, exchange - planned.price.by_phase["backward"].seconds)
+    assert math.isclose(planned.exposed_seconds, exposed, rel_tol=1e-6)
     assert plan_on(recipe(8), A100, 1).communication_seconds == 0
 
 
@@ -160,14 +172,22 @@ def test_a_plan_that_does_not_fit_whole_fits_sharded_where_the_recipe_says_fsdp(
 
 def test_fsdp_on_a_slow_link_exposes_what_it_sends() -> None:
     slow = dataclasses.replace(A100, link_bandwidth=1e6)
-    plan = plan_on(dataclasses.replace(recipe(8), training=TrainingConfig(batch_size=8, parallelism="fsdp")), slow, 8)
-    assert plan.communication.bytes > 0
-    assert plan.communication_seconds == pytest.approx(plan.communication.bytes / 1e6)
-    assert 0 < plan.exposed_seconds < plan.communication_seconds
-    assert plan.seconds_per_step == plan.price.seconds + plan.exposed_seconds
+    sharded = dataclasses.replace(recipe(8), training=TrainingConfig(batch_size=8, parallelism="fsdp"))
+    planned = make_plan(sharded, on=without_latency(slow, 8))
+    assert planned.communication.bytes > 0
+    assert planned.communication_seconds == pytest.approx(planned.communication.bytes / 1e6, rel=1e-6)
+    assert 0 < planned.exposed_seconds < planned.communication_seconds
+    assert planned.seconds_per_step == planned.price.seconds + planned.exposed_seconds
 
 
-def test_beyond_a_node_the_link_is_the_networks() -> None:
-    fast = dataclasses.replace(A100, link_bandwidth=300e9)
-    assert plan_on(recipe(16), fast, DEVICES_PER_NODE).site.link_bandwidth == 300e9
-    assert plan_on(recipe(16), fast, 2 * DEVICES_PER_NODE).site.link_bandwidth == NODE_BANDWIDTH
+def test_beyond_a_node_the_network_bounds_what_devices_send() -> None:
+    def communication_seconds(on: str) -> float:
+        return make_plan(
+            dataclasses.replace(recipe(64), training=TrainingConfig(batch_size=64)), on=on
+        ).communication_seconds
+
+    in_a_node, among_nodes = communication_seconds("8xA100-40GB"), communication_seconds("16xA100-40GB")
+    assert (
+        in_a_node < among_nodes < communication_seconds("2xp4d.24xlarge") < communication_seconds("16x1xA100-40GB") * 9
+    )
+    assert machine_of("2xp4d.24xlarge", device="auto").n_devices == 16

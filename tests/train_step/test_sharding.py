@@ -2,8 +2,9 @@
 
 import pytest
 
+from napkin.accounting.communication import Communication
 from napkin.accounting.ledger import Ledger
-from napkin.accounting.sharding import Communication, Sharding, ShardingUnits, fsdp_peak_bytes
+from napkin.accounting.sharding import Sharding, ShardingUnits, fsdp_peak_bytes
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import Precision
@@ -73,18 +74,15 @@ def test_what_fsdp_gathers_is_in_the_format_that_the_recipe_names() -> None:
 def test_every_device_sends_in_a_ring_what_it_has_of_each_unit() -> None:
     blocks, outside = sum(UNITS.blocks), UNITS.outside
     assert Sharding("none", 1, UNITS).communication(4) == Communication()
+    assert sum(each.times for each in Sharding("fsdp", 4, UNITS).communication(3).collectives) == 3 * (
+        3 * len(UNITS.blocks) + 2
+    )
     ddp = Sharding("ddp", 4, UNITS).communication(3)
-    assert (ddp.forward_bytes, ddp.backward_bytes) == (0, 2 * 3 / 4 * 4 * (blocks + outside))
+    assert ddp.bytes_in("forward") == 0
+    assert ddp.bytes_in("backward") == pytest.approx(2 * 3 / 4 * 4 * (blocks + outside))
     fsdp = Sharding("fsdp", 4, UNITS, gather_bytes=2).communication(3)
-    assert fsdp.forward_bytes == pytest.approx(3 * 3 / 4 * (2 * blocks + 4 * outside))
-    assert fsdp.backward_bytes == pytest.approx(3 * 3 / 4 * (2 * blocks + 4 * blocks + 4 * outside))
-
-
-def test_communication_is_exposed_where_no_computation_of_its_pass_hides_it() -> None:
-    sent = Communication(forward_bytes=10, backward_bytes=30)
-    assert sent.seconds(10) == 4
-    assert sent.exposed_seconds(10, forward_seconds=5, backward_seconds=2) == 1
-    assert sent.exposed_seconds(10, forward_seconds=0, backward_seconds=0) == sent.seconds(10)
+    assert fsdp.bytes_in("forward") == pytest.approx(3 * 3 / 4 * (2 * blocks + 4 * outside))
+    assert fsdp.bytes_in("backward") == pytest.approx(3 * 3 / 4 * (2 * blocks + 4 * blocks + 4 * outside))
 
 
 def test_autocast_keeps_a_narrow_copy_of_each_matrix_and_fp32_keeps_none() -> None:

@@ -70,6 +70,11 @@ class Row:
         """Whether the call is made during the forward pass, what it computes of the backward pass included."""
         return self.phase == "forward" or self.early
 
+    @property
+    def is_fused_attention(self) -> bool:
+        """Whether one kernel computes scores, softmax and their products with values, and skips what a mask hides."""
+        return self.operator.startswith("_scaled_dot_product_")
+
 
 class Moment(NamedTuple):
     """The memory that was in use at one moment of a step."""

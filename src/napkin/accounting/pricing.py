@@ -107,7 +107,7 @@ def roofline_seconds(row: Row, ceilings: Ceilings) -> float:
     bound = max(_seconds_of_flops(row, ceilings), _seconds_of_bytes(row, ceilings)) + fresh
     if ceilings.calls_overlap:
         # A view launches no kernel, and its call is hidden behind kernels that run.
-        return max(bound, ceilings.seconds_per_operator) if bound else 0.0
+        return bound + ceilings.seconds_per_operator if bound else 0.0
     return bound + ceilings.seconds_per_operator
 
 
@@ -125,10 +125,14 @@ def _largest_first(sums: Mapping[str, list[float]]) -> dict[str, Spent]:
 
 
 def _seconds_of_flops(row: Row, ceilings: Ceilings) -> float:
-    if row.contraction is None:
+    if row.contraction is None or not row.flops:
         return 0.0
     _, m, n, k = row.contraction
-    return (row.flops + row.recomputed_flops) / ceilings.matmul_rate(row.format, m, n, k)
+    flops = row.flops + row.recomputed_flops
+    if row.is_fused_attention:
+        # Tiles above the diagonal are skipped.
+        return flops * row.causal_flops / row.flops / ceilings.attention_rate(row.format, m, n, k)
+    return flops / ceilings.matmul_rate(row.format, m, n, k)
 
 
 def _seconds_of_bytes(row: Row, ceilings: Ceilings) -> float:

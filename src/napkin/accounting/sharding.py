@@ -9,16 +9,22 @@ optimizer state. Units (a block, or all that lies outside of blocks) are all-gat
 import dataclasses
 import functools
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from torch import nn
 
+from napkin.accounting.communication import Collective, Communication
 from napkin.accounting.ledger import STATE, Category, Ledger, Moment, Row
 
 OUTSIDE_BYTES = 4
 """Per parameter outside of blocks, which are gathered in fp32."""
+
+
+BUCKET_BYTES = 25 * 2**20
+"""Of gradients that ddp all-reduces at a time: torch's default, `bucket_cap_mb`."""
 
 
 class HasBlocks(Protocol):
@@ -115,42 +121,25 @@ class Sharding:
         alive["weight copies"] = self.gathered_bytes
         return dataclasses.replace(ledger, peak_bytes=peak_bytes, peak_by_category=_adding_up_to(peak_bytes, alive))
 
-    def communication(self, micro_batches: int) -> "Communication":
-        """What each device sends in a step of so many micro-batches, in rings (Patarasuk & Yuan 2009)."""
-        if self.strategy == "none":
-            return Communication()
-        ring = (self.world_size - 1) / self.world_size
+    def communication(self, micro_batches: int) -> Communication:
+        """The collectives of a step of so many micro-batches."""
+        return Communication(tuple(self._collectives(micro_batches)), self.world_size)
+
+    def _collectives(self, micro_batches: int) -> Iterator[Collective]:
         if self.strategy == "ddp":
-            return Communication(backward_bytes=2 * ring * self.bytes_per_weight * self.units.parameters)
-        blocks, outside = sum(self.units.blocks), OUTSIDE_BYTES * self.units.outside
-        gathered, reduced = self.gather_bytes * blocks, self.reduce_bytes * blocks + outside
-        # Blocks are gathered again for the backward pass; what lies outside of them stays whole in between.
-        return Communication(
-            forward_bytes=micro_batches * ring * (gathered + outside),
-            backward_bytes=micro_batches * ring * (gathered + reduced),
-        )
-
-
-@dataclass(frozen=True)
-class Communication:
-    """Bytes that one device sends in a step, by the pass that they can hide behind."""
-
-    forward_bytes: float = 0.0
-    backward_bytes: float = 0.0
-
-    @property
-    def bytes(self) -> float:
-        """In both passes."""
-        return self.forward_bytes + self.backward_bytes
-
-    def seconds(self, bandwidth: float) -> float:
-        """On links of so many bytes per second, one way; a lower bound: no link delivers all that it promises."""
-        return self.bytes / bandwidth
-
-    def exposed_seconds(self, bandwidth: float, *, forward_seconds: float, backward_seconds: float) -> float:
-        """The seconds of it that no computation of the same pass hides."""
-        exposed = max(0.0, self.forward_bytes / bandwidth - forward_seconds)
-        return exposed + max(0.0, self.backward_bytes / bandwidth - backward_seconds)
+            in_all = self.bytes_per_weight * self.units.parameters
+            buckets = -(-in_all // BUCKET_BYTES)
+            yield Collective("all_reduce", "backward", in_all / buckets, buckets)
+        if self.strategy == "fsdp":
+            outside = OUTSIDE_BYTES * self.units.outside
+            yield Collective("all_gather", "forward", outside, micro_batches)
+            yield Collective("reduce_scatter", "backward", outside, micro_batches)
+            for parameters, blocks in Counter(self.units.blocks).items():
+                times = micro_batches * blocks
+                yield Collective("all_gather", "forward", self.gather_bytes * parameters, times)
+                # Blocks are gathered again for the backward pass; what lies outside of them stays whole in between.
+                yield Collective("all_gather", "backward", self.gather_bytes * parameters, times)
+                yield Collective("reduce_scatter", "backward", self.reduce_bytes * parameters, times)
 
 
 def fsdp_peak_bytes(

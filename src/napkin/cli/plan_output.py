@@ -63,7 +63,7 @@ def print_plan(plan: Plan, *, by: Literal["operator", "module", "phase"] | None 
 
 def _communication(plan: Plan) -> str:
     sent = f"communication: {format_bytes(plan.communication.bytes)} sent per device and step"
-    if plan.site.link_bandwidth is None:
+    if plan.site.interconnect is None:
         return f"{sent}, over links of unknown bandwidth"
     exposed = format_seconds(plan.exposed_seconds) if plan.exposed_seconds else "none"
     return f"{sent}, {format_seconds(plan.communication_seconds)}; exposed: {exposed}"

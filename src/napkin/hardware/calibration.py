@@ -158,6 +158,10 @@ class Calibration:
         seconds_per_flop = _terms(m, n, k) @ np.array(_fit_matmuls(self._measured(format_name)))
         return 1 / max(float(seconds_per_flop), 1 / peak)
 
+    def attention_rate(self, format_name: str, queries: int, keys: int, head_dim: int) -> float:
+        """As a matrix product of the same sides."""
+        return self.matmul_rate(format_name, queries, keys, head_dim)
+
     def bandwidth(self, bytes_touched: float | int) -> float:
         """Bytes/s of an elementwise operator that reads and writes `bytes_touched` in total, excluding call overhead.
 

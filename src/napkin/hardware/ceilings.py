@@ -1,20 +1,11 @@
 """Ceilings of a device's speed, which bound an operator's time: a measured calibration, or datasheet figures."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 from napkin.hardware.device import Device
-
-MATMUL_SHARE = 0.8
-"""The fraction of a datasheet's dense peak that large matrix products reach: 795 of 989 TFLOP/s on H100 and H200, 1,745
-of 2,250 on B200, as published for bf16."""
-
-BANDWIDTH_SHARE = 0.85
-"""The fraction of a datasheet's memory bandwidth that elementwise kernels reach; error correction and row changes take
-the rest."""
-
-KERNEL_SECONDS = 5e-6
-"""The minimum time of a kernel when kernels are launched one after another from Python."""
+from napkin.hardware.efficiency import Efficiency, efficiency_of
 
 
 @runtime_checkable
@@ -44,6 +35,10 @@ class Ceilings(Protocol):
         """The expected FLOP/s of an [m × k] @ [k × n]."""
         ...
 
+    def attention_rate(self, format_name: str, queries: int, keys: int, head_dim: int) -> float:
+        """The expected FLOP/s of fused attention, over the pairs of queries and keys that it computes."""
+        ...
+
     def bandwidth(self, bytes_touched: float | int) -> float:
         """The expected bytes/s of an operator that reads and writes `bytes_touched`."""
         ...
@@ -51,24 +46,40 @@ class Ceilings(Protocol):
 
 @dataclass(frozen=True)
 class CatalogueCeilings:
-    """The speed that PyTorch's kernels reach on a device of the catalogue: fixed fractions of its datasheet figures.
-
-    Thin matrices are slow because of their bytes, which a roofline includes; partially filled tiles are not modelled.
-    """
+    """The speed that PyTorch's kernels reach on a device of the catalogue: its datasheet, times its efficiency."""
 
     device: Device
-    seconds_per_operator: float = KERNEL_SECONDS
+    efficiency_used: Efficiency | None = None
+    """None is that of the device's generation."""
     seconds_per_fresh_byte: float = 0.0
     calls_overlap: bool = True
+
+    @cached_property
+    def efficiency(self) -> Efficiency:
+        """The fractions of the datasheet's figures that kernels reach."""
+        return self.efficiency_used or efficiency_of(self.device)
+
+    @property
+    def seconds_per_operator(self) -> float:
+        """The time of a kernel beside its FLOPs or bytes."""
+        return self.efficiency.kernel_seconds
 
     def matmul_peak(self, format_name: str) -> float:
         """The datasheet's dense FLOP/s."""
         return self.device.peak(format_name)
 
     def matmul_rate(self, format_name: str, m: int, n: int, k: int) -> float:
-        """`MATMUL_SHARE` of the peak, for any shape."""
-        return MATMUL_SHARE * self.device.peak(format_name)
+        """A share of the peak that falls where m, n or k is small."""
+        efficiency = self.efficiency
+        filled = 1 + efficiency.matmul_width * (1 / m + 1 / n + 1 / k)
+        return efficiency.matmul_share * self.device.peak(format_name) / filled
+
+    def attention_rate(self, format_name: str, queries: int, keys: int, head_dim: int) -> float:
+        """A share of the peak that falls where heads are narrow."""
+        efficiency = self.efficiency
+        filled = 1 + efficiency.attention_width / head_dim
+        return efficiency.attention_share * self.device.peak(format_name) / filled
 
     def bandwidth(self, bytes_touched: float | int) -> float:
-        """`BANDWIDTH_SHARE` of the datasheet's bytes/s, for any size."""
-        return BANDWIDTH_SHARE * self.device.memory_bandwidth
+        """A share of the datasheet's bytes/s, for any size."""
+        return self.efficiency.memory_share * self.device.memory_bandwidth

@@ -21,24 +21,21 @@ from napkin.hardware.accelerators import find_device
 from napkin.hardware.calibration import Calibration
 from napkin.hardware.calibration_cache import calibration_of_this_machine
 from napkin.hardware.ceilings import CatalogueCeilings, Ceilings
+from napkin.hardware.cluster import find_cluster
 from napkin.hardware.device import Device
+from napkin.hardware.efficiency import Efficiency, efficiency_of
 from napkin.hardware.host import detect_host
+from napkin.hardware.interconnect import Interconnect, interconnect_of
 from napkin.hardware.malloc import keep_freed_memory
+from napkin.hardware.node import Node, node_of
 from napkin.hardware.target import CudaTarget, Target
 from napkin.planning.probe_run import time_probe_run
 from napkin.planning.run_plan import Site
 from napkin.recipe.precision import Precision, PrecisionName, choose_device, choose_precision
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
-from napkin.units import parse_devices
 
 Progress = Callable[[str], None]
-
-CATALOGUE_FACTOR = 2.0
-"""Expected error of the seconds, as a factor, where nothing was measured on the device; not verified yet."""
-DEVICES_PER_NODE = 8
-NODE_BANDWIDTH = 50e9
-"""Bytes per second and device between nodes, one way: 400 Gbit/s each, as in a DGX H100 (NVIDIA's user guide)."""
 
 
 class Machine(ABC):
@@ -151,13 +148,18 @@ class ThisMachine(Machine):
             memory_bytes=self.memory_bytes,
             bytes_per_second=bandwidth,
             n_devices=self.n_devices,
-            # Ranks on one CPU communicate through its memory: each byte is written and read.
-            link_bandwidth=bandwidth / 2 if self.device_type == "cpu" else _link_bandwidth(gpu, self.n_devices),
+            interconnect=self._interconnect(gpu, bandwidth),
             usd_per_hour=_usd_per_hour(gpu, self.n_devices),
             offer=_offer(gpu),
             watts=_watts(gpu, self.n_devices),
             disturbed=ceilings.disturbed,
         )
+
+    def _interconnect(self, gpu: Device | None, bandwidth: float) -> Interconnect | None:
+        if self.device_type == "cpu":
+            # Ranks on one CPU communicate through its memory: each byte is written and read.
+            return Interconnect(bandwidth / 2, bandwidth / 2, self.n_devices, 0.0, 0.0, 0.0)
+        return interconnect_of(gpu, node_of(gpu), efficiency_of(gpu)) if gpu else None
 
 
 class CatalogueMachine(Machine):
@@ -165,9 +167,14 @@ class CatalogueMachine(Machine):
 
     measured = False
 
-    def __init__(self, device: Device, n_devices: int = 1) -> None:
+    def __init__(
+        self, device: Device, n_devices: int = 1, *, node: Node | None = None, efficiency: Efficiency | None = None
+    ) -> None:
+        """`node` and `efficiency` are by default those that the tables have for the device."""
         self.device = device
         self.n_devices = n_devices
+        self.node = node or node_of(device)
+        self.efficiency = efficiency or efficiency_of(device)
         self.device_name = device.name
         self.memory_bytes = device.usable_bytes
         self.target = target_of(device)
@@ -189,11 +196,11 @@ class CatalogueMachine(Machine):
 
     def ceilings(self, precision: Precision) -> CatalogueCeilings:
         """Fractions of the datasheet's figures."""
-        return CatalogueCeilings(self.device)
+        return CatalogueCeilings(self.device, self.efficiency)
 
     def price(self, resolved: ResolvedRecipe, ledger: Ledger, ceilings: Ceilings, progress: Progress) -> Price:
         """By rooflines."""
-        return price(ledger, ceilings, factor=CATALOGUE_FACTOR)
+        return price(ledger, ceilings, factor=self.efficiency.factor)
 
     def site(self, precision: Precision, ceilings: Ceilings) -> Site:
         """Peak, memory, price and power of the catalogue."""
@@ -204,7 +211,7 @@ class CatalogueMachine(Machine):
             memory_bytes=device.usable_bytes,
             bytes_per_second=device.memory_bandwidth,
             n_devices=self.n_devices,
-            link_bandwidth=_link_bandwidth(device, self.n_devices),
+            interconnect=interconnect_of(device, self.node, self.efficiency),
             usd_per_hour=_usd_per_hour(device, self.n_devices),
             offer=_offer(device),
             watts=_watts(device, self.n_devices),
@@ -213,7 +220,7 @@ class CatalogueMachine(Machine):
 
 
 def machine_of(on: str | Machine | None, *, ranks: Ranks = ALONE, device: Literal["auto", "cpu", "cuda"]) -> Machine:
-    """The machine of a plan: devices of the catalogue, as in "8xH100"; None is this machine.
+    """The machine of a plan: devices of the catalogue, as `find_cluster` reads them; None is this machine.
 
     Raises NapkinError for a name that is not in the catalogue.
     """
@@ -221,8 +228,8 @@ def machine_of(on: str | Machine | None, *, ranks: Ranks = ALONE, device: Litera
         return on
     if on is None:
         return ThisMachine(ranks, device=device)
-    n_devices, name = parse_devices(on)
-    return CatalogueMachine(find_device(name), n_devices)
+    cluster = find_cluster(on)
+    return CatalogueMachine(cluster.device, cluster.n_devices, node=cluster.node)
 
 
 def target_of(device: Device) -> Target:
@@ -231,15 +238,6 @@ def target_of(device: Device) -> Target:
         return CudaTarget(device.compute_capability)
     # ROCm's PyTorch has the same allocator, and flash attention.
     return CudaTarget(cudnn_attention=False) if device.vendor == "AMD" else "cpu"
-
-
-def _link_bandwidth(device: Device | None, n_devices: int) -> float | None:
-    if device is None:
-        return None
-    within = device.link_bandwidth or device.host_bandwidth
-    if within is None or n_devices <= DEVICES_PER_NODE:
-        return within
-    return min(within, NODE_BANDWIDTH)
 
 
 def _usd_per_hour(device: Device | None, n_devices: int) -> float | None:

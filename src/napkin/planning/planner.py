@@ -59,21 +59,21 @@ def plan_resolved(resolved: ResolvedRecipe, machine: Machine, *, progress: Progr
 
 
 def _with_communication(planned: Plan) -> Plan:
-    """The plan with the communication of its devices, and its seconds if the bandwidth of their links is known."""
+    """The plan with the communication of its devices, and its seconds if it is known what connects them."""
     training = planned.resolved.per_device.training
     communication = sharding_of(planned.resolved).communication(
         training.batch_size // training.resolved_micro_batch_size
     )
-    bandwidth = planned.site.link_bandwidth
-    if bandwidth is None:
+    interconnect = planned.site.interconnect
+    if interconnect is None:
         return dataclasses.replace(planned, communication=communication)
     by_phase = {phase: spent.seconds for phase, spent in planned.price.by_phase.items()}
     return dataclasses.replace(
         planned,
         communication=communication,
-        communication_seconds=communication.seconds(bandwidth),
+        communication_seconds=communication.seconds(interconnect),
         exposed_seconds=communication.exposed_seconds(
-            bandwidth,
+            interconnect,
             forward_seconds=by_phase.get("forward", 0.0),
             backward_seconds=by_phase.get("backward", 0.0) + by_phase.get("recompute", 0.0),
         ),

@@ -3,6 +3,7 @@
 import html
 from dataclasses import dataclass, field, replace
 
+from napkin.accounting.communication import Communication
 from napkin.accounting.compile_estimate import NOT_COMPILED, CompileEstimate
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.pricing import Price
@@ -15,8 +16,8 @@ from napkin.accounting.rules import (
     seconds_rule,
     training_flops_rule,
 )
-from napkin.accounting.sharding import Communication
 from napkin.accounting.utilisation import dollars, kilowatt_hours, mfu
+from napkin.hardware.interconnect import Interconnect
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.units import format_bytes, format_flops, format_seconds
@@ -36,8 +37,8 @@ class Site:
     bytes_per_second: float
     """Memory bandwidth of one device."""
     n_devices: int = 1
-    link_bandwidth: float | None = None
-    """Bytes per second that one device can send to the others; None where it is not known."""
+    interconnect: Interconnect | None = None
+    """What connects the devices; None where it is not known."""
     usd_per_hour: float | None = None
     """Of all devices; None where it is not known."""
     offer: str | None = None
