@@ -3,8 +3,8 @@
     python benchmarks/published_runs.py          plan each run; held-out halves; one constant MFU beside them
     python benchmarks/published_runs.py --fit    fit the coefficients to all runs and write hardware/efficiency.toml
 
-published_runs.csv has runs of MPT models with FSDP (Mosaic's llm-foundry): embeddings of positions, layer norms, biases,
-GELU, tied embeddings, a vocabulary of 50,368. "gathers" is how often a step gathers a block's weights. Held out: the
+published_runs.csv has runs of MPT models with FSDP (Mosaic's llm-foundry): learned positions, layer norms, biases, GELU,
+tied embeddings, a vocabulary of 50,368. "gathers" is how often a step gathers a block's weights. Held out: the
 coefficients are fitted to one half of a generation's runs and judged on the other, for several ways to halve them.
 Fitting needs SciPy. Coefficients are drawn towards what is known beforehand: `PRIOR`.
 """
@@ -189,7 +189,7 @@ def described(errors: Sequence[float]) -> str:
 def write_table(found: dict[str, tuple[Efficiency, list[float], int]]) -> None:
     """hardware/efficiency.toml, with the factor that nine in ten of the held-out runs are within."""
     lines = [
-        "# Fractions of a datasheet's figures that kernels and collectives reach: napkin.hardware.efficiency explains them.",
+        "# Fractions of a datasheet's figures that kernels and collectives reach: see napkin.hardware.efficiency.",
         "# Written by `python benchmarks/published_runs.py --fit`, from the runs and sources of published_runs.csv.",
     ]
     for name, (efficiency, errors, rows) in found.items():

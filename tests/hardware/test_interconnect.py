@@ -67,7 +67,7 @@ def test_a_message_between_nodes_is_slower_than_one_within() -> None:
 def test_more_bytes_take_longer_and_one_rank_or_no_bytes_take_nothing(operation: Operation) -> None:
     for group in (Group(2), Group(8), Group(8, 4), Group(1, 4)):
         seconds = [PLAIN.seconds(operation, 10.0**power, group) for power in range(11)]
-        assert all(before < after for before, after in zip(seconds, seconds[1:], strict=False))
+        assert seconds == sorted(set(seconds))
         assert PLAIN.seconds(operation, 0, group) == 0
     assert PLAIN.seconds(operation, 1e9, Group(1)) == 0
 

@@ -92,7 +92,7 @@ def test_gradients_cost_time_where_the_backward_pass_does_not_hide_them() -> Non
     assert math.isclose(all_reduce_seconds_rule(4 * planned.ledger.parameters, 8, 1e9), exchange)
     assert math.isclose(planned.communication_seconds, exchange, rel_tol=1e-6)
     exposed = max(0.0, exchange - planned.price.by_phase["backward"].seconds)
-    assert math.isclose(planned.exposed_seconds, exposed, rel_tol=1e-6)
+    assert planned.exposed_seconds == pytest.approx(exposed, rel=1e-6, abs=1e-9)
     assert plan_on(recipe(8), A100, 1).communication_seconds == 0
 
 
@@ -182,12 +182,8 @@ def test_fsdp_on_a_slow_link_exposes_what_it_sends() -> None:
 
 def test_beyond_a_node_the_network_bounds_what_devices_send() -> None:
     def communication_seconds(on: str) -> float:
-        return make_plan(
-            dataclasses.replace(recipe(64), training=TrainingConfig(batch_size=64)), on=on
-        ).communication_seconds
+        return make_plan(recipe(64, d_model=512, vocab_size=8192), on=on).communication_seconds
 
     in_a_node, among_nodes = communication_seconds("8xA100-40GB"), communication_seconds("16xA100-40GB")
-    assert (
-        in_a_node < among_nodes < communication_seconds("2xp4d.24xlarge") < communication_seconds("16x1xA100-40GB") * 9
-    )
+    assert in_a_node < among_nodes < communication_seconds("2xp4d.24xlarge") < communication_seconds("16x1xA100-40GB")
     assert machine_of("2xp4d.24xlarge", device="auto").n_devices == 16

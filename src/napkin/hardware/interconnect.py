@@ -2,8 +2,8 @@
 
 Two levels: devices of a node, and nodes. A ring passes through all devices, node by node; through each border of a node
 flows what flows between two devices, spread over the adapters of all devices of the node that take part. Ring and tree
-as NCCL prices them (its src/graph/tuning.cc; Thakur et al. 2005, "Optimization of Collective Communication Operations in
-MPICH"; for pipelined trees Sanders et al. 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan").
+as NCCL prices them (its src/graph/tuning.cc; Thakur et al. 2005, "Optimization of Collective Communication Operations
+in MPICH"; for pipelined trees Sanders et al. 2009, "Two-tree algorithms for full bandwidth broadcast").
 """
 
 import math
