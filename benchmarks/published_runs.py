@@ -3,8 +3,8 @@
     python benchmarks/published_runs.py          plan each run; held-out halves; one constant MFU beside them
     python benchmarks/published_runs.py --fit    fit the coefficients to all runs and write hardware/efficiency.toml
 
-published_runs.csv has runs of MPT models with FSDP (Mosaic's llm-foundry): learned positions, layer norms, biases, GELU,
-tied embeddings, a vocabulary of 50,368. "gathers" is how often a step gathers a block's weights. Held out: the
+published_runs.csv has runs of MPT models with FSDP (llm-foundry of Mosaic): learned positions, layer norms, biases,
+GELU, tied embeddings, a vocabulary of 50,368. "gathers" is how often a step gathers a block's weights. Held out: the
 coefficients are fitted to one half of a generation's runs and judged on the other, for several ways to halve them.
 Fitting needs SciPy. Coefficients are drawn towards what is known beforehand: `PRIOR`.
 """
