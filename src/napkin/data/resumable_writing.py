@@ -20,7 +20,7 @@ from napkin.data.document import Document
 from napkin.data.token_file import TokenFile, sidecar_path
 from napkin.data.token_writer import BYTES_PER_BATCH, EncodedDocuments, TokenWriter, pipeline
 from napkin.errors import NapkinError
-from napkin.files import already_exists, atomic_file, atomic_write_bytes, publish, sync_folder, try_lock
+from napkin.files import already_exists, atomic_file, atomic_write_bytes, publish, read_bytes, sync_folder, try_lock
 from napkin.tokenizer.base import Tokenizer
 
 Documents = Callable[[], Iterable[Document]]
@@ -189,7 +189,7 @@ class _PartialFile:
 
     def _usable_record(self) -> _Record | None:
         try:
-            record = msgspec.json.decode(sidecar_path(self.partial).read_bytes(), type=_Record)
+            record = msgspec.json.decode(read_bytes(sidecar_path(self.partial)), type=_Record)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return None
         size_bytes = record.tokens * self.writer.token_bytes

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from napkin.errors import CorruptFile, NapkinError
-from napkin.files import StrPath
+from napkin.files import StrPath, read_bytes, regular
 
 TokenArray = NDArray[np.uint16] | NDArray[np.uint32]
 
@@ -131,7 +131,7 @@ class Sidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def _read_sidecar(path: Path) -> Sidecar:
     described = sidecar_path(path)
     try:
-        return msgspec.json.decode(described.read_bytes(), type=Sidecar)
+        return msgspec.json.decode(read_bytes(described), type=Sidecar)
     except FileNotFoundError:
         if not path.exists():
             raise NapkinError(
@@ -151,7 +151,7 @@ def _map_tokens(path: Path, sidecar: Sidecar) -> TokenArray:
     dtype = np.dtype(NUMPY_DTYPES[sidecar.dtype])
     expected_bytes = sidecar.tokens * dtype.itemsize
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             # Both checks use the same open file, even if another one takes its name meanwhile.
             size_bytes = os.fstat(file.fileno()).st_size
             if size_bytes != expected_bytes:

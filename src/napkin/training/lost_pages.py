@@ -5,6 +5,7 @@ kernel raises SIGBUS during an instruction that cannot be completed. Python's ow
 instruction, so this one is called by C: it prints what happened and exits.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -33,7 +34,8 @@ def leaving_on_lost_pages(last_words: Callable[[], str]) -> Iterator[None]:
         except BaseException as error:
             line = f"{line} ({error})"
         finally:
-            sys.stdout.flush()
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
             os.write(2, f"napkin: {' '.join(line.split())}\n".encode())
             os._exit(2)
 
