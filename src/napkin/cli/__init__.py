@@ -86,7 +86,10 @@ def _run(command: str, rest: Sequence[str]) -> int:
         if command in ("-V", "--version"):
             print(f"napkin {napkin.__version__}")
             return 0
-        return run_command(__name__, COMMANDS, command, rest)
+        from napkin.data.lost_pages import leaving_on_lost_pages
+
+        with leaving_on_lost_pages():
+            return run_command(__name__, COMMANDS, command, rest)
     except SystemExit as leaving:
         # `--help` of a command exits.
         return leaving.code if isinstance(leaving.code, int) else 0

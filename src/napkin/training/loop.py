@@ -14,6 +14,7 @@ import torch
 from napkin.accounting.metering import Stopwatch
 from napkin.accounting.utilisation import mfu
 from napkin.checkpoint.sharded_writer import restore_on_ranks
+from napkin.data.lost_pages import leaving_on_lost_pages
 from napkin.data.mixing import TokenMixture
 from napkin.data.prefetch import open_fetcher
 from napkin.data.token_file import TokenFile
@@ -26,7 +27,6 @@ from napkin.runs.metrics import StepMetrics, format_metrics, parse_metrics
 from napkin.runs.run_folder import RunFolder
 from napkin.train_step.step import build_train_state
 from napkin.training.compile_first import compile_first
-from napkin.training.lost_pages import leaving_on_lost_pages
 from napkin.training.preparation import Preparation
 from napkin.training.signals import Interrupted, Interruption, agree_on_signal
 
