@@ -47,11 +47,11 @@ def atomic_file(path: StrPath, mode: Literal["wb", "w"] = "wb", *, overwrite: bo
     runs, unless `overwrite`; and if it cannot be written.
     """
     path = Path(path)
+    remove_abandoned(path)
     if not overwrite and os.path.lexists(path):
         raise already_exists(path)
     temporary = temporary_name(path)
     try:
-        remove_abandoned(path)
         with _create(temporary, mode) as file:
             yield file
             file.flush()

@@ -11,7 +11,7 @@ import pytest
 from napkin.recipe.toml_file import format_recipe
 from oracles.tiny_run import TRAINING, tiny_recipe
 from reliability.conftest import Tally
-from reliability.harness import Napkin, assert_same_run, checkpoints, files_of, weights
+from reliability.harness import Napkin, assert_same_run, files_of, weights
 
 LAST = f".step-{TRAINING.steps:08d}."
 MOST_OPERATIONS = 200
@@ -113,7 +113,10 @@ def test_drafts_of_killed_processes_beside_and_in_a_run_are_removed(
     of_others = [napkin.folder / ".run.mine.tmp", napkin.folder / ".other.0123456789abcdef.tmp"]
     if command[0] == "resume":
         shutil.copytree(uninterrupted, napkin.folder / "run")
-        of_others += [napkin.folder / "run" / ".report.html.mine.tmp", napkin.folder / "run" / "checkpoints" / ".step-1.tmp"]
+        of_others += [
+            napkin.folder / "run" / ".report.html.mine.tmp",
+            napkin.folder / "run" / "checkpoints" / ".step-1.tmp",
+        ]
         for name in (".report.html.", ".samples.txt.", ".evaluation.json."):
             (napkin.folder / "run" / f"{name}0123456789abcdef.tmp").touch()
         (napkin.folder / "run" / "checkpoints" / ".step-00000012.0123456789abcdef.tmp").mkdir()
@@ -121,7 +124,7 @@ def test_drafts_of_killed_processes_beside_and_in_a_run_are_removed(
         path.touch()
     done = napkin.run(*command)
     assert done.status == 0, done.errors
-    assert {path for path in napkin.folder.rglob(".*.tmp")} == set(of_others)
+    assert set(napkin.folder.rglob(".*.tmp")) == set(of_others)
 
 
 COMMANDS = {
