@@ -1,6 +1,7 @@
 """Files that a command writes: never over an existing one, and in folders that are removed again if it fails."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from napkin.errors import NapkinError
 
 def refuse_existing(path: Path) -> None:
     """Raise NapkinError if there is something at `path`, which --out has named."""
-    if path.exists():
+    if os.path.lexists(path):
         raise NapkinError(f"'{path}' exists and is not overwritten: remove it or choose another --out")
 
 

@@ -1,11 +1,13 @@
 """What `napkin train` and `napkin resume` share: a run is trained, reconciled and reported."""
 
 import shlex
+from pathlib import Path
 
 from napkin.accounting.overhead import loop_overhead
 from napkin.cli.plan_output import print_plan
 from napkin.cli.progress import progress_line
 from napkin.cli.terminal import notify, print_json, print_rich, say
+from napkin.errors import NapkinError
 from napkin.planning.checkpoint_plan import describe_checkpoints
 from napkin.report.live_report import live_report
 from napkin.report.page import write_report
@@ -35,20 +37,30 @@ def train_and_report(preparation: Preparation, run: RunFolder, *, as_json: bool)
 
             outcome = train_run(preparation, run, on_step=on_step, on_message=notify)
         line.retitle("writing the report")
-        report = write_report(run.path, training=False)
+        report, damaged = _report(run)
     if as_json:
         stopped_by = None if outcome.interrupted_by is None else outcome.interrupted_by.name
         state = {"run": run.path, "step": outcome.step, "stopped_by": stopped_by}
         print_json({**state, "checkpoint": outcome.checkpoint, "table": outcome.table})
     else:
         _print_outcome(run, outcome, preparation)
-        if outcome.interrupted_by is None:
+        if outcome.interrupted_by is None and report is not None:
             say(f"report: {report}")
+    if damaged is not None:
+        notify(f"the run is trained and saved, but its report is not written: {damaged}")
     if outcome.interrupted_by is not None:
         resume = f"napkin resume {shlex.quote(str(run.path))}"
         notify(f"{outcome.interrupted_by.name}: checkpoint saved; continue with: {resume}")
         return 128 + outcome.interrupted_by
-    return 0
+    return 0 if damaged is None else 2
+
+
+def _report(run: RunFolder) -> tuple[Path | None, NapkinError | None]:
+    """Write the report. A file that was damaged while the run trained does not hide what the run has done."""
+    try:
+        return write_report(run.path, training=False), None
+    except NapkinError as error:
+        return None, error
 
 
 def _print_preparation(preparation: Preparation) -> None:
