@@ -67,9 +67,9 @@ def refuse_other_format(path: Path) -> None:
         return
     found = _read(path)
     if found.format != FORMAT or not 0 < found.version <= VERSION:
-        made_by = f", {found.napkin}" if found.napkin else ""
+        made_by = f", {found.napkin[:40]}" if found.napkin else ""
         raise NapkinError(
-            f"'{path}' is a run of format {found.format!r}, version {found.version}, this napkin "
+            f"'{path}' is a run of format {found.format[:40]!r}, version {found.version}, this napkin "
             f"({napkin.__version__}) reads versions up to {VERSION}: use the napkin that made it{made_by}"
         )
 
