@@ -76,7 +76,7 @@ class _Header(msgspec.Struct):
 def _check_header(path: StrPath, header: _Header) -> None:
     if header.format != FORMAT:
         raise CorruptFile(
-            f"{path} is not a tokenizer file: its format is {header.format[:40]!r}, not {FORMAT!r}; name a tokenizer file"
+            f"{path} is not a tokenizer file: its format is {header.format[:40]!r}, not {FORMAT!r}: name one"
         )
     if header.version != VERSION:
         raise CorruptFile(
