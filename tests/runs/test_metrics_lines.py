@@ -174,12 +174,20 @@ def test_values_that_cannot_be_figures_are_named(tmp_path: Path) -> None:
         ("loss", [1]),
         ("skipped", 3),
         ("expert_tokens", [[1], 2]),
+        ("expert_tokens", []),
+        ("expert_tokens", [[]]),
+        ("expert_tokens", [[1, 2], [3]]),
+        ("dropped_tokens", [0]),
         ("unheard_of", 1),
     ):
         file.path.write_text(json.dumps({**good, name: value}) + "\n")
         (message,) = read_metrics_record(file.path).messages()
         assert "line 1 (" in message
         assert name in message
+    with_experts = [{**good, "step": step, "expert_tokens": [[1] * (step + 1)] * 2} for step in (1, 2)]
+    file.path.write_text("".join(json.dumps(line) + "\n" for line in with_experts))
+    (message,) = read_metrics_record(file.path).messages()
+    assert "line 2 (layers and experts are (2, 3), (2, 2) in lines before it)" in message
     file.path.write_text('{"step": 1, "loss": ' + "[" * 100_000 + "\n")
     (message,) = read_metrics_record(file.path).messages()
     assert "line 1 (" in message

@@ -64,6 +64,18 @@ class StepMetrics:
     dropped_tokens: list[_Natural] | None = None
     """Routed tokens that were dropped because their expert was full, by layer."""
 
+    def __post_init__(self) -> None:
+        layers = self.expert_tokens
+        if layers is not None and (not layers or not layers[0] or {*map(len, layers)} != {len(layers[0])}):
+            raise ValueError("expert_tokens needs the same number of experts in each layer, one or more")
+        if self.dropped_tokens is not None and len(self.dropped_tokens) != len(layers or []):
+            raise ValueError("dropped_tokens needs a number for each layer of expert_tokens")
+
+    @property
+    def n_experts(self) -> tuple[int, int] | None:
+        """Layers with experts and experts of each; None without experts."""
+        return None if self.expert_tokens is None else (len(self.expert_tokens), len(self.expert_tokens[0]))
+
     @property
     def is_notable(self) -> bool:
         """Whether the line is logged whatever log_every says."""
@@ -215,7 +227,7 @@ def read_metrics_record(path: Path) -> MetricsRecord:
     found = MetricsRecord(path)
     by_step: dict[int, LoggedLine] = {}
     damaged: list[DamagedLine] = []
-    incomplete = displaced = None
+    incomplete = displaced = n_experts = None
     last, checked = 0, False
     contents = (read_bytes(path) or b"").split(b"\n")
     for number, content in enumerate(contents, 1):
@@ -223,6 +235,9 @@ def read_metrics_record(path: Path) -> MetricsRecord:
             continue
         try:
             line = _parse_line(content, number, checked=checked)
+            n_experts = n_experts or line.metrics.n_experts
+            if line.metrics.n_experts not in (None, n_experts):
+                raise ValueError(f"layers and experts are {line.metrics.n_experts}, {n_experts} in lines before it")
         except (ValueError, RecursionError) as error:
             spoiled = DamagedLine(number, last, first_line(error), content)
             # What a kill cuts off is not JSON; what is JSON, with wrong values or a wrong checksum, was damaged.
