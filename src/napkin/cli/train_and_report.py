@@ -98,8 +98,8 @@ def _print_outcome(
         print_json({**state, "checkpoint": outcome.checkpoint, "table": outcome.table})
         return
     if outcome.step == outcome.first_step:
-        done = "nothing was done"
-        if written:
+        done = "nothing was done" if outcome.interrupted_by is None else "no step was completed"
+        if written and outcome.interrupted_by is None:
             done = f"nothing was left to train; its books, which were not closed, are now: {' and '.join(written)}"
         say(f"{run.path} is at step {outcome.step:,} of {preparation.recipe.training.steps:,}: {done}")
     else:
