@@ -87,7 +87,7 @@ def _write(
     bytes_per_record: int,
 ) -> list[TokenFile]:
     paths = [path for some, _ in passes for path in some]
-    _take_back(paths)
+    take_back_unfinished(paths)
     for path in paths:
         for target in (path, sidecar_path(path)):
             if os.path.lexists(target):
@@ -297,7 +297,7 @@ def _remove_partials(paths: Iterable[Path]) -> None:
         sync_folder(path.parent)
 
 
-def _take_back(paths: Sequence[Path]) -> None:
+def take_back_unfinished(paths: Sequence[Path]) -> None:
     """Undo what a process did that was killed while it gave the files their names, so that it can be done again."""
     for path in paths:
         remove_abandoned(sidecar_path(path))
