@@ -7,7 +7,7 @@ from napkin.cli import plan_by_rule
 from napkin.cli.options import JsonOption, Switch
 from napkin.cli.progress import progress_line
 from napkin.cli.recipe_options import RecipeOptions, parse_with_recipe
-from napkin.cli.terminal import print_json
+from napkin.cli.terminal import notify, print_json
 from napkin.errors import NapkinError
 
 
@@ -56,6 +56,8 @@ def main(arguments: list[str]) -> None:
             usd_per_hour=options.usd_per_hour, watts=options.watts
         )
         memory_options = find_memory_options(plan, options.on, line.retitle) if options.memory_options else []
+    for warning in plan.warnings:
+        notify(warning)
     if options.json:
         print_json(
             {**vars(plan_file_of(plan)), **({"memory_options": memory_options} if options.memory_options else {})}

@@ -61,9 +61,11 @@ class Trained:
         path = self.recipe.data.validation if tokens is None else tokens
         if path is None:
             raise NapkinError(f"'{self.run.path}' has no validation tokens: name a token file")
+        token_file = TokenFile.open(path, tokenizer_fingerprint=self.tokenizer.fingerprint, verify=True)
+        token_file.refuse_other_vocabulary(self.tokenizer)
         return evaluate(
             self.model,
-            TokenFile.open(path, tokenizer_fingerprint=self.tokenizer.fingerprint, verify=True),
+            token_file,
             self.tokenizer,
             self.precision,
             step=self.step,

@@ -48,6 +48,8 @@ class StepMetrics:
     """Tokens routed to each expert in the step, by layer; None without experts."""
     dropped_tokens: list[int] | None = None
     """Routed tokens that were dropped because their expert was full, by layer."""
+    epochs: float | None = None
+    """Tokens learned from, divided by the tokens of the training files; None in runs of before."""
 
     @property
     def is_notable(self) -> bool:
