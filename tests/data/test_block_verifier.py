@@ -116,16 +116,11 @@ def test_a_flipped_bit_is_told_by_the_windows_that_read_its_block_alone(
         np.concatenate([token_file.tokens[start:], token_file.tokens[1:]])[:length].tolist() for start in at.tolist()
     ]
     assert token_file.windows(at, length).tolist() == expected
+    edges = np.unique([*range(0, length, BLOCK_TOKENS), length - 1])
     read = {
         (place if place < n else place - n + 1) // BLOCK_TOKENS
         for start in at.tolist()
-        for place in {
-            *range(start, start + length, BLOCK_TOKENS),
-            start + length - 1,
-            min(start + length - 1, n - 1),
-            n,
-        }
-        if place < start + length
+        for place in {*(start + edges).tolist(), min(start + length, n) - 1, *([n] if start + length > n else [])}
     }
     sizes = [len(token_file.tokens[block * BLOCK_TOKENS :][:BLOCK_TOKENS]) * 2 for block in range(N_BLOCKS)]
     assert token_file.bytes_verified == sum(sizes[block] for block in read)
@@ -186,11 +181,10 @@ def test_an_evaluation_verifies_what_it_reads(path: Path) -> None:
     flip_bit(path, 2 * BLOCK_BYTES + 1)
     token_file = opened(path)
     batches = evaluation_windows(token_file, context_length=1024, stride=1024, batch_size=16)
-    n_read = 0
+    for _ in range(2 * BLOCK_TOKENS // (16 * 1024) - 1):
+        next(batches)
     with pytest.raises(CorruptFile, match="was altered: block 2"):
-        for _ in batches:
-            n_read += 1
-    assert n_read == 2 * BLOCK_TOKENS // (16 * 1024) - 1
+        next(batches)
     assert token_file.bytes_verified == 2 * BLOCK_BYTES
 
 
@@ -231,12 +225,15 @@ def test_a_prefetched_batch_with_a_damaged_block_is_never_given(path: Path) -> N
     plain = Batches(TokenFile.open(path), context_length=256, batch_size=1, seed=1)
     bad = token_file.tokens[4 * BLOCK_TOKENS : 5 * BLOCK_TOKENS]
     fetcher = Prefetcher(batches)
-    given = 0
-    with pytest.raises(CorruptFile, match="block 4"):
-        while True:
+    given, told = 0, ""
+    while not told:
+        try:
             fetcher[given]
             given += 1
+        except CorruptFile as error:
+            told = str(error)
     fetcher.close()
+    assert "block 4 " in told
 
     def is_of_bad_block(index: int) -> bool:
         window = plain[index][0][0].numpy()[:200]

@@ -207,12 +207,13 @@ def test_a_sidecar_with_wrong_fields_is_refused(path: Path, change: Callable[[An
     "content",
     [
         "[" * 1_000_000,
-        '{"format": ' + "[" * 1_000_000,
+        '{"format": ' + "[" * 50_000,
         '{"tokens": ' + "9" * 30_000,
-        '{"a": {"a": ' * 50_000,
+        '{"a": ' * 10_000,
+        '{"blocks": ' + '["' * 30_000,
         "\ud800x",
     ],
-    ids=["lists", "lists in a field", "a long number", "objects", "no UTF-8"],
+    ids=["lists", "lists in a field", "a long number", "objects", "lists of blocks", "no UTF-8"],
 )
 def test_a_hostile_sidecar_is_refused_in_one_line(path: Path, content: str) -> None:
     path.with_name("x.tokens.json").write_bytes(content.encode(errors="surrogatepass"))
