@@ -1,7 +1,7 @@
 """What verifying tokens costs: the start of a run on 1 MB and on 1 TB, and steps with and without verification.
 
 The terabyte is a sparse file of zeros. Steps are those of a small model on 256 MB of random bytes that nothing has
-verified yet, so nearly every window needs another block, the worst case; in turns of ten, medians over the turns.
+verified yet, so nearly every window needs another block, the worst case; in turns of six, medians over the turns.
 
     python benchmarks/verification.py
 """
@@ -28,8 +28,8 @@ from napkin.recipe.training_config import TrainingConfig
 from napkin.tokenizer.byte_level import ByteTokenizer
 from napkin.train_step.step import TrainState, build_train_state
 
-TURNS, STEPS_PER_TURN = 6, 10
-MODEL = ModelConfig(8192, 256, d_model=192, n_layers=4)
+TURNS, STEPS_PER_TURN = 4, 6
+MODEL = ModelConfig(8192, 128, d_model=128, n_layers=2)
 
 
 def main() -> None:

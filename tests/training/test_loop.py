@@ -289,10 +289,8 @@ def test_tokens_that_change_under_the_run_are_noticed_before_the_next_step_and_t
     with pytest.raises(NapkinError, match=r"train\.tokens.*step 11 is saved"):
         train_run(preparation, run, on_step=spoil)
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-00000006", "step-00000011"]
-    # The length is checked by the start, the contents by the first batch.
     with pytest.raises(NapkinError, match=r"train\.tokens"):
-        train_run(*open_run(run.path))
-    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-00000006", "step-00000011"]
+        open_run(run.path)
     shutil.copy(text / "train.tokens", tokens)
     assert train_run(*open_run(run.path)).step == TRAINING.steps
 

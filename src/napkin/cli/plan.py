@@ -56,8 +56,6 @@ def main(arguments: list[str]) -> None:
             usd_per_hour=options.usd_per_hour, watts=options.watts
         )
         memory_options = find_memory_options(plan, options.on, line.retitle) if options.memory_options else []
-    for warning in plan.warnings:
-        notify(warning)
     if options.json:
         print_json(
             {**vars(plan_file_of(plan)), **({"memory_options": memory_options} if options.memory_options else {})}
@@ -69,3 +67,5 @@ def main(arguments: list[str]) -> None:
         if options.memory_options:
             print_memory_options(plan, memory_options)
     refuse_what_does_not_fit(plan)
+    for warning in plan.warnings:
+        notify(warning)

@@ -107,7 +107,10 @@ def open_token_files(
 
     def opened(path: str, way_out: str) -> TokenFile:
         token_file = _open_tokens(path, tokenizer, way_out)
-        if recipe.data.verify and not token_file.verify_on_read() and verify_whole:
+        if recipe.data.verify and token_file.verify_on_read():
+            # Verifies the first block: a small file is refused before anything is planned or made.
+            token_file.stretch(0, 1)
+        elif recipe.data.verify and verify_whole:
             token_file.verify()
         return token_file
 
