@@ -5,15 +5,18 @@ import shlex
 from napkin.accounting.overhead import loop_overhead
 from napkin.cli.plan_output import print_plan
 from napkin.cli.progress import progress_line
-from napkin.cli.terminal import notify, print_json, print_rich, say
+from napkin.cli.terminal import notify, output_may_be_lost, print_json, print_rich, say
+from napkin.files import read_bytes
 from napkin.planning.checkpoint_plan import describe_checkpoints
 from napkin.report.live_report import live_report
-from napkin.report.page import write_report
+from napkin.report.page import REPORT_FILE, write_report
 from napkin.report.table import reconcile_table
+from napkin.runs.measurement_file import MEASUREMENT_FILE
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_folder import RunFolder
 from napkin.training.preparation import Preparation
 from napkin.training.run import Outcome, train_run
+from napkin.training.signals import catch_interruption
 from napkin.units import format_bytes, format_count, format_seconds
 
 
@@ -25,6 +28,7 @@ def train_and_report(preparation: Preparation, run: RunFolder, *, as_json: bool)
         return 0 if followed.interrupted_by is None else 128 + followed.interrupted_by
     if not as_json:
         _print_preparation(preparation)
+    before = _books(run)
     with progress_line(f"training {run.path}") as line:
         steps = preparation.recipe.training.steps
         with live_report(run.path, notify) as live:
@@ -35,20 +39,25 @@ def train_and_report(preparation: Preparation, run: RunFolder, *, as_json: bool)
 
             outcome = train_run(preparation, run, on_step=on_step, on_message=notify)
         line.retitle("writing the report")
-        report = write_report(run.path, training=False)
-    if as_json:
-        stopped_by = None if outcome.interrupted_by is None else outcome.interrupted_by.name
-        state = {"run": run.path, "step": outcome.step, "stopped_by": stopped_by}
-        print_json({**state, "checkpoint": outcome.checkpoint, "table": outcome.table})
-    else:
-        _print_outcome(run, outcome, preparation)
-        if outcome.interrupted_by is None:
-            say(f"report: {report}")
-    if outcome.interrupted_by is not None:
-        resume = f"napkin resume {shlex.quote(str(run.path))}"
-        notify(f"{outcome.interrupted_by.name}: checkpoint saved; continue with: {resume}")
-        return 128 + outcome.interrupted_by
-    return 0
+        # A signal comes too late to stop anything: the books are closed first.
+        with catch_interruption():
+            write_report(run.path, training=False)
+    written = [name for name, content in _books(run).items() if content != before[name]]
+    if outcome.interrupted_by is None:
+        _print_outcome(run, outcome, preparation, written, as_json=as_json)
+        return 0
+    # The terminal may be what was lost.
+    with output_may_be_lost():
+        _print_outcome(run, outcome, preparation, written, as_json=as_json)
+    resume = f"napkin resume {shlex.quote(str(run.path))}"
+    notify(f"{outcome.interrupted_by.name}: checkpoint saved; continue with: {resume}")
+    return 128 + outcome.interrupted_by
+
+
+def _books(run: RunFolder) -> dict[str, bytes | None]:
+    """The files that the end of a run writes, by name; None where there is none yet."""
+    paths = [run.path / MEASUREMENT_FILE, run.path / REPORT_FILE]
+    return {path.name: read_bytes(path) if path.exists() else None for path in paths}
 
 
 def _print_preparation(preparation: Preparation) -> None:
@@ -68,10 +77,26 @@ def _step_line(metrics: StepMetrics, steps: int) -> str:
     )
 
 
-def _print_outcome(run: RunFolder, outcome: Outcome, preparation: Preparation) -> None:
-    if outcome.step == outcome.first_step:
-        say(f"{run.path} is at step {outcome.step:,} of {preparation.recipe.training.steps:,}: nothing was done")
+def _print_outcome(
+    run: RunFolder, outcome: Outcome, preparation: Preparation, written: list[str], *, as_json: bool
+) -> None:
+    if as_json:
+        stopped_by = None if outcome.interrupted_by is None else outcome.interrupted_by.name
+        state = {"run": run.path, "step": outcome.step, "stopped_by": stopped_by}
+        print_json({**state, "checkpoint": outcome.checkpoint, "table": outcome.table})
         return
+    if outcome.step == outcome.first_step:
+        done = "nothing was done"
+        if written:
+            done = f"nothing was left to train; its books, which were not closed, are now: {' and '.join(written)}"
+        say(f"{run.path} is at step {outcome.step:,} of {preparation.recipe.training.steps:,}: {done}")
+    else:
+        _print_trained(outcome, preparation)
+    if outcome.interrupted_by is None:
+        say(f"report: {run.path / REPORT_FILE}")
+
+
+def _print_trained(outcome: Outcome, preparation: Preparation) -> None:
     trained = f"{outcome.step:,} steps, {format_count(outcome.step * preparation.recipe.tokens_per_step)} tokens"
     measurement = outcome.measurement
     if measurement is None:

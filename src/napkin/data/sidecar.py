@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from napkin.errors import CorruptFile, NapkinError
+from napkin.files import regular
 
 BLOCK_BYTES = 2**19
 """A block is what a single window costs to verify. Small ones make long sidecars; the kernel reads ahead 128 KiB."""
@@ -79,7 +80,7 @@ def read_sidecar(path: Path) -> Sidecar:
     """
     described = sidecar_path(path)
     try:
-        with open(described, "rb") as file:
+        with open(described, "rb", opener=regular) as file:
             limit = _OTHER_FIELDS_BYTES + 2 * DIGEST_BYTES * n_blocks(_size_bytes(path))
             data = file.read(limit + 1)
         if len(data) > limit:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from napkin.data.block_verifier import BlockVerifier, describe_block
 from napkin.data.sidecar import BLOCK_BYTES, NUMPY_DTYPES, Sidecar, cannot_be_read, read_sidecar
 from napkin.errors import CorruptFile, NapkinError
-from napkin.files import StrPath
+from napkin.files import StrPath, regular
 from napkin.tokenizer.base import Tokenizer
 
 TokenArray = NDArray[np.uint16] | NDArray[np.uint32]
@@ -57,9 +57,17 @@ class TokenFile:
         self._verifies = False
 
     @classmethod
-    def open(cls, path: StrPath, *, tokenizer_fingerprint: str | None = None, verify: bool = False) -> "TokenFile":
+    def open(
+        cls,
+        path: StrPath,
+        *,
+        tokenizer_fingerprint: str | None = None,
+        verify: bool = False,
+        in_memory: bool = False,
+    ) -> "TokenFile":
         """Map the token file at `path` into memory. Checks its length, and with `verify` its checksum.
 
+        With `in_memory` it is read instead of mapped: a file that is truncated later cannot end the process.
         Raises NapkinError if one of the two files is missing or a tokenizer other than `tokenizer_fingerprint` made the
         tokens, and CorruptFile if the file was altered.
         """
@@ -70,7 +78,7 @@ class TokenFile:
                 f"'{path}' was made by another tokenizer: expects {sidecar.tokenizer}, got "
                 f"{tokenizer_fingerprint}: use the one it expects or encode the text again under another name"
             )
-        token_file = cls(path, _map_tokens(path, sidecar), sidecar)
+        token_file = cls(path, _map_tokens(path, sidecar, in_memory), sidecar)
         if verify:
             token_file.verify()
         return token_file
@@ -162,18 +170,20 @@ class TokenFile:
             )
 
 
-def _map_tokens(path: Path, sidecar: Sidecar) -> TokenArray:
+def _map_tokens(path: Path, sidecar: Sidecar, in_memory: bool) -> TokenArray:
     dtype, expected_bytes = np.dtype(NUMPY_DTYPES[sidecar.dtype]), sidecar.size_bytes
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             # Both checks use the same open file, even if another one takes its name meanwhile.
-            size_bytes = os.fstat(file.fileno()).st_size
+            content = file.read() if in_memory else None
+            size_bytes = os.fstat(file.fileno()).st_size if content is None else len(content)
             if size_bytes != expected_bytes:
                 raise CorruptFile(
                     f"'{path}' is {size_bytes} bytes long, its sidecar says {expected_bytes} "
                     f"({sidecar.tokens} tokens): copy it again or make the tokens again"
                 )
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if content is None:
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise cannot_be_read(path, error) from error
-    return np.frombuffer(mapped, dtype)
+    return np.frombuffer(content, dtype)

@@ -35,6 +35,8 @@ _SAMPLE_CHARACTERS = 20_000
 _OPERATORS = 8
 _PAUSES = 200
 
+REPORT_FILE = "report.html"
+
 
 def write_report(
     run: StrPath, *, training: bool | None = None, every: Callable[[], float] = lambda: REFRESH_SECONDS
@@ -51,7 +53,7 @@ def write_report(
     a folder that is not a run.
     """
     run = Path(run)
-    page = run / "report.html"
+    page = run / REPORT_FILE
     atomic_write_text(page, render_report(read_run_record(run), training=training, every=every), overwrite=True)
     return page
 
