@@ -29,7 +29,7 @@ class RunsOptions(JsonOption):
     usd_per_hour: float | None = None
     """Price of the machine; None is the price in each plan."""
     page: str | None = None
-    """HTML file to write, with charts over all axes; an existing one is replaced."""
+    """HTML file to write, with charts over all axes; an earlier page of this command is replaced, no other file is."""
 
 
 def main(arguments: list[str]) -> None:
@@ -46,6 +46,9 @@ def main(arguments: list[str]) -> None:
     runs = _read(find_runs(options.folders or ("runs",)), options)
     compared = [run for run in runs if run.summary.step]
     points = equal_points(compared, options.over, options.points) if len(compared) > 1 or options.page else []
+    for run in runs:
+        for problem in run.problems:
+            notify(problem)
     if options.page is not None:
         from napkin.report.comparison_page import write_comparison
 

@@ -93,6 +93,8 @@ def load(folder: StrPath, *, on_message: Callable[[str], None] = lambda message:
     checkpoint, damaged = load_newest(run.checkpoints, lambda checkpoint: load_averaged_model(checkpoint, model))
     if checkpoint is None:
         raise NapkinError(f"'{run.path}' has no checkpoint yet: train it with `napkin resume {run.path}`")
+    if run.recipe_was_changed:
+        on_message(f"'{run.path / 'recipe.toml'}' was changed after the run had been created")
     for error in damaged.values():
         on_message(f"a damaged checkpoint is skipped for '{checkpoint.path.name}': {error}")
     precision = choose_precision("auto", device_type, host)

@@ -47,6 +47,10 @@ class ComparedRun:
 
     def __init__(self, record: RunRecord, folder: Path, *, training: bool, usd_per_hour: float | None = None) -> None:
         metrics, plan = record.metrics, record.plan
+        self.problems = [*record.problems]
+        """A line for each problem of the run's metrics: damaged, displaced and missing lines."""
+        if record.incomplete is not None and not training:
+            self.problems.append(record.incomplete)
         last = metrics[-1] if metrics else None
         self._flops_per_step = sum(plan.flops_by_phase.values()) if plan else None
         self._usd_per_second = _usd_per_second(record, usd_per_hour)

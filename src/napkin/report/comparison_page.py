@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from napkin.accounting.quantity_row import Unit, format_figure
 from napkin.errors import NapkinError
-from napkin.files import atomic_write_text
+from napkin.files import atomic_write_text, refuse_unmarked
 from napkin.report.charts import plain_axes, scale_losses
 from napkin.report.comparison import AXES, Axis, ComparedRun, Loss
 from napkin.report.curves import thin
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _SHADES = ("blue", "vermilion", "green", "orange", "purple", "sky", "grey", "yellow")
 MOST_RUNS = len(_SHADES)
+GENERATOR = b'<meta name="generator" content="napkin runs">'
 _WIDE, _NARROW = 760, 360
 _UNITS: dict[Axis, Unit] = {
     "steps": "count",
@@ -35,10 +36,11 @@ _LABELS = {"steps": "steps", "tokens": "tokens", "flops": "FLOPs", "seconds": "s
 def write_comparison(
     path: Path, runs: Sequence[ComparedRun], *, loss: Loss, axis: Axis, points: Sequence[float]
 ) -> Path:
-    """Write the page to `path`, replacing an existing one, and return the path.
+    """Write the page to `path`, replacing an earlier one, and return the path.
 
-    Raises NapkinError for more runs than there are distinct colours.
+    Raises NapkinError for more runs than there are distinct colours, and where `path` is anything but such a page.
     """
+    refuse_unmarked(path, GENERATOR, "a page that `napkin runs` wrote")
     if len(runs) > MOST_RUNS:
         raise NapkinError(f"a page shows at most {MOST_RUNS} runs, {len(runs)} are given: name fewer")
     known: list[Axis] = [each for each in AXES if any(len(run.curve(each, loss)[0]) for run in runs)]
@@ -47,6 +49,7 @@ def write_comparison(
         colours=COLOURS,
         title=", ".join(run.summary.name for run in runs),
         loss=loss,
+        warnings=[problem for run in runs for problem in run.problems],
         runs=[{"colour": shade, **cells} for shade, cells in zip(_SHADES, summary_rows(runs), strict=False)],
         charts=[
             {

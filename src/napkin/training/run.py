@@ -66,6 +66,7 @@ def train_run(
     plan = preparation.plan
     with run.locked(), catch_interruption() as interruption:
         run.remove_leftovers()
+        run.upgrade()
         # The process may have been killed between creating the folder and writing the plan.
         if plan is not None and not (run.path / "plan.json").exists():
             run.write_json("plan.json", plan_file_of(plan))

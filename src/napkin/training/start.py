@@ -17,6 +17,7 @@ from napkin.planning.run_plan import Plan
 from napkin.recipe.recipe import Recipe
 from napkin.runs.run_folder import ReadOnlyRunFolder, RunFolder
 from napkin.runs.run_format import is_run
+from napkin.runs.run_record import read_run_record
 from napkin.training.preparation import Preparation, Progress, prepare, prepare_unplanned
 
 Run = tuple[Preparation, RunFolder]
@@ -83,6 +84,8 @@ def _on_rank_zero(ranks: Ranks, folder: StrPath, make: Callable[[], Run]) -> Run
 
 def _open(folder: StrPath, progress: Progress, ranks: Ranks) -> Run:
     run = RunFolder.open(folder)
+    # A file that is damaged is named now, and not by the report, after all steps.
+    read_run_record(run.path)
     preparation, _ = _planned(prepare(_as_begun(run.recipe), tokenizer=run.tokenizer, progress=progress, ranks=ranks))
     return preparation, run
 
