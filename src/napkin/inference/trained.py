@@ -61,10 +61,12 @@ class Trained:
         path = self.recipe.data.validation if tokens is None else tokens
         if path is None:
             raise NapkinError(f"'{self.run.path}' has no validation tokens: name a token file")
+        # In memory, as the whole text will be: nothing that becomes of the file can end the process.
+        token_file = TokenFile.open(path, tokenizer_fingerprint=self.tokenizer.fingerprint, verify=True, in_memory=True)
+        token_file.refuse_other_vocabulary(self.tokenizer)
         return evaluate(
             self.model,
-            # In memory, as the whole text will be: nothing that becomes of the file can end the process.
-            TokenFile.open(path, tokenizer_fingerprint=self.tokenizer.fingerprint, verify=True, in_memory=True),
+            token_file,
             self.tokenizer,
             self.precision,
             step=self.step,

@@ -63,6 +63,8 @@ class StepMetrics:
     """Tokens routed to each expert in the step, by layer; None without experts."""
     dropped_tokens: list[_Natural] | None = None
     """Routed tokens that were dropped because their expert was full, by layer."""
+    epochs: _Positive | None = None
+    """Tokens learned from, divided by the tokens of the training files; None in runs of before."""
 
     def __post_init__(self) -> None:
         layers = self.expert_tokens

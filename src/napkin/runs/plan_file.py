@@ -43,6 +43,8 @@ class PlanFile:
     flops_by_phase: dict[str, NonNegative]
     seconds_by_operator: dict[str, NonNegative]
     table: tuple[QuantityRow, ...]
+    epochs: NonNegative | None = None
+    """Tokens of all steps, divided by the tokens of the training files; None where there are none yet."""
     versions: dict[str, str] = field(default_factory=dict)
     formats: dict[str, str] = field(default_factory=dict)
     """Number formats of weights, gradients and so on."""

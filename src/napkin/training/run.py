@@ -74,6 +74,8 @@ def train_run(
         loop = TrainingLoop(preparation, run, on_message, interruption, step)
         metrics_log = MetricsLog(loop)
         checkpointing = Checkpointing(loop, metrics_log)
+        for warning in () if plan is None else plan.warnings:
+            on_message(warning)
         books = Books(step)
         loop.callbacks = [Evaluation(), metrics_log, books, checkpointing, Trackers(), OnStep(on_step), *callbacks]
         loop.run_to_end()

@@ -79,19 +79,25 @@ def _on_rank_zero(ranks: Ranks, folder: StrPath, make: Callable[[], Run]) -> Run
     if ranks.is_rank_zero:
         return made[0]
     run = ReadOnlyRunFolder.open(folder)
-    return prepare_unplanned(run.recipe, run.tokenizer, ranks, micro_batch_size=micro_batch_size), run
+    return prepare_unplanned(_as_begun(run.recipe), run.tokenizer, ranks, micro_batch_size=micro_batch_size), run
 
 
 def _open(folder: StrPath, progress: Progress, ranks: Ranks) -> Run:
     run = RunFolder.open(folder)
     # A file that is damaged is named now, and not by the report, after all steps.
     read_run_record(run.path)
-    recipe = run.recipe
-    if recipe.training.compile == "auto":
-        # The run is older than the option: it continues uncompiled.
-        recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, compile="off"))
-    preparation, _ = _planned(prepare(recipe, tokenizer=run.tokenizer, progress=progress, ranks=ranks))
+    preparation, _ = _planned(prepare(_as_begun(run.recipe), tokenizer=run.tokenizer, progress=progress, ranks=ranks))
     return preparation, run
+
+
+def _as_begun(recipe: Recipe) -> Recipe:
+    """The resolved recipe of a run. Where it leaves an option open, the run is older than that option and continues as
+    it began: uncompiled, its windows at the same places in every epoch."""
+    if recipe.training.compile == "auto":
+        recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, compile="off"))
+    if recipe.data.windows == "auto":
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, windows="fixed"))
+    return recipe
 
 
 def _planned(preparation: Preparation) -> tuple[Preparation, Plan]:
