@@ -264,6 +264,44 @@ def test_a_file_that_is_altered_under_a_reader_is_verified_again_as_far_as_it_wa
         guard.verify_unchanged()
 
 
+def test_each_rank_verifies_the_blocks_of_its_own_rows(intact: Path) -> None:
+    read: list[int] = []
+    for rows in (slice(0, 1), slice(1, 2), slice(0, 2)):
+        token_file = opened(intact)
+        _ = Batches(token_file, context_length=64, batch_size=2, seed=6, rows=rows)[0]
+        read.append(token_file.bytes_verified)
+    assert read == [BLOCK_BYTES, BLOCK_BYTES, 2 * BLOCK_BYTES]
+
+
+def test_one_damaged_block_among_many_that_threads_verify_is_told(tmp_path: Path) -> None:
+    n_blocks = 40
+    tokens = np.zeros(n_blocks * BLOCK_TOKENS, "<u2")
+    checksums = BlockChecksums()
+    checksums.update(tokens.data)
+    sidecar = Sidecar(
+        format="napkin-tokens",
+        version=2,
+        dtype="uint16",
+        tokens=len(tokens),
+        documents=1,
+        text_bytes=1,
+        vocab_size=257,
+        tokenizer=BYTES.fingerprint,
+        separator=256,
+        sha256="0" * 64,
+        block_bytes=BLOCK_BYTES,
+        blocks=checksums.hexdigest(),
+    )
+    tokens[37 * BLOCK_TOKENS + 5] = 1
+    token_file = TokenFile(tmp_path / "x.tokens", tokens, sidecar)
+    token_file.verify_on_read()
+    starts = np.arange(n_blocks) * BLOCK_TOKENS
+    for _ in range(2):
+        with pytest.raises(CorruptFile, match="block 37 "):
+            token_file.windows(starts, 3)
+    token_file.windows(starts[:37], 3)
+
+
 def test_a_terabyte_is_opened_and_read_without_reading_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "zeros.tokens"
     size = 10**12
