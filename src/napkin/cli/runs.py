@@ -11,7 +11,7 @@ from napkin.cli.terminal import notify, print_json, print_table, say
 from napkin.errors import NapkinError
 
 if TYPE_CHECKING:
-    from napkin.report.comparison import ComparedRun
+    from napkin.report.comparison import ComparedRun, Loss
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,16 @@ class RunsOptions(JsonOption):
     """Run folders, or folders that contain some; none is runs/."""
     over: Literal["steps", "tokens", "flops", "seconds", "dollars"] = "tokens"
     """What they are compared over."""
-    loss: Literal["training", "validation"] = "training"
-    """Which loss is compared; the training loss is a mean of neighbouring logged steps, as in the report."""
+    loss: Literal["training", "validation"] | None = None
+    """Which loss is compared at equal points; None is validation where two runs or more have it. The training loss is
+    a mean of neighbouring logged steps, as in the report."""
     points: int = 8
     """Approximate number of points of comparison; the end of each run is an additional one."""
     usd_per_hour: float | None = None
     """Price of the machine; None is the price in each plan."""
     page: str | None = None
-    """HTML file to write, with charts over all axes; an existing one is replaced."""
+    """HTML file to write: runs by validation loss, charts over the axis that its reader chooses, what differs between
+    the recipes; an existing file is replaced."""
 
 
 def main(arguments: list[str]) -> None:
@@ -45,19 +47,26 @@ def main(arguments: list[str]) -> None:
 
     runs = _read(find_runs(options.folders or ("runs",)), options)
     compared = [run for run in runs if run.summary.step]
+    options = replace(options, loss=options.loss or _compared_loss(compared))
     points = equal_points(compared, options.over, options.points) if len(compared) > 1 or options.page else []
     if options.page is not None:
         from napkin.report.comparison_page import write_comparison
 
+        assert options.loss is not None
         write_comparison(Path(options.page), compared, loss=options.loss, axis=options.over, points=points)
     if options.json:
         _print_json(runs, compared, points, options)
         return
     _print_list(runs)
     if len(compared) > 1:
+        _print_statements(compared)
         _print_points(compared, points, options)
     if options.page is not None:
         say(f"wrote {options.page}")
+
+
+def _compared_loss(runs: "list[ComparedRun]") -> "Loss":
+    return "validation" if sum(run.summary.validation_loss is not None for run in runs) > 1 else "training"
 
 
 def _read(folders: list[Path], options: RunsOptions) -> "list[ComparedRun]":
@@ -84,6 +93,14 @@ def _print_list(runs: "list[ComparedRun]") -> None:
 
     rows = summary_rows(runs)
     print_table(list(rows[0]), [list(row.values()) for row in rows], align="ll" + "r" * (len(rows[0]) - 2))
+
+
+def _print_statements(compared: "list[ComparedRun]") -> None:
+    from napkin.report.ranking import rank
+
+    for statement in rank(compared).statements:
+        say()
+        say(statement)
 
 
 def _print_points(compared: "list[ComparedRun]", points: list[float], options: RunsOptions) -> None:

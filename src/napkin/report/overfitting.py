@@ -1,0 +1,56 @@
+"""Validation losses of a run: the lowest one, and whether the run is overfitted."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from napkin.report.curves import Curve
+
+LEAST_RISE = 0.01
+"""A validation loss this fraction above the lowest one counts as risen; less is noise."""
+
+
+class Evaluated(NamedTuple):
+    """A validation loss, and the step after which it was measured."""
+
+    step: int
+    loss: float
+
+
+class Overfitting(NamedTuple):
+    """A run that learned its training text rather than the language: from its lowest validation loss on, the training
+    loss fell and the validation loss rose."""
+
+    best: Evaluated
+    last: Evaluated
+    training_at_best: float
+    training_at_last: float
+
+    def __str__(self) -> str:
+        return (
+            f"the validation loss rose from its lowest, {self.best.loss:.4f} at step {self.best.step:,}, to "
+            f"{self.last.loss:.4f} at step {self.last.step:,}, while the training loss fell from "
+            f"{self.training_at_best:.4f} to {self.training_at_last:.4f}"
+        )
+
+
+def evaluations(steps: Curve, validation: Curve) -> list[Evaluated]:
+    """The validation losses that are known, in order."""
+    return [
+        Evaluated(int(step), float(loss)) for step, loss in zip(steps, validation, strict=True) if np.isfinite(loss)
+    ]
+
+
+def lowest(found: list[Evaluated]) -> Evaluated | None:
+    """The lowest of some validation losses, the earliest of equals."""
+    return min(found, key=lambda each: each.loss, default=None)
+
+
+def overfitting(steps: Curve, training: Curve, validation: Curve) -> Overfitting | None:
+    """How a run is overfitted at its last evaluation; None if it is not. `training` is a mean of neighbouring steps."""
+    found = evaluations(steps, validation)
+    best = lowest(found)
+    if best is None or found[-1].loss - best.loss <= LEAST_RISE * abs(best.loss):
+        return None
+    then, now = (float(training[np.searchsorted(steps, each.step)]) for each in (best, found[-1]))
+    return Overfitting(best, found[-1], then, now) if now < then else None
