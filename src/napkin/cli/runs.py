@@ -11,6 +11,7 @@ from napkin.cli.terminal import notify, print_json, print_table, say
 from napkin.errors import NapkinError
 
 if TYPE_CHECKING:
+    from napkin.report.axes import Axis
     from napkin.report.comparison import ComparedRun, Loss
 
 
@@ -47,20 +48,19 @@ def main(arguments: list[str]) -> None:
 
     runs = _read(find_runs(options.folders or ("runs",)), options)
     compared = [run for run in runs if run.summary.step]
-    options = replace(options, loss=options.loss or _compared_loss(compared))
+    loss = options.loss or _compared_loss(compared)
     points = equal_points(compared, options.over, options.points) if len(compared) > 1 or options.page else []
     if options.page is not None:
         from napkin.report.comparison_page import write_comparison
 
-        assert options.loss is not None
-        write_comparison(Path(options.page), compared, loss=options.loss, axis=options.over, points=points)
+        write_comparison(Path(options.page), compared, loss=loss, axis=options.over, points=points)
     if options.json:
-        _print_json(runs, compared, points, options)
+        _print_json(runs, compared, points, loss, options)
         return
     _print_list(runs)
     if len(compared) > 1:
         _print_statements(compared)
-        _print_points(compared, points, options)
+        _print_points(compared, points, loss, options.over)
     if options.page is not None:
         say(f"wrote {options.page}")
 
@@ -103,26 +103,26 @@ def _print_statements(compared: "list[ComparedRun]") -> None:
         say(statement)
 
 
-def _print_points(compared: "list[ComparedRun]", points: list[float], options: RunsOptions) -> None:
+def _print_points(compared: "list[ComparedRun]", points: list[float], loss: "Loss", over: "Axis") -> None:
     from napkin.report.comparison_page import point_rows
 
     say()
-    say(f"{options.loss} loss, nats per token, at equal {options.over}:")
-    head = [options.over, *(run.summary.name for run in compared)]
-    print_table(head, point_rows(compared, options.over, points, options.loss), align="r" * len(head))
+    say(f"{loss} loss, nats per token, at equal {over}:")
+    head = [over, *(run.summary.name for run in compared)]
+    print_table(head, point_rows(compared, over, points, loss), align="r" * len(head))
 
 
 def _print_json(
-    runs: "list[ComparedRun]", compared: "list[ComparedRun]", points: list[float], options: RunsOptions
+    runs: "list[ComparedRun]", compared: "list[ComparedRun]", points: list[float], loss: "Loss", options: RunsOptions
 ) -> None:
     print_json(
         {
             "runs": [asdict(run.summary) for run in runs],
             "over": options.over,
-            "loss": options.loss,
+            "loss": loss,
             "points": points,
             "losses": {
-                str(run.summary.folder): [run.loss_at(options.over, point, options.loss) for point in points]
+                str(run.summary.folder): [run.loss_at(options.over, point, loss) for point in points]
                 for run in compared
             },
         }

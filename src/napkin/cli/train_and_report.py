@@ -6,6 +6,7 @@ from napkin.accounting.overhead import loop_overhead
 from napkin.cli.plan_output import print_plan
 from napkin.cli.progress import progress_line
 from napkin.cli.terminal import notify, print_json, print_rich, say
+from napkin.cli.training_lines import TrainingLines
 from napkin.planning.checkpoint_plan import describe_checkpoints
 from napkin.report.live_report import live_report
 from napkin.report.page import write_report
@@ -14,7 +15,7 @@ from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_folder import RunFolder
 from napkin.training.preparation import Preparation
 from napkin.training.run import Outcome, train_run
-from napkin.units import format_bytes, format_count, format_seconds
+from napkin.units import format_seconds
 
 
 def train_and_report(preparation: Preparation, run: RunFolder, *, as_json: bool) -> int:
@@ -25,12 +26,13 @@ def train_and_report(preparation: Preparation, run: RunFolder, *, as_json: bool)
         return 0 if followed.interrupted_by is None else 128 + followed.interrupted_by
     if not as_json:
         _print_preparation(preparation)
+    lines = TrainingLines(preparation, run.path)
     with progress_line(f"training {run.path}") as line:
         steps = preparation.recipe.training.steps
         with live_report(run.path, notify) as live:
 
             def on_step(metrics: StepMetrics) -> None:
-                line(metrics.step, steps, _step_line(metrics, steps))
+                line(metrics.step, steps, lines.of_step(metrics))
                 live()
 
             outcome = train_run(preparation, run, on_step=on_step, on_message=notify)
@@ -38,10 +40,10 @@ def train_and_report(preparation: Preparation, run: RunFolder, *, as_json: bool)
         report = write_report(run.path, training=False)
     if as_json:
         stopped_by = None if outcome.interrupted_by is None else outcome.interrupted_by.name
-        state = {"run": run.path, "step": outcome.step, "stopped_by": stopped_by}
+        state = {"run": run.path, "step": outcome.step, "stopped_by": stopped_by, **lines.as_json(outcome.step)}
         print_json({**state, "checkpoint": outcome.checkpoint, "table": outcome.table})
     else:
-        _print_outcome(run, outcome, preparation)
+        _print_outcome(run, outcome, preparation, lines)
         if outcome.interrupted_by is None:
             say(f"report: {report}")
     if outcome.interrupted_by is not None:
@@ -60,22 +62,14 @@ def _print_preparation(preparation: Preparation) -> None:
     say(describe_checkpoints(plan))
 
 
-def _step_line(metrics: StepMetrics, steps: int) -> str:
-    mark = f" (spike, {metrics.spike:.0f}σ)" if metrics.spike is not None else ""
-    return (
-        f"step {metrics.step}/{steps}  loss {metrics.loss:.3f}{mark}  {format_count(metrics.tokens_per_second)} tok/s  "
-        f"MFU {metrics.mfu:.0%}  {format_bytes(metrics.bytes)}"
-    )
-
-
-def _print_outcome(run: RunFolder, outcome: Outcome, preparation: Preparation) -> None:
+def _print_outcome(run: RunFolder, outcome: Outcome, preparation: Preparation, lines: TrainingLines) -> None:
     if outcome.step == outcome.first_step:
         say(f"{run.path} is at step {outcome.step:,} of {preparation.recipe.training.steps:,}: nothing was done")
         return
-    trained = f"{outcome.step:,} steps, {format_count(outcome.step * preparation.recipe.tokens_per_step)} tokens"
-    measurement = outcome.measurement
+    trained, measurement = lines.trained(outcome.step), outcome.measurement
     if measurement is None:
         say(f"trained {trained}, too few to be metered; checkpoint: {outcome.checkpoint}")
+        _print_validation(lines)
         return
     print_rich(reconcile_table(outcome.table))
     seconds = sum(measurement.seconds_by_part.values())
@@ -85,3 +79,9 @@ def _print_outcome(run: RunFolder, outcome: Outcome, preparation: Preparation) -
     of_the_loop = f"; overhead of the training loop: {overhead[1]:.1%} of the steps" if overhead else ""
     say(f"where the time went: {spent}{of_the_loop}")
     say(f"trained {trained}, in {format_seconds(measurement.seconds)}; checkpoint: {outcome.checkpoint}")
+    _print_validation(lines)
+
+
+def _print_validation(lines: TrainingLines) -> None:
+    if (found := lines.validation()) is not None:
+        say(found)

@@ -31,7 +31,10 @@ const nearest = (columns, series, index) => {
   return index;
 };
 
-const placeOf = (position, axis) => `${FORMATS[axis.unit](position)}${axis.unit === "count" ? ` ${axis.name}` : ""}`;
+const placeOf = (position, axis) => {
+  const figure = FORMATS[axis.unit](position);
+  return axis.name === "steps" ? `step ${figure}` : axis.unit === "count" ? `${figure} ${axis.name}` : figure;
+};
 
 // What the legend says of a line: its value at the cursor and, where its nearest point is not there, the place of it.
 const describe = (plot, line, series, index, axis) => {

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -52,7 +52,7 @@ class Charts:
     """What a template needs to show charts."""
 
     by_name: dict[str, Chart]
-    axes: list[tuple[Axis, str]]
+    axes: Sequence[tuple[Axis, str]]
     """Axes to choose from, with their names."""
     axis: Axis
     """The one that is shown first."""
@@ -79,10 +79,7 @@ class Table:
 
 def charts_of(charts: Sequence[Chart], tables: Sequence[Table], axis: Axis) -> Charts:
     """Charts and their tables as JSON; lines whose curve is not known are left out, and so are charts without lines."""
-    shown = [
-        Chart(**{**vars(chart), "lines": tuple(line for line in chart.lines if line.column in tables[line.table].curves)})
-        for chart in charts
-    ]
+    shown = [replace(chart, lines=tuple(_known_lines(chart, tables))) for chart in charts]
     shown = [chart for chart in shown if chart.lines]
     ends = {each: max((table.ends.get(each, 0.0) for table in tables), default=0.0) for each in AXES}
     axes: list[Axis] = [each for each in AXES if ends[each] > 0]
@@ -93,13 +90,18 @@ def charts_of(charts: Sequence[Chart], tables: Sequence[Table], axis: Axis) -> C
         "tables": [{"positions": table.positions, "curves": table.curves} for table in tables],
         "charts": {chart.name: asdict(chart) for chart in shown},
     }
-    return Charts({chart.name: chart for chart in shown}, [(each, LABELS[each]) for each in axes], axis, as_data(content))
+    names = [(each, LABELS[each]) for each in axes]
+    return Charts({chart.name: chart for chart in shown}, names, axis, as_data(content))
 
 
 def as_data(content: Any) -> Markup:
     """Content as JSON for the inside of a <script> element, which no string in it can end."""
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
+def _known_lines(chart: Chart, tables: Sequence[Table]) -> list[Line]:
+    return [line for line in chart.lines if line.column in tables[line.table].curves]
 
 
 def _axis(axis: Axis, end: float) -> dict[str, Any]:

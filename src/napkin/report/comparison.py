@@ -64,9 +64,8 @@ class ComparedRun:
         self.tokenizer = _tokenizer_of(folder)
         """The fingerprint of the run's tokenizer; None where it is not known."""
         self.evaluation: Evaluation | None = record.evaluation
-        steps = self.along("steps")
-        self.overfitting: Overfitting | None = overfitting(steps, self.losses["training"], self.losses["validation"])
-        best = lowest(evaluations(steps, self.losses["validation"]))
+        self.overfitting: Overfitting | None = overfitting(metrics)
+        best = lowest(evaluations(metrics))
         step = last.step if last else 0
         self.summary = RunSummary(
             name=record.name,

@@ -49,7 +49,7 @@ def write_comparison(
         chart_style=read_asset(UPLOT_STYLE),
         differences=differing,
         axis=LABELS[axis],
-        points=_without_empty(point_rows(ordered, axis, points, loss)),
+        points=point_rows(ordered, axis, points, loss),
         scripts=scripts(UPLOT, "format.js", "charts.js"),
     )
     atomic_write_text(path, page.replace("\0", "\N{REPLACEMENT CHARACTER}"), overwrite=True)
@@ -89,11 +89,13 @@ def summary_rows(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
 
 
 def point_rows(runs: Sequence[ComparedRun], axis: Axis, points: Sequence[float], loss: Loss) -> list[list[str]]:
-    """The table at equal points: the position, and each run's loss there."""
-    return [
+    """The table at equal points: the position, and each run's loss there; points where no loss is known are left
+    out."""
+    rows = [
         [format_figure(point, UNITS[axis]), *(_loss(run.loss_at(axis, point, loss)) for run in runs)]
         for point in points
     ]
+    return [row for row in rows if any(figure != "–" for figure in row[1:])]
 
 
 def _summary_cells(run: ComparedRun) -> dict[str, Any]:
@@ -140,10 +142,6 @@ def _ranked_rows(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
         shown = {name: cells[name] for name in names if name not in left_out}
         rows.append({"colour": shade, "note": _note(run), **shown})
     return rows
-
-
-def _without_empty(rows: list[list[str]]) -> list[list[str]]:
-    return [row for row in rows if any(figure != "–" for figure in row[1:])]
 
 
 def _loss(value: float | None) -> str:

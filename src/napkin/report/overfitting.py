@@ -1,10 +1,13 @@
 """Validation losses of a run: the lowest one, and whether the run is overfitted."""
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from napkin.report.curves import Curve
+from napkin.report.curves import smooth, smoothing_width
+from napkin.runs.metrics import StepMetrics
 
 LEAST_RISE = 0.01
 """A validation loss this fraction above the lowest one counts as risen; less is noise."""
@@ -34,10 +37,12 @@ class Overfitting(NamedTuple):
         )
 
 
-def evaluations(steps: Curve, validation: Curve) -> list[Evaluated]:
+def evaluations(metrics: Sequence[StepMetrics]) -> list[Evaluated]:
     """The validation losses that are known, in order."""
     return [
-        Evaluated(int(step), float(loss)) for step, loss in zip(steps, validation, strict=True) if np.isfinite(loss)
+        Evaluated(logged.step, logged.validation_loss)
+        for logged in metrics
+        if logged.validation_loss is not None and math.isfinite(logged.validation_loss)
     ]
 
 
@@ -46,11 +51,14 @@ def lowest(found: list[Evaluated]) -> Evaluated | None:
     return min(found, key=lambda each: each.loss, default=None)
 
 
-def overfitting(steps: Curve, training: Curve, validation: Curve) -> Overfitting | None:
-    """How a run is overfitted at its last evaluation; None if it is not. `training` is a mean of neighbouring steps."""
-    found = evaluations(steps, validation)
+def overfitting(metrics: Sequence[StepMetrics]) -> Overfitting | None:
+    """How a run is overfitted at its last evaluation; None if it is not. Training losses are means of neighbouring
+    steps, as in the charts."""
+    found = evaluations(metrics)
     best = lowest(found)
     if best is None or found[-1].loss - best.loss <= LEAST_RISE * abs(best.loss):
         return None
-    then, now = (float(training[np.searchsorted(steps, each.step)]) for each in (best, found[-1]))
+    training = smooth(np.array([logged.loss for logged in metrics]), smoothing_width(len(metrics)))
+    at_step = dict(zip((logged.step for logged in metrics), training.tolist(), strict=True))
+    then, now = at_step[best.step], at_step[found[-1].step]
     return Overfitting(best, found[-1], then, now) if now < then else None

@@ -14,7 +14,7 @@ from napkin.report.colours import COLOURS, shade
 from napkin.report.expert_balance import STEPS, expert_balance
 from napkin.report.headline import key_figures, status_of, warnings_of
 from napkin.report.liveness import REFRESH_SECONDS, liveness
-from napkin.report.run_charts import figure_rows, run_charts
+from napkin.report.run_charts import curves_of, figure_rows, run_charts
 from napkin.report.scripts import UPLOT, UPLOT_STYLE, read_asset, scripts
 from napkin.report.templates import render
 from napkin.runs.plan_file import PlanFile
@@ -49,7 +49,8 @@ def render_report(
     run: RunRecord, *, training: bool | None = None, every: Callable[[], float] = lambda: REFRESH_SECONDS
 ) -> str:
     """The page as text; everything that the run wrote is escaped."""
-    charts, experts = run_charts(run), _experts(run)
+    curves = curves_of(run.metrics)
+    charts, experts = run_charts(run, curves), _experts(run)
     used = [UPLOT, "format.js", "charts.js"] if charts else []
     page = render(
         "page.html",
@@ -63,7 +64,7 @@ def render_report(
         table=_table(run),
         charts=charts,
         chart_style=read_asset(UPLOT_STYLE) if charts else None,
-        figures=figure_rows(run.metrics),
+        figures=figure_rows(run.metrics, curves),
         bits=_bits(run),
         memory=_memory(run.plan),
         time=_time(run),

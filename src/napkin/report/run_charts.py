@@ -22,14 +22,29 @@ _MFU = Line("MFU (right)", "mfu", "orange", "share", "dashed", right=True)
 _MEMORY = Line("memory", "bytes", "vermilion", "bytes")
 
 
-def run_charts(run: RunRecord) -> Charts | None:
-    """The charts of a run: losses, learning rate, gradient norm, throughput and memory; None before the first step."""
+def curves_of(metrics: Sequence[StepMetrics]) -> dict[str, Curve]:
+    """The figures of all logged steps by name, and the mean training loss of neighbouring steps; NaN is not known."""
+    names = ("loss", "validation_loss", "learning_rate", "gradient_norm", "tokens_per_second", "mfu", "bytes")
+    curves = {name: np.array([getattr(logged, name) for logged in metrics], dtype=np.float64) for name in names}
+    # Where they are not known they are 0.
+    for name in ("mfu", "bytes"):
+        curves[name][curves[name] == 0] = np.nan
+    width = smoothing_width(len(metrics))
+    if width > 1:
+        curves["mean"] = smooth(curves["loss"], width)
+    return curves
+
+
+def run_charts(run: RunRecord, curves: dict[str, Curve]) -> Charts | None:
+    """The charts of a run: losses, learning rate, gradient norm, throughput and memory; None before the first step.
+
+    `curves` are those of `curves_of`.
+    """
     if not run.metrics:
         return None
-    curves = _curves(run.metrics)
     table = Table(Positions(run), curves, _POINTS)
-    losses = [value for value in curves["loss"] if not np.isnan(value)]
-    ends = f" from {losses[0]:.3g} to {losses[-1]:.3g}" if losses else ""
+    losses = curves["loss"][~np.isnan(curves["loss"])]
+    ends = f" from {losses[0]:.3g} to {losses[-1]:.3g}" if len(losses) else ""
     charts = [
         Chart("loss", f"Line chart: training and validation loss,{ends}.", _loss_lines(len(run.metrics)), 320, False),
         Chart("learning-rate", "Line chart: learning rate.", (_LEARNING_RATE,), 150, True),
@@ -40,12 +55,11 @@ def run_charts(run: RunRecord) -> Charts | None:
     return charts_of(charts, [table], "tokens")
 
 
-def figure_rows(metrics: Sequence[StepMetrics]) -> list[dict[str, str]]:
+def figure_rows(metrics: Sequence[StepMetrics], curves: dict[str, Curve]) -> list[dict[str, str]]:
     """The figures of about ten steps, where possible of steps with a validation loss; a column without any figure is
     left out."""
     if not metrics:
         return []
-    curves = _curves(metrics)
     mean = curves.get("mean", curves["loss"])
     evaluated = [index for index, logged in enumerate(metrics) if logged.validation_loss is not None]
     candidates = evaluated if len(evaluated) > 1 else list(range(len(metrics)))
@@ -80,15 +94,3 @@ def _loss_lines(steps: int) -> tuple[Line, ...]:
     training = Line("training loss, nats per token", "loss", "blue", "loss", "faint" if width > 1 else "line")
     mean = Line(f"mean of {width} logged steps", "mean", "blue", "loss", "bold")
     return training, mean, Line("validation loss", "validation_loss", "vermilion", "loss", "points")
-
-
-def _curves(metrics: Sequence[StepMetrics]) -> dict[str, Curve]:
-    names = ("loss", "validation_loss", "learning_rate", "gradient_norm", "tokens_per_second", "mfu", "bytes")
-    curves = {name: np.array([getattr(logged, name) for logged in metrics], dtype=np.float64) for name in names}
-    # Where they are not known they are 0.
-    for name in ("mfu", "bytes"):
-        curves[name][curves[name] == 0] = np.nan
-    width = smoothing_width(len(metrics))
-    if width > 1:
-        curves["mean"] = smooth(curves["loss"], width)
-    return curves
