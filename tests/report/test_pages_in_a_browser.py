@@ -28,9 +28,13 @@ addEventListener("load", () => setTimeout(() => {
   over.dispatchEvent(new MouseEvent("mouseenter", at));
   over.dispatchEvent(new MouseEvent("mousemove", at));
   setTimeout(() => {
-    const legends = [...document.querySelectorAll("[data-chart]")].map((chart) => [chart.dataset.chart,
-      Object.fromEntries([...chart.querySelectorAll(".u-series")].map((row) => [...row.children].map((cell) => cell.textContent)))]);
-    document.body.dataset.result = JSON.stringify(Object.fromEntries(legends));
+    const legends = {};
+    for (const chart of document.querySelectorAll("[data-chart]")) {
+      const rows = [...chart.querySelectorAll(".u-series")];
+      const texts = (row) => [...row.children].map((cell) => cell.textContent);
+      legends[chart.dataset.chart] = Object.fromEntries(rows.map(texts));
+    }
+    document.body.dataset.result = JSON.stringify(legends);
   }, 100);
 }, 100));
 """
@@ -99,7 +103,7 @@ def test_a_hover_over_compared_runs_says_which_is_overfitted(running_run: Path, 
     legends = result_of(page, HOVER.replace("PLACE", "validation").replace("FRACTION", "0.5"))
     assert legends["validation"] == {
         "steps": "60",
-        "shakespeare": f"{2.2 + 6 * 2.718281828459045 ** (-50 / 60):.4f} at 50 steps",
+        "shakespeare": f"{2.2 + 6 * 2.718281828459045 ** (-50 / 60):.4f} at step 50",
         "overfitted, overfitted": f"{4 + 10 / 60:.4f}",
     }
     assert legends["training"]["steps"] == "60"
@@ -122,6 +126,13 @@ def test_a_live_page_counts_down_to_the_next_and_notices_that_the_process_is_gon
         left = re.search(r'<span id="next">next in about (\d+) s</span>', document)
         assert left
         assert 0 < int(left[1]) <= 101
+
+
+def test_a_script_that_is_not_the_page_s_own_is_refused(running_run: Path) -> None:
+    page = write_report(running_run, training=False)
+    page.write_text(page.read_text().replace("</body>", "<script>document.title = 'taken';</script></body>"))
+    with pytest.raises(AssertionError, match="Content Security Policy"):
+        shown(page)
 
 
 def test_figures_are_printed_as_everywhere_else(running_run: Path) -> None:

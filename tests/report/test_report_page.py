@@ -300,5 +300,5 @@ def test_an_overfitted_run_is_a_warning(running_run):
 def test_the_figures_of_the_charts_are_also_a_table(running_run):
     text = report_of(running_run).text
     assert "The charts need JavaScript; their figures are also in a table." in text
-    step_100 = "100 409,600 1 min 00 s 3.1371 3.3333 0.00300 0.700 6.80 k 42.5% 403 MB"
+    step_100 = "100 409,600 1 min 00 s 3.1253 3.3333 0.00300 0.700 6.80 k 42.5% 403 MB"
     assert step_100 in text

@@ -90,7 +90,7 @@ def charts_of(charts: Sequence[Chart], tables: Sequence[Table], axis: Axis) -> C
         "tables": [{"positions": table.positions, "curves": table.curves} for table in tables],
         "charts": {chart.name: asdict(chart) for chart in shown},
     }
-    names = [(each, LABELS[each]) for each in axes]
+    names: list[tuple[Axis, str]] = [(each, LABELS[each]) for each in axes]
     return Charts({chart.name: chart for chart in shown}, names, axis, as_data(content))
 
 
