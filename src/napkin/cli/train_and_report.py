@@ -26,9 +26,10 @@ def train_and_report(preparation: Preparation, run: RunFolder, *, as_json: bool)
         return 0 if followed.interrupted_by is None else 128 + followed.interrupted_by
     if not as_json:
         _print_preparation(preparation)
-    lines = TrainingLines(preparation, run.path)
+    recipe, steps = preparation.recipe, preparation.recipe.training.steps
+    train_tokens = preparation.train_tokens.n_tokens
+    lines = TrainingLines(run.path, steps=steps, tokens_per_step=recipe.tokens_per_step, train_tokens=train_tokens)
     with progress_line(f"training {run.path}") as line:
-        steps = preparation.recipe.training.steps
         with live_report(run.path, notify) as live:
 
             def on_step(metrics: StepMetrics) -> None:

@@ -3,21 +3,19 @@
 from pathlib import Path
 
 from napkin.runs.metrics import METRICS_FILE, StepMetrics, read_metrics
-from napkin.training.preparation import Preparation
 from napkin.units import format_bytes, format_count, format_three_digits
 
 
-def epochs(preparation: Preparation, tokens: int) -> float:
-    """How often the training text was seen when the model has learned from `tokens` tokens."""
-    return tokens / preparation.train_tokens.n_tokens
+def epochs(tokens: int, train_tokens: int) -> float:
+    """How often the training files, of `train_tokens` tokens, were seen by a model that has learned from `tokens`."""
+    return tokens / train_tokens
 
 
 class TrainingLines:
     """The lines of a run; `of_step` is called after each step."""
 
-    def __init__(self, preparation: Preparation, run: Path) -> None:
-        self._preparation = preparation
-        self._steps = preparation.recipe.training.steps
+    def __init__(self, run: Path, *, steps: int, tokens_per_step: int, train_tokens: int) -> None:
+        self._steps, self._tokens_per_step, self._train_tokens = steps, tokens_per_step, train_tokens
         self._is_first = True
         # A resumed run was evaluated before.
         self._evaluated = {
@@ -46,8 +44,7 @@ class TrainingLines:
 
     def trained(self, step: int) -> str:
         """Steps, tokens and epochs up to `step`."""
-        tokens = step * self._preparation.recipe.tokens_per_step
-        text = format_count(self._preparation.train_tokens.n_tokens)
+        tokens, text = step * self._tokens_per_step, format_count(self._train_tokens)
         return f"{step:,} steps, {format_count(tokens)} tokens, {self._epochs(tokens)} epochs of {text} tokens"
 
     def validation(self) -> str | None:
@@ -63,13 +60,13 @@ class TrainingLines:
     def as_json(self, step: int) -> dict[str, float | None]:
         """Epochs and validation losses for programs."""
         return {
-            "epochs": epochs(self._preparation, step * self._preparation.recipe.tokens_per_step),
+            "epochs": epochs(step * self._tokens_per_step, self._train_tokens),
             "validation_loss": self._evaluated[max(self._evaluated)] if self._evaluated else None,
             "lowest_validation_loss": min(self._evaluated.values(), default=None),
         }
 
     def _epochs(self, tokens: int) -> str:
-        return format_three_digits(epochs(self._preparation, tokens))
+        return format_three_digits(epochs(tokens, self._train_tokens))
 
     def _remember(self, metrics: StepMetrics) -> None:
         if self._is_first:
