@@ -1,5 +1,6 @@
 """The report of a run: one self-contained HTML file, made from the run folder alone."""
 
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ def render_report(
     """The page as text; everything that the run wrote is escaped."""
     curves = curves_of(run.metrics)
     charts, experts = run_charts(run, curves), _experts(run)
+    place = f"<!-- {secrets.token_hex(16)} -->"
     used = [UPLOT, "format.js", "charts.js"] if charts else []
     page = render(
         "page.html",
@@ -74,8 +76,12 @@ def render_report(
         samples=_samples(run.samples),
         machine=_machine(run.plan),
         scripts=scripts(*used, *(["liveness.js"] if training else [])),
-        liveness=liveness(run, every()) if training else None,
+        liveness=Markup(place),
     )
+    if training:
+        # Last of all: when the next page can be written depends on the seconds that this one has taken.
+        status = status_of(run, training=True)
+        page = page.replace(place, render("liveness.html", status=status, liveness=liveness(run, every())), 1)
     # HTML allows no NUL, which a sample may contain.
     return page.replace("\0", "\N{REPLACEMENT CHARACTER}")
 

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ def scripts(*names: str) -> list[Script]:
     return [Script(text, f"'sha256-{_digest(text)}'") for text in texts]
 
 
+@lru_cache
 def read_asset(name: str) -> Markup:
     """A file of this folder, to be part of a page as it is."""
     return Markup((Path(__file__).parent / name).read_text(encoding="utf-8"))
