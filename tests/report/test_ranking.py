@@ -68,6 +68,12 @@ def test_an_overfitted_run_that_was_once_the_best_is_said_to_have_lost_it(make_r
     )
 
 
+def test_equal_runs_have_no_winner(make_run) -> None:
+    one, two = (make_run(name, [(4.0, 4.2), (3.0, 3.3)]) for name in ("one", "two"))
+    statement = "one and two have the same lowest validation loss, 3.3000 nats per token."
+    assert rank([one, two]).statements == (statement,)
+
+
 def test_a_run_without_validation_is_not_ranked(make_run) -> None:
     blind = make_run("blind", [(4.0, None), (0.1, None)])
     runs = [blind, make_run("one", [(4.0, 4.0)]), make_run("two", [(4.0, 3.9)])]

@@ -65,6 +65,11 @@ def _validation_leaders(ranked: list[ComparedRun]) -> list[str]:
     if len(ranked) < 2:
         return []
     best = ranked[0].summary
+    equal = [run for run in ranked if run.summary.best_validation_loss == best.best_validation_loss]
+    if len(equal) > 1:
+        return [
+            f"{_names(equal)} have the same lowest validation loss, {best.best_validation_loss:.4f} nats per token."
+        ]
     lead = f"{best.best_validation_loss:.4f} nats per token at step {best.best_validation_step:,}"
     at_end = min(ranked, key=lambda run: run.summary.validation_loss or 0.0).summary
     end = f"the lowest validation loss at the end is that of {at_end.name}, {at_end.validation_loss:.4f}"
