@@ -1,5 +1,6 @@
 """The command line: one file per command, imported when it is called."""
 
+import contextlib
 import io
 import os
 import sys
@@ -63,14 +64,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "RANK" in os.environ:
         # A gloo thread that is still releasing its last tensor aborts an interpreter that is shutting down, and
         # torchrun would restart a finished job (pytorch/pytorch#179291).
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
         os._exit(status)
     return status
 
 
 def _discard_output() -> None:
-    """Send what is still buffered to the null device."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    from napkin.cli.terminal import discard
+
+    discard(sys.stdout)
 
 
 def _run(command: str, rest: Sequence[str]) -> int:
@@ -83,7 +86,10 @@ def _run(command: str, rest: Sequence[str]) -> int:
         if command in ("-V", "--version"):
             print(f"napkin {napkin.__version__}")
             return 0
-        return run_command(__name__, COMMANDS, command, rest)
+        from napkin.data.lost_pages import leaving_on_lost_pages
+
+        with leaving_on_lost_pages():
+            return run_command(__name__, COMMANDS, command, rest)
     except SystemExit as leaving:
         # `--help` of a command exits.
         return leaving.code if isinstance(leaving.code, int) else 0

@@ -6,10 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from napkin.errors import NapkinError
+from napkin.files import remove_abandoned
 
 
 def refuse_existing(path: Path) -> None:
     """Raise NapkinError if there is something at `path`, which --out has named."""
+    # Of a process that was killed right after it had written the file.
+    remove_abandoned(path)
     if path.exists():
         raise NapkinError(f"'{path}' exists and is not overwritten: remove it or choose another --out")
 

@@ -8,8 +8,9 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, Any, NoReturn
 
 import msgspec
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -44,9 +45,62 @@ class _Console(Console):
             yield segment if segment.control else Segment(printable(segment.text, keep="\n\t"), segment.style)
 
 
+class _MessageConsole(_Console):
+    """Standard error, of which no failure may end a command: a lost terminal must not stop a run."""
+
+    @property
+    def file(self) -> IO[str]:
+        # rich asks for the file at each use: tests and programs may replace sys.stderr.
+        return _UntilLost(super().file)  # pyright: ignore[reportReturnType]
+
+    @file.setter
+    def file(self, new_file: IO[str]) -> None:
+        self._file = new_file
+
+
+class _UntilLost:
+    """A stream that goes to the null device once it cannot be written."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            discard(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            discard(self._stream)
+
+
+def discard(stream: IO[str]) -> None:
+    """Send to the null device what is still buffered in a stream, and everything that follows."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, stream.fileno())
+    os.close(nothing)
+
+
+@contextmanager
+def output_may_be_lost() -> Iterator[None]:
+    """While the block runs, standard output may have gone, with the terminal or the reader of a pipe."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError:
+        discard(sys.stdout)
+
+
 # No markup and no emoji codes: "[...]" and ":x:" in a file's name stand for themselves.
 out = _Console(highlight=False, markup=False, emoji=False)
-err = _Console(stderr=True, highlight=False, markup=False, emoji=False)
+err = _MessageConsole(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def say(text: str = "", *, style: str | None = None, wrap: bool = True, keep_lines: bool = False) -> None:

@@ -5,16 +5,19 @@ import shlex
 from napkin.accounting.overhead import loop_overhead
 from napkin.cli.plan_output import print_plan
 from napkin.cli.progress import progress_line
-from napkin.cli.terminal import notify, print_json, print_rich, say
+from napkin.cli.terminal import notify, output_may_be_lost, print_json, print_rich, say
 from napkin.cli.training_lines import TrainingLines
+from napkin.files import read_bytes
 from napkin.planning.checkpoint_plan import describe_checkpoints
 from napkin.report.live_report import live_report
-from napkin.report.page import write_report
+from napkin.report.page import REPORT_FILE, write_report
 from napkin.report.table import reconcile_table
+from napkin.runs.measurement_file import MEASUREMENT_FILE
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_folder import RunFolder
 from napkin.training.preparation import Preparation
 from napkin.training.run import Outcome, train_run
+from napkin.training.signals import catch_interruption
 from napkin.units import format_seconds
 
 
@@ -26,9 +29,13 @@ def train_and_report(preparation: Preparation, run: RunFolder, *, as_json: bool)
         return 0 if followed.interrupted_by is None else 128 + followed.interrupted_by
     if not as_json:
         _print_preparation(preparation)
-    recipe, steps = preparation.recipe, preparation.recipe.training.steps
-    train_tokens = preparation.train_tokens.n_tokens
-    lines = TrainingLines(run.path, steps=steps, tokens_per_step=recipe.tokens_per_step, train_tokens=train_tokens)
+    before, steps = _books(run), preparation.recipe.training.steps
+    lines = TrainingLines(
+        run.path,
+        steps=steps,
+        tokens_per_step=preparation.recipe.tokens_per_step,
+        train_tokens=preparation.train_tokens.n_tokens,
+    )
     with progress_line(f"training {run.path}") as line:
         with live_report(run.path, notify) as live:
 
@@ -38,20 +45,25 @@ def train_and_report(preparation: Preparation, run: RunFolder, *, as_json: bool)
 
             outcome = train_run(preparation, run, on_step=on_step, on_message=notify)
         line.retitle("writing the report")
-        report = write_report(run.path, training=False)
-    if as_json:
-        stopped_by = None if outcome.interrupted_by is None else outcome.interrupted_by.name
-        state = {"run": run.path, "step": outcome.step, "stopped_by": stopped_by, **lines.as_json(outcome.step)}
-        print_json({**state, "checkpoint": outcome.checkpoint, "table": outcome.table})
-    else:
-        _print_outcome(run, outcome, preparation, lines)
-        if outcome.interrupted_by is None:
-            say(f"report: {report}")
-    if outcome.interrupted_by is not None:
-        resume = f"napkin resume {shlex.quote(str(run.path))}"
-        notify(f"{outcome.interrupted_by.name}: checkpoint saved; continue with: {resume}")
-        return 128 + outcome.interrupted_by
-    return 0
+        # A signal comes too late to stop anything: the books are closed first.
+        with catch_interruption():
+            write_report(run.path, training=False)
+    written = [name for name, content in _books(run).items() if content != before[name]]
+    if outcome.interrupted_by is None:
+        _print_outcome(run, outcome, lines, written, as_json=as_json)
+        return 0
+    # The terminal may be what was lost.
+    with output_may_be_lost():
+        _print_outcome(run, outcome, lines, written, as_json=as_json)
+    resume = f"napkin resume {shlex.quote(str(run.path))}"
+    notify(f"{outcome.interrupted_by.name}: checkpoint saved; continue with: {resume}")
+    return 128 + outcome.interrupted_by
+
+
+def _books(run: RunFolder) -> dict[str, bytes | None]:
+    """The files that the end of a run writes, by name; None where there is none yet."""
+    paths = [run.path / MEASUREMENT_FILE, run.path / REPORT_FILE]
+    return {path.name: read_bytes(path) if path.exists() else None for path in paths}
 
 
 def _print_preparation(preparation: Preparation) -> None:
@@ -63,10 +75,26 @@ def _print_preparation(preparation: Preparation) -> None:
     say(describe_checkpoints(plan))
 
 
-def _print_outcome(run: RunFolder, outcome: Outcome, preparation: Preparation, lines: TrainingLines) -> None:
-    if outcome.step == outcome.first_step:
-        say(f"{run.path} is at step {outcome.step:,} of {preparation.recipe.training.steps:,}: nothing was done")
+def _print_outcome(
+    run: RunFolder, outcome: Outcome, lines: TrainingLines, written: list[str], *, as_json: bool
+) -> None:
+    if as_json:
+        stopped_by = None if outcome.interrupted_by is None else outcome.interrupted_by.name
+        state = {"run": run.path, "step": outcome.step, "stopped_by": stopped_by, **lines.as_json(outcome.step)}
+        print_json({**state, "checkpoint": outcome.checkpoint, "table": outcome.table})
         return
+    if outcome.step == outcome.first_step:
+        done = "nothing was done"
+        if written:
+            done = f"nothing was left to train; its books, which were not closed, are now: {' and '.join(written)}"
+        say(f"{run.path} is at step {outcome.step:,} of {lines.steps:,}: {done}")
+    else:
+        _print_trained(outcome, lines)
+    if outcome.interrupted_by is None:
+        say(f"report: {run.path / REPORT_FILE}")
+
+
+def _print_trained(outcome: Outcome, lines: TrainingLines) -> None:
     trained, measurement = lines.trained(outcome.step), outcome.measurement
     if measurement is None:
         say(f"trained {trained}, too few to be metered; checkpoint: {outcome.checkpoint}")

@@ -15,7 +15,7 @@ class TrainingLines:
     """The lines of a run; `of_step` is called after each step."""
 
     def __init__(self, run: Path, *, steps: int, tokens_per_step: int, train_tokens: int) -> None:
-        self._steps, self._tokens_per_step, self._train_tokens = steps, tokens_per_step, train_tokens
+        self.steps, self._tokens_per_step, self._train_tokens = steps, tokens_per_step, train_tokens
         self._is_first = True
         # A resumed run was evaluated before.
         self._evaluated = {
@@ -28,7 +28,7 @@ class TrainingLines:
         """The live line; what matters most comes first, because a narrow terminal cuts off the rest."""
         self._remember(metrics)
         mark = f" (spike, {metrics.spike:.0f}σ)" if metrics.spike is not None else ""
-        parts = [f"step {metrics.step}/{self._steps}", f"loss {metrics.loss:.3f}{mark}"]
+        parts = [f"step {metrics.step}/{self.steps}", f"loss {metrics.loss:.3f}{mark}"]
         if self._evaluated:
             last = max(self._evaluated)
             parts.append(f"val {self._evaluated[last]:.3f}@{last}")

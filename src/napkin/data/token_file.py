@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from napkin.errors import CorruptFile, NapkinError
-from napkin.files import StrPath
+from napkin.files import StrPath, read_bytes, regular
 
 TokenArray = NDArray[np.uint16] | NDArray[np.uint32]
 
@@ -58,9 +58,17 @@ class TokenFile:
         self.sha256 = sidecar.sha256
 
     @classmethod
-    def open(cls, path: StrPath, *, tokenizer_fingerprint: str | None = None, verify: bool = False) -> "TokenFile":
+    def open(
+        cls,
+        path: StrPath,
+        *,
+        tokenizer_fingerprint: str | None = None,
+        verify: bool = False,
+        in_memory: bool = False,
+    ) -> "TokenFile":
         """Map the token file at `path` into memory. Checks its length, and with `verify` its checksum.
 
+        With `in_memory` it is read instead of mapped: a file that is truncated later cannot end the process.
         Raises NapkinError if one of the two files is missing or a tokenizer other than `tokenizer_fingerprint` made the
         tokens, and CorruptFile if the file was altered.
         """
@@ -71,7 +79,7 @@ class TokenFile:
                 f"'{path}' was made by another tokenizer: expects {sidecar.tokenizer}, got "
                 f"{tokenizer_fingerprint}: use the one it expects or encode the text again under another name"
             )
-        token_file = cls(path, _map_tokens(path, sidecar), sidecar)
+        token_file = cls(path, _map_tokens(path, sidecar, in_memory), sidecar)
         if verify:
             token_file.verify()
         return token_file
@@ -131,7 +139,7 @@ class Sidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def _read_sidecar(path: Path) -> Sidecar:
     described = sidecar_path(path)
     try:
-        return msgspec.json.decode(described.read_bytes(), type=Sidecar)
+        return msgspec.json.decode(read_bytes(described), type=Sidecar)
     except FileNotFoundError:
         if not path.exists():
             raise NapkinError(
@@ -147,22 +155,24 @@ def _read_sidecar(path: Path) -> Sidecar:
         raise CorruptFile(f"'{described}' does not describe a token file ({error}): make the tokens again") from error
 
 
-def _map_tokens(path: Path, sidecar: Sidecar) -> TokenArray:
+def _map_tokens(path: Path, sidecar: Sidecar, in_memory: bool) -> TokenArray:
     dtype = np.dtype(NUMPY_DTYPES[sidecar.dtype])
     expected_bytes = sidecar.tokens * dtype.itemsize
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             # Both checks use the same open file, even if another one takes its name meanwhile.
-            size_bytes = os.fstat(file.fileno()).st_size
+            content = file.read() if in_memory else None
+            size_bytes = os.fstat(file.fileno()).st_size if content is None else len(content)
             if size_bytes != expected_bytes:
                 raise CorruptFile(
                     f"'{path}' is {size_bytes} bytes long, its sidecar says {expected_bytes} "
                     f"({sidecar.tokens} tokens): copy it again or make the tokens again"
                 )
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if content is None:
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise NapkinError(f"'{path}' cannot be read ({error.strerror}): restore it or make it again") from error
-    return np.frombuffer(mapped, dtype)
+    return np.frombuffer(content, dtype)
 
 
 def sidecar_path(path: Path) -> Path:

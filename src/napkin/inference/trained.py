@@ -63,7 +63,8 @@ class Trained:
             raise NapkinError(f"'{self.run.path}' has no validation tokens: name a token file")
         return evaluate(
             self.model,
-            TokenFile.open(path, tokenizer_fingerprint=self.tokenizer.fingerprint, verify=True),
+            # In memory, as the whole text will be: nothing that becomes of the file can end the process.
+            TokenFile.open(path, tokenizer_fingerprint=self.tokenizer.fingerprint, verify=True, in_memory=True),
             self.tokenizer,
             self.precision,
             step=self.step,

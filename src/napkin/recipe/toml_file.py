@@ -11,7 +11,7 @@ import msgspec
 import tomli_w
 
 from napkin.errors import NapkinError
-from napkin.files import StrPath
+from napkin.files import StrPath, regular
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_text import parse_toml
 
@@ -50,7 +50,7 @@ def read_recipe(path: StrPath) -> Recipe:
 
 def _read_bounded(path: Path) -> str:
     """The text of a TOML file, which is not a gigabyte by mistake."""
-    with open(path, encoding="utf-8-sig") as file:
+    with open(path, encoding="utf-8-sig", opener=regular) as file:
         text = file.read(_MAX_CHARACTERS + 1)
     if len(text) > _MAX_CHARACTERS:
         raise NapkinError(f"'{path}' has more than {_MAX_CHARACTERS} characters: name a recipe, a TOML file")

@@ -25,6 +25,8 @@ from napkin.units import format_bytes, format_flops, format_rate, format_seconds
 _SAMPLE_CHARACTERS = 20_000
 _OPERATORS = 8
 
+REPORT_FILE = "report.html"
+
 
 def write_report(
     run: StrPath, *, training: bool | None = None, every: Callable[[], float] = lambda: REFRESH_SECONDS
@@ -41,7 +43,7 @@ def write_report(
     Raises NapkinError for a malformed file or a folder that is not a run.
     """
     run = Path(run)
-    page = run / "report.html"
+    page = run / REPORT_FILE
     atomic_write_text(page, render_report(read_run_record(run), training=training, every=every), overwrite=True)
     return page
 

@@ -9,6 +9,8 @@ from napkin.accounting.quantity_table import QuantityTable
 from napkin.accounting.run_measurement import Measurement, reconcile_run
 from napkin.runs.run_folder import RunFolder
 
+MEASUREMENT_FILE = "measurement.json"
+
 
 @dataclass(frozen=True)
 class MeasurementFile:
@@ -43,5 +45,5 @@ def write_measurement(
         )
     parts = measurement.seconds_by_part
     file = MeasurementFile(tuple(table), parts, measurement.steps, measurement.mfu, measurement.hfu)
-    run.write_json("measurement.json", file)
+    run.write_json(MEASUREMENT_FILE, file)
     return table

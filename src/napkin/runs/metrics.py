@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from napkin.errors import NapkinError
-from napkin.files import atomic_write_text, sync_file
+from napkin.files import atomic_write_text, read_bytes, regular, sync_file
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -66,7 +66,7 @@ class MetricsFile:
         """Keep the lines up to `step`; a line that a kill cut off is dropped too."""
         kept = "".join(format_metrics(metrics) for metrics in read_metrics(self.path) if metrics.step <= step)
         # A file that needs no change is not written, so that a run can resume on a full disk.
-        if not self.path.exists() or self.path.read_bytes() != kept.encode():
+        if not self.path.exists() or read_bytes(self.path) != kept.encode():
             atomic_write_text(self.path, kept, overwrite=True)
 
     def append(self, metrics: StepMetrics) -> None:
@@ -91,7 +91,7 @@ class MetricsFile:
 
 def read_metrics(path: Path) -> Iterator[StepMetrics]:
     """The complete lines of a metrics.jsonl, in order; none where there is no file."""
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+    with contextlib.suppress(FileNotFoundError), open(path, "rb", opener=regular) as file:
         for line in file:
             with contextlib.suppress(msgspec.MsgspecError):
                 yield parse_metrics(line)

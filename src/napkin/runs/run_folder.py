@@ -5,7 +5,7 @@ A run folder is created atomically: it is prepared under a hidden name and renam
 
 import json
 import os
-import secrets
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -17,7 +17,15 @@ from typing import Any
 import msgspec
 
 from napkin.errors import CorruptFile, NapkinError
-from napkin.files import StrPath, atomic_write_text, sync_folder, try_lock
+from napkin.files import (
+    StrPath,
+    atomic_write_text,
+    draft_folder,
+    read_bytes,
+    remove_abandoned,
+    sync_folder,
+    try_lock,
+)
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe, read_recipe
 from napkin.runs.run_format import RUN_FILE, new_run_format, refuse_other_format
@@ -26,6 +34,12 @@ from napkin.tokenizer.tokenizer_file import load_tokenizer
 
 TRAINING_FILES = ("plan.json", "metrics.jsonl", "measurement.json", "tracking.json")
 """Files that only training writes, besides the checkpoints."""
+
+OTHER_FILES = (RUN_FILE, "recipe.toml", "tokenizer.json", "report.html", "evaluation.json", "samples.txt")
+"""Files that are written when the run is made, and those that other commands may write at any time."""
+
+DRAFT = re.compile(r"\.step-\d{8,}\.[0-9a-f]{16}\.tmp")
+"""The name of a checkpoint that is being written or removed."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +53,17 @@ class RunFolder:
         """Create the folder with its recipe and tokenizer. Raises NapkinError where it exists."""
         path = Path(path)
         cls.refuse_existing(path)
-        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         try:
-            draft.mkdir(parents=True)
-            (draft / "checkpoints").mkdir()
-            atomic_write_text(draft / RUN_FILE, new_run_format())
-            atomic_write_text(draft / "recipe.toml", format_recipe(recipe))
-            tokenizer.save(draft / "tokenizer.json")
-            # Renaming a folder onto one that is not empty fails: a run created in the meantime is left as it is.
-            draft.rename(path)
-            sync_folder(path.parent)
+            with draft_folder(path) as draft:
+                (draft / "checkpoints").mkdir()
+                atomic_write_text(draft / RUN_FILE, new_run_format())
+                atomic_write_text(draft / "recipe.toml", format_recipe(recipe))
+                tokenizer.save(draft / "tokenizer.json")
+                # Renaming a folder onto one that is not empty fails: a run created in the meantime is left as it is.
+                draft.rename(path)
+                sync_folder(path.parent)
         except OSError as error:
             raise NapkinError(f"'{path}' cannot be created ({error.strerror}): choose another --run") from None
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
         return cls(path)
 
     @staticmethod
@@ -95,17 +106,24 @@ class RunFolder:
         """Read one of the run's JSON files; None where it does not exist yet."""
         path = self.path / name
         try:
-            return msgspec.json.decode(path.read_bytes())
+            return msgspec.json.decode(read_bytes(path))
         except FileNotFoundError:
             return None
         except msgspec.DecodeError as error:
             raise CorruptFile(f"'{path}' is not JSON ({error}): remove it") from None
 
     def remove_leftovers(self) -> None:
-        """Remove temporary files of killed writers; the lock must be held."""
-        for name in TRAINING_FILES:
-            for path in self.path.glob(f".{name}.*.tmp"):
-                path.unlink(missing_ok=True)
+        """Remove what killed writers have left: temporary files, and folders of checkpoints; the lock must be held.
+
+        What a live process is writing stays, such as `napkin report`, which needs no lock.
+        """
+        remove_abandoned(self.path)
+        for name in (*TRAINING_FILES, *OTHER_FILES):
+            remove_abandoned(self.path / name)
+        # Only the process that trains the run writes checkpoints.
+        for path in self.checkpoints.iterdir():
+            if DRAFT.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ import msgspec
 
 import napkin
 from napkin.errors import CorruptFile, NapkinError
+from napkin.files import read_bytes
 
 RUN_FILE = "run.json"
 FORMAT, VERSION = "napkin-run", 1
@@ -50,7 +51,7 @@ def refuse_other_format(path: Path) -> None:
     if not file.is_file():
         return
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=RunFormat)
+        found = msgspec.json.decode(read_bytes(file), type=RunFormat)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptFile(f"'{file}' does not describe a run ({error}): put it back as it was") from None
     if found.format != FORMAT or not 0 < found.version <= VERSION:

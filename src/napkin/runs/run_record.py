@@ -11,6 +11,7 @@ import msgspec
 
 from napkin.accounting.utilisation import mfu_of_steps
 from napkin.errors import NapkinError
+from napkin.files import read_bytes
 from napkin.runs.evaluation_file import Evaluation
 from napkin.runs.measurement_file import MeasurementFile
 from napkin.runs.metrics import METRICS_FILE, StepMetrics, parse_metrics
@@ -66,7 +67,7 @@ def read_run_record(run: Path) -> RunRecord:
 
 def _read(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -23,12 +23,10 @@ named do not have it: they are read with Unicode 18.0, that of the library with 
 fingerprint. The file is not trusted: every field's type, every id and the fingerprint are checked.
 """
 
-from pathlib import Path
-
 import msgspec
 
 from napkin.errors import CorruptFile, NapkinError
-from napkin.files import StrPath
+from napkin.files import StrPath, read_bytes
 from napkin.tokenizer.base import FORMAT, VERSION, Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.byte_level import ByteTokenizer
@@ -48,7 +46,7 @@ def load_tokenizer(path: StrPath) -> Tokenizer:
     Raises CorruptFile if it is not a tokenizer file or was altered, and NapkinError if it cannot be read.
     """
     try:
-        content = Path(path).read_bytes()
+        content = read_bytes(path)
     except OSError as error:
         raise NapkinError(f"{path} cannot be read ({error.strerror}): name a tokenizer file") from error
     try:
