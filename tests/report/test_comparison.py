@@ -147,6 +147,18 @@ def test_the_page_leads_with_the_lowest_validation_loss_and_says_what_the_recipe
     assert "<code>name</code></th><td>–</td><td>shakespeare</td>" in page
 
 
+def test_a_page_of_many_long_runs_is_below_a_megabyte(straight_run: Path, tmp_path: Path) -> None:
+    with (straight_run / "metrics.jsonl").open("w") as file:
+        for step in range(1, 20_001):
+            noise = step * 7919 % 997 / 997
+            validation = {"validation_loss": 3 + noise} if step % 5 == 0 else {}
+            file.write(metrics_line(step, loss=2 + noise, seconds=step + noise, **validation) + "\n")
+    run = read_run(straight_run, training=False, usd_per_hour=1.0)
+    points = equal_points([run], "tokens", 1000)
+    page = write_comparison(tmp_path / "c.html", [run] * MOST_RUNS, loss="validation", axis="tokens", points=points)
+    assert page.stat().st_size < 1_000_000
+
+
 def chart_data(page: str) -> dict[str, Any]:
     found = re.search(r'<script type="application/json" id="chart-data">(.*?)</script>', page, re.DOTALL)
     assert found

@@ -21,8 +21,8 @@ class Evaluated(NamedTuple):
 
 
 class Overfitting(NamedTuple):
-    """A run that learned its training text rather than the language: from its lowest validation loss on, the training
-    loss fell and the validation loss rose."""
+    """How a run is overfitted: after its lowest validation loss, the training loss fell and the validation loss
+    rose."""
 
     best: Evaluated
     last: Evaluated
