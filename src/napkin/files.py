@@ -106,6 +106,21 @@ def _hold(descriptor: int, path: Path) -> bool:
     return True
 
 
+def is_marked(path: StrPath, marker: bytes) -> bool:
+    """Whether a path is a regular file, not a link, with `marker` in its first 64 KiB: that is how napkin recognises
+    what it may replace."""
+    if os.path.islink(path) or not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return marker in file.read(2**16)
+
+
+def refuse_unmarked(path: StrPath, marker: bytes, kind: str) -> None:
+    """Raise NapkinError if there is something at `path` that is not marked as a file of this kind."""
+    if os.path.lexists(path) and not is_marked(path, marker):
+        raise NapkinError(f"'{path}' exists and is not {kind}: it is not replaced, remove it or choose another name")
+
+
 def temporary_name(path: Path) -> Path:
     """A unique hidden name in the same folder, for a file or folder that will be renamed to `path`."""
     return path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}.tmp")

@@ -26,6 +26,7 @@ sys.exit(main(sys.argv[1:]))
 def test_a_killed_run_has_stopped_and_one_that_lives_has_not(napkin, place: Path) -> None:
     run, page = Path("runs/long"), Path("runs/long/report.html")
     command = [sys.executable, "-c", TRAIN, "train", "tiny.toml", "--run", str(run), "--training.steps", "1000000"]
+    command += ["--training.compile", "off"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as trainer:
         try:
             wait_until(lambda: page.exists() or trainer.poll() is not None)

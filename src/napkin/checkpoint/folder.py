@@ -14,6 +14,7 @@ import msgspec
 
 from napkin.checkpoint.checksums import SUMS, checksum_of, damaged, read_sums
 from napkin.checkpoint.state import Checkpoint, State
+from napkin.errors import first_line
 from napkin.files import read_bytes, sync_folder
 from napkin.runs.run_folder import DRAFT
 
@@ -68,8 +69,12 @@ def read_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
             raise damaged(path / name, f"was truncated or changed, its SHA-256 is not the one in {SUMS}")
     try:
         state = msgspec.json.decode(read_bytes(path / "state.json"), type=State)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise damaged(path / "state.json", f"does not describe a checkpoint of this version ({error})") from None
+        state.history.refuse_impossible(state.step)
+    except (OSError, ValueError) as error:
+        how = first_line(error)
+        raise damaged(path / "state.json", f"does not describe a checkpoint of this version ({how})") from None
+    except RecursionError:
+        raise damaged(path / "state.json", "is nested too deeply to describe a checkpoint") from None
     if path != checkpoint_path(path.parent, state.step):
         raise damaged(path / "state.json", f"is that of another checkpoint, of step {state.step}")
     return Checkpoint(path, state)

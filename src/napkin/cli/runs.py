@@ -32,7 +32,7 @@ class RunsOptions(JsonOption):
     """Price of the machine; None is the price in each plan."""
     page: str | None = None
     """HTML file to write: runs by validation loss, charts over the axis that its reader chooses, what differs between
-    the recipes; an existing file is replaced."""
+    the recipes; an earlier page of this command is replaced, no other file is."""
 
 
 def main(arguments: list[str]) -> None:
@@ -50,6 +50,9 @@ def main(arguments: list[str]) -> None:
     compared = [run for run in runs if run.summary.step]
     loss = options.loss or _compared_loss(compared)
     points = equal_points(compared, options.over, options.points) if len(compared) > 1 or options.page else []
+    for run in runs:
+        for problem in run.problems:
+            notify(problem)
     if options.page is not None:
         from napkin.report.comparison_page import write_comparison
 

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -49,19 +49,19 @@ class _MessageConsole(_Console):
     """Standard error, of which no failure may end a command: a lost terminal must not stop a run."""
 
     @property
-    def file(self) -> IO[str]:
+    def file(self) -> Any:
         # rich asks for the file at each use: tests and programs may replace sys.stderr.
-        return _UntilLost(super().file)  # pyright: ignore[reportReturnType]
+        return _UntilLost(super().file)
 
     @file.setter
-    def file(self, new_file: IO[str]) -> None:
+    def file(self, new_file: Any) -> None:
         self._file = new_file
 
 
 class _UntilLost:
     """A stream that goes to the null device once it cannot be written."""
 
-    def __init__(self, stream: IO[str]) -> None:
+    def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
@@ -81,7 +81,7 @@ class _UntilLost:
             discard(self._stream)
 
 
-def discard(stream: IO[str]) -> None:
+def discard(stream: Any) -> None:
     """Send to the null device what is still buffered in a stream, and everything that follows."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, stream.fileno())

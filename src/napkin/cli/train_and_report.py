@@ -1,5 +1,6 @@
 """What `napkin train` and `napkin resume` share: a run is trained, reconciled and reported."""
 
+import contextlib
 import shlex
 
 from napkin.accounting.overhead import loop_overhead
@@ -7,6 +8,7 @@ from napkin.cli.plan_output import print_plan
 from napkin.cli.progress import progress_line
 from napkin.cli.terminal import notify, output_may_be_lost, print_json, print_rich, say
 from napkin.cli.training_lines import TrainingLines
+from napkin.errors import NapkinError
 from napkin.files import read_bytes
 from napkin.planning.checkpoint_plan import describe_checkpoints
 from napkin.report.live_report import live_report
@@ -47,14 +49,15 @@ def train_and_report(preparation: Preparation, run: RunFolder, *, as_json: bool)
         line.retitle("writing the report")
         # A signal comes too late to stop anything: the books are closed first.
         with catch_interruption():
-            write_report(run.path, training=False)
+            damaged = _write_report(run)
     written = [name for name, content in _books(run).items() if content != before[name]]
+    # If it was interrupted, the terminal may be what was lost.
+    with contextlib.nullcontext() if outcome.interrupted_by is None else output_may_be_lost():
+        _print_outcome(run, outcome, lines, written, as_json=as_json)
+    if damaged is not None:
+        notify(f"the run is trained and saved, but its report is not written: {damaged}")
     if outcome.interrupted_by is None:
-        _print_outcome(run, outcome, lines, written, as_json=as_json)
-        return 0
-    # The terminal may be what was lost.
-    with output_may_be_lost():
-        _print_outcome(run, outcome, lines, written, as_json=as_json)
+        return 0 if damaged is None else 2
     resume = f"napkin resume {shlex.quote(str(run.path))}"
     notify(f"{outcome.interrupted_by.name}: checkpoint saved; continue with: {resume}")
     return 128 + outcome.interrupted_by
@@ -64,6 +67,15 @@ def _books(run: RunFolder) -> dict[str, bytes | None]:
     """The files that the end of a run writes, by name; None where there is none yet."""
     paths = [run.path / MEASUREMENT_FILE, run.path / REPORT_FILE]
     return {path.name: read_bytes(path) if path.exists() else None for path in paths}
+
+
+def _write_report(run: RunFolder) -> NapkinError | None:
+    """Write the report. A file that was damaged while the run trained does not hide what the run has done."""
+    try:
+        write_report(run.path, training=False)
+    except NapkinError as error:
+        return error
+    return None
 
 
 def _print_preparation(preparation: Preparation) -> None:
@@ -84,8 +96,8 @@ def _print_outcome(
         print_json({**state, "checkpoint": outcome.checkpoint, "table": outcome.table})
         return
     if outcome.step == outcome.first_step:
-        done = "nothing was done"
-        if written:
+        done = "nothing was done" if outcome.interrupted_by is None else "no step was completed"
+        if written and outcome.interrupted_by is None:
             done = f"nothing was left to train; its books, which were not closed, are now: {' and '.join(written)}"
         say(f"{run.path} is at step {outcome.step:,} of {lines.steps:,}: {done}")
     else:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 
 import msgspec
 
 from napkin.data.document import Document
-from napkin.data.token_file import TokenFile, sidecar_path
+from napkin.data.sidecar import sidecar_path
+from napkin.data.token_file import TokenFile
 from napkin.data.token_writer import BYTES_PER_BATCH, EncodedDocuments, TokenWriter, pipeline
 from napkin.errors import NapkinError
 from napkin.files import (
@@ -42,6 +43,8 @@ Progress = Callable[[Path, int, int], None]
 # Text between two records: a fraction of a second of encoding.
 _BYTES_PER_RECORD = 2**25
 _READ_BYTES = 2**22
+
+_Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 def write_token_files(
@@ -87,7 +90,7 @@ def _write(
     bytes_per_record: int,
 ) -> list[TokenFile]:
     paths = [path for some, _ in passes for path in some]
-    _take_back(paths)
+    take_back_unfinished(paths)
     for path in paths:
         for target in (path, sidecar_path(path)):
             if os.path.lexists(target):
@@ -119,10 +122,10 @@ class _Changed(Exception):
 
 class _Record(msgspec.Struct, frozen=True):
     tokenizer: str
-    texts: int
-    documents: int
-    tokens: int
-    text_bytes: int
+    texts: _Natural
+    documents: _Natural
+    tokens: _Natural
+    text_bytes: _Natural
     text_hash: str
 
 
@@ -201,7 +204,7 @@ class _PartialFile:
     def _usable_record(self) -> _Record | None:
         try:
             record = msgspec.json.decode(read_bytes(sidecar_path(self.partial)), type=_Record)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
         size_bytes = record.tokens * self.writer.token_bytes
         if record.tokenizer != self.writer.tokenizer.fingerprint or os.fstat(self.file.fileno()).st_size < size_bytes:
@@ -218,7 +221,7 @@ class _PartialFile:
         self.file.seek(0)
         while left:
             data = self.file.read(min(left, _READ_BYTES))
-            writer.checksum.update(data)
+            writer.add_to_checksums(data)
             left -= len(data)
         self._begin_at(size_bytes)
         writer.n_documents, writer.n_tokens, writer.text_bytes = record.documents, record.tokens, record.text_bytes
@@ -297,7 +300,7 @@ def _remove_partials(paths: Iterable[Path]) -> None:
         sync_folder(path.parent)
 
 
-def _take_back(paths: Sequence[Path]) -> None:
+def take_back_unfinished(paths: Sequence[Path]) -> None:
     """Undo what a process did that was killed while it gave the files their names, so that it can be done again."""
     for path in paths:
         remove_abandoned(sidecar_path(path))

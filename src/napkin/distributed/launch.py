@@ -27,12 +27,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SignalException as error:
         return 128 + error.sigval
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        if failure.exitcode >= 0:
+        # A rank that was killed is the cause, even if the others have noticed before the launcher has.
+        killed = [each for each in error.failures.items() if each[1].exitcode < 0]
+        rank, failure = killed[0] if killed else error.get_first_failure()
+        if not killed:
             # The rank has said why.
             return failure.exitcode
-        signal = failure.signal_name()
-        sys.stderr.write(f"launch: rank {rank} (process {failure.pid}) was ended by {signal}\n")
+        line = f"launch: rank {rank} (process {failure.pid}) was ended by {failure.signal_name()}"
+        sys.stderr.write(f"{line}; continue from the newest checkpoint with `napkin resume`\n")
         return 128 - failure.exitcode
     return 0
 

@@ -54,6 +54,10 @@ class ComparedRun:
 
     def __init__(self, record: RunRecord, folder: Path, *, training: bool, usd_per_hour: float | None = None) -> None:
         metrics, plan = record.metrics, record.plan
+        self.problems = [*record.problems]
+        """A line for each problem of the run's metrics: damaged, displaced and missing lines."""
+        if record.incomplete is not None and not training:
+            self.problems.append(record.incomplete)
         last = metrics[-1] if metrics else None
         self.positions = Positions(record, usd_per_hour=usd_per_hour)
         self.losses: dict[Loss, Curve] = {

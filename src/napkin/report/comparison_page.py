@@ -6,7 +6,7 @@ from typing import Any
 
 from napkin.accounting.quantity_row import format_figure
 from napkin.errors import NapkinError
-from napkin.files import atomic_write_text
+from napkin.files import atomic_write_text, refuse_unmarked
 from napkin.report.axes import LABELS, UNITS, Axis
 from napkin.report.charts import Chart, Charts, Line, Table, charts_of
 from napkin.report.colours import COLOURS
@@ -18,6 +18,7 @@ from napkin.units import format_seconds, format_share, format_three_digits
 
 _SHADES = ("blue", "vermilion", "green", "orange", "purple", "sky", "grey", "yellow")
 MOST_RUNS = len(_SHADES)
+GENERATOR = b'<meta name="generator" content="napkin runs">'
 _POINTS = 1200
 """At most, per run: the page of eight runs stays well below a megabyte."""
 
@@ -25,11 +26,13 @@ _POINTS = 1200
 def write_comparison(
     path: Path, runs: Sequence[ComparedRun], *, loss: Loss, axis: Axis, points: Sequence[float]
 ) -> Path:
-    """Write the page to `path`, replacing an existing one, and return the path.
+    """Write the page to `path`, replacing an earlier one, and return the path.
 
     Runs are in the order of their lowest validation loss, those without one last. `loss` is that of the table at equal
-    points, and `axis` the one that charts show first. Raises NapkinError for more runs than there are distinct colours.
+    points, and `axis` the one that charts show first. Raises NapkinError for more runs than there are distinct colours,
+    and where `path` is anything but such a page.
     """
+    refuse_unmarked(path, GENERATOR, "a page that `napkin runs` wrote")
     if len(runs) > MOST_RUNS:
         raise NapkinError(f"a page shows at most {MOST_RUNS} runs, {len(runs)} are given: name fewer")
     ranking = rank(runs)
@@ -43,6 +46,7 @@ def write_comparison(
         title=", ".join(run.summary.name for run in ordered),
         sections=_sections(ranking, charts, loss, axis),
         statements=ranking.statements,
+        warnings=[problem for run in ordered for problem in run.problems],
         runs=rows,
         tables=[part for part in (rows[: len(ranking.ranked)], rows[len(ranking.ranked) :]) if part],
         charts=charts,

@@ -34,10 +34,15 @@ def status_of(run: RunRecord, *, training: bool | None = None) -> str:
     return f"{last.step:,} steps over {last.tokens:,} tokens{device}."
 
 
-def warnings_of(run: RunRecord) -> list[str]:
-    """A sentence per problem: a loss that is not finite, overfitting, FLOPs that are not counted, a plan that does not
-    fit."""
-    warnings, plan = [], run.plan
+def warnings_of(run: RunRecord, *, training: bool | None = None) -> list[str]:
+    """A sentence per problem: damaged metrics, a loss that is not finite, overfitting, FLOPs that are not counted, a
+    plan that does not fit."""
+    warnings, plan = [*run.problems], run.plan
+    # While a process writes it, the last line may be incomplete for a moment.
+    if run.incomplete is not None and not training:
+        warnings.append(f"{run.incomplete}.")
+    if run.recipe_was_changed:
+        warnings.append("The recipe below was changed after the run had been created.")
     lost = [logged.step for logged in run.metrics if math.isnan(logged.loss)]
     if lost:
         steps = f"{len(lost):,} of {len(run.metrics):,} logged steps"

@@ -1,6 +1,8 @@
 """The report of a run: one self-contained HTML file, made from the run folder alone."""
 
+import os
 import secrets
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from markupsafe import Markup
 
 from napkin.accounting.overhead import loop_overhead
 from napkin.accounting.quantity_row import format_figure, format_ratio
-from napkin.files import StrPath, atomic_write_text
+from napkin.files import StrPath, atomic_write_text, is_marked
 from napkin.report.bars import bits_bars, stacked_bar
 from napkin.report.colours import COLOURS, shade
 from napkin.report.expert_balance import STEPS, expert_balance
@@ -22,6 +24,9 @@ from napkin.runs.plan_file import PlanFile
 from napkin.runs.run_record import RunRecord, read_run_record
 from napkin.units import format_bytes, format_flops, format_rate, format_seconds, format_share, format_three_digits
 
+_GENERATOR = b'<meta name="generator" content="napkin report">'
+# Of a page that was written before it named its generator.
+_BRAND = '<p class="brand">napkin · run report</p>'.encode()
 _SAMPLE_CHARACTERS = 20_000
 _OPERATORS = 8
 
@@ -44,8 +49,20 @@ def write_report(
     """
     run = Path(run)
     page = run / REPORT_FILE
-    atomic_write_text(page, render_report(read_run_record(run), training=training, every=every), overwrite=True)
+    text = render_report(read_run_record(run), training=training, every=every)
+    _keep_foreign(page)
+    atomic_write_text(page, text, overwrite=True)
     return page
+
+
+def _keep_foreign(page: Path) -> None:
+    """Rename a report.html that napkin did not write."""
+    if not os.path.lexists(page) or is_marked(page, _GENERATOR) or is_marked(page, _BRAND):
+        return
+    names = (page.with_name(f"report-kept{suffix}.html") for suffix in ("", *(f"-{n}" for n in range(2, 1000))))
+    aside = next(name for name in names if not os.path.lexists(name))
+    page.rename(aside)
+    warnings.warn(f"'{page}' was not written by napkin: it is now '{aside.name}'", stacklevel=3)
 
 
 def render_report(
@@ -62,7 +79,7 @@ def render_report(
         colours=COLOURS,
         status=status_of(run, training=training),
         refresh=REFRESH_SECONDS if training else None,
-        warnings=warnings_of(run),
+        warnings=warnings_of(run, training=training),
         keys=key_figures(run),
         sections=_sections(run, experts=bool(experts)),
         table=_table(run),

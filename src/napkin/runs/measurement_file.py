@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from napkin.accounting.quantity_row import QuantityRow
 from napkin.accounting.quantity_table import QuantityTable
 from napkin.accounting.run_measurement import Measurement, reconcile_run
+from napkin.runs.plan_file import Natural, NonNegative
 from napkin.runs.run_folder import RunFolder
 
 MEASUREMENT_FILE = "measurement.json"
@@ -19,10 +20,10 @@ class MeasurementFile:
     table: tuple[QuantityRow, ...]
     seconds: dict[str, float]
     """Seconds of each part of the run."""
-    steps: int
+    steps: Natural
     """Steps of the measured process: fewer than the run's if it was resumed."""
-    mfu: float | None = None
-    hfu: float | None = None
+    mfu: NonNegative | None = None
+    hfu: NonNegative | None = None
 
 
 def write_measurement(

@@ -3,7 +3,6 @@
 A run folder is created atomically: it is prepared under a hidden name and renamed. One process at a time trains in it.
 """
 
-import json
 import os
 import re
 import shutil
@@ -14,21 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from napkin.errors import CorruptFile, NapkinError
-from napkin.files import (
-    StrPath,
-    atomic_write_text,
-    draft_folder,
-    read_bytes,
-    remove_abandoned,
-    sync_folder,
-    try_lock,
-)
+from napkin.errors import NapkinError
+from napkin.files import StrPath, atomic_write_text, draft_folder, remove_abandoned, sync_folder, try_lock
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe, read_recipe
-from napkin.runs.run_format import RUN_FILE, new_run_format, refuse_other_format
+from napkin.runs.json_file import read_json, write_json
+from napkin.runs.run_format import RUN_FILE, new_run_format, recipe_was_changed, refuse_other_format, upgrade
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.tokenizer_file import load_tokenizer
 
@@ -56,8 +46,9 @@ class RunFolder:
         try:
             with draft_folder(path) as draft:
                 (draft / "checkpoints").mkdir()
-                atomic_write_text(draft / RUN_FILE, new_run_format())
-                atomic_write_text(draft / "recipe.toml", format_recipe(recipe))
+                text = format_recipe(recipe)
+                atomic_write_text(draft / RUN_FILE, new_run_format(text))
+                atomic_write_text(draft / "recipe.toml", text)
                 tokenizer.save(draft / "tokenizer.json")
                 # Renaming a folder onto one that is not empty fails: a run created in the meantime is left as it is.
                 draft.rename(path)
@@ -69,7 +60,7 @@ class RunFolder:
     @staticmethod
     def refuse_existing(path: StrPath) -> None:
         """Raise NapkinError where `path` exists."""
-        if Path(path).exists():
+        if os.path.lexists(path):
             raise NapkinError(
                 f"'{path}' exists and is not overwritten: "
                 f"continue it with `napkin resume {path}` or choose another --run"
@@ -99,18 +90,11 @@ class RunFolder:
 
     def write_json(self, name: str, value: Any) -> None:
         """Write one of the run's JSON files atomically, replacing an earlier one."""
-        text = json.dumps(msgspec.to_builtins(value), indent=2) + "\n"
-        atomic_write_text(self.path / name, text, overwrite=True)
+        write_json(self.path / name, value)
 
     def read_json(self, name: str) -> Any:
-        """Read one of the run's JSON files; None where it does not exist yet."""
-        path = self.path / name
-        try:
-            return msgspec.json.decode(read_bytes(path))
-        except FileNotFoundError:
-            return None
-        except msgspec.DecodeError as error:
-            raise CorruptFile(f"'{path}' is not JSON ({error}): remove it") from None
+        """Read one of the run's JSON files, an object; None where it does not exist yet."""
+        return read_json(self.path / name, dict)
 
     def remove_leftovers(self) -> None:
         """Remove what killed writers have left: temporary files, and folders of checkpoints; the lock must be held.
@@ -124,6 +108,15 @@ class RunFolder:
         for path in self.checkpoints.iterdir():
             if DRAFT.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
+
+    def upgrade(self) -> None:
+        """Give a run of an older version the version of what is written from now on; the lock must be held."""
+        upgrade(self.path)
+
+    @property
+    def recipe_was_changed(self) -> bool:
+        """Whether recipe.toml is known to be another one than the run was created with."""
+        return recipe_was_changed(self.path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -146,6 +139,9 @@ class ReadOnlyRunFolder(RunFolder):
         """A no-op: rank 0 does it."""
 
     def remove_leftovers(self) -> None:
+        """A no-op: rank 0 does it."""
+
+    def upgrade(self) -> None:
         """A no-op: rank 0 does it."""
 
     @contextmanager

@@ -25,7 +25,7 @@ fingerprint. The file is not trusted: every field's type, every id and the finge
 
 import msgspec
 
-from napkin.errors import CorruptFile, NapkinError
+from napkin.errors import CorruptFile, NapkinError, first_line
 from napkin.files import StrPath, read_bytes
 from napkin.tokenizer.base import FORMAT, VERSION, Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer
@@ -56,7 +56,7 @@ def load_tokenizer(path: StrPath) -> Tokenizer:
     except CorruptFile:
         raise
     except (msgspec.MsgspecError, UnicodeError, RecursionError, NapkinError) as error:
-        raise _corrupt(path, str(error)) from error
+        raise _corrupt(path, first_line(error)) from error
     if file.fingerprint != tokenizer.fingerprint:
         raise _corrupt(path, f"its fingerprint is {file.fingerprint}, that of its contents {tokenizer.fingerprint}")
     return tokenizer
@@ -74,7 +74,7 @@ class _Header(msgspec.Struct):
 def _check_header(path: StrPath, header: _Header) -> None:
     if header.format != FORMAT:
         raise CorruptFile(
-            f"{path} is not a tokenizer file: its format is {header.format!r}, not {FORMAT!r}; name a tokenizer file"
+            f"{path} is not a tokenizer file: its format is {header.format[:40]!r}, not {FORMAT!r}: name one"
         )
     if header.version != VERSION:
         raise CorruptFile(

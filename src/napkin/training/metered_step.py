@@ -47,9 +47,10 @@ class MeteredStep:
         expert_tokens, dropped_tokens = train_state.expert_counts.read()
         loop.step += 1
         tokens_per_step = loop.recipe.tokens_per_step
+        tokens = loop.step * tokens_per_step
         return StepMetrics(
             step=loop.step,
-            tokens=loop.step * tokens_per_step,
+            tokens=tokens,
             loss=verdict.loss,
             learning_rate=learning_rate,
             gradient_norm=verdict.gradient_norm,
@@ -62,6 +63,7 @@ class MeteredStep:
             skipped=skipped,
             expert_tokens=expert_tokens,
             dropped_tokens=dropped_tokens,
+            epochs=loop.preparation.train_tokens.epochs(tokens),
         )
 
     def _batch(self, loop: TrainingLoop) -> Batch:

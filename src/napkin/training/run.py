@@ -66,6 +66,7 @@ def train_run(
     plan = preparation.plan
     with run.locked(), catch_interruption() as interruption:
         run.remove_leftovers()
+        run.upgrade()
         # The process may have been killed between creating the folder and writing the plan.
         if plan is not None and not (run.path / "plan.json").exists():
             run.write_json("plan.json", plan_file_of(plan))
@@ -73,6 +74,8 @@ def train_run(
         loop = TrainingLoop(preparation, run, on_message, interruption, step)
         metrics_log = MetricsLog(loop)
         checkpointing = Checkpointing(loop, metrics_log)
+        for warning in () if plan is None else plan.warnings:
+            on_message(warning)
         books = Books(step)
         loop.callbacks = [Evaluation(), metrics_log, books, checkpointing, Trackers(), OnStep(on_step), *callbacks]
         loop.run_to_end()

@@ -17,6 +17,7 @@ from napkin.planning.run_plan import Plan
 from napkin.recipe.recipe import Recipe
 from napkin.runs.run_folder import ReadOnlyRunFolder, RunFolder
 from napkin.runs.run_format import is_run
+from napkin.runs.run_record import read_run_record
 from napkin.training.preparation import Preparation, Progress, prepare, prepare_unplanned
 
 Run = tuple[Preparation, RunFolder]
@@ -78,17 +79,25 @@ def _on_rank_zero(ranks: Ranks, folder: StrPath, make: Callable[[], Run]) -> Run
     if ranks.is_rank_zero:
         return made[0]
     run = ReadOnlyRunFolder.open(folder)
-    return prepare_unplanned(run.recipe, run.tokenizer, ranks, micro_batch_size=micro_batch_size), run
+    return prepare_unplanned(_as_begun(run.recipe), run.tokenizer, ranks, micro_batch_size=micro_batch_size), run
 
 
 def _open(folder: StrPath, progress: Progress, ranks: Ranks) -> Run:
     run = RunFolder.open(folder)
-    recipe = run.recipe
-    if recipe.training.compile == "auto":
-        # The run is older than the option: it continues uncompiled.
-        recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, compile="off"))
-    preparation, _ = _planned(prepare(recipe, tokenizer=run.tokenizer, progress=progress, ranks=ranks))
+    # A file that is damaged is named now, and not by the report, after all steps.
+    read_run_record(run.path)
+    preparation, _ = _planned(prepare(_as_begun(run.recipe), tokenizer=run.tokenizer, progress=progress, ranks=ranks))
     return preparation, run
+
+
+def _as_begun(recipe: Recipe) -> Recipe:
+    """The resolved recipe of a run. Where it leaves an option open, the run is older than that option and continues as
+    it began: uncompiled, its windows at the same places in every epoch."""
+    if recipe.training.compile == "auto":
+        recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, compile="off"))
+    if recipe.data.windows == "auto":
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, windows="fixed"))
+    return recipe
 
 
 def _planned(preparation: Preparation) -> tuple[Preparation, Plan]:
