@@ -36,7 +36,7 @@ def train_and_report(preparation: Preparation, run: RunFolder, *, as_json: bool)
         run.path,
         steps=steps,
         tokens_per_step=preparation.recipe.tokens_per_step,
-        train_tokens=preparation.train_tokens.n_tokens,
+        train_tokens=preparation.train_tokens,
     )
     with progress_line(f"training {run.path}") as line:
         with live_report(run.path, notify) as live:

@@ -2,19 +2,15 @@
 
 from pathlib import Path
 
+from napkin.data.mixing import TokenMixture
 from napkin.runs.metrics import METRICS_FILE, StepMetrics, read_metrics
 from napkin.units import format_bytes, format_count, format_three_digits
-
-
-def epochs(tokens: int, train_tokens: int) -> float:
-    """How often the training files, of `train_tokens` tokens, were seen by a model that has learned from `tokens`."""
-    return tokens / train_tokens
 
 
 class TrainingLines:
     """The lines of a run; `of_step` is called after each step."""
 
-    def __init__(self, run: Path, *, steps: int, tokens_per_step: int, train_tokens: int) -> None:
+    def __init__(self, run: Path, *, steps: int, tokens_per_step: int, train_tokens: TokenMixture) -> None:
         self.steps, self._tokens_per_step, self._train_tokens = steps, tokens_per_step, train_tokens
         self._is_first = True
         # A resumed run was evaluated before.
@@ -44,7 +40,7 @@ class TrainingLines:
 
     def trained(self, step: int) -> str:
         """Steps, tokens and epochs up to `step`."""
-        tokens, text = step * self._tokens_per_step, format_count(self._train_tokens)
+        tokens, text = step * self._tokens_per_step, format_count(self._train_tokens.n_tokens)
         return f"{step:,} steps, {format_count(tokens)} tokens, {self._epochs(tokens)} epochs of {text} tokens"
 
     def validation(self) -> str | None:
@@ -60,13 +56,13 @@ class TrainingLines:
     def as_json(self, step: int) -> dict[str, float | None]:
         """Epochs and validation losses for programs."""
         return {
-            "epochs": epochs(step * self._tokens_per_step, self._train_tokens),
+            "epochs": self._train_tokens.epochs(step * self._tokens_per_step),
             "validation_loss": self._evaluated[max(self._evaluated)] if self._evaluated else None,
             "lowest_validation_loss": min(self._evaluated.values(), default=None),
         }
 
     def _epochs(self, tokens: int) -> str:
-        return format_three_digits(epochs(tokens, self._train_tokens))
+        return format_three_digits(self._train_tokens.epochs(tokens))
 
     def _remember(self, metrics: StepMetrics) -> None:
         if self._is_first:
