@@ -58,7 +58,8 @@ def load_tokenizer(path: StrPath) -> Tokenizer:
     except (msgspec.MsgspecError, UnicodeError, RecursionError, NapkinError) as error:
         raise _corrupt(path, first_line(error)) from error
     if file.fingerprint != tokenizer.fingerprint:
-        raise _corrupt(path, f"its fingerprint is {file.fingerprint}, that of its contents {tokenizer.fingerprint}")
+        stated = file.fingerprint[:64]
+        raise _corrupt(path, f"its fingerprint is {stated}, that of its contents {tokenizer.fingerprint}")
     return tokenizer
 
 
