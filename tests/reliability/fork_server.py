@@ -22,8 +22,6 @@ IMPORTED = (
     "torch.distributed.fsdp",
     "torch.nn.parallel",
     "torch.profiler",
-    "matplotlib.figure",
-    "matplotlib.backends.backend_svg",
 )
 
 

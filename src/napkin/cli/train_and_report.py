@@ -7,6 +7,7 @@ from napkin.accounting.overhead import loop_overhead
 from napkin.cli.plan_output import print_plan
 from napkin.cli.progress import progress_line
 from napkin.cli.terminal import notify, output_may_be_lost, print_json, print_rich, say
+from napkin.cli.training_lines import TrainingLines
 from napkin.errors import NapkinError
 from napkin.files import read_bytes
 from napkin.planning.checkpoint_plan import describe_checkpoints
@@ -19,7 +20,7 @@ from napkin.runs.run_folder import RunFolder
 from napkin.training.preparation import Preparation
 from napkin.training.run import Outcome, train_run
 from napkin.training.signals import catch_interruption
-from napkin.units import format_bytes, format_count, format_seconds
+from napkin.units import format_seconds
 
 
 def train_and_report(preparation: Preparation, run: RunFolder, *, as_json: bool) -> int:
@@ -30,13 +31,18 @@ def train_and_report(preparation: Preparation, run: RunFolder, *, as_json: bool)
         return 0 if followed.interrupted_by is None else 128 + followed.interrupted_by
     if not as_json:
         _print_preparation(preparation)
-    before = _books(run)
+    before, steps = _books(run), preparation.recipe.training.steps
+    lines = TrainingLines(
+        run.path,
+        steps=steps,
+        tokens_per_step=preparation.recipe.tokens_per_step,
+        train_tokens=preparation.train_tokens,
+    )
     with progress_line(f"training {run.path}") as line:
-        steps = preparation.recipe.training.steps
         with live_report(run.path, notify) as live:
 
             def on_step(metrics: StepMetrics) -> None:
-                line(metrics.step, steps, _step_line(metrics, steps))
+                line(metrics.step, steps, lines.of_step(metrics))
                 live()
 
             outcome = train_run(preparation, run, on_step=on_step, on_message=notify)
@@ -47,7 +53,7 @@ def train_and_report(preparation: Preparation, run: RunFolder, *, as_json: bool)
     written = [name for name, content in _books(run).items() if content != before[name]]
     # If it was interrupted, the terminal may be what was lost.
     with contextlib.nullcontext() if outcome.interrupted_by is None else output_may_be_lost():
-        _print_outcome(run, outcome, preparation, written, as_json=as_json)
+        _print_outcome(run, outcome, lines, written, as_json=as_json)
     if damaged is not None:
         notify(f"the run is trained and saved, but its report is not written: {damaged}")
     if outcome.interrupted_by is None:
@@ -81,38 +87,30 @@ def _print_preparation(preparation: Preparation) -> None:
     say(describe_checkpoints(plan))
 
 
-def _step_line(metrics: StepMetrics, steps: int) -> str:
-    mark = f" (spike, {metrics.spike:.0f}σ)" if metrics.spike is not None else ""
-    return (
-        f"step {metrics.step}/{steps}  loss {metrics.loss:.3f}{mark}  {format_count(metrics.tokens_per_second)} tok/s  "
-        f"MFU {metrics.mfu:.0%}  {format_bytes(metrics.bytes)}"
-    )
-
-
 def _print_outcome(
-    run: RunFolder, outcome: Outcome, preparation: Preparation, written: list[str], *, as_json: bool
+    run: RunFolder, outcome: Outcome, lines: TrainingLines, written: list[str], *, as_json: bool
 ) -> None:
     if as_json:
         stopped_by = None if outcome.interrupted_by is None else outcome.interrupted_by.name
-        state = {"run": run.path, "step": outcome.step, "stopped_by": stopped_by}
+        state = {"run": run.path, "step": outcome.step, "stopped_by": stopped_by, **lines.as_json(outcome.step)}
         print_json({**state, "checkpoint": outcome.checkpoint, "table": outcome.table})
         return
     if outcome.step == outcome.first_step:
         done = "nothing was done" if outcome.interrupted_by is None else "no step was completed"
         if written and outcome.interrupted_by is None:
             done = f"nothing was left to train; its books, which were not closed, are now: {' and '.join(written)}"
-        say(f"{run.path} is at step {outcome.step:,} of {preparation.recipe.training.steps:,}: {done}")
+        say(f"{run.path} is at step {outcome.step:,} of {lines.steps:,}: {done}")
     else:
-        _print_trained(outcome, preparation)
+        _print_trained(outcome, lines)
     if outcome.interrupted_by is None:
         say(f"report: {run.path / REPORT_FILE}")
 
 
-def _print_trained(outcome: Outcome, preparation: Preparation) -> None:
-    trained = f"{outcome.step:,} steps, {format_count(outcome.step * preparation.recipe.tokens_per_step)} tokens"
-    measurement = outcome.measurement
+def _print_trained(outcome: Outcome, lines: TrainingLines) -> None:
+    trained, measurement = lines.trained(outcome.step), outcome.measurement
     if measurement is None:
         say(f"trained {trained}, too few to be metered; checkpoint: {outcome.checkpoint}")
+        _print_validation(lines)
         return
     print_rich(reconcile_table(outcome.table))
     seconds = sum(measurement.seconds_by_part.values())
@@ -122,3 +120,9 @@ def _print_trained(outcome: Outcome, preparation: Preparation) -> None:
     of_the_loop = f"; overhead of the training loop: {overhead[1]:.1%} of the steps" if overhead else ""
     say(f"where the time went: {spent}{of_the_loop}")
     say(f"trained {trained}, in {format_seconds(measurement.seconds)}; checkpoint: {outcome.checkpoint}")
+    _print_validation(lines)
+
+
+def _print_validation(lines: TrainingLines) -> None:
+    if (found := lines.validation()) is not None:
+        say(found)
