@@ -6,6 +6,7 @@ A run folder is created atomically: it is prepared under a hidden name and renam
 import json
 import os
 import secrets
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from napkin.errors import CorruptFile, NapkinError
 from napkin.files import StrPath, atomic_write_text, sync_folder, try_lock
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe, read_recipe
-from napkin.runs.run_format import RUN_FILE, new_run_format, refuse_other_format
+from napkin.runs.run_format import RUN_FILE, free_name, is_run, new_run_format, refuse_other_format, runs_in
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.tokenizer_file import load_tokenizer
 
@@ -58,11 +59,17 @@ class RunFolder:
     @staticmethod
     def refuse_existing(path: StrPath) -> None:
         """Raise NapkinError where `path` exists."""
-        if Path(path).exists():
-            raise NapkinError(
-                f"'{path}' exists and is not overwritten: "
-                f"continue it with `napkin resume {path}` or choose another --run"
-            )
+        path = Path(path)
+        if not path.exists():
+            return
+        if is_run(path):
+            way_out = f"continue it with `napkin resume {shlex.quote(str(path))}` or choose another --run"
+        elif path.is_dir():
+            what = "holds runs" if runs_in(path) else "is a folder without a run"
+            way_out = f"it {what}: choose a --run in it, such as {shlex.quote(str(free_name(path)))}"
+        else:
+            way_out = "it is a file, not a run: choose another --run"
+        raise NapkinError(f"'{path}' exists and is not overwritten: {way_out}")
 
     @classmethod
     def open(cls, path: StrPath) -> "RunFolder":

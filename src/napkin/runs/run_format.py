@@ -15,6 +15,8 @@ import napkin
 from napkin.errors import CorruptFile, NapkinError
 
 RUN_FILE = "run.json"
+MOST_NAMED = 3
+"""Runs that an error names."""
 FORMAT, VERSION = "napkin-run", 1
 
 
@@ -41,11 +43,34 @@ def is_run(path: Path) -> bool:
     return (path / "recipe.toml").is_file() and (path / "tokenizer.json").is_file() and (path / "checkpoints").is_dir()
 
 
+def runs_in(path: Path) -> list[Path]:
+    """The runs directly in a folder, by name; those of something else than a folder are none."""
+    try:
+        return sorted(each for each in path.iterdir() if is_run(each)) if path.is_dir() else []
+    except OSError:
+        return []
+
+
+def free_name(folder: Path) -> Path:
+    """A path in a folder that does not exist: run, run-2, run-3, ..."""
+    names = ("run", *(f"run-{number}" for number in range(2, 10**6)))
+    return next(folder / name for name in names if not (folder / name).exists())
+
+
 def refuse_other_format(path: Path) -> None:
     """Raise NapkinError where a folder is not a run, or has a version that this napkin does not know."""
     if not is_run(path):
+        within = runs_in(path)
         found = "it does not exist" if not path.exists() else "it holds no run.json"
-        raise NapkinError(f"'{path}' is not a run, {found}: name a folder that `napkin train` made")
+        if path.is_file():
+            found += ", it is a file"
+        way_out = "name a folder that `napkin train` made"
+        if within:
+            way_out = f"name a run in it: {', '.join(str(each) for each in within[:MOST_NAMED])}"
+            way_out += f", or {len(within) - MOST_NAMED:,} others" if len(within) > MOST_NAMED else ""
+        elif is_run(path.parent):
+            way_out = f"name the run that it is in: {path.parent}"
+        raise NapkinError(f"'{path}' is not a run, {found}: {way_out}")
     file = path / RUN_FILE
     if not file.is_file():
         return
