@@ -1,5 +1,6 @@
 """`napkin fit`."""
 
+import shlex
 from dataclasses import dataclass
 from typing import Literal
 
@@ -85,4 +86,6 @@ def main(arguments: list[str]) -> None:
         f"--model.{name.replace('_', '-')} {getattr(config, name)}"
         for name in ("d_model", "n_layers", "n_heads", "vocab_size", "context_length")
     )
-    say(f"plan it: napkin plan {model} {batch} --optimizer.name {options.optimizer} --on {options.on}", style="dim")
+    more = f"{batch} --optimizer.name {options.optimizer} --on {shlex.quote(options.on)}"
+    # One line, to be copied.
+    say(f"plan it: napkin plan {model} {more}", style="dim", wrap=False)
