@@ -13,6 +13,9 @@ from napkin.hardware.accelerators import find_device
 from napkin.recipe.optimizer_config import OptimizerName
 from napkin.units import format_bytes, format_count, parse_devices
 
+MOST_TOKENS = 2**22
+"""Of a device and step; tracing the chunks of their loss takes minutes."""
+
 
 @dataclass(frozen=True)
 class FitOptions(JsonOption):
@@ -40,6 +43,12 @@ def main(arguments: list[str]) -> None:
     for name in ("batch_size", "context_length", "vocab_size"):
         if getattr(options, name) < 1:
             raise NapkinError(f"--{name.replace('_', '-')} is {getattr(options, name)}: use a number above 0")
+    tokens, most = options.batch_size * options.context_length, MOST_TOKENS
+    if tokens > most:
+        raise NapkinError(
+            f"--batch-size {options.batch_size} times --context-length {options.context_length} is {tokens:,} tokens, "
+            f"too many to count: use numbers whose product is at most {most:,}"
+        )
     n_devices, name = parse_devices(options.on)
     device = find_device(name)
     bytes_each = bytes_per_parameter(options.optimizer)
