@@ -26,6 +26,7 @@ COMMANDS = {
     "runs": "list runs, and compare their losses over steps, tokens, FLOPs, seconds or dollars",
     "hardware": "print the catalogue of accelerators, or everything known about one",
     "formats": "print the number formats, or a number rounded to each",
+    "doctor": "say what this machine has and lacks, and what is broken",
     "calibrate": "measure this machine's matrix products, memory bandwidth and operator overhead",
 }
 
