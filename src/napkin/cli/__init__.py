@@ -27,6 +27,7 @@ COMMANDS = {
     "hardware": "print the catalogue of accelerators, or everything known about one",
     "formats": "print the number formats, or a number rounded to each",
     "doctor": "say what this machine has and lacks, and what is broken",
+    "completion": "print a script that completes commands and options in bash, zsh or fish",
     "calibrate": "measure this machine's matrix products, memory bandwidth and operator overhead",
 }
 

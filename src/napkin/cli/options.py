@@ -14,7 +14,7 @@ import typing
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 from rich.text import Text
@@ -153,6 +153,25 @@ def _option_names(options: type, prefix: str = "") -> Iterator[str]:
             yield prefix + name
             if inner is bool:
                 yield f"{prefix}no-{name}"
+
+
+def option_choices(options: type) -> dict[str, tuple[str, ...]]:
+    """The names of a command's options, and the values of those that have few: for completion in a shell."""
+    return dict(_choices(options))
+
+
+def _choices(options: type, prefix: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
+    for field, hint in _fields(options):
+        inner, *marks = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+        name = next((mark.name for mark in marks if getattr(mark, "name", None)), field.name.replace("_", "-"))
+        if dataclasses.is_dataclass(inner):
+            yield from _choices(typing.cast(type, inner), prefix if INLINED in marks else f"{prefix}{name}.")
+        elif tyro.conf.Positional not in marks:
+            kinds = [inner, *typing.get_args(inner)]
+            values = [value for kind in kinds if typing.get_origin(kind) is Literal for value in typing.get_args(kind)]
+            yield prefix + name, tuple(str(value) for value in values)
+            if inner is bool and field.default is True:
+                yield f"{prefix}no-{name}", ()
 
 
 def _tells_more(command: str) -> str:
