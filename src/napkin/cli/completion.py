@@ -30,10 +30,10 @@ def main(arguments: list[str]) -> None:
     """Print the script."""
     shell = parse(CompletionOptions, "completion", arguments).shell
     script = {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]
-    print_verbatim("\n".join(script(_words())))
+    print_verbatim("\n".join(script(words_of_commands())))
 
 
-def _words() -> dict[str, dict[str, tuple[str, ...]]]:
+def words_of_commands() -> dict[str, dict[str, tuple[str, ...]]]:
     """For each command, "tokenizer train" for one: its options with their choices; of a group, its commands."""
     return dict(_of_group("napkin.cli"))
 
