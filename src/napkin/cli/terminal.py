@@ -31,6 +31,8 @@ def printable(text: str, *, keep: str = "") -> str:
     )
 
 
+LONGEST_MESSAGE = 2000
+"""Characters; a longer one repeats a value that was given."""
 WIDEST_TABLE = 10_000
 """Columns of a table that no terminal shows."""
 
@@ -69,8 +71,12 @@ def say(text: str = "", *, style: str | None = None, wrap: bool = True, keep_lin
 
 
 def notify(message: str) -> None:
-    """Print a message on standard error, as one line."""
-    err.print(printable(" ".join(message.split())), soft_wrap=True)
+    """Print a message on standard error, as one line; of a very long one, its beginning and its end."""
+    line = printable(" ".join(message.split()))
+    if len(line) > LONGEST_MESSAGE:
+        half = LONGEST_MESSAGE // 2
+        line = f"{line[:half]} ... {line[-half:]}"
+    err.print(line, soft_wrap=True)
 
 
 def print_table(
