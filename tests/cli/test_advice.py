@@ -128,6 +128,9 @@ def test_a_preset_is_known_in_any_case(napkin, name: str) -> None:
         ("hardware rtx4091", "the closest names are RTX-4090"),
         ("plan --params 7B --on H100 --format bf17", "did you mean bf16?"),
         ("recipe --model.dmodel 8", "did you mean --model.d-model?"),
+        ("tokenizer compare text --wiht one.json", "did you mean --with?"),
+        ("tokenizer compare text --zzz", "there is no option '--zzz'"),
+        ("generate runs/tiny --no-savee", "did you mean --save?"),
         ("Train", "did you mean `napkin train`?"),
     ],
 )

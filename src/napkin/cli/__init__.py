@@ -108,6 +108,9 @@ def _run(command: str, rest: Sequence[str]) -> int:
 
 
 def _require_utf8(argument: str) -> None:
+    if "\0" in argument:
+        # No shell can give one, but a caller of `main`; no system has such a path.
+        raise NapkinError(f"argument {argument[:100]!r} contains a NUL character: leave it out")
     try:
         argument.encode()
     except UnicodeEncodeError as error:

@@ -123,7 +123,7 @@ def _unknown(argument: str, options: type, command: str) -> str:
     if not argument.startswith("-"):
         return f"'{argument}' is one argument too many, or in the wrong place: {_tells_more(command)}"
     name = argument.partition("=")[0]
-    names = list(_option_names(options))
+    names = list(option_choices(options))
     group, _, field = name.lstrip("-").rpartition(".")
     beside = [found.removeprefix(f"{group}.") for found in names if group and found.startswith(f"{group}.")]
     # A field is found by its own name, as --training.steps for --steps, and by its initials, as in lr. Within a
@@ -140,19 +140,7 @@ def _unknown(argument: str, options: type, command: str) -> str:
 
 
 def _initials(name: str) -> str:
-    return "".join(word[0] for word in name.rpartition(".")[2].split("-"))
-
-
-def _option_names(options: type, prefix: str = "") -> Iterator[str]:
-    for field, hint in _fields(options):
-        inner, *marks = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
-        name = field.name.replace("_", "-")
-        if dataclasses.is_dataclass(inner):
-            yield from _option_names(typing.cast(type, inner), prefix if INLINED in marks else f"{prefix}{name}.")
-        elif tyro.conf.Positional not in marks:
-            yield prefix + name
-            if inner is bool:
-                yield f"{prefix}no-{name}"
+    return "".join(word[:1] for word in name.rpartition(".")[2].split("-"))
 
 
 def option_choices(options: type) -> dict[str, tuple[str, ...]]:
@@ -170,7 +158,7 @@ def _choices(options: type, prefix: str = "") -> Iterator[tuple[str, tuple[str, 
             kinds = [inner, *typing.get_args(inner)]
             values = [value for kind in kinds if typing.get_origin(kind) is Literal for value in typing.get_args(kind)]
             yield prefix + name, tuple(str(value) for value in values)
-            if inner is bool and field.default is True:
+            if inner is bool and tyro.conf.FlagCreatePairsOff not in marks:
                 yield f"{prefix}no-{name}", ()
 
 
