@@ -45,9 +45,11 @@ VALUES = {
 BASES = {
     "recipe": "",
     "plan": "tiny.toml",
-    "fit": "--on H100",
+    "fit": "--on T4 --context-length 64 --vocab-size 256",
     "count": "tiny.toml",
-    "train": "tiny.toml --run new",
+    # An empty file is a recipe of defaults, which would train for minutes.
+    "train": "tiny.toml --run new --training.steps 2 --training.batch-size 4 --model.d-model 16 --model.n-layers 1 "
+    "--model.n-heads 2 --model.context-length 16",
     "resume": "runs/tiny",
     "evaluate": "runs/tiny",
     "generate": "runs/tiny --tokens 2",
