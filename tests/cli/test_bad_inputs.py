@@ -100,7 +100,7 @@ def test_some_bad_inputs_are_answered_with_one_line(campaign, command: str) -> N
 @pytest.mark.parametrize("command", BASES)
 def test_sixty_bad_inputs_are_answered_with_one_line(campaign, command: str, record_property) -> None:
     failures = campaign(command, TRIES)
-    sys.__stdout__.write(f"\nbad inputs: {command}: {TRIES} tries, {len(failures)} failures\n")
+    print(f"\nbad inputs: {command}: {TRIES} tries, {len(failures)} failures", file=sys.__stdout__)
     assert failures == {}
 
 
