@@ -27,6 +27,8 @@ COMMANDS = {
     "runs": "list runs, and compare their losses over steps, tokens, FLOPs, seconds or dollars",
     "hardware": "print the catalogue of accelerators, or everything known about one",
     "formats": "print the number formats, or a number rounded to each",
+    "doctor": "say what this machine has and lacks, and what is broken",
+    "completion": "print a script that completes commands and options in bash, zsh or fish",
     "calibrate": "measure this machine's matrix products, memory bandwidth and operator overhead",
 }
 
@@ -112,6 +114,9 @@ def _run(command: str, rest: Sequence[str]) -> int:
 
 
 def _require_utf8(argument: str) -> None:
+    if "\0" in argument:
+        # No shell can give one, but a caller of `main`; no system has such a path.
+        raise NapkinError(f"argument {argument[:100]!r} contains a NUL character: leave it out")
     try:
         argument.encode()
     except UnicodeEncodeError as error:

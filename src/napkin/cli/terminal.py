@@ -18,6 +18,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from napkin.cli.table_layout import Column, lay_out, wrapped
+
 
 def printable(text: str, *, keep: str = "") -> str:
     r"""Text whose characters that do not print are shown as escapes, except those in `keep`.
@@ -30,14 +32,24 @@ def printable(text: str, *, keep: str = "") -> str:
     )
 
 
-# Of a table's column of names.
-WIDEST_WHOLE_WORD = 24
+LONGEST_MESSAGE = 2000
+"""Characters; a longer one repeats a value that was given."""
+WIDEST_TABLE = 10_000
+"""Columns of a table that no terminal shows."""
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> NoReturn:
         # rich would leave with status 1 itself.
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    def print_in(self, renderable: RenderableType, width: int) -> None:
+        """Print in that many columns, which may be more than the terminal has."""
+        before, self.width = self._width, width
+        try:
+            self.print(renderable, crop=False)
+        finally:
+            self._width = before
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         # Everything that rich prints passes here; segments with `control` are rich's own.
@@ -113,8 +125,12 @@ def say(text: str = "", *, style: str | None = None, wrap: bool = True, keep_lin
 
 
 def notify(message: str) -> None:
-    """Print a message on standard error, as one line."""
-    err.print(printable(" ".join(message.split())), soft_wrap=True)
+    """Print a message on standard error, as one line; of a very long one, its beginning and its end."""
+    line = printable(" ".join(message.split()))
+    if len(line) > LONGEST_MESSAGE:
+        half = LONGEST_MESSAGE // 2
+        line = f"{line[:half]} ... {line[-half:]}"
+    err.print(line, soft_wrap=True)
 
 
 def print_table(
@@ -128,20 +144,40 @@ def print_table(
     cells = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row] for row in rows]
     n_columns = len(headings) or max(map(len, cells), default=0)
     align = align or ("l" + "r" * (n_columns - 1) if headings else "l" * n_columns)
-    table = Table(box=None, header_style="bold", show_header=bool(headings), pad_edge=bool(headings), style=style)
-    for i in range(n_columns):
-        heading = Text(printable(headings[i] if headings else ""))
-        column = [row[i].plain for row in cells if i < len(row)]
-        # Where a terminal is narrow, headings and names are broken between words, and figures not at all.
-        if align[i] == "l":
-            longest = max(map(len, " ".join([heading.plain, *column]).split()), default=0)
-            table.add_column(heading, overflow="fold", min_width=min(longest, WIDEST_WHOLE_WORD))
-        else:
-            longest = max(map(len, [*heading.plain.split(), *column]), default=0)
-            table.add_column(heading, justify="right", min_width=longest)
-    for row in cells:
-        table.add_row(*row)
-    print_rich(table)
+    titles = [printable(heading) for heading in headings] or [""] * n_columns
+    columns = [
+        Column.of(titles[i], [row[i].plain for row in cells if i < len(row)], is_text=align[i] == "l")
+        for i in range(n_columns)
+    ]
+    width = _table_width()
+    for number, block in enumerate(lay_out(columns, width, edge=bool(headings))):
+        if number:
+            say()
+        table = Table(
+            box=None,
+            header_style="bold",
+            show_header=bool(headings),
+            padding=(0, 1) if block.gap == 2 else (0, 1, 0, 0),
+            pad_edge=block.has_edge,
+            style=style,
+        )
+        for i, wide in zip(block.columns, block.widths, strict=True):
+            justify = "left" if align[i] == "l" else "right"
+            table.add_column(Text(wrapped(titles[i], wide)), justify=justify, width=wide, overflow="fold")
+        for row in cells:
+            shown = zip(block.columns, block.widths, strict=True)
+            table.add_row(*(_narrowed(row[i], wide) if i < len(row) else "" for i, wide in shown))
+        out.print_in(table, width)
+
+
+def _narrowed(cell: Text, width: int) -> Text:
+    # A coloured text is broken by rich, at any character.
+    return cell if cell.spans else Text(wrapped(cell.plain, width))
+
+
+def _table_width() -> int:
+    """Columns of the terminal; what is read by a program is not narrowed, unless COLUMNS says so."""
+    return out.width if out.is_terminal or os.environ.get("COLUMNS") else WIDEST_TABLE
 
 
 def print_rich(renderable: RenderableType, *, wrap: bool = True) -> None:

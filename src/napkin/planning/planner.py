@@ -69,7 +69,7 @@ def plan_resolved(resolved: ResolvedRecipe, machine: Machine, *, progress: Progr
     machine.prepare(resolved.recipe.training)
     progress("counting the step")
     refuse_far_too_much(resolved, machine.device_name, machine.memory_bytes)
-    ledger = count_step(resolved)
+    ledger = count_step(resolved, progress=lambda calls: progress(f"counting the step: {calls:,} operator calls"))
     if machine.measured:
         progress("measuring this machine, once")
     ceilings = machine.ceilings(resolved.precision)

@@ -1,7 +1,6 @@
 """Recipes as TOML files: errors are reported by field when reading, and every field is written."""
 
 import dataclasses
-import difflib
 import tomllib
 import typing
 from pathlib import Path
@@ -12,6 +11,7 @@ import tomli_w
 
 from napkin.errors import NapkinError
 from napkin.files import StrPath, regular
+from napkin.near_names import suggestion
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_text import parse_toml
 
@@ -75,8 +75,6 @@ def _refuse_unknown(values: dict[str, Any], cls: type, where: str, prefix: str =
     types = typing.get_type_hints(cls)
     for name, value in values.items():
         if name not in types:
-            near = difflib.get_close_matches(name, types, n=1)
-            hint = f"did you mean '{prefix}{near[0]}'?" if near else f"use one of {', '.join(types)}"
-            raise NapkinError(f"'{where}': unknown field '{prefix}{name}': {hint}")
+            raise NapkinError(f"'{where}': unknown field '{prefix}{name}': {suggestion(name, types, prefix=prefix)}")
         if dataclasses.is_dataclass(types[name]) and isinstance(value, dict):
             _refuse_unknown(value, types[name], where, f"{prefix}{name}.")

@@ -5,6 +5,7 @@ A run folder is created atomically: it is prepared under a hidden name and renam
 
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
@@ -18,7 +19,17 @@ from napkin.files import StrPath, atomic_write_text, draft_folder, remove_abando
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe, read_recipe
 from napkin.runs.json_file import read_json, write_json
-from napkin.runs.run_format import RUN_FILE, new_run_format, recipe_was_changed, refuse_other_format, upgrade
+from napkin.runs.run_format import (
+    RUN_FILE,
+    free_name,
+    is_run,
+    new_run_format,
+    recipe_was_changed,
+    refuse_other_format,
+    runs_in,
+    set_recipe_checksum,
+    upgrade,
+)
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.tokenizer_file import load_tokenizer
 
@@ -60,11 +71,17 @@ class RunFolder:
     @staticmethod
     def refuse_existing(path: StrPath) -> None:
         """Raise NapkinError where `path` exists."""
-        if os.path.lexists(path):
-            raise NapkinError(
-                f"'{path}' exists and is not overwritten: "
-                f"continue it with `napkin resume {path}` or choose another --run"
-            )
+        path = Path(path)
+        if not os.path.lexists(path):
+            return
+        if is_run(path):
+            way_out = f"continue it with `napkin resume {shlex.quote(str(path))}` or choose another --run"
+        elif path.is_dir():
+            what = "holds runs" if runs_in(path) else "is a folder without a run"
+            way_out = f"it {what}: choose a --run in it, such as {shlex.quote(str(free_name(path)))}"
+        else:
+            way_out = "it is a file, not a run: choose another --run"
+        raise NapkinError(f"'{path}' exists and is not overwritten: {way_out}")
 
     @classmethod
     def open(cls, path: StrPath) -> "RunFolder":
@@ -112,6 +129,16 @@ class RunFolder:
     def upgrade(self) -> None:
         """Give a run of an older version the version of what is written from now on; the lock must be held."""
         upgrade(self.path)
+
+    def replace_recipe(self, recipe: Recipe) -> None:
+        """Write another recipe.toml, which says the same in other words or at other places."""
+        text, was_changed = format_recipe(recipe), self.recipe_was_changed
+        # Between the two files the recipe is not known, so that a kill there does not make it look altered.
+        if not was_changed:
+            set_recipe_checksum(self.path, None)
+        atomic_write_text(self.path / "recipe.toml", text, overwrite=True)
+        if not was_changed:
+            set_recipe_checksum(self.path, text)
 
     @property
     def recipe_was_changed(self) -> bool:

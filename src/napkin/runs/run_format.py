@@ -18,6 +18,8 @@ from napkin.runs.json_file import decode_json, format_json, read_if_present
 
 RUN_FILE = "run.json"
 FORMAT, VERSION = "napkin-run", 2
+MOST_NAMED = 3
+"""Runs that an error names."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,13 @@ def recipe_was_changed(path: Path) -> bool:
     return expected not in ("", crc32(read_if_present(path / "recipe.toml") or b""))
 
 
+def set_recipe_checksum(path: Path, recipe: str | None) -> None:
+    """Say in a run's run.json what its recipe.toml is, or with None that it is not known."""
+    if (path / RUN_FILE).is_file():
+        found = dataclasses.replace(_read(path), recipe_crc32="" if recipe is None else crc32(recipe.encode()))
+        atomic_write_text(path / RUN_FILE, format_json(found), overwrite=True)
+
+
 def upgrade(path: Path) -> None:
     """Give a run that this napkin is about to write into the version of what it writes."""
     if (path / RUN_FILE).is_file() and (found := _read(path)).version < VERSION:
@@ -58,11 +67,34 @@ def is_run(path: Path) -> bool:
     return (path / "recipe.toml").is_file() and (path / "tokenizer.json").is_file() and (path / "checkpoints").is_dir()
 
 
+def runs_in(path: Path) -> list[Path]:
+    """The runs directly in a folder, by name; those of something else than a folder are none."""
+    try:
+        return sorted(each for each in path.iterdir() if is_run(each)) if path.is_dir() else []
+    except OSError:
+        return []
+
+
+def free_name(folder: Path) -> Path:
+    """A path in a folder that does not exist: run, run-2, run-3, ..."""
+    names = ("run", *(f"run-{number}" for number in range(2, 10**6)))
+    return next(folder / name for name in names if not (folder / name).exists())
+
+
 def refuse_other_format(path: Path) -> None:
     """Raise NapkinError where a folder is not a run, or has a version that this napkin does not know."""
     if not is_run(path):
+        within = runs_in(path)
         found = "it does not exist" if not path.exists() else "it holds no run.json"
-        raise NapkinError(f"'{path}' is not a run, {found}: name a folder that `napkin train` made")
+        if path.is_file():
+            found += ", it is a file"
+        way_out = "name a folder that `napkin train` made"
+        if within:
+            way_out = f"name a run in it: {', '.join(str(each) for each in within[:MOST_NAMED])}"
+            way_out += f", or {len(within) - MOST_NAMED:,} others" if len(within) > MOST_NAMED else ""
+        elif is_run(path.parent):
+            way_out = f"name the run that it is in: {path.parent}"
+        raise NapkinError(f"'{path}' is not a run, {found}: {way_out}")
     if not (path / RUN_FILE).is_file():
         return
     found = _read(path)

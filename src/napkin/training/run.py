@@ -110,7 +110,7 @@ def train(
     with join_ranks(recipe.training) as ranks:
         exists = ranks.broadcast_from_zero(lambda: _refuse_other_recipe(recipe, Path(folder)))
         if exists:
-            preparation, run = open_run(folder, progress=progress, ranks=ranks)
+            preparation, run = open_run(folder, data=recipe.data, progress=progress, ranks=ranks)
         else:
             preparation, run = create_run(recipe, folder, progress=progress, ranks=ranks)
         return train_run(preparation, run, on_step=on_step, on_message=on_message)
