@@ -159,8 +159,6 @@ def test_a_folder_with_tokenizer_json_alone_is_imported(napkin, refusal) -> None
     Path("theirs").mkdir()
     line = refusal("tokenizer", "import", "theirs", "--out", "new.json")
     assert "'theirs' holds neither tokenizer.json nor a .tiktoken file" in line
-        "tokenizer", "import", "theirs", "--out", "new.json"
-    )
     assert napkin("tokenizer", "export", "data/tokenizer.json", "--out", "theirs/tokenizer.json").status == 0
     assert napkin("tokenizer", "import", "theirs", "--out", "new.json").status == 0
     line = refusal("tokenizer", "import", "data", "--out", "newer.json")
