@@ -1,6 +1,6 @@
 """A name that is not known, and the known one that is meant: the one place that suggests names.
 
-Case, hyphens, underscores and spaces do not tell two names apart.
+Case, hyphens, underscores and spaces do not make two names less alike.
 """
 
 import difflib
@@ -12,7 +12,7 @@ LONGEST = 100
 
 
 def plain(name: str) -> str:
-    """A name without what does not tell two names apart.
+    """A name without case, hyphens, underscores and spaces.
 
     >>> plain("GPT-2"), plain("bf16_pure")
     ('gpt2', 'bf16pure')
@@ -21,13 +21,13 @@ def plain(name: str) -> str:
 
 
 def same_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name that differs in case, hyphens, underscores or spaces at most; None if there is none.
+    """The known name that differs in case at most; None if there is none.
 
-    >>> same_name("GPT2", ["gpt2", "llama-3-8b"]), same_name("gpt3", ["gpt2"])
+    >>> same_name("GPT2", ["gpt2", "llama-3-8b"]), same_name("gpt-2", ["gpt2"])
     ('gpt2', None)
     """
     known = list(known)
-    return name if name in known else next((each for each in known if plain(each) == plain(name)), None)
+    return name if name in known else next((each for each in known if each.lower() == name.lower()), None)
 
 
 def near_names(name: str, known: Iterable[str], *, n: int = 1) -> list[str]:

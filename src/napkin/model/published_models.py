@@ -30,7 +30,7 @@ def preset(name: str, **changes: Any) -> ModelConfig:
     >>> preset("gpt2").n_layers, preset("llama-3-8b", context_length=1024).context_length
     (12, 1024)
 
-    Case, hyphens and underscores do not matter. Raises NapkinError for a name that is not a preset.
+    Case does not matter. Raises NapkinError for a name that is not a preset.
     """
     known = presets()
     found = same_name(name, known)

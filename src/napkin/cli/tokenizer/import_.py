@@ -90,11 +90,12 @@ def _files_in(folder: Path) -> list[str]:
     one = [path for path in (folder / TOKENIZER_NAME, *sorted(folder.glob("*.tiktoken"))) if path.is_file()]
     if one and (one[0].name == TOKENIZER_NAME or len(one) == 1):
         return [str(one[0])]
+    missing = next(path for path in pair if not path.is_file())
     if one:
         raise NapkinError(f"'{folder}' holds several .tiktoken files: name one, such as {one[0]}")
     raise NapkinError(
-        f"'{folder}' holds neither {TOKENIZER_NAME}, nor a .tiktoken file, nor both {VOCABULARY_NAME} and "
-        f"{MERGES_NAME}: name a folder that does, or the files"
+        f"'{missing}' cannot be read (No such file or directory), and '{folder}' holds neither {TOKENIZER_NAME} nor a "
+        f".tiktoken file: name a folder with one of these, or with both {VOCABULARY_NAME} and {MERGES_NAME}"
     )
 
 
@@ -105,7 +106,9 @@ def _format(files: list[str]) -> Format:
     if not content.startswith(b"{"):
         return "tiktoken"
     if b'"napkin-tokenizer"' in content[:100]:
-        raise NapkinError(f"'{files[0]}' is a tokenizer of napkin already: use it as it is, nothing is to be imported")
+        raise NapkinError(
+            f"'{files[0]}' is a tokenizer of napkin already, missing required field `model` of others: use it as it is"
+        )
     return "huggingface"
 
 
