@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.files import atomic_file, atomic_write_bytes, atomic_write_text
+from napkin.files import atomic_file, atomic_write_bytes, atomic_write_text, draft_folder, regular
 
 
 def test_written_bytes_and_text_are_read_back_unchanged(tmp_path: Path) -> None:
@@ -106,3 +106,52 @@ except NapkinError as error:
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "x' cannot be written" in result.stdout
     assert os.listdir(tmp_path) == []
+
+
+ABANDONED = f".x.{'0123' * 4}.tmp"
+
+
+def test_what_a_killed_writer_has_left_is_removed_by_the_next_and_nothing_else(tmp_path: Path) -> None:
+    kept = {".x.mine.tmp", ".x.0123.tmp", f".y.{'0123' * 4}.tmp", f".x.{'0123' * 4}.tmp.txt"}
+    for name in (*kept, ABANDONED):
+        (tmp_path / name).touch()
+    atomic_write_bytes(tmp_path / "x", b"")
+    assert set(os.listdir(tmp_path)) == {"x", *kept}
+    (tmp_path / ABANDONED).touch()
+    # One that would be refused is the second writer of a file that was complete when the first was killed.
+    with pytest.raises(NapkinError, match="exists"):
+        atomic_write_bytes(tmp_path / "x", b"")
+    assert set(os.listdir(tmp_path)) == {"x", *kept}
+
+
+def test_folders_that_killed_writers_have_left_are_removed_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / ABANDONED / "inner").mkdir(parents=True)
+    with draft_folder(tmp_path / "x") as draft:
+        assert os.listdir(tmp_path) == [draft.name]
+        # Another process makes the same, and does not take ours for abandoned.
+        with draft_folder(tmp_path / "x") as other:
+            assert set(os.listdir(tmp_path)) == {draft.name, other.name}
+        draft.rename(tmp_path / "x")
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+    with atomic_file(tmp_path / "x", "wb", overwrite=True) as first:
+        first.write(b"first")
+        atomic_write_bytes(tmp_path / "x", b"second", overwrite=True)
+    assert (tmp_path / "x").read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    for name in ("file", "link"):
+        with open(tmp_path / name, "rb", opener=regular) as file:
+            assert file.read() == b"content"
+    os.mkfifo(tmp_path / "fifo")
+    for name, what in (("fifo", "a fifo"), ("/dev/zero", "a device")):
+        with pytest.raises(OSError, match=f"it is {what}, not a file"):
+            regular(tmp_path / name)
+    with pytest.raises(IsADirectoryError):
+        regular(tmp_path)

@@ -13,6 +13,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # From the ground up; imports run downwards.
 FLOORS = [
     {"errors"},
+    {"near_names"},
     {"units", "files", "number_formats", "child_process", "private_folder"},
     {"tensors", "torch_compile"},
     {"kernels"},

@@ -1,5 +1,7 @@
 """napkin's errors: one line that names the subject, its value, the limit and what to do."""
 
+_QUOTED = 150
+
 
 class NapkinError(Exception):
     """An invalid input or an impossible request.
@@ -16,5 +18,9 @@ class CorruptFile(NapkinError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's error, to be quoted in a message; its type if it has no message."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """The first line of another library's error, to be quoted in a message; its type if it has no message.
+
+    Its middle is left out where it is long: libraries quote the values that they refuse.
+    """
+    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return line if len(line) <= 2 * _QUOTED else f"{line[:_QUOTED]}...{line[-_QUOTED:]}"

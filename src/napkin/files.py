@@ -1,13 +1,19 @@
 """Atomic files: they appear whole or not at all.
 
 A file is written under a temporary name in the same folder, synced to disk and then renamed. A crash at any moment
-leaves the old state or the new one, and at worst a hidden `.NAME.*.tmp` beside it.
+leaves the old state or the new one, and at worst a hidden `.NAME.*.tmp` beside it, which the next writer of that file
+removes. A writer locks its temporary file or folder: one that is not locked was left behind.
+
+Files are opened for reading by `regular`, which refuses what could block or never end: fifos, devices, sockets.
 """
 
 import contextlib
 import errno
 import os
+import re
 import secrets
+import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -17,6 +23,13 @@ from napkin.errors import NapkinError
 
 StrPath = str | os.PathLike[str]
 
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
+_KINDS = {
+    stat.S_IFIFO: "a fifo",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -34,6 +47,7 @@ def atomic_file(path: StrPath, mode: Literal["wb", "w"] = "wb", *, overwrite: bo
     runs, unless `overwrite`; and if it cannot be written.
     """
     path = Path(path)
+    remove_abandoned(path)
     if not overwrite and os.path.lexists(path):
         raise already_exists(path)
     temporary = temporary_name(path)
@@ -42,7 +56,10 @@ def atomic_file(path: StrPath, mode: Literal["wb", "w"] = "wb", *, overwrite: bo
             yield file
             file.flush()
             os.fsync(file.fileno())
-        publish(temporary, path, overwrite=overwrite)
+            if os.name == "nt":
+                # Windows does not rename open files.
+                file.close()
+            publish(temporary, path, overwrite=overwrite)
         sync_folder(path.parent)
     except OSError as error:
         # Errors about other files, which the block may read, are raised as they are.
@@ -70,14 +87,94 @@ def atomic_write_text(path: StrPath, text: str, *, overwrite: bool = False) -> N
 
 
 def _create(path: Path, mode: Literal["wb", "w"]) -> IO[Any]:
-    if mode == "wb":
-        return open(path, "xb")
+    while True:
+        file: IO[Any] = open(path, "xb") if mode == "wb" else _create_text(path)  # noqa: SIM115
+        if _hold(file.fileno(), path):
+            return file
+        file.close()
+
+
+def _create_text(path: Path) -> TextIO:
     return open(path, "x", encoding="utf-8", newline="")
 
 
+def _hold(descriptor: int, path: Path) -> bool:
+    """Lock a temporary file or folder; False if another process took it for abandoned before it was locked."""
+    # On a file system without locks, nothing is taken for abandoned.
+    with contextlib.suppress(OSError):
+        return try_lock(descriptor) and path.exists()
+    return True
+
+
+def is_marked(path: StrPath, marker: bytes) -> bool:
+    """Whether a path is a regular file, not a link, with `marker` in its first 64 KiB: that is how napkin recognises
+    what it may replace."""
+    if os.path.islink(path) or not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return marker in file.read(2**16)
+
+
+def refuse_unmarked(path: StrPath, marker: bytes, kind: str) -> None:
+    """Raise NapkinError if there is something at `path` that is not marked as a file of this kind."""
+    if os.path.lexists(path) and not is_marked(path, marker):
+        raise NapkinError(f"'{path}' exists and is not {kind}: it is not replaced, remove it or choose another name")
+
+
 def temporary_name(path: Path) -> Path:
-    """A unique hidden name in the same folder, for a file that will be renamed to `path`."""
+    """A unique hidden name in the same folder, for a file or folder that will be renamed to `path`."""
     return path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}.tmp")
+
+
+def is_temporary_of(name: str, path_name: str) -> bool:
+    """Whether `name` is one that `temporary_name` may have made for a file called `path_name`."""
+    return re.fullmatch(rf"\.{re.escape(path_name[:40])}\.[0-9a-f]{{16}}\.tmp", name) is not None
+
+
+@contextmanager
+def draft_folder(path: Path) -> Iterator[Path]:
+    """Make a temporary folder that is to be renamed to `path` in the block, and remove what is left of it then.
+
+    Those that killed processes have left behind are removed first.
+    """
+    remove_abandoned(path)
+    draft = temporary_name(path)
+    draft.mkdir(parents=True)
+    descriptor = None
+    try:
+        # Windows cannot open a folder.
+        if os.name != "nt":
+            while not _hold(descriptor := os.open(draft, os.O_RDONLY), draft):
+                os.close(descriptor)
+                draft.mkdir(exist_ok=True)
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def remove_abandoned(path: Path) -> None:
+    """Remove the temporary files and folders for `path` that no process is writing: their writers were killed.
+
+    Nothing is removed where locks do not tell.
+    """
+    try:
+        import fcntl
+
+        with os.scandir(path.parent) as entries:
+            found = [Path(entry.path) for entry in entries if is_temporary_of(entry.name, path.name)]
+    except (ImportError, OSError):
+        return
+    for each in found:
+        with contextlib.suppress(OSError):
+            # A network file system needs write access for an exclusive lock.
+            descriptor = os.open(each, os.O_RDONLY if each.is_dir() else os.O_RDWR | _NONBLOCK | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(each) if each.is_dir() else each.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def publish(temporary: Path, path: Path, *, overwrite: bool = False) -> None:
@@ -95,6 +192,39 @@ def publish(temporary: Path, path: Path, *, overwrite: bool = False) -> None:
         else:
             return
     os.replace(temporary, path)
+
+
+def regular(path: StrPath, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file, to be given to `open` as its opener. Returns the descriptor.
+
+    Raises OSError, at once, for a fifo, a device or a socket, whose reading could block or never end; and for a folder.
+    """
+    # Without it, opening a fifo waits for its writer. For regular files it has no effect.
+    try:
+        descriptor = os.open(path, flags | _NONBLOCK | getattr(os, "O_CLOEXEC", 0))
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.EINVAL, "it is a socket or a device, not a file", os.fspath(path)) from None
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+    raise OSError(errno.EINVAL, f"it is {kind}, not a file", os.fspath(path))
+
+
+def refuse_irregular(path: StrPath) -> None:
+    """Raise OSError unless `path` is a regular file, before it is opened by other code; see `regular`."""
+    os.close(regular(path))
+
+
+def read_bytes(path: StrPath) -> bytes:
+    """The contents of a regular file; see `regular`."""
+    with open(path, "rb", opener=regular) as file:
+        return file.read()
 
 
 def try_lock(descriptor: int) -> bool:

@@ -14,12 +14,12 @@ fp4 is the element of two block formats, in which neighbours share a scale that 
 has a power of two for each 32 numbers (4.25 bits per number), nvfp4 an E4M3 number for each 16 (4.5 bits).
 """
 
-import difflib
 import math
 from dataclasses import dataclass
 from fractions import Fraction
 
 from napkin.errors import NapkinError
+from napkin.near_names import near_names
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def find_format(name: str) -> NumberFormat:
     plain = name.lower().removeprefix("torch.").replace("-", "").replace("_", "").replace(" ", "")
     if plain in _ALIASES:
         return FORMATS[_ALIASES[plain]]
-    near = difflib.get_close_matches(plain, _ALIASES, n=1)
+    near = near_names(plain, _ALIASES)
     hint = f" (did you mean {_ALIASES[near[0]]}?)" if near else ""
     raise NapkinError(f"{name!r} is not a number format{hint}: use one of {', '.join(FORMATS)}")
 

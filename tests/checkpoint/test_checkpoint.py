@@ -311,8 +311,8 @@ def test_pruning_keeps_the_newest_and_what_is_no_checkpoint(tmp_path: Path) -> N
         save(tmp_path, train_state, step)
     for name in ("step-of-mine", "damaged-step-00000003", "step-00000001.bak"):
         (tmp_path / name).mkdir()
-    (tmp_path / ".step-00000009.abc.tmp").mkdir()
-    (tmp_path / ".step-00000009.abc.tmp" / "state.json").touch()
+    (tmp_path / ".step-00000009.0123456789abcdef.tmp").mkdir()
+    (tmp_path / ".step-00000009.0123456789abcdef.tmp" / "state.json").touch()
     prune_checkpoints(tmp_path, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "damaged-step-00000003",

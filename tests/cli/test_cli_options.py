@@ -15,6 +15,7 @@ from napkin.recipe.toml_file import format_recipe, read_recipe
 
 OTHER: dict[str, Any] = {
     "data.prefetch": "on",
+    "data.windows": "fixed",
     "data.validation": None,
     "model.d_model": 64,
     "model.n_heads": 8,

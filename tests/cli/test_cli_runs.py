@@ -15,10 +15,12 @@ def test_runs_are_listed_and_compared(napkin, place: Path) -> None:
     assert "finished" in listed.out
     assert "at equal" not in listed.out
     shutil.copytree("runs/tiny", "runs/copy")
-    done = napkin("runs", "--over", "steps", "--page", "page.html")
+    done = napkin("runs", "--over", "steps", "--page", "page.html", "--loss", "training")
     assert "training loss, nats per token, at equal steps" in done.out
-    assert Path("page.html").read_text().count("<svg") >= 8
-    found = json.loads(napkin("runs", "runs/tiny", "runs/copy", "--over=steps", "--json").out)
+    assert Path("page.html").read_text().count('data-chart="') == 2
+    # Runs that were evaluated are compared by validation loss, unless the other is asked for.
+    assert "validation loss, nats per token, at equal steps" in napkin("runs", "--over", "steps").out
+    found = json.loads(napkin("runs", "runs/tiny", "runs/copy", "--over=steps", "--loss=training", "--json").out)
     assert [run["name"] for run in found["runs"]] == ["tiny", "copy"]
     assert found["points"][-1] == 6
     assert found["losses"]["runs/tiny"] == found["losses"]["runs/copy"]
@@ -50,3 +52,25 @@ def test_what_cannot_be_compared_is_refused(refusal, place: Path) -> None:
     assert "--points is 0" in refusal("runs", "docs", "--points", "0")
     assert "'docs' is not a run and contains none" in refusal("runs", "docs")
     assert "--usd-per-hour is -1.0" in refusal("runs", "docs", "--usd-per-hour=-1")
+
+
+def test_an_overfitted_run_is_named_and_is_not_the_best(napkin, place: Path) -> None:
+    shutil.copytree("runs/tiny", "runs/overfitted")
+    write_losses(Path("runs/tiny"), [(4.0, 4.1), (3.0, 3.2), (2.5, 2.9)])
+    write_losses(Path("runs/overfitted"), [(4.0, 4.1), (2.0, 3.3), (0.5, 3.9)])
+    said = napkin("runs").out
+    assert "tiny has the lowest validation loss, 2.9000 nats per token at step 3." in said
+    assert "The lowest training loss is that of overfitted, 0.5000. It does not make that run the best" in said
+    assert "overfitted is overfitted: the validation loss rose from its lowest, 3.3000 at step 2, to 3.9000" in said
+    found = json.loads(napkin("runs", "--json").out)
+    assert found["loss"] == "validation"
+    assert [run["overfitted"] for run in found["runs"]] == [True, False]
+    assert [run["best_validation_step"] for run in found["runs"]] == [2, 3]
+
+
+def write_losses(run: Path, losses: list[tuple[float, float]]) -> None:
+    lines = [
+        {"step": step, "tokens": 64 * step, "seconds": float(step), "loss": training, "validation_loss": validation}
+        for step, (training, validation) in enumerate(losses, 1)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

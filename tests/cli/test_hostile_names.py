@@ -34,8 +34,8 @@ def test_runs(napkin) -> None:
     copy_run(HOSTILE)
     listed = napkin("runs", "--over", "steps", "--page", f"{HOSTILE}.html")
     assert listed.status == 0
-    # In the list, as a heading of the comparison, and in the path of the page.
-    assert printed(listed).count(ESCAPED) == 3
+    # In the list, in what is said of the runs, as a heading of the comparison, and in the path of the page.
+    assert printed(listed).count(ESCAPED) == 4
     Path(f"runs/{HOSTILE}/plan.json").write_text("{")
     left_out = napkin("runs")
     assert r"left out: 'runs/\x1b[31mred \x9b2J\u202e\x07/plan.json' is malformed" in printed(left_out)

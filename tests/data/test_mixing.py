@@ -91,7 +91,7 @@ def files(tmp_path: Path) -> list[TokenFile]:
 
 
 def batches_of(files: Sequence[TokenFile], weights: Sequence[float] | None = None, *, size: int = 6) -> Batches:
-    return Batches(TokenMixture(files, weights), context_length=CONTEXT, batch_size=size, seed=1)
+    return Batches(TokenMixture(files, weights), context_length=CONTEXT, batch_size=size, seed=1, windows="fixed")
 
 
 def letters(batches: Batches, n_batches: int) -> str:
@@ -118,7 +118,7 @@ def test_each_file_gives_each_of_its_windows_once_an_epoch_of_its_own(tmp_path: 
     files = [
         write_token_file(tmp_path / f"{n}.tokens", [Document("", text)], tokenizer) for n, text in enumerate(texts)
     ]
-    batches = Batches(TokenMixture(files, [1, 1]), context_length=CONTEXT, batch_size=4, seed=0)
+    batches = Batches(TokenMixture(files, [1, 1]), context_length=CONTEXT, batch_size=4, seed=0, windows="fixed")
     drawn = [row[3] for i in range(60) for row in batches[i][0].tolist()]
     for low, n in ((33, 20), (53, 7)):
         own = [token for token in drawn if low <= token < low + n]

@@ -53,7 +53,7 @@ def test_the_file_is_little_endian_uint16_beside_a_sidecar_that_describes_it(pat
     assert path.read_bytes() == data
     assert json.loads(path.with_name("x.tokens.json").read_text()) == {
         "format": "napkin-tokens",
-        "version": 1,
+        "version": 2,
         "dtype": "uint16",
         "tokens": len(expected),
         "documents": 3,
@@ -62,6 +62,8 @@ def test_the_file_is_little_endian_uint16_beside_a_sidecar_that_describes_it(pat
         "tokenizer": BYTES.fingerprint,
         "separator": 256,
         "sha256": sha256(data).hexdigest(),
+        "block_bytes": 2**19,
+        "blocks": sha256(data).hexdigest()[:16],
     }
     assert sorted(os.listdir(path.parent)) == ["x.tokens", "x.tokens.json"]
 
@@ -149,7 +151,31 @@ def changed(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     [
         changed(comment="unknown"),
         changed(format="other"),
-        changed(version=2),
+        changed(version=3),
+        changed(version=1),
+        changed(version=1, block_bytes=None),
+        changed(block_bytes=2**20),
+        changed(block_bytes=0),
+        changed(blocks=""),
+        changed(blocks="0" * 15),
+        changed(blocks="0" * 32),
+        changed(blocks="g" * 16),
+        changed(blocks="ab " * 4 + "abcd"),
+        changed(blocks=["0" * 16]),
+        changed(blocks=None),
+        changed(tokens=10**30),
+        changed(tokens=2**61),
+        changed(documents=2**63),
+        changed(text_bytes=10**400),
+        changed(text_bytes=float("nan")),
+        changed(vocab_size=float("inf")),
+        changed(vocab_size=-257),
+        changed(vocab_size=2**40, dtype="uint32"),
+        changed(vocab_size={"a": [257]}),
+        changed(separator=10**20),
+        changed(tokenizer="a" * 64 + "\n"),
+        changed(tokenizer="\x1b[2J" + "a" * 60),
+        changed(**{"a\nb" * 10_000: 1}),
         changed(version="1"),
         changed(dtype="int16"),
         changed(dtype="uint32"),
@@ -177,6 +203,45 @@ def test_a_sidecar_with_wrong_fields_is_refused(path: Path, change: Callable[[An
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 1_000_000,
+        '{"format": ' + "[" * 50_000,
+        '{"tokens": ' + "9" * 30_000,
+        '{"a": ' * 10_000,
+        '{"blocks": ' + '["' * 30_000,
+        "\ud800x",
+    ],
+    ids=["lists", "lists in a field", "a long number", "objects", "lists of blocks", "no UTF-8"],
+)
+def test_a_hostile_sidecar_is_refused_in_one_line(path: Path, content: str) -> None:
+    path.with_name("x.tokens.json").write_bytes(content.encode(errors="surrogatepass"))
+    with pytest.raises(CorruptFile, match="does not describe a token file") as caught:
+        TokenFile.open(path)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500 + 2 * len(str(path))
+
+
+def test_of_a_sidecar_no_more_is_read_than_its_tokens_explain(path: Path) -> None:
+    sidecar = path.with_name("x.tokens.json")
+    content = json.loads(sidecar.read_text())
+    os.truncate(sidecar, 2**40)
+    with pytest.raises(CorruptFile, match=r"it is longer than \d+ bytes, the most for 'x\.tokens'"):
+        TokenFile.open(path)
+    sidecar.write_text(json.dumps(content | {"blocks": "0" * 10_000_000}))
+    with pytest.raises(CorruptFile, match="it is longer than"):
+        TokenFile.open(path)
+
+
+def test_the_vocabulary_of_a_sidecar_is_its_tokenizer_s(path: Path) -> None:
+    TokenFile.open(path).refuse_other_vocabulary(BYTES)
+    for fields in ({"vocab_size": 65_000}, {"separator": 5}):
+        forge(path, [256, 1, 256], documents=1, **fields)
+        with pytest.raises(CorruptFile, match="its tokenizer 257 and 256: make the tokens again"):
+            TokenFile.open(path).refuse_other_vocabulary(BYTES)
+
+
 @given(st.binary())
 def test_a_sidecar_of_any_other_bytes_is_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.mktemp("tokens") / "x.tokens"
@@ -192,7 +257,8 @@ def forge(path: Path, ids: list[int], **fields: Any) -> None:
     data = b"".join(i.to_bytes(2, "little") for i in ids)
     content = json.loads(sidecar.read_text())
     path.write_bytes(data)
-    content |= {"tokens": len(ids), "sha256": sha256(data).hexdigest(), **fields}
+    digest = sha256(data).hexdigest()
+    content |= {"tokens": len(ids), "sha256": digest, "blocks": digest[:16], **fields}
     sidecar.write_text(json.dumps(content))
 
 

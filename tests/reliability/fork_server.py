@@ -22,8 +22,6 @@ IMPORTED = (
     "torch.distributed.fsdp",
     "torch.nn.parallel",
     "torch.profiler",
-    "matplotlib.figure",
-    "matplotlib.backends.backend_svg",
 )
 
 
@@ -79,6 +77,8 @@ def become(request: dict[str, Any]) -> None:
     os.environ.update(request["environment"])
     # Whatever started the server may have had Ctrl-C ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in request["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
     for number, name in ((0, os.devnull), (1, request["out"]), (2, request["err"])):
         descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
         os.dup2(descriptor, number)
@@ -86,7 +86,7 @@ def become(request: dict[str, Any]) -> None:
     if request["largest_file"] is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["largest_file"], request["largest_file"]))
     if request["signal_at"] is not None:
-        signal_at(request["signal_at"], request["near"], signal.Signals(request["signal"]))
+        signal_at(request["signal_at"], request["near"], request["after"], signal.Signals(request["signal"]))
     if request["refuse_pickles"]:
         refuse_pickles()
     from napkin.cli import main as napkin
@@ -109,15 +109,20 @@ def refuse_pickles() -> None:
     sys.addaudithook(look)
 
 
-def signal_at(number: int, near: str, what: signal.Signals) -> None:
-    """Signal this process before its `number`-th operation on a file whose path contains `near`."""
-    done = 0
+def signal_at(number: int, near: str, after: str, what: signal.Signals) -> None:
+    """Signal this process before its `number`-th operation on a file whose path contains `near`.
+
+    They are counted from the first one on whose path contains `after`.
+    """
+    done, begun = 0, False
 
     def look(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal done
+        nonlocal done, begun
         if event not in ("open", "os.mkdir", "os.rename", "os.link", "os.remove", "os.rmdir", "os.chmod"):
             return
-        if any(near in str(argument) for argument in arguments if isinstance(argument, str | os.PathLike)):
+        paths = [str(argument) for argument in arguments if isinstance(argument, str | os.PathLike)]
+        begun = begun or any(after in path for path in paths)
+        if begun and any(near in path for path in paths):
             done += 1
             if done == number:
                 os.kill(os.getpid(), what)

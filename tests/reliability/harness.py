@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -58,14 +58,17 @@ class Napkin:
         largest_file: int | None = None,
         signal_at: int | None = None,
         near: str = "",
+        after: str = "",
         signal: signal.Signals = signal.SIGKILL,
+        ignored: Sequence[signal.Signals] = (),
         environment: dict[str, str] | None = None,
         refuse_pickles: bool = False,
     ) -> Command:
         """Start a command.
 
         No file may grow beyond `largest_file` bytes; `signal` comes right before the command's `signal_at`-th
-        operation on a file whose path contains `near`. With `refuse_pickles` it ends, with status 3, where it would
+        operation on a file whose path contains `near`, counted from the first one on whose path contains `after`.
+        Signals in `ignored` are ignored when it starts. With `refuse_pickles` it ends, with status 3, where it would
         read one that names anything to be called.
         """
         self._started += 1
@@ -78,6 +81,8 @@ class Napkin:
             largest_file=largest_file,
             signal_at=signal_at,
             near=near,
+            after=after,
+            ignored=[int(number) for number in ignored],
             signal=signal,
             environment=environment or {},
             refuse_pickles=refuse_pickles,
@@ -175,6 +180,11 @@ def has_ended(command: Command) -> bool:
         return True
     stat = Path(f"/proc/{command.pid}/stat").read_text()
     return stat.rpartition(")")[2].split()[0] == "Z"
+
+
+def files_of(run: Path) -> set[str]:
+    """The files and folders of a run, by their path in it."""
+    return {str(path.relative_to(run)) for path in run.rglob("*")}
 
 
 def assert_same_run(run: Path, reference: Path) -> None:

@@ -166,6 +166,47 @@ sys.exit(main(sys.argv[1:]))
     assert_same_run(run, uninterrupted)
 
 
+CUT_AND_CALL = """
+import os, sys
+from napkin.cli import main
+from napkin.data.token_file import TokenFile
+verify = TokenFile.verify
+def cut_and_verify(file):
+    os.truncate(file.path, 0)
+    return verify(file)
+TokenFile.verify = cut_and_verify
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(("command", "name"), [("train", "train.tokens"), ("resume", "train.tokens")])
+def test_a_mapped_file_that_is_cut_before_any_step_ends_the_command_with_a_line(
+    napkin: Napkin, run: Path, command: str, name: str
+) -> None:
+    arguments = ["train", "recipe.toml", "--run", "new"] if command == "train" else ["resume", "run"]
+    ended = start_python(napkin.folder, "-c", CUT_AND_CALL, *arguments)
+    ended.wait()
+    assert_refused(ended, f"{name}' was shortened", "while it was read")
+
+
+def test_a_token_file_that_is_cut_while_it_is_evaluated_changes_nothing(napkin: Napkin, run: Path) -> None:
+    expected = napkin.run("evaluate", "run", "--json")
+    assert expected.status == 0
+    tokens = napkin.folder / "validation.tokens"
+    whole = tokens.read_bytes()
+    ended = start_python(napkin.folder, "-c", CUT_AND_CALL, "evaluate", "run", "--json")
+    assert ended.wait() == 0, ended.errors
+    assert ended.out.read_text() == expected.out.read_text()
+    tokens.write_bytes(whole)
+    script = """
+import os, napkin
+cut = lambda done, total: os.truncate("validation.tokens", 0)
+print(napkin.load("run").evaluate(progress=cut).loss)
+"""
+    ended = start_python(napkin.folder, "-c", script)
+    assert ended.wait() == 0, ended.errors
+
+
 def test_a_token_file_that_was_altered_between_two_runs_is_refused(napkin: Napkin, run: Path) -> None:
     tokens = napkin.folder / "train.tokens"
     whole = tokens.read_bytes()

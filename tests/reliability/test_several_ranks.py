@@ -135,6 +135,57 @@ def test_a_killed_rank_ends_the_others_with_a_line_and_the_run_goes_on(napkin: N
     assert_follows(napkin.folder / "run", alone)
 
 
+def test_a_signal_to_one_rank_stops_all_with_a_checkpoint(napkin: Napkin, alone: Path) -> None:
+    write_recipe(napkin)
+    ranks = start_ranks(napkin, 2, "train", "recipe.toml", "--run", "run")
+    wait_until(lambda: lines_of_metrics(napkin.folder / "run") >= 12, ranks[0])
+    ranks[1].send(signal.SIGUSR1)
+    assert [rank.wait() for rank in ranks] == [128 + signal.SIGUSR1] * 2
+    assert [rank.errors for rank in ranks[1:]] == [[]]
+    assert "SIGUSR1: checkpoint saved" in ranks[0].errors[0]
+    take_up(napkin, 2, "run")
+    assert_follows(napkin.folder / "run", alone)
+
+
+@pytest.mark.parametrize("what", [signal.SIGUSR1, pytest.param(signal.SIGKILL, marks=pytest.mark.torture)])
+def test_ranks_that_torchrun_has_left_behind_stop_with_a_checkpoint(
+    napkin: Napkin, alone: Path, what: signal.Signals
+) -> None:
+    write_recipe(napkin, steps=2000, checkpoint_every=2000)
+    job = start_torchrun(napkin.folder, 2, "train", "recipe.toml", "--run", "run")
+    wait_until(lambda: lines_of_metrics(napkin.folder / "run") >= 12, job)
+    ranks = psutil.Process(job.pid).children()
+    # torchrun does not handle this signal.
+    job.send(what)
+    assert job.wait() == -what
+    assert psutil.wait_procs(ranks, timeout=300)[1] == []
+    saved = checkpoints(napkin.folder / "run")
+    assert saved == [figures(napkin.folder / "run")[-1]["step"]]
+    assert saved[0] < 2000
+    assert [line for line in job.errors if "checkpoint saved" in line]
+
+
+def test_the_launcher_forwards_signals_and_tells_of_a_lost_rank_in_a_line(napkin: Napkin, alone: Path) -> None:
+    write_recipe(napkin)
+    launch = ["-m", "napkin.distributed.launch", "--nproc-per-node", "2", "--master-port", str(free_port())]
+    run = napkin.folder / "run"
+    lost = start_python(napkin.folder, *launch, "-m", "--", "napkin", "train", "recipe.toml", "--run", "run")
+    wait_until(lambda: lines_of_metrics(run) >= 12, lost)
+    kill_rank(lost, 1)
+    assert lost.wait() == 128 + signal.SIGKILL
+    assert len(lost.errors) <= 2, lost.errors
+    assert "rank 1" in lost.errors[-1]
+    assert "SIGKILL" in lost.errors[-1]
+    launch[-1] = str(free_port())
+    stopped = start_python(napkin.folder, *launch, "-m", "--", "napkin", "resume", "run")
+    wait_until(lambda: lines_of_metrics(run) >= 20, stopped)
+    stopped.send(signal.SIGUSR1)
+    assert stopped.wait() == 128 + signal.SIGUSR1
+    assert [line.partition(":")[0] for line in stopped.errors] == ["SIGUSR1"]
+    take_up(napkin, 2, "run")
+    assert_follows(run, alone)
+
+
 def test_torchrun_restarts_the_job_where_it_was(napkin: Napkin, alone: Path) -> None:
     write_recipe(napkin)
     # One for the kill, and one for gloo, which aborts where a caller is gone before it is asked who it was

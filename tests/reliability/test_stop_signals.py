@@ -1,8 +1,16 @@
-"""Ctrl-C and SIGTERM: the step at hand ends, a checkpoint is written, and the run goes on from there when asked."""
+"""Signals that stop a run: the step at hand ends, a checkpoint is written, and the run goes on from there later."""
 
 import dataclasses
+import fcntl
+import os
+import select
 import signal
+import subprocess
+import sys
+import termios
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +21,13 @@ from oracles.tiny_run import TRAINING, tiny_recipe
 from reliability.harness import Command, Napkin, assert_same_run, checkpoints, figures, lines_of_metrics, wait_until
 
 
-@pytest.mark.parametrize("what", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "what",
+    [
+        *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1),
+        *(pytest.param(each, marks=pytest.mark.torture) for each in (signal.SIGUSR2, signal.SIGXCPU)),
+    ],
+)
 def test_a_signal_ends_the_run_with_a_checkpoint_and_a_line_that_says_how_to_resume(
     napkin: Napkin, uninterrupted: Path, what: signal.Signals
 ) -> None:
@@ -105,6 +119,86 @@ def test_a_second_signal_ends_the_run_at_once(napkin: Napkin, what: signal.Signa
     assert lines_of_metrics(napkin.folder / "run") == 1
     assert checkpoints(napkin.folder / "run") == []
     assert len(command.errors) <= 1
+
+
+@pytest.mark.parametrize("what", [signal.SIGHUP, signal.SIGUSR1])
+def test_a_warning_that_comes_again_and_a_stop_after_it_change_nothing(napkin: Napkin, what: signal.Signals) -> None:
+    write_recipe_with_long_evaluations(napkin)
+    # A shell and the kernel each send SIGHUP; a cluster sends SIGTERM when its warning is over.
+    command = start_and_wait_for_the_evaluation(napkin, signal_at=1, near=".step-00000002.", signal=signal.SIGTERM)
+    command.send(what)
+    command.send(what)
+    assert command.wait() == 128 + what
+    assert checkpoints(napkin.folder / "run") == [2]
+    assert len(command.errors) == 1
+    assert command.errors[0].startswith(f"{what.name}: checkpoint saved")
+
+
+def test_nohup_stays_in_effect(napkin: Napkin, uninterrupted: Path) -> None:
+    run = napkin.folder / "run"
+    command = napkin.start("train", "recipe.toml", "--run", "run", ignored=[signal.SIGHUP])
+    wait_until(lambda: lines_of_metrics(run) >= 5, command)
+    command.send(signal.SIGHUP)
+    assert command.wait() == 0
+    assert_same_run(run, uninterrupted)
+
+
+def test_a_lost_terminal_ends_the_run_with_a_checkpoint(napkin: Napkin, uninterrupted: Path) -> None:
+    run = napkin.folder / "run"
+    ours, terminal = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "napkin", "train", "recipe.toml", "--run", "run"],
+        cwd=napkin.folder,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        # The first process of a session, which the kernel tells when its terminal is gone.
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(terminal)
+    reader = threading.Thread(target=read_until_closed, args=(ours, lambda: lines_of_metrics(run) >= 5))
+    reader.start()
+    reader.join()
+    os.close(ours)
+    assert process.wait() == 128 + signal.SIGHUP
+    assert 5 <= checkpoints(run)[-1] < TRAINING.steps
+    assert checkpoints(run)[-1] == figures(run)[-1]["step"]
+    assert (run / "report.html").exists()
+    assert napkin.run("resume", "run").status == 0
+    assert_same_run(run, uninterrupted)
+
+
+def test_a_run_whose_output_nobody_reads_any_longer_stops_with_a_checkpoint(
+    napkin: Napkin, uninterrupted: Path
+) -> None:
+    run = napkin.folder / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "napkin", "train", "recipe.toml", "--run", "run"],
+        cwd=napkin.folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        while lines_of_metrics(run) < 5 and process.poll() is None:
+            time.sleep(0.001)
+        process.stdout.close()
+        process.stderr.close()
+        process.send_signal(signal.SIGTERM)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert checkpoints(run)[-1] == figures(run)[-1]["step"] < TRAINING.steps
+    assert (run / "report.html").exists()
+    assert napkin.run("resume", "run").status == 0
+    assert_same_run(run, uninterrupted)
+
+
+def read_until_closed(terminal: int, done: Callable[[], bool]) -> None:
+    """Read what is shown on a terminal, which would be full otherwise, until something is the case."""
+    while not done():
+        if select.select([terminal], [], [], 0.001)[0]:
+            os.read(terminal, 4096)
 
 
 def assert_stopped(command: Command, what: signal.Signals, run: Path) -> None:

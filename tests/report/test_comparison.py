@@ -2,13 +2,15 @@ import json
 import re
 import shutil
 from pathlib import Path
-from xml.etree import ElementTree
+from typing import Any
 
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.report.comparison import AXES, equal_points, find_runs, read_run
+from napkin.report.axes import AXES
+from napkin.report.comparison import equal_points, find_runs, read_run
 from napkin.report.comparison_page import MOST_RUNS, write_comparison
+from napkin.report.scripts import UPLOT, read_asset
 from report.conftest import metrics_line
 
 
@@ -96,17 +98,68 @@ def test_the_page_draws_every_run_over_every_axis_and_asks_nothing_of_the_networ
     page = write_comparison(tmp_path / "c.html", runs, loss="training", axis="steps", points=[5, 10]).read_text()
     assert "<other>" not in page
     assert "&lt;other&gt;" in page
-    assert not re.search(r"<script|https?://(?!www\.w3\.org)", page)
-    drawn = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
-    assert len(drawn) == 2 * len(AXES)
-    for svg in drawn:
-        ElementTree.fromstring(svg.replace("<svg", '<svg xmlns:xlink="x"', 1))
-        assert all(f"var(--{colour}" in svg for colour in ("blue", "vermilion"))
+    without_library = page.replace(read_asset(UPLOT), "")
+    assert not re.search(r"https?://|<script src|@import", without_library)
+    data = chart_data(page)
+    assert list(data["axes"]) == list(AXES)
+    assert data["axis"] == "steps"
+    assert [list(chart) for chart in (data["charts"],)] == [["validation", "training"]]
+    for chart in data["charts"].values():
+        assert [(line["label"], line["colour"]) for line in chart["lines"]] == [
+            ("shakespeare", "blue"),
+            ("<other>", "vermilion"),
+        ]
+    for table in data["tables"]:
+        assert table["positions"]["steps"] == list(range(1, 11))
+        assert table["positions"]["tokens"] == 4096
+        assert table["positions"]["flops"] == pytest.approx(2.02e10)
+        assert table["curves"]["training"] == [10.0 - step for step in range(1, 11)]
+        assert table["curves"]["validation"] == [None] * 4 + [6.5] + [None] * 5
     assert "<td>5.0000</td><td>5.0000</td>" in page
     # On a phone each figure stands beside its name.
     assert page.count('data-label="validation"') == 2
     unpriced = [read_run(straight_run, training=False)]
     page = write_comparison(tmp_path / "c.html", unpriced, loss="training", axis="steps", points=[5]).read_text()
-    assert "dollars" not in page
+    assert "dollars" not in chart_data(page)["axes"]
     with pytest.raises(NapkinError, match=f"at most {MOST_RUNS} runs"):
         write_comparison(tmp_path / "d.html", runs * 5, loss="training", axis="steps", points=[5])
+
+
+def test_the_page_leads_with_the_lowest_validation_loss_and_says_what_the_recipes_differ_in(
+    straight_run: Path, tmp_path: Path
+) -> None:
+    better = tmp_path / "better"
+    shutil.copytree(straight_run, better)
+    (better / "metrics.jsonl").write_text(
+        "".join(metrics_line(step, loss=10.5 - step, validation_loss=6.0) + "\n" for step in range(1, 11))
+    )
+    (better / "recipe.toml").write_text("[model]\nd_model = 256\n[optimizer]\nbetas = [0.9, 0.95]\n")
+    runs = [read_run(run, training=False) for run in (straight_run, better)]
+    page = write_comparison(tmp_path / "c.html", runs, loss="validation", axis="tokens", points=[20_480]).read_text()
+    lead = "better has the lowest validation loss, 6.0000 nats per token at step 1."
+    places = [page.index(lead), page.index('data-chart="validation"'), page.index('data-chart="training"')]
+    assert places == sorted(places)
+    assert page.index('data-label="validation">6.0000') < page.index('data-label="validation">6.5000')
+    row = re.search(r"<code>model.d_model</code></th>(.*?)</tr>", page)
+    assert row
+    assert row[1] == "<td>256</td><td>128</td>"
+    assert "<code>optimizer.betas</code></th><td>[0.9, 0.95]</td><td>–</td>" in page
+    assert "<code>name</code></th><td>–</td><td>shakespeare</td>" in page
+
+
+def test_a_page_of_many_long_runs_is_below_a_megabyte(straight_run: Path, tmp_path: Path) -> None:
+    with (straight_run / "metrics.jsonl").open("w") as file:
+        for step in range(1, 20_001):
+            noise = step * 7919 % 997 / 997
+            validation = {"validation_loss": 3 + noise} if step % 5 == 0 else {}
+            file.write(metrics_line(step, loss=2 + noise, seconds=step + noise, **validation) + "\n")
+    run = read_run(straight_run, training=False, usd_per_hour=1.0)
+    points = equal_points([run], "tokens", 1000)
+    page = write_comparison(tmp_path / "c.html", [run] * MOST_RUNS, loss="validation", axis="tokens", points=points)
+    assert page.stat().st_size < 1_000_000
+
+
+def chart_data(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="chart-data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    return json.loads(found[1])

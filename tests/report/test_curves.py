@@ -1,14 +1,15 @@
 import numpy as np
 import pytest
 
-from napkin.report.curves import smooth, thin
+from napkin.report.curves import smooth, smoothing_width, thin
 
 
 def test_thinning_keeps_the_ends_the_highest_and_the_lowest_within_the_limit():
     generator = np.random.default_rng(7)
     x, y = np.arange(100_000.0), generator.normal(size=100_000)
     y[51_234], y[77_777] = 40.0, -40.0
-    thin_x, thin_y = thin(x, y, 1000)
+    kept = thin([y], 1000)
+    thin_x, thin_y = x[kept], y[kept]
     assert 900 < len(thin_x) <= 1000
     assert (thin_x[0], thin_x[-1]) == (0, 99_999)
     assert {(51_234, 40.0), (77_777, -40.0)} <= set(zip(thin_x.tolist(), thin_y.tolist(), strict=True))
@@ -18,19 +19,37 @@ def test_thinning_keeps_the_ends_the_highest_and_the_lowest_within_the_limit():
 
 def test_a_short_curve_is_left_as_it_is():
     x, y = np.arange(10.0), np.arange(10.0) ** 2
-    thin_x, thin_y = thin(x, y, 10)
-    assert np.array_equal(thin_x, x)
-    assert np.array_equal(thin_y, y)
+    kept = thin([y, -y], 10)
+    assert np.array_equal(x[kept], x)
+    assert np.array_equal(y[kept], y)
 
 
 def test_thinning_keeps_a_gap_and_sees_past_single_missing_values():
     y = np.ones(1000)
     y[400:600] = np.nan
     y[::7] = np.nan
-    _, thin_y = thin(np.arange(1000.0), y, 100)
+    thin_y = y[thin([y], 100)]
     middle = thin_y[np.flatnonzero(np.isnan(thin_y))]
     assert 8 <= len(middle) <= 12
     assert np.nanmin(thin_y) == np.nanmax(thin_y) == 1
+
+
+def test_curves_that_are_thinned_together_keep_the_peaks_of_each():
+    generator = np.random.default_rng(11)
+    curves = [generator.normal(size=50_000) for _ in range(4)]
+    sparse = np.full(50_000, np.nan)
+    sparse[1000::1000] = generator.normal(size=49)
+    for index, curve in enumerate(curves):
+        curve[10_001 * (index + 1)] = 30.0
+    kept = set(thin([*curves, sparse], 2000).tolist())
+    assert len(kept) <= 2000
+    assert {10_001, 20_002, 30_003, 40_004} <= kept
+    assert set(range(1000, 50_000, 1000)) <= kept
+
+
+@pytest.mark.parametrize(("steps", "width"), [(1, 1), (49, 1), (50, 3), (4000, 161)])
+def test_the_smoothing_is_a_twenty_fifth_of_the_run_and_odd(steps, width):
+    assert smoothing_width(steps) == width
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 9, 99])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from napkin.report import live_report as module
+from napkin.report import page, templates
 from napkin.report.live_report import MAX_TIME_FRACTION, LiveReport, live_report
 from napkin.report.liveness import REFRESH_SECONDS
 
@@ -61,6 +62,42 @@ def test_a_page_of_a_run_in_training_says_so_and_loads_itself_anew(place: Path) 
     page = (run / "report.html").read_text()
     assert "Training, step 3 of 6 on" in page
     assert f'<meta http-equiv="refresh" content="{REFRESH_SECONDS}">' in page
+
+
+def test_a_page_promises_the_next_when_its_own_cost_is_known(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered: list[str] = []
+
+    def render(template: str, **values: object) -> str:
+        rendered.append(template)
+        return templates.render(template, **values)
+
+    def every() -> float:
+        rendered.append("promise")
+        return 30.0
+
+    monkeypatch.setattr(page, "render", render)
+    page.write_report("runs/tiny", training=True, every=every)
+    assert rendered == ["page.html", "promise", "liveness.html"]
+
+
+def test_a_promised_page_is_not_written_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(0.05)
+    due: list[float] = []
+    written: list[float] = []
+
+    def write(run: Path, *, training: bool, every: Callable[[], float]) -> None:
+        written.append(clock.now)
+        # The first page is slower: it imports what draws it.
+        clock.now += 0.05 if due else 0.4
+        due.append(clock.now + every())
+
+    monkeypatch.setattr(module, "write_report", write)
+    live = LiveReport(tmp_path, print, clock=clock)
+    for _ in range(40_000):
+        clock.now += 0.01
+        live()
+    assert len(written) > 5
+    assert written[1:] == pytest.approx(due[: len(written) - 1], abs=0.02)
 
 
 def test_the_finished_run_s_page_stays_as_it_is(napkin, place: Path) -> None:

@@ -1,73 +1,104 @@
+"""The data that the charts of a page are drawn from, and the bars, which need no script."""
+
 import json
-import re
+from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
-from napkin.report.charts import (
-    bits_chart,
-    loss_chart,
-    mfu_is_in_proportion,
-    smoothing_width,
-    stacked_bar,
-    throughput_chart,
-)
+from napkin.report.bars import bits_bars, stacked_bar
+from napkin.report.charts import as_data
+from napkin.report.page import write_report
+from napkin.report.run_charts import curves_of, run_charts
 from napkin.runs.evaluation_file import Evaluation
 from napkin.runs.metrics import StepMetrics, parse_metrics
+from napkin.runs.run_record import RunRecord
 
 
 def logged(step: int, **figures: Any) -> StepMetrics:
     return parse_metrics(json.dumps({"step": step, "tokens": 100 * step, "seconds": float(step), **figures}))
 
 
-def texts(svg: str) -> list[str]:
-    return [element.text or "" for element in ElementTree.fromstring(svg).iter("text")]
-
-
-def widths_of_bars(svg: str) -> list[float]:
-    """Widths of the filled rectangles, in the order in which they are drawn."""
-    found = []
-    for path in ElementTree.fromstring(svg).iter("path"):
-        numbers = re.findall(r"[ML] ([\d.]+) [\d.]+", path.get("d", ""))
-        if len(numbers) == 4 and "fill: var(" in path.get("style", ""):
-            found.append(max(map(float, numbers)) - min(map(float, numbers)))
-    return found
+def data_of(metrics: list[StepMetrics]) -> dict[str, Any]:
+    charts = run_charts(RunRecord("run", "", None, tuple(metrics), None, None, None), curves_of(metrics))
+    assert charts is not None
+    return json.loads(charts.data)
 
 
 def test_the_parts_of_a_stacked_bar_are_as_long_as_their_shares():
-    svg = stacked_bar("memory", {"parameters": 1.0, "gradients": 1.0, "activations": 6.0}, 802)
-    assert widths_of_bars(svg) == pytest.approx([100, 100, 600], abs=0.05)
+    bar = stacked_bar({"parameters": 1.0, "gradients": 1.0, "activations": 6.0}, "memory")
+    assert [segment.percent for segment in bar.segments] == pytest.approx([12.5, 12.5, 75])
+    assert not bar.outlined
 
 
 def test_a_stacked_bar_leaves_room_up_to_its_limit():
-    svg = stacked_bar("memory", {"parameters": 1.0, "activations": 3.0}, 802, limit=8.0)
-    assert widths_of_bars(svg) == pytest.approx([100, 300], abs=0.05)
-    assert "stroke: currentColor" in svg
+    bar = stacked_bar({"parameters": 1.0, "activations": 3.0}, "memory", limit=8.0)
+    assert [segment.percent for segment in bar.segments] == pytest.approx([12.5, 37.5])
+    assert bar.outlined
 
 
 def test_a_limit_that_would_dwarf_the_bar_is_not_drawn():
-    svg = stacked_bar("memory", {"parameters": 1.0, "activations": 3.0}, 802, limit=8000.0)
-    assert widths_of_bars(svg) == pytest.approx([200, 600], abs=0.05)
-    assert "stroke: currentColor" not in svg
+    bar = stacked_bar({"parameters": 1.0, "activations": 3.0}, "memory", limit=8000.0)
+    assert [segment.percent for segment in bar.segments] == pytest.approx([25, 75])
+    assert not bar.outlined
+
+
+def test_a_part_below_zero_has_no_length():
+    assert [segment.percent for segment in stacked_bar({"forward": 2.0, "other": -0.1}, "time").segments] == [100, 0]
+    assert stacked_bar({}, "time").segments == []
 
 
 def test_bars_of_bits_are_in_proportion_and_labelled():
-    svg = bits_chart(Evaluation(3, 10, 20, 2.2, 9.0, 1.5, 3.0, 2.25), 700)
-    model, xz, gzip = widths_of_bars(svg)
-    assert (model / gzip, xz / gzip) == pytest.approx((0.5, 0.75), abs=0.001)
-    assert [text for text in texts(svg) if text] == ["this model", "xz -9", "gzip -9", "1.50", "2.25", "3.00"]
+    model, xz, gzip = bits_bars(Evaluation(3, 10, 20, 2.2, 9.0, 1.5, 3.0, 2.25))
+    assert (model.percent / gzip.percent, xz.percent / gzip.percent) == pytest.approx((0.5, 0.75), abs=0.001)
+    assert [(bar.name, bar.figure) for bar in (model, xz, gzip)] == [
+        ("this model", "1.50"),
+        ("xz -9", "2.25"),
+        ("gzip -9", "3.00"),
+    ]
 
 
-def test_a_hundred_thousand_steps_make_a_small_drawing_that_keeps_a_spike():
-    calm = [logged(step, loss=3.0 + step % 11 / 100) for step in range(1, 100_001)]
-    spike = [*calm[:70_000], logged(70_001, loss=9.0), *calm[70_001:]]
-    svg = loss_chart(spike, 760)
-    assert len(svg) < 40_000
-    assert svg.count("\nL ") < 1500
-    # The axes are 708 pixels wide and begin at 38; the spike is the only point in the upper half.
-    points = [(float(x), float(y)) for x, y in re.findall(r"L ([\d.]+) ([\d.]+)\n", svg)]
-    assert [round(x) for x, y in points if 38 < x < 746 and y < 100] == [round(38 + 0.7 * 708)]
+def test_every_figure_of_a_step_has_a_chart():
+    figures = {
+        "loss": 3.0,
+        "learning_rate": 1e-3,
+        "gradient_norm": 0.5,
+        "tokens_per_second": 9.0,
+        "mfu": 0.3,
+        "bytes": 7,
+    }
+    data = data_of([logged(1, **figures), logged(2, validation_loss=3.5, **figures)])
+    columns = {name: [line["column"] for line in chart["lines"]] for name, chart in data["charts"].items()}
+    assert columns == {
+        "loss": ["loss", "validation_loss"],
+        "learning-rate": ["learning_rate"],
+        "gradient-norm": ["gradient_norm"],
+        "throughput": ["tokens_per_second", "mfu"],
+        "memory": ["bytes"],
+    }
+    [table] = data["tables"]
+    assert table["curves"]["validation_loss"] == [None, 3.5]
+    assert table["curves"]["loss"] == [3, 3]
+    assert table["positions"] == {"steps": [1, 2], "tokens": 100, "seconds": 1}
+    assert data["axis"] == "tokens"
+
+
+def test_however_long_a_run_is_its_page_is_small_and_keeps_a_spike(full_run: Path):
+    with (full_run / "metrics.jsonl").open("w") as file:
+        for step in range(1, 200_001):
+            noise = step * 7919 % 1000 / 1000
+            loss = 99.5 if step == 140_001 else 3 + noise
+            # Every figure is noisy, so that each keeps points of its own.
+            file.write(
+                f'{{"step": {step}, "tokens": {4096 * step}, "seconds": {step + noise}, "loss": {loss}, '
+                f'"learning_rate": {1e-3 * (1 - step / 2e6)}, "gradient_norm": {step * 31 % 997 / 100}, '
+                f'"tokens_per_second": {6000 + step * 17 % 991}, "mfu": {0.4 + step * 13 % 983 / 9830}, '
+                f'"bytes": {403_000_000 + step * 11 % 977}'
+                + (f', "validation_loss": {3.1 + noise}}}\n' if step % 100 == 0 else "}\n")
+            )
+    page = write_report(full_run)
+    assert page.stat().st_size < 600_000
+    assert "99.5," in page.read_text()
 
 
 @pytest.mark.parametrize(
@@ -83,60 +114,23 @@ def test_a_hundred_thousand_steps_make_a_small_drawing_that_keeps_a_spike():
     ],
     ids=["one step", "nothing done", "no figures", "a gap and a blow-up", "not positive", "flat", "patchy"],
 )
-def test_odd_runs_are_drawn_without_a_warning(metrics):
-    for draw in (loss_chart, throughput_chart):
-        ElementTree.fromstring(draw(metrics, 360))
+def test_odd_runs_have_data_in_which_what_is_not_known_is_null(metrics):
+    data = data_of(metrics)
+    [table] = data["tables"]
+    for name, curve in table["curves"].items():
+        expected = [getattr(each, name) for each in metrics]
+        assert curve == [value if isinstance(value, int | float) and value == value else None for value in expected]
+    for chart in data["charts"].values():
+        assert all(line["column"] in table["curves"] for line in chart["lines"])
 
 
-def test_losses_over_more_than_a_factor_of_three_have_a_logarithmic_axis():
-    def gaps(low: float, high: float) -> list[float]:
-        svg = loss_chart([logged(1, loss=high), logged(2, loss=low)], 760)
-        heights = [float(text.get("y", "")) for text in ElementTree.fromstring(svg).iter("text") if text.get("x") != ""]
-        labels = dict(zip(texts(svg), heights, strict=True))
-        return [labels["4"] - labels["6"], labels["6"] - labels["8"]]
-
-    first, second = gaps(2.0, 10.0)
-    assert first > 1.3 * second
-    first, second = gaps(3.9, 8.1)
-    assert first == pytest.approx(second, abs=0.05)
+def test_equal_runs_give_equal_data():
+    metrics = [logged(step, loss=3.0 + step % 7, validation_loss=3.1, tokens_per_second=1.0) for step in range(1, 20)]
+    assert json.dumps(data_of(metrics)) == json.dumps(data_of(metrics))
 
 
-def test_equal_runs_give_equal_bytes_and_drawings_share_no_id():
-    metrics = [logged(step, loss=3.0, validation_loss=3.1, tokens_per_second=1.0) for step in range(1, 20)]
-    drawings = [draw(metrics, width) for draw in (loss_chart, throughput_chart) for width in (360, 760)]
-    assert drawings == [draw(metrics, width) for draw in (loss_chart, throughput_chart) for width in (360, 760)]
-    identifiers = [name for drawing in drawings for name in re.findall(r' id="([^"]+)"', drawing)]
-    assert identifiers
-    assert len(identifiers) == len(set(identifiers))
-
-
-def test_a_readers_own_matplotlib_settings_change_nothing():
-    import matplotlib
-
-    metrics = [logged(step, loss=3.0) for step in range(1, 20)]
-    plain = loss_chart(metrics, 360)
-    with matplotlib.rc_context({"lines.linewidth": 9, "svg.fonttype": "path", "axes.facecolor": "red"}):
-        assert loss_chart(metrics, 360) == plain
-        assert matplotlib.rcParams["lines.linewidth"] == 9
-
-
-def test_colours_are_the_pages_and_every_reference_has_its_target():
-    metrics = [logged(step, loss=3.0, validation_loss=3.1) for step in range(1, 20)]
-    svg = loss_chart(metrics, 360)
-    outside_variables = re.sub(r"var\(--\w+,#\w+\)", "", svg)
-    assert not re.search(r"[:\"] ?#[0-9a-f]{6}", outside_variables)
-    targets = re.findall(r'(?:href="|url\()#([^")]+)', svg)
-    assert set(targets) == set(re.findall(r' id="([^"]+)"', svg))
-    assert "font-family" not in svg
-
-
-def test_mfu_is_in_proportion_only_where_its_ratio_to_the_rate_holds():
-    steady = [logged(step, tokens_per_second=100.0 + step, mfu=(100.0 + step) / 400) for step in range(9)]
-    assert mfu_is_in_proportion(steady)
-    assert not mfu_is_in_proportion([*steady, logged(9, tokens_per_second=100.0, mfu=0.2)])
-    assert not mfu_is_in_proportion([logged(1, tokens_per_second=100.0)])
-
-
-@pytest.mark.parametrize(("steps", "width"), [(1, 1), (49, 1), (50, 3), (4000, 161)])
-def test_the_smoothing_is_a_twenty_fifth_of_the_run_and_odd(steps, width):
-    assert smoothing_width([logged(step) for step in range(steps)]) == width
+def test_no_string_ends_the_element_that_holds_the_data():
+    content = {"</script><script>alert(1)</script>": ["<!--", "&lt;", "\u2028"]}
+    text = str(as_data(content))
+    assert not {"<", ">", "&"} & set(text)
+    assert json.loads(text) == content

@@ -2,6 +2,7 @@ import base64
 import hashlib
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 
 from napkin.errors import NapkinError
 from napkin.report.page import write_report
+from napkin.report.scripts import UPLOT, read_asset
+from report.conftest import metrics_line
 
 VOID = {"meta", "link", "br", "wbr"}
 
@@ -64,6 +67,16 @@ def report_of(run: Path) -> Page:
     return page
 
 
+def assert_scripts_are_allowed_by_hash(page: Page, number: int) -> None:
+    """Every script but the data is allowed by its hash, and no other is."""
+    scripts = [text for text in page.texts["script"] if not text.startswith("{")]
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = re.search(r"script-src ([^;]*);", page.source)
+    assert allowed
+    assert allowed[1].split() == [f"'sha256-{digest}'" for digest in digests]
+    assert len(scripts) == number
+
+
 def test_a_finished_run_shows_its_figures_in_order(full_run):
     text = report_of(full_run).text
     shown = ["shakespeare", "300 steps over 1,228,800 tokens on EPYC <16 cores>.", "held-out loss 2.240"]
@@ -97,7 +110,7 @@ def test_what_the_run_wrote_is_shown_as_text_and_never_run(full_run):
     recipe, samples = (full_run / "recipe.toml").read_text(), (full_run / "samples.txt").read_text()
     # A parser drops the line break that follows <pre>.
     assert [text.removeprefix("\n") for text in page.texts["pre"]] == [samples, recipe]
-    assert "script" not in page.elements
+    assert_scripts_are_allowed_by_hash(page, 3)
     assert not [name for name, _ in page.attributes if name.startswith("on")]
 
 
@@ -123,11 +136,15 @@ def test_the_page_fetches_nothing(full_run):
     references = [value or "" for name, value in page.attributes if name in {"src", "href", "xlink:href", "action"}]
     assert references
     assert all(reference.startswith(("#", "data:")) for reference in references)
-    assert "://" not in page.source
-    assert "@import" not in page.source
-    assert set(re.findall(r"url\((.)", page.source)) == {"#"}
-    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-    assert ("content", policy) in page.attributes
+    # The licence comment of the library has its address; nothing else has one.
+    own = page.source.replace(read_asset(UPLOT), "")
+    assert "://" not in own
+    assert "@import" not in own
+    assert "url(" not in own
+    assert not re.search(r"\b(fetch|XMLHttpRequest|WebSocket|EventSource|sendBeacon|importScripts)\b", page.source)
+    policy = r"default-src 'none'; script-src( 'sha256-[\w+/=]+'){3}; style-src 'unsafe-inline'; img-src data:"
+    [found] = [value or "" for name, value in page.attributes if (value or "").startswith("default-src")]
+    assert re.fullmatch(f"{policy}; base-uri 'none'; form-action 'none'", found)
 
 
 def test_a_run_that_is_only_planned_says_what_is_not_there_yet(planned_run):
@@ -164,7 +181,8 @@ def test_a_run_killed_in_the_middle_of_a_line_is_shown_up_to_there(running_run):
 def test_a_run_that_no_process_is_training_has_stopped(running_run):
     page = Page(write_report(running_run, training=False))
     assert "Stopped at step 120 of 300 on EPYC <16 cores>: no process is training it." in page.text
-    assert "script" not in page.elements
+    assert "data-written" not in dict(page.attributes)
+    assert ("http-equiv", "refresh") not in page.attributes
 
 
 def test_a_page_of_a_run_in_training_runs_its_own_script_and_no_other(running_run):
@@ -174,9 +192,9 @@ def test_a_page_of_a_run_in_training_runs_its_own_script_and_no_other(running_ru
     seconds = [json.loads(line)["seconds"] for line in (running_run / "metrics.jsonl").read_text().splitlines()]
     longest = max(later - earlier for earlier, later in itertools.pairwise([0.0, *seconds]))
     assert dict(page.attributes)["data-timeout"] == str(round(3 * (40 + longest) + 60))
-    [script] = page.texts["script"]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"script-src 'sha256-{digest}';" in page.source
+    assert_scripts_are_allowed_by_hash(page, 4)
+    # The next page is due after 40 seconds and a step, and the browser's script counts down to it.
+    assert dict(page.attributes)["data-due"] == str(round(40 + 0.6))
 
 
 def test_a_loss_that_stops_being_a_number_is_a_warning(running_run):
@@ -230,7 +248,9 @@ def test_the_same_run_gives_the_same_bytes_in_another_process(full_run):
     before = page.read_bytes()
     code = "import sys, pathlib; from napkin.report import write_report; write_report(pathlib.Path(sys.argv[1]))"
     subprocess.run(
-        [sys.executable, "-c", code, str(full_run)], check=True, env={"PYTHONHASHSEED": "5", "TZ": "Asia/Tokyo"}
+        [sys.executable, "-c", code, str(full_run)],
+        check=True,
+        env={"PYTHONHASHSEED": "5", "TZ": "Asia/Tokyo", "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
     )
     assert page.read_bytes() == before
 
@@ -253,3 +273,32 @@ def test_importing_the_report_loads_neither_torch_nor_matplotlib():
     code = "import sys, napkin.report.page; print([m for m in ('torch', 'matplotlib') if m in sys.modules])"
     printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert printed.stdout.strip() == "[]"
+
+
+def test_every_heading_is_in_the_contents_and_has_its_anchor(full_run):
+    page = report_of(full_run)
+    contents = re.search(r'<nav class="side".*?</nav>', page.source, re.DOTALL)
+    assert contents
+    listed = re.findall(r'<li><a href="#([\w-]+)">([^<]*)</a></li>', contents[0])
+    sections = re.findall(r'<section id="([\w-]+)">\s*<h2><a href="#([\w-]+)">([^<]*)</a></h2>', page.source)
+    assert [(name, title) for name, _, title in sections] == listed
+    assert all(name == link for name, link, _ in sections)
+    assert len(sections) == page.source.count("<section") == page.source.count("<h2") == 10
+    assert all(f"<h2>{title}" not in page.source for title in ("Loss", "Recipe"))
+
+
+def test_an_overfitted_run_is_a_warning(running_run):
+    lines = [
+        metrics_line(step, loss=5.0 - step / 50, validation_loss=4 + abs(step - 50) / 60) for step in range(1, 151)
+    ]
+    (running_run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    text = report_of(running_run).text
+    assert "validation loss 5.667 at step 150; lowest 4.000 at step 50" in text
+    assert "The run is overfitted: the validation loss rose from its lowest, 4.0000 at step 50, to 5.6667" in text
+
+
+def test_the_figures_of_the_charts_are_also_a_table(running_run):
+    text = report_of(running_run).text
+    assert "The charts need JavaScript; their figures are also in a table." in text
+    step_100 = "100 409,600 1 min 00 s 3.1253 3.3333 0.00300 0.700 6.80 k 42.5% 403 MB"
+    assert step_100 in text

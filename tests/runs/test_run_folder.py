@@ -13,6 +13,7 @@ import pytest
 
 from napkin.data.token_file import SEPARATOR
 from napkin.errors import CorruptFile, NapkinError
+from napkin.files import atomic_file, draft_folder
 from napkin.runs.metrics import MetricsFile, StepMetrics, read_metrics
 from napkin.runs.run_folder import RunFolder
 from napkin.tokenizer.byte_level import ByteTokenizer
@@ -62,6 +63,7 @@ def test_one_process_at_a_time_holds_a_run(run: RunFolder) -> None:
     script = f"""
 from pathlib import Path
 from napkin.errors import NapkinError
+from napkin.files import atomic_file, draft_folder
 from napkin.runs.run_folder import RunFolder
 try:
     with RunFolder(Path({str(run.path)!r})).locked(): print("held")
@@ -151,19 +153,33 @@ def test_a_full_disk_is_a_clear_line_and_its_broken_line_is_dropped(run: RunFold
     file = MetricsFile(run.path)
     file.append(metrics(1))
     file.append(metrics(2))
-    with pytest.raises(NapkinError, match="after step 3: make room"), files_of_at_most(400):
+    with pytest.raises(NapkinError, match="after step 3: make room"), files_of_at_most(600):
         file.append(metrics(3))
-    assert file.path.stat().st_size == 400
+    assert file.path.stat().st_size == 600
     file.rewind(9)
     assert list(read_metrics(file.path)) == [metrics(1), metrics(2)]
 
 
 def test_leftovers_of_killed_writers_are_removed_and_nothing_else(run: RunFolder) -> None:
-    for name in (".metrics.jsonl.0123.tmp", ".plan.json.0123.tmp", ".report.html.0123.tmp", "notes.tmp"):
+    of_writers = [f".{name}.{'0123' * 4}.tmp" for name in ("metrics.jsonl", "plan.json", "report.html")]
+    for name in (*of_writers, ".report.html.0123.tmp", ".plan.json.mine.tmp", "notes.tmp"):
         (run.path / name).touch()
+    beside = run.path.with_name(f".run.{'4567' * 4}.tmp")
+    (beside / "checkpoints").mkdir(parents=True)
     run.remove_leftovers()
     left = {path.name for path in run.path.iterdir()}
-    assert left == {"run.json", "recipe.toml", "tokenizer.json", "checkpoints", ".report.html.0123.tmp", "notes.tmp"}
+    kept = {".report.html.0123.tmp", ".plan.json.mine.tmp", "notes.tmp"}
+    assert left == {"run.json", "recipe.toml", "tokenizer.json", "checkpoints", *kept}
+    assert not beside.exists()
+
+
+def test_what_a_live_process_writes_is_not_taken_for_a_leftover(run: RunFolder) -> None:
+    with atomic_file(run.path / "report.html", "w") as page, draft_folder(run.path) as draft:
+        page.write("half")
+        run.remove_leftovers()
+        assert draft.is_dir()
+        page.write(" whole")
+    assert (run.path / "report.html").read_text() == "half whole"
 
 
 def test_a_recipe_that_was_spoiled_is_named(run: RunFolder) -> None:

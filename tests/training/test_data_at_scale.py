@@ -122,7 +122,7 @@ CONFIGS = {
 def test_no_gradient_crosses_from_one_document_to_another(text: Path, config: dict[str, Any]) -> None:
     model = Transformer(ModelConfig(257, context_length=32, d_model=16, n_layers=2, n_heads=2, **config))
     tokens = TokenFile.open(text / "short.tokens")
-    batches = Batches(tokens, context_length=32, batch_size=4, seed=0, separate_documents=True)
+    batches = Batches(tokens, context_length=32, batch_size=4, seed=0, separate_documents=True, windows="fixed")
     inputs, targets, documents = batches[0]
     assert torch.equal(documents, document_ids(inputs, tokens.separator))
     embedded: list[torch.Tensor] = []
@@ -152,7 +152,9 @@ def test_no_gradient_crosses_from_one_document_to_another(text: Path, config: di
 def test_a_document_in_a_window_is_predicted_as_if_it_stood_alone(text: Path) -> None:
     model = Transformer(ModelConfig(257, context_length=32, d_model=16, n_layers=2, n_heads=2, positions="learned"))
     tokens = TokenFile.open(text / "short.tokens")
-    inputs, _, documents = Batches(tokens, context_length=32, batch_size=1, seed=0, separate_documents=True)[0]
+    inputs, _, documents = Batches(
+        tokens, context_length=32, batch_size=1, seed=0, separate_documents=True, windows="fixed"
+    )[0]
     packed = model(inputs, documents)
     for number in documents.unique():
         own = documents[0] == number

@@ -198,7 +198,7 @@ def test_a_plan_that_a_kill_prevented_is_written_on_resuming(
     run = RunFolder(tmp_path / "run")
     shutil.copytree(whole.path, run.path)
     (run.path / "plan.json").unlink()
-    (run.path / ".plan.json.0123.tmp").touch()
+    (run.path / ".plan.json.0123456789abcdef.tmp").touch()
     train_run(preparation, run)
     plans = [json.loads((folder.path / "plan.json").read_text()) for folder in (run, whole)]
     assert [plan["steps"] for plan in plans] == [STEPS, STEPS]

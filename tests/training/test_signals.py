@@ -1,3 +1,4 @@
+import os
 import signal
 import threading
 from contextlib import nullcontext, suppress
@@ -5,10 +6,12 @@ from contextlib import nullcontext, suppress
 import pytest
 
 import napkin.training.signals as interruption_module
-from napkin.training.signals import Interrupted, catch_interruption
+from napkin.distributed.ranks import ALONE
+from napkin.training.signals import Interrupted, agree_on_signal, catch_interruption
 from oracles.clock import Clock
 
-SIGNALS = [signal.SIGINT, signal.SIGTERM]
+WARNINGS = [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU]
+SIGNALS = [signal.SIGINT, signal.SIGTERM, *WARNINGS]
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +19,8 @@ def handlers():
     """Signals as a program finds them, whatever started these tests."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in SIGNALS[1:]:
+        signal.signal(number, signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -30,7 +34,7 @@ def test_the_first_signal_is_noted_and_stops_nothing(number: signal.Signals) -> 
         assert interruption.signal == number
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_second_ctrl_c_acts_as_always(number: signal.Signals) -> None:
     with catch_interruption() as interruption:
         signal.raise_signal(number)
@@ -39,17 +43,52 @@ def test_the_second_ctrl_c_acts_as_always(number: signal.Signals) -> None:
     assert interruption.signal == number
 
 
+@pytest.mark.parametrize("number", WARNINGS)
+def test_a_warning_counts_once_and_the_first_signal_is_the_one_that_stops(number: signal.Signals) -> None:
+    with catch_interruption() as interruption:
+        for each in (number, *WARNINGS, signal.SIGTERM, *WARNINGS):
+            signal.raise_signal(each)
+        assert interruption.signal == number
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_what_a_program_does_with_a_warning_is_left_to_it() -> None:
+    seen: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, _: seen.append(number))
+    with catch_interruption() as interruption:
+        signal.raise_signal(signal.SIGUSR1)
+        assert interruption.signal is None
+    assert seen == [signal.SIGUSR1]
+
+
+def test_ranks_whose_torchrun_has_gone_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = os.getppid()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    with catch_interruption() as interruption:
+        assert agree_on_signal(ALONE, interruption) is None
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        assert agree_on_signal(ALONE, interruption) == signal.SIGTERM
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    monkeypatch.setattr(os, "getppid", lambda: parent)
+    with catch_interruption() as interruption:
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        # Started by something else, which may end before the run does.
+        assert agree_on_signal(ALONE, interruption) is None
+
+
 def test_afterwards_signals_act_as_before() -> None:
     with catch_interruption():
-        assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+        assert all(signal.getsignal(number) != signal.SIG_DFL for number in SIGNALS)
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert all(signal.getsignal(number) == signal.SIG_DFL for number in SIGNALS[1:])
 
 
-def test_a_signal_that_is_ignored_stays_ignored() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_is_ignored_stays_ignored(number: signal.Signals) -> None:
+    signal.signal(number, signal.SIG_IGN)
     with catch_interruption() as interruption:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
         assert interruption.signal is None
         signal.raise_signal(signal.SIGTERM)
         assert interruption.signal == signal.SIGTERM

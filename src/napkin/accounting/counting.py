@@ -37,6 +37,7 @@ def count(
     optimizer: Callable[..., torch.optim.Optimizer] | None = None,
     target: Target = "cpu",
     by: Literal["tracing", "running"] = "tracing",
+    progress: Callable[[int], None] | None = None,
 ) -> Ledger:
     """Trace one training step in its steady state and return its ledger.
 
@@ -59,6 +60,7 @@ def count(
         by: "tracing" needs no data and no memory; "running" runs two real steps of a copy, on the module's device and
             on this batch, and records the second. It counts what depends on data, such as `.item()`, and its peak is
             the allocator's; `ledger.source` is then "run".
+        progress: called now and then while it traces, with the number of operator calls so far.
 
     Tokens that a router distributes by `topk` and masks are counted as distributed evenly, which `ledger.assumption`
     says then.
@@ -84,7 +86,7 @@ def count(
         run = step or plain_step(twin, optimizer)
         with _errors_on_one_line():
             # The second step is the steady one: the first one creates the optimizer's state.
-            return record(twin, lambda: run(twin, inputs), warm_up=1, cuda=cuda)
+            return record(twin, lambda: run(twin, inputs), warm_up=1, cuda=cuda, progress=progress)
 
 
 def _mode_of(module: nn.Module) -> FakeTensorMode | None:

@@ -36,6 +36,8 @@ from napkin.tensors import FORMAT_OF
 
 aten = torch.ops.aten
 
+CALLS_BETWEEN_PROGRESS = 500
+
 
 def record(
     module: nn.Module,
@@ -43,13 +45,15 @@ def record(
     *,
     warm_up: int = 0,
     cuda: CudaTarget | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Ledger:
     """Run `step` `warm_up` + 1 times and return the ledger of the last run.
 
     `step` trains `module` once. One step of warm-up leads to the steady state: the first step creates the optimizer's
-    state, after its own peak. With `cuda`, memory is that of this device: blocks of its caching allocator.
+    state, after its own peak. With `cuda`, memory is that of this device: blocks of its caching allocator. `progress`
+    is called now and then with the number of operator calls so far.
     """
-    recorder = _Recorder(module, cuda)
+    recorder = _Recorder(module, cuda, progress)
     with recorder.attached():
         for _ in range(warm_up):
             step()
@@ -78,8 +82,11 @@ def recording(module: nn.Module, keep: Callable[[Ledger, int], Any]) -> Iterator
 # Runs for every operator of a step: the type checks that are on during tests would take half of their time.
 @no_type_check
 class _Recorder(TorchDispatchMode):
-    def __init__(self, module: nn.Module, cuda: CudaTarget | None) -> None:
+    def __init__(
+        self, module: nn.Module, cuda: CudaTarget | None, progress: Callable[[int], None] | None = None
+    ) -> None:
         super().__init__()
+        self.progress, self.n_calls = progress, 0
         self.cuda = cuda
         self.multiplied: set[bool] = set()  # threads that have called cuBLAS: True is autograd's
         self.parameters = list(module.parameters())
@@ -147,6 +154,9 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
+        self.n_calls += 1
+        if self.progress and self.n_calls % CALLS_BETWEEN_PROGRESS == 0:
+            self.progress(self.n_calls)
         if operator.namespace in ("prim", "profiler"):
             return operator(*args, **kwargs)
         if not self.recording:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from napkin.checkpoint.shard_files import STEMS, shard_names
 from napkin.errors import CorruptFile
-from napkin.files import atomic_write_bytes, atomic_write_text
+from napkin.files import atomic_write_bytes, atomic_write_text, read_bytes, regular
 
 SUMS = "SHA256SUMS"
 TENSOR_FILES = tuple(f"{stem}.safetensors" for stem in STEMS)
@@ -23,7 +23,7 @@ def read_sums(folder: Path) -> dict[str, str]:
     """Read the checksums of all files of a checkpoint, by file name. Raises CorruptFile."""
     path = folder / SUMS
     try:
-        text = path.read_text(encoding="ascii")
+        text = read_bytes(path).decode("ascii")
     except OSError as error:
         raise damaged(path, f"cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
@@ -42,7 +42,7 @@ def _format_sums(sums: dict[str, str]) -> str:
 def checksum_of(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     checksum = sha256()
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         while chunk := file.read(2**20):
             checksum.update(chunk)
     return checksum.hexdigest()

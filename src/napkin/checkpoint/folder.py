@@ -14,7 +14,9 @@ import msgspec
 
 from napkin.checkpoint.checksums import SUMS, checksum_of, damaged, read_sums
 from napkin.checkpoint.state import Checkpoint, State
-from napkin.files import sync_folder
+from napkin.errors import first_line
+from napkin.files import read_bytes, sync_folder
+from napkin.runs.run_folder import DRAFT
 
 _NAME = re.compile(r"step-(\d{8,})")
 
@@ -27,8 +29,9 @@ def prune_checkpoints(folder: Path, *, keep: int, best: int | None = None) -> No
             continue
         # Renamed first: a kill during removal leaves no checkpoint with missing files.
         path.rename(path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp"))
-    for path in folder.glob(".step-*.tmp"):
-        shutil.rmtree(path, ignore_errors=True)
+    for path in folder.iterdir():
+        if DRAFT.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -65,9 +68,13 @@ def read_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
         if found != expected[name]:
             raise damaged(path / name, f"was truncated or changed, its SHA-256 is not the one in {SUMS}")
     try:
-        state = msgspec.json.decode((path / "state.json").read_bytes(), type=State)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise damaged(path / "state.json", f"does not describe a checkpoint of this version ({error})") from None
+        state = msgspec.json.decode(read_bytes(path / "state.json"), type=State)
+        state.history.refuse_impossible(state.step)
+    except (OSError, ValueError) as error:
+        how = first_line(error)
+        raise damaged(path / "state.json", f"does not describe a checkpoint of this version ({how})") from None
+    except RecursionError:
+        raise damaged(path / "state.json", "is nested too deeply to describe a checkpoint") from None
     if path != checkpoint_path(path.parent, state.step):
         raise damaged(path / "state.json", f"is that of another checkpoint, of step {state.step}")
     return Checkpoint(path, state)

@@ -13,6 +13,7 @@ from napkin.checkpoint.checksums import damaged
 from napkin.checkpoint.shard_files import ShardError, copy_rows_into, describe, is_by_rows
 from napkin.checkpoint.state import Checkpoint, model_tensors, optimizer_tensors
 from napkin.errors import NapkinError
+from napkin.files import refuse_irregular
 from napkin.model.transformer import Transformer
 from napkin.optim.loss_scale import LossScale
 from napkin.recipe.recipe import Recipe
@@ -112,6 +113,7 @@ def _copy_into(
         except ShardError as error:
             raise damaged(error.path, error.how) from None
     try:
+        refuse_irregular(path)
         stored = load_file(path)
     except (OSError, SafetensorError) as error:
         raise damaged(path, f"cannot be read as safetensors ({error})") from None

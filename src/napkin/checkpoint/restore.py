@@ -79,6 +79,13 @@ def _refuse_other_batches(checkpoint: Checkpoint, train_state: TrainState) -> No
             f"training.batch_size is {now}, but '{checkpoint.path}' was trained with {before}: change it back (if "
             "memory is short, lower micro_batch_size), or start a new run with `napkin train`"
         )
+    # Before the field existed, all were fixed.
+    windows = checkpoint.state.recipe.get("data", {}).get("windows", "fixed")
+    if train_state.recipe.data.windows not in ("auto", windows):
+        raise NapkinError(
+            f"data.windows is \"{train_state.recipe.data.windows}\", but '{checkpoint.path}' was trained with "
+            f'"{windows}": change it back, or start a new run with `napkin train`'
+        )
 
 
 def _report_changes(checkpoint: Checkpoint, train_state: TrainState, on_message: Callable[[str], None]) -> None:

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from napkin.files import refuse_irregular
 from napkin.optim.sharded_tensors import is_sharded, local, rows_of
 
 STEMS = ("model", "optimizer")
@@ -96,6 +97,7 @@ def _open(paths: list[Path], stack: contextlib.ExitStack) -> dict[str, list[_Pie
     pieces: dict[str, list[_Piece]] = {}
     for path in paths:
         try:
+            refuse_irregular(path)
             file = stack.enter_context(safe_open(path, framework="pt"))
             offsets = json.loads((file.metadata() or {}).get(_INFO, "{}"))
             for name in file.keys():  # noqa: SIM118

@@ -13,6 +13,7 @@ from torch import Tensor
 import napkin
 from napkin.model.transformer import Transformer
 from napkin.runs.history import History
+from napkin.runs.json_file import LARGEST
 from napkin.train_step.step import TrainState
 
 
@@ -23,7 +24,7 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Literal[1]
     step: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
     """Updates done."""
-    seconds: Annotated[float, msgspec.Meta(ge=0)]
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
     """Of training so far."""
     tokenizer: str
     """Fingerprint of the tokenizer."""

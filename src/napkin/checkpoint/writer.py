@@ -18,6 +18,7 @@ from napkin.checkpoint.disk_space import refuse_full_disk
 from napkin.checkpoint.folder import checkpoint_path, checkpoint_paths, prune_checkpoints
 from napkin.checkpoint.state import Checkpoint, Snapshot, State
 from napkin.checkpoint.write import write_checkpoint
+from napkin.files import read_bytes
 from napkin.optim.sharded_tensors import local, sharded_like
 from napkin.runs.history import History, best_step
 
@@ -166,6 +167,6 @@ def _validation_losses(folder: Path) -> dict[int, float]:
     losses: dict[int, float] = {}
     for path in reversed(checkpoint_paths(folder)):
         with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            state = msgspec.json.decode((path / "state.json").read_bytes(), type=State)
+            state = msgspec.json.decode(read_bytes(path / "state.json"), type=State)
             losses |= dict(state.history.validation_losses)
     return losses

@@ -1,5 +1,6 @@
 """The command line: one file per command, imported when it is called."""
 
+import contextlib
 import io
 import os
 import sys
@@ -26,6 +27,8 @@ COMMANDS = {
     "runs": "list runs, and compare their losses over steps, tokens, FLOPs, seconds or dollars",
     "hardware": "print the catalogue of accelerators, or everything known about one",
     "formats": "print the number formats, or a number rounded to each",
+    "doctor": "say what this machine has and lacks, and what is broken",
+    "completion": "print a script that completes commands and options in bash, zsh or fish",
     "calibrate": "measure this machine's matrix products, memory bandwidth and operator overhead",
 }
 
@@ -63,14 +66,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "RANK" in os.environ:
         # A gloo thread that is still releasing its last tensor aborts an interpreter that is shutting down, and
         # torchrun would restart a finished job (pytorch/pytorch#179291).
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
         os._exit(status)
     return status
 
 
 def _discard_output() -> None:
-    """Send what is still buffered to the null device."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    from napkin.cli.terminal import discard
+
+    discard(sys.stdout)
 
 
 def _run(command: str, rest: Sequence[str]) -> int:
@@ -83,7 +88,10 @@ def _run(command: str, rest: Sequence[str]) -> int:
         if command in ("-V", "--version"):
             print(f"napkin {napkin.__version__}")
             return 0
-        return run_command(__name__, COMMANDS, command, rest)
+        from napkin.data.lost_pages import leaving_on_lost_pages
+
+        with leaving_on_lost_pages():
+            return run_command(__name__, COMMANDS, command, rest)
     except SystemExit as leaving:
         # `--help` of a command exits.
         return leaving.code if isinstance(leaving.code, int) else 0
@@ -106,6 +114,9 @@ def _run(command: str, rest: Sequence[str]) -> int:
 
 
 def _require_utf8(argument: str) -> None:
+    if "\0" in argument:
+        # No shell can give one, but a caller of `main`; no system has such a path.
+        raise NapkinError(f"argument {argument[:100]!r} contains a NUL character: leave it out")
     try:
         argument.encode()
     except UnicodeEncodeError as error:

@@ -1,11 +1,11 @@
 """Groups of commands: a folder is a group, a file in it a command, imported when it is called."""
 
-import difflib
 import importlib
 import keyword
 from collections.abc import Mapping, Sequence
 
 from napkin.errors import NapkinError
+from napkin.near_names import near_names
 
 
 def run_command(package: str, commands: Mapping[str, str], name: str, arguments: Sequence[str]) -> int:
@@ -15,7 +15,7 @@ def run_command(package: str, commands: Mapping[str, str], name: str, arguments:
     """
     if name not in commands:
         prefix = command_line(package)
-        near = difflib.get_close_matches(name, commands, n=1)
+        near = near_names(name, commands)
         way_out = f"did you mean `{prefix} {near[0]}`?" if near else f"`{prefix} --help` lists them"
         full_name = f"{prefix} {name}".removeprefix("napkin ")
         raise NapkinError(f"there is no command '{full_name}': {way_out}")

@@ -40,7 +40,7 @@ class CountOptions(RecipeOptions, JsonOption):
 def main(arguments: list[str]) -> None:
     """Print the ledger of a recipe's step."""
     options, _ = parse_with_recipe(CountOptions, "count", arguments)
-    with progress_line("counting the step"):
+    with progress_line("counting the step") as line:
         from napkin.cli.plan_output import print_unknown_operators, print_unknown_scratch
         from napkin.planning.machine import ThisMachine
         from napkin.planning.resolve import resolve
@@ -55,7 +55,10 @@ def main(arguments: list[str]) -> None:
             training = replace(recipe.training, device="cpu", precision=precision)
             recipe = replace(recipe, model=model, training=training)
         resolved = resolve(recipe, ThisMachine(device=recipe.training.device))
-        ledger = count_step(replace(resolved, target=target or ("cpu" if options.target == "cpu" else None)))
+        ledger = count_step(
+            replace(resolved, target=target or ("cpu" if options.target == "cpu" else None)),
+            progress=lambda calls: line(calls, None, f"{calls:,} operator calls"),
+        )
     if options.json:
         sums = _sum(ledger, options.by)
         names = ("parameters", "flops", "causal_flops", "peak_bytes", "reserved_bytes")

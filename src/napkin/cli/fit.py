@@ -1,5 +1,6 @@
 """`napkin fit`."""
 
+import shlex
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +12,9 @@ from napkin.errors import NapkinError
 from napkin.hardware.accelerators import find_device
 from napkin.recipe.optimizer_config import OptimizerName
 from napkin.units import format_bytes, format_count, parse_devices
+
+MOST_TOKENS = 2**22
+"""Of a device and step; tracing the chunks of their loss takes minutes."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,12 @@ def main(arguments: list[str]) -> None:
     for name in ("batch_size", "context_length", "vocab_size"):
         if getattr(options, name) < 1:
             raise NapkinError(f"--{name.replace('_', '-')} is {getattr(options, name)}: use a number above 0")
+    tokens, most = options.batch_size * options.context_length, MOST_TOKENS
+    if tokens > most:
+        raise NapkinError(
+            f"--batch-size {options.batch_size} times --context-length {options.context_length} is {tokens:,} tokens, "
+            f"too many to count: use numbers whose product is at most {most:,}"
+        )
     n_devices, name = parse_devices(options.on)
     device = find_device(name)
     bytes_each = bytes_per_parameter(options.optimizer)
@@ -85,4 +95,6 @@ def main(arguments: list[str]) -> None:
         f"--model.{name.replace('_', '-')} {getattr(config, name)}"
         for name in ("d_model", "n_layers", "n_heads", "vocab_size", "context_length")
     )
-    say(f"plan it: napkin plan {model} {batch} --optimizer.name {options.optimizer} --on {options.on}", style="dim")
+    more = f"{batch} --optimizer.name {options.optimizer} --on {shlex.quote(options.on)}"
+    # One line, to be copied.
+    say(f"plan it: napkin plan {model} {more}", style="dim", wrap=False)

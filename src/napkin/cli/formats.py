@@ -8,6 +8,7 @@ import tyro
 
 from napkin.cli.options import JsonOption, parse
 from napkin.cli.terminal import print_json, print_table
+from napkin.errors import NapkinError
 from napkin.number_formats import FORMATS, NumberFormat, Rounded, bit_fields, round_to
 
 
@@ -15,7 +16,7 @@ from napkin.number_formats import FORMATS, NumberFormat, Rounded, bit_fields, ro
 class FormatsOptions(JsonOption):
     """Print the number formats; or VALUE rounded to each of them (write `-- -1.5` for a negative one)."""
 
-    value: Annotated[float | None, tyro.conf.Positional, tyro.conf.arg(metavar="VALUE")] = None
+    value: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="VALUE")] = None
     """A number to round to each format, for example 1e-8."""
 
 
@@ -25,7 +26,16 @@ def main(arguments: list[str]) -> None:
     if options.value is None:
         _print_formats(options.json)
     else:
-        _print_value(options.value, options.json)
+        _print_value(_number(options.value), options.json)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise NapkinError(
+            f"'{text}' is not a number: give one, as in `napkin formats 1e-8`, or none for the table of all formats"
+        ) from None
 
 
 def _print_formats(as_json: bool) -> None:

@@ -1,6 +1,7 @@
 """`napkin generate`."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 from napkin.cli.options import INLINED, RunOptions, Switch, parse
@@ -8,6 +9,7 @@ from napkin.cli.progress import progress_line
 from napkin.cli.renewed_report import renew_report
 from napkin.cli.terminal import notify, print_json, print_verbatim
 from napkin.errors import NapkinError
+from napkin.files import atomic_write_text, refuse_unmarked
 from napkin.inference.settings import Sampling
 
 
@@ -28,6 +30,9 @@ def main(arguments: list[str]) -> None:
     """Print completions."""
     options = parse(GenerateOptions, "generate", arguments)
     _refuse_impossible(options)
+    samples = Path(options.run) / "samples.txt"
+    if options.save:
+        refuse_unmarked(samples, b"=== 1 (seed ", "what `napkin generate --save` wrote")
     with progress_line("opening the run") as line:
         from napkin.inference.trained import load
 
@@ -46,9 +51,7 @@ def main(arguments: list[str]) -> None:
         for number, (prompt, completion) in enumerate(zip(options.prompts, completions, strict=True), start=1)
     ]
     if options.save:
-        from napkin.files import atomic_write_text
-
-        atomic_write_text(trained.run.path / "samples.txt", "\n".join(texts), overwrite=True)
+        atomic_write_text(samples, "\n".join(texts), overwrite=True)
     if options.json:
         print_json([{"prompt": p, "completion": c} for p, c in zip(options.prompts, completions, strict=True)])
     else:

@@ -6,15 +6,15 @@ lines of each paragraph.
 
 import ast
 import dataclasses
-import difflib
 import functools
 import inspect
 import io
+import re
 import typing
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 from rich.text import Text
@@ -29,6 +29,7 @@ from tyro.constructors import (
 
 from napkin.cli.terminal import printable
 from napkin.errors import NapkinError
+from napkin.near_names import near_names
 from napkin.recipe.train_files import TrainFiles, read_files, write_files
 
 Options = TypeVar("Options")
@@ -79,7 +80,7 @@ def parse(options: type[Options], command: str, arguments: Sequence[str], defaul
     except SystemExit as leaving:
         if not leaving.code:
             raise
-        raise NapkinError(f"{_first_paragraph(complaint.getvalue())}: {_tells_more(command)}") from None
+        raise NapkinError(_explained(_first_paragraph(complaint.getvalue()), command)) from None
     assert parsed is not None
     if unknown:
         raise NapkinError(_unknown(unknown[0], options, command))
@@ -93,18 +94,36 @@ def _first_paragraph(box: str) -> str:
     for line in Text.from_ansi(box).plain.splitlines()[1:]:
         # Where the output is not UTF-8 the box is drawn in ASCII.
         line = line.strip("│| ")
-        if found and not line.strip("─╰╯-+"):
+        is_rule = not line.strip("─╰╯-+")
+        if found and is_rule:
             break
-        found += line.strip("─-+").split()
+        found += [] if is_rule else line.split()
     text = " ".join(found).removeprefix("Error parsing ").removesuffix("(required)").rstrip(" .")
-    return text[:1].lower() + text[1:]
+    first = text.partition(" ")[0].rstrip(":")
+    # The name of a positional argument is in capitals.
+    return text if first.isupper() and len(first) > 1 else text[:1].lower() + text[1:]
+
+
+def _explained(complaint: str, command: str) -> str:
+    """tyro's complaint with a way out: the nearest of an option's choices, or the help."""
+    choice = _CHOICE.fullmatch(complaint)
+    if not choice:
+        return f"{complaint}: {_tells_more(command)}"
+    before, value, listed = choice.groups()
+    choices = re.findall(r"'([^']*)'", listed)
+    near = near_names(value, choices)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return f"{before}: use one of {', '.join(choices)}{hint}; {_tells_more(command)}"
+
+
+_CHOICE = re.compile(r"(invalid choice '(.*)' for argument '[^']*')\. Expected one of \((.*)\)")
 
 
 def _unknown(argument: str, options: type, command: str) -> str:
     if not argument.startswith("-"):
         return f"'{argument}' is one argument too many, or in the wrong place: {_tells_more(command)}"
     name = argument.partition("=")[0]
-    names = list(_option_names(options))
+    names = list(option_choices(options))
     group, _, field = name.lstrip("-").rpartition(".")
     beside = [found.removeprefix(f"{group}.") for found in names if group and found.startswith(f"{group}.")]
     # A field is found by its own name, as --training.steps for --steps, and by its initials, as in lr. Within a
@@ -112,8 +131,8 @@ def _unknown(argument: str, options: type, command: str) -> str:
     near = (
         [found for found in names if found.rpartition(".")[2] == field]
         or [found for found in names if "-" in found and _initials(found) == field]
-        or [f"{group}.{found}" for found in difflib.get_close_matches(field, beside, n=1)]
-        or ([] if beside else difflib.get_close_matches(name.lstrip("-"), names, n=1))
+        or [f"{group}.{found}" for found in near_names(field, beside)]
+        or ([] if beside else near_names(name.lstrip("-"), names))
     )
     if near:
         return f"there is no option '{name}': did you mean --{near[0]}?"
@@ -121,19 +140,26 @@ def _unknown(argument: str, options: type, command: str) -> str:
 
 
 def _initials(name: str) -> str:
-    return "".join(word[0] for word in name.rpartition(".")[2].split("-"))
+    return "".join(word[:1] for word in name.rpartition(".")[2].split("-"))
 
 
-def _option_names(options: type, prefix: str = "") -> Iterator[str]:
+def option_choices(options: type) -> dict[str, tuple[str, ...]]:
+    """The names of a command's options, and the values of those that have few: for completion in a shell."""
+    return dict(_choices(options))
+
+
+def _choices(options: type, prefix: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
     for field, hint in _fields(options):
         inner, *marks = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
-        name = field.name.replace("_", "-")
+        name = next((mark.name for mark in marks if getattr(mark, "name", None)), field.name.replace("_", "-"))
         if dataclasses.is_dataclass(inner):
-            yield from _option_names(typing.cast(type, inner), prefix if INLINED in marks else f"{prefix}{name}.")
+            yield from _choices(typing.cast(type, inner), prefix if INLINED in marks else f"{prefix}{name}.")
         elif tyro.conf.Positional not in marks:
-            yield prefix + name
-            if inner is bool:
-                yield f"{prefix}no-{name}"
+            kinds = [inner, *typing.get_args(inner)]
+            values = [value for kind in kinds if typing.get_origin(kind) is Literal for value in typing.get_args(kind)]
+            yield prefix + name, tuple(str(value) for value in values)
+            if inner is bool and tyro.conf.FlagCreatePairsOff not in marks:
+                yield f"{prefix}no-{name}", ()
 
 
 def _tells_more(command: str) -> str:

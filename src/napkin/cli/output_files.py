@@ -1,16 +1,20 @@
 """Files that a command writes: never over an existing one, and in folders that are removed again if it fails."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from napkin.errors import NapkinError
+from napkin.files import remove_abandoned
 
 
 def refuse_existing(path: Path) -> None:
     """Raise NapkinError if there is something at `path`, which --out has named."""
-    if path.exists():
+    # Of a process that was killed right after it had written the file.
+    remove_abandoned(path)
+    if os.path.lexists(path):
         raise NapkinError(f"'{path}' exists and is not overwritten: remove it or choose another --out")
 
 

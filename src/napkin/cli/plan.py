@@ -7,7 +7,7 @@ from napkin.cli import plan_by_rule
 from napkin.cli.options import JsonOption, Switch
 from napkin.cli.progress import progress_line
 from napkin.cli.recipe_options import RecipeOptions, parse_with_recipe
-from napkin.cli.terminal import print_json
+from napkin.cli.terminal import notify, print_json
 from napkin.errors import NapkinError
 
 
@@ -67,3 +67,5 @@ def main(arguments: list[str]) -> None:
         if options.memory_options:
             print_memory_options(plan, memory_options)
     refuse_what_does_not_fit(plan)
+    for warning in plan.warnings:
+        notify(warning)

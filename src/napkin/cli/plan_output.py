@@ -57,6 +57,9 @@ def print_plan(plan: Plan, *, by: Literal["operator", "module", "phase"] | None 
     print_unknown_scratch(plan.ledger.unknown_scratch)
     if site.disturbed:
         say("other programs were running while this machine was measured: `napkin calibrate` measures it again")
+    if plan.epochs is not None:
+        in_all = format_count(plan.steps * plan.tokens_per_step)
+        say(f"{in_all} tokens in all: {plan.epochs:,.3g} epochs of the training text")
     if plan.fits:
         say(f"it fits, and takes about {format_seconds(plan.seconds)}")
 

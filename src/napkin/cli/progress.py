@@ -69,12 +69,15 @@ class _Line(ProgressColumn):
 
 
 def compose_line(title: str, fraction: float | None, details: str, left: str, *, width: int) -> Text:
-    """Title, bar, details and time left in at most `width` columns: the bar is dropped first, then the title.
+    """Title, bar, details and time left in at most `width` columns: the bar is dropped first, then the title, then the
+    last of the details, which two spaces separate.
 
     >>> compose_line("encoding", 0.5, "3 MB", "2 s left", width=40).plain
     'encoding  ━━━━━━━━━━━━━━  3 MB  2 s left'
     >>> compose_line("encoding", 0.5, "3 MB", "2 s left", width=15).plain
     '3 MB  2 s left'
+    >>> compose_line("training", 0.5, "step 3/6  loss 2.1  9 MB", "2 s left", width=28).plain
+    'step 3/6  loss 2.1  2 s left'
     """
     text = "  ".join(filter(None, [title, details, left]))
     room = min(BAR_WIDTH, width - len(text) - 2)
@@ -83,8 +86,10 @@ def compose_line(title: str, fraction: float | None, details: str, left: str, *,
         bar = Text.assemble(("━" * done, "bar.complete"), ("━" * (room - done), "bar.back"))
         parts = [Text(title), bar, Text(details), Text(left)]
         return Text("  ").join([part for part in parts if part.plain])
-    if len(text) > width and details:
-        text = "  ".join(filter(None, [details, left]))
+    parts = [details] if details else []
+    while len(text) > width and parts:
+        text = "  ".join(filter(None, [*parts, left]))
+        parts = "  ".join(parts).split("  ")[:-1]
     line = Text(text)
     line.truncate(width, overflow="ellipsis")
     return line

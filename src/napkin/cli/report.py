@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 
 from napkin.cli.options import RunOptions, parse
-from napkin.cli.terminal import print_json, say
+from napkin.cli.terminal import notify, print_json, say
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ def main(arguments: list[str]) -> None:
     from napkin.report.liveness import REFRESH_SECONDS
     from napkin.report.page import write_report
     from napkin.runs.lock import is_being_trained
+    from napkin.runs.metrics import METRICS_FILE, read_metrics_record
     from napkin.runs.run_folder import RunFolder
 
     run = RunFolder.open(options.run).path
@@ -29,6 +30,8 @@ def main(arguments: list[str]) -> None:
         return max(REFRESH_SECONDS, (time.perf_counter() - begin) / MAX_TIME_FRACTION)
 
     report = write_report(run, training=is_being_trained(run), every=next_page)
+    for problem in read_metrics_record(run / METRICS_FILE).messages():
+        notify(problem)
     if options.json:
         print_json({"run": options.run, "report": report})
     else:

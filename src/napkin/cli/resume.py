@@ -1,14 +1,34 @@
 """`napkin resume`."""
 
-from dataclasses import dataclass
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from napkin.cli.options import RunOptions, parse
 from napkin.cli.progress import progress_line
+from napkin.cli.terminal import print_json, say
+from napkin.recipe.data_config import DataConfig
+from napkin.recipe.train_files import TrainFiles
+
+if TYPE_CHECKING:
+    from napkin.checkpoint.state import Checkpoint
+
+
+@dataclass(frozen=True)
+class MovedData:
+    """Where the run's token files are now, if they have moved: the run's recipe then names the new place."""
+
+    train: TrainFiles = ()
+    """Its training tokens, in the same order and with the same weights; another file is refused. None is as before."""
+    validation: str | None = ""
+    """Its validation tokens; "" is as before, None disables evaluation."""
 
 
 @dataclass(frozen=True)
 class ResumeOptions(RunOptions):
     """Continue a run from its newest intact checkpoint, as if it had never stopped."""
+
+    data: MovedData = field(default_factory=MovedData)
 
 
 def main(arguments: list[str]) -> int:
@@ -17,10 +37,46 @@ def main(arguments: list[str]) -> int:
     from napkin.distributed.joining import join_ranks
     from napkin.runs.run_folder import RunFolder
 
-    with join_ranks(RunFolder.open(options.run).recipe.training) as ranks:
+    recipe = RunFolder.open(options.run).recipe
+    from napkin.training.finished import finished_checkpoint
+
+    data = _moved(recipe.data, options.data)
+    finished: list[Checkpoint] = []
+
+    def find_finished() -> bool:
+        finished.extend(filter(None, [finished_checkpoint(options.run)]))
+        return bool(finished)
+
+    with join_ranks(recipe.training) as ranks:
         with progress_line("starting", shown=ranks.is_rank_zero) as line:
+            if data == recipe.data and ranks.broadcast_from_zero(find_finished):
+                if ranks.is_rank_zero:
+                    _say_it_is_finished(options, finished[0])
+                return 0
             from napkin.cli.train_and_report import train_and_report
             from napkin.training.start import open_run
 
-            preparation, run = open_run(options.run, progress=line.retitle, ranks=ranks)
+            preparation, run = open_run(options.run, data=data, progress=line.retitle, ranks=ranks)
         return train_and_report(preparation, run, as_json=options.json)
+
+
+def _moved(data: DataConfig, moved: MovedData) -> DataConfig:
+    validation = data.validation if moved.validation == "" else moved.validation
+    return dataclasses.replace(data, train=moved.train or data.train, validation=validation)
+
+
+def _say_it_is_finished(options: ResumeOptions, checkpoint: "Checkpoint") -> None:
+    """What training would have said, without the plan and the token files that nothing needs any more."""
+    from napkin.accounting.quantity_table import QuantityTable
+    from napkin.report.page import write_report
+    from napkin.runs.run_folder import RunFolder
+
+    run = RunFolder.open(options.run)
+    report = write_report(run.path, training=False)
+    step = checkpoint.state.step
+    if options.json:
+        state = {"run": run.path, "step": step, "stopped_by": None}
+        print_json({**state, "checkpoint": checkpoint.path, "table": QuantityTable()})
+        return
+    say(f"{run.path} is at step {step:,} of {run.recipe.training.steps:,}: nothing was done")
+    say(f"report: {report}", wrap=False)

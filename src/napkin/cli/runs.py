@@ -11,7 +11,8 @@ from napkin.cli.terminal import notify, print_json, print_table, say
 from napkin.errors import NapkinError
 
 if TYPE_CHECKING:
-    from napkin.report.comparison import ComparedRun
+    from napkin.report.axes import Axis
+    from napkin.report.comparison import ComparedRun, Loss
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,16 @@ class RunsOptions(JsonOption):
     """Run folders, or folders that contain some; none is runs/."""
     over: Literal["steps", "tokens", "flops", "seconds", "dollars"] = "tokens"
     """What they are compared over."""
-    loss: Literal["training", "validation"] = "training"
-    """Which loss is compared; the training loss is a mean of neighbouring logged steps, as in the report."""
+    loss: Literal["training", "validation"] | None = None
+    """Which loss is compared at equal points; None is validation where two runs or more have it. The training loss is
+    a mean of neighbouring logged steps, as in the report."""
     points: int = 8
     """Approximate number of points of comparison; the end of each run is an additional one."""
     usd_per_hour: float | None = None
     """Price of the machine; None is the price in each plan."""
     page: str | None = None
-    """HTML file to write, with charts over all axes; an existing one is replaced."""
+    """HTML file to write: runs by validation loss, charts over the axis that its reader chooses, what differs between
+    the recipes; an earlier page of this command is replaced, no other file is."""
 
 
 def main(arguments: list[str]) -> None:
@@ -45,19 +48,28 @@ def main(arguments: list[str]) -> None:
 
     runs = _read(find_runs(options.folders or ("runs",)), options)
     compared = [run for run in runs if run.summary.step]
+    loss = options.loss or _compared_loss(compared)
     points = equal_points(compared, options.over, options.points) if len(compared) > 1 or options.page else []
+    for run in runs:
+        for problem in run.problems:
+            notify(problem)
     if options.page is not None:
         from napkin.report.comparison_page import write_comparison
 
-        write_comparison(Path(options.page), compared, loss=options.loss, axis=options.over, points=points)
+        write_comparison(Path(options.page), compared, loss=loss, axis=options.over, points=points)
     if options.json:
-        _print_json(runs, compared, points, options)
+        _print_json(runs, compared, points, loss, options)
         return
     _print_list(runs)
     if len(compared) > 1:
-        _print_points(compared, points, options)
+        _print_statements(compared)
+        _print_points(compared, points, loss, options.over)
     if options.page is not None:
         say(f"wrote {options.page}")
+
+
+def _compared_loss(runs: "list[ComparedRun]") -> "Loss":
+    return "validation" if sum(run.summary.validation_loss is not None for run in runs) > 1 else "training"
 
 
 def _read(folders: list[Path], options: RunsOptions) -> "list[ComparedRun]":
@@ -86,26 +98,34 @@ def _print_list(runs: "list[ComparedRun]") -> None:
     print_table(list(rows[0]), [list(row.values()) for row in rows], align="ll" + "r" * (len(rows[0]) - 2))
 
 
-def _print_points(compared: "list[ComparedRun]", points: list[float], options: RunsOptions) -> None:
+def _print_statements(compared: "list[ComparedRun]") -> None:
+    from napkin.report.ranking import rank
+
+    for statement in rank(compared).statements:
+        say()
+        say(statement)
+
+
+def _print_points(compared: "list[ComparedRun]", points: list[float], loss: "Loss", over: "Axis") -> None:
     from napkin.report.comparison_page import point_rows
 
     say()
-    say(f"{options.loss} loss, nats per token, at equal {options.over}:")
-    head = [options.over, *(run.summary.name for run in compared)]
-    print_table(head, point_rows(compared, options.over, points, options.loss), align="r" * len(head))
+    say(f"{loss} loss, nats per token, at equal {over}:")
+    head = [over, *(run.summary.name for run in compared)]
+    print_table(head, point_rows(compared, over, points, loss), align="r" * len(head))
 
 
 def _print_json(
-    runs: "list[ComparedRun]", compared: "list[ComparedRun]", points: list[float], options: RunsOptions
+    runs: "list[ComparedRun]", compared: "list[ComparedRun]", points: list[float], loss: "Loss", options: RunsOptions
 ) -> None:
     print_json(
         {
             "runs": [asdict(run.summary) for run in runs],
             "over": options.over,
-            "loss": options.loss,
+            "loss": loss,
             "points": points,
             "losses": {
-                str(run.summary.folder): [run.loss_at(options.over, point, options.loss) for point in points]
+                str(run.summary.folder): [run.loss_at(options.over, point, loss) for point in points]
                 for run in compared
             },
         }

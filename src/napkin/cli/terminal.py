@@ -8,7 +8,8 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import msgspec
@@ -16,6 +17,8 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from napkin.cli.table_layout import Column, lay_out, wrapped
 
 
 def printable(text: str, *, keep: str = "") -> str:
@@ -29,8 +32,10 @@ def printable(text: str, *, keep: str = "") -> str:
     )
 
 
-# Of a table's column of names.
-WIDEST_WHOLE_WORD = 24
+LONGEST_MESSAGE = 2000
+"""Characters; a longer one repeats a value that was given."""
+WIDEST_TABLE = 10_000
+"""Columns of a table that no terminal shows."""
 
 
 class _Console(Console):
@@ -38,15 +43,76 @@ class _Console(Console):
         # rich would leave with status 1 itself.
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
+    def print_in(self, renderable: RenderableType, width: int) -> None:
+        """Print in that many columns, which may be more than the terminal has."""
+        before, self.width = self._width, width
+        try:
+            self.print(renderable, crop=False)
+        finally:
+            self._width = before
+
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         # Everything that rich prints passes here; segments with `control` are rich's own.
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text, keep="\n\t"), segment.style)
 
 
+class _MessageConsole(_Console):
+    """Standard error, of which no failure may end a command: a lost terminal must not stop a run."""
+
+    @property
+    def file(self) -> Any:
+        # rich asks for the file at each use: tests and programs may replace sys.stderr.
+        return _UntilLost(super().file)
+
+    @file.setter
+    def file(self, new_file: Any) -> None:
+        self._file = new_file
+
+
+class _UntilLost:
+    """A stream that goes to the null device once it cannot be written."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            discard(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            discard(self._stream)
+
+
+def discard(stream: Any) -> None:
+    """Send to the null device what is still buffered in a stream, and everything that follows."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, stream.fileno())
+    os.close(nothing)
+
+
+@contextmanager
+def output_may_be_lost() -> Iterator[None]:
+    """While the block runs, standard output may have gone, with the terminal or the reader of a pipe."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError:
+        discard(sys.stdout)
+
+
 # No markup and no emoji codes: "[...]" and ":x:" in a file's name stand for themselves.
 out = _Console(highlight=False, markup=False, emoji=False)
-err = _Console(stderr=True, highlight=False, markup=False, emoji=False)
+err = _MessageConsole(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def say(text: str = "", *, style: str | None = None, wrap: bool = True, keep_lines: bool = False) -> None:
@@ -59,8 +125,12 @@ def say(text: str = "", *, style: str | None = None, wrap: bool = True, keep_lin
 
 
 def notify(message: str) -> None:
-    """Print a message on standard error, as one line."""
-    err.print(printable(" ".join(message.split())), soft_wrap=True)
+    """Print a message on standard error, as one line; of a very long one, its beginning and its end."""
+    line = printable(" ".join(message.split()))
+    if len(line) > LONGEST_MESSAGE:
+        half = LONGEST_MESSAGE // 2
+        line = f"{line[:half]} ... {line[-half:]}"
+    err.print(line, soft_wrap=True)
 
 
 def print_table(
@@ -74,20 +144,40 @@ def print_table(
     cells = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row] for row in rows]
     n_columns = len(headings) or max(map(len, cells), default=0)
     align = align or ("l" + "r" * (n_columns - 1) if headings else "l" * n_columns)
-    table = Table(box=None, header_style="bold", show_header=bool(headings), pad_edge=bool(headings), style=style)
-    for i in range(n_columns):
-        heading = Text(printable(headings[i] if headings else ""))
-        column = [row[i].plain for row in cells if i < len(row)]
-        # Where a terminal is narrow, headings and names are broken between words, and figures not at all.
-        if align[i] == "l":
-            longest = max(map(len, " ".join([heading.plain, *column]).split()), default=0)
-            table.add_column(heading, overflow="fold", min_width=min(longest, WIDEST_WHOLE_WORD))
-        else:
-            longest = max(map(len, [*heading.plain.split(), *column]), default=0)
-            table.add_column(heading, justify="right", min_width=longest)
-    for row in cells:
-        table.add_row(*row)
-    print_rich(table)
+    titles = [printable(heading) for heading in headings] or [""] * n_columns
+    columns = [
+        Column.of(titles[i], [row[i].plain for row in cells if i < len(row)], is_text=align[i] == "l")
+        for i in range(n_columns)
+    ]
+    width = _table_width()
+    for number, block in enumerate(lay_out(columns, width, edge=bool(headings))):
+        if number:
+            say()
+        table = Table(
+            box=None,
+            header_style="bold",
+            show_header=bool(headings),
+            padding=(0, 1) if block.gap == 2 else (0, 1, 0, 0),
+            pad_edge=block.has_edge,
+            style=style,
+        )
+        for i, wide in zip(block.columns, block.widths, strict=True):
+            justify = "left" if align[i] == "l" else "right"
+            table.add_column(Text(wrapped(titles[i], wide)), justify=justify, width=wide, overflow="fold")
+        for row in cells:
+            shown = zip(block.columns, block.widths, strict=True)
+            table.add_row(*(_narrowed(row[i], wide) if i < len(row) else "" for i, wide in shown))
+        out.print_in(table, width)
+
+
+def _narrowed(cell: Text, width: int) -> Text:
+    # A coloured text is broken by rich, at any character.
+    return cell if cell.spans else Text(wrapped(cell.plain, width))
+
+
+def _table_width() -> int:
+    """Columns of the terminal; what is read by a program is not narrowed, unless COLUMNS says so."""
+    return out.width if out.is_terminal or os.environ.get("COLUMNS") else WIDEST_TABLE
 
 
 def print_rich(renderable: RenderableType, *, wrap: bool = True) -> None:

@@ -1,20 +1,26 @@
 """What `napkin train` and `napkin resume` share: a run is trained, reconciled and reported."""
 
+import contextlib
 import shlex
 
 from napkin.accounting.overhead import loop_overhead
 from napkin.cli.plan_output import print_plan
 from napkin.cli.progress import progress_line
-from napkin.cli.terminal import notify, print_json, print_rich, say
+from napkin.cli.terminal import notify, output_may_be_lost, print_json, print_rich, say
+from napkin.cli.training_lines import TrainingLines
+from napkin.errors import NapkinError
+from napkin.files import read_bytes
 from napkin.planning.checkpoint_plan import describe_checkpoints
 from napkin.report.live_report import live_report
-from napkin.report.page import write_report
+from napkin.report.page import REPORT_FILE, write_report
 from napkin.report.table import reconcile_table
+from napkin.runs.measurement_file import MEASUREMENT_FILE
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_folder import RunFolder
 from napkin.training.preparation import Preparation
 from napkin.training.run import Outcome, train_run
-from napkin.units import format_bytes, format_count, format_seconds
+from napkin.training.signals import catch_interruption
+from napkin.units import format_seconds
 
 
 def train_and_report(preparation: Preparation, run: RunFolder, *, as_json: bool) -> int:
@@ -25,30 +31,51 @@ def train_and_report(preparation: Preparation, run: RunFolder, *, as_json: bool)
         return 0 if followed.interrupted_by is None else 128 + followed.interrupted_by
     if not as_json:
         _print_preparation(preparation)
+    before, steps = _books(run), preparation.recipe.training.steps
+    lines = TrainingLines(
+        run.path,
+        steps=steps,
+        tokens_per_step=preparation.recipe.tokens_per_step,
+        train_tokens=preparation.train_tokens,
+    )
     with progress_line(f"training {run.path}") as line:
-        steps = preparation.recipe.training.steps
         with live_report(run.path, notify) as live:
 
             def on_step(metrics: StepMetrics) -> None:
-                line(metrics.step, steps, _step_line(metrics, steps))
+                line(metrics.step, steps, lines.of_step(metrics))
                 live()
 
             outcome = train_run(preparation, run, on_step=on_step, on_message=notify)
         line.retitle("writing the report")
-        report = write_report(run.path, training=False)
-    if as_json:
-        stopped_by = None if outcome.interrupted_by is None else outcome.interrupted_by.name
-        state = {"run": run.path, "step": outcome.step, "stopped_by": stopped_by}
-        print_json({**state, "checkpoint": outcome.checkpoint, "table": outcome.table})
-    else:
-        _print_outcome(run, outcome, preparation)
-        if outcome.interrupted_by is None:
-            say(f"report: {report}")
-    if outcome.interrupted_by is not None:
-        resume = f"napkin resume {shlex.quote(str(run.path))}"
-        notify(f"{outcome.interrupted_by.name}: checkpoint saved; continue with: {resume}")
-        return 128 + outcome.interrupted_by
-    return 0
+        # A signal comes too late to stop anything: the books are closed first.
+        with catch_interruption():
+            damaged = _write_report(run)
+    written = [name for name, content in _books(run).items() if content != before[name]]
+    # If it was interrupted, the terminal may be what was lost.
+    with contextlib.nullcontext() if outcome.interrupted_by is None else output_may_be_lost():
+        _print_outcome(run, outcome, lines, written, as_json=as_json)
+    if damaged is not None:
+        notify(f"the run is trained and saved, but its report is not written: {damaged}")
+    if outcome.interrupted_by is None:
+        return 0 if damaged is None else 2
+    resume = f"napkin resume {shlex.quote(str(run.path))}"
+    notify(f"{outcome.interrupted_by.name}: checkpoint saved; continue with: {resume}")
+    return 128 + outcome.interrupted_by
+
+
+def _books(run: RunFolder) -> dict[str, bytes | None]:
+    """The files that the end of a run writes, by name; None where there is none yet."""
+    paths = [run.path / MEASUREMENT_FILE, run.path / REPORT_FILE]
+    return {path.name: read_bytes(path) if path.exists() else None for path in paths}
+
+
+def _write_report(run: RunFolder) -> NapkinError | None:
+    """Write the report. A file that was damaged while the run trained does not hide what the run has done."""
+    try:
+        write_report(run.path, training=False)
+    except NapkinError as error:
+        return error
+    return None
 
 
 def _print_preparation(preparation: Preparation) -> None:
@@ -60,22 +87,30 @@ def _print_preparation(preparation: Preparation) -> None:
     say(describe_checkpoints(plan))
 
 
-def _step_line(metrics: StepMetrics, steps: int) -> str:
-    mark = f" (spike, {metrics.spike:.0f}σ)" if metrics.spike is not None else ""
-    return (
-        f"step {metrics.step}/{steps}  loss {metrics.loss:.3f}{mark}  {format_count(metrics.tokens_per_second)} tok/s  "
-        f"MFU {metrics.mfu:.0%}  {format_bytes(metrics.bytes)}"
-    )
-
-
-def _print_outcome(run: RunFolder, outcome: Outcome, preparation: Preparation) -> None:
-    if outcome.step == outcome.first_step:
-        say(f"{run.path} is at step {outcome.step:,} of {preparation.recipe.training.steps:,}: nothing was done")
+def _print_outcome(
+    run: RunFolder, outcome: Outcome, lines: TrainingLines, written: list[str], *, as_json: bool
+) -> None:
+    if as_json:
+        stopped_by = None if outcome.interrupted_by is None else outcome.interrupted_by.name
+        state = {"run": run.path, "step": outcome.step, "stopped_by": stopped_by, **lines.as_json(outcome.step)}
+        print_json({**state, "checkpoint": outcome.checkpoint, "table": outcome.table})
         return
-    trained = f"{outcome.step:,} steps, {format_count(outcome.step * preparation.recipe.tokens_per_step)} tokens"
-    measurement = outcome.measurement
+    if outcome.step == outcome.first_step:
+        done = "nothing was done" if outcome.interrupted_by is None else "no step was completed"
+        if written and outcome.interrupted_by is None:
+            done = f"nothing was left to train; its books, which were not closed, are now: {' and '.join(written)}"
+        say(f"{run.path} is at step {outcome.step:,} of {lines.steps:,}: {done}")
+    else:
+        _print_trained(outcome, lines)
+    if outcome.interrupted_by is None:
+        say(f"report: {run.path / REPORT_FILE}")
+
+
+def _print_trained(outcome: Outcome, lines: TrainingLines) -> None:
+    trained, measurement = lines.trained(outcome.step), outcome.measurement
     if measurement is None:
         say(f"trained {trained}, too few to be metered; checkpoint: {outcome.checkpoint}")
+        _print_validation(lines)
         return
     print_rich(reconcile_table(outcome.table))
     seconds = sum(measurement.seconds_by_part.values())
@@ -85,3 +120,9 @@ def _print_outcome(run: RunFolder, outcome: Outcome, preparation: Preparation) -
     of_the_loop = f"; overhead of the training loop: {overhead[1]:.1%} of the steps" if overhead else ""
     say(f"where the time went: {spent}{of_the_loop}")
     say(f"trained {trained}, in {format_seconds(measurement.seconds)}; checkpoint: {outcome.checkpoint}")
+    _print_validation(lines)
+
+
+def _print_validation(lines: TrainingLines) -> None:
+    if (found := lines.validation()) is not None:
+        say(found)

@@ -6,11 +6,11 @@ the order does not depend on the number of processes.
 
 from collections.abc import Iterator
 from hashlib import blake2b
+from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Int64
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -27,8 +27,13 @@ class Batches:
     """An infinite sequence of training batches: `batches[i]` for any i ≥ 0, in O(1) and always the same.
 
     A file is divided into windows of context_length + 1 tokens, each starting with the last token of the previous one,
-    so every token but the first is a target once per epoch (up to context_length - 1 tokens at the end of the file are
-    unused). Each epoch is a different permutation of all windows of a file; a batch may span two epochs.
+    so no token is a target twice in an epoch. Each epoch is a different permutation of all windows of a file; a batch
+    may span two epochs.
+
+    Up to context_length - 1 tokens are left over in an epoch. "shifted" windows go around the file as around a ring:
+    the first epoch begins at a place that the seed chooses, each following one where the previous one ended, so after
+    any number of epochs the times that two tokens were targets differ by at most one. "fixed" windows begin at the
+    first token in every epoch, and what is left over is always the end of the file.
 
     Several files have separate epochs and are mixed by their weights (see napkin.data.mixing). A file whose windows are
     used up starts its next epoch, independent of the others.
@@ -48,6 +53,7 @@ class Batches:
         seed: int,
         separate_documents: bool = False,
         rows: slice = slice(None),
+        windows: Literal["shifted", "fixed"] = "shifted",
     ) -> None:
         _require(context_length >= 1, "context_length", context_length)
         _require(batch_size >= 1, "batch_size", batch_size)
@@ -57,13 +63,22 @@ class Batches:
         self.seed = seed
         self.separate_documents = separate_documents
         self.rows = rows
-        self._windows = [_Windows(file, number, context_length, seed) for number, file in enumerate(self.tokens.files)]
+        self._windows = [
+            _Windows(file, number, context_length, seed, shifted=windows == "shifted")
+            for number, file in enumerate(self.tokens.files)
+        ]
         self._interleaving = Interleaving(self.tokens.weights or [windows.n for windows in self._windows])
 
     @property
     def n_windows(self) -> int:
         """The number of windows in all files."""
         return sum(windows.n for windows in self._windows)
+
+    @property
+    def windows_of_files(self) -> list[tuple[int, float]]:
+        """For each file its number of windows, and how many of a batch are from it on average."""
+        proportions = self._interleaving.proportions
+        return [(windows.n, self.batch_size * p) for windows, p in zip(self._windows, proportions, strict=True)]
 
     @property
     def batches_per_epoch(self) -> float:
@@ -89,13 +104,19 @@ class Batches:
 class _Windows:
     """The windows of one file, shuffled epoch by epoch."""
 
-    def __init__(self, file: TokenFile, number: int, context_length: int, seed: int) -> None:
-        self.n = (file.n_tokens - 1) // context_length
+    def __init__(self, file: TokenFile, number: int, context_length: int, seed: int, *, shifted: bool) -> None:
+        self.file = file
+        self.context_length = context_length
+        # Targets of the file: all tokens but the first.
+        self.n_targets = file.n_tokens - 1
+        self.n, left_over = divmod(self.n_targets, context_length)
         if not self.n:
             raise _too_few_tokens(file, context_length)
         # The first file has the same keys as a single file.
         self._name = f"batches seed {seed}" + (f" file {number}" if number else "")
-        self._windows = sliding_window_view(file.tokens, context_length + 1)[::context_length]
+        self._first_shift = _key(f"{self._name} shift") % self.n_targets if shifted else 0
+        # Where nothing is left over any shift will do: it still divides the text at other places.
+        self._shift_back = (left_over or context_length - context_length // 3) if shifted else 0
 
     def take(self, first: int, length: int) -> NDArray[np.integer]:
         """Windows `first` to `first + length` of an infinite sequence of epochs."""
@@ -104,10 +125,15 @@ class _Windows:
         while length:
             end = min(position + length, self.n)
             shuffle = KeyedPermutation(self.n, _key(f"{self._name} epoch {epoch}"))
-            parts.append(shuffle(np.arange(position, end)))
+            starts = shuffle(np.arange(position, end)) * self.context_length + self._shift(epoch)
+            parts.append(starts % self.n_targets)
             length -= end - position
             epoch, position = epoch + 1, 0
-        return self._windows[np.concatenate(parts)]
+        return self.file.windows(np.concatenate(parts), self.context_length + 1)
+
+    def _shift(self, epoch: int) -> int:
+        """Where the windows of an epoch begin: where those of the previous one ended, on the ring of all targets."""
+        return (self._first_shift - epoch * self._shift_back) % self.n_targets
 
 
 def document_ids(tokens: Int64[Tensor, "batch position"], separator: int) -> Int64[Tensor, "batch position"]:
@@ -151,7 +177,8 @@ def _evaluation_windows(
     for first in range(0, n_windows, batch_size):
         windows = np.arange(first, min(first + batch_size, n_windows))[:, None]
         positions = windows * stride + columns
-        tokens = token_file.tokens[np.minimum(positions, last)].astype(np.int64)
+        begin, end = int(positions[0, 0]), min(int(positions[-1, -1]), last)
+        tokens = token_file.stretch(begin, end + 1)[np.minimum(positions, last) - begin].astype(np.int64)
         beyond = positions > last
         scored_before = (windows > 0) & (columns[1:] <= context_length - stride)
         inputs = np.where(beyond[:, :-1], 0, tokens[:, :-1])

@@ -13,7 +13,7 @@ from pathlib import Path
 from napkin.data.document import Document
 from napkin.data.file_sections import FIRST_BLOCK_BYTES, SEPARATOR_LINE, has_text, read_sections
 from napkin.errors import NapkinError
-from napkin.files import StrPath
+from napkin.files import StrPath, regular
 
 _NOT_TEXT_FOLDERS = frozenset({"__pycache__"})
 _NOT_LIBRARY_FOLDERS = _NOT_TEXT_FOLDERS | {"test", "tests", "idle_test", "site-packages"}
@@ -158,7 +158,7 @@ def _read_file(
     """The documents of a file; one that was found in a folder has `on_skip`, and is passed to it if it is binary."""
     number = 0
     with _readable(path):
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = regular(path)
         try:
             block = os.read(descriptor, FIRST_BLOCK_BYTES)
             if on_skip is not None and b"\0" in block[:_BINARY_PROBE_BYTES]:

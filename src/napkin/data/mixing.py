@@ -54,6 +54,10 @@ class TokenMixture:
         """The number of tokens in all files."""
         return sum(file.n_tokens for file in self.files)
 
+    def epochs(self, n_tokens: int) -> float:
+        """How often the files are read when `n_tokens` are trained on; with weights, some more often than others."""
+        return n_tokens / self.n_tokens
+
     @property
     def separator(self) -> int:
         """The token between documents."""

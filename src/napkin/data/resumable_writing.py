@@ -12,15 +12,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 
 import msgspec
 
 from napkin.data.document import Document
-from napkin.data.token_file import TokenFile, sidecar_path
+from napkin.data.sidecar import sidecar_path
+from napkin.data.token_file import TokenFile
 from napkin.data.token_writer import BYTES_PER_BATCH, EncodedDocuments, TokenWriter, pipeline
 from napkin.errors import NapkinError
-from napkin.files import already_exists, atomic_file, atomic_write_bytes, publish, sync_folder, try_lock
+from napkin.files import (
+    already_exists,
+    atomic_file,
+    atomic_write_bytes,
+    publish,
+    read_bytes,
+    remove_abandoned,
+    sync_folder,
+    try_lock,
+)
 from napkin.tokenizer.base import Tokenizer
 
 Documents = Callable[[], Iterable[Document]]
@@ -33,6 +43,8 @@ Progress = Callable[[Path, int, int], None]
 # Text between two records: a fraction of a second of encoding.
 _BYTES_PER_RECORD = 2**25
 _READ_BYTES = 2**22
+
+_Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 def write_token_files(
@@ -78,6 +90,7 @@ def _write(
     bytes_per_record: int,
 ) -> list[TokenFile]:
     paths = [path for some, _ in passes for path in some]
+    take_back_unfinished(paths)
     for path in paths:
         for target in (path, sidecar_path(path)):
             if os.path.lexists(target):
@@ -99,6 +112,7 @@ def _write(
                 os.fsync(files[path].fileno())
         for path, sidecar in sidecars.items():
             _publish(path, sidecar)
+        _remove_partials(paths)
     return [TokenFile.open(path) for path in paths]
 
 
@@ -108,10 +122,10 @@ class _Changed(Exception):
 
 class _Record(msgspec.Struct, frozen=True):
     tokenizer: str
-    texts: int
-    documents: int
-    tokens: int
-    text_bytes: int
+    texts: _Natural
+    documents: _Natural
+    tokens: _Natural
+    text_bytes: _Natural
     text_hash: str
 
 
@@ -189,8 +203,8 @@ class _PartialFile:
 
     def _usable_record(self) -> _Record | None:
         try:
-            record = msgspec.json.decode(sidecar_path(self.partial).read_bytes(), type=_Record)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            record = msgspec.json.decode(read_bytes(sidecar_path(self.partial)), type=_Record)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
         size_bytes = record.tokens * self.writer.token_bytes
         if record.tokenizer != self.writer.tokenizer.fingerprint or os.fstat(self.file.fileno()).st_size < size_bytes:
@@ -207,7 +221,7 @@ class _PartialFile:
         self.file.seek(0)
         while left:
             data = self.file.read(min(left, _READ_BYTES))
-            writer.checksum.update(data)
+            writer.add_to_checksums(data)
             left -= len(data)
         self._begin_at(size_bytes)
         writer.n_documents, writer.n_tokens, writer.text_bytes = record.documents, record.tokens, record.text_bytes
@@ -272,14 +286,36 @@ def _batches(documents: Iterable[tuple[Path, Document]], n_bytes: int) -> Iterat
 
 
 def _publish(path: Path, sidecar: bytes) -> None:
-    partial = _partial(path)
     # The tokens get their name first, so a sidecar never exists beside incomplete tokens.
     with atomic_file(sidecar_path(path)) as sidecar_file:
         sidecar_file.write(sidecar)
-        publish(partial, path)
-    for leftover in (partial, sidecar_path(partial)):
-        leftover.unlink(missing_ok=True)
-    sync_folder(path.parent)
+        publish(_partial(path), path)
+
+
+def _remove_partials(paths: Iterable[Path]) -> None:
+    """Remove the partial files and their records, when all files have their names."""
+    for path in paths:
+        for leftover in (_partial(path), sidecar_path(_partial(path))):
+            leftover.unlink(missing_ok=True)
+        sync_folder(path.parent)
+
+
+def take_back_unfinished(paths: Sequence[Path]) -> None:
+    """Undo what a process did that was killed while it gave the files their names, so that it can be done again."""
+    for path in paths:
+        remove_abandoned(sidecar_path(path))
+        remove_abandoned(sidecar_path(_partial(path)))
+    if not any(_partial(path).exists() or sidecar_path(_partial(path)).exists() for path in paths):
+        return
+    if all(target.exists() for path in paths for target in (path, sidecar_path(path))):
+        _remove_partials(paths)
+        return
+    for path in paths:
+        # Where hard links exist, the tokens have two names then.
+        if path.exists() and _partial(path).exists() and path.samefile(_partial(path)):
+            with _open(_partial(path)):
+                sidecar_path(path).unlink(missing_ok=True)
+                path.unlink()
 
 
 def _remove_unusable(paths: Iterable[Path]) -> None:

@@ -1,39 +1,36 @@
 """Token files: a corpus as token ids on disk, memory-mapped instead of read.
 
 `NAME.tokens` contains the ids only, as little-endian uint16 if the vocabulary allows it, otherwise uint32;
-`NAME.tokens.json`, its sidecar, describes them. Each document is preceded by the separator, and one more is at the end.
-The sidecar gets its name last: tokens without one cannot be opened.
+`NAME.tokens.json`, its sidecar, describes them (see napkin.data.sidecar). Each document is preceded by the separator,
+and one more is at the end. The sidecar gets its name last: tokens without one cannot be opened.
 """
 
 import mmap
 import os
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Literal
 
-import msgspec
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from napkin.data.block_verifier import BlockVerifier, describe_block
+from napkin.data.sidecar import BLOCK_BYTES, NUMPY_DTYPES, Sidecar, cannot_be_read, read_sidecar
 from napkin.errors import CorruptFile, NapkinError
-from napkin.files import StrPath
+from napkin.files import StrPath, regular
+from napkin.tokenizer.base import Tokenizer
 
 TokenArray = NDArray[np.uint16] | NDArray[np.uint32]
 
 SEPARATOR = "<|endoftext|>"
-
-NUMPY_DTYPES = {"uint16": "<u2", "uint32": "<u4"}
-_CHUNK_TOKENS = 2**20
-
-_Natural = Annotated[int, msgspec.Meta(ge=0)]
-_Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class TokenFile:
     """A token file opened for reading, by `TokenFile.open`.
 
     `tokens` is the memory-mapped, read-only array of all ids, including separators; `text_bytes` is the number of UTF-8
-    bytes of the documents' text, excluding separators.
+    bytes of the documents' text, excluding separators. `windows` and `stretch` verify what they read, after
+    `verify_on_read`; `tokens` itself does not.
     """
 
     path: Path
@@ -46,7 +43,7 @@ class TokenFile:
     tokenizer_fingerprint: str
     sha256: str
 
-    def __init__(self, path: Path, tokens: TokenArray, sidecar: "Sidecar") -> None:
+    def __init__(self, path: Path, tokens: TokenArray, sidecar: Sidecar) -> None:
         self.path = path
         self.tokens = tokens
         self.n_tokens = sidecar.tokens
@@ -56,38 +53,101 @@ class TokenFile:
         self.separator = sidecar.separator
         self.tokenizer_fingerprint = sidecar.tokenizer
         self.sha256 = sidecar.sha256
+        self._blocks = BlockVerifier(path, tokens, sidecar) if sidecar.version > 1 else None
+        self._verifies = False
 
     @classmethod
-    def open(cls, path: StrPath, *, tokenizer_fingerprint: str | None = None, verify: bool = False) -> "TokenFile":
+    def open(
+        cls,
+        path: StrPath,
+        *,
+        tokenizer_fingerprint: str | None = None,
+        verify: bool = False,
+        in_memory: bool = False,
+    ) -> "TokenFile":
         """Map the token file at `path` into memory. Checks its length, and with `verify` its checksum.
 
+        With `in_memory` it is read instead of mapped: a file that is truncated later cannot end the process.
         Raises NapkinError if one of the two files is missing or a tokenizer other than `tokenizer_fingerprint` made the
         tokens, and CorruptFile if the file was altered.
         """
         path = Path(path)
-        sidecar = _read_sidecar(path)
+        sidecar = read_sidecar(path)
         if tokenizer_fingerprint is not None and tokenizer_fingerprint != sidecar.tokenizer:
             raise NapkinError(
                 f"'{path}' was made by another tokenizer: expects {sidecar.tokenizer}, got "
                 f"{tokenizer_fingerprint}: use the one it expects or encode the text again under another name"
             )
-        token_file = cls(path, _map_tokens(path, sidecar), sidecar)
+        token_file = cls(path, _map_tokens(path, sidecar, in_memory), sidecar)
         if verify:
             token_file.verify()
         return token_file
 
+    def verify_on_read(self) -> bool:
+        """From now on verify each block of the file when `windows` or `stretch` first reads it.
+
+        False, without effect, if the sidecar is of version 1 and has no checksums of blocks.
+        """
+        self._verifies = self._blocks is not None
+        return self._verifies
+
+    @property
+    def bytes_verified(self) -> int:
+        """Bytes that were read to verify blocks."""
+        return 0 if self._blocks is None else self._blocks.bytes_read
+
+    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.integer]:
+        """Copies of `length` tokens from each of `starts`. A window that reaches the end goes on at the beginning.
+
+        The last token and the first are the same separator, which such a window has once. `length` is at most
+        `n_tokens`. Raises CorruptFile if blocks are verified and one was altered.
+        """
+        last_start = self.n_tokens - length
+        over = np.flatnonzero(starts > last_start)
+        if self._verifies and self._blocks is not None:
+            ends = np.minimum(starts + length, self.n_tokens)
+            begins = np.append(starts, np.ones(len(over), np.int64))
+            self._blocks.verify(begins, np.append(ends, 1 + starts[over] - last_start))
+        windows = sliding_window_view(self.tokens, length)[np.minimum(starts, last_start)]
+        for row in over:
+            head = self.tokens[starts[row] :]
+            windows[row] = np.concatenate([head, self.tokens[1 : 1 + length - len(head)]])
+        return windows
+
+    def stretch(self, start: int, stop: int) -> TokenArray:
+        """The mapped tokens `start` to `stop`; raises as `windows` does."""
+        if self._verifies and self._blocks is not None and start < stop:
+            self._blocks.verify(np.array([start]), np.array([stop]))
+        return self.tokens[start:stop]
+
+    def verify_again(self) -> None:
+        """Verify the blocks that were verified when read, or else the whole file: it has changed on the disk."""
+        if self._verifies and self._blocks is not None:
+            self._blocks.verify_again()
+        else:
+            self.verify()
+
     def verify(self) -> None:
-        """Read all tokens; raise CorruptFile unless checksum, range and number of separators are right."""
-        checksum, n_separators, largest = sha256(), 0, 0
-        for start in range(0, self.n_tokens, _CHUNK_TOKENS):
-            chunk = self.tokens[start : start + _CHUNK_TOKENS]
-            checksum.update(chunk.tobytes())
+        """Read all tokens; raise CorruptFile unless checksums, range and number of separators are right."""
+        checksum, n_separators, largest, altered = sha256(), 0, 0, ""
+        block_tokens = BLOCK_BYTES // self.tokens.itemsize
+        for block, start in enumerate(range(0, self.n_tokens, block_tokens)):
+            chunk = self.tokens[start : start + block_tokens]
+            checksum.update(chunk.data)
             n_separators += int(np.count_nonzero(chunk == self.separator))
             largest = max(largest, int(chunk.max()))
+            if self._blocks is not None and not altered and not self._blocks.is_intact(block):
+                altered = describe_block(block)
         if checksum.hexdigest() != self.sha256:
+            where = f", {altered} is not what it was" if altered else ""
             raise CorruptFile(
                 f"'{self.path}' was altered: its SHA-256 is {checksum.hexdigest()}, its sidecar says "
-                f"{self.sha256}: make the tokens again"
+                f"{self.sha256}{where}: make the tokens again"
+            )
+        if altered:
+            raise CorruptFile(
+                f"the sidecar of '{self.path}' was altered: {altered} does not have the checksum in it, the whole file "
+                "does: make the tokens again"
             )
         if largest >= self.vocab_size:
             raise CorruptFile(
@@ -100,76 +160,30 @@ class TokenFile:
                 f"{self.n_documents + 1}: make the tokens again"
             )
 
-
-class Sidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The description of a token file."""
-
-    format: Literal["napkin-tokens"]
-    version: Literal[1]
-    dtype: Literal["uint16", "uint32"]
-    tokens: _Positive
-    documents: _Positive
-    text_bytes: _Natural
-    vocab_size: _Positive
-    tokenizer: str
-    separator: _Natural
-    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-
-    def __post_init__(self) -> None:
-        if self.dtype != dtype_name(self.vocab_size):
-            raise ValueError(f"{self.dtype} is not the type for a vocabulary of {self.vocab_size}")
-        if self.separator >= self.vocab_size:
-            raise ValueError(f"separator {self.separator} is outside the vocabulary of {self.vocab_size}")
-        if self.tokens <= self.documents:
-            raise ValueError(f"{self.tokens} tokens cannot hold {self.documents} documents")
-
-    def to_json(self) -> bytes:
-        """The contents of the sidecar file."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+    def refuse_other_vocabulary(self, tokenizer: Tokenizer) -> None:
+        """Raise CorruptFile if the sidecar names the tokenizer, but gives another vocabulary or separator than its."""
+        separator = tokenizer.special_tokens.get(SEPARATOR)
+        if (self.vocab_size, self.separator) != (tokenizer.vocab_size, separator):
+            raise CorruptFile(
+                f"the sidecar of '{self.path}' has a vocabulary of {self.vocab_size} and separator {self.separator}, "
+                f"its tokenizer {tokenizer.vocab_size} and {separator}: make the tokens again"
+            )
 
 
-def _read_sidecar(path: Path) -> Sidecar:
-    described = sidecar_path(path)
+def _map_tokens(path: Path, sidecar: Sidecar, in_memory: bool) -> TokenArray:
+    dtype, expected_bytes = np.dtype(NUMPY_DTYPES[sidecar.dtype]), sidecar.size_bytes
     try:
-        return msgspec.json.decode(described.read_bytes(), type=Sidecar)
-    except FileNotFoundError:
-        if not path.exists():
-            raise NapkinError(
-                f"'{path}' does not exist: name a token file, or make one with `napkin tokenizer encode`"
-            ) from None
-        raise NapkinError(
-            f"'{described}' is missing, without it '{path}' cannot be read: "
-            "restore it, or remove the tokens and make them again with `napkin tokenizer encode`"
-        ) from None
-    except OSError as error:
-        raise NapkinError(f"'{described}' cannot be read ({error.strerror}): make it readable") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CorruptFile(f"'{described}' does not describe a token file ({error}): make the tokens again") from error
-
-
-def _map_tokens(path: Path, sidecar: Sidecar) -> TokenArray:
-    dtype = np.dtype(NUMPY_DTYPES[sidecar.dtype])
-    expected_bytes = sidecar.tokens * dtype.itemsize
-    try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             # Both checks use the same open file, even if another one takes its name meanwhile.
-            size_bytes = os.fstat(file.fileno()).st_size
+            content = file.read() if in_memory else None
+            size_bytes = os.fstat(file.fileno()).st_size if content is None else len(content)
             if size_bytes != expected_bytes:
                 raise CorruptFile(
                     f"'{path}' is {size_bytes} bytes long, its sidecar says {expected_bytes} "
                     f"({sidecar.tokens} tokens): copy it again or make the tokens again"
                 )
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if content is None:
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
-        raise NapkinError(f"'{path}' cannot be read ({error.strerror}): restore it or make it again") from error
-    return np.frombuffer(mapped, dtype)
-
-
-def sidecar_path(path: Path) -> Path:
-    """The path of the sidecar of a token file."""
-    return path.with_name(path.name + ".json")
-
-
-def dtype_name(vocab_size: int) -> Literal["uint16", "uint32"]:
-    """The type of token ids in a file for that vocabulary."""
-    return "uint16" if vocab_size <= 2**16 else "uint32"
+        raise cannot_be_read(path, error) from error
+    return np.frombuffer(content, dtype)

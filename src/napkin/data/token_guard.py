@@ -18,7 +18,10 @@ class TokenGuard:
         self._before = {file: _stat(file) for file in self.files}
 
     def verify_unchanged(self) -> None:
-        """Raise CorruptFile if a mapped file no longer contains the tokens that were verified."""
+        """Raise CorruptFile if a mapped file no longer contains the tokens that were verified.
+
+        A file with another date is verified again: of one that is verified as it is read, the blocks read so far.
+        """
         for file, before in self._before.items():
             now = _stat(file)
             if now is None or before is None or now[:2] != before[:2] or now == before:
@@ -30,7 +33,7 @@ class TokenGuard:
                     f"'{file.path}' has shrunk from {before_bytes} to {size_bytes} bytes while the run reads it: "
                     "restore it and continue with `napkin resume`; earlier checkpoints are kept"
                 )
-            file.verify()
+            file.verify_again()
             self._before[file] = now
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from napkin.data.document import Document
-from napkin.data.token_file import NUMPY_DTYPES, SEPARATOR, Sidecar, TokenFile, dtype_name, sidecar_path
+from napkin.data.sidecar import BLOCK_BYTES, NUMPY_DTYPES, BlockChecksums, Sidecar, dtype_name, sidecar_path
+from napkin.data.token_file import SEPARATOR, TokenFile
 from napkin.errors import NapkinError
 from napkin.files import StrPath, atomic_file
 from napkin.tokenizer.base import Tokenizer
@@ -62,7 +63,7 @@ class EncodedDocuments:
 
 
 class TokenWriter:
-    """Writes documents as tokens to an open file, and computes their counts and checksum.
+    """Writes documents as tokens to an open file, and computes their counts and checksums.
 
     Raises NapkinError if the tokenizer has no `<|endoftext|>`.
     """
@@ -76,7 +77,7 @@ class TokenWriter:
         self.separator = separator
         self.dtype: Literal["uint16", "uint32"] = dtype_name(tokenizer.vocab_size)
         self.threads = threads
-        self.checksum = sha256()
+        self._checksum, self._blocks = sha256(), BlockChecksums()
         self.n_documents = self.n_tokens = self.text_bytes = 0
 
     @property
@@ -117,7 +118,7 @@ class TokenWriter:
         self._write(self._separated(np.empty(0, self.dtype), np.array([0])))
         return Sidecar(
             format="napkin-tokens",
-            version=1,
+            version=2,
             dtype=self.dtype,
             tokens=self.n_tokens,
             documents=self.n_documents,
@@ -125,8 +126,15 @@ class TokenWriter:
             vocab_size=self.tokenizer.vocab_size,
             tokenizer=self.tokenizer.fingerprint,
             separator=self.separator,
-            sha256=self.checksum.hexdigest(),
+            sha256=self._checksum.hexdigest(),
+            block_bytes=BLOCK_BYTES,
+            blocks=self._blocks.hexdigest(),
         )
+
+    def add_to_checksums(self, data: bytes | memoryview) -> None:
+        """Add bytes to the checksums of the file, which has them already."""
+        self._checksum.update(data)
+        self._blocks.update(data)
 
     def _separated(self, ids: NDArray, begins: NDArray) -> NDArray:
         """The ids as they are stored, with a separator before each of the offsets `begins`."""
@@ -145,7 +153,7 @@ class TokenWriter:
 
     def _write(self, ids: NDArray) -> None:
         self.file.write(ids.data)
-        self.checksum.update(ids.data)
+        self.add_to_checksums(ids.data)
         self.n_tokens += len(ids)
 
 

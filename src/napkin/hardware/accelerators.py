@@ -3,7 +3,6 @@
 A device that is not in it is described by a TOML file with the same fields (see `napkin.hardware.device_file`).
 """
 
-import difflib
 import functools
 import os
 import re
@@ -16,6 +15,7 @@ from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.hardware.device import Device
 from napkin.hardware.device_file import is_device_file, read_device
+from napkin.near_names import near_names
 
 # Prefixes that are not part of the name: "NVIDIA GeForce RTX 4090" is the RTX-4090.
 _BRANDS = set("nvidia geforce tesla quadro amd instinct google cloud apple intel habana aws gpu".split())
@@ -47,7 +47,7 @@ def find_device(name: StrPath) -> Device:
     plain = _plain(name)
     if plain in devices:
         return devices[plain]
-    near = [devices[match].name for match in difflib.get_close_matches(plain, devices, n=6)]
+    near = [devices[match].name for match in near_names(plain, devices, n=6)]
     if near:
         raise NapkinError(
             f"{name!r} is not a known accelerator: the closest names are {', '.join(list(dict.fromkeys(near))[:3])}; "

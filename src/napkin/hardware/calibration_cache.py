@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from napkin.errors import NapkinError
-from napkin.files import atomic_write_text, cache_folder
+from napkin.files import atomic_write_text, cache_folder, read_bytes
 from napkin.hardware.calibration import CUDA_SETTINGS, Calibration, CalibrationSettings, Machine, comparable, faster_of
 
 
@@ -65,7 +65,7 @@ def load_calibration(device_type: str = "cpu") -> Calibration | None:
 
     machine = current_machine(device_type)
     try:
-        cached = msgspec.json.decode(calibration_path(machine).read_bytes(), type=Calibration)
+        cached = msgspec.json.decode(read_bytes(calibration_path(machine)), type=Calibration)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     return cached if cached.machine == machine else None

@@ -4,7 +4,6 @@ Required are `name`, `peaks`, `memory_bytes` and `memory_bandwidth`; the rest is
 """
 
 import dataclasses
-import difflib
 import math
 import os
 import stat
@@ -18,6 +17,7 @@ import msgspec
 from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.hardware.device import Device, PeakFormat, Price, Source
+from napkin.near_names import near_names
 
 LARGEST_FILE = 16_384
 _FIELDS = [field.name for field in dataclasses.fields(Device)]
@@ -94,7 +94,7 @@ def _read_table(path: Path) -> dict[str, Any]:
 def _refuse_unknown(path: Path, values: dict[str, Any], known: list[str], prefix: str = "") -> None:
     for name in values:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+            near = near_names(name, known)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"use one of {', '.join(known)}"
             raise NapkinError(f"'{path}': unknown field {prefix}{name}: {hint}")
 

@@ -61,9 +61,12 @@ class Trained:
         path = self.recipe.data.validation if tokens is None else tokens
         if path is None:
             raise NapkinError(f"'{self.run.path}' has no validation tokens: name a token file")
+        # In memory, as the whole text will be: nothing that becomes of the file can end the process.
+        token_file = TokenFile.open(path, tokenizer_fingerprint=self.tokenizer.fingerprint, verify=True, in_memory=True)
+        token_file.refuse_other_vocabulary(self.tokenizer)
         return evaluate(
             self.model,
-            TokenFile.open(path, tokenizer_fingerprint=self.tokenizer.fingerprint, verify=True),
+            token_file,
             self.tokenizer,
             self.precision,
             step=self.step,
@@ -90,6 +93,8 @@ def load(folder: StrPath, *, on_message: Callable[[str], None] = lambda message:
     checkpoint, damaged = load_newest(run.checkpoints, lambda checkpoint: load_averaged_model(checkpoint, model))
     if checkpoint is None:
         raise NapkinError(f"'{run.path}' has no checkpoint yet: train it with `napkin resume {run.path}`")
+    if run.recipe_was_changed:
+        on_message(f"'{run.path / 'recipe.toml'}' was changed after the run had been created")
     for error in damaged.values():
         on_message(f"a damaged checkpoint is skipped for '{checkpoint.path.name}': {error}")
     precision = choose_precision("auto", device_type, host)

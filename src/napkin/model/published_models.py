@@ -1,7 +1,6 @@
 """Published models by name: their configs, and their published numbers of parameters."""
 
 import dataclasses
-import difflib
 import functools
 import tomllib
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
+from napkin.near_names import same_name, suggestion
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,13 @@ def preset(name: str, **changes: Any) -> ModelConfig:
     >>> preset("gpt2").n_layers, preset("llama-3-8b", context_length=1024).context_length
     (12, 1024)
 
-    Raises NapkinError for a name that is not a preset.
+    Case does not matter. Raises NapkinError for a name that is not a preset.
     """
     known = presets()
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(known)}"
-        raise NapkinError(f"'{name}' is not a preset: {hint}")
-    return dataclasses.replace(known[name].model, **changes)
+    found = same_name(name, known)
+    if found is None:
+        raise NapkinError(f"'{name}' is not a preset: {suggestion(name, known)}")
+    return dataclasses.replace(known[found].model, **changes)
 
 
 @functools.cache

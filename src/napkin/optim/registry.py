@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from napkin.errors import NapkinError
+from napkin.near_names import near_names
 
 if TYPE_CHECKING:
     from torch import dtype, nn
@@ -59,7 +60,9 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
 def optimizer_entry(name: str) -> OptimizerEntry:
     """The entry of that name. Raises NapkinError for a name that is not in the table."""
     if name not in OPTIMIZERS:
-        raise NapkinError(f"there is no optimizer '{name}': use one of {', '.join(OPTIMIZERS)}")
+        near = near_names(name, OPTIMIZERS)
+        hint = f" (did you mean '{near[0]}'?)" if near else ""
+        raise NapkinError(f"there is no optimizer '{name}': use one of {', '.join(OPTIMIZERS)}{hint}")
     return OPTIMIZERS[name]
 
 

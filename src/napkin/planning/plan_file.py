@@ -33,6 +33,7 @@ def plan_file_of(plan: Plan) -> PlanFile:
         formats={usage.what: usage.format for usage in precision.usage()},
         steps=plan.steps,
         tokens_per_step=plan.tokens_per_step,
+        epochs=plan.epochs,
         fits=plan.fits,
         seconds=plan.seconds,
         checkpoint_bytes=checkpoint_bytes(plan.ledger),

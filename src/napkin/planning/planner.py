@@ -1,8 +1,14 @@
 """The planner: one function for this machine, for the devices of a datasheet, and for any number of them."""
 
+import contextlib
 import dataclasses
 
+from napkin.data.batches import Batches
+from napkin.data.mixing import TokenMixture
+from napkin.data.repetition import repetition_warnings
+from napkin.data.token_file import TokenFile
 from napkin.distributed.ranks import ALONE, Ranks
+from napkin.errors import NapkinError
 from napkin.planning.compile_choice import choose_compile, with_compile_written_out
 from napkin.planning.machine import Machine, Progress, machine_of
 from napkin.planning.micro_batch import refuse_far_too_much
@@ -10,6 +16,7 @@ from napkin.planning.resolve import resolve
 from napkin.planning.run_plan import Plan
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.train_files import paths_and_weights
 from napkin.train_step.step_ledger import count_step, sharding_of
 
 
@@ -33,7 +40,28 @@ def plan(
     the memory by less is returned: see `Plan.fits`.
     """
     machine = machine_of(on, ranks=ranks, device=recipe.training.device)
-    return plan_resolved(resolve(recipe, machine), machine, progress=progress)
+    planned = plan_resolved(resolve(recipe, machine), machine, progress=progress)
+    paths, weights = paths_and_weights(recipe.data.train)
+    # A plan needs no text: files that do not exist yet are left out.
+    with contextlib.suppress(NapkinError):
+        return with_text(planned, TokenMixture([TokenFile.open(path) for path in paths], weights))
+    return planned
+
+
+def with_text(planned: Plan, tokens: TokenMixture) -> Plan:
+    """The plan with its epochs of the training files, and warnings where they are read too often.
+
+    Raises NapkinError where a file is shorter than a window.
+    """
+    training = planned.recipe.training
+    batches = Batches(
+        tokens,
+        context_length=planned.recipe.model.context_length,
+        batch_size=training.batch_size,
+        seed=training.data_seed,
+    )
+    epochs = tokens.epochs(planned.steps * planned.tokens_per_step)
+    return dataclasses.replace(planned, epochs=epochs, warnings=tuple(repetition_warnings(batches, planned.steps)))
 
 
 def plan_resolved(resolved: ResolvedRecipe, machine: Machine, *, progress: Progress = lambda doing: None) -> Plan:
@@ -41,7 +69,7 @@ def plan_resolved(resolved: ResolvedRecipe, machine: Machine, *, progress: Progr
     machine.prepare(resolved.recipe.training)
     progress("counting the step")
     refuse_far_too_much(resolved, machine.device_name, machine.memory_bytes)
-    ledger = count_step(resolved)
+    ledger = count_step(resolved, progress=lambda calls: progress(f"counting the step: {calls:,} operator calls"))
     if machine.measured:
         progress("measuring this machine, once")
     ceilings = machine.ceilings(resolved.precision)

@@ -74,6 +74,10 @@ class Plan:
     """Seconds per step that are not overlapped with computation."""
     compile_estimate: CompileEstimate = NOT_COMPILED
     """Whether blocks are compiled. The ledger is of the uncompiled step; the seconds include compilation."""
+    epochs: float | None = None
+    """How often all steps read the training files; None where there are none yet."""
+    warnings: tuple[str, ...] = ()
+    """Lines about training files that are read too often."""
 
     @property
     def recipe(self) -> Recipe:

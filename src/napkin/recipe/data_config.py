@@ -22,10 +22,16 @@ class DataConfig:
     """The tokenizer that both were encoded with."""
 
     verify: bool = True
-    """Whether the checksums of the token files are verified before training; about one second per gigabyte."""
+    """Whether the tokens are verified: each block of 512 KiB against its checksum, when a batch first reads it. Files
+    with a single checksum, of an earlier napkin, are read whole before training: about a second per gigabyte."""
 
     separate_documents: bool = False
     """Whether documents that share a window are masked from each other, as if each stood alone; also in evaluations."""
+
+    windows: Literal["auto", "shifted", "fixed"] = "auto"
+    """Where the windows of an epoch begin: where those of the previous epoch ended, or always at the first token, so
+    that the last tokens of a file are never targets. auto is shifted; a run that is older than this field stays
+    fixed."""
 
     prefetch: Literal["auto", "on", "off"] = "auto"
     """Whether a thread prepares the next batch while the current one trains; the batches are the same. auto is on with

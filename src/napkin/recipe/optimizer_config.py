@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from napkin.errors import NapkinError
+from napkin.near_names import suggestion
 from napkin.optim.registry import OPTIMIZERS, optimizer_entry
 from napkin.optim.schedule import SCHEDULES
 from napkin.recipe.ranges import OPTIMIZER_RANGES, refuse_outside
@@ -89,7 +90,7 @@ class OptimizerConfig:
         if self.fused and not choice.fused:
             raise NapkinError(f"optimizer.fused is True, but there is no fused kernel for {self.name}: leave it out")
         if self.schedule not in SCHEDULES:
-            raise NapkinError(f"'{self.schedule}' is not a schedule: use one of {', '.join(SCHEDULES)}")
+            raise NapkinError(f"'{self.schedule}' is not a schedule: {suggestion(self.schedule, SCHEDULES)}")
         for option in SCHEDULE_OPTIONS - fields_of(SCHEDULES[self.schedule]):
             accepted_by = ", ".join(name for name, other in SCHEDULES.items() if option in fields_of(other))
             self._refuse(option, f"the schedule {self.schedule}", accepted_by)

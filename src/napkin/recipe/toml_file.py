@@ -1,7 +1,6 @@
 """Recipes as TOML files: errors are reported by field when reading, and every field is written."""
 
 import dataclasses
-import difflib
 import tomllib
 import typing
 from pathlib import Path
@@ -11,7 +10,8 @@ import msgspec
 import tomli_w
 
 from napkin.errors import NapkinError
-from napkin.files import StrPath
+from napkin.files import StrPath, regular
+from napkin.near_names import suggestion
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_text import parse_toml
 
@@ -50,7 +50,7 @@ def read_recipe(path: StrPath) -> Recipe:
 
 def _read_bounded(path: Path) -> str:
     """The text of a TOML file, which is not a gigabyte by mistake."""
-    with open(path, encoding="utf-8-sig") as file:
+    with open(path, encoding="utf-8-sig", opener=regular) as file:
         text = file.read(_MAX_CHARACTERS + 1)
     if len(text) > _MAX_CHARACTERS:
         raise NapkinError(f"'{path}' has more than {_MAX_CHARACTERS} characters: name a recipe, a TOML file")
@@ -75,8 +75,6 @@ def _refuse_unknown(values: dict[str, Any], cls: type, where: str, prefix: str =
     types = typing.get_type_hints(cls)
     for name, value in values.items():
         if name not in types:
-            near = difflib.get_close_matches(name, types, n=1)
-            hint = f"did you mean '{prefix}{near[0]}'?" if near else f"use one of {', '.join(types)}"
-            raise NapkinError(f"'{where}': unknown field '{prefix}{name}': {hint}")
+            raise NapkinError(f"'{where}': unknown field '{prefix}{name}': {suggestion(name, types, prefix=prefix)}")
         if dataclasses.is_dataclass(types[name]) and isinstance(value, dict):
             _refuse_unknown(value, types[name], where, f"{prefix}{name}.")

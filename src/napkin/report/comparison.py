@@ -1,20 +1,23 @@
 """Runs compared: a summary of each, and its loss over steps, tokens, FLOPs, seconds and dollars."""
 
 import math
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from napkin.errors import NapkinError
-from napkin.report.charts import smoothing_width
-from napkin.report.curves import Curve, smooth
+from napkin.report.axes import AXES as AXES
+from napkin.report.axes import Axis, Positions
+from napkin.report.curves import Curve, smooth, smoothing_width
+from napkin.report.overfitting import Overfitting, evaluations, lowest, overfitting
+from napkin.runs.evaluation_file import Evaluation
 from napkin.runs.run_record import RunRecord, read_run_record
 
-Axis = Literal["steps", "tokens", "flops", "seconds", "dollars"]
-AXES: tuple[Axis, ...] = ("steps", "tokens", "flops", "seconds", "dollars")
 Loss = Literal["training", "validation"]
 
 
@@ -33,6 +36,10 @@ class RunSummary:
     """Nats per token, averaged over the last logged steps as in the report's bold line."""
     validation_loss: float | None
     """The last one."""
+    best_validation_loss: float | None
+    best_validation_step: int | None
+    overfitted: bool
+    """Whether the validation loss rose from its lowest while the training loss fell: see `overfitting`."""
     seconds: float
     mfu: float | None
     """Of all steps together: FLOPs over summed seconds."""
@@ -43,21 +50,26 @@ class RunSummary:
 
 
 class ComparedRun:
-    """A run's summary and its curves."""
+    """A run's summary, its curves, and what its losses were measured on."""
 
     def __init__(self, record: RunRecord, folder: Path, *, training: bool, usd_per_hour: float | None = None) -> None:
         metrics, plan = record.metrics, record.plan
+        self.problems = [*record.problems]
+        """A line for each problem of the run's metrics: damaged, displaced and missing lines."""
+        if record.incomplete is not None and not training:
+            self.problems.append(record.incomplete)
         last = metrics[-1] if metrics else None
-        self._flops_per_step = sum(plan.flops_by_phase.values()) if plan else None
-        self._usd_per_second = _usd_per_second(record, usd_per_hour)
-        self._steps, self._tokens, self._seconds = (
-            np.array([getattr(logged, name) for logged in metrics], dtype=np.float64)
-            for name in ("step", "tokens", "seconds")
-        )
-        self._losses = {
-            "training": smooth(_figures(record, "loss"), smoothing_width(metrics)),
+        self.positions = Positions(record, usd_per_hour=usd_per_hour)
+        self.losses: dict[Loss, Curve] = {
+            "training": smooth(_figures(record, "loss"), smoothing_width(len(metrics))),
             "validation": _figures(record, "validation_loss"),
         }
+        self.recipe = recipe_values(record.recipe)
+        self.tokenizer = _tokenizer_of(folder)
+        """The fingerprint of the run's tokenizer; None where it is not known."""
+        self.evaluation: Evaluation | None = record.evaluation
+        self.overfitting: Overfitting | None = overfitting(metrics)
+        best = lowest(evaluations(metrics))
         step = last.step if last else 0
         self.summary = RunSummary(
             name=record.name,
@@ -66,8 +78,11 @@ class ComparedRun:
             step=step,
             steps=plan.steps if plan else None,
             tokens=last.tokens if last else 0,
-            loss=_last(self._losses["training"]),
-            validation_loss=_last(self._losses["validation"]),
+            loss=_last(self.losses["training"]),
+            validation_loss=_last(self.losses["validation"]),
+            best_validation_loss=best.loss if best else None,
+            best_validation_step=best.step if best else None,
+            overfitted=self.overfitting is not None,
             seconds=last.seconds if last else 0.0,
             mfu=record.mfu,
             flops=_last(self.along("flops")),
@@ -76,22 +91,11 @@ class ComparedRun:
 
     def along(self, axis: Axis) -> Curve:
         """The position of each logged step on an axis; empty if it is not known."""
-        nothing = np.empty(0)
-        match axis:
-            case "steps":
-                return self._steps
-            case "tokens":
-                return self._tokens
-            case "seconds":
-                return self._seconds
-            case "flops":
-                return nothing if self._flops_per_step is None else self._steps * self._flops_per_step
-            case "dollars":
-                return nothing if self._usd_per_second is None else self._seconds * self._usd_per_second
+        return self.positions.along(axis)
 
     def curve(self, axis: Axis, loss: Loss) -> tuple[Curve, Curve]:
         """The positions on the axis where the loss is known, and the losses there."""
-        x, y = self.along(axis), self._losses[loss]
+        x, y = self.along(axis), self.losses[loss]
         known = ~np.isnan(y) if len(x) else np.empty(0, bool)
         return x[known], y[: len(x)][known]
 
@@ -138,6 +142,34 @@ def equal_points(runs: Sequence[ComparedRun], axis: Axis, n: int) -> list[float]
     return sorted(positions)
 
 
+def recipe_values(text: str) -> dict[str, Any]:
+    """The values of a recipe by "table.name"; empty where it is not TOML."""
+    try:
+        recipe = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return {}
+    return dict(_flatten(recipe, ""))
+
+
+def _flatten(values: dict[str, Any], prefix: str):
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _tokenizer_of(folder: Path) -> str | None:
+    try:
+        return msgspec.json.decode((folder / "tokenizer.json").read_bytes(), type=_TokenizerFile).fingerprint
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+class _TokenizerFile(msgspec.Struct):
+    fingerprint: str
+
+
 def _is_run(folder: Path) -> bool:
     return (folder / "recipe.toml").is_file()
 
@@ -148,15 +180,6 @@ def _state(step: int, steps: int | None, training: bool) -> Literal["planned", "
     if steps is not None and step >= steps:
         return "finished"
     return "stopped" if step else "planned"
-
-
-def _usd_per_second(record: RunRecord, usd_per_hour: float | None) -> float | None:
-    if usd_per_hour is not None:
-        return usd_per_hour / 3600
-    plan = record.plan
-    if plan is None or plan.dollars is None or not plan.seconds:
-        return None
-    return plan.dollars / plan.seconds
 
 
 def _figures(record: RunRecord, name: str) -> Curve:

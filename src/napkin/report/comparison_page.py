@@ -1,107 +1,120 @@
-"""Runs compared on one self-contained page: a summary, a chart per axis, and the losses at equal points."""
+"""Runs compared on one self-contained page: a ranking by validation loss, charts, what differs between the recipes."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from markupsafe import Markup
-
-from napkin.accounting.quantity_row import Unit, format_figure
+from napkin.accounting.quantity_row import format_figure
 from napkin.errors import NapkinError
-from napkin.files import atomic_write_text
-from napkin.report.charts import plain_axes, scale_losses
-from napkin.report.comparison import AXES, Axis, ComparedRun, Loss
-from napkin.report.curves import thin
-from napkin.report.svg import COLOURS, draw_svg
+from napkin.files import atomic_write_text, refuse_unmarked
+from napkin.report.axes import LABELS, UNITS, Axis
+from napkin.report.charts import Chart, Charts, Line, Table, charts_of
+from napkin.report.colours import COLOURS
+from napkin.report.comparison import ComparedRun, Loss
+from napkin.report.ranking import Ranking, differences, rank
+from napkin.report.scripts import UPLOT, UPLOT_STYLE, read_asset, scripts
 from napkin.report.templates import render
-from napkin.units import format_seconds, format_share
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from napkin.units import format_seconds, format_share, format_three_digits
 
 _SHADES = ("blue", "vermilion", "green", "orange", "purple", "sky", "grey", "yellow")
 MOST_RUNS = len(_SHADES)
-_WIDE, _NARROW = 760, 360
-_UNITS: dict[Axis, Unit] = {
-    "steps": "count",
-    "tokens": "count",
-    "flops": "FLOP",
-    "seconds": "seconds",
-    "dollars": "USD",
-}
-_LABELS = {"steps": "steps", "tokens": "tokens", "flops": "FLOPs", "seconds": "seconds", "dollars": "dollars"}
+GENERATOR = b'<meta name="generator" content="napkin runs">'
+_POINTS = 1200
+"""At most, per run: the page of eight runs stays well below a megabyte."""
 
 
 def write_comparison(
     path: Path, runs: Sequence[ComparedRun], *, loss: Loss, axis: Axis, points: Sequence[float]
 ) -> Path:
-    """Write the page to `path`, replacing an existing one, and return the path.
+    """Write the page to `path`, replacing an earlier one, and return the path.
 
-    Raises NapkinError for more runs than there are distinct colours.
+    Runs are in the order of their lowest validation loss, those without one last. `loss` is that of the table at equal
+    points, and `axis` the one that charts show first. Raises NapkinError for more runs than there are distinct colours,
+    and where `path` is anything but such a page.
     """
+    refuse_unmarked(path, GENERATOR, "a page that `napkin runs` wrote")
     if len(runs) > MOST_RUNS:
         raise NapkinError(f"a page shows at most {MOST_RUNS} runs, {len(runs)} are given: name fewer")
-    known: list[Axis] = [each for each in AXES if any(len(run.curve(each, loss)[0]) for run in runs)]
+    ranking = rank(runs)
+    ordered = [*ranking.ranked, *ranking.others]
+    rows = _ranked_rows(ordered)
+    charts = comparison_charts(ordered, axis)
+    differing = differences(ordered)
     page = render(
         "comparison.html",
         colours=COLOURS,
-        title=", ".join(run.summary.name for run in runs),
-        loss=loss,
-        runs=[{"colour": shade, **cells} for shade, cells in zip(_SHADES, summary_rows(runs), strict=False)],
-        charts=[
-            {
-                "label": _LABELS[each],
-                "description": f"Line chart: {loss} losses over {_LABELS[each]}; the table below lists them.",
-                "wide": Markup(comparison_chart(runs, each, loss, _WIDE)),
-                "narrow": Markup(comparison_chart(runs, each, loss, _NARROW)),
-            }
-            for each in known
-        ],
-        axis=_LABELS[axis],
-        rows=point_rows(runs, axis, points, loss),
+        title=", ".join(run.summary.name for run in ordered),
+        sections=_sections(ranking, charts, loss, axis),
+        statements=ranking.statements,
+        warnings=[problem for run in ordered for problem in run.problems],
+        runs=rows,
+        tables=[part for part in (rows[: len(ranking.ranked)], rows[len(ranking.ranked) :]) if part],
+        charts=charts,
+        chart_style=read_asset(UPLOT_STYLE),
+        differences=differing,
+        axis=LABELS[axis],
+        points=point_rows(ordered, axis, points, loss),
+        scripts=scripts(UPLOT, "format.js", "charts.js"),
     )
     atomic_write_text(path, page.replace("\0", "\N{REPLACEMENT CHARACTER}"), overwrite=True)
     return path
 
 
-def comparison_chart(runs: Sequence[ComparedRun], axis: Axis, loss: Loss, width: int) -> str:
-    """Draw each run's loss over an axis, in the colours of the page's legend."""
-    import numpy as np
+def comparison_charts(runs: Sequence[ComparedRun], axis: Axis) -> Charts:
+    """A chart of the validation losses and one of the training losses, with a line per run."""
+    tables = [Table(run.positions, {str(loss): curve for loss, curve in run.losses.items()}, _POINTS) for run in runs]
 
-    curves = [run.curve(axis, loss) for run in runs]
-    end = max((float(x[-1]) for x, _ in curves if len(x)), default=1.0) or 1.0
-    unit, name = _unit_and_label(axis, end)
+    def lines(loss: Loss) -> tuple[Line, ...]:
+        style = "points" if loss == "validation" else "line"
+        return tuple(
+            Line(run.summary.name + (", overfitted" if run.overfitting else ""), loss, shade, "loss", style, table)
+            for table, (shade, run) in enumerate(zip(_SHADES, runs, strict=False))
+        )
 
-    def paint(figure: "Figure") -> None:
-        axes = plain_axes(figure, left=38, right=14)
-        axes.set_xlabel(name)
-        axes.set_xlim(0, end / unit)
-        for shade, (x, y) in zip(_SHADES, curves, strict=False):
-            x, y = thin(x, y, width // 2)
-            marker = "o" if loss == "validation" or len(y) == 1 else None
-            axes.plot(x / unit, y, color=COLOURS[shade], linewidth=1.8, marker=marker, markersize=4)
-        scale_losses(axes, np.concatenate([y for _, y in curves]))
-
-    return draw_svg(f"loss-{axis}", width, 280, paint)
+    description = "Line chart: {} losses of the runs; a table on this page lists them.".format
+    return charts_of(
+        [
+            Chart("validation", description("validation"), lines("validation"), 320, False),
+            Chart("training", description("training"), lines("training"), 260, False),
+        ],
+        tables,
+        axis,
+    )
 
 
 def summary_rows(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
     """The list of runs, one row each; a column without any figure is left out."""
     rows = [_summary_cells(run) for run in runs]
+    if all(row["lowest"] in (row["validation"], "–") for row in rows):
+        # The last validation loss is the lowest of each run.
+        rows = [{name: cell for name, cell in row.items() if name not in ("lowest", "at step")} for row in rows]
     absent = {name for name in (rows[0] if rows else ()) if name != "run" and all(row[name] == "–" for row in rows)}
     return [{name: cell for name, cell in row.items() if name not in absent} for row in rows]
 
 
+def point_rows(runs: Sequence[ComparedRun], axis: Axis, points: Sequence[float], loss: Loss) -> list[list[str]]:
+    """The table at equal points: the position, and each run's loss there; points where no loss is known are left
+    out."""
+    rows = [
+        [format_figure(point, UNITS[axis]), *(_loss(run.loss_at(axis, point, loss)) for run in runs)]
+        for point in points
+    ]
+    return [row for row in rows if any(figure != "–" for figure in row[1:])]
+
+
 def _summary_cells(run: ComparedRun) -> dict[str, Any]:
     """A run's row of the list, formatted."""
-    found = run.summary
+    found, best_step = run.summary, run.summary.best_validation_step
     return {
         "run": found.name,
         "state": found.state,
         "step": f"{found.step:,}" + (f" of {found.steps:,}" if found.steps and found.step < found.steps else ""),
         "tokens": format_figure(found.tokens, "count"),
-        "loss": _loss(found.loss),
+        "lowest": _loss(found.best_validation_loss),
+        "at step": "–" if best_step is None else f"{best_step:,}",
         "validation": _loss(found.validation_loss),
+        "loss": _loss(found.loss),
+        "bits per byte": "–" if run.evaluation is None else format_three_digits(run.evaluation.bits_per_byte),
         "time": format_seconds(found.seconds),
         "MFU": "–" if found.mfu is None else format_share(found.mfu),
         "FLOPs": format_figure(found.flops, "FLOP"),
@@ -109,26 +122,31 @@ def _summary_cells(run: ComparedRun) -> dict[str, Any]:
     }
 
 
-def point_rows(runs: Sequence[ComparedRun], axis: Axis, points: Sequence[float], loss: Loss) -> list[list[str]]:
-    """The table at equal points: the position, and each run's loss there."""
-    return [
-        [format_figure(point, _UNITS[axis]), *(_loss(run.loss_at(axis, point, loss)) for run in runs)]
-        for point in points
-    ]
+def _sections(ranking: Ranking, charts: Charts, loss: Loss, axis: Axis) -> dict[str, str]:
+    """The headings of the page by their anchors, in order."""
+    over = {name: f"{name.capitalize()} loss" for name in charts.by_name}
+    summary = f"Runs by {ranking.by}" if ranking.by else "Runs"
+    recipes = {"differences": "What differs between the recipes"}
+    return {"summary": summary, **over, **recipes, "points": f"{loss.capitalize()} loss at equal {LABELS[axis]}"}
+
+
+def _note(run: ComparedRun) -> str:
+    if run.overfitting is None:
+        return ""
+    return f"overfitted after step {run.overfitting.best.step:,}"
+
+
+def _ranked_rows(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
+    """The list of runs for the page: losses first, and states only if a run is not finished."""
+    first = ("run", "lowest", "at step", "validation", "loss", "bits per byte")
+    left_out = {"state"} if all(run.summary.state == "finished" for run in runs) else set()
+    rows = []
+    for shade, run, cells in zip(_SHADES, runs, summary_rows(runs), strict=False):
+        names = [*(name for name in first if name in cells), *(name for name in cells if name not in first)]
+        shown = {name: cells[name] for name in names if name not in left_out}
+        rows.append({"colour": shade, "note": _note(run), **shown})
+    return rows
 
 
 def _loss(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
-
-
-def _unit_and_label(axis: Axis, end: float) -> tuple[float, str]:
-    """The unit of the axis, and its label."""
-    if axis == "seconds":
-        units = [(86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")]
-        return next(((unit, name) for unit, name in units if end >= 2 * unit), (1.0, "seconds"))
-    if axis == "dollars":
-        return 1.0, "dollars"
-    names = [(1e21, "10²¹"), (1e18, "10¹⁸"), (1e15, "10¹⁵"), (1e12, "10¹²"), (1e9, "billions"), (1e6, "millions")]
-    names.append((1e3, "thousands"))
-    label = _LABELS[axis]
-    return next(((unit, f"{label}, in {name}") for unit, name in names if end >= unit), (1.0, label))

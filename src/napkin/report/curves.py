@@ -1,6 +1,7 @@
 """Long curves reduced for drawing: thinned without losing a spike, smoothed without lag."""
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,22 +9,24 @@ from numpy.typing import NDArray
 Curve = NDArray[np.float64]
 
 
-def thin(x: Curve, y: Curve, limit: int) -> tuple[Curve, Curve]:
-    """Choose at most `limit` points of a curve (x, y: [points]): the minimum and the maximum of each interval.
+def thin(curves: Sequence[Curve], limit: int) -> NDArray[np.int64]:
+    """Choose at most `limit` points that are kept of all curves (each: [points]), by their index, in ascending order.
 
-    The ends are kept. An interval of NaN only remains a gap.
+    The minimum and the maximum of each curve in each interval are kept, and so are the ends. An interval in which a
+    curve has only NaN remains a gap of that curve.
     """
-    if len(y) <= limit:
-        return x, y
-    edges = np.linspace(0, len(y), (limit - 2) // 2 + 1).astype(int)
-    kept = {0, len(y) - 1}
-    for start, stop in itertools.pairwise(edges):
-        interval = y[start:stop]
-        finite = ~np.isnan(interval)
-        kept.add(int(start + np.argmin(np.where(finite, interval, np.inf))))
-        kept.add(int(start + np.argmax(np.where(finite, interval, -np.inf))))
-    chosen = sorted(kept)
-    return x[chosen], y[chosen]
+    points = len(curves[0])
+    if points <= limit:
+        return np.arange(points)
+    edges = np.linspace(0, points, max(1, (limit - 2) // (2 * len(curves))) + 1).astype(int)
+    kept = {0, points - 1}
+    for curve in curves:
+        missing = np.isnan(curve)
+        lows, highs = np.where(missing, np.inf, curve), np.where(missing, -np.inf, curve)
+        for start, stop in itertools.pairwise(edges):
+            kept.add(int(start + np.argmin(lows[start:stop])))
+            kept.add(int(start + np.argmax(highs[start:stop])))
+    return np.array(sorted(kept))
 
 
 def smooth(y: Curve, width: int) -> Curve:
@@ -39,3 +42,8 @@ def smooth(y: Curve, width: int) -> Curve:
     start, stop = index - reach, np.minimum(index + reach + 1, len(y))
     number = counts[stop] - counts[start]
     return np.where(number > 0, (sums[stop] - sums[start]) / np.maximum(number, 1), np.nan)
+
+
+def smoothing_width(points: int) -> int:
+    """The number of logged steps that a mean loss is taken over: 1/25 of the run, rounded to an odd number."""
+    return points // 25 // 2 * 2 + 1

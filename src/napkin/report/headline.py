@@ -3,6 +3,7 @@
 import math
 from typing import NamedTuple
 
+from napkin.report.overfitting import Evaluated, evaluations, lowest, overfitting
 from napkin.runs.run_record import RunRecord
 from napkin.units import format_bytes, format_seconds, format_share, format_three_digits
 
@@ -33,13 +34,21 @@ def status_of(run: RunRecord, *, training: bool | None = None) -> str:
     return f"{last.step:,} steps over {last.tokens:,} tokens{device}."
 
 
-def warnings_of(run: RunRecord) -> list[str]:
-    """A sentence per problem: a loss that is not finite, FLOPs that are not counted, a plan that does not fit."""
-    warnings, plan = [], run.plan
+def warnings_of(run: RunRecord, *, training: bool | None = None) -> list[str]:
+    """A sentence per problem: damaged metrics, a loss that is not finite, overfitting, FLOPs that are not counted, a
+    plan that does not fit."""
+    warnings, plan = [*run.problems], run.plan
+    # While a process writes it, the last line may be incomplete for a moment.
+    if run.incomplete is not None and not training:
+        warnings.append(f"{run.incomplete}.")
+    if run.recipe_was_changed:
+        warnings.append("The recipe below was changed after the run had been created.")
     lost = [logged.step for logged in run.metrics if math.isnan(logged.loss)]
     if lost:
         steps = f"{len(lost):,} of {len(run.metrics):,} logged steps"
         warnings.append(f"The loss was not finite at {steps}, first at step {lost[0]:,}.")
+    if found := overfitting(run.metrics):
+        warnings.append(f"The run is overfitted: {found}.")
     if plan and plan.unknown_operators:
         names = ", ".join(plan.unknown_operators)
         warnings.append(f"The FLOPs of these operators are unknown and are missing from the count: {names}.")
@@ -78,12 +87,20 @@ def _loss_figure(run: RunRecord) -> list[KeyFigure]:
                 f"perplexity {format_three_digits(run.evaluation.perplexity)}",
             )
         ]
-    for kind, name in [("validation", "validation_loss"), ("training", "loss")]:
-        for logged in reversed(run.metrics):
-            loss = getattr(logged, name)
-            if loss is not None and not math.isnan(loss):
-                return [KeyFigure(f"{kind} loss", f"{loss:.3f}", f"at step {logged.step:,}")]
+    if found := evaluations(run.metrics):
+        return [KeyFigure("validation loss", f"{found[-1].loss:.3f}", _validation_detail(found))]
+    for logged in reversed(run.metrics):
+        if not math.isnan(logged.loss):
+            return [KeyFigure("training loss", f"{logged.loss:.3f}", f"at step {logged.step:,}")]
     return []
+
+
+def _validation_detail(found: list[Evaluated]) -> str:
+    last, best = found[-1], lowest(found)
+    at = f"at step {last.step:,}"
+    if best is None or best.loss == last.loss:
+        return at
+    return f"{at}; lowest {best.loss:.3f} at step {best.step:,}"
 
 
 def _bits_figure(run: RunRecord) -> list[KeyFigure]:

@@ -13,6 +13,7 @@ from napkin.report.page import write_report
 MAX_TIME_FRACTION = 0.005
 FIRST_GUESS_SECONDS = MAX_TIME_FRACTION * REFRESH_SECONDS
 """Assumed cost of the first page, so that it is written after half a minute."""
+_MARGIN = 1.25
 
 
 class LiveReport:
@@ -24,8 +25,9 @@ class LiveReport:
         self._run = run
         self._on_message = on_message
         self._clock = clock
-        self._begin = self._written = clock()
-        self._spent, self._expected = 0.0, FIRST_GUESS_SECONDS
+        self._begin = clock()
+        self._due = self._promised = self._begin + REFRESH_SECONDS
+        self._spent, self._expected, self._writing = 0.0, FIRST_GUESS_SECONDS, 0.0
         self._failed = False
         self.pages = 0
         """Pages written so far."""
@@ -34,7 +36,7 @@ class LiveReport:
         """Write the page if it is due; a failure is reported once, and training continues without further pages."""
         now = self._clock()
         affordable = self._spent + self._expected <= MAX_TIME_FRACTION * (now - self._begin)
-        if self._failed or not affordable or now - self._written < REFRESH_SECONDS:
+        if self._failed or not affordable or now < self._due:
             return
         try:
             write_report(self._run, training=True, every=lambda: self._next_page(now))
@@ -43,15 +45,23 @@ class LiveReport:
             self._on_message(f"the report is not updated while the run trains: {error}")
             return
         self.pages += 1
-        self._written = self._clock()
-        self._expected = self._written - now
+        written = self._clock()
+        self._writing = written - self._promised
+        self._expected = written - now
         self._spent += self._expected
 
     def _next_page(self, begun: float) -> float:
-        """Seconds from the page that was begun at `begun` until the next one; its cost is the time since then."""
-        cost = self._clock() - begun
-        affordable = (self._spent + 2 * cost) / MAX_TIME_FRACTION - (begun - self._begin)
-        return max(REFRESH_SECONDS, affordable)
+        """Seconds until the next page, as the page that was begun at `begun` promises them; it is not written sooner.
+
+        The cost of this page is not known before it is on the disk, and the promise has to be made in it: the seconds
+        so far are taken with a margin, and writing is assumed to take as long as it did the last time.
+        """
+        self._promised = self._clock()
+        cost = _MARGIN * (self._promised - begun) + self._writing
+        affordable = (self._spent + 2 * cost) / MAX_TIME_FRACTION - (self._promised - self._begin)
+        seconds = max(REFRESH_SECONDS, affordable)
+        self._due = self._promised + seconds
+        return seconds
 
 
 @contextmanager

@@ -1,22 +1,21 @@
-"""How the page of a run in training tells its reader that it is no longer updated.
+"""How the page of a run in training tells its reader when it is written next, and that it no longer is.
 
-A process that is killed cannot say so. The page knows when it was written and when the next one is due; a script of a
-few lines compares that with the reader's clock, and the Content-Security-Policy allows this script and no other.
+A process that is killed cannot say so. The page knows when it was written and when the next one is due; a short script
+compares that with the reader's clock, and the Content-Security-Policy allows it by its hash.
 """
 
-import base64
-import hashlib
+import itertools
 from datetime import UTC, datetime
-from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
-from markupsafe import Markup
-
+from napkin.runs.run_record import RunRecord
 from napkin.units import format_seconds
 
 REFRESH_SECONDS = 30
 # A process on a busy machine may be late without having been killed.
 _TIMEOUT_FACTOR, _GRACE_SECONDS = 3, 60.0
+_PAUSES = 200
 
 
 class Liveness(NamedTuple):
@@ -26,23 +25,55 @@ class Liveness(NamedTuple):
     """UTC, for people."""
     written_iso: str
     every: str
+    """The interval at which the page is written while the process trains."""
+    due: int
+    """Seconds after `written` when the next page is expected: after the interval or, if it ends before, with the
+    run."""
+    next: str
+    """The same for people."""
+    is_last: bool
+    """Whether the run is expected to end before another page of a run in training is due."""
     timeout: int
     """Seconds without a new page after which the process is presumed dead."""
-    script: Markup
-    script_hash: str
-    """As the Content-Security-Policy writes it."""
 
 
-def liveness(every: float, *, now: datetime | None = None) -> Liveness:
-    """The liveness of a page that is written now and will be replaced in `every` seconds."""
+def liveness(run: RunRecord, every: float, *, now: datetime | None = None) -> Liveness:
+    """The liveness of a page that is written now, while the next one can be written in `every` seconds.
+
+    The process writes it after the step that is being taken then, and also when the run ends.
+    """
     now = (datetime.now(UTC) if now is None else now).replace(microsecond=0)
-    script = Path(__file__).with_name("liveness.js").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    every_step, to_the_end = every + _seconds_per_step(run), _seconds_to_the_end(run)
+    is_last = to_the_end is not None and to_the_end < every_step
+    due = to_the_end if to_the_end is not None and is_last else every_step
     return Liveness(
         written=now.strftime("%Y-%m-%d %H:%M:%S UTC"),
         written_iso=now.isoformat(),
-        every=f"{every:.0f} s" if every < 120 else format_seconds(every),
-        timeout=round(_TIMEOUT_FACTOR * every + _GRACE_SECONDS),
-        script=Markup(script),
-        script_hash=f"sha256-{digest}",
+        every=_readable(every),
+        due=round(due),
+        next=_readable(due),
+        is_last=is_last,
+        timeout=round(_TIMEOUT_FACTOR * (every + _longest_pause(run)) + _GRACE_SECONDS),
     )
+
+
+def _readable(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else format_seconds(seconds)
+
+
+def _seconds_per_step(run: RunRecord) -> float:
+    known = [logged.step_seconds for logged in run.metrics[-_PAUSES:] if logged.step_seconds > 0]
+    return median(known) if known else 0.0
+
+
+def _seconds_to_the_end(run: RunRecord) -> float | None:
+    if run.plan is None or not run.metrics or not run.metrics[-1].step:
+        return None
+    last = run.metrics[-1]
+    return last.seconds / last.step * max(0, run.plan.steps - last.step)
+
+
+def _longest_pause(run: RunRecord) -> float:
+    """The longest time between two of the last logged steps: a slow step, an evaluation, a checkpoint."""
+    seconds = [0.0, *(logged.seconds for logged in run.metrics)][-_PAUSES - 1 :]
+    return max((later - earlier for earlier, later in itertools.pairwise(seconds)), default=0.0)

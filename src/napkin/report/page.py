@@ -1,39 +1,36 @@
 """The report of a run: one self-contained HTML file, made from the run folder alone."""
 
-import itertools
-import math
+import os
+import secrets
+import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from markupsafe import Markup
 
 from napkin.accounting.overhead import loop_overhead
 from napkin.accounting.quantity_row import format_figure, format_ratio
-from napkin.files import StrPath, atomic_write_text
-from napkin.report.charts import (
-    bits_chart,
-    loss_chart,
-    mfu_is_in_proportion,
-    shade,
-    smoothing_width,
-    stacked_bar,
-    throughput_chart,
-)
+from napkin.files import StrPath, atomic_write_text, is_marked
+from napkin.report.bars import bits_bars, stacked_bar
+from napkin.report.colours import COLOURS, shade
 from napkin.report.expert_balance import STEPS, expert_balance
 from napkin.report.headline import key_figures, status_of, warnings_of
 from napkin.report.liveness import REFRESH_SECONDS, liveness
-from napkin.report.svg import COLOURS
+from napkin.report.run_charts import curves_of, figure_rows, run_charts
+from napkin.report.scripts import UPLOT, UPLOT_STYLE, read_asset, scripts
 from napkin.report.templates import render
 from napkin.runs.plan_file import PlanFile
 from napkin.runs.run_record import RunRecord, read_run_record
 from napkin.units import format_bytes, format_flops, format_rate, format_seconds, format_share, format_three_digits
 
-# Each chart is drawn twice, so that its text is readable on a phone and on a desktop.
-_WIDE, _NARROW = 760, 360
+_GENERATOR = b'<meta name="generator" content="napkin report">'
+# Of a page that was written before it named its generator.
+_BRAND = '<p class="brand">napkin · run report</p>'.encode()
 _SAMPLE_CHARACTERS = 20_000
 _OPERATORS = 8
-_PAUSES = 200
+
+REPORT_FILE = "report.html"
 
 
 def write_report(
@@ -41,64 +38,91 @@ def write_report(
 ) -> Path:
     """Write report.html into a run folder, replacing an existing one, and return its path.
 
-    `training` is whether a process is training the run; None is unknown. If one is, the page says so and when it was
-    written, and reloads itself every half a minute. `every` is called when everything is drawn and returns the seconds
-    until the next page can be written, after the next step; long after that, the page says that it is no longer
-    updated.
+    `training` is whether a process is training the run; None is unknown. If one is, the page says so, when it was
+    written and when the next one is due, and reloads itself then. `every` is called when everything else is ready and
+    returns the seconds until the next page can be written, after the step of that moment; long after that, the page
+    says that there is no sign of life.
 
-    The page makes no network requests. Unless the run is in training, it has no script, and the same run gives the
-    same bytes. Files that the run has not written yet are named as missing. Raises NapkinError for a malformed file or
-    a folder that is not a run.
+    The page makes no network requests: the data of its charts and the scripts that draw them are in it. Unless the run
+    is in training, the same run gives the same bytes. Files that the run has not written yet are named as missing.
+    Raises NapkinError for a malformed file or a folder that is not a run.
     """
     run = Path(run)
-    page = run / "report.html"
-    atomic_write_text(page, render_report(read_run_record(run), training=training, every=every), overwrite=True)
+    page = run / REPORT_FILE
+    text = render_report(read_run_record(run), training=training, every=every)
+    _keep_foreign(page)
+    atomic_write_text(page, text, overwrite=True)
     return page
+
+
+def _keep_foreign(page: Path) -> None:
+    """Rename a report.html that napkin did not write."""
+    if not os.path.lexists(page) or is_marked(page, _GENERATOR) or is_marked(page, _BRAND):
+        return
+    names = (page.with_name(f"report-kept{suffix}.html") for suffix in ("", *(f"-{n}" for n in range(2, 1000))))
+    aside = next(name for name in names if not os.path.lexists(name))
+    page.rename(aside)
+    warnings.warn(f"'{page}' was not written by napkin: it is now '{aside.name}'", stacklevel=3)
 
 
 def render_report(
     run: RunRecord, *, training: bool | None = None, every: Callable[[], float] = lambda: REFRESH_SECONDS
 ) -> str:
     """The page as text; everything that the run wrote is escaped."""
+    curves = curves_of(run.metrics)
+    charts, experts = run_charts(run, curves), _experts(run)
+    place = f"<!-- {secrets.token_hex(16)} -->"
+    used = [UPLOT, "format.js", "charts.js"] if charts else []
     page = render(
         "page.html",
         run=run,
         colours=COLOURS,
         status=status_of(run, training=training),
         refresh=REFRESH_SECONDS if training else None,
-        warnings=warnings_of(run),
+        warnings=warnings_of(run, training=training),
         keys=key_figures(run),
+        sections=_sections(run, experts=bool(experts)),
         table=_table(run),
-        loss=_loss(run),
+        charts=charts,
+        chart_style=read_asset(UPLOT_STYLE) if charts else None,
+        figures=figure_rows(run.metrics, curves),
         bits=_bits(run),
         memory=_memory(run.plan),
         time=_time(run),
-        throughput=_throughput(run),
         operators=_operators(run.plan),
-        experts=_experts(run),
+        experts=experts,
         expert_steps=STEPS,
         samples=_samples(run.samples),
         machine=_machine(run.plan),
-        liveness=liveness(every() + _longest_pause(run)) if training else None,
+        scripts=scripts(*used, *(["liveness.js"] if training else [])),
+        liveness=Markup(place),
     )
+    if training:
+        # Last of all: when the next page can be written depends on the seconds that this one has taken.
+        status = status_of(run, training=True)
+        page = page.replace(place, render("liveness.html", status=status, liveness=liveness(run, every())), 1)
     # HTML allows no NUL, which a sample may contain.
     return page.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-def _longest_pause(run: RunRecord) -> float:
-    """The longest time between two of the last logged steps: a slow step, an evaluation, a checkpoint."""
-    seconds = [0.0, *(logged.seconds for logged in run.metrics)][-_PAUSES - 1 :]
-    return max((later - earlier for earlier, later in itertools.pairwise(seconds)), default=0.0)
-
-
-class _Drawing(NamedTuple):
-    wide: Markup
-    narrow: Markup
-    description: str
-
-
-def _drawing(description: str, draw: Callable[[int], str]) -> _Drawing:
-    return _Drawing(Markup(draw(_WIDE)), Markup(draw(_NARROW)), description)
+def _sections(run: RunRecord, *, experts: bool) -> dict[str, str]:
+    """The headings of the page by their anchors, in order."""
+    measured = run.measurement
+    metered = measured is not None and any(row.meter is not None for row in measured.table)
+    is_timed = measured is not None and sum(measured.seconds.values()) > 0
+    return {
+        "quantities": "Planned and measured" if metered else "Planned",
+        "loss": "Loss",
+        "steps": "Learning rate and gradient norm",
+        **({"experts": "Expert balance"} if experts else {}),
+        "bits": "Bits per byte",
+        "memory": "Memory at the peak",
+        "time": "Where the time went" if is_timed else "Where the time goes",
+        "figures": "The curves as figures",
+        "samples": "Samples",
+        "recipe": "Recipe",
+        "machine": "Machine and versions",
+    }
 
 
 def _table(run: RunRecord) -> dict[str, Any]:
@@ -113,32 +137,13 @@ def _table(run: RunRecord) -> dict[str, Any]:
     return {"columns": columns, "metered": metered, "rows": shown}
 
 
-def _loss(run: RunRecord) -> dict[str, Any] | None:
-    metrics = run.metrics
-    if not metrics:
-        return None
-    validated = any(logged.validation_loss is not None for logged in metrics)
-    losses = [logged.loss for logged in metrics if not math.isnan(logged.loss)]
-    ends = f" falls from {losses[0]:.3g} to {losses[-1]:.3g}" if losses else ""
-    description = f"Line chart: the training loss over {metrics[-1].tokens:,} tokens{ends}."
-    return {
-        "chart": _drawing(description, lambda width: loss_chart(metrics, width)),
-        "smoothing": smoothing_width(metrics),
-        "validated": validated,
-    }
-
-
 def _bits(run: RunRecord) -> dict[str, Any] | None:
     found = run.evaluation
     if found is None:
         return None
     perplexity = format_three_digits(found.perplexity)
     text = f"{found.bytes:,} bytes as {found.tokens:,} tokens, perplexity {perplexity} per token."
-    description = (
-        f"Bar chart of bits per byte: this model {found.bits_per_byte:.3g}, "
-        f"xz {found.xz_bits_per_byte:.3g}, gzip {found.gzip_bits_per_byte:.3g}."
-    )
-    return {"chart": _drawing(description, lambda width: bits_chart(found, width)), "text": text}
+    return {"bars": bits_bars(found), "text": text}
 
 
 def _memory(plan: PlanFile | None) -> dict[str, Any] | None:
@@ -151,7 +156,7 @@ def _memory(plan: PlanFile | None) -> dict[str, Any] | None:
     text = f"{format_bytes(total)} at the peak, {free} ({share}): {verdict}."
     description = "Stacked bar of the peak memory; the table below lists its parts."
     return {
-        "chart": _drawing(description, lambda width: stacked_bar("memory", parts, width, limit=device.memory_bytes)),
+        "bar": stacked_bar(parts, description, limit=device.memory_bytes),
         "text": text,
         "total": format_bytes(total),
         "parts": [
@@ -183,7 +188,7 @@ def _time(run: RunRecord) -> dict[str, Any]:
         "parts": parts,
         "seconds": format_seconds(all_seconds),
         "flops": format_flops(all_flops),
-        "chart": _drawing(description, lambda width: stacked_bar("time", seconds, width)) if all_seconds else None,
+        "bar": stacked_bar(seconds, description),
         "overhead": _overhead(seconds),
     }
 
@@ -197,19 +202,6 @@ def _span(run: RunRecord) -> str:
     if not run.measurement or not run.metrics or run.measurement.steps >= run.metrics[-1].step:
         return ""
     return f"Over the {run.measurement.steps:,} of {run.metrics[-1].step:,} steps that one process ran."
-
-
-def _throughput(run: RunRecord) -> dict[str, Any] | None:
-    metrics = run.metrics
-    rates = [logged.tokens_per_second for logged in metrics if not math.isnan(logged.tokens_per_second)]
-    if not rates:
-        return None
-    description = f"Line chart: tokens per second, between {min(rates):.3g} and {max(rates):.3g}."
-    return {
-        "chart": _drawing(description, lambda width: throughput_chart(metrics, width)),
-        "mfu": any(logged.mfu > 0 for logged in metrics),
-        "in_proportion": mfu_is_in_proportion(metrics),
-    }
 
 
 def _operators(plan: PlanFile | None) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The HTML templates: values are escaped, and a missing value is an error."""
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 def render(template: str, **values: Any) -> str:
     """Render a template of this folder."""
-    environment = Environment(
+    return _environment().get_template(template).render(**values)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    # Kept, because compiling the templates takes longer than filling them.
+    return Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
@@ -16,4 +23,3 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template(template).render(**values)

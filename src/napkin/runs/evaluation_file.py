@@ -3,22 +3,25 @@
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from napkin.runs.plan_file import NonNegative
+from napkin.runs.plan_file import Natural, NonNegative
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Bits per byte compares across tokenizers; loss and perplexity do not."""
 
-    step: int
-    tokens: int
+    UNBOUNDED: ClassVar = ("perplexity",)
+
+    step: Natural
+    tokens: Natural
     """Tokens predicted, separators included."""
-    bytes: int
+    bytes: Natural
     """UTF-8 bytes of the text, separators not included."""
     loss: float
     """Nats per token."""
-    perplexity: float
+    perplexity: NonNegative
     """exp(loss)."""
     bits_per_byte: NonNegative
     """Nats of all tokens / ln 2 / bytes: separators cost bits and add no bytes."""

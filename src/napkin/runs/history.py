@@ -6,23 +6,28 @@ from typing import Annotated
 
 import msgspec
 
-from napkin.runs.metrics import parse_metrics, read_metrics
-from napkin.runs.spikes import remember, spike
+from napkin.errors import first_line
+from napkin.runs.json_file import LARGEST
+from napkin.runs.metrics import parse_metrics, read_metrics_record
+from napkin.runs.spikes import WINDOW, remember, spike
 
-_Natural = Annotated[int, msgspec.Meta(ge=0)]
+_Natural = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Loss = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
 
 
 class History(msgspec.Struct, forbid_unknown_fields=True):
     """The metrics of past steps that later steps depend on, and all validation losses."""
 
-    validation_losses: list[tuple[_Natural, float]] = msgspec.field(default_factory=list)
+    validation_losses: list[tuple[_Natural, _Loss]] = msgspec.field(default_factory=list)
     """(step, nats per token) of every evaluation."""
-    recent_losses: list[float] = msgspec.field(default_factory=list)
+    recent_losses: list[_Loss] = msgspec.field(default_factory=list)
     """Losses of the last steps, for the detection of spikes."""
     skipped: _Natural = 0
     """Steps whose update was skipped."""
     skipped_in_a_row: _Natural = 0
     """Consecutive skipped steps up to the last step."""
+    last_logged: _Natural = 0
+    """Step of the last line of metrics.jsonl; 0 also where an older napkin wrote the checkpoint."""
     unfinished: str | None = None
     """The line of metrics of the last step, if a signal interrupted the evaluation after it: the evaluation is repeated
     on resuming."""
@@ -40,7 +45,7 @@ class History(msgspec.Struct, forbid_unknown_fields=True):
         if self.unfinished is None:
             return
         step = parse_metrics(self.unfinished).step
-        for line in read_metrics(metrics):
+        for line in read_metrics_record(metrics).metrics:
             if line.step == step:
                 self.unfinished = None
                 if line.validation_loss is not None:
@@ -50,6 +55,26 @@ class History(msgspec.Struct, forbid_unknown_fields=True):
         """Record an evaluation; one that is repeated after a resume replaces the earlier one."""
         self.validation_losses = [kept for kept in self.validation_losses if kept[0] != step]
         self.validation_losses.append((step, loss))
+
+    def refuse_impossible(self, step: int) -> None:
+        """Raise ValueError for values that a run cannot have had after `step` steps."""
+        for name, value in (
+            ("skipped", self.skipped),
+            ("skipped_in_a_row", self.skipped_in_a_row),
+            ("last_logged", self.last_logged),
+            ("validation_losses", max((step for step, _ in self.validation_losses), default=0)),
+        ):
+            if value > step:
+                raise ValueError(f"history.{name} is of {value:,} steps, the checkpoint of {step:,}")
+        if len(self.recent_losses) > WINDOW:
+            raise ValueError(f"history.recent_losses has {len(self.recent_losses):,} losses, at most {WINDOW} are kept")
+        if self.unfinished is not None:
+            try:
+                unfinished = parse_metrics(self.unfinished).step
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"history.unfinished is not a line of metrics ({first_line(error)})") from None
+            if unfinished != step:
+                raise ValueError(f"history.unfinished is of step {unfinished:,}, the checkpoint of {step:,}")
 
     def copy(self) -> "History":
         """A copy that shares nothing with this one."""

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from napkin.accounting.quantity_row import QuantityRow
 from napkin.accounting.quantity_table import QuantityTable
 from napkin.accounting.run_measurement import Measurement, reconcile_run
+from napkin.runs.plan_file import Natural, NonNegative
 from napkin.runs.run_folder import RunFolder
+
+MEASUREMENT_FILE = "measurement.json"
 
 
 @dataclass(frozen=True)
@@ -17,10 +20,10 @@ class MeasurementFile:
     table: tuple[QuantityRow, ...]
     seconds: dict[str, float]
     """Seconds of each part of the run."""
-    steps: int
+    steps: Natural
     """Steps of the measured process: fewer than the run's if it was resumed."""
-    mfu: float | None = None
-    hfu: float | None = None
+    mfu: NonNegative | None = None
+    hfu: NonNegative | None = None
 
 
 def write_measurement(
@@ -43,5 +46,5 @@ def write_measurement(
         )
     parts = measurement.seconds_by_part
     file = MeasurementFile(tuple(table), parts, measurement.steps, measurement.mfu, measurement.hfu)
-    run.write_json("measurement.json", file)
+    run.write_json(MEASUREMENT_FILE, file)
     return table

@@ -1,53 +1,82 @@
-"""metrics.jsonl: one line per logged step, appended while a run trains. The one declaration of what a line holds."""
+"""metrics.jsonl: one line per logged step, appended while a run trains. The one declaration of what a line holds.
 
-import contextlib
+Besides its metrics a line has the step of the line before it, `previous_step`, and ends in its checksum, `crc32`. So
+damaged, missing, repeated and displaced lines are all noticed. Lines of older runs have neither.
+"""
+
+import dataclasses
 import json
 import math
 import os
+import re
+import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from napkin.errors import NapkinError
-from napkin.files import atomic_write_text, sync_file
+from napkin.errors import NapkinError, first_line
+from napkin.files import atomic_write_bytes, sync_file
+from napkin.runs.checksum_field import add_checksum, verify_checksum
+from napkin.runs.damaged_lines import DAMAGED_FILE, DamagedLine, count_kept_aside, keep_aside
+from napkin.runs.json_file import LARGEST, read_if_present, refuse_unknown
 
 METRICS_FILE = "metrics.jsonl"
+_PREVIOUS = "previous_step"
+_MOST_NAMED = 5
+
+_Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+_Figure = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
+_Positive = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
 
 
 @dataclass(frozen=True)
 class StepMetrics:
     """A line of metrics.jsonl. NaN is a figure that was not finite or is not known: null in the file."""
 
-    step: int
+    step: _Natural
     """Updates done."""
-    tokens: int
+    tokens: _Natural
     """Tokens learned from."""
-    loss: float
+    loss: _Figure
     """Nats per token, over the batch, before the update."""
-    learning_rate: float
-    gradient_norm: float
+    learning_rate: _Figure
+    gradient_norm: _Figure
     """Before clipping."""
-    seconds: float
+    seconds: _Positive
     """Since the start of the run; time between a kill and a resume left out."""
-    step_seconds: float
-    tokens_per_second: float
-    mfu: float
+    step_seconds: _Positive
+    tokens_per_second: _Positive
+    mfu: _Positive
     """Model-FLOPs utilisation: counted FLOPs per second over this machine's measured matmul peak."""
-    bytes: int
+    bytes: _Natural
     """Resident bytes of the process; on a GPU the peak of its allocated bytes. 0 where it is not known."""
-    validation_loss: float | None = None
-    spike: float | None = None
+    validation_loss: _Figure | None = None
+    spike: _Figure | None = None
     """How far the loss is above the recent ones, in robust standard deviations; None if it is not a spike: see
     `napkin.runs.spikes`."""
     skipped: str | None = None
     """Why the update was skipped; None if it was not."""
-    expert_tokens: list[list[int]] | None = None
+    expert_tokens: list[list[_Natural]] | None = None
     """Tokens routed to each expert in the step, by layer; None without experts."""
-    dropped_tokens: list[int] | None = None
+    dropped_tokens: list[_Natural] | None = None
     """Routed tokens that were dropped because their expert was full, by layer."""
+    epochs: _Positive | None = None
+    """Tokens learned from, divided by the tokens of the training files; None in runs of before."""
+
+    def __post_init__(self) -> None:
+        layers = self.expert_tokens
+        if layers is not None and (not layers or not layers[0] or {*map(len, layers)} != {len(layers[0])}):
+            raise ValueError("expert_tokens needs the same number of experts in each layer, one or more")
+        if self.dropped_tokens is not None and len(self.dropped_tokens) != len(layers or []):
+            raise ValueError("dropped_tokens needs a number for each layer of expert_tokens")
+
+    @property
+    def n_experts(self) -> tuple[int, int] | None:
+        """Layers with experts and experts of each; None without experts."""
+        return None if self.expert_tokens is None else (len(self.expert_tokens), len(self.expert_tokens[0]))
 
     @property
     def is_notable(self) -> bool:
@@ -61,17 +90,39 @@ class MetricsFile:
     def __init__(self, run: Path, *, writes: bool = True) -> None:
         # Rank 0 writes; for the other ranks there is no file.
         self.path = run / METRICS_FILE if writes else Path(os.devnull)
+        self.last_step = 0
+        """Step of the last line."""
 
-    def rewind(self, step: int) -> None:
-        """Keep the lines up to `step`; a line that a kill cut off is dropped too."""
-        kept = "".join(format_metrics(metrics) for metrics in read_metrics(self.path) if metrics.step <= step)
+    def rewind(self, step: int, *, last_logged: int = 0) -> list[str]:
+        """Keep the lines up to `step`, and return messages about what was found.
+
+        `last_logged` is the step of the last line that a checkpoint of `step` has seen. Damaged lines are moved to
+        metrics.damaged.jsonl; an incomplete line, which a kill may leave, is dropped if it is past the checkpoint.
+        """
+        record = read_metrics_record(self.path)
+        kept = [line for line in record.lines if line.metrics.step <= step]
+        end = kept[-1].metrics.step if kept else 0
+        messages = record.messages(kept_aside=True)
+        damaged = list(record.damaged)
+        if record.incomplete is not None and end < last_logged:
+            # Lines up to a checkpoint were on the disk before it.
+            damaged.append(record.incomplete)
+            messages.append(_describe_damage(self.path, [record.incomplete], kept_aside=True))
+        elif record.incomplete is not None:
+            messages.append(f"{record.describe_incomplete()}: it is dropped, and its step trained again")
+        if end < last_logged and not damaged and not record.explains(end):
+            messages.append(f"'{self.path}' ends at step {end:,}: the lines up to step {last_logged:,} are missing")
+        keep_aside(self.path, damaged)
+        data = b"".join(line.content + b"\n" for line in kept)
         # A file that needs no change is not written, so that a run can resume on a full disk.
-        if not self.path.exists() or self.path.read_bytes() != kept.encode():
-            atomic_write_text(self.path, kept, overwrite=True)
+        if read_if_present(self.path) != data:
+            atomic_write_bytes(self.path, data, overwrite=True)
+        self.last_step = max(end, last_logged)
+        return messages
 
     def append(self, metrics: StepMetrics) -> None:
         """Append one line. Raises NapkinError where the disk is full."""
-        line = format_metrics(metrics).encode()
+        line = format_line(metrics, self.last_step).encode()
         try:
             # One write per line: a kill cuts off at most the last line. A full disk may accept only a part of it.
             with open(self.path, "ab", buffering=0) as file:
@@ -82,6 +133,7 @@ class MetricsFile:
                 f"'{self.path}' cannot be written ({error.strerror}) after step {metrics.step}: make room and continue "
                 f"with `napkin resume {self.path.parent}`, earlier checkpoints are kept"
             ) from None
+        self.last_step = metrics.step
 
     def sync(self) -> None:
         """Return when all lines are on the disk."""
@@ -90,43 +142,206 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> Iterator[StepMetrics]:
-    """The complete lines of a metrics.jsonl, in order; none where there is no file."""
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-        for line in file:
-            with contextlib.suppress(msgspec.MsgspecError):
-                yield parse_metrics(line)
+    """The intact lines of a metrics.jsonl, in order; none where there is no file. Damage is a warning."""
+    record = read_metrics_record(path)
+    for message in record.messages():
+        warnings.warn(message, stacklevel=2)
+    yield from record.metrics
+
+
+@dataclass(frozen=True)
+class LoggedLine:
+    """An intact line."""
+
+    metrics: StepMetrics
+    number: int
+    previous_step: int | None
+    """Step of the line that was logged before it; None in a line of an older run, which has no checksum."""
+    content: bytes
+
+
+@dataclass(frozen=True)
+class MetricsRecord:
+    """Everything that is known of a metrics.jsonl."""
+
+    path: Path
+    lines: list[LoggedLine] = field(default_factory=list)
+    """The intact ones, by step."""
+    damaged: list[DamagedLine] = field(default_factory=list)
+    incomplete: DamagedLine | None = None
+    """The last line, if a kill or a power cut could have left it so."""
+    displaced: LoggedLine | None = None
+    """The first line that follows one of a later step."""
+    kept_aside: int = 0
+    """Number of lines that were moved to metrics.damaged.jsonl."""
+    damaged_after: frozenset[int] = frozenset()
+    """Steps of the lines before damaged ones, here or kept aside."""
+
+    @property
+    def metrics(self) -> tuple[StepMetrics, ...]:
+        """Of the intact lines."""
+        return tuple(line.metrics for line in self.lines)
+
+    def messages(self, *, kept_aside: bool = False) -> list[str]:
+        """What is wrong, a line each: damaged, displaced and missing lines; not an incomplete last line.
+
+        `kept_aside` is whether the damaged ones are being moved to metrics.damaged.jsonl.
+        """
+        found = [_describe_damage(self.path, self.damaged, kept_aside=kept_aside)] if self.damaged else []
+        if self.kept_aside:
+            lines = "1 damaged line is" if self.kept_aside == 1 else f"{self.kept_aside:,} damaged lines are"
+            found.append(f"{lines} kept in '{self.path.with_name(DAMAGED_FILE)}', not in '{self.path}'")
+        if self.displaced is not None:
+            number, step = self.displaced.number, self.displaced.metrics.step
+            found.append(f"'{self.path}', line {number} (step {step:,}) follows a later step: lines are read by step")
+        gaps = list(self._gaps())
+        found += [
+            f"'{self.path}': lines between steps {after:,} and {before:,} are missing"
+            for after, before in gaps[:_MOST_NAMED]
+        ]
+        if len(gaps) > _MOST_NAMED:
+            found.append(f"'{self.path}': lines are missing at {len(gaps) - _MOST_NAMED:,} more places")
+        return found
+
+    def explains(self, step: int) -> bool:
+        """Whether a line after that of `step` is known to be damaged."""
+        return step in self.damaged_after
+
+    def describe_incomplete(self) -> str:
+        """An incomplete last line is named."""
+        assert self.incomplete is not None
+        return f"'{self.path}', line {self.incomplete.number}, is incomplete, as a killed process leaves it"
+
+    def _gaps(self) -> Iterator[tuple[int, int]]:
+        """The steps around missing lines."""
+        before = 0
+        for line in self.lines:
+            if line.previous_step is not None and line.previous_step != before and not self.explains(before):
+                yield before, line.metrics.step
+            before = line.metrics.step
+
+
+def read_metrics_record(path: Path) -> MetricsRecord:
+    """Read a metrics.jsonl, whatever is in it; without lines where there is no file.
+
+    Raises NapkinError only where it cannot be read at all.
+    """
+    found = MetricsRecord(path)
+    by_step: dict[int, LoggedLine] = {}
+    damaged: list[DamagedLine] = []
+    incomplete = displaced = n_experts = None
+    last, checked = 0, False
+    contents = (read_if_present(path) or b"").split(b"\n")
+    for number, content in enumerate(contents, 1):
+        if not content.strip():
+            continue
+        try:
+            line = _parse_line(content, number, checked=checked)
+            n_experts = n_experts or line.metrics.n_experts
+            if line.metrics.n_experts not in (None, n_experts):
+                raise ValueError(f"layers and experts are {line.metrics.n_experts}, {n_experts} in lines before it")
+        except (ValueError, RecursionError) as error:
+            spoiled = DamagedLine(number, last, first_line(error), content)
+            # What a kill cuts off is not JSON; what is JSON, with wrong values or a wrong checksum, was damaged.
+            if number == len(contents) and _is_cut_off(error):
+                incomplete = spoiled
+            else:
+                damaged.append(spoiled)
+            continue
+        step = line.metrics.step
+        if line.previous_step is None:
+            # An older run that resumed from a checkpoint could repeat steps: the later lines are those of the model.
+            while by_step and next(reversed(by_step)) >= step:
+                by_step.popitem()
+        else:
+            checked = True
+        if (known := by_step.get(step)) is not None:
+            loser, kept = (line, known) if line.content == known.content else (known, line)
+            reason = f"step {step:,} is logged again in line {kept.number}"
+            damaged.append(DamagedLine(loser.number, step, reason, loser.content))
+            by_step[step] = kept
+            continue
+        if step < last and line.previous_step is not None and displaced is None:
+            displaced = line
+        by_step[step] = line
+        last = step
+    kept_aside, after = count_kept_aside(path)
+    return dataclasses.replace(
+        found,
+        lines=[by_step[step] for step in sorted(by_step)],
+        damaged=damaged,
+        incomplete=incomplete,
+        displaced=displaced,
+        kept_aside=kept_aside,
+        damaged_after=frozenset(after | {line.after_step for line in damaged}),
+    )
+
+
+def _parse_line(content: bytes, number: int, *, checked: bool) -> LoggedLine:
+    """Parse a line; `checked` is whether one before it has a checksum. Raises ValueError or RecursionError."""
+    if verify_checksum(content):
+        tail = _TAIL.search(content)
+        if tail is None:
+            raise ValueError(f"it has no field {_PREVIOUS!r}")
+        return LoggedLine(parse_metrics(content), number, int(tail[1]), content)
+    values = msgspec.json.decode(content, type=dict[str, Any])
+    refuse_unknown(values, StepMetrics)
+    metrics = parse_metrics(content)
+    if checked:
+        raise ValueError("it has no checksum, and a line before it has one")
+    return LoggedLine(metrics, number, None, content)
+
+
+_TAIL = re.compile(rb', "previous_step": (\d{1,18}), "crc32": "[0-9a-f]{8}"\}\s*\Z')
+
+
+def _is_cut_off(error: Exception) -> bool:
+    if isinstance(error, msgspec.ValidationError):
+        return False
+    return isinstance(error, msgspec.DecodeError | UnicodeDecodeError)
+
+
+def _describe_damage(path: Path, damaged: list[DamagedLine], *, kept_aside: bool) -> str:
+    """Damaged lines are named in one message."""
+    named = "; ".join(f"line {line.number} ({line.reason})" for line in damaged[:_MOST_NAMED])
+    more = f" and {len(damaged) - _MOST_NAMED:,} more" if len(damaged) > _MOST_NAMED else ""
+    whereto = f"kept in '{path.with_name(DAMAGED_FILE)}'" if kept_aside else "left out"
+    return f"'{path}': damaged {'line' if len(damaged) == 1 else 'lines'}, {whereto}: {named}{more}"
+
+
+def format_line(metrics: StepMetrics, previous_step: int) -> str:
+    """A line of metrics.jsonl; `previous_step` is the step of the line before it, 0 for the first."""
+    return add_checksum(json.dumps({**_values(metrics), _PREVIOUS: previous_step})) + "\n"
 
 
 def format_metrics(metrics: StepMetrics) -> str:
-    """A line of metrics.jsonl."""
+    """The metrics of a step as a line of JSON."""
+    return json.dumps(_values(metrics)) + "\n"
+
+
+def _values(metrics: StepMetrics) -> dict[str, Any]:
     # JSON has neither NaN nor infinity.
-    values = {
+    return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in vars(metrics).items()
         if value is not None
     }
-    return json.dumps(values) + "\n"
 
 
 def parse_metrics(line: str | bytes) -> StepMetrics:
     """The inverse of `format_metrics`; also reads lines of older runs, which lack some figures.
 
-    Raises msgspec.MsgspecError where the line is not an object of JSON, or a value has the wrong type.
+    Raises msgspec.MsgspecError where the line is not an object of JSON, or a value has the wrong type or cannot be one.
     """
     try:
         return msgspec.json.decode(line, type=StepMetrics)
     except msgspec.ValidationError:
         values = msgspec.json.decode(line, type=dict[str, Any])
         known = {name: value for name, value in values.items() if value is not None}
-        return msgspec.convert(_ABSENT | known, StepMetrics)
+        absent = {name: math.nan for name in _CAN_BE_ABSENT if name not in known}
+        # NaN is outside of every range.
+        filled = msgspec.convert({"bytes": 0, **dict.fromkeys(_CAN_BE_ABSENT, 0.0), **known}, StepMetrics)
+        return dataclasses.replace(filled, **absent)
 
 
-_ABSENT = {
-    "loss": math.nan,
-    "learning_rate": math.nan,
-    "gradient_norm": math.nan,
-    "step_seconds": math.nan,
-    "tokens_per_second": math.nan,
-    "mfu": math.nan,
-    "bytes": 0,
-}
+_CAN_BE_ABSENT = ("loss", "learning_rate", "gradient_norm", "step_seconds", "tokens_per_second", "mfu")

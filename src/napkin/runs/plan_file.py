@@ -9,6 +9,7 @@ import msgspec
 from napkin.accounting.quantity_row import QuantityRow
 
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
+Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class PlanFile:
     napkin: str
     created: datetime
     device: PlannedDevice
-    steps: int
-    tokens_per_step: int
+    steps: Natural
+    tokens_per_step: Natural
     fits: bool
     seconds: NonNegative
     """For all steps."""
@@ -42,11 +43,13 @@ class PlanFile:
     flops_by_phase: dict[str, NonNegative]
     seconds_by_operator: dict[str, NonNegative]
     table: tuple[QuantityRow, ...]
+    epochs: NonNegative | None = None
+    """Tokens of all steps, divided by the tokens of the training files; None where there are none yet."""
     versions: dict[str, str] = field(default_factory=dict)
     formats: dict[str, str] = field(default_factory=dict)
     """Number formats of weights, gradients and so on."""
-    checkpoint_bytes: int = 0
-    seconds_factor: float = 1.0
+    checkpoint_bytes: Natural = 0
+    seconds_factor: NonNegative = 1.0
     """Nine steps in ten are expected to take between seconds / factor and seconds · factor."""
     dollars: NonNegative | None = None
     """For all steps; None where no price is known."""
@@ -60,5 +63,5 @@ class PlanFile:
     """Bytes that each device sends per step, their seconds, and the seconds that are not overlapped with
     computation."""
     compile: dict[str, Any] = field(default_factory=dict)
-    unknown_operators: dict[str, int] = field(default_factory=dict)
+    unknown_operators: dict[str, Natural] = field(default_factory=dict)
     """Calls per step of operators whose FLOPs could not be counted."""

@@ -3,9 +3,9 @@
 A run folder is created atomically: it is prepared under a hidden name and renamed. One process at a time trains in it.
 """
 
-import json
 import os
-import secrets
+import re
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
@@ -14,18 +14,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from napkin.errors import CorruptFile, NapkinError
-from napkin.files import StrPath, atomic_write_text, sync_folder, try_lock
+from napkin.errors import NapkinError
+from napkin.files import StrPath, atomic_write_text, draft_folder, remove_abandoned, sync_folder, try_lock
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe, read_recipe
-from napkin.runs.run_format import RUN_FILE, new_run_format, refuse_other_format
+from napkin.runs.json_file import read_json, write_json
+from napkin.runs.run_format import (
+    RUN_FILE,
+    free_name,
+    is_run,
+    new_run_format,
+    recipe_was_changed,
+    refuse_other_format,
+    runs_in,
+    set_recipe_checksum,
+    upgrade,
+)
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.tokenizer_file import load_tokenizer
 
 TRAINING_FILES = ("plan.json", "metrics.jsonl", "measurement.json", "tracking.json")
 """Files that only training writes, besides the checkpoints."""
+
+OTHER_FILES = (RUN_FILE, "recipe.toml", "tokenizer.json", "report.html", "evaluation.json", "samples.txt")
+"""Files that are written when the run is made, and those that other commands may write at any time."""
+
+DRAFT = re.compile(r"\.step-\d{8,}\.[0-9a-f]{16}\.tmp")
+"""The name of a checkpoint that is being written or removed."""
 
 
 @dataclass(frozen=True)
@@ -39,30 +54,34 @@ class RunFolder:
         """Create the folder with its recipe and tokenizer. Raises NapkinError where it exists."""
         path = Path(path)
         cls.refuse_existing(path)
-        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         try:
-            draft.mkdir(parents=True)
-            (draft / "checkpoints").mkdir()
-            atomic_write_text(draft / RUN_FILE, new_run_format())
-            atomic_write_text(draft / "recipe.toml", format_recipe(recipe))
-            tokenizer.save(draft / "tokenizer.json")
-            # Renaming a folder onto one that is not empty fails: a run created in the meantime is left as it is.
-            draft.rename(path)
-            sync_folder(path.parent)
+            with draft_folder(path) as draft:
+                (draft / "checkpoints").mkdir()
+                text = format_recipe(recipe)
+                atomic_write_text(draft / RUN_FILE, new_run_format(text))
+                atomic_write_text(draft / "recipe.toml", text)
+                tokenizer.save(draft / "tokenizer.json")
+                # Renaming a folder onto one that is not empty fails: a run created in the meantime is left as it is.
+                draft.rename(path)
+                sync_folder(path.parent)
         except OSError as error:
             raise NapkinError(f"'{path}' cannot be created ({error.strerror}): choose another --run") from None
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
         return cls(path)
 
     @staticmethod
     def refuse_existing(path: StrPath) -> None:
         """Raise NapkinError where `path` exists."""
-        if Path(path).exists():
-            raise NapkinError(
-                f"'{path}' exists and is not overwritten: "
-                f"continue it with `napkin resume {path}` or choose another --run"
-            )
+        path = Path(path)
+        if not os.path.lexists(path):
+            return
+        if is_run(path):
+            way_out = f"continue it with `napkin resume {shlex.quote(str(path))}` or choose another --run"
+        elif path.is_dir():
+            what = "holds runs" if runs_in(path) else "is a folder without a run"
+            way_out = f"it {what}: choose a --run in it, such as {shlex.quote(str(free_name(path)))}"
+        else:
+            way_out = "it is a file, not a run: choose another --run"
+        raise NapkinError(f"'{path}' exists and is not overwritten: {way_out}")
 
     @classmethod
     def open(cls, path: StrPath) -> "RunFolder":
@@ -88,24 +107,43 @@ class RunFolder:
 
     def write_json(self, name: str, value: Any) -> None:
         """Write one of the run's JSON files atomically, replacing an earlier one."""
-        text = json.dumps(msgspec.to_builtins(value), indent=2) + "\n"
-        atomic_write_text(self.path / name, text, overwrite=True)
+        write_json(self.path / name, value)
 
     def read_json(self, name: str) -> Any:
-        """Read one of the run's JSON files; None where it does not exist yet."""
-        path = self.path / name
-        try:
-            return msgspec.json.decode(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except msgspec.DecodeError as error:
-            raise CorruptFile(f"'{path}' is not JSON ({error}): remove it") from None
+        """Read one of the run's JSON files, an object; None where it does not exist yet."""
+        return read_json(self.path / name, dict)
 
     def remove_leftovers(self) -> None:
-        """Remove temporary files of killed writers; the lock must be held."""
-        for name in TRAINING_FILES:
-            for path in self.path.glob(f".{name}.*.tmp"):
-                path.unlink(missing_ok=True)
+        """Remove what killed writers have left: temporary files, and folders of checkpoints; the lock must be held.
+
+        What a live process is writing stays, such as `napkin report`, which needs no lock.
+        """
+        remove_abandoned(self.path)
+        for name in (*TRAINING_FILES, *OTHER_FILES):
+            remove_abandoned(self.path / name)
+        # Only the process that trains the run writes checkpoints.
+        for path in self.checkpoints.iterdir():
+            if DRAFT.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def upgrade(self) -> None:
+        """Give a run of an older version the version of what is written from now on; the lock must be held."""
+        upgrade(self.path)
+
+    def replace_recipe(self, recipe: Recipe) -> None:
+        """Write another recipe.toml, which says the same in other words or at other places."""
+        text, was_changed = format_recipe(recipe), self.recipe_was_changed
+        # Between the two files the recipe is not known, so that a kill there does not make it look altered.
+        if not was_changed:
+            set_recipe_checksum(self.path, None)
+        atomic_write_text(self.path / "recipe.toml", text, overwrite=True)
+        if not was_changed:
+            set_recipe_checksum(self.path, text)
+
+    @property
+    def recipe_was_changed(self) -> bool:
+        """Whether recipe.toml is known to be another one than the run was created with."""
+        return recipe_was_changed(self.path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -128,6 +166,9 @@ class ReadOnlyRunFolder(RunFolder):
         """A no-op: rank 0 does it."""
 
     def remove_leftovers(self) -> None:
+        """A no-op: rank 0 does it."""
+
+    def upgrade(self) -> None:
         """A no-op: rank 0 does it."""
 
     @contextmanager

@@ -5,18 +5,15 @@ Files other than the recipe are written during the run; they are None, or empty,
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
-
-import msgspec
 
 from napkin.accounting.utilisation import mfu_of_steps
 from napkin.errors import NapkinError
 from napkin.runs.evaluation_file import Evaluation
+from napkin.runs.json_file import malformed, read_if_present, read_json
 from napkin.runs.measurement_file import MeasurementFile
-from napkin.runs.metrics import METRICS_FILE, StepMetrics, parse_metrics
+from napkin.runs.metrics import METRICS_FILE, StepMetrics, read_metrics_record
 from napkin.runs.plan_file import PlanFile
-
-T = TypeVar("T")
+from napkin.runs.run_format import recipe_was_changed
 
 
 @dataclass(frozen=True)
@@ -30,6 +27,12 @@ class RunRecord:
     measurement: MeasurementFile | None
     evaluation: Evaluation | None
     samples: str | None
+    problems: tuple[str, ...] = ()
+    """A sentence for each problem of metrics.jsonl: damaged, displaced and missing lines."""
+    incomplete: str | None = None
+    """That its last line is incomplete, as a kill or the moment may leave it."""
+    recipe_was_changed: bool = False
+    """Whether recipe.toml is known to be another one than the run was created with."""
 
     @property
     def mfu(self) -> float | None:
@@ -43,74 +46,33 @@ class RunRecord:
 def read_run_record(run: Path) -> RunRecord:
     """Read the files of a run that exist.
 
-    Raises NapkinError, naming the file, where `run` is not a run folder or a file is malformed. Only the last line of
-    metrics.jsonl may be incomplete: a killed run ends like that.
+    Raises NapkinError, naming the file, where `run` is not a run folder or a file is malformed. Of metrics.jsonl the
+    intact lines are read, and `problems` names the others.
     """
-    recipe = _read(run / "recipe.toml")
+    recipe = read_if_present(run / "recipe.toml")
     if recipe is None:
         raise NapkinError(
             f"'{run}' is not a run folder: it holds no recipe.toml; name a folder that `napkin train` has written"
         )
-    samples = _read(run / "samples.txt")
+    samples = read_if_present(run / "samples.txt")
+    metrics = read_metrics_record(run / METRICS_FILE)
     return RunRecord(
         name=run.resolve().name,
         recipe=_text(run / "recipe.toml", recipe),
-        plan=_read_json(run / "plan.json", PlanFile),
-        metrics=_read_metrics(run / METRICS_FILE),
-        measurement=_read_json(run / "measurement.json", MeasurementFile),
-        evaluation=_read_json(run / "evaluation.json", Evaluation),
+        plan=read_json(run / "plan.json", PlanFile),
+        metrics=metrics.metrics,
+        measurement=read_json(run / "measurement.json", MeasurementFile),
+        evaluation=read_json(run / "evaluation.json", Evaluation),
         # A byte-level model may generate invalid UTF-8.
         samples=None if samples is None else samples.decode("utf-8", errors="replace"),
+        problems=tuple(metrics.messages()),
+        incomplete=None if metrics.incomplete is None else metrics.describe_incomplete(),
+        recipe_was_changed=recipe_was_changed(run),
     )
-
-
-def _read(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise NapkinError(f"'{path}' cannot be read ({error.strerror}): make it a readable file") from error
 
 
 def _text(path: Path, data: bytes) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _malformed(path, error) from error
-
-
-def _read_json(path: Path, kind: type[T]) -> T | None:
-    data = _read(path)
-    if data is None:
-        return None
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except ValueError as error:
-        raise _malformed(path, error) from error
-
-
-def _read_metrics(path: Path) -> tuple[StepMetrics, ...]:
-    lines = (_read(path) or b"").rstrip(b"\n").split(b"\n")
-    if lines == [b""]:
-        return ()
-    steps: list[StepMetrics] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            logged = parse_metrics(line)
-        except ValueError as error:
-            # Valid JSON with wrong types was not cut off by a kill, even in the last line.
-            if number == len(lines) and not isinstance(error, msgspec.ValidationError):
-                break
-            raise _malformed(path, error, f", line {number}") from error
-        # A run that resumes from a checkpoint repeats some steps: the later lines are those of the model.
-        while steps and steps[-1].step >= logged.step:
-            steps.pop()
-        steps.append(logged)
-    return tuple(steps)
-
-
-def _malformed(path: Path, error: ValueError, place: str = "") -> NapkinError:
-    return NapkinError(
-        f"'{path}'{place} is malformed ({error}): restore the file, or move it away to report without it"
-    )
+        raise malformed(path, error) from error

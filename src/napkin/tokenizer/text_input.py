@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from napkin.errors import NapkinError
-from napkin.files import StrPath
+from napkin.files import StrPath, regular
 from napkin.tokenizer.split_points import SPLITTABLE_PATTERNS, find_any_split, find_split
 
 # Processing a chunk takes up to a dozen times its size: as text, in parts, as bytes again.
@@ -91,7 +91,7 @@ def read_chunks(
 
 def _read(path: Path, special_tokens: Sequence[str], may_split: bool, chunk_bytes: int) -> Iterator[str]:
     start, rest = 0, b""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         # A remainder without a split point is searched again. Doubling it each time keeps that linear.
         while data := file.read(max(chunk_bytes, len(rest))):
             if not start and not rest and b"\0" in data[:_BINARY_PROBE_BYTES]:

@@ -23,12 +23,10 @@ named do not have it: they are read with Unicode 18.0, that of the library with 
 fingerprint. The file is not trusted: every field's type, every id and the fingerprint are checked.
 """
 
-from pathlib import Path
-
 import msgspec
 
-from napkin.errors import CorruptFile, NapkinError
-from napkin.files import StrPath
+from napkin.errors import CorruptFile, NapkinError, first_line
+from napkin.files import StrPath, read_bytes
 from napkin.tokenizer.base import FORMAT, VERSION, Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.byte_level import ByteTokenizer
@@ -48,7 +46,7 @@ def load_tokenizer(path: StrPath) -> Tokenizer:
     Raises CorruptFile if it is not a tokenizer file or was altered, and NapkinError if it cannot be read.
     """
     try:
-        content = Path(path).read_bytes()
+        content = read_bytes(path)
     except OSError as error:
         raise NapkinError(f"{path} cannot be read ({error.strerror}): name a tokenizer file") from error
     try:
@@ -58,9 +56,10 @@ def load_tokenizer(path: StrPath) -> Tokenizer:
     except CorruptFile:
         raise
     except (msgspec.MsgspecError, UnicodeError, RecursionError, NapkinError) as error:
-        raise _corrupt(path, str(error)) from error
+        raise _corrupt(path, first_line(error)) from error
     if file.fingerprint != tokenizer.fingerprint:
-        raise _corrupt(path, f"its fingerprint is {file.fingerprint}, that of its contents {tokenizer.fingerprint}")
+        stated = file.fingerprint[:64]
+        raise _corrupt(path, f"its fingerprint is {stated}, that of its contents {tokenizer.fingerprint}")
     return tokenizer
 
 
@@ -76,7 +75,7 @@ class _Header(msgspec.Struct):
 def _check_header(path: StrPath, header: _Header) -> None:
     if header.format != FORMAT:
         raise CorruptFile(
-            f"{path} is not a tokenizer file: its format is {header.format!r}, not {FORMAT!r}; name a tokenizer file"
+            f"{path} is not a tokenizer file: its format is {header.format[:40]!r}, not {FORMAT!r}: name one"
         )
     if header.version != VERSION:
         raise CorruptFile(

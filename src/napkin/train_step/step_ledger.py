@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import math
+from collections.abc import Callable
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -9,8 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from napkin.accounting.counting import count
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.sharding import Sharding, ShardingUnits
+from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
+from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step import build_train_state
 
@@ -18,9 +22,20 @@ TRACED_MICRO_BATCHES = 3
 """All micro-batches from the second on are counted alike."""
 
 
-def count_step(resolved: ResolvedRecipe) -> Ledger:
-    """The ledger of one device's step: its rows of the batch, and the bytes of its part of the model."""
+MOST_LOSS_CHUNKS = 8192
+"""Chunks of logits that are traced, each some two dozen operator calls: 4 million tokens of the default size."""
+MOST_BLOCKS = 2**17
+"""Blocks of all micro-batches, each some hundred rows of the ledger."""
+
+
+def count_step(resolved: ResolvedRecipe, *, progress: Callable[[int], None] | None = None) -> Ledger:
+    """The ledger of one device's step: its rows of the batch, and the bytes of its part of the model.
+
+    `progress` is called with the number of operator calls traced so far. Raises NapkinError for a step of so many that
+    tracing them would take hours.
+    """
     recipe = resolved.per_device
+    refuse_endless_count(recipe)
     alone = dataclasses.replace(resolved, recipe=recipe, precision=resolved.precision.on("cpu"), world_size=1)
     size = recipe.training.resolved_micro_batch_size
     traced = min(recipe.training.batch_size // size, TRACED_MICRO_BATCHES)
@@ -32,11 +47,42 @@ def count_step(resolved: ResolvedRecipe) -> Ledger:
         # Views, so that the bytes of the whole batch are counted.
         batch = tuple(tensor[: traced * size] for tensor in (tokens, *others))
         ledger = count(
-            train_state.model, batch, lambda model, batch: train_state.step(0, *batch), target=resolved.counted_for
+            train_state.model,
+            batch,
+            lambda model, batch: train_state.step(0, *batch),
+            target=resolved.counted_for,
+            progress=progress,
         )
     more = recipe.training.batch_size // size - traced
     ledger = ledger.with_more_micro_batches(more) if more else ledger
     return sharding_of(resolved).device_ledger(ledger) if resolved.world_size > 1 else ledger
+
+
+def refuse_endless_count(recipe: Recipe) -> None:
+    """Raise NapkinError, with the settings that help, where a step has too many operator calls to be counted."""
+    training, context_length = recipe.training, recipe.model.context_length
+    size = training.resolved_micro_batch_size
+    chunk = training.loss_chunk_size
+    n_chunks, n_micro_batches = -(-size * context_length // chunk), training.batch_size // size
+    if n_chunks > MOST_LOSS_CHUNKS:
+        enough = 2 ** math.ceil(math.log2(size * context_length / MOST_LOSS_CHUNKS))
+        most = MOST_LOSS_CHUNKS * chunk // context_length
+        if most:
+            fits = next(n for n in range(most, 0, -1) if training.batch_size % n == 0)
+            fewer = f"--training.micro-batch-size {fits}"
+        else:
+            fewer = f"a --model.context-length of {MOST_LOSS_CHUNKS * chunk} at most"
+        raise NapkinError(
+            f"a micro-batch of {size:,} × {context_length:,} tokens computes its loss in {n_chunks:,} chunks of "
+            f"{chunk:,}, too many to count, the limit is {MOST_LOSS_CHUNKS:,}: use {fewer}, or "
+            f"--training.loss-chunk-size {enough}"
+        )
+    if n_micro_batches * recipe.model.n_layers > MOST_BLOCKS and n_micro_batches > TRACED_MICRO_BATCHES:
+        raise NapkinError(
+            f"a step of {n_micro_batches:,} micro-batches through {recipe.model.n_layers:,} layers is too long to "
+            f"count, the limit is {MOST_BLOCKS:,} layers in all: use a larger --training.micro-batch-size, or a "
+            "smaller --training.batch-size"
+        )
 
 
 def sharding_of(resolved: ResolvedRecipe) -> Sharding:

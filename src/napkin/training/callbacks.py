@@ -64,10 +64,12 @@ class MetricsLog(Callback):
         self.file = MetricsFile(loop.run.path, writes=loop.ranks.is_rank_zero)
 
     def on_start(self, loop: TrainingLoop) -> None:
-        """Drop the lines past the checkpoint; find out whether the last step is unfinished."""
+        """Drop the lines past the checkpoint and say which are damaged; find out whether the last step is
+        unfinished."""
 
         def rewind() -> str | None:
-            self.file.rewind(loop.step)
+            for message in self.file.rewind(loop.step, last_logged=loop.history.last_logged):
+                loop.on_message(message)
             loop.history.forget_finished(self.file.path)
             return loop.history.unfinished
 
@@ -79,6 +81,7 @@ class MetricsLog(Callback):
         training = loop.recipe.training
         if loop.step == training.steps or metrics.is_notable or loop.step % training.log_every == 0:
             self.file.append(metrics)
+            loop.history.last_logged = loop.step
         return metrics
 
 

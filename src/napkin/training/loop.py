@@ -14,6 +14,7 @@ import torch
 from napkin.accounting.metering import Stopwatch
 from napkin.accounting.utilisation import mfu
 from napkin.checkpoint.sharded_writer import restore_on_ranks
+from napkin.data.lost_pages import leaving_on_lost_pages
 from napkin.data.mixing import TokenMixture
 from napkin.data.prefetch import open_fetcher
 from napkin.data.token_file import TokenFile
@@ -26,7 +27,6 @@ from napkin.runs.metrics import StepMetrics, format_metrics, parse_metrics
 from napkin.runs.run_folder import RunFolder
 from napkin.train_step.step import build_train_state
 from napkin.training.compile_first import compile_first
-from napkin.training.lost_pages import leaving_on_lost_pages
 from napkin.training.preparation import Preparation
 from napkin.training.signals import Interrupted, Interruption, agree_on_signal
 
@@ -88,7 +88,8 @@ class TrainingLoop:
         self.reading_batch = False
         """Whether a batch is being read: the train state is consistent then."""
         self._guards = {tokens: TokenGuard(tokens) for tokens in self._token_files()}
-        self._seconds_before = 0.0
+        self.seconds_before = 0.0
+        """Seconds of training up to the checkpoint that this process has continued from."""
         self._start = time.perf_counter()
 
     def run_to_end(self) -> None:
@@ -117,7 +118,7 @@ class TrainingLoop:
             on_message=self.on_message,
         )
         if checkpoint is not None:
-            self.step, self._seconds_before = checkpoint.state.step, checkpoint.state.seconds
+            self.step, self.seconds_before = checkpoint.state.step, checkpoint.state.seconds
             self.history = checkpoint.state.history.copy()
         self._start = time.perf_counter()
         self.first_step = self.step
@@ -132,7 +133,7 @@ class TrainingLoop:
     @property
     def seconds(self) -> float:
         """Seconds of training so far, without the time between a kill and a resume."""
-        return self._seconds_before + time.perf_counter() - self._start
+        return self.seconds_before + time.perf_counter() - self._start
 
     def seconds_by_part(self) -> dict[str, float]:
         """Seconds of each timed part of this process; "other" is the rest."""

@@ -10,7 +10,8 @@ from napkin.accounting.metering import METERED_STEP, StepMeasurement, meter_step
 from napkin.accounting.run_measurement import Measurement
 from napkin.accounting.utilisation import hfu, mfu
 from napkin.data.prefetch import Batch
-from napkin.runs.metrics import StepMetrics
+from napkin.runs.measurement_file import MEASUREMENT_FILE
+from napkin.runs.metrics import METRICS_FILE, StepMetrics, read_metrics
 from napkin.training.loop import TrainingLoop
 from napkin.training.non_finite import NonFiniteSteps, Verdict
 from napkin.training.signals import Interrupted
@@ -46,9 +47,10 @@ class MeteredStep:
         expert_tokens, dropped_tokens = train_state.expert_counts.read()
         loop.step += 1
         tokens_per_step = loop.recipe.tokens_per_step
+        tokens = loop.step * tokens_per_step
         return StepMetrics(
             step=loop.step,
-            tokens=loop.step * tokens_per_step,
+            tokens=tokens,
             loss=verdict.loss,
             learning_rate=learning_rate,
             gradient_norm=verdict.gradient_norm,
@@ -61,6 +63,7 @@ class MeteredStep:
             skipped=skipped,
             expert_tokens=expert_tokens,
             dropped_tokens=dropped_tokens,
+            epochs=loop.preparation.train_tokens.epochs(tokens),
         )
 
     def _batch(self, loop: TrainingLoop) -> Batch:
@@ -73,9 +76,7 @@ class MeteredStep:
     def _watched_step(self, loop: TrainingLoop, batch: Batch, weights: list[float] | None, verdict: Verdict) -> None:
         done, train_state = loop.step - loop.first_step, loop.train_state
         begin = time.perf_counter()
-        last = loop.recipe.training.steps - loop.first_step - 1
-        # A single step is timed, not metered: metering slows it down.
-        if done != min(METERED_STEP, last) or last == 0 or not loop.ranks.is_rank_zero:
+        if done != self._metered_number(loop) or not loop.ranks.is_rank_zero:
             watch = loop.watch
             if loop.ranks.world_size == 1:
                 micro_batches = len(batch[0]) // loop.recipe.training.resolved_micro_batch_size
@@ -84,30 +85,66 @@ class MeteredStep:
             self.step_seconds.append(time.perf_counter() - begin)
             return
         with loop.watch("metering"):
-            self.metered = meter_step(
-                train_state.model,
-                lambda: train_state.step(loop.step, *batch, weights=weights, is_fit=verdict),
-                device_type=loop.device_type,
-                resident=train_state.resident(),
-            )
+            self._meter(loop, loop.step, batch, weights, verdict)
+
+    def _metered_number(self, loop: TrainingLoop) -> int | None:
+        """Which of this process's steps is metered."""
+        last = loop.recipe.training.steps - loop.first_step - 1
+        if last > 0:
+            return min(METERED_STEP, last)
+        # A single step is timed: metering slows it down. Where earlier processes have timed theirs, it is metered.
+        return 0 if loop.first_step and not (loop.run.path / MEASUREMENT_FILE).exists() else None
+
+    def _meter(
+        self, loop: TrainingLoop, number: int, batch: Batch, weights: list[float] | None, verdict: Verdict
+    ) -> None:
+        train_state = loop.train_state
+        self.metered = meter_step(
+            train_state.model,
+            lambda: train_state.step(number, *batch, weights=weights, is_fit=verdict),
+            device_type=loop.device_type,
+            resident=train_state.resident(),
+        )
+
+    def meter_discarded(self, loop: TrainingLoop) -> None:
+        """Meter the run's last step once more, when all steps are done; the train state has to be restored then."""
+        with loop.guarded(loop.preparation.train_tokens):
+            batch = loop.fetcher[loop.step - 1]
+        weights = loop.train_state.micro_batch_weights(batch[1]) if loop.ranks.world_size > 1 else None
+        self._meter(loop, loop.step - 1, batch, weights, Verdict())
 
     def _bytes(self, device_type: str) -> int:
         return torch.cuda.max_memory_allocated() if device_type == "cuda" else self._process.memory_info().rss
 
     def measurement(self, loop: TrainingLoop) -> Measurement | None:
-        """The measurements of this process's steps; None where none was metered, or none timed."""
+        """The measurements of this process's steps; None where none was metered, or none timed.
+
+        Where this process has timed no step, the seconds are those that earlier processes have logged.
+        """
         plan = loop.preparation.plan
-        if plan is None or self.metered is None or not self.step_seconds:
+        if plan is None or self.metered is None:
             return None
-        median, seconds = statistics.median(self.step_seconds), sum(self.step_seconds)
+        step_seconds = self.step_seconds or _logged_seconds(loop)
+        if not step_seconds:
+            return None
+        median, seconds = statistics.median(step_seconds), sum(step_seconds)
+        is_trained_here = loop.step > loop.first_step
         return Measurement(
             parameters=sum(parameter.numel() for parameter in loop.train_state.model.parameters()),
             flops=self.metered.ledger.flops,
             peak_bytes=self.metered.peak_bytes,
             seconds_per_step=median,
-            seconds=loop.seconds,
-            steps=loop.step - loop.first_step,
-            mfu=mfu(plan.ledger, seconds, plan.site.matmul_peak, steps=len(self.step_seconds)),
-            hfu=hfu(plan.ledger, seconds, plan.site.matmul_peak, steps=len(self.step_seconds)),
-            seconds_by_part=loop.seconds_by_part(),
+            seconds=loop.seconds if is_trained_here else loop.seconds_before,
+            steps=loop.step - loop.first_step if self.step_seconds else len(step_seconds),
+            mfu=mfu(plan.ledger, seconds, plan.site.matmul_peak, steps=len(step_seconds)),
+            hfu=hfu(plan.ledger, seconds, plan.site.matmul_peak, steps=len(step_seconds)),
+            seconds_by_part=loop.seconds_by_part() if is_trained_here else {},
         )
+
+
+def _logged_seconds(loop: TrainingLoop) -> list[float]:
+    """Seconds of the steps in metrics.jsonl that earlier processes have made."""
+    # The last of all may be this process's, which was metered.
+    last = min(loop.first_step, loop.recipe.training.steps - 1)
+    logged = (line for line in read_metrics(loop.run.path / METRICS_FILE) if line.step <= last)
+    return [line.step_seconds for line in logged if line.step_seconds > 0]

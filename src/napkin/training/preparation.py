@@ -11,7 +11,7 @@ from napkin.data.token_file import TokenFile
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
 from napkin.planning.machine import ThisMachine
-from napkin.planning.planner import plan_resolved
+from napkin.planning.planner import plan_resolved, with_text
 from napkin.planning.resolve import resolve, with_vocab_size
 from napkin.planning.run_plan import Plan
 from napkin.recipe.precision import Precision
@@ -72,12 +72,12 @@ def prepare(
     recipe.tracking.refuse_missing()
     tokenizer = tokenizer or _open_tokenizer(recipe.data.tokenizer)
     progress("checking the token files")
-    train_tokens, validation_tokens = open_token_files(recipe, tokenizer, verify=recipe.data.verify)
+    train_tokens, validation_tokens = open_token_files(recipe, tokenizer)
     machine = ThisMachine(ranks, device=recipe.training.device)
-    resolved = resolve(with_vocab_size(recipe, tokenizer.vocab_size), machine)
+    resolved = resolve(with_vocab_size(with_windows_written_out(recipe), tokenizer.vocab_size), machine)
     # Raises NapkinError for a text shorter than one window, before anything is measured or counted.
     _batches(resolved.recipe, train_tokens)
-    plan = plan_resolved(resolved, machine, progress=progress)
+    plan = with_text(plan_resolved(resolved, machine, progress=progress), train_tokens)
     return Preparation(plan.resolved, tokenizer, train_tokens, validation_tokens, plan, ranks)
 
 
@@ -89,22 +89,44 @@ def prepare_unplanned(
     `micro_batch_size` is that of rank 0's resolved recipe: resolved from each rank's own free memory, "auto" could
     differ between ranks.
     """
-    train_tokens, validation_tokens = open_token_files(recipe, tokenizer, verify=False)
+    train_tokens, validation_tokens = open_token_files(recipe, tokenizer, verify_whole=False)
     training = dataclasses.replace(recipe.training, micro_batch_size=micro_batch_size)
-    recipe = dataclasses.replace(recipe, training=training)
+    recipe = with_windows_written_out(dataclasses.replace(recipe, training=training))
     resolved = resolve(recipe, ThisMachine(ranks, device=recipe.training.device))
     return Preparation(resolved, tokenizer, train_tokens, validation_tokens, None, ranks)
 
 
-def open_token_files(recipe: Recipe, tokenizer: Tokenizer, *, verify: bool) -> tuple[TokenMixture, TokenFile | None]:
-    """The training tokens and, where the recipe names any, the validation tokens."""
+def open_token_files(
+    recipe: Recipe, tokenizer: Tokenizer, *, verify_whole: bool = True
+) -> tuple[TokenMixture, TokenFile | None]:
+    """The training tokens and, where the recipe names any, the validation tokens.
+
+    With data.verify their blocks are verified when they are read. Files without checksums of blocks are verified whole,
+    unless `verify_whole` is False: another rank has done that.
+    """
+
+    def opened(path: str, way_out: str) -> TokenFile:
+        token_file = _open_tokens(path, tokenizer, way_out)
+        if recipe.data.verify and token_file.verify_on_read():
+            # Verifies the first block: a small file is refused before anything is planned or made.
+            token_file.stretch(0, 1)
+        elif recipe.data.verify and verify_whole:
+            token_file.verify()
+        return token_file
+
     paths, weights = paths_and_weights(recipe.data.train)
-    way_out = "or name yours with --data.train"
-    training = TokenMixture([_open_tokens(path, tokenizer, verify, way_out) for path in paths], weights)
+    training = TokenMixture([opened(path, "or name yours with --data.train") for path in paths], weights)
     if recipe.data.validation is None:
         return training, None
     way_out = "name yours with --data.validation, or do without: --data.validation None"
-    return training, _open_tokens(recipe.data.validation, tokenizer, verify, way_out)
+    return training, opened(recipe.data.validation, way_out)
+
+
+def with_windows_written_out(recipe: Recipe) -> Recipe:
+    """The recipe of a new run, with data.windows "auto" replaced by what it stands for."""
+    if recipe.data.windows != "auto":
+        return recipe
+    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, windows="shifted"))
 
 
 def _open_tokenizer(path: str) -> Tokenizer:
@@ -116,10 +138,12 @@ def _open_tokenizer(path: str) -> Tokenizer:
     return load_tokenizer(path)
 
 
-def _open_tokens(path: str, tokenizer: Tokenizer, verify: bool, way_out: str) -> TokenFile:
+def _open_tokens(path: str, tokenizer: Tokenizer, way_out: str) -> TokenFile:
     if not Path(path).is_file():
         raise NapkinError(f"there is no token file '{path}': make it with `napkin tokenizer encode TEXT`, {way_out}")
-    return TokenFile.open(path, tokenizer_fingerprint=tokenizer.fingerprint, verify=verify)
+    token_file = TokenFile.open(path, tokenizer_fingerprint=tokenizer.fingerprint)
+    token_file.refuse_other_vocabulary(tokenizer)
+    return token_file
 
 
 def _batches(recipe: Recipe, train_tokens: TokenMixture, ranks: Ranks = ALONE) -> Batches:
@@ -130,4 +154,5 @@ def _batches(recipe: Recipe, train_tokens: TokenMixture, ranks: Ranks = ALONE) -
         seed=recipe.training.data_seed,
         rows=ranks.rows(recipe.training.batch_size),
         separate_documents=recipe.data.separate_documents,
+        windows="fixed" if recipe.data.windows == "fixed" else "shifted",
     )

@@ -13,11 +13,11 @@ from napkin.files import StrPath
 from napkin.planning.plan_file import plan_file_of
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import read_recipe
-from napkin.runs.measurement_file import write_measurement
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_folder import RunFolder
 from napkin.runs.run_format import is_run
 from napkin.train_step.step import TrainState
+from napkin.training.books import Books
 from napkin.training.callbacks import Checkpointing, Evaluation, MetricsLog, OnStep, Trackers
 from napkin.training.loop import Callback, TrainingLoop
 from napkin.training.metered_step import MeteredStep
@@ -59,13 +59,14 @@ def train_run(
 
     The steps that remain are bit for bit those of a run that was never stopped, on the same machine with the same
     number of threads: weights, moments and step number come from the checkpoint, everything else is a function of the
-    step number. SIGINT and SIGTERM end it after the current step, with a checkpoint; an evaluation, or a step of
-    many micro-batches, is interrupted and repeated on resuming. With several ranks all call this, interrupt nothing,
-    and stop after the same step; rank 0 writes. `callbacks` are called after the run's own.
+    step number. Signals that ask it to stop (see `signals.py`) end it after the current step, with a checkpoint; an
+    evaluation, or a step of many micro-batches, is interrupted and repeated on resuming. With several ranks all call
+    this, interrupt nothing, and stop after the same step; rank 0 writes. `callbacks` are called after the run's own.
     """
     plan = preparation.plan
     with run.locked(), catch_interruption() as interruption:
         run.remove_leftovers()
+        run.upgrade()
         # The process may have been killed between creating the folder and writing the plan.
         if plan is not None and not (run.path / "plan.json").exists():
             run.write_json("plan.json", plan_file_of(plan))
@@ -73,16 +74,16 @@ def train_run(
         loop = TrainingLoop(preparation, run, on_message, interruption, step)
         metrics_log = MetricsLog(loop)
         checkpointing = Checkpointing(loop, metrics_log)
-        loop.callbacks = [Evaluation(), metrics_log, checkpointing, Trackers(), OnStep(on_step), *callbacks]
+        for warning in () if plan is None else plan.warnings:
+            on_message(warning)
+        books = Books(step)
+        loop.callbacks = [Evaluation(), metrics_log, books, checkpointing, Trackers(), OnStep(on_step), *callbacks]
         loop.run_to_end()
         assert checkpointing.last is not None
-        measurement = step.measurement(loop)
-        table = QuantityTable()
-        if measurement is not None and plan is not None:
-            whole, price = loop.step == loop.recipe.training.steps, plan.site.usd_per_hour
-            table = write_measurement(run, plan.table(), measurement, whole=whole, usd_per_hour=price)
+        books.write(loop)
         stopped_by, first_step = interruption.signal, loop.first_step
-        return Outcome(loop.train_state, loop.step, checkpointing.last.path, stopped_by, measurement, table, first_step)
+        last = checkpointing.last.path
+        return Outcome(loop.train_state, loop.step, last, stopped_by, books.measurement, books.table, first_step)
 
 
 def train(
@@ -109,7 +110,7 @@ def train(
     with join_ranks(recipe.training) as ranks:
         exists = ranks.broadcast_from_zero(lambda: _refuse_other_recipe(recipe, Path(folder)))
         if exists:
-            preparation, run = open_run(folder, progress=progress, ranks=ranks)
+            preparation, run = open_run(folder, data=recipe.data, progress=progress, ranks=ranks)
         else:
             preparation, run = create_run(recipe, folder, progress=progress, ranks=ranks)
         return train_run(preparation, run, on_step=on_step, on_message=on_message)

@@ -1,8 +1,11 @@
-"""Ctrl-C and SIGTERM as requests to stop: the current step ends, a checkpoint is written, then the process exits.
+"""Signals as requests to stop: the current step ends, a checkpoint is written, then the process exits.
 
-A process that is asked to stop has only some seconds: longer work checks for the request while it runs.
+Besides Ctrl-C and SIGTERM these are the signals that announce an end: SIGHUP where the terminal is lost, and SIGUSR1,
+SIGUSR2 and SIGXCPU, which clusters send before a time limit. A process that is asked to stop has only some seconds:
+longer work checks for the request while it runs.
 """
 
+import os
 import signal as signals
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +17,15 @@ from napkin.distributed.ranks import Ranks
 PATIENCE_SECONDS = 2.0
 """A step that is expected to end within this time after a signal is completed."""
 
+STOPS = (signals.SIGINT, signals.SIGTERM)
+"""A second one of these ends the process at once."""
+
+WARNINGS = tuple(
+    getattr(signals, name) for name in ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU") if hasattr(signals, name)
+)
+"""These are often sent more than once: SIGHUP by the shell and by the kernel, SIGXCPU every second. Only the first
+counts, and none of them ends the process at once."""
+
 Watch = Callable[[str], AbstractContextManager]
 
 
@@ -22,6 +34,15 @@ class Interruption:
 
     signal: signals.Signals | None = None
     _end: Callable[[], None] | None = None
+
+    def __init__(self) -> None:
+        # torchrun starts a process by a variable of this name.
+        self._torchrun = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+
+    @property
+    def has_lost_parent(self) -> bool:
+        """Whether torchrun has started this process and has ended since."""
+        return self._torchrun is not None and os.getppid() != self._torchrun
 
     def note(self, signal: signals.Signals) -> None:
         """Record a signal."""
@@ -69,8 +90,12 @@ class Interrupted(Exception):
 
 
 def agree_on_signal(ranks: Ranks, interruption: Interruption) -> signals.Signals | None:
-    """The signal that any rank has received, recorded on all ranks, so that they stop after the same step."""
-    number = ranks.all_reduce_max(interruption.signal or 0)
+    """The signal that any rank has received, recorded on all ranks, so that they stop after the same step.
+
+    Ranks whose torchrun has gone, killed by a signal that it does not forward, stop as if it had sent them SIGTERM.
+    """
+    own = interruption.signal or (signals.SIGTERM if interruption.has_lost_parent else 0)
+    number = ranks.all_reduce_max(own)
     # Without a signal nothing is assigned: one that arrives right now must not be overwritten.
     if not number:
         return None
@@ -80,28 +105,41 @@ def agree_on_signal(ranks: Ranks, interruption: Interruption) -> signals.Signals
 
 @contextmanager
 def catch_interruption() -> Iterator[Interruption]:
-    """Record the first SIGINT or SIGTERM; a second one is handled as usual."""
+    """Record the first signal of `STOPS` and `WARNINGS`; of `STOPS`, a second one is handled as usual.
+
+    A signal that is ignored stays so, as SIGHUP under nohup, or SIGINT in a background job of a shell; and of
+    `WARNINGS` one that the program handles in its own way.
+    """
     interruption = Interruption()
     previous: dict[int, Any] = {}
 
-    def note(number: int, _: Any) -> None:
-        restore()
-        interruption.note(signals.Signals(number))
+    def stop(number: int, _: Any) -> None:
+        for each in STOPS:
+            restore(each)
+        note(number, _)
 
-    def restore() -> None:
-        while previous:
-            number, handler = previous.popitem()
-            signals.signal(number, handler)
+    def note(number: int, _: Any) -> None:
+        # The first of several is what the process says that it was stopped by.
+        if interruption.signal is None:
+            interruption.note(signals.Signals(number))
+
+    def restore(number: int) -> None:
+        if number in previous:
+            signals.signal(number, previous.pop(number))
 
     try:
-        for number in (signals.SIGINT, signals.SIGTERM):
-            # Shells ignore SIGINT for background jobs, so that Ctrl-C does not reach them; that stays.
-            if signals.getsignal(number) != signals.SIG_IGN:
+        for number in STOPS:
+            # None is a handler that Python cannot put back.
+            if signals.getsignal(number) not in (signals.SIG_IGN, None):
+                previous[number] = signals.signal(number, stop)
+        for number in WARNINGS:
+            if signals.getsignal(number) == signals.SIG_DFL:
                 previous[number] = signals.signal(number, note)
     except ValueError:
         # Handlers can only be set in the main thread; in another one the caller stops the run.
-        restore()
+        previous.clear()
     try:
         yield interruption
     finally:
-        restore()
+        for number in list(previous):
+            restore(number)

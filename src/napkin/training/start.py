@@ -14,9 +14,12 @@ from napkin.planning.checkpoint_plan import whole_checkpoint_bytes
 from napkin.planning.micro_batch import refuse_what_does_not_fit
 from napkin.planning.plan_file import plan_file_of
 from napkin.planning.run_plan import Plan
+from napkin.recipe.data_config import DataConfig
 from napkin.recipe.recipe import Recipe
 from napkin.runs.run_folder import ReadOnlyRunFolder, RunFolder
 from napkin.runs.run_format import is_run
+from napkin.runs.run_record import read_run_record
+from napkin.training.moved_data import has_moved, remember_places, with_moved_data
 from napkin.training.preparation import Preparation, Progress, prepare, prepare_unplanned
 
 Run = tuple[Preparation, RunFolder]
@@ -34,7 +37,7 @@ def create_run(
 
     def create() -> Run:
         if ranks.info.restart_count and is_run(Path(folder)) and not recipe_differences(recipe, Path(folder)):
-            return _open(folder, progress, ranks)
+            return _open(folder, progress, ranks, recipe.data)
         RunFolder.refuse_existing(folder)
         preparation, plan = _planned(prepare(recipe, progress=progress, ranks=ranks))
         refuse_too_small_disk(Path(folder), whole_checkpoint_bytes(plan))
@@ -45,17 +48,29 @@ def create_run(
     return _on_rank_zero(ranks, folder, create)
 
 
-def open_run(folder: StrPath, *, progress: Progress = lambda doing: None, ranks: Ranks = ALONE) -> Run:
-    """Open a run folder and plan what it holds; training continues from its newest good checkpoint."""
-    return _on_rank_zero(ranks, folder, lambda: _open(folder, progress, ranks))
+def open_run(
+    folder: StrPath,
+    *,
+    data: DataConfig | None = None,
+    progress: Progress = lambda doing: None,
+    ranks: Ranks = ALONE,
+) -> Run:
+    """Open a run folder and plan what it holds; training continues from its newest good checkpoint.
+
+    `data` says where its token files are, if they have moved; the run's recipe then names the new place. Raises
+    NapkinError where they are not the same files.
+    """
+    return _on_rank_zero(ranks, folder, lambda: _open(folder, progress, ranks, data))
 
 
 def recipe_differences(recipe: Recipe, folder: Path) -> list[str]:
     """The differences of a run's recipe from `recipe`, as "model.n_layers is 4, not 2".
 
-    Fields that `recipe` leaves open are not compared, nor are threads, which ranks divide.
+    Fields that `recipe` leaves open are not compared, nor are threads, which ranks divide; a file of [data] that has
+    moved is the same.
     """
-    resolved = dataclasses.asdict(RunFolder.open(folder).recipe)
+    run = RunFolder.open(folder)
+    resolved = dataclasses.asdict(run.recipe)
     return [
         f"{table}.{name} is {resolved[table][name]}, not {value}"
         for table, values in dataclasses.asdict(recipe).items()
@@ -64,6 +79,7 @@ def recipe_differences(recipe: Recipe, folder: Path) -> list[str]:
         and (table, name, value) != ("model", "vocab_size", 0)
         and name != "threads"
         and value != resolved[table][name]
+        and not (table == "data" and has_moved(run, name, value))
     ]
 
 
@@ -78,17 +94,27 @@ def _on_rank_zero(ranks: Ranks, folder: StrPath, make: Callable[[], Run]) -> Run
     if ranks.is_rank_zero:
         return made[0]
     run = ReadOnlyRunFolder.open(folder)
-    return prepare_unplanned(run.recipe, run.tokenizer, ranks, micro_batch_size=micro_batch_size), run
+    return prepare_unplanned(_as_begun(run.recipe), run.tokenizer, ranks, micro_batch_size=micro_batch_size), run
 
 
-def _open(folder: StrPath, progress: Progress, ranks: Ranks) -> Run:
+def _open(folder: StrPath, progress: Progress, ranks: Ranks, data: DataConfig | None) -> Run:
     run = RunFolder.open(folder)
-    recipe = run.recipe
-    if recipe.training.compile == "auto":
-        # The run is older than the option: it continues uncompiled.
-        recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, compile="off"))
-    preparation, _ = _planned(prepare(recipe, tokenizer=run.tokenizer, progress=progress, ranks=ranks))
+    # A file that is damaged is named now, and not by the report, after all steps.
+    read_run_record(run.path)
+    recipe = run.recipe if data is None else with_moved_data(run, data)
+    preparation, _ = _planned(prepare(_as_begun(recipe), tokenizer=run.tokenizer, progress=progress, ranks=ranks))
+    remember_places(run, recipe.data)
     return preparation, run
+
+
+def _as_begun(recipe: Recipe) -> Recipe:
+    """The resolved recipe of a run. Where it leaves an option open, the run is older than that option and continues as
+    it began: uncompiled, its windows at the same places in every epoch."""
+    if recipe.training.compile == "auto":
+        recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, compile="off"))
+    if recipe.data.windows == "auto":
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, windows="fixed"))
+    return recipe
 
 
 def _planned(preparation: Preparation) -> tuple[Preparation, Plan]:

@@ -1,6 +1,7 @@
 """`napkin tokenizer compare`."""
 
 import itertools
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from napkin.cli.options import JsonOption, parse
+from napkin.cli.options import JsonOption, Switch, parse
 from napkin.cli.progress import ProgressLine, progress_line
 from napkin.cli.terminal import print_json, print_table, say
 from napkin.cli.text_arguments import STANDARD_LIBRARY, open_documents
@@ -41,6 +42,8 @@ class CompareOptions(JsonOption):
     text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
     """A file, a folder, stdlib: for Python's own library, or else the text itself. Its first million characters are
     used."""
+    literal: Switch = False
+    """TEXT is the text itself, even if it could be the name of a file."""
     with_: Annotated[tuple[str, ...], tyro.conf.arg(name="with")] = ()
     """Files of tokenizers to compare with."""
     learn_from: tuple[str, ...] = ()
@@ -69,7 +72,7 @@ def main(arguments: list[str]) -> None:
         raise NapkinError(f"--show is {options.show}: use 0 to {MOST_SHOWN:,} characters")
     saved = [(path, load_tokenizer(path)) for path in options.with_]
     with progress_line("reading the text") as line:
-        text, source = _text(options.text)
+        text, source = _text(options.text, literal=options.literal)
         learned_from = options.learn_from or ((source,) if source else (STANDARD_LIBRARY,))
         learned = text if learned_from == (source,) else _beginning(learned_from)
         kinds = _kinds(text, learned, options.vocab_size, line)
@@ -92,13 +95,21 @@ def main(arguments: list[str]) -> None:
         print_tokens(result.tokenizer, result.tokenizer.encode(excerpt), more=len(excerpt) < len(text))
 
 
-def _text(given: str) -> tuple[str, str]:
+def _text(given: str, *, literal: bool) -> tuple[str, str]:
     """The text and its source: a name, or "" if the text itself was given."""
-    if given == STANDARD_LIBRARY or _exists(given):
-        return _beginning([given]), given
     if not given:
         raise NapkinError("TEXT is empty: name a file, a folder or stdlib:, or give a text")
+    if not literal and (given == STANDARD_LIBRARY or _exists(given)):
+        return _beginning([given]), given
+    if not literal and _FILE_NAME.fullmatch(given):
+        raise NapkinError(
+            f"'{given}' does not exist: name a file, a folder or stdlib:; or add --literal if that is the text itself"
+        )
     return given[:MOST_CHARACTERS], ""
+
+
+_FILE_NAME = re.compile(r"\S*/\S*|\S+\.[A-Za-z][A-Za-z0-9]{0,9}")
+"""A word with a slash, or with a suffix: more likely a misspelt file than a text."""
 
 
 def _exists(name: str) -> bool:

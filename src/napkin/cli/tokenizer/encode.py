@@ -51,13 +51,14 @@ def main(arguments: list[str]) -> None:
     tokenizer = load_tokenizer(options.tokenizer)
     sides: list[Side] = ["training", "validation"] if options.validation_fraction else ["training"]
     paths: dict[Side, Path] = {side: Path(options.out) / FILE_NAMES[side] for side in sides}
+    from napkin.data.resumable_writing import take_back_unfinished, write_token_files_together
+
+    take_back_unfinished(list(paths.values()))
     for path in paths.values():
         refuse_existing(path)
         refuse_existing(path.with_name(f"{path.name}.json"))
     start = time.perf_counter()
     with progress_line("reading the text") as line:
-        from napkin.data.resumable_writing import write_token_files_together
-
         inline: set[Path] = set()
         documents = partial(_documents, options, tokenizer, paths, inline.add)
         with folder_for(paths["training"]):

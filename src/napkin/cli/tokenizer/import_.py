@@ -21,6 +21,8 @@ from napkin.tokenizer.interchange.huggingface import read_huggingface
 from napkin.tokenizer.interchange.tiktoken import read_tiktoken
 from napkin.tokenizer.printable_text import printable
 
+TOKENIZER_NAME = "tokenizer.json"
+
 Format = Literal["huggingface", "tiktoken", "gpt2"]
 
 
@@ -30,7 +32,7 @@ class ImportOptions(JsonOption):
     vocabulary that cannot be represented exactly is refused."""
 
     files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")] = ()
-    """A tokenizer.json; a .tiktoken file; vocab.json and merges.txt, or the folder that contains them."""
+    """A tokenizer.json; a .tiktoken file; vocab.json and merges.txt; or a folder that contains one of these."""
     out: str = "data/tokenizer.json"
     """File to write."""
     format: Literal["auto", "huggingface", "tiktoken", "gpt2"] = "auto"
@@ -71,7 +73,7 @@ def main(arguments: list[str]) -> None:
 
 def _files(given: Sequence[str]) -> list[str]:
     if len(given) == 1 and Path(given[0]).is_dir():
-        return [str(Path(given[0]) / name) for name in (VOCABULARY_NAME, MERGES_NAME)]
+        return _files_in(Path(given[0]))
     if not 1 <= len(given) <= 2:
         raise NapkinError(
             f"{len(given) or 'no'} files are given: name a tokenizer.json, a .tiktoken file, or {VOCABULARY_NAME} and "
@@ -80,12 +82,33 @@ def _files(given: Sequence[str]) -> list[str]:
     return list(given)
 
 
+def _files_in(folder: Path) -> list[str]:
+    """GPT-2's two files if the folder has both, else its tokenizer.json or its one .tiktoken file."""
+    pair = [folder / VOCABULARY_NAME, folder / MERGES_NAME]
+    if all(path.is_file() for path in pair):
+        return list(map(str, pair))
+    one = [path for path in (folder / TOKENIZER_NAME, *sorted(folder.glob("*.tiktoken"))) if path.is_file()]
+    if one and (one[0].name == TOKENIZER_NAME or len(one) == 1):
+        return [str(one[0])]
+    missing = next(path for path in pair if not path.is_file())
+    if one:
+        raise NapkinError(f"'{folder}' holds several .tiktoken files: name one, such as {one[0]}")
+    raise NapkinError(
+        f"'{missing}' cannot be read (No such file or directory), and '{folder}' holds neither {TOKENIZER_NAME} nor a "
+        f".tiktoken file: name a folder with one of these, or with both {VOCABULARY_NAME} and {MERGES_NAME}"
+    )
+
+
 def _format(files: list[str]) -> Format:
     if len(files) == 2:
         return "gpt2"
-    content = read_bytes(files[0])
-    if not content.lstrip().startswith(b"{"):
+    content = read_bytes(files[0]).lstrip()
+    if not content.startswith(b"{"):
         return "tiktoken"
+    if b'"napkin-tokenizer"' in content[:100]:
+        raise NapkinError(
+            f"'{files[0]}' is a tokenizer of napkin already, missing required field `model` of others: use it as it is"
+        )
     return "huggingface"
 
 

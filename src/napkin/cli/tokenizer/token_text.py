@@ -23,7 +23,7 @@ def split_text(tokenizer: Tokenizer, ids: Iterable[int], *, more: bool = False) 
     """The text that the ids stand for, each token in a colour, or with marks between tokens."""
     pieces = [(printable(tokenizer.vocabulary[i]), i == tokenizer.unknown_id) for i in ids]
     if not _is_coloured():
-        return Text(MARK.join(piece for piece, _ in pieces) + f"{MARK}..." * more)
+        return Text(_marked([piece for piece, _ in pieces] + ["..."] * more))
     text = Text(no_wrap=True)
     column = 0
     for number, (piece, is_unknown) in enumerate(pieces):
@@ -38,6 +38,19 @@ def split_text(tokenizer: Tokenizer, ids: Iterable[int], *, more: bool = False) 
             column += cell_len(character)
         text.append(run, style)
     return text.append(" ..." if more else "")
+
+
+def _marked(pieces: list[str]) -> str:
+    """The pieces with marks between them; on a terminal, in lines that end at a mark where one fits."""
+    if not out.is_terminal:
+        return MARK.join(pieces)
+    lines = [""]
+    for i, piece in enumerate(pieces):
+        marked = piece + MARK * (i + 1 < len(pieces))
+        if lines[-1] and cell_len(lines[-1] + marked) > out.width:
+            lines.append("")
+        lines[-1] += marked
+    return "\n".join(lines)
 
 
 def _is_coloured() -> bool:

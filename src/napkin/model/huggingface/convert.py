@@ -9,8 +9,6 @@ import errno
 import json
 import os
 import re
-import secrets
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from napkin.errors import CorruptFile, NapkinError, first_line
-from napkin.files import StrPath, atomic_write_text, sync_file, sync_folder
+from napkin.files import StrPath, atomic_write_text, draft_folder, regular, sync_file, sync_folder
 from napkin.model.config import ModelConfig
 from napkin.model.huggingface.families import FAMILIES, Family
 from napkin.model.huggingface.tokenizer_files import SEPARATOR, write_tokenizer
@@ -85,23 +83,20 @@ def save_huggingface(
         parts = parameters[mapping.ours].detach().split(mapping.rows or (len(parameters[mapping.ours]),))
         for name, part in zip(mapping.theirs, parts, strict=True):
             tensors[family.full_name(name)] = (part.T if mapping.transposed else part).contiguous()
-    draft = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
     try:
-        draft.mkdir()
-        save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
-        sync_file(draft / "model.safetensors")
-        if tokenizer is not None:
-            settings |= write_tokenizer(tokenizer, draft, model.config, separator)
-        atomic_write_text(draft / "config.json", json.dumps(settings, indent=2) + "\n")
-        os.rename(draft, folder)
-        sync_folder(folder.parent)
+        with draft_folder(folder) as draft:
+            save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
+            sync_file(draft / "model.safetensors")
+            if tokenizer is not None:
+                settings |= write_tokenizer(tokenizer, draft, model.config, separator)
+            atomic_write_text(draft / "config.json", json.dumps(settings, indent=2) + "\n")
+            os.rename(draft, folder)
+            sync_folder(folder.parent)
     except (OSError, SafetensorError) as error:
         raise NapkinError(
             f"'{folder}' cannot be written ({error}): choose a folder whose parent exists, that you may write to and "
             "that has room"
         ) from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _read_config(settings: dict[str, Any], folder: Path) -> tuple[ModelConfig, Family]:
@@ -255,7 +250,7 @@ def _inside(folder: Path, name: str) -> Path:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        with open(_inside(path.parent, path.name), encoding="utf-8") as file:
+        with open(_inside(path.parent, path.name), encoding="utf-8", opener=regular) as file:
             text = file.read(_MAX_JSON_CHARACTERS + 1)
         if len(text) > _MAX_JSON_CHARACTERS:
             raise ValueError("it is too large")

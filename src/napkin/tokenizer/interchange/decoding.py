@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from napkin import files
 from napkin.errors import NapkinError
 from napkin.files import StrPath
 
@@ -14,7 +14,7 @@ from napkin.files import StrPath
 def read_bytes(path: StrPath) -> bytes:
     """The contents of a file. Raises NapkinError if it cannot be read."""
     try:
-        return Path(path).read_bytes()
+        return files.read_bytes(path)
     except OSError as error:
         raise NapkinError(f"'{path}' cannot be read ({error.strerror}): name a vocabulary file") from error
 

@@ -1,0 +1,116 @@
+"""`napkin completion`: a script that completes commands, options and their choices in a shell.
+
+It is made from the same declarations as the help, so a new option is completed as soon as it exists. All words are in
+the script: no Python starts at a keystroke.
+"""
+
+import importlib
+import keyword
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from napkin.cli.commands import command_line
+from napkin.cli.options import option_choices, parse
+from napkin.cli.terminal import print_verbatim
+
+
+@dataclass(frozen=True)
+class CompletionOptions:
+    """Print a script for a shell that completes commands, options and their choices; docs/install.md says where it
+    goes. File names are completed everywhere else."""
+
+    shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional]
+    """The shell."""
+
+
+def main(arguments: list[str]) -> None:
+    """Print the script."""
+    shell = parse(CompletionOptions, "completion", arguments).shell
+    script = {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]
+    print_verbatim("\n".join(script(words_of_commands())))
+
+
+def words_of_commands() -> dict[str, dict[str, tuple[str, ...]]]:
+    """For each command, "tokenizer train" for one: its options with their choices; of a group, its commands."""
+    return dict(_of_group("napkin.cli"))
+
+
+def _of_group(package: str) -> Iterator[tuple[str, dict[str, tuple[str, ...]]]]:
+    commands: Mapping[str, str] = importlib.import_module(package).COMMANDS
+    prefix = command_line(package).removeprefix("napkin").strip()
+    yield prefix, dict.fromkeys((*commands, "--help", *(() if prefix else ("--version",))), ())
+    for name in commands:
+        module = importlib.import_module(f"{package}.{name}{'_' * keyword.iskeyword(name)}")
+        if hasattr(module, "COMMANDS"):
+            yield from _of_group(module.__name__)
+            continue
+        words: dict[str, tuple[str, ...]] = {"--help": ()}
+        for options in _options_of(module.__name__):
+            words |= {f"--{option}": choices for option, choices in option_choices(options).items()}
+        yield f"{prefix} {name}".strip(), words
+
+
+def _options_of(module_name: str) -> Iterator[type]:
+    """The dataclasses that a command parses: those named ...Options in its file, and plan's other form."""
+    module = importlib.import_module(module_name)
+    for name, value in vars(module).items():
+        if isinstance(value, type) and name.endswith("Options") and value.__module__ == module_name:
+            yield value
+    if module_name == "napkin.cli.plan":
+        yield from _options_of("napkin.cli.plan_by_rule")
+
+
+def _bash(words: dict[str, dict[str, tuple[str, ...]]]) -> Iterator[str]:
+    groups = [name for name in words if name and any(other.startswith(f"{name} ") for other in words)]
+    yield "# bash completion of napkin"
+    yield "_napkin() {"
+    yield "    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} command="
+    # "=" is a word of its own in bash: --option=VALUE is completed like --option VALUE.
+    yield '    [[ $word == "=" ]] && word='
+    yield '    [[ $before == "=" ]] && before=${COMP_WORDS[COMP_CWORD-2]}'
+    yield "    (( COMP_CWORD > 1 )) && command=${COMP_WORDS[1]}"
+    yield f"    case $command in {'|'.join(groups)})"
+    yield '        (( COMP_CWORD > 2 )) && command="$command ${COMP_WORDS[2]}";;'
+    yield "    esac"
+    yield '    case "$command $before" in'
+    for command, options in words.items():
+        for option, choices in options.items():
+            if choices:
+                reply = _compgen(choices)
+                yield f'        "{command} {option}") {reply}; return;;'
+    yield "    esac"
+    yield '    case "$command" in'
+    for command, options in words.items():
+        yield f'        "{command}") {_compgen(options)};;'
+    # Where no word fits, `-o default` completes file names.
+    yield from ("    esac", "}", "complete -o default -F _napkin napkin")
+
+
+def _compgen(words: Iterable[str]) -> str:
+    return f'COMPREPLY=($(compgen -W "{" ".join(words)}" -- "$word"))'
+
+
+def _zsh(words: dict[str, dict[str, tuple[str, ...]]]) -> Iterator[str]:
+    yield from ("#compdef napkin", "# zsh completion of napkin, by its completion for bash")
+    yield "autoload -U +X bashcompinit && bashcompinit"
+    yield from _bash(words)
+
+
+def _fish(words: dict[str, dict[str, tuple[str, ...]]]) -> Iterator[str]:
+    yield "# fish completion of napkin"
+    for command, options in words.items():
+        typed = command.split()
+        # As many words before the cursor as the command has, and these.
+        has = [f'test (commandline -opc)[{number}] = "{word}"' for number, word in enumerate(typed, start=2)]
+        here = "; and ".join([f"test (count (commandline -opc)) -ge {len(typed) + 1}", *has])
+        for option, choices in options.items():
+            if not option.startswith("--"):
+                only = f"test (count (commandline -opc)) -eq {len(typed) + 1}"
+                yield f"complete -c napkin -n '{'; and '.join([only, *has])}' -f -a {option}"
+            elif choices:
+                yield f"complete -c napkin -n '{here}' -l {option[2:]} -x -a '{' '.join(choices)}'"
+            else:
+                yield f"complete -c napkin -n '{here}' -l {option[2:]}"

@@ -1,0 +1,104 @@
+"""A JSON file of a run: written with a checksum, and read as from a stranger.
+
+Whatever is in such a file, reading it gives values of the declared types and ranges, or one line that names the file,
+the field, its value and the limit.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from napkin.errors import CorruptFile, NapkinError, first_line
+from napkin.files import atomic_write_text, regular
+from napkin.runs.checksum_field import FIELD, add_checksum, verify_checksum
+
+T = TypeVar("T")
+
+LARGEST = 1e40
+"""Of any figure: no FLOPs, bytes or seconds are more, and products of larger numbers overflow. A class may name
+exceptions in UNBOUNDED."""
+_MOST_BYTES = 2**33
+
+
+def format_json(value: Any) -> str:
+    """The text of a run's JSON file: an object, its checksum the last field."""
+    return add_checksum(json.dumps(msgspec.to_builtins(value), indent=2)) + "\n"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a run's JSON file atomically, replacing an earlier one."""
+    atomic_write_text(path, format_json(value), overwrite=True)
+
+
+def read_json(path: Path, kind: type[T]) -> T | None:
+    """Read a run's JSON file as `kind`; None where it does not exist.
+
+    Raises CorruptFile where it was damaged, has other fields or a value that cannot be one; NapkinError where it cannot
+    be read.
+    """
+    data = read_if_present(path)
+    if data is None:
+        return None
+    try:
+        return decode_json(data, kind)
+    except (ValueError, RecursionError) as error:
+        raise malformed(path, error) from None
+
+
+def decode_json(data: bytes, kind: type[T]) -> T:
+    """Decode a JSON object with or without a checksum. Raises ValueError or RecursionError."""
+    has_checksum = verify_checksum(data)
+    values = msgspec.json.decode(data, type=dict[str, Any])
+    if not has_checksum and FIELD in values:
+        raise ValueError(f"its field {FIELD!r} is not the last one, or is not a checksum")
+    values.pop(FIELD, None)
+    refuse_extremes({name: value for name, value in values.items() if name not in getattr(kind, "UNBOUNDED", ())})
+    if not has_checksum:
+        # Where a checksum was damaged beyond recognition, it is a field that does not exist.
+        refuse_unknown(values, kind)
+    return msgspec.convert(values, kind)
+
+
+def refuse_unknown(values: dict[str, Any], kind: Any) -> None:
+    """Raise ValueError for a name that is not a field of `kind`."""
+    names = getattr(kind, "__dataclass_fields__", None)
+    if names is None:
+        return
+    for name in values:
+        if name not in names:
+            raise ValueError(f"{name[:40]!r} is not one of its fields")
+
+
+def refuse_extremes(value: Any, place: str = "") -> None:
+    """Raise ValueError, naming the field, for a number that is not finite or is beyond `LARGEST`."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            refuse_extremes(each, f"{place}.{name[:40]}" if place else name[:40])
+    elif isinstance(value, list):
+        for position, each in enumerate(value):
+            refuse_extremes(each, f"{place}[{position}]")
+    elif isinstance(value, int | float) and not isinstance(value, bool) and not -LARGEST <= value <= LARGEST:
+        shown = f"{value:g}" if isinstance(value, float) or value.bit_length() < 1000 else "a number of many digits"
+        raise ValueError(f"{place or 'its value'} is {shown}: at most {LARGEST:g} can be a figure")
+
+
+def read_if_present(path: Path) -> bytes | None:
+    """The bytes of a run's file; None where it does not exist. Raises NapkinError where it cannot be read."""
+    try:
+        with open(path, "rb", opener=regular) as file:
+            data = file.read(_MOST_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise NapkinError(f"'{path}' cannot be read ({error.strerror}): make it a readable file") from error
+    if len(data) > _MOST_BYTES:
+        raise malformed(path, ValueError(f"it has more than {_MOST_BYTES:,} bytes"))
+    return data
+
+
+def malformed(path: Path, error: Exception) -> CorruptFile:
+    """The error that names a file of a run and what is wrong with it."""
+    how = "it is nested too deeply" if isinstance(error, RecursionError) else first_line(error)
+    return CorruptFile(f"'{path}' is malformed ({how}): restore the file, or move it away to go on without it")

@@ -1,0 +1,132 @@
+"""Bad inputs for every command: each option and each positional argument, with values that are wrong in every way."""
+
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from napkin.cli import COMMANDS
+from napkin.cli.completion import words_of_commands
+
+ESCAPES = "\x1b[31mred\x1b]0;title\x07\x9b2J\u202e\u2066"
+VALUES = {
+    "text": "abc",
+    "empty": "",
+    "space": " ",
+    "missing file": "missing/file",
+    "folder": "docs",
+    "empty file": "empty.txt",
+    "binary file": "binary.bin",
+    "text file": "one.txt",
+    "huge integer": "9" * 40,
+    "large integer": "1000000000000",
+    "negative": "-7",
+    "zero": "0",
+    "fraction": "0.5",
+    "nan": "nan",
+    "infinity": "inf",
+    "exponent": "1e999",
+    "long": "x" * 100_000,
+    "escapes": ESCAPES,
+    "line breaks": "a\nb\r\nc",
+    "unicode": "日本語 🦊 Ⅷ ²",
+    "digits of another script": "١٢٣",
+    "braces": "{0} %s %(x)s [red]x[/red] :smile: $(touch made) `touch made`",
+    "path outside": "../../../../etc/passwd",
+    "device": "/dev/null",
+    "lone surrogate": "\udce9",
+    "null": "a\0b",
+    "none": "None",
+    "comma": "1,2",
+    "underscore": "1_000",
+}
+# A command line that is right, to which one wrong thing is done. Words in capitals are its positional arguments.
+BASES = {
+    "recipe": "",
+    "plan": "tiny.toml",
+    "fit": "--on T4 --context-length 64 --vocab-size 256",
+    "count": "tiny.toml",
+    # An empty file is a recipe of defaults, which would train for minutes.
+    "train": "tiny.toml --run new --training.steps 2 --training.batch-size 4 --model.d-model 16 --model.n-layers 1 "
+    "--model.n-heads 2 --model.context-length 16",
+    "resume": "runs/tiny",
+    "evaluate": "runs/tiny",
+    "generate": "runs/tiny --tokens 2",
+    "export": "runs/tiny --out new",
+    "report": "runs/tiny",
+    "runs": "runs",
+    "hardware": "H100",
+    "formats": "1",
+    "completion": "bash",
+    "tokenizer train": "one.txt --out new.json --vocab-size 280",
+    "tokenizer encode": "one.txt --tokenizer one/tokenizer.json --out new",
+    "tokenizer compare": "one.txt --vocab-size 280",
+    "tokenizer show": "one/tokenizer.json",
+    "tokenizer import": "missing.json --out new.json",
+    "tokenizer export": "one/tokenizer.json --out new.json",
+    # These measure or train where the input is right: each has a wrong option beside.
+    "demo": "--folder one.txt/x --wrong",
+    "doctor": "--wrong",
+    "calibrate": "--device tpu",
+}
+TRIES = 60
+assert {name.partition(" ")[0] for name in BASES} == set(COMMANDS)
+
+
+class Try(NamedTuple):
+    """A command line, and what is wrong with it."""
+
+    arguments: list[str]
+    what: str
+
+
+def bad_inputs(command: str, n: int = TRIES, seed: int = 0) -> list[Try]:
+    """`n` wrong command lines, the same for the same seed: positional arguments first, then options in turn."""
+    words, base = command.split(), BASES[command].split()
+    options = [name for name in words_of_commands()[command] if name not in ("--help", "--json") and "no-" not in name]
+    random.Random(seed).shuffle(options)
+    found = {
+        str(tried.arguments): tried
+        for tried in (*_without_a_value(words, base, options), *_of_positionals(words, base))
+    }
+    values = list(VALUES.items())
+    # Each option gets other values, and each value other options.
+    for number in range(2 * len(options) * len(values)):
+        option = options[number % len(options)]
+        kind, value = values[(number * 7 + number // len(options)) % len(values)]
+        form = [f"{option}={value}"] if number % 3 == 0 or value.startswith("-") else [option, value]
+        tried = Try([*words, *base, *form], f"{option}: {kind}")
+        found.setdefault(str(tried.arguments), tried)
+    # A command with few options.
+    for kind, value in values:
+        for tried in (
+            Try([*words, *base, f"--{value}"], f"unknown option: {kind}"),
+            Try([*words, *base, value, value], f"too many: {kind}"),
+            Try([*words, *base, f"--json={value}"], f"a switch with a value: {kind}"),
+        ):
+            found.setdefault(str(tried.arguments), tried)
+    return list(found.values())[:n]
+
+
+def _without_a_value(words: list[str], base: list[str], options: list[str]) -> Iterator[Try]:
+    yield Try([*words, *base, "--no-such-option"], "unknown option")
+    yield Try([*words, *base, "--no-such-option=3"], "unknown option with a value")
+    yield Try([*words, *base, "-z"], "unknown letter")
+    yield Try([*words, *base, "one", "two", "three"], "too many arguments")
+    for option in options[:2]:
+        yield Try([*words, *base, option], f"{option} without a value")
+
+
+def _of_positionals(words: list[str], base: list[str]) -> Iterator[Try]:
+    if not base or base[0].startswith("-"):
+        return
+    for kind, value in VALUES.items():
+        yield Try([*words, value, *base[1:]], f"argument: {kind}")
+
+
+def make_files(folder: Path) -> None:
+    """The files that the values name."""
+    (folder / "empty.txt").write_bytes(b"")
+    (folder / "binary.bin").write_bytes(bytes(random.Random(1).randbytes(4096)))
+    sys.stdout.flush()

@@ -1,0 +1,100 @@
+"""`napkin doctor` tries what it reports: what is taken away is reported, with the way to get it back."""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from napkin.cli import doctor_checks
+from napkin.hardware.host import cpu_name, usable_cores
+
+
+def findings(napkin) -> dict[str, dict[str, str]]:
+    done = napkin("doctor", "--json")
+    found = json.loads(done.out)
+    assert done.status == int(found["broken"])
+    return {each["what"]: each for each in found["findings"]}
+
+
+def test_a_healthy_machine_is_described(napkin) -> None:
+    done = napkin("doctor")
+    assert (done.status, done.err) == (0, "")
+    assert cpu_name() in done.out
+    assert f"{usable_cores()} usable of" in done.out
+    assert done.out.splitlines()[-1] == "nothing that napkin needs is broken"
+
+
+def test_each_library_has_the_version_that_is_imported(napkin) -> None:
+    import numba
+    import numpy
+    import torch
+
+    known = findings(napkin)
+    for library in (torch, numba, numpy):
+        assert known[library.__name__]["found"] == library.__version__
+
+
+def test_a_compiler_that_fails_is_told_from_one_that_works(
+    napkin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert findings(napkin)["C++ compiler"]["state"] == "fine"
+    fake = tmp_path / "false-compiler"
+    fake.write_text("#!/bin/sh\necho 'try.cpp:1: error: no headers of C++' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("CXX", str(fake))
+    found = findings(napkin)["C++ compiler"]
+    assert found["state"] == "lacking"
+    assert "does not compile a program: no headers of C++" in found["found"]
+    assert "install one" in found["remedy"]
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "no-such-compiler is not there" in findings(napkin)["C++ compiler"]["found"]
+
+
+def test_a_compiler_that_hangs_does_not_hang_the_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = tmp_path / "slow-compiler"
+    fake.write_text("#!/bin/sh\nexec sleep 1000\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("CXX", str(fake))
+    monkeypatch.setattr(doctor_checks, "LIMIT_SECONDS", 0.2)
+    (found,) = doctor_checks._compiler()
+    assert (found.state, "took more than 0.2 s" in found.found) == ("lacking", True)
+
+
+def test_a_library_that_cannot_be_imported_is_broken(napkin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "numba.py").write_text("raise ImportError('a missing symbol')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    done = napkin("doctor")
+    assert done.status == 1
+    assert "ImportError: a missing symbol" in done.out
+    assert "numba: reinstall it: pip install --force-reinstall numba" in done.out
+    assert done.out.splitlines()[-1] == "broken: numba"
+
+
+def test_a_library_that_crashes_does_not_take_the_doctor_with_it(
+    napkin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "numba.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert findings(napkin)["torch"]["state"] == "broken"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="folders have neither owners nor modes here")
+def test_a_cache_that_others_may_write_into_is_broken(napkin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAPKIN_CACHE_DIR", str(tmp_path / "cache"))
+    assert "nothing in it yet" in findings(napkin)["cache"]["found"]
+    assert findings(napkin)["calibration (cpu)"]["state"] == "lacking"
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    found = findings(napkin)["cache"]
+    assert (found["state"], "other users may write into it" in found["found"]) == ("broken", True)
+    assert "NAPKIN_CACHE_DIR" in found["remedy"]
+    (tmp_path / "cache").chmod(stat.S_IRWXU)
+    assert findings(napkin)["cache"]["state"] == "fine"
+
+
+def test_a_file_in_place_of_the_cache_is_broken(napkin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").write_text("")
+    monkeypatch.setenv("NAPKIN_CACHE_DIR", str(tmp_path / "cache"))
+    assert findings(napkin)["cache"]["state"] == "broken"
