@@ -34,7 +34,7 @@ def test_a_cluster_is_found_by_devices_by_nodes_and_devices_and_by_kinds_of_node
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("2xDGX-H10", "did you mean DGX-H100?"),
+        ("2xDGX-H10", "did you mean 'DGX-H100'?"),
         ("2x8xDGX-H100", "a DGX-H100 has 8 devices: write 2xDGX-H100"),
         ("0xH100", "is not a number of devices"),
         ("8x0xH100", "is not a number of devices"),

@@ -9,9 +9,9 @@ from napkin.cli.options import JsonOption, parse
 from napkin.cli.progress import progress_line
 from napkin.cli.terminal import print_json, say
 from napkin.errors import NapkinError
-from napkin.hardware.accelerators import find_device
+from napkin.hardware.cluster import find_cluster
 from napkin.recipe.optimizer_config import OptimizerName
-from napkin.units import format_bytes, format_count, parse_devices
+from napkin.units import format_bytes, format_count
 
 MOST_TOKENS = 2**22
 """Of a device and step; tracing the chunks of their loss takes minutes."""
@@ -49,8 +49,8 @@ def main(arguments: list[str]) -> None:
             f"--batch-size {options.batch_size} times --context-length {options.context_length} is {tokens:,} tokens, "
             f"too many to count: use numbers whose product is at most {most:,}"
         )
-    n_devices, name = parse_devices(options.on)
-    device = find_device(name)
+    cluster = find_cluster(options.on)
+    n_devices, device = cluster.n_devices, cluster.device
     bytes_each = bytes_per_parameter(options.optimizer)
     by_rule = largest_model_rule(n_devices * device.advertised_bytes, bytes_per_parameter=bytes_each)
     if not options.json:
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> None:
         from napkin.planning.machine import CatalogueMachine
         from napkin.planning.model_search import Family, gathered_bytes_of, largest_model
 
-        machine = CatalogueMachine(device, n_devices)
+        machine = CatalogueMachine(device, n_devices, node=cluster.node)
 
         family = Family(
             options.vocab_size, options.context_length, options.batch_size, options.precision, options.optimizer

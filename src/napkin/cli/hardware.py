@@ -10,6 +10,7 @@ from napkin.cli.options import JsonOption, parse
 from napkin.cli.terminal import print_json, print_table, say
 from napkin.hardware.accelerators import catalogue, find_device
 from napkin.hardware.device import Device
+from napkin.hardware.node import node_of
 from napkin.units import format_bytes, format_gibibytes, format_rate
 
 
@@ -56,6 +57,9 @@ def _print_one(device: Device) -> None:
     for link, bandwidth in ((device.link, device.link_bandwidth), (device.host_link, device.host_bandwidth)):
         if link and bandwidth:
             rows.append((link, f"{format_bytes(bandwidth)}/s one way"))
+    node = node_of(device)
+    if node.source is not None:
+        rows.append(("node", f"{node.name}: {node.devices:,} devices, {node.network or 'no network beyond it'}"))
     if device.watts:
         rows.append(("board power", f"{device.watts:.0f} W"))
     if device.price:

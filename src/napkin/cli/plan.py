@@ -18,8 +18,9 @@ class PlanOptions(RecipeOptions, JsonOption):
     plan --params 70B --tokens 15T --on 1024xH100, which has options of its own: napkin plan --params 70B --help."""
 
     on: str | None = None
-    """Accelerators to plan for: A100-80GB, 8xH100; `napkin hardware` lists them, and a TOML file describes another:
-    8xmydevice.toml. The batch is split among them. None is this machine."""
+    """Accelerators to plan for: A100-80GB; 64xH100, in nodes as they are sold; 8x8xH100, 8 nodes of 8; 4xp4d.24xlarge,
+    4 such nodes. `napkin hardware` lists them, and a TOML file describes another: 8xmydevice.toml. The batch is split
+    among them. None is this machine."""
     by: Literal["operator", "module", "phase"] = "operator"
     """What the seconds are split by."""
     usd_per_hour: float | None = None

@@ -18,7 +18,7 @@ from napkin.cli.options import INLINED, JsonOption, Switch, parse
 from napkin.cli.rules_by_size import RuleSizes, print_rules_by_size, rules_by_size
 from napkin.cli.terminal import print_json, say
 from napkin.errors import NapkinError
-from napkin.hardware.accelerators import find_device
+from napkin.hardware.cluster import find_cluster
 from napkin.hardware.device import Device
 from napkin.units import (
     format_bytes,
@@ -28,7 +28,6 @@ from napkin.units import (
     format_seconds,
     format_share,
     parse_count,
-    parse_devices,
     parse_seconds,
 )
 
@@ -227,8 +226,8 @@ def _utilisation(
 
 def _devices(options: PlanByRuleOptions) -> _Devices:
     assert options.on is not None
-    n, name = parse_devices(options.on)
-    device = find_device(name)
+    cluster = find_cluster(options.on)
+    n, device = cluster.n_devices, cluster.device
     if options.format != "auto":
         device.peak(options.format)
         return _Devices(device, n, options.format)

@@ -6,9 +6,9 @@ from napkin.accounting.pricing import Spent
 from napkin.accounting.quantity_row import Unit, format_figure
 from napkin.accounting.rules_table import RuleRow, rules_table
 from napkin.cli.terminal import print_rich, print_table, say
-from napkin.hardware.accelerators import find_device
 from napkin.hardware.calibration_cache import calibration_of_this_machine
 from napkin.hardware.ceilings import CatalogueCeilings
+from napkin.hardware.cluster import find_cluster
 from napkin.planning.compile_choice import describe_compile
 from napkin.planning.machine import Progress
 from napkin.planning.memory_savings import MemoryOption, describe, memory_options
@@ -22,7 +22,6 @@ from napkin.units import (
     format_rate,
     format_seconds,
     format_share,
-    parse_devices,
 )
 
 LARGEST = 8
@@ -142,7 +141,7 @@ def find_memory_options(plan: Plan, on: str | None, progress: Progress) -> list[
     if on is None:
         ceilings = calibration_of_this_machine(plan.resolved.precision.device_type)
         return memory_options(plan, ceilings, progress=progress)
-    device = find_device(parse_devices(on)[1])
+    device = find_cluster(on).device
     return memory_options(plan, CatalogueCeilings(device), host_bandwidth=device.host_bandwidth, progress=progress)
 
 

@@ -1,7 +1,6 @@
 """Clusters by name: "64xH100" (in nodes as sold), "8x8xH100" (8 nodes of 8), "16xDGX-H100" (16 such nodes)."""
 
 import dataclasses
-import difflib
 import re
 from dataclasses import dataclass
 
@@ -9,6 +8,7 @@ from napkin.errors import NapkinError
 from napkin.hardware.accelerators import find_device
 from napkin.hardware.device import Device
 from napkin.hardware.node import Node, node_of, nodes
+from napkin.near_names import near_names, plain
 from napkin.units import parse_devices
 
 _MOST_DEVICES = 10**7
@@ -42,20 +42,17 @@ def find_cluster(name: str) -> Cluster:
     """
     number, rest = parse_devices(name)
     per_node, rest = parse_devices(rest) if re.match(r"[0-9]+\s*[x×]", rest) else (None, rest)
-    known = {_plain(node.name): node for node in nodes()}
-    if _plain(rest) in known:
-        node = known[_plain(rest)]
+    node = next((node for node in nodes() if plain(node.name) == plain(rest)), None)
+    if node is not None:
         if per_node is not None:
             raise NapkinError(f"{name!r}: a {node.name} has {node.devices} devices: write {number}x{node.name}")
         return _bounded(Cluster(find_device(node.device), node, number * node.devices), name)
     try:
         device = find_device(rest)
     except NapkinError:
-        near = difflib.get_close_matches(_plain(rest), known, n=1, cutoff=0.8)
-        if near:
-            raise NapkinError(
-                f"{rest!r} is not a known accelerator or node: did you mean {known[near[0]].name}?"
-            ) from None
+        near = near_names(rest, [node.name for node in nodes()])
+        if near and near[0][:3].lower() == rest[:3].lower():
+            raise NapkinError(f"{rest!r} is not a known accelerator or node: did you mean {near[0]!r}?") from None
         raise
     node = node_of(device)
     if per_node is None:
@@ -67,7 +64,3 @@ def _bounded(cluster: Cluster, name: str) -> Cluster:
     if cluster.n_devices > _MOST_DEVICES:
         raise NapkinError(f"{name!r} is {cluster.n_devices:,} devices: use at most {_MOST_DEVICES:,}")
     return cluster
-
-
-def _plain(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum())
