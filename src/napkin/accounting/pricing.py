@@ -111,6 +111,12 @@ def roofline_seconds(row: Row, ceilings: Ceilings) -> float:
     return bound + ceilings.seconds_per_operator
 
 
+def launch_share(ledger: Ledger, ceilings: Ceilings) -> float:
+    """Fraction of a step's seconds, by rooflines, that are the overhead of operator calls."""
+    seconds = [roofline_seconds(row, ceilings) for row in ledger.rows]
+    return sum(each > 0 for each in seconds) * ceilings.seconds_per_operator / (sum(seconds) or 1.0)
+
+
 def _is_byte_bound(row: Row, ceilings: Ceilings) -> bool:
     return _seconds_of_bytes(row, ceilings) > _seconds_of_flops(row, ceilings)
 

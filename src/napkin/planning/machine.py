@@ -14,7 +14,7 @@ import torch
 
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.microbenchmark import time_operators
-from napkin.accounting.pricing import Price, price, roofline_seconds
+from napkin.accounting.pricing import Price, launch_share, price, roofline_seconds
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
 from napkin.hardware.accelerators import find_device
@@ -199,8 +199,8 @@ class CatalogueMachine(Machine):
         return CatalogueCeilings(self.device, self.efficiency)
 
     def price(self, resolved: ResolvedRecipe, ledger: Ledger, ceilings: Ceilings, progress: Progress) -> Price:
-        """By rooflines."""
-        return price(ledger, ceilings, factor=self.efficiency.factor)
+        """By rooflines. Published steps are long: the factor is wider where launches take a large part."""
+        return price(ledger, ceilings, factor=self.efficiency.factor * (1 + launch_share(ledger, ceilings)))
 
     def site(self, precision: Precision, ceilings: Ceilings) -> Site:
         """Peak, memory, price and power of the catalogue."""
