@@ -14,7 +14,7 @@ import csv
 import dataclasses
 import statistics
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +74,7 @@ class Run:
     def planned_seconds(self, efficiency: Efficiency) -> float:
         """As `napkin.plan` has it."""
         ceilings = CatalogueCeilings(self.device, efficiency)
-        computing = Counter()
+        computing: dict[str, float] = defaultdict(float)
         for call, times in self.calls:
             computing["forward" if call.phase == "forward" else call.phase] += times * roofline_seconds(call, ceilings)
         interconnect = interconnect_of(self.device, node_of(self.device), efficiency)
@@ -84,18 +84,22 @@ class Run:
             forward_seconds=computing["forward"],
             backward_seconds=computing["backward"] + computing["recompute"],
         )
-        return computing.total() + exposed
+        return sum(computing.values()) + exposed
 
 
 def recipe_of(row: dict[str, str]) -> Recipe:
     """The recipe of a published run."""
-    number = {name: int(row[name]) for name in ("d_model", "n_heads", "n_layers", "context_length")}
+    names = ("d_model", "n_heads", "n_layers", "context_length")
+    d_model, n_heads, n_layers, context_length = (int(row[name]) for name in names)
     size, parts, devices = (int(row[name]) for name in ("micro_batch_size", "micro_batches", "devices"))
     return Recipe(
         model=ModelConfig(
             vocab_size=VOCAB_SIZE,
-            **number,
-            d_ff=4 * number["d_model"],
+            context_length=context_length,
+            d_model=d_model,
+            n_heads=n_heads,
+            n_layers=n_layers,
+            d_ff=4 * d_model,
             positions="learned",
             norm="layer",
             feed_forward="gelu",
@@ -106,7 +110,7 @@ def recipe_of(row: dict[str, str]) -> Recipe:
             micro_batch_size=size,
             recompute="full" if row["recompute"] == "full" else "none",
             precision="fp8" if row["precision"] == "fp8" else "bf16",
-            loss_chunk_size=size * number["context_length"],
+            loss_chunk_size=size * context_length,
             parallelism="fsdp",
             reduce_format="bf16",
         ),
@@ -138,7 +142,7 @@ def count_run(row: dict[str, str]) -> Run:
 
 def fit(runs: Sequence[Run]) -> Efficiency:
     """The coefficients of one generation."""
-    from scipy.optimize import least_squares
+    from scipy.optimize import least_squares  # pyright: ignore[reportMissingImports]
 
     expected = np.log([value for value, _ in PRIOR.values()])
     width = np.array([error for _, error in PRIOR.values()])
@@ -154,7 +158,8 @@ def fit(runs: Sequence[Run]) -> Efficiency:
 
 def coefficients(logs: Iterable[float]) -> Efficiency:
     """From the logarithms of the fitted coefficients, in the order of `PRIOR`."""
-    return Efficiency(**dict(zip(PRIOR, map(float, np.exp(list(logs))), strict=True)), factor=1.0)
+    values: dict[str, Any] = dict(zip(PRIOR, map(float, np.exp(list(logs))), strict=True))
+    return Efficiency(**values, factor=1.0)
 
 
 def held_out(runs: Sequence[Run]) -> list[float]:
@@ -203,7 +208,7 @@ def write_table(found: dict[str, tuple[Efficiency, list[float], int]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Seconds per step of published training runs.")
     parser.add_argument("--fit", action="store_true", help="fit the coefficients to all runs and write them")
     arguments = parser.parse_args()
     with RUNS.open(encoding="utf-8") as file:

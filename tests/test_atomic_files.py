@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.files import atomic_file, atomic_write_bytes, atomic_write_text, draft_folder, regular
+from napkin.files import (
+    atomic_file,
+    atomic_write_bytes,
+    atomic_write_text,
+    draft_folder,
+    regular,
+    temporary_name,
+)
 
 
 def test_written_bytes_and_text_are_read_back_unchanged(tmp_path: Path) -> None:
@@ -155,3 +162,13 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
             regular(tmp_path / name)
     with pytest.raises(IsADirectoryError):
         regular(tmp_path)
+
+
+def test_the_drafts_of_two_files_with_long_names_that_begin_alike_are_told_apart(tmp_path: Path) -> None:
+    library, digest = tmp_path / f"{'c' * 52}.main.so", tmp_path / f"{'c' * 52}.main.so.sha256"
+    draft = temporary_name(library)
+    draft.touch()
+    atomic_write_text(digest, "0")
+    assert draft.exists()
+    atomic_write_text(library, "1")
+    assert not draft.exists()

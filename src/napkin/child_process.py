@@ -41,6 +41,16 @@ def failure_of(process: subprocess.Popen[str]) -> str | None:
     return lines[-1] if lines else f"exit status {process.returncode}"
 
 
-def run_program(command: Sequence[str], standard_input: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run a program to its end and return its output. Raises OSError if it cannot be started."""
-    return subprocess.run(command, input=standard_input, capture_output=True, check=False, cwd=_ROOT)
+def run_program(
+    command: Sequence[str], standard_input: bytes = b"", *, most_seconds: float | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a program to its end and return its output.
+
+    Raises OSError if it cannot be started, TimeoutError if it was ended because it took more than `most_seconds`.
+    """
+    try:
+        return subprocess.run(
+            command, input=standard_input, capture_output=True, check=False, cwd=_ROOT, timeout=most_seconds
+        )
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"it took more than {most_seconds:g} s") from None

@@ -16,6 +16,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, TextIO, overload
 
@@ -123,12 +124,17 @@ def refuse_unmarked(path: StrPath, marker: bytes, kind: str) -> None:
 
 def temporary_name(path: Path) -> Path:
     """A unique hidden name in the same folder, for a file or folder that will be renamed to `path`."""
-    return path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}.tmp")
+    return path.with_name(f".{_shortened(path.name)}.{secrets.token_hex(8)}.tmp")
 
 
 def is_temporary_of(name: str, path_name: str) -> bool:
     """Whether `name` is one that `temporary_name` may have made for a file called `path_name`."""
-    return re.fullmatch(rf"\.{re.escape(path_name[:40])}\.[0-9a-f]{{16}}\.tmp", name) is not None
+    return re.fullmatch(rf"\.{re.escape(_shortened(path_name))}\.[0-9a-f]{{16}}\.tmp", name) is not None
+
+
+def _shortened(name: str) -> str:
+    """A name of at most 40 characters: names that are too long are told apart by a hash."""
+    return name if len(name) <= 40 else f"{name[:23]}-{sha256(os.fsencode(name)).hexdigest()[:16]}"
 
 
 @contextmanager

@@ -36,6 +36,12 @@ class Done(NamedTuple):
 Napkin = Callable[..., Done]
 
 
+@pytest.fixture(autouse=True)
+def without_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read by a program is not narrowed, unless COLUMNS says so, which pytest-xdist sets."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Calibrations go where the Makefile says, else to a folder that is forgotten."""

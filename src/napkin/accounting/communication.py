@@ -45,7 +45,7 @@ class Communication:
 
     def seconds(self, interconnect: Interconnect) -> float:
         """Seconds per step, hidden or not."""
-        return sum(self._seconds_in(interconnect, phase) for phase in ("forward", "backward"))
+        return self._seconds_in(interconnect, "forward") + self._seconds_in(interconnect, "backward")
 
     def exposed_seconds(self, interconnect: Interconnect, *, forward_seconds: float, backward_seconds: float) -> float:
         """Seconds by which communication lengthens a step of so many seconds of computation in each pass.
@@ -53,8 +53,9 @@ class Communication:
         A pass takes as long as the longer of the two, and `interconnect.slowdown` of the shorter: they share the
         device.
         """
+        passes: dict[Pass, float] = {"forward": forward_seconds, "backward": backward_seconds}
         exposed = 0.0
-        for phase, computing in (("forward", forward_seconds), ("backward", backward_seconds)):
+        for phase, computing in passes.items():
             sending = self._seconds_in(interconnect, phase)
             exposed += max(0.0, sending - computing) + interconnect.slowdown * min(sending, computing)
         return exposed

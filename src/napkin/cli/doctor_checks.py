@@ -5,7 +5,6 @@ import math
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -14,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import psutil
 
+from napkin.child_process import run_program
 from napkin.files import cache_folder
 from napkin.hardware.cgroup import read_limits
 from napkin.hardware.host import cpu_name, usable_cores
@@ -85,6 +85,14 @@ class Finding:
     state: State = "fine"
     remedy: str = ""
     """What to do, where something is lacking or broken."""
+
+
+class _Done(NamedTuple):
+    """A program that has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 def examine() -> list[Finding]:
@@ -272,20 +280,12 @@ def _size(folder: Path) -> int:
     return total
 
 
-def _run(command: list[str]) -> subprocess.CompletedProcess[str] | str:
+def _run(command: list[str]) -> _Done | str:
     """Run a program in the root folder; or why it did not end."""
     try:
-        return subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            cwd=os.path.abspath(os.sep),
-            timeout=LIMIT_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return f"error: it took more than {LIMIT_SECONDS} s"
+        done = run_program(command, most_seconds=LIMIT_SECONDS)
+    except TimeoutError as error:
+        return f"error: {error}"
     except OSError as error:
         return f"error: it does not start ({error.strerror})"
+    return _Done(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))

@@ -72,7 +72,9 @@ def _say_it_is_finished(options: ResumeOptions, checkpoint: "Checkpoint") -> Non
     from napkin.runs.run_folder import RunFolder
 
     run = RunFolder.open(options.run)
-    report = write_report(run.path, training=False)
+    with run.locked():
+        run.remove_leftovers()
+        report = write_report(run.path, training=False)
     step = checkpoint.state.step
     if options.json:
         state = {"run": run.path, "step": step, "stopped_by": None}

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from napkin.data.mixing import TokenMixture
-from napkin.runs.metrics import METRICS_FILE, StepMetrics, read_metrics
+from napkin.runs.metrics import METRICS_FILE, StepMetrics, read_metrics_record
 from napkin.units import format_bytes, format_count, format_three_digits
 
 
@@ -16,7 +16,7 @@ class TrainingLines:
         # A resumed run was evaluated before.
         self._evaluated = {
             logged.step: logged.validation_loss
-            for logged in read_metrics(run / METRICS_FILE)
+            for logged in read_metrics_record(run / METRICS_FILE).metrics
             if logged.validation_loss is not None
         }
 

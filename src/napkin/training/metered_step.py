@@ -11,7 +11,7 @@ from napkin.accounting.run_measurement import Measurement
 from napkin.accounting.utilisation import hfu, mfu
 from napkin.data.prefetch import Batch
 from napkin.runs.measurement_file import MEASUREMENT_FILE
-from napkin.runs.metrics import METRICS_FILE, StepMetrics, read_metrics
+from napkin.runs.metrics import METRICS_FILE, StepMetrics, read_metrics_record
 from napkin.training.loop import TrainingLoop
 from napkin.training.non_finite import NonFiniteSteps, Verdict
 from napkin.training.signals import Interrupted
@@ -146,5 +146,5 @@ def _logged_seconds(loop: TrainingLoop) -> list[float]:
     """Seconds of the steps in metrics.jsonl that earlier processes have made."""
     # The last of all may be this process's, which was metered.
     last = min(loop.first_step, loop.recipe.training.steps - 1)
-    logged = (line for line in read_metrics(loop.run.path / METRICS_FILE) if line.step <= last)
+    logged = (line for line in read_metrics_record(loop.run.path / METRICS_FILE).metrics if line.step <= last)
     return [line.step_seconds for line in logged if line.step_seconds > 0]
