@@ -23,7 +23,7 @@ COMMANDS = [
     "formats 1e-8",
     "formats 0.1",
     f"plan {SIZES}",
-    f"plan {MODEL} --rules --by module --memory-options",
+    f"plan {MODEL} --rules --by module --memory-options --on A100",
     f"plan {MODEL} --rules --by module --on 8xH100",
     f"count {MODEL}",
     f"count {MODEL} --by module",
