@@ -315,7 +315,7 @@ def test_what_is_no_time_limit_is_refused(text: str) -> None:
 
 
 def test_a_time_limit_within_its_warning_is_refused() -> None:
-    with pytest.raises(NapkinError, match="--warning"):
+    with pytest.raises(NapkinError, match="--warn-before"):
         batch_script(job(), SlurmSettings(folder="/", time="5:00"))
     assert batch_script(job(warning_seconds=60), SlurmSettings(folder="/", time="5:00"))
 

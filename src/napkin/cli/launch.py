@@ -48,7 +48,7 @@ class LaunchOptions:
     """Submit the script instead of printing it, with sbatch or kubectl."""
     job_name: str | None = None
     """Name of the job; None is made from the name of the run."""
-    warning: int = 300
+    warn_before: int = 300
     """Seconds before its end at which a job is warned. A step and a checkpoint must fit into them."""
     max_restarts: int = 3
     """How often the processes are started again after one was lost, and on Kubernetes the pods."""
@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> None:
         say(_submit(COMMAND[options.scheduler], script))
     else:
         print_verbatim(script.removesuffix("\n"))
-    notify(f"launch: {job.nodes} x {job.gpus_per_node} processes, {sequences} sequences of each batch per process")
+    notify(f"launch: {job.nodes} x {job.gpus_per_node} processes; sequences of each batch per process: {sequences}")
     if job.uses_gpus:
         plan = f"napkin plan {shlex.quote(options.recipe)} --on {job.nodes}x{job.gpus_per_node}xH100"
         notify(f"launch: `{plan}` says what a step takes, with the name of these GPUs instead of H100")
@@ -117,7 +117,7 @@ def _job(options: LaunchOptions, recipe: Recipe) -> ClusterJob:
         gpus_per_node=options.gpus_per_node,
         uses_gpus=recipe.training.device != "cpu",
         cpus_per_node=options.cpus_per_node,
-        warning_seconds=options.warning,
+        warning_seconds=options.warn_before,
         max_restarts=options.max_restarts,
         python=default_python if options.python is None else options.python,
     )

@@ -46,7 +46,7 @@ class ClusterJob:
                 "give each at least 1"
             )
         if not 1 <= self.warning_seconds <= LONGEST_WARNING:
-            raise NapkinError(f"--warning is {self.warning_seconds} seconds: use 1 to {LONGEST_WARNING}")
+            raise NapkinError(f"--warn-before is {self.warning_seconds} seconds: use 1 to {LONGEST_WARNING}")
         if self.max_restarts < 0:
             raise NapkinError(f"--max-restarts is {self.max_restarts}: use 0 or more")
 
