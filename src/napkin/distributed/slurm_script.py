@@ -87,8 +87,8 @@ def batch_script(job: ClusterJob, settings: SlurmSettings) -> str:
     refuse_name("--job-name", job.name)
     if settings.seconds <= job.warning_seconds:
         raise NapkinError(
-            f"--time {settings.time} is no more than the {job.warning_seconds} seconds of --warn-before: the run would be "
-            "stopped as soon as it starts; use a longer --time or a shorter --warn-before"
+            f"--time {settings.time} is no more than the {job.warning_seconds} seconds of --warn-before: the run would "
+            "be stopped as soon as it starts; use a longer --time or a shorter --warn-before"
         )
     return "\n".join([*_directives(job, settings), "", *_environment(job), "", *_start(job, settings), ""])
 
