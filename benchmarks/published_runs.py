@@ -65,8 +65,8 @@ LLAMA = Recipe(
     ),
 )
 LLAMA_RATE = 5762
-"""Tokens per second and device of Llama 3.1 8B: pytorch/torchtitan@b5bcd76, benchmarks/llama3_h100_202412_torchtitan.md,
-table 1, FSDP alone."""
+"""Tokens per second and device of Llama 3.1 8B: pytorch/torchtitan@b5bcd76, benchmarks/
+llama3_h100_202412_torchtitan.md, table 1, FSDP alone."""
 GENERATIONS = {"ampere": ((8, 0),), "hopper": ((9, 0),)}
 
 
