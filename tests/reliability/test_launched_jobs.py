@@ -1,4 +1,7 @@
-"""The script of `napkin launch` trains a real run, with torchrun; `srun` is a program that starts what it is given."""
+"""The script of `napkin launch` trains a real run, with torchrun.
+
+`srun` is a program that starts what it is given once per node, passes signals on, and ends with the highest status.
+"""
 
 import os
 import random
@@ -6,6 +9,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from napkin.distributed.cluster_job import ClusterJob
 from napkin.distributed.slurm_script import SlurmSettings, batch_script
@@ -15,19 +20,29 @@ from reliability.harness import Command, Napkin, checkpoints, figures, lines_of_
 from reliability.ranks import free_port
 from reliability.test_several_ranks import assert_follows
 
-STEPS = 300
-# Its own options come first.
-SRUN = """#!/bin/bash
-while [[ $1 == --* ]]; do shift; done
-exec "$@"
+STEPS = 150
+SRUN = f"""#!{sys.executable}
+import os, signal, subprocess, sys, time
+command = sys.argv[1:]
+while command[0].startswith("--"):
+    del command[0]
+tasks = []
+def forward(number, _):
+    for task in tasks:
+        task.send_signal(number)
+        # Nodes are not signalled at the same moment.
+        time.sleep(0.5)
+signal.signal(signal.SIGUSR1, forward)
+tasks += [subprocess.Popen(command) for _ in range(int(os.environ["SLURM_JOB_NUM_NODES"]))]
+sys.exit(max(task.wait() for task in tasks))
 """
 SCONTROL = """#!/bin/bash
 if [ "$1" = show ]; then echo localhost; else echo "$@" >> requeued; fi
 """
 
 
-def make_slurm(folder: Path) -> dict[str, str]:
-    """The programs of Slurm on a machine that is its only node, and what Slurm says in the environment."""
+def make_slurm(folder: Path, nodes: int) -> dict[str, str]:
+    """The programs of Slurm on a machine that is all of its nodes, and what Slurm says in the environment."""
     programs = folder / "programs"
     programs.mkdir()
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
@@ -37,7 +52,7 @@ def make_slurm(folder: Path) -> dict[str, str]:
         **os.environ,
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "SLURM_JOB_NODELIST": "localhost",
-        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_JOB_NUM_NODES": str(nodes),
         "SLURM_CPUS_ON_NODE": "2",
     }
 
@@ -62,14 +77,22 @@ def start_job(napkin: Napkin, environment: dict[str, str], name: str) -> Command
     return Command(process.pid, out, err, lambda pid: process.wait())
 
 
-def test_a_job_stops_before_its_time_limit_and_its_next_start_trains_to_the_end(napkin: Napkin) -> None:
-    environment = make_slurm(napkin.folder)
+@pytest.mark.parametrize(("nodes", "per_node"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.torture)])
+def test_a_job_stops_before_its_time_limit_and_its_next_start_trains_to_the_end(
+    napkin: Napkin, nodes: int, per_node: int
+) -> None:
+    environment = make_slurm(napkin.folder, nodes)
     recipe = tiny_recipe(".", steps=STEPS, precision="fp32", device="cpu", checkpoint_every=STEPS)
     (napkin.folder / "recipe.toml").write_text(format_recipe(recipe))
     job = ClusterJob(
-        name="tiny", recipe_file="recipe.toml", run="run", nodes=1, gpus_per_node=2, uses_gpus=False,
+        name="tiny",
+        recipe_file="recipe.toml",
+        run="run",
+        nodes=nodes,
+        gpus_per_node=per_node,
+        uses_gpus=False,
         python=sys.executable,
-    )  # fmt: skip
+    )
     script = batch_script(job, SlurmSettings(folder=str(napkin.folder)))
     (napkin.folder / "job.sh").write_text(script)
     assert napkin.run("train", "recipe.toml", "--run", "alone").wait() == 0
