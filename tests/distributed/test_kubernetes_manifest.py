@@ -80,7 +80,7 @@ def test_the_manifest_has_what_a_job_needs() -> None:
     jobset, of_job, pod, container = parts(jobset_manifest(job(cpus_per_node=64), settings(namespace="lab")))
     assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     assert jobset["metadata"] == {"name": "big", "namespace": "lab"}
-    assert jobset["spec"]["network"] == {"enableDNSHostnames": True, "publishNotReadyAddresses": True}
+    assert jobset["spec"]["network"] == {"enableDNSHostnames": True}
     assert jobset["spec"]["failurePolicy"] == {"maxRestarts": 3}
     (replicated,) = jobset["spec"]["replicatedJobs"]
     assert (replicated["name"], replicated["replicas"]) == ("node", 1)
@@ -183,6 +183,15 @@ def test_what_kubernetes_does_not_take_is_refused(changes: dict[str, str]) -> No
 def test_a_name_that_kubernetes_does_not_take_is_refused(name: str) -> None:
     with pytest.raises(NapkinError):
         jobset_manifest(job(name=name), settings())
+
+
+@pytest.mark.parametrize("path", ["/home/me/big", "../big", "a/../../big", "/workshop/big"])
+def test_a_path_that_is_not_on_the_volume_is_refused(path: str) -> None:
+    for field in ("run", "recipe_file"):
+        with pytest.raises(NapkinError, match="is not on the volume"):
+            jobset_manifest(job(**{field: path}), settings())
+    on_the_volume = job(run="/work/runs/../big", recipe_file="a/../big.toml")
+    assert jobset_manifest(on_the_volume, settings())
 
 
 def test_dash_and_bash_read_the_script(tmp_path: Path) -> None:

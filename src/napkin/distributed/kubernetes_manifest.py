@@ -5,11 +5,13 @@ SIGTERM: the run stops with a checkpoint. When a pod has failed, the JobSet crea
 """
 
 import json
+import posixpath
 import re
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from napkin.distributed.cluster_job import RENDEZVOUS_SECONDS, ClusterJob, refuse_unprintable
 from napkin.errors import NapkinError
@@ -54,11 +56,18 @@ def _refuse(option: str, value: str, is_valid: bool, valid: str) -> None:
 def jobset_manifest(job: ClusterJob, settings: KubernetesSettings) -> str:
     """The manifest that `kubectl apply` takes, as YAML.
 
-    Raises NapkinError for a name that Kubernetes would not take.
+    Raises NapkinError for a name that Kubernetes would not take, and for a path that is not on the volume.
     """
     is_valid = bool(LABEL.fullmatch(job.name)) and len(job.name) <= LONGEST_NAME
     valid = f"a-z, 0-9 and -, beginning with a letter, at most {LONGEST_NAME} characters"
     _refuse("--job-name", job.name, is_valid, valid)
+    for what, path in (("recipe", job.recipe_file), ("run", job.run)):
+        place = PurePosixPath(posixpath.normpath(posixpath.join(settings.mount, path)))
+        if not place.is_relative_to(posixpath.normpath(settings.mount)):
+            raise NapkinError(
+                f"the {what} '{path}' is not on the volume, which the pods have at {settings.mount}: name it by its "
+                "path on the volume, from the folder that is the volume here"
+            )
     return "\n".join([*_head(job, settings), *_indented(_pod(job, settings), 12), ""])
 
 
@@ -74,7 +83,6 @@ def _head(job: ClusterJob, settings: KubernetesSettings) -> Iterator[str]:
     yield "  # The headless service, under the name of the JobSet."
     yield "  network:"
     yield "    enableDNSHostnames: true"
-    yield "    publishNotReadyAddresses: true"
     yield "  failurePolicy:"
     yield f"    maxRestarts: {job.max_restarts}"
     yield "  replicatedJobs:"
