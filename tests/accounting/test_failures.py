@@ -76,13 +76,12 @@ def test_a_write_longer_than_the_interval_makes_the_next_checkpoint_wait() -> No
 
 def brute_force_interval(model: FailureModel) -> tuple[float, float]:
     """The best of many intervals, and what a second of work takes with it."""
-    low, high = 1e-5 * model.mtbf_seconds, 4 * model.mtbf_seconds
+    low, best, high = 1e-5 * model.mtbf_seconds, 0.0, 4 * model.mtbf_seconds
     for _ in range(4):
         intervals = np.geomspace(low, high, 500).tolist()
-        seconds = [model.expected_seconds(1.0, interval) for interval in intervals]
-        best = int(np.argmin(seconds))
-        low, high = intervals[best - 1], intervals[best + 1]
-    return intervals[best], seconds[best]
+        found = int(np.argmin([model.expected_seconds(1.0, interval) for interval in intervals]))
+        low, best, high = intervals[found - 1 : found + 2]
+    return best, model.expected_seconds(1.0, best)
 
 
 @pytest.mark.parametrize("pause", [1e-5, 1e-3, 0.01, 0.1, 0.3])
@@ -131,7 +130,7 @@ def test_the_llama_3_run_was_interrupted_every_three_hours() -> None:
     mtbf = mtbf_of_devices(16_384)
     assert mtbf / HOUR == pytest.approx(3.1, abs=0.05)
     assert 54 * 24 * HOUR / mtbf == pytest.approx(419)
-    assert pytest.approx(50_678, abs=1) == DEVICE_HOURS_PER_FAILURE
+    assert pytest.approx(50_677, abs=0.1) == DEVICE_HOURS_PER_FAILURE
     assert mtbf_of_devices(8) == 2048 * mtbf
     # "more than 90% effective training time"; 4 GB per device at most are copied, every 15 minutes.
     run = failure_model(n_devices=16_384, copied_bytes=4e9, written_bytes=16_384 * 4e9, writing_nodes=2048)

@@ -146,7 +146,7 @@ def test_a_plan_for_other_devices_says_what_it_costs_and_where_its_time_goes(
 
 def test_a_plan_of_weeks_has_failures_and_the_best_checkpoint_interval(capsys: pytest.CaptureFixture[str]) -> None:
     weeks = ["plan", *TINY, "--on", "8xA100-80GB", "--training.steps", "1000000000"]
-    assert "(8 devices at the rate of Llama 3: 419 in 54 days on 16,384 H100)" in output(capsys, *weeks)
+    assert "one in 263.9 days (the rate of Llama 3: 419 in 54 days on 16,384 H100)" in output(capsys, *weeks)
     shown = output(capsys, *weeks, "--mtbf-hours", "5", "--training.checkpoint-every", "100000000")
     assert "best checkpoint interval: " in shown
     assert "with failures: goodput " in shown

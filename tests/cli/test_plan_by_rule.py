@@ -129,7 +129,7 @@ def test_failures_are_said_of_several_devices_and_of_long_runs(capsys: pytest.Ca
     long = ["--params", "7B", "--tokens", "1T", "--on", "H100"]
     assert "\nfailures" not in output(capsys, "plan", *tiny, "H100")
     assert "\nfailures" in output(capsys, "plan", *tiny, "8xH100")
-    assert "(1 device at the rate" in output(capsys, "plan", *long)
+    assert "one in 2111.5 days (the rate of Llama 3" in output(capsys, "plan", *long)
     given = figures(capsys, *long, "--mtbf-hours", "20", "--restart-minutes", "0")["failures"]
     assert (given["mtbf_seconds"], given["restart_seconds"]) == (72_000, 0)
     assert "(given)" in output(capsys, "plan", *long, "--mtbf-hours", "20")

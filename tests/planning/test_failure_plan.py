@@ -48,12 +48,15 @@ def test_time_and_dollars_with_failures_follow_from_the_interval_of_the_recipe()
     model = FailureModel(7200.0, found.pause_seconds, found.write_seconds, 1800.0)
     assert found.interval_seconds == pytest.approx(10**7 * plan.seconds_per_step)
     assert found.seconds == pytest.approx(model.expected_seconds(plan.seconds, found.interval_seconds))
+    assert found.seconds is not None
+    assert found.best_interval_steps is not None
+    assert found.longest_interval_steps is not None
     assert found.seconds > plan.seconds
     assert found.goodput == pytest.approx(plan.seconds / found.seconds)
     assert found.interruptions == pytest.approx(found.seconds / 7200)
     assert found.dollars == pytest.approx(8 * found.seconds / 3600)
     assert found.best_interval_steps == round(found.best_interval_seconds / plan.seconds_per_step)
-    assert 1 <= found.best_interval_steps < (found.longest_interval_steps or 0) < 10**7
+    assert 1 <= found.best_interval_steps < found.longest_interval_steps < 10**7
     assert found.best_goodput > 1.01 * found.goodput
     best = dataclasses.replace(
         plan.recipe, training=dataclasses.replace(plan.recipe.training, checkpoint_every=found.best_interval_steps)

@@ -16,7 +16,7 @@ PUBLISHED_DEVICES = 16_384
 were planned. "The Llama 3 Herd of Models", arXiv 2407.21783, section 3.3.4 and table 5."""
 
 DEVICE_HOURS_PER_FAILURE = PUBLISHED_DEVICES * PUBLISHED_DAYS * 24 / PUBLISHED_FAILURES
-"""Hours of one device, with its part of host, network and software: 50,678, which is 5.8 years."""
+"""Hours of one device, with its part of host, network and software: 50,677, which is 5.8 years."""
 
 RESTART_MINUTES = 10.0
 """From a failure to the next step: it is noticed, the node replaced, processes start and load the checkpoint. An
@@ -61,8 +61,8 @@ def young_interval(pause_seconds: float, mtbf_seconds: float) -> float:
 def daly_interval(pause_seconds: float, mtbf_seconds: float) -> float:
     """The best seconds of work between two checkpoints: √(2·C·M)·(1 + √(C/2M)/3 + (C/2M)/9) - C, and M from C = 2·M on.
 
-    Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart dumps". With it, the expected time
-    is within 0.02% of the least possible for any C up to M, and within 0.15% beyond.
+    Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart dumps". With it, the expected
+    time is within 0.02% of the least possible for any C up to M, and within 0.15% beyond.
 
     >>> round(daly_interval(300, 24 * 3600) / 60)
     117

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from napkin.accounting.failures import NEARLY_BEST, PUBLISHED_DAYS, PUBLISHED_DEVICES, PUBLISHED_FAILURES
 from napkin.errors import NapkinError
 from napkin.runs.plan_file import PlannedFailures
-from napkin.units import format_count, format_seconds, format_share, format_three_digits
+from napkin.units import format_count, format_seconds, format_three_digits
 
 LONG_SECONDS = 86_400.0
 FEW = 0.01
@@ -35,9 +35,9 @@ def is_worth_saying(seconds: float, n_devices: int, *, given: bool) -> bool:
     return given or n_devices > 1 or seconds > LONG_SECONDS
 
 
-def failure_lines(failures: PlannedFailures, n_devices: int, *, given: bool) -> list[str]:
+def failure_lines(failures: PlannedFailures, *, given: bool) -> list[str]:
     """Lines below the plan of a recipe; `given` says whether the time between failures was."""
-    every = f"one in {format_seconds(failures.mtbf_seconds)} {_source(n_devices, given=given)}"
+    every = f"one in {format_seconds(failures.mtbf_seconds)} {_source(given=given)}"
     if failures.interruptions is not None and failures.interruptions < FEW:
         return [f"failures: fewer than {FEW} expected, {every}"]
     best = _in_steps(failures.best_interval_steps, failures.best_interval_seconds)
@@ -47,26 +47,29 @@ def failure_lines(failures: PlannedFailures, n_devices: int, *, given: bool) -> 
         f"failures: {_expected(failures)}, {every}; {format_seconds(failures.restart_seconds)} for each restart",
         f"best checkpoint interval: {best}, by Young and Daly; up to {longest} cost at most {NEARLY_BEST:.0%} more "
         f"time; a checkpoint pauses training for {format_seconds(failures.pause_seconds)}{_durable(failures)}",
-        f"with failures: goodput {format_share(failures.goodput)} with {now}; {with_failures(failures)}",
+        f"with failures: goodput {_percent(failures.goodput)} with {now}; {with_failures(failures)}",
     ]
     if failures.goodput * (1 + NEARLY_BEST) < failures.best_goodput:
         far = "long" if failures.interval_seconds > failures.best_interval_seconds else "short"
         lines.append(
             f"training.checkpoint_every is too {far}: with {failures.best_interval_steps:,} the goodput is "
-            f"{format_share(failures.best_goodput)}"
+            f"{_percent(failures.best_goodput)}"
         )
     return lines
 
 
-def failure_line(failures: PlannedFailures, n_devices: int, *, given: bool) -> str:
-    """One line for a plan by rule."""
+def failure_rows(failures: PlannedFailures, *, given: bool) -> list[tuple[str, str]]:
+    """Lines of a plan by rule, each with its name."""
+    every = f"one in {format_seconds(failures.mtbf_seconds)} {_source(given=given)}"
     interval, longest = format_seconds(failures.interval_seconds), format_seconds(failures.longest_interval_seconds)
-    return (
-        f"{_expected(failures)}, one in {format_seconds(failures.mtbf_seconds)} {_source(n_devices, given=given)}; "
-        f"goodput {format_share(failures.goodput)} with a checkpoint every {interval} (up to {longest}: "
-        f"{NEARLY_BEST:.0%} more time) and {format_seconds(failures.restart_seconds)} for each restart: "
-        f"{with_failures(failures)}"
-    )
+    return [
+        ("failures", f"{_expected(failures)}, {every}; {format_seconds(failures.restart_seconds)} for each restart"),
+        (
+            "goodput",
+            f"{_percent(failures.goodput)} with a checkpoint every {interval}, at most {NEARLY_BEST:.0%} more time "
+            f"with one every {longest}: {with_failures(failures)}",
+        ),
+    ]
 
 
 def with_failures(failures: PlannedFailures) -> str:
@@ -83,11 +86,14 @@ def _expected(failures: PlannedFailures) -> str:
     return f"{format_three_digits(failures.interruptions)} expected"
 
 
-def _source(n_devices: int, *, given: bool) -> str:
+def _source(*, given: bool) -> str:
     if given:
         return "(given)"
-    rate = f"{PUBLISHED_FAILURES} in {PUBLISHED_DAYS} days on {PUBLISHED_DEVICES:,} H100"
-    return f"({n_devices:,} {'devices' if n_devices > 1 else 'device'} at the rate of Llama 3: {rate})"
+    return f"(the rate of Llama 3: {PUBLISHED_FAILURES} in {PUBLISHED_DAYS} days on {PUBLISHED_DEVICES:,} H100)"
+
+
+def _percent(goodput: float) -> str:
+    return f"{100 * goodput:.2f}%"
 
 
 def _in_steps(steps: int | None, seconds: float) -> str:

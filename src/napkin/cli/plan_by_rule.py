@@ -15,7 +15,7 @@ from napkin.accounting.rules import (
     seconds_rule,
     training_flops_rule,
 )
-from napkin.cli.failure_lines import FailureOptions, failure_line, is_worth_saying
+from napkin.cli.failure_lines import FailureOptions, failure_rows, is_worth_saying
 from napkin.cli.options import INLINED, JsonOption, Switch, parse
 from napkin.cli.rules_by_size import RuleSizes, print_rules_by_size, rules_by_size
 from napkin.cli.terminal import print_json, say
@@ -271,7 +271,7 @@ def _with_failures(
     dollars: float | None,
     lines: list[tuple[str, str]],
 ) -> dict[str, PlannedFailures]:
-    """The same run with failures and checkpoints at the best interval; adds its line."""
+    """The same run with failures and checkpoints at the best interval; adds its lines."""
     given = options.mtbf_hours is not None
     written = CHECKPOINT_BYTES_PER_PARAMETER * parameters
     model = failure_model(
@@ -285,7 +285,7 @@ def _with_failures(
     )
     failures = failures_of_run(model, seconds, useful_dollars=dollars)
     if is_worth_saying(seconds, devices.n, given=given):
-        lines.append(("failures", failure_line(failures, devices.n, given=given)))
+        lines += failure_rows(failures, given=given)
     return {"failures": failures}
 
 

@@ -69,7 +69,7 @@ def print_plan(plan: Plan, *, by: Literal["operator", "module", "phase"] | None 
 def _print_failures(plan: Plan) -> None:
     n_devices, given = plan.site.n_devices, plan.site.mtbf_hours is not None
     if is_worth_saying(plan.seconds, n_devices, given=given):
-        for line in failure_lines(planned_failures(plan), n_devices, given=given):
+        for line in failure_lines(planned_failures(plan), given=given):
             say(line)
 
 
