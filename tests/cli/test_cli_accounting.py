@@ -118,6 +118,8 @@ def test_a_device_is_found_by_the_name_its_driver_prints(capsys: pytest.CaptureF
         (["plan", *TINY, "--on", "T4", "--training.precision", "bf16"], "T4 does not support bf16 arithmetic"),
         (["plan", *TINY, "--on", "H100", "--watts", "nan"], "--watts is nan"),
         (["plan", *TINY, "--on", "H100", "--usd-per-hour", "-1"], "--usd-per-hour is -1"),
+        (["plan", *TINY, "--on", "H100", "--mtbf-hours", "-1"], "--mtbf-hours is -1"),
+        (["plan", *TINY, "--on", "H100", "--restart-minutes", "nan"], "--restart-minutes is nan"),
     ],
 )
 def test_devices_and_prices_that_cannot_be_are_refused_on_one_line(
@@ -140,3 +142,22 @@ def test_a_plan_for_other_devices_says_what_it_costs_and_where_its_time_goes(
         assert sum(plan[f"seconds_by_{by}"].values()) <= plan["seconds"] / plan["steps"] * (1 + 1e-9)
     shown = output(capsys, *arguments, "--by", "module", "--rules")
     assert all(word in shown for word in ("bandwidth-bound", "blocks.*.attention", "12·L·d·s·T", "dollars", "kWh"))
+
+
+def test_a_plan_of_weeks_has_failures_and_the_best_checkpoint_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    weeks = ["plan", *TINY, "--on", "8xA100-80GB", "--training.steps", "1000000000"]
+    assert "one in 263.9 days (the rate of Llama 3: 419 in 54 days on 16,384 H100)" in output(capsys, *weeks)
+    shown = output(capsys, *weeks, "--mtbf-hours", "5", "--training.checkpoint-every", "100000000")
+    assert "best checkpoint interval: " in shown
+    assert "with failures: goodput " in shown
+    assert "training.checkpoint_every is too long" in shown
+    failures = json.loads(output(capsys, *weeks, "--mtbf-hours", "5", "--json"))["failures"]
+    assert failures["mtbf_seconds"] == 5 * 3600
+    best = str(failures["best_interval_steps"])
+    shown = output(capsys, *weeks, "--mtbf-hours", "5", "--training.checkpoint-every", best)
+    assert f"best checkpoint interval: {int(best):,} steps" in shown
+    assert "is too" not in shown
+    assert "failures: fewer than 0.01 expected" in output(capsys, "plan", *TINY, "--on", "8xA100-80GB")
+    alone = ["plan", *TINY, "--on", "A100-80GB"]
+    assert "failures" not in output(capsys, *alone)
+    assert "(given)" in output(capsys, *alone, "--mtbf-hours", "1")

@@ -107,6 +107,37 @@ def test_a_device_of_ones_own_is_planned_for(capsys: pytest.CaptureFixture[str],
     assert "my shelf" in output(capsys, "hardware", str(path))
 
 
+def test_the_llama_3_run_has_failures_and_goodput_as_published(capsys: pytest.CaptureFixture[str]) -> None:
+    # 54 days at 41% (The Llama 3 Herd of Models, table 4): 419 interruptions, more than 90% effective.
+    run = ["--params", "405B", "--tokens", "12.3T", "--on", "16384xH100", "--mfu", "0.41"]
+    found = figures(capsys, *run)
+    assert found["days"] == pytest.approx(52, abs=1)
+    failures = found["failures"]
+    assert failures["interruptions"] == pytest.approx(419, rel=0.05)
+    assert failures["mtbf_seconds"] / 3600 == pytest.approx(3.1, abs=0.05)
+    assert 0.9 < failures["goodput"] < 1
+    assert failures["seconds"] == pytest.approx(found["seconds"] / failures["goodput"])
+    assert failures["dollars"] == pytest.approx(found["dollars"] / failures["goodput"])
+    assert failures["interval_seconds"] == failures["best_interval_seconds"]
+    (line,) = [line for line in output(capsys, "plan", *run).splitlines() if line.startswith("failures")]
+    assert "one in 3 h 06 min" in line
+    assert "419 in 54 days on 16,384 H100" in line
+
+
+def test_failures_are_said_of_several_devices_and_of_long_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = ["--params", "1M", "--tokens", "20M", "--on"]
+    long = ["--params", "7B", "--tokens", "1T", "--on", "H100"]
+    assert "\nfailures" not in output(capsys, "plan", *tiny, "H100")
+    assert "\nfailures" in output(capsys, "plan", *tiny, "8xH100")
+    assert "one in 2111.5 days (the rate of Llama 3" in output(capsys, "plan", *long)
+    given = figures(capsys, *long, "--mtbf-hours", "20", "--restart-minutes", "0")["failures"]
+    assert (given["mtbf_seconds"], given["restart_seconds"]) == (72_000, 0)
+    assert "(given)" in output(capsys, "plan", *long, "--mtbf-hours", "20")
+    # It is interrupted before it has restarted.
+    assert "would not end" in output(capsys, "plan", *long, "--mtbf-hours", "1e-6")
+    assert figures(capsys, *long, "--mtbf-hours", "1e-6")["failures"]["seconds"] is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -125,6 +156,11 @@ def test_a_device_of_ones_own_is_planned_for(capsys: pytest.CaptureFixture[str],
         ("--params 1B --rules --batch-size 0", "--batch-size is 0"),
         ("--params 1B --rules --d-model 10 --n-heads 3", "does not divide"),
         ("--params 1B --on nosuch.toml", "does not exist"),
+        ("--params 1B --on H100 --mtbf-hours 0", "--mtbf-hours is 0"),
+        ("--params 1B --on H100 --mtbf-hours nan", "--mtbf-hours is nan"),
+        ("--params 1B --on H100 --restart-minutes -1", "--restart-minutes is -1"),
+        ("--params 1B --on H100 --restart-minutes inf", "--restart-minutes is inf"),
+        ("--params 1B --mtbf-hours 3", "give --params, --tokens and --on"),
         ("--params 1B --on H100 --format fp3", "is not a number format"),
     ],
 )

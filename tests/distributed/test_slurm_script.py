@@ -294,7 +294,7 @@ def test_what_does_not_print_is_refused(text: str) -> None:
 def test_names_that_slurm_has_not_given_are_refused(name: str) -> None:
     for field in ("partition", "account"):
         with pytest.raises(NapkinError, match=f"--{field} is"):
-            SlurmSettings(folder="/", **{field: name})
+            SlurmSettings(folder="/", **{field: name})  # pyright: ignore[reportArgumentType]
     with pytest.raises(NapkinError, match="--job-name is"):
         batch_script(job(name=name), SlurmSettings(folder="/"))
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from napkin.cli import plan_by_rule
+from napkin.cli.failure_lines import FailureOptions
 from napkin.cli.options import JsonOption, Switch
 from napkin.cli.progress import progress_line
 from napkin.cli.recipe_options import RecipeOptions, parse_with_recipe
@@ -12,7 +13,7 @@ from napkin.errors import NapkinError
 
 
 @dataclass(frozen=True)
-class PlanOptions(RecipeOptions, JsonOption):
+class PlanOptions(RecipeOptions, FailureOptions, JsonOption):
     """Say what a run will take before it starts, without allocating its tensors. No text is needed: without a
     tokenizer, --model.vocab-size gives the number of token ids. By rule alone, for any size and any accelerator: napkin
     plan --params 70B --tokens 15T --on 1024xH100, which has options of its own: napkin plan --params 70B --help."""
@@ -47,6 +48,7 @@ def main(arguments: list[str]) -> None:
         value = getattr(options, name)
         if value is not None and not 0 < value < float("inf"):
             raise NapkinError(f"--{name.replace('_', '-')} is {value}: use a number above 0")
+    options.refuse_impossible()
     with progress_line("planning") as line:
         from napkin.cli.plan_output import find_memory_options, print_memory_options, print_plan, print_rules
         from napkin.planning.micro_batch import refuse_what_does_not_fit
@@ -54,7 +56,10 @@ def main(arguments: list[str]) -> None:
         from napkin.planning.planner import plan as make_plan
 
         plan = make_plan(options.recipe, options.on, progress=line.retitle).at(
-            usd_per_hour=options.usd_per_hour, watts=options.watts
+            usd_per_hour=options.usd_per_hour,
+            watts=options.watts,
+            mtbf_hours=options.mtbf_hours,
+            restart_minutes=options.restart_minutes,
         )
         memory_options = find_memory_options(plan, options.on, line.retitle) if options.memory_options else []
     if options.json:

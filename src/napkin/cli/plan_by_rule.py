@@ -8,18 +8,22 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from napkin.accounting.failures import RESTART_MINUTES, failure_model
 from napkin.accounting.rules import (
     adamw_bytes_rule,
     compute_optimal_tokens_rule,
     seconds_rule,
     training_flops_rule,
 )
+from napkin.cli.failure_lines import FailureOptions, failure_rows, is_worth_saying
 from napkin.cli.options import INLINED, JsonOption, Switch, parse
 from napkin.cli.rules_by_size import RuleSizes, print_rules_by_size, rules_by_size
 from napkin.cli.terminal import print_json, say
 from napkin.errors import NapkinError
 from napkin.hardware.cluster import find_cluster
 from napkin.hardware.device import Device
+from napkin.planning.failure_cost import failures_of_run
+from napkin.runs.plan_file import PlannedFailures
 from napkin.units import (
     format_bytes,
     format_count,
@@ -34,12 +38,14 @@ from napkin.units import (
 CHOOSES = {"--params", "--active-params", "--within", "--tokens-per-second"}
 """Options that choose a plan by rule."""
 USUAL_MFU = 0.5
+CHECKPOINT_BYTES_PER_PARAMETER = 12
+"""Weight and two moments of AdamW, in fp32."""
 LARGE = 100 * 10**9
 """Parameters from which on models are mostly mixtures of experts."""
 
 
 @dataclass(frozen=True)
-class PlanByRuleOptions(JsonOption):
+class PlanByRuleOptions(FailureOptions, JsonOption):
     """Plan by rule alone: 6 FLOPs per parameter and token.
 
     What training takes: --params 70B --tokens 15T --on 1024xH100. What a week is enough for: --on 8xH100 --within
@@ -72,6 +78,7 @@ class _Devices:
 
     device: Device
     n: int
+    n_nodes: int
     format: str
     notes: tuple[str, ...] = ()
 
@@ -90,6 +97,7 @@ def main(arguments: list[str]) -> None:
     options = parse(PlanByRuleOptions, "plan", arguments)
     if options.mfu is not None and not 0 < options.mfu <= 1:
         raise NapkinError(f"--mfu is {options.mfu}: use a fraction above 0, up to 1")
+    options.refuse_impossible()
     parameters = _above_zero("params", options.params)
     active = _above_zero("active-params", options.active_params) or parameters
     if active and not parameters:
@@ -114,6 +122,10 @@ def _answer(
     lines: list[tuple[str, str]],
     active: float,
 ) -> None:
+    if "failures" not in figures and (options.mtbf_hours, options.restart_minutes) != (None, None):
+        raise NapkinError(
+            "--mtbf-hours and --restart-minutes are for the time that a run takes: give --params, --tokens and --on"
+        )
     lines += [("format", note) for note in (devices.notes if devices else ())]
     # What --within finds may be the number of parameters.
     known, (device, n) = parameters or active, (devices.device, devices.n) if devices else (None, 1)
@@ -131,7 +143,8 @@ def _answer(
         )
     if options.rules:
         print_rules_by_size(rows, options.sizes)
-    say("The rule ignores attention over long contexts, and restarts; `napkin plan recipe.toml` counts a real step.")
+    restarts = "" if "failures" in figures else ", and restarts"
+    say(f"The rule ignores attention over long contexts{restarts}; `napkin plan recipe.toml` counts a real step.")
 
 
 def _what_it_takes(
@@ -157,6 +170,7 @@ def _what_it_takes(
         lines.append(("rate", f"{devices} × MFU {mfu}"))
         lines.append(("time", f"{_days(seconds)}, {format_count(devices.n * seconds / 3600)} device hours"))
         figures |= {"seconds": seconds, "days": seconds / 86400} | _spent(devices, seconds, lines)
+        figures |= _with_failures(options, devices, parameters, seconds, figures["dollars"], lines)
     state = adamw_bytes_rule(parameters)
     of = f" of {format_bytes(devices.n * devices.device.advertised_bytes)}" if devices else ""
     lines.append(
@@ -227,13 +241,13 @@ def _utilisation(
 def _devices(options: PlanByRuleOptions) -> _Devices:
     assert options.on is not None
     cluster = find_cluster(options.on)
-    n, device = cluster.n_devices, cluster.device
+    n, n_nodes, device = cluster.n_devices, cluster.n_nodes, cluster.device
     if options.format != "auto":
         device.peak(options.format)
-        return _Devices(device, n, options.format)
+        return _Devices(device, n, n_nodes, options.format)
     chosen = next((name for name in ("bf16", "fp16", "fp32") if name in device.peaks), next(iter(device.peaks)))
     note = f"{chosen}: the catalogue has no bf16 for {device.name}; --format chooses another"
-    return _Devices(device, n, chosen, () if chosen == "bf16" else (note,))
+    return _Devices(device, n, n_nodes, chosen, () if chosen == "bf16" else (note,))
 
 
 def _spent(devices: _Devices, seconds: float, lines: list[tuple[str, str]]) -> dict[str, float | None]:
@@ -247,6 +261,32 @@ def _spent(devices: _Devices, seconds: float, lines: list[tuple[str, str]]) -> d
         energy = f"{format_count(kilowatt_hours)} kWh at {device.watts:.0f} W per board, without cooling"
         lines.append(("energy", energy))
     return {"device_hours": device_hours, "dollars": dollars, "kilowatt_hours": kilowatt_hours}
+
+
+def _with_failures(
+    options: PlanByRuleOptions,
+    devices: _Devices,
+    parameters: int,
+    seconds: float,
+    dollars: float | None,
+    lines: list[tuple[str, str]],
+) -> dict[str, PlannedFailures]:
+    """The same run with failures and checkpoints at the best interval; adds its lines."""
+    given = options.mtbf_hours is not None
+    written = CHECKPOINT_BYTES_PER_PARAMETER * parameters
+    model = failure_model(
+        n_devices=devices.n,
+        copied_bytes=written / devices.n,
+        written_bytes=written,
+        writing_nodes=devices.n_nodes,
+        host_bandwidth=devices.device.host_bandwidth,
+        mtbf_hours=options.mtbf_hours,
+        restart_minutes=RESTART_MINUTES if options.restart_minutes is None else options.restart_minutes,
+    )
+    failures = failures_of_run(model, seconds, useful_dollars=dollars)
+    if is_worth_saying(seconds, devices.n, given=given):
+        lines += failure_rows(failures, given=given)
+    return {"failures": failures}
 
 
 def _days(seconds: float) -> str:

@@ -5,11 +5,13 @@ from typing import Literal
 from napkin.accounting.pricing import Spent
 from napkin.accounting.quantity_row import Unit, format_figure
 from napkin.accounting.rules_table import RuleRow, rules_table
+from napkin.cli.failure_lines import failure_lines, is_worth_saying
 from napkin.cli.terminal import print_rich, print_table, say
 from napkin.hardware.calibration_cache import calibration_of_this_machine
 from napkin.hardware.ceilings import CatalogueCeilings
 from napkin.hardware.cluster import find_cluster
 from napkin.planning.compile_choice import describe_compile
+from napkin.planning.failure_plan import planned_failures
 from napkin.planning.machine import Progress
 from napkin.planning.memory_savings import MemoryOption, describe, memory_options
 from napkin.planning.rule_sizes import sizes_of
@@ -59,8 +61,16 @@ def print_plan(plan: Plan, *, by: Literal["operator", "module", "phase"] | None 
     if plan.epochs is not None:
         in_all = format_count(plan.steps * plan.tokens_per_step)
         say(f"{in_all} tokens in all: {plan.epochs:,.3g} epochs of the training text")
+    _print_failures(plan)
     if plan.fits:
         say(f"it fits, and takes about {format_seconds(plan.seconds)}")
+
+
+def _print_failures(plan: Plan) -> None:
+    n_devices, given = plan.site.n_devices, plan.site.mtbf_hours is not None
+    if is_worth_saying(plan.seconds, n_devices, given=given):
+        for line in failure_lines(planned_failures(plan), given=given):
+            say(line)
 
 
 def _communication(plan: Plan) -> str:

@@ -1,3 +1,4 @@
+from .failure_plan import planned_failures as planned_failures
 from .machine import CatalogueMachine as CatalogueMachine
 from .machine import Machine as Machine
 from .machine import ThisMachine as ThisMachine

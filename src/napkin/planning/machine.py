@@ -153,6 +153,8 @@ class ThisMachine(Machine):
             offer=_offer(gpu),
             watts=_watts(gpu, self.n_devices),
             disturbed=ceilings.disturbed,
+            # On a CPU, each byte of the copy is read and written.
+            host_bandwidth=bandwidth / 2 if self.device_type == "cpu" else (gpu.host_bandwidth if gpu else None),
         )
 
     def _interconnect(self, gpu: Device | None, bandwidth: float) -> Interconnect | None:
@@ -216,6 +218,7 @@ class CatalogueMachine(Machine):
             offer=_offer(device),
             watts=_watts(device, self.n_devices),
             measured=False,
+            host_bandwidth=device.host_bandwidth,
         )
 
 

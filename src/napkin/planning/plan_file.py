@@ -11,6 +11,7 @@ import napkin
 from napkin.accounting.pricing import Spent
 from napkin.checkpoint.disk_space import checkpoint_bytes
 from napkin.planning.compile_choice import describe_compile
+from napkin.planning.failure_plan import planned_failures
 from napkin.planning.run_plan import Plan
 from napkin.runs.plan_file import PlanFile, PlannedDevice
 
@@ -54,6 +55,7 @@ def plan_file_of(plan: Plan) -> PlanFile:
         },
         compile={**dataclasses.asdict(plan.compile_estimate), "says": describe_compile(plan)},
         unknown_operators=plan.ledger.unknown_operators,
+        failures=planned_failures(plan),
         table=tuple(plan.table()),
     )
 

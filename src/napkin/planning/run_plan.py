@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from napkin.accounting.communication import Communication
 from napkin.accounting.compile_estimate import NOT_COMPILED, CompileEstimate
+from napkin.accounting.failures import RESTART_MINUTES
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.pricing import Price
 from napkin.accounting.quantity_row import QuantityRow
@@ -49,6 +50,12 @@ class Site:
     """True if the peak was measured, False if it is the datasheet's."""
     disturbed: bool = False
     """Whether other programs used the machine while it was measured: seconds may be too high, peaks too low."""
+    host_bandwidth: float | None = None
+    """Bytes per second from one device into its host's memory; None where it is not known."""
+    mtbf_hours: float | None = None
+    """Between two failures of all devices together, on average; None is by the published rate."""
+    restart_minutes: float = RESTART_MINUTES
+    """From a failure until training continues."""
 
     @property
     def name(self) -> str:
@@ -133,14 +140,24 @@ class Plan:
         """Energy of all steps, with every device at full power; None where it is not known."""
         return None if self.site.watts is None else kilowatt_hours(self.seconds, self.site.watts)
 
-    def at(self, *, usd_per_hour: float | None = None, watts: float | None = None) -> "Plan":
-        """The same plan at another price or power of one device; None leaves the site's own."""
+    def at(
+        self,
+        *,
+        usd_per_hour: float | None = None,
+        watts: float | None = None,
+        mtbf_hours: float | None = None,
+        restart_minutes: float | None = None,
+    ) -> "Plan":
+        """The same plan at another price or power of one device, or with other failures of all of them; None leaves the
+        site's own."""
         site, n = self.site, self.site.n_devices
         changed = replace(
             site,
             usd_per_hour=site.usd_per_hour if usd_per_hour is None else n * usd_per_hour,
             offer=site.offer if usd_per_hour is None else None,
             watts=site.watts if watts is None else n * watts,
+            mtbf_hours=site.mtbf_hours if mtbf_hours is None else mtbf_hours,
+            restart_minutes=site.restart_minutes if restart_minutes is None else restart_minutes,
         )
         return replace(self, site=changed)
 

@@ -27,6 +27,38 @@ class PlannedDevice:
 
 
 @dataclass(frozen=True)
+class PlannedFailures:
+    """What failures are expected to cost; the model is `napkin.accounting.failures`."""
+
+    mtbf_seconds: NonNegative
+    """Between two failures of all devices together, on average."""
+    restart_seconds: NonNegative
+    """From a failure until training continues."""
+    pause_seconds: NonNegative
+    """Training waits so long for each checkpoint."""
+    write_seconds: NonNegative
+    """From the end of the pause until the checkpoint is durable."""
+    interval_seconds: NonNegative
+    """Of work between two checkpoints."""
+    best_interval_seconds: NonNegative
+    longest_interval_seconds: NonNegative
+    """Costs 1% more time than the best interval."""
+    goodput: NonNegative
+    """The part of the elapsed time that is useful, with a checkpoint each `interval_seconds`."""
+    best_goodput: NonNegative
+    interval_steps: Natural | None = None
+    """training.checkpoint_every; None for a plan without steps, as for the next two."""
+    best_interval_steps: Natural | None = None
+    longest_interval_steps: Natural | None = None
+    seconds: NonNegative | None = None
+    """For all steps, with checkpoints and failures; None where the run would not end."""
+    interruptions: NonNegative | None = None
+    """Failures expected in these seconds."""
+    dollars: NonNegative | None = None
+    """For these seconds; None where no price is known."""
+
+
+@dataclass(frozen=True)
 class PlanFile:
     """Units are bytes, FLOPs and seconds, without prefixes; figures by category, phase, operator or module are of one
     step."""
@@ -65,3 +97,5 @@ class PlanFile:
     compile: dict[str, Any] = field(default_factory=dict)
     unknown_operators: dict[str, Natural] = field(default_factory=dict)
     """Calls per step of operators whose FLOPs could not be counted."""
+    failures: PlannedFailures | None = None
+    """None in plans of earlier versions."""
