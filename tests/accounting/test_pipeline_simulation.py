@@ -14,11 +14,13 @@ from napkin.accounting.pipeline_simulation import (
     InFlight,
     PipelineTimeline,
     StageSeconds,
+    TimedAction,
     simulate_pipeline,
     stage_seconds,
 )
 from napkin.errors import NapkinError
 from oracles.naive_pipeline import NaivePipeline
+from oracles.torch_pipelines import SINGLE, executed_by_torch, table_of_torch
 
 SIZES = [(ranks, micro_batches) for ranks in range(1, 7) for micro_batches in range(1, 19)]
 EQUAL = StageSeconds(1.0, 1.0, 1.0)
@@ -241,6 +243,29 @@ def test_no_action_ends_earlier_when_a_stage_or_a_send_gets_slower(
             assert fast.end <= slow.end
 
 
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_simulated_actions_run_in_the_order_of_torch(name: str, ranks: int) -> None:
+    needed = SCHEDULES[name].stages_per_rank
+    for stages_per_rank, micro_batches in itertools.product([needed] if needed else [1, 2, 4], [8, 12, 32]):
+        if name == "interleaved-1f1b" or name == "zb-h1":
+            micro_batches = max(micro_batches // ranks, 1) * ranks
+        schedule = pipeline_schedule(name, ranks, micro_batches, stages_per_rank=stages_per_rank)
+        uneven = [StageSeconds(1.0 + stage % 3, 2.0, 1.0 + stage % 2) for stage in range(schedule.stages)]
+        timeline = simulate_pipeline(schedule, uneven, send_seconds=0.5)
+        for timed in timeline.ranks:
+            assert all(earlier.end <= later.start for earlier, later in itertools.pairwise(timed))
+        simulated_order = [[each.action for each in sorted(timed, key=_start)] for timed in timeline.ranks]
+        if name in SINGLE:
+            assert simulated_order == executed_by_torch(name, ranks, micro_batches)
+        else:
+            assert simulated_order == table_of_torch(name, ranks, micro_batches, stages_per_rank)
+
+
+def _start(timed: TimedAction) -> float:
+    return timed.start
+
+
 # Every schedule there is runs to its end.
 
 
@@ -295,16 +320,31 @@ def test_a_table_that_cannot_run_is_refused(schedule: PipelineSchedule, message:
 def test_numbers_that_no_pipeline_has_are_refused() -> None:
     with pytest.raises(NapkinError, match="seconds of 1 stages are given for a pipeline of 2: give one for each stage"):
         simulate_pipeline(TWO, [EQUAL])
-    with pytest.raises(NapkinError, match=r"forward in stage 1 takes -1\.0 seconds: use a finite number of at least 0"):
+    with pytest.raises(NapkinError, match=r"forward in stage 1 takes -1\.0 seconds: use 0 to 1e\+12"):
         simulate_pipeline(TWO, [EQUAL, StageSeconds(-1.0)])
-    with pytest.raises(NapkinError, match="backward in stage 0 takes inf seconds"):
+    with pytest.raises(NapkinError, match="backward_input in stage 0 takes inf seconds"):
         simulate_pipeline(TWO, [StageSeconds(1.0, math.inf), EQUAL])
+    with pytest.raises(NapkinError, match="recompute in stage 1 takes -1 seconds"):
+        simulate_pipeline(TWO, [EQUAL, StageSeconds(1.0, 2.0, recompute=-1)])
     with pytest.raises(NapkinError, match="a send between stages 0 and 1 takes nan seconds"):
         simulate_pipeline(TWO, [EQUAL] * 2, send_seconds=math.nan)
     with pytest.raises(NapkinError, match="sends between 2 pairs of stages are given for a pipeline of 1"):
         simulate_pipeline(TWO, [EQUAL] * 2, send_seconds=[1.0, 1.0])
     with pytest.raises(NapkinError, match="bytes of 1 stages are given for a pipeline of 2"):
         simulate_pipeline(TWO, [EQUAL] * 2).peak_activation_bytes(0, [1.0])
+
+
+def test_a_rank_or_stage_that_is_not_there_is_refused() -> None:
+    timeline = simulate_pipeline(TWO, [EQUAL] * 2)
+    for index in (-1, 2):
+        with pytest.raises(NapkinError, match=f"stage {index} is not in a pipeline of 2 stages: use 0 to 1"):
+            timeline.in_flight(index)
+        with pytest.raises(NapkinError, match=f"stage {index} is not in a pipeline of 2 stages"):
+            timeline.most_in_flight(index)
+        with pytest.raises(NapkinError, match=f"rank {index} is not in a pipeline of 2 ranks: use 0 to 1"):
+            timeline.peak_activation_bytes(index, [1.0, 1.0])
+        with pytest.raises(NapkinError, match=f"rank {index} is not in a pipeline of 2 ranks"):
+            TWO.stages_of(index)
 
 
 def test_a_step_without_seconds_has_no_bubble() -> None:

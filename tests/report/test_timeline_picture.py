@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from napkin.accounting.pipeline_schedules import pipeline_schedule
+from napkin.accounting.pipeline_schedules import PipelineSchedule, pipeline_schedule
 from napkin.accounting.pipeline_simulation import PipelineTimeline, StageSeconds, simulate_pipeline
 from napkin.errors import NapkinError
 from napkin.report import timeline_picture
@@ -140,9 +140,23 @@ def test_a_width_out_of_range_is_refused(width: int) -> None:
         timeline_svg(simulated("gpipe", 2, 2), width=width)
 
 
-def test_a_step_without_seconds_has_no_picture() -> None:
-    with pytest.raises(NapkinError, match="a step of 0 seconds has no picture"):
-        timeline_svg(simulated("gpipe", 2, 2, seconds=0.0))
+@pytest.mark.parametrize("seconds", [0.0, 5e-324, 3e11])
+def test_a_step_without_end_or_beginning_has_no_picture(seconds: float) -> None:
+    with pytest.raises(NapkinError, match=r"a step of \S+ seconds has no picture: give seconds of stages"):
+        timeline_svg(simulated("gpipe", 2, 2, seconds=seconds))
+
+
+def test_the_shortest_and_the_longest_step_have_a_picture() -> None:
+    for seconds in (1e-12, 1e10):
+        ElementTree.fromstring(timeline_svg(simulated("zb-h1", 2, 2, seconds=seconds)))
+
+
+def test_a_rank_without_stages_has_an_empty_row() -> None:
+    forward, backward = pipeline_schedule("gpipe", 1, 1).actions[0]
+    schedule = PipelineSchedule("alone", 1, (0,), ((forward, backward), ()))
+    svg = timeline_svg(simulate_pipeline(schedule, [StageSeconds(1.0, 1.0)]))
+    assert {"50.0% idle", "100% idle"} & set(texts(svg)) == {"100% idle"}
+    assert "rank 1" in texts(svg)
 
 
 def test_the_examples_of_the_docstrings_are_true() -> None:

@@ -7,6 +7,7 @@ from .metered_loop import reconcile as reconcile
 from .pipeline_schedules import PipelineAction as PipelineAction
 from .pipeline_schedules import PipelineSchedule as PipelineSchedule
 from .pipeline_schedules import pipeline_schedule as pipeline_schedule
+from .pipeline_simulation import InFlight as InFlight
 from .pipeline_simulation import PipelineTimeline as PipelineTimeline
 from .pipeline_simulation import StageSeconds as StageSeconds
 from .pipeline_simulation import TimedAction as TimedAction

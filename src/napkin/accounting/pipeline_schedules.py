@@ -64,7 +64,8 @@ class PipelineSchedule:
         return len(self.rank_of_stage)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages that a rank holds, in the order of the forward pass."""
+        """The stages that a rank holds, in the order of the forward pass; NapkinError if there is no such rank."""
+        check_index("rank", rank, self.ranks)
         return tuple(stage for stage, holder in enumerate(self.rank_of_stage) if holder == rank)
 
 
@@ -103,6 +104,12 @@ def pipeline_schedule(name: str, ranks: int, micro_batches: int, *, stages_per_r
     place = v_placement if schedule.placement == "v" else loop_placement
     actions = [schedule.order(rank, ranks, stages_per_rank, micro_batches) for rank in range(ranks)]
     return PipelineSchedule(name, micro_batches, place(ranks, stages_per_rank), tuple(map(tuple, actions)))
+
+
+def check_index(what: str, index: int, number: int) -> None:
+    """Refuse a rank or stage that a pipeline does not have; in Python -1 would be the last one."""
+    if not 0 <= index < number:
+        raise NapkinError(f"{what} {index} is not in a pipeline of {number} {what}s: use 0 to {number - 1}")
 
 
 def loop_placement(ranks: int, stages_per_rank: int) -> tuple[int, ...]:

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from napkin.accounting.pipeline_schedules import Kind, PipelineAction, PipelineSchedule
+from napkin.accounting.pipeline_schedules import Kind, PipelineAction, PipelineSchedule, check_index
 from napkin.errors import NapkinError
+
+LONGEST_ACTION = 1e12
+"""Seconds; with longer ones a step's sums might not be finite."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,11 @@ class PipelineTimeline:
         return math.fsum(self.idle_seconds) / busy if busy else 0.0
 
     def in_flight(self, stage: int) -> list[InFlight]:
-        """The micro-batches whose activations a stage keeps, after each change; a forward counts from its start."""
+        """The micro-batches whose activations a stage keeps, after each change; a forward counts from its start.
+
+        Raises NapkinError if there is no such stage.
+        """
+        check_index("stage", stage, self.schedule.stages)
         counts = InFlight(0.0, 0, 0)
         changes: list[InFlight] = []
         for action, start, end in self.ranks[self.schedule.rank_of_stage[stage]]:
@@ -150,6 +157,7 @@ class PipelineTimeline:
 
         `after_backward_input=True` counts a micro-batch until the gradients of its weights are computed, False until
         the gradient of its input is: what is kept lies between the two, as part of the activations can be freed then.
+        Raises NapkinError if there is no such stage.
         """
         counts = (each.whole + after_backward_input * each.for_weights for each in self.in_flight(stage))
         return max(counts, default=0)
@@ -166,8 +174,9 @@ class PipelineTimeline:
                 of them by default.
 
         Raises:
-            NapkinError: if there is not one number for each stage.
+            NapkinError: if there is no such rank, or not one number for each stage.
         """
+        check_index("rank", rank, self.schedule.ranks)
         kept_for_weights = kept if kept_for_weights is None else kept_for_weights
         for numbers in (kept, kept_for_weights):
             _check_one_per_stage("bytes", numbers, self.schedule)
@@ -208,16 +217,16 @@ def simulate_pipeline(
         overlap: whether a rank computes while it sends.
 
     Raises:
-        NapkinError: if there is not one number for each stage or pair, a number is negative or not finite, an action
+        NapkinError: if there is not one number for each stage or pair, a number is not in 0 to 1e12, an action
             is missing, repeated or on a rank that does not hold its stage, or the order of actions lets ranks wait
             for each other for good (a deadlock).
     """
     _check_one_per_stage("seconds", seconds, schedule)
     sends = _one_per_pair(send_seconds, schedule)
     durations: list[dict[Kind, float]] = [{kind: each.of(kind) for kind in _CHANGES} for each in seconds]
-    for stage, each in enumerate(durations):
-        for kind, value in each.items():
-            _check_seconds(f"{kind.replace('_', ' of the ')} in stage {stage}", value)
+    for stage, each in enumerate(seconds):
+        for name, value in vars(each).items():
+            _check_seconds(f"{name} in stage {stage}", value)
     for pair, value in enumerate(sends):
         _check_seconds(f"a send between stages {pair} and {pair + 1}", value)
     _check_table(schedule)
@@ -374,5 +383,5 @@ def _one_per_pair(send_seconds: float | Sequence[float], schedule: PipelineSched
 
 
 def _check_seconds(what: str, seconds: float) -> None:
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise NapkinError(f"{what} takes {seconds} seconds: use a finite number of at least 0")
+    if not 0 <= seconds <= LONGEST_ACTION:
+        raise NapkinError(f"{what} takes {seconds} seconds: use 0 to {LONGEST_ACTION:g}")

@@ -17,6 +17,11 @@ MOST_ROWS = 32
 
 NARROWEST = 500
 WIDEST = 2000
+"""Pixels."""
+
+SHORTEST = 1e-12
+LONGEST = 1e12
+"""Seconds."""
 
 _FILLS: dict[Kind, tuple[str, str]] = {
     "forward": (COLOURS["sky"], "forward"),
@@ -53,12 +58,15 @@ def timeline_svg(timeline: PipelineTimeline, *, width: int = 1200, title: str | 
         title: its first line, any text; by default schedule, ranks, micro-batches, seconds and idle time.
 
     Raises:
-        NapkinError: if the width is out of range, or the step takes no time at all.
+        NapkinError: if the width is out of range, or the step takes no time, or more than any clock shows.
     """
     if not NARROWEST <= width <= WIDEST:
         raise NapkinError(f"a picture of {width} pixels is not possible: use a width of {NARROWEST} to {WIDEST}")
-    if not timeline.seconds > 0:
-        raise NapkinError("a step of 0 seconds has no picture: give the seconds of its stages")
+    if not SHORTEST <= timeline.seconds <= LONGEST:
+        raise NapkinError(
+            f"a step of {timeline.seconds:g} seconds has no picture: give seconds of stages that add up to "
+            f"{SHORTEST:g} to {LONGEST:g}"
+        )
     rows = _rows(timeline.schedule.ranks)
     scale = (width - _LEFT - _RIGHT) / timeline.seconds
     height = _TOP + _ROW * len(rows) + 56
