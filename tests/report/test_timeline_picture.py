@@ -1,5 +1,6 @@
 import doctest
 import re
+from collections import Counter
 from xml.etree import ElementTree
 
 import pytest
@@ -94,6 +95,7 @@ def test_any_title_is_text() -> None:
         ("interleaved-1f1b", 16, 4, 256),
         ("gpipe", 64, 1, 40),
         ("zb-h1", 40, 1, 80),
+        ("gpipe", 32, 1, 1000),
     ],
 )
 def test_a_picture_of_thousands_of_actions_stays_small(
@@ -116,11 +118,19 @@ def test_narrow_actions_cover_what_they_take_and_no_more_than_a_pixel_of_idle_ti
     rows = [element for element in elements(svg, "rect") if element.get("class") == "row"]
     scale = float(rows[0].attrib["width"]) / timeline.seconds
     widths: dict[str, float] = {row.attrib["y"]: 0.0 for row in rows}
+    strokes: Counter[str] = Counter()
+    by_kind = {"forward": 0.0, "backward": 0.0}
     for path in elements(svg, "path"):
         for y, width in re.findall(r"M[\d.]+ ([\d.]+)h([\d.]+)v", path.attrib["d"]):
             widths[y] += float(width)
+            strokes[y] += 1
+            by_kind[path.attrib["class"]] += float(width)
     for width, busy in zip(widths.values(), timeline.busy_seconds, strict=True):
         assert width == pytest.approx(busy * scale, rel=0.02)
+    # A backward takes three times as long as a forward, and gives the colour where both are drawn as one.
+    assert by_kind["backward"] > 3 * by_kind["forward"] > 0
+    assert len(timeline.ranks[0]) == 2048
+    assert max(strokes.values()) <= float(rows[0].attrib["width"]) + 1 < 1100
 
 
 def test_moments_of_the_axis_are_round_and_few() -> None:

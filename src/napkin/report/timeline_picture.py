@@ -37,7 +37,7 @@ _BOX_FROM = 10.0
 
 
 class Stroke(NamedTuple):
-    """A part of a row in one colour: one narrow action, or several that are narrower than a pixel together."""
+    """A part of a row in one colour: one narrow action, or several that begin within the same pixel."""
 
     kind: Kind
     turn: int
@@ -49,8 +49,8 @@ def timeline_svg(timeline: PipelineTimeline, *, width: int = 1200, title: str | 
     """Draw a simulated step.
 
     Boxes have the number of their micro-batch where there is room for it, and name themselves under the pointer; of
-    several stages on a rank, later ones are paler. Actions narrower than a pixel are drawn together, in the colour
-    of the one that takes longest, so the picture stays below 2 MB however many actions there are.
+    several stages on a rank, later ones are paler. Actions that begin within the same pixel are drawn as one, in the
+    colour of the one that takes longest, so the picture stays below 2 MB however many actions there are.
 
     Args:
         timeline: of `simulate_pipeline`.
@@ -166,7 +166,7 @@ def _box(each: TimedAction, turns: dict[int, int], y: float, scale: float) -> It
 
 
 def _strokes(timed: Iterable[TimedAction], turns: dict[int, int], scale: float) -> Iterator[Stroke]:
-    """One stroke for each action of at least a pixel, and one for what begins within a pixel of a narrower one."""
+    """One stroke for all actions that begin within a pixel of the first of them."""
     for _, group in itertools.groupby(_by_pixel(timed, scale), key=lambda numbered: numbered[0]):
         members = [each for _, each in group]
         longest = max(members, key=lambda each: each.end - each.start)
@@ -179,7 +179,7 @@ def _by_pixel(timed: Iterable[TimedAction], scale: float) -> Iterator[tuple[int,
     """Each action with the number of its stroke."""
     number, begin = 0, -math.inf
     for each in timed:
-        if (each.end - begin) * scale > 1:
+        if (each.start - begin) * scale >= 1:
             number, begin = number + 1, each.start
         yield number, each
 
