@@ -32,6 +32,7 @@ from napkin.hardware.efficiency import Efficiency, efficiency_of
 from napkin.hardware.interconnect import interconnect_of
 from napkin.hardware.node import node_of
 from napkin.model.config import ModelConfig
+from napkin.model.published_models import preset
 from napkin.planning.machine import CatalogueMachine
 from napkin.planning.planner import plan
 from napkin.recipe.recipe import Recipe
@@ -57,6 +58,15 @@ PRIOR = {
     "hop_factor": (1.0, 1.0),
     "slowdown": (0.2, 0.7),
 }
+LLAMA = Recipe(
+    model=preset("llama-3-8b", context_length=8192),
+    training=TrainingConfig(
+        batch_size=16, micro_batch_size=2, recompute="selective", precision="bf16", parallelism="fsdp"
+    ),
+)
+LLAMA_RATE = 5762
+"""Tokens per second and device of Llama 3.1 8B: pytorch/torchtitan@b5bcd76, benchmarks/
+llama3_h100_202412_torchtitan.md, table 1, FSDP alone."""
 GENERATIONS = {"ampere": ((8, 0),), "hopper": ((9, 0),)}
 
 
@@ -239,6 +249,9 @@ def main() -> None:
         efficiency_of.__globals__["efficiencies"].cache_clear()
     now = [(run, run.planned_seconds(efficiency_of(run.device)) / run.seconds - 1) for run in bf16]
     lines.append(f"| napkin plan, as its table is | {described([error for _, error in now])} |")
+    titan = plan(LLAMA, on="8xH100-96GB")
+    tokens_per_second = titan.tokens_per_step / titan.site.n_devices / titan.seconds_per_step
+    lines.append(f"| another program: torchtitan, not compiled | {described([LLAMA_RATE / tokens_per_second - 1])} |")
     fp8 = [run.planned_seconds(efficiency_of(run.device)) / run.seconds - 1 for run in runs if run not in bf16]
     lines.append(f"| the same, fp8 | {described(fp8)} |")
     lines += ["", "Furthest off:", ""]

@@ -51,6 +51,7 @@ BASES = {
     "train": "tiny.toml --run new --training.steps 2 --training.batch-size 4 --model.d-model 16 --model.n-layers 1 "
     "--model.n-heads 2 --model.context-length 16",
     "resume": "runs/tiny",
+    "launch": "tiny.toml --run new --nodes 1 --gpus-per-node 2",
     "evaluate": "runs/tiny",
     "generate": "runs/tiny --tokens 2",
     "export": "runs/tiny --out new",

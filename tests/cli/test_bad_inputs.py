@@ -15,7 +15,17 @@ from conftest import Done, Napkin, contents
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 LIMIT_SECONDS = 60
-QUICK = {"recipe": 20, "formats": 20, "hardware": 12, "fit": 8, "runs": 8, "tokenizer show": 8, "train": 6, "export": 6}
+QUICK = {
+    "recipe": 20,
+    "formats": 20,
+    "hardware": 12,
+    "fit": 8,
+    "runs": 8,
+    "tokenizer show": 8,
+    "train": 6,
+    "export": 6,
+    "launch": 12,
+}
 """Tries of the ordinary suite."""
 
 

@@ -32,6 +32,8 @@ COMMANDS = {
     "recipe": "recipe {}",
     "hardware": "hardware {}",
     "fit": "fit --on {}",
+    "launch": "launch {} --nodes 1",
+    "launch --run": "launch tiny.toml --nodes 1 --gpus-per-node 1 --run {}",
     "resume": "resume {}",
     "evaluate": "evaluate {}",
     "evaluate --tokens": "evaluate runs/tiny --tokens {}",

@@ -38,7 +38,7 @@ def windows_in(batches: Batches, first: int, last: int) -> list[tuple[list[int],
     return [(inputs[0].tolist(), targets[0].tolist()) for inputs, targets in (batches[i] for i in range(first, last))]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SIZES, st.integers(0, 2**70), st.integers(0, 10**6), st.integers(1, 30))
 def test_an_epoch_has_no_target_twice_and_epochs_have_all_equally_often(
     folder: Path, sizes: tuple[int, int], seed: int, first_epoch: int, n_epochs: int

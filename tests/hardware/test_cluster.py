@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +59,20 @@ def test_every_node_has_a_device_of_the_catalogue_and_a_slower_network_than_its_
         link = device.link_bandwidth or device.host_bandwidth
         assert link is not None
         assert node.network_bandwidth is None or node.network_bandwidth <= link, node.name
+
+
+def test_a_file_describes_the_node_of_its_device(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'name = "mine"\npeaks = { bf16 = 1e14 }\nmemory_bytes = 24e9\nmemory_bandwidth = 1e12\n'
+        'link = "wire"\nlink_bandwidth = 50e9\ndevices_per_node = 4\nnetwork_bandwidth = 12.5e9\n'
+    )
+    cluster = find_cluster(f"16x{path}")
+    assert (cluster.n_nodes, cluster.node.devices, cluster.node.network) == (4, 4, "100 Gbit/s per device")
+    assert find_cluster(f"2x8x{path}").node.devices == 8
+    path.write_text(path.read_text().replace("= 4\n", "= 0\n"))
+    with pytest.raises(NapkinError, match=r"devices_per_node: expected `?int`? >= 1"):
+        find_cluster(f"16x{path}")
 
 
 def test_the_first_node_of_a_device_is_assumed_and_others_get_a_stated_default() -> None:

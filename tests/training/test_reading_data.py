@@ -73,7 +73,7 @@ def start_of(recipe: Recipe, step: int) -> int:
     return at // BLOCK_BYTES
 
 
-@pytest.mark.parametrize("prefetch", ["off", "on"])
+@pytest.mark.parametrize("prefetch", [pytest.param("off", marks=pytest.mark.torture), "on"])
 def test_a_flipped_bit_ends_the_run_before_anything_is_learned_from_its_block(text: Path, prefetch: str) -> None:
     recipe = with_data(four_blocks(text), prefetch=prefetch)
     blocks = [start_of(recipe, step) for step in range(8)]

@@ -20,6 +20,7 @@ COMMANDS = {
     "count": "trace a training step: FLOPs and bytes by operator, module or phase",
     "train": "plan, train, meter and reconcile a run",
     "resume": "continue a run from its newest intact checkpoint",
+    "launch": "print or submit the script with which Slurm or Kubernetes trains a run on several nodes",
     "evaluate": "loss, perplexity and bits per byte on held-out text, beside gzip and xz",
     "generate": "let a trained model continue a text",
     "export": "write a trained model and its tokenizer as a Hugging Face folder",

@@ -64,6 +64,11 @@ class Device:
     link_bandwidth: Positive | None = None
     host_link: str | None = None
     host_bandwidth: Positive | None = None
+    devices_per_node: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    """How many the link connects; with the network between such nodes only in a file that describes a device: those of
+    the catalogue are in nodes.toml."""
+    network: str | None = None
+    network_bandwidth: Positive | None = None
     watts: Positive | None = None
     price: Price | None = None
     torch_device: Literal["cpu", "cuda"] = "cuda"

@@ -40,12 +40,18 @@ def nodes() -> tuple[Node, ...]:
 
 
 def node_of(device: Device) -> Node:
-    """The node that a device is assumed to be in: the first that the table has, else `DEFAULT_DEVICES` of them.
+    """The node that a device is assumed to be in: the one that its file describes, else the first that the table has,
+    else `DEFAULT_DEVICES` of them.
 
     >>> from napkin.hardware.accelerators import find_device
     >>> node_of(find_device("H100")).name, node_of(find_device("L4")).devices
     ('DGX-H100', 8)
     """
+    if device.devices_per_node is not None:
+        name = f"{device.devices_per_node} × {device.name}"
+        bandwidth = device.network_bandwidth
+        network = device.network or (f"{bandwidth * 8 / 1e9:.0f} Gbit/s per device" if bandwidth else None)
+        return Node(name, device.name, device.devices_per_node, network, bandwidth)
     for node in nodes():
         if node.device == device.name:
             return node

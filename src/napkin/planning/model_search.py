@@ -79,12 +79,18 @@ def largest_model(family: Family, machine: Machine, *, progress: Callable[[str],
     width = width_of(n_layers)
     while width.peak_bytes(n_layers + 1) <= usable:
         n_layers += 1
-    while True:
+    # The estimate is off by a layer or two: what fits by count is found from there, upwards or downwards.
+    found, exceeds = None, MOST_LAYERS + 1
+    while n_layers < exceeds:
         progress(f"counting {n_layers} layers of width {width.d_model}")
         plan = plan_resolved(family.resolved(machine, width.d_model, n_layers), machine)
         if plan.fits:
-            return plan
-        n_layers -= max(1, (plan.ledger.peak_bytes - usable) // width.bytes_per_layer)
+            found, n_layers = plan, n_layers + 1
+        else:
+            exceeds = n_layers
+            n_layers -= max(1, (plan.ledger.peak_bytes - usable) // width.bytes_per_layer) if found is None else 0
+    assert found is not None
+    return found
 
 
 def gathered_bytes_of(plan: Plan) -> int:
@@ -116,10 +122,9 @@ def _largest(peak_bytes: Callable[[int], int], usable: int, guess: int) -> int:
 
 
 class _Width:
-    """All models of a width: those of two and three layers are counted, which bounds the others from below.
+    """All models of a width, estimated: those of two and three layers are counted, and a line is drawn through them.
 
-    A step's peak is a maximum of functions that are linear in the number of layers, so it is convex; with one layer it
-    is often at the output head.
+    With one layer the peak is often at the output head.
     """
 
     def __init__(self, family: Family, machine: Machine, d_model: int) -> None:

@@ -25,13 +25,14 @@ def status_of(run: RunRecord, *, training: bool | None = None) -> str:
             return "Nothing is planned or logged yet."
         return f"{plan.steps:,} steps of {plan.tokens_per_step:,} tokens planned{device}; none is logged yet."
     last = run.metrics[-1]
+    read = "" if last.epochs is None else f", {format_three_digits(last.epochs)} epochs"
     if plan and training:
-        return f"Training, step {last.step:,} of {plan.steps:,}{device}."
+        return f"Training, step {last.step:,} of {plan.steps:,}{read}{device}."
     if plan and last.step < plan.steps and training is False:
-        return f"Stopped at step {last.step:,} of {plan.steps:,}{device}: no process is training it."
+        return f"Stopped at step {last.step:,} of {plan.steps:,}{read}{device}: no process is training it."
     if plan and last.step < plan.steps:
-        return f"At step {last.step:,} of {plan.steps:,}{device}: still in training, or interrupted."
-    return f"{last.step:,} steps over {last.tokens:,} tokens{device}."
+        return f"At step {last.step:,} of {plan.steps:,}{read}{device}: still in training, or interrupted."
+    return f"{last.step:,} steps over {last.tokens:,} tokens{read}{device}."
 
 
 def warnings_of(run: RunRecord, *, training: bool | None = None) -> list[str]:
