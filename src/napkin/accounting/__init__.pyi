@@ -4,6 +4,15 @@ from .ledger import Row as Row
 from .metered_loop import MeteredLoop as MeteredLoop
 from .metered_loop import meter as meter
 from .metered_loop import reconcile as reconcile
+from .pipeline_schedules import PipelineAction as PipelineAction
+from .pipeline_schedules import PipelineSchedule as PipelineSchedule
+from .pipeline_schedules import pipeline_schedule as pipeline_schedule
+from .pipeline_simulation import InFlight as InFlight
+from .pipeline_simulation import PipelineTimeline as PipelineTimeline
+from .pipeline_simulation import StageSeconds as StageSeconds
+from .pipeline_simulation import TimedAction as TimedAction
+from .pipeline_simulation import simulate_pipeline as simulate_pipeline
+from .pipeline_simulation import stage_seconds as stage_seconds
 from .pricing import Price as Price
 from .pricing import price as price
 from .quantity_row import QuantityRow as QuantityRow
