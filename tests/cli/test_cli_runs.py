@@ -74,3 +74,12 @@ def write_losses(run: Path, losses: list[tuple[float, float]]) -> None:
         for step, (training, validation) in enumerate(losses, 1)
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize("content", [b'{"format": "\xe4\x00"}', b"[" * 100_000, b"{", b""])
+def test_a_damaged_tokenizer_does_not_keep_a_run_from_being_listed(napkin, place: Path, content: bytes) -> None:
+    shutil.copytree("runs/tiny", "runs/damaged")
+    Path("runs/damaged/tokenizer.json").write_bytes(content)
+    listed = napkin("runs")
+    assert listed.status == 0, listed.err
+    assert "damaged" in listed.out

@@ -166,7 +166,7 @@ def _validation_losses(folder: Path) -> dict[int, float]:
     """Validation losses by step, from the checkpoints on the disk; damaged ones are ignored."""
     losses: dict[int, float] = {}
     for path in reversed(checkpoint_paths(folder)):
-        with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             state = msgspec.json.decode(read_bytes(path / "state.json"), type=State)
             losses |= dict(state.history.validation_losses)
     return losses

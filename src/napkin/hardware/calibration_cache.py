@@ -66,7 +66,7 @@ def load_calibration(device_type: str = "cpu") -> Calibration | None:
     machine = current_machine(device_type)
     try:
         cached = msgspec.json.decode(read_bytes(calibration_path(machine)), type=Calibration)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return cached if cached.machine == machine else None
 

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from napkin.errors import NapkinError
+from napkin.files import read_bytes
 from napkin.report.axes import AXES as AXES
 from napkin.report.axes import Axis, Positions
 from napkin.report.curves import Curve, smooth, smoothing_width
@@ -161,8 +162,8 @@ def _flatten(values: dict[str, Any], prefix: str):
 
 def _tokenizer_of(folder: Path) -> str | None:
     try:
-        return msgspec.json.decode((folder / "tokenizer.json").read_bytes(), type=_TokenizerFile).fingerprint
-    except (OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(read_bytes(folder / "tokenizer.json"), type=_TokenizerFile).fingerprint
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
