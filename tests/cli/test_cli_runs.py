@@ -4,6 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from napkin.runs.lock import is_being_trained
 from napkin.runs.run_folder import RunFolder
 
