@@ -35,6 +35,7 @@ def test_the_model_found_is_planned_again_with_the_same_bytes() -> None:
     assert again.fits
 
 
+@pytest.mark.torture
 def test_where_the_peak_bends_upwards_the_model_found_still_fits() -> None:
     family = dataclasses.replace(FAMILY, vocab_size=32768, context_length=512)
     machine = CatalogueMachine(device(400_000_000), 8)
