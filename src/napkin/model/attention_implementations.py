@@ -21,17 +21,17 @@ Keys = Float[Tensor, "batch kv_heads key head_dim"]
 Documents = Int[Tensor, "batch position"] | None
 
 
-class PlainAttention:
-    """Matrix products and a softmax; it holds the scores of all pairs.
+class MaskedAttention:
+    """What implementations that are prepared by making a mask have in common."""
 
-    Scores and weights have the dtype of queries and keys; the softmax sums in fp32.
-    """
-
-    def __init__(self, n_heads: int, *, scale: float, sees: CausalMask, softcap: float | None = None) -> None:
+    def __init__(self, n_heads: int, *, scale: float, sees: CausalMask) -> None:
         self.n_heads = n_heads
         self.scale = scale
         self.sees = sees
-        self.softcap = softcap
+
+    def needs_mask(self, documents: Documents) -> bool:
+        """Whether pairs are hidden that the kernel does not hide by itself."""
+        return True
 
     def prepare(
         self,
@@ -42,8 +42,21 @@ class PlainAttention:
         *,
         query_offset: int = 0,
     ) -> Any:
-        """The mask."""
+        """The mask; None where none is needed."""
+        if not self.needs_mask(documents):
+            return None
         return additive_mask(self.sees, positions, self.n_heads, length, documents, device, query_offset=query_offset)
+
+
+class PlainAttention(MaskedAttention):
+    """Matrix products and a softmax; it holds the scores of all pairs.
+
+    Scores and weights have the dtype of queries and keys; the softmax sums in fp32.
+    """
+
+    def __init__(self, n_heads: int, *, scale: float, sees: CausalMask, softcap: float | None = None) -> None:
+        super().__init__(n_heads, scale=scale, sees=sees)
+        self.softcap = softcap
 
     def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
         """Mix the values by their weights."""
@@ -52,27 +65,12 @@ class PlainAttention:
         return softcapped_attention(queries, keys, values, prepared, self.scale, self.softcap)
 
 
-class FusedAttention:
+class FusedAttention(MaskedAttention):
     """torch's scaled_dot_product_attention, causal: it holds no scores."""
 
-    def __init__(self, n_heads: int, *, scale: float, sees: CausalMask) -> None:
-        self.n_heads = n_heads
-        self.scale = scale
-        self.sees = sees
-
-    def prepare(
-        self,
-        positions: NoPositions,
-        length: int,
-        documents: Documents,
-        device: torch.device,
-        *,
-        query_offset: int = 0,
-    ) -> Any:
-        """A mask if documents have to be kept apart, else None."""
-        if documents is None:
-            return None
-        return additive_mask(self.sees, positions, self.n_heads, length, documents, device, query_offset=query_offset)
+    def needs_mask(self, documents: Documents) -> bool:
+        """Only if documents have to be kept apart."""
+        return documents is not None
 
     def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
         """Mix the values by their weights."""
@@ -82,17 +80,9 @@ class FusedAttention:
 class MaskedFusedAttention(FusedAttention):
     """The same for windows and biased scores, with a mask; it computes hidden pairs too."""
 
-    def prepare(
-        self,
-        positions: NoPositions,
-        length: int,
-        documents: Documents,
-        device: torch.device,
-        *,
-        query_offset: int = 0,
-    ) -> Any:
-        """The mask."""
-        return additive_mask(self.sees, positions, self.n_heads, length, documents, device, query_offset=query_offset)
+    def needs_mask(self, documents: Documents) -> bool:
+        """Always."""
+        return True
 
 
 class FlexAttention(PlainAttention):
