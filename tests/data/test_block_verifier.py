@@ -20,6 +20,7 @@ from napkin.data.resumable_writing import write_token_files
 from napkin.data.sidecar import BLOCK_BYTES, BlockChecksums, Sidecar, read_sidecar, sidecar_path
 from napkin.errors import CorruptFile
 from napkin.tokenizer import ByteTokenizer
+from oracles.altered_tokens import flip_bit
 
 BYTES = ByteTokenizer([SEPARATOR])
 BLOCK_TOKENS = BLOCK_BYTES // 2
@@ -50,14 +51,6 @@ def opened(path: Path) -> TokenFile:
     token_file = TokenFile.open(path)
     assert token_file.verify_on_read()
     return token_file
-
-
-def flip_bit(path: Path, byte: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(byte)
-        [value] = file.read(1)
-        file.seek(byte)
-        file.write(bytes([value ^ 4]))
 
 
 def as_version_1(path: Path) -> None:

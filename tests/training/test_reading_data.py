@@ -25,6 +25,7 @@ from napkin.runs.run_folder import RunFolder
 from napkin.tokenizer.byte_level import ByteTokenizer
 from napkin.training.run import train_run
 from napkin.training.start import create_run, open_run
+from oracles.altered_tokens import flip_bit
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 
 TOKENIZER = ByteTokenizer([SEPARATOR])
@@ -49,14 +50,6 @@ def four_blocks(text: Path) -> Recipe:
     write_token_file(text / "blocks.tokens", [document], TOKENIZER)
     recipe = tiny_recipe(text, steps=8, batch_size=1, checkpoint_every=2, keep_checkpoints=20)
     return with_data(recipe, train=f"{text}/blocks.tokens")
-
-
-def flip_bit(path: Path, byte: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(byte)
-        [value] = file.read(1)
-        file.seek(byte)
-        file.write(bytes([value ^ 4]))
 
 
 def losses(run: RunFolder) -> list[tuple[int, float, float, float | None]]:
