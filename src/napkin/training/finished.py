@@ -19,11 +19,14 @@ def finished_checkpoint(folder: StrPath) -> Checkpoint | None:
     """
     run = RunFolder.open(folder)
     newest = next(iter(checkpoint_paths(run.checkpoints)), None)
-    if newest is None or run.recipe_was_changed or not _books_are_closed(run):
+    if newest is None:
         return None
     try:
+        # What is small is read first: of most runs that are resumed, the metrics and the weights are not.
         state = read_checkpoint(newest, verify=False).state
         if state.step < run.recipe.training.steps or state.history.unfinished is not None:
+            return None
+        if run.recipe_was_changed or not _books_are_closed(run):
             return None
         return read_checkpoint(newest)
     except CorruptFile:
@@ -33,5 +36,7 @@ def finished_checkpoint(folder: StrPath) -> Checkpoint | None:
 
 def _books_are_closed(run: RunFolder) -> bool:
     metered = (run.path / MEASUREMENT_FILE).exists() or run.recipe.training.steps <= METERED_STEP
+    if not metered or not (run.path / REPORT_FILE).exists():
+        return False
     record = read_metrics_record(run.path / METRICS_FILE)
-    return metered and (run.path / REPORT_FILE).exists() and not record.messages() and record.incomplete is None
+    return not record.messages() and record.incomplete is None
