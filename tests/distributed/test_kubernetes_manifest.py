@@ -190,7 +190,7 @@ def test_a_path_that_is_not_on_the_volume_is_refused(path: str) -> None:
     for field in ("run", "recipe_file"):
         with pytest.raises(NapkinError, match="is not on the volume"):
             jobset_manifest(job(**{field: path}), settings())
-    on_the_volume = job(run="/work/runs/../big", recipe_file="a/../big.toml")
+    on_the_volume = job(run=f"{settings().mount}/runs/../big", recipe_file="a/../big.toml")
     assert jobset_manifest(on_the_volume, settings())
 
 

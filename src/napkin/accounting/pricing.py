@@ -111,10 +111,10 @@ def roofline_seconds(row: Row, ceilings: Ceilings) -> float:
     return bound + ceilings.seconds_per_operator
 
 
-def launch_share(ledger: Ledger, ceilings: Ceilings) -> float:
-    """Fraction of a step's seconds, by rooflines, that are the overhead of operator calls."""
-    seconds = [roofline_seconds(row, ceilings) for row in ledger.rows]
-    return sum(each > 0 for each in seconds) * ceilings.seconds_per_operator / (sum(seconds) or 1.0)
+def launch_share(ledger: Ledger, ceilings: Ceilings, seconds: float) -> float:
+    """Fraction of a step's `seconds` that is the overhead of operator calls; a view is none."""
+    calls = sum(bool(row.flops or row.bytes_read or row.bytes_written) for row in ledger.rows)
+    return calls * ceilings.seconds_per_operator / (seconds or 1.0)
 
 
 def _is_byte_bound(row: Row, ceilings: Ceilings) -> bool:

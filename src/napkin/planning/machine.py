@@ -202,7 +202,9 @@ class CatalogueMachine(Machine):
 
     def price(self, resolved: ResolvedRecipe, ledger: Ledger, ceilings: Ceilings, progress: Progress) -> Price:
         """By rooflines. Published steps are long: the factor is wider where launches take a large part."""
-        return price(ledger, ceilings, factor=self.efficiency.factor * (1 + launch_share(ledger, ceilings)))
+        priced = price(ledger, ceilings)
+        launches = launch_share(ledger, ceilings, priced.seconds)
+        return dataclasses.replace(priced, factor=self.efficiency.factor * (1 + launches))
 
     def site(self, precision: Precision, ceilings: Ceilings) -> Site:
         """Peak, memory, price and power of the catalogue."""
