@@ -97,7 +97,7 @@ def torch_way(train_state: TrainState, path: Path) -> Callable[[int], float]:
 
 
 def copy_way(train_state: TrainState) -> Callable[[int], float]:
-    tensors = [tensor for named in taken(train_state, 0).tensors.values() for tensor in named.values()]
+    tensors = [part.tensor for part in taken(train_state, 0).parts()]
     buffers = [torch.empty_like(tensor) for tensor in tensors]
 
     def copy(_: int) -> float:

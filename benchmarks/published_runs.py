@@ -1,179 +1,129 @@
 """Seconds per step of published training runs: planned from their recipes, without being told an MFU.
 
-    python benchmarks/published_runs.py          plan each run; held-out halves; one constant MFU beside them
-    python benchmarks/published_runs.py --fit    fit the coefficients to all runs and write hardware/efficiency.toml
+    python benchmarks/published_runs.py          plan each run; what the fit has not seen apart; per program and device
+    python benchmarks/published_runs.py --fit    fit the coefficients and write hardware/efficiency.toml: half an hour
 
 published_runs.csv has runs of MPT models with FSDP (llm-foundry of Mosaic): learned positions, layer norms, biases,
-GELU, tied embeddings, a vocabulary of 50,368. "gathers" is how often a step gathers a block's weights. Held out: the
-coefficients are fitted to one half of a generation's runs and judged on the other, for several ways to halve them.
-Fitting needs SciPy. Coefficients are drawn towards what is known beforehand: `PRIOR`.
+GELU, tied embeddings, a vocabulary of 50,368. "gathers" is how often a step gathers a block's weights.
+published_layouts.csv has runs of other programs, with tensor, pipeline, context and expert ranks: see
+published_recipes.py. The coefficients of a generation are fitted to llm-foundry's runs and to the other programs' that
+`seen` chooses; those that it does not choose are the judgement. llm-foundry's own are judged by halves: fitted to one
+half, judged on the other, for several ways to halve them. Fitting needs SciPy. Coefficients are drawn towards what is
+known beforehand: `PRIOR`.
 """
 
 import argparse
-import csv
-import dataclasses
+import math
 import statistics
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from napkin.accounting.communication import Communication
-from napkin.accounting.ledger import Row
-from napkin.accounting.pricing import roofline_seconds
-from napkin.hardware.accelerators import find_device
-from napkin.hardware.ceilings import CatalogueCeilings
-from napkin.hardware.device import Device
-from napkin.hardware.efficiency import Efficiency, efficiency_of
-from napkin.hardware.interconnect import interconnect_of
-from napkin.hardware.node import node_of
-from napkin.model.config import ModelConfig
-from napkin.model.published_models import preset
-from napkin.planning.machine import CatalogueMachine
-from napkin.planning.planner import plan
-from napkin.recipe.recipe import Recipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.hardware.efficiency import Efficiency, efficiencies, efficiency_of
+from published_recipes import PublishedRun, read_rows
 from result_files import write_result
 
-RUNS = Path(__file__).with_name("published_runs.csv")
 TABLE = Path(__file__).parents[1] / "src" / "napkin" / "hardware" / "efficiency.toml"
-VOCAB_SIZE = 50368
 HALVINGS = 4
 OUTLIER = 0.035
 """A relative error from which an error counts less than by its square: the runs' own noise."""
+OVERLAPPED = 0.75
+"""Of the seconds of tensor ranks' collectives, what a program hides that cuts them and the products into pieces
+(userbuffers of Transformer Engine, asynchronous tensor parallelism of torch): not fitted."""
 PRIOR = {
     # The expected value, and the relative error of that expectation.
-    "matmul_share": (0.75, 0.15),  # "maximum achieved matmul" of stas00/ml-engineering: 271 of 312, 795 of 989
-    "matmul_width": (150, 1.0),
-    "attention_share": (0.5, 0.4),  # FlashAttention-2 reaches 0.5 to 0.73 of an A100 (Dao 2023)
+    "matmul_share": (0.7, 0.15),  # "maximum achieved matmul": published_kernels.csv; less in a long run, by its power
+    "matmul_width": (100, 1.0),
+    "attention_share": (0.4, 0.4),  # FlashAttention-2 reaches 0.5 to 0.73 of an A100 (Dao 2023), a third of an H100
     "attention_width": (20, 1.0),
+    "attention_rows": (50_000, 1.0),  # published_kernels.csv
     "memory_share": (0.85, 0.3),
+    "fused_share": (0.35, 0.4),
     "kernel_seconds": (5e-6, 0.7),
-    "link_share": (0.75, 0.3),
+    "link_share": (0.7, 0.3),
     "network_share": (0.75, 0.4),
     "hop_factor": (1.0, 1.0),
     "slowdown": (0.2, 0.7),
+    "cudnn_attention_share": (0.6, 0.3),
+    "fp8_share": (0.6, 0.2),
 }
-LLAMA = Recipe(
-    model=preset("llama-3-8b", context_length=8192),
-    training=TrainingConfig(
-        batch_size=16, micro_batch_size=2, recompute="selective", precision="bf16", parallelism="fsdp"
-    ),
-)
-LLAMA_RATE = 5762
-"""Tokens per second and device of Llama 3.1 8B: pytorch/torchtitan@b5bcd76, benchmarks/
-llama3_h100_202412_torchtitan.md, table 1, FSDP alone."""
-GENERATIONS = {"ampere": ((8, 0),), "hopper": ((9, 0),)}
+GENERATIONS = {"ampere": ((8, 0),), "hopper": ((9, 0),), "blackwell": ((10, 0), (10, 3))}
 
 
-@dataclass(frozen=True)
-class Run:
-    """A published run, and what the planner counted of it: distinct operator calls and how often a step has each."""
+class LayoutRun(PublishedRun):
+    """A published run of any program."""
 
-    row: dict[str, str]
-    device: Device
-    seconds: float
-    calls: tuple[tuple[Row, int], ...]
-    communication: Communication
-    model_flops: float
+    def planned_seconds(self, efficiency: Efficiency | None = None) -> float:
+        """As `plan_layout` has it, less what a program overlaps that this project does not."""
+        planned = self.plan(efficiency)
+        hidden = OVERLAPPED if self.row["overlap"] == "yes" else 0.0
+        return planned.seconds - hidden * planned.by_kind.get("tensor exposed", 0.0)
 
-    def planned_seconds(self, efficiency: Efficiency) -> float:
-        """As `napkin.plan` has it."""
-        ceilings = CatalogueCeilings(self.device, efficiency)
-        computing: dict[str, float] = defaultdict(float)
-        for call, times in self.calls:
-            computing["forward" if call.phase == "forward" else call.phase] += times * roofline_seconds(call, ceilings)
-        interconnect = interconnect_of(self.device, node_of(self.device), efficiency)
-        assert interconnect
-        exposed = self.communication.exposed_seconds(
-            interconnect,
-            forward_seconds=computing["forward"],
-            backward_seconds=computing["backward"] + computing["recompute"],
-        )
-        return sum(computing.values()) + exposed
+    @property
+    def best_seconds(self) -> float:
+        """Of a step at the peak of the datasheet."""
+        flops = self.costs.model_flops(self.resolved.recipe.training.batch_size)
+        return flops / self.n_devices / self.device.peak("bf16")
 
 
-def recipe_of(row: dict[str, str]) -> Recipe:
-    """The recipe of a published run."""
-    names = ("d_model", "n_heads", "n_layers", "context_length")
-    d_model, n_heads, n_layers, context_length = (int(row[name]) for name in names)
-    size, parts, devices = (int(row[name]) for name in ("micro_batch_size", "micro_batches", "devices"))
-    return Recipe(
-        model=ModelConfig(
-            vocab_size=VOCAB_SIZE,
-            context_length=context_length,
-            d_model=d_model,
-            n_heads=n_heads,
-            n_layers=n_layers,
-            d_ff=4 * d_model,
-            positions="learned",
-            norm="layer",
-            feed_forward="gelu",
-            biases="all",
-        ),
-        training=TrainingConfig(
-            batch_size=size * parts * devices,
-            micro_batch_size=size,
-            recompute="full" if row["recompute"] == "full" else "none",
-            precision="fp8" if row["precision"] == "fp8" else "bf16",
-            loss_chunk_size=size * context_length,
-            parallelism="fsdp",
-            reduce_format="bf16",
-        ),
-    )
+def foundry_row(row: dict[str, str]) -> dict[str, str]:
+    """A row of published_runs.csv with the columns of published_layouts.csv."""
+    one = dict.fromkeys(("data", "tensor", "pipeline", "stages_per_rank", "context", "expert"), "1")
+    more = {"stack": "llm-foundry", "shard": row["devices"], "attention": "auto", "fused": "no", "overlap": "no"}
+    rate = {"unit": "tok/s/device", "value": row["tokens_per_second_per_device"]}
+    return {**row, **one, **more, **rate}
 
 
-def count_run(row: dict[str, str]) -> Run:
-    """Plan a published run, and keep what its seconds depend on."""
-    device = find_device(row["device"])
-    planned = plan(recipe_of(row), on=CatalogueMachine(device, int(row["devices"])))
-    bare = {"module": "", "call": None, "bytes_kept": 0, "component": "other", "elementwise_flops": 0}
-    calls = Counter(dataclasses.replace(each, **bare) for each in planned.ledger.rows)
-    communication = planned.communication
-    if row["gathers"] == "once":
-        kept = [
-            each for each in communication.collectives if (each.operation, each.phase) != ("all_gather", "backward")
-        ]
-        communication = dataclasses.replace(communication, collectives=tuple(kept))
-    tokens = int(row["context_length"]) * int(row["micro_batch_size"]) * int(row["micro_batches"])
-    return Run(
-        row=row,
-        device=device,
-        seconds=tokens / float(row["tokens_per_second_per_device"]),
-        calls=tuple(calls.items()),
-        communication=communication,
-        model_flops=planned.ledger.flops,
-    )
+def seen(number: int, run: LayoutRun) -> bool:
+    """Whether a run of another program is fitted to: of llama-3-405b on Blackwell none is, so that a larger model than
+    any that was seen is judged; of mixtures of experts none; otherwise every other row of the table."""
+    row = run.row
+    if run.stack == "Megatron-LM" and row["device"].startswith("B200"):
+        return row["model"] == "llama-3-70b"
+    return number % 2 == 0
 
 
-def fit(runs: Sequence[Run]) -> Efficiency:
+def group_of(run: LayoutRun) -> str:
+    """The line of the table that a run stands in."""
+    generation = next(name for name, found in GENERATIONS.items() if run.device.compute_capability in found)
+    experts = ", experts" if run.row["model"].startswith("deepseek") else ""
+    fp8 = ", fp8" if run.stack == "llm-foundry" and run.row["precision"] == "fp8" else ""
+    return f"{run.stack}, {generation}{experts}{fp8}"
+
+
+def fit(runs: Sequence[LayoutRun]) -> Efficiency:
     """The coefficients of one generation."""
     from scipy.optimize import least_squares  # pyright: ignore[reportMissingImports]
 
-    expected = np.log([value for value, _ in PRIOR.values()])
-    width = np.array([error for _, error in PRIOR.values()])
+    fp8 = any(run.row["precision"] == "fp8" for run in runs)
+    # Where all attention is cuDNN's, there are not two shares to tell apart.
+    both = {run.stack in ("NeMo", "Megatron-LM") for run in runs} == {True, False} and fp8
+    optional = {"fp8_share": fp8, "cudnn_attention_share": both}
+    names = [name for name in PRIOR if optional.get(name, True)]
+    expected = np.log([PRIOR[name][0] for name in names])
+    width = np.array([PRIOR[name][1] for name in names])
 
     def residuals(logs: np.ndarray) -> np.ndarray:
-        efficiency = coefficients(logs)
+        efficiency = coefficients(names, logs)
         errors = np.log([run.planned_seconds(efficiency) / run.seconds for run in runs]) / OUTLIER
         softened = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
         return np.concatenate([softened, (logs - expected) / width])
 
-    return coefficients(least_squares(residuals, expected, diff_step=1e-4, max_nfev=40).x)
+    return coefficients(names, least_squares(residuals, expected, diff_step=1e-4, max_nfev=25).x)
 
 
-def coefficients(logs: Iterable[float]) -> Efficiency:
-    """From the logarithms of the fitted coefficients, in the order of `PRIOR`."""
-    values: dict[str, Any] = dict(zip(PRIOR, map(float, np.exp(list(logs))), strict=True))
+def coefficients(names: Iterable[str], logs: Iterable[float]) -> Efficiency:
+    """From the logarithms of the fitted coefficients."""
+    values: dict[str, Any] = dict(zip(names, map(float, np.exp(list(logs))), strict=True))
     return Efficiency(**values, factor=1.0)
 
 
-def held_out(runs: Sequence[Run]) -> list[float]:
-    """Relative errors of runs that the coefficients have not seen."""
+def held_out(runs: Sequence[LayoutRun]) -> list[float]:
+    """Relative errors of runs that the coefficients have not seen, by halves."""
     errors = []
     for halving in range(HALVINGS):
         order = np.random.default_rng(halving).permutation(len(runs)) if halving else np.arange(len(runs))
@@ -183,84 +133,116 @@ def held_out(runs: Sequence[Run]) -> list[float]:
     return errors
 
 
-def constant_mfu(runs: Sequence[Run]) -> list[float]:
+def constant_mfu(runs: Sequence[LayoutRun]) -> list[float]:
     """Errors of one MFU for all runs of a device, the median of those not judged: what people do by hand."""
     errors = []
     for half in (0, 1):
-        mfu = statistics.median(run.model_flops / run.seconds / run.device.peak("bf16") for run in runs[half::2])
-        errors += [run.model_flops / mfu / run.device.peak("bf16") / run.seconds - 1 for run in runs[1 - half :: 2]]
+        mfu = statistics.median(run.best_seconds / run.seconds for run in runs[half::2])
+        errors += [run.best_seconds / mfu / run.seconds - 1 for run in runs[1 - half :: 2]]
     return errors
 
 
-def described(errors: Sequence[float]) -> str:
-    """Median, nine in ten, worst and mean of relative errors."""
+def described(errors: Sequence[float], factor: float | None = None) -> str:
+    """Median, nine in ten, worst and mean of relative errors, their number, and how many a factor holds."""
     sizes = np.abs(errors)
+    held = "–" if factor is None else f"{np.mean(np.abs(np.log1p(errors)) <= math.log(factor)):.0%}"
     return (
         f"{np.median(sizes):.1%} | {np.quantile(sizes, 0.9):.1%} | {sizes.max():.0%} | "
-        f"{statistics.mean(errors):+.1%} | {len(errors)}"
+        f"{statistics.mean(errors):+.1%} | {held} | {len(errors)}"
     )
 
 
 def write_table(found: dict[str, tuple[Efficiency, list[float], int]]) -> None:
-    """hardware/efficiency.toml, with the factor that nine in ten of the held-out runs are within."""
+    """hardware/efficiency.toml, with the factor that nine in ten of the runs not fitted to are within."""
     lines = [
-        "# Fractions of a datasheet's figures that kernels and collectives reach: see napkin.hardware.efficiency.",
-        "# Written by `python benchmarks/published_runs.py --fit`, from the runs and sources of published_runs.csv.",
+        "# Fractions of a datasheet's figures that kernels and collectives reach: napkin.hardware.efficiency explains.",
+        "# Written by `python benchmarks/published_runs.py --fit`, from the runs and sources of published_runs.csv and",
+        "# published_layouts.csv. rows: fitted to; factor: nine in ten of the runs that were not are within it;",
+        "# residual: their median relative error.",
     ]
     for name, (efficiency, errors, rows) in found.items():
         factor = float(np.quantile(np.exp(np.abs(np.log1p(errors))), 0.9))
-        values: dict[str, Any] = {each: float(f"{getattr(efficiency, each):.4g}") for each in PRIOR}
-        values |= {"factor": round(factor, 3), "rows": rows}
+        values: dict[str, Any] = {
+            each: float(f"{value:.4g}") for each in PRIOR if (value := getattr(efficiency, each)) is not None
+        }
+        values |= {"factor": round(factor, 3), "rows": rows, "residual": round(float(np.median(np.abs(errors))), 4)}
         values["compute_capabilities"] = [list(each) for each in GENERATIONS[name]]
         lines += ["", f"[{name}]", *(f"{key} = {value}" for key, value in values.items())]
     TABLE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    efficiencies.cache_clear()
     print(f"wrote {TABLE}")
+
+
+def fit_all(foundry: Sequence[LayoutRun], layouts: Sequence[tuple[LayoutRun, bool]], lines: list[str]) -> None:
+    """Fit every generation, write the table, and add llm-foundry's errors by halves to the lines."""
+    found = {}
+    for name, capabilities in GENERATIONS.items():
+        own = [run for run in foundry if run.device.compute_capability in capabilities]
+        others = [(run, use) for run, use in layouts if run.device.compute_capability in capabilities]
+        chosen = [*own, *(run for run, use in others if use)]
+        print(f"fitting {name} to {len(chosen)} runs", file=sys.stderr)
+        efficiency = fit(chosen)
+        errors = [run.planned_seconds(efficiency) / run.seconds - 1 for run, use in others if not use]
+        if own:
+            halves = held_out(own)
+            lines.append(f"| llm-foundry, {name}: halves not seen | {described(halves)} |")
+            # Each run was judged several times.
+            errors = [*errors, *halves[: len(own)]]
+        found[name] = (efficiency, errors, len(chosen))
+    write_table(found)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Seconds per step of published training runs.")
-    parser.add_argument("--fit", action="store_true", help="fit the coefficients to all runs and write them")
+    parser.add_argument("--fit", action="store_true", help="fit the coefficients and write them")
     arguments = parser.parse_args()
-    with RUNS.open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    runs = []
-    for row in rows:
-        runs.append(count_run(row))
-        print(f"\rcounting {len(runs)} of {len(rows)}", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    bf16 = [run for run in runs if run.row["precision"] == "bf16"]
-    lines = ["| seconds per step | median | nine in ten | worst | mean | runs |", "|---|---|---|---|---|---|"]
+    foundry = [LayoutRun(foundry_row(row)) for row in read_rows("published_runs.csv")]
+    by_group: dict[str, list[LayoutRun]] = defaultdict(list)
+    for row in read_rows("published_layouts.csv"):
+        run = LayoutRun(row)
+        by_group[group_of(run)].append(run)
+    experts = {name for name in by_group if name.endswith("experts")}
+    layouts = [
+        (run, name not in experts and seen(number, run))
+        for name, runs in by_group.items()
+        for number, run in enumerate(runs)
+    ]
+    bf16 = [run for run in foundry if run.row["precision"] == "bf16"]
+    heads = "| seconds per step | median | nine in ten | worst | mean | in the interval | runs |"
+    lines = [heads, "|---|---|---|---|---|---|---|"]
     constant: list[float] = []
     for device in dict.fromkeys(run.row["device"] for run in bf16):
         constant += constant_mfu([run for run in bf16 if run.row["device"] == device])
-    lines.append(f"| one constant MFU per device | {described(constant)} |")
-    found = {}
-    unseen: list[float] = []
-    for name, capabilities in GENERATIONS.items():
-        of_generation = [run for run in bf16 if run.device.compute_capability in capabilities]
-        errors = held_out(of_generation)
-        unseen += errors
-        lines.append(f"| {name}, not seen by the fit | {described(errors)} |")
-        if arguments.fit:
-            found[name] = (fit(of_generation), errors, len(of_generation))
-    lines.append(f"| both, not seen by the fit | {described(unseen)} |")
+    lines.append(f"| one constant MFU per device, llm-foundry | {described(constant)} |")
     if arguments.fit:
-        write_table(found)
-        efficiency_of.__globals__["efficiencies"].cache_clear()
-    now = [(run, run.planned_seconds(efficiency_of(run.device)) / run.seconds - 1) for run in bf16]
-    lines.append(f"| napkin plan, as its table is | {described([error for _, error in now])} |")
-    titan = plan(LLAMA, on="8xH100-96GB")
-    tokens_per_second = titan.tokens_per_step / titan.site.n_devices / titan.seconds_per_step
-    lines.append(f"| another program: torchtitan, not compiled | {described([LLAMA_RATE / tokens_per_second - 1])} |")
-    fp8 = [run.planned_seconds(efficiency_of(run.device)) / run.seconds - 1 for run in runs if run not in bf16]
-    lines.append(f"| the same, fp8 | {described(fp8)} |")
+        fit_all(bf16, layouts, lines)
+    judged: dict[str, list[float]] = defaultdict(list)
+    factors: dict[str, float] = {}
+    all_errors: list[tuple[float, str]] = []
+    both = [*((run, True) for run in foundry), *layouts]
+    for run, used in both:
+        error = run.planned_seconds() / run.seconds - 1
+        name = group_of(run) + ("" if used or run.stack == "llm-foundry" else ": not fitted to")
+        judged[name].append(error)
+        factors[name] = efficiency_of(run.device).factor
+        all_errors.append((error, _described_run(run)))
+        if not used:
+            judged["other programs, not fitted to, no experts" if group_of(run) not in experts else "experts"].append(
+                error
+            )
+    lines += [f"| {name} | {described(errors, factors.get(name))} |" for name, errors in sorted(judged.items())]
     lines += ["", "Furthest off:", ""]
-    for run, error in sorted(now, key=lambda pair: -abs(pair[1]))[:12]:
-        row = run.row
-        batch = f"{row['micro_batches']} × {row['micro_batch_size']} × {row['context_length']}"
-        lines.append(f"- {error:+.0%} {row['model']} on {row['devices']} {row['device']}, {batch}")
+    lines += [f"- {error:+.0%} {what}" for error, what in sorted(all_errors, key=lambda pair: -abs(pair[0]))[:16]]
     print("\n".join(lines))
     write_result("published-runs", lines)
+
+
+def _described_run(run: LayoutRun) -> str:
+    row = run.row
+    batch = f"{row['micro_batches']} × {row['micro_batch_size']} × {row['context_length']}"
+    sizes = ("data", "shard", "tensor", "pipeline", "context", "expert")
+    layout = ", ".join(f"{name} {row[name]}" for name in sizes if row.get(name, "1") != "1")
+    return f"{run.stack} {row['model']} on {row['devices']} {row['device']}, {batch} {layout} {row['precision']}"
 
 
 if __name__ == "__main__":

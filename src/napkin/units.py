@@ -59,6 +59,19 @@ def parse_seconds(text: str) -> int:
     return _parse(text, _SECONDS, "a duration such as 36h, 10days, 1week or 3months")
 
 
+def parse_dollars(text: str) -> int:
+    """Parse a sum of money in US dollars.
+
+    >>> parse_dollars("50000usd"), parse_dollars("$1.5M"), parse_dollars("20k")
+    (50000, 1500000, 20000)
+    """
+    plain = re.sub(r"^\s*\$|\s*(usd|dollars?)\s*$", "", text, flags=re.IGNORECASE)
+    try:
+        return parse_count(plain)
+    except NapkinError:
+        raise NapkinError(f"{text!r} is not a sum of US dollars such as 50000usd, 20k or $1.5M") from None
+
+
 def parse_devices(text: str) -> tuple[int, str]:
     """Parse a number of devices and their name; the number defaults to 1.
 

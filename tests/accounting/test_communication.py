@@ -16,13 +16,13 @@ def test_bytes_sent_are_those_that_a_ring_passes_on() -> None:
 
     for operation in ("all_gather", "reduce_scatter", "all_reduce"):
         for world_size in (2, 3, 8):
-            communication = Communication((Collective(operation, "forward", 1200, 5),), world_size)
+            communication = Communication((Collective(operation, "forward", 1200, 5, world_size),))
             assert communication.bytes == pytest.approx(5 * sent(operation, world_size))
 
 
 def test_a_pass_takes_the_longer_of_computing_and_sending_and_is_slowed_by_what_overlaps() -> None:
     communication = Communication(
-        (Collective("all_gather", "forward", 8e9), Collective("reduce_scatter", "backward", 8e9)), 8
+        (Collective("all_gather", "forward", 8e9, 1, 8), Collective("reduce_scatter", "backward", 8e9, 1, 8))
     )
     sending = communication.seconds(NET) / 2
     assert communication.exposed_seconds(NET, forward_seconds=0, backward_seconds=0) == pytest.approx(2 * sending)

@@ -195,6 +195,21 @@ def test_attention_on_any_device_costs_what_its_pairs_cost(
         assert forward.flops + backward.flops + backward.recomputed_flops == expected["again"][1]
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_ranks_of_a_ring_share_the_pairs_of_the_whole_sequence(ranks: int):
+    alone, own = (torch.empty(2, 4, length, 8, device="meta") for length in (16, 16 // ranks))
+    for whole, part in (
+        (aten._scaled_dot_product_flash_attention, torch.ops.napkin.ring_attention),
+        (aten._scaled_dot_product_flash_attention_backward, torch.ops.napkin.ring_attention_backward),
+    ):
+        once = work_of(whole.default, (), {"query": alone, "key": alone, "value": alone, "is_causal": True}, None)
+        each = work_of(part.default, (), {"query": own, "key": own, "value": own, "ranks": ranks}, None)
+        assert once is not None
+        assert each is not None
+        for name in ("flops", "causal_flops", "recomputed_flops"):
+            assert getattr(each, name) * ranks == getattr(once, name)
+
+
 def test_every_formula_reads_arguments_that_its_operator_has():
     read = {
         "self mat2": "mm bmm _scaled_mm _int_mm _grouped_mm",
@@ -208,7 +223,7 @@ def test_every_formula_reads_arguments_that_its_operator_has():
         "i1 i2 i3 expand1 expand2 expand3 sumdim unroll_dim": "_trilinear",
         "x1 x2": "_euclidean_dist",
         "theta": "affine_grid_generator",
-        "query key value": " ".join(packet.__name__ for packet in CONTRACTIONS if "attention" in packet.__name__),
+        "query key value": " ".join(packet.__name__ for packet in CONTRACTIONS if "dot_product" in packet.__name__),
     }
     checked = set()
     for names, operators in read.items():
@@ -218,7 +233,8 @@ def test_every_formula_reads_arguments_that_its_operator_has():
                 arguments = {argument.name for argument in getattr(packet, overload)._schema.arguments}
                 assert set(names.split()) <= arguments, (operator, overload)
             checked.add(packet)
-    for packet, names in ((own.grouped_matmul, "x weight"), (own.grouped_outer, "left right")):
+    ring = [(packet, "query key value ranks") for packet in (own.ring_attention, own.ring_attention_backward)]
+    for packet, names in ((own.grouped_matmul, "x weight"), (own.grouped_outer, "left right"), *ring):
         assert set(names.split()) <= {argument.name for argument in packet.default._schema.arguments}
         checked.add(packet)
     assert checked == set(CONTRACTIONS)

@@ -43,7 +43,8 @@ def test_fused_attention_takes_the_time_of_the_pairs_that_its_mask_leaves() -> N
     flops = 4 * heads * length**2 * head_dim
     whole = replace(row("_scaled_dot_product_flash_attention"), flops=flops, causal_flops=flops)
     whole = replace(whole, contraction=(heads, length, length, head_dim))
-    rate = known.attention_share * 989.5e12 / (1 + known.attention_width / head_dim)
+    filled = (1 + known.attention_width / head_dim) * (1 + known.attention_rows / (heads * length))
+    rate = known.attention_share * 989.5e12 / filled
     assert math.isclose(roofline_seconds(whole, H100), flops / rate + known.kernel_seconds, rel_tol=1e-12)
     half = replace(whole, causal_flops=flops // 2)
     assert math.isclose(roofline_seconds(half, H100), flops / 2 / rate + known.kernel_seconds, rel_tol=1e-12)
@@ -79,3 +80,20 @@ def test_twice_the_rows_take_twice_the_seconds_on_every_device() -> None:
         some = replace(row("mm", m=1000, read=10**7), format=name)
         once, twice = (price(ledger(*rows), CatalogueCeilings(device)).seconds for rows in ([some], [some, some]))
         assert math.isclose(2 * once, twice), device.name
+
+
+def test_devices_that_divide_parameters_divide_the_update_and_each_launches_its_kernels() -> None:
+    step = ledger(row("mm", m=4096), replace(row("add", read=10**9), phase="optimizer"))
+    whole, divided = (price(step, H100, update_parts=parts).by_phase for parts in (1, 8))
+    launch = H100.efficiency.kernel_seconds
+    assert divided["forward"] == whole["forward"]
+    assert math.isclose(divided["optimizer"].seconds, launch + (whole["optimizer"].seconds - launch) / 8)
+
+
+def test_cudnns_attention_has_a_share_of_its_own_where_one_is_known() -> None:
+    known = replace(H100.efficiency, cudnn_attention_share=2 * H100.efficiency.attention_share)
+    with_share, sizes = CatalogueCeilings(H100.device, known), (4096, 4096, 128)
+    flash = with_share.attention_rate("bf16", *sizes, heads=64)
+    assert with_share.attention_rate("bf16", *sizes, heads=64, cudnn=True) == 2 * flash
+    without = CatalogueCeilings(H100.device, replace(known, cudnn_attention_share=None))
+    assert without.attention_rate("bf16", *sizes, heads=64, cudnn=True) == flash

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -110,14 +111,54 @@ def test_rows_that_do_not_follow_one_another_are_refused_though_the_checksums_ar
     tensors = {name: tensor.detach() for name, tensor in learner_after(2).model.named_parameters()}
     write_shard(sharded / "model-00002-of-00003.safetensors", tensors, 1, shift=1)
     sign(sharded)
-    with pytest.raises(CorruptFile, match="in shards that are not contiguous, at row"):
+    with pytest.raises(CorruptFile, match="in parts that overlap or leave a gap, at index"):
         load_train_state(read_checkpoint(sharded), learner_after(0))
 
 
-@pytest.mark.parametrize("info", ["[", "[]", "{}", '{"x": 1}', '{"embedding.weight": {"saved_offsets": ["x"]}}'])
+NORM = "norm.gain"
+HOSTILE = [
+    "[",
+    "[]",
+    "{}",
+    '{"x": 1}',
+    f'{{"{NORM}": {{"saved_offsets": ["x"]}}}}',
+    "[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("info", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_header_that_makes_no_sense_is_refused_though_the_checksums_are_right(sharded: Path, info: str) -> None:
     file = sharded / "model-00002-of-00003.safetensors"
     save_file(load_file(file), file, metadata={"DCP_SHARDING_INFO": info})
     sign(sharded)
-    with pytest.raises(CorruptFile, match=r"has no valid row offsets|are not contiguous"):
+    with pytest.raises(CorruptFile, match=f"{file.name}' has no valid offsets in its header") as raised:
         load_train_state(read_checkpoint(sharded), learner_after(0))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("offsets", [[-16], [16.0], [True], ["16"], [16, 0], [], 16, None, {}, [2**63], [2**2000]])
+def test_offsets_that_are_none_are_refused_though_the_checksums_are_right(sharded: Path, offsets: object) -> None:
+    file = sharded / "model-00002-of-00003.safetensors"
+    with safe_open(file, framework="pt") as opened:
+        info = json.loads(opened.metadata()["DCP_SHARDING_INFO"])
+    assert info[NORM] == {"saved_offsets": [16]}
+    save_file(
+        load_file(file), file, metadata={"DCP_SHARDING_INFO": json.dumps(info | {NORM: {"saved_offsets": offsets}})}
+    )
+    sign(sharded)
+    with pytest.raises(CorruptFile, match=f"{file.name}' has no valid offsets in its header") as raised:
+        load_train_state(read_checkpoint(sharded), learner_after(0))
+    assert len(str(raised.value)) < 500
+
+
+def test_offsets_far_beyond_the_tensor_are_refused_though_the_checksums_are_right(sharded: Path) -> None:
+    tensors = {name: tensor.detach() for name, tensor in learner_after(2).model.named_parameters()}
+    write_shard(sharded / "model-00003-of-00003.safetensors", tensors, 2, shift=2**60)
+    sign(sharded)
+    with pytest.raises(CorruptFile, match="in parts that overlap or leave a gap, at index"):
+        load_train_state(read_checkpoint(sharded), learner_after(0))
+
+
+def test_a_file_that_nobody_lists_is_not_read(sharded: Path) -> None:
+    shutil.copy(sharded / "model-00001-of-00003.safetensors", sharded / "model-00001-of-00004.safetensors")
+    load_train_state(read_checkpoint(sharded), learner_after(0))

@@ -197,7 +197,7 @@ def test_a_disk_without_room_is_named_before_a_byte_is_written(
 def test_the_bytes_of_a_checkpoint_are_those_that_were_counted(tmp_path: Path, average_decay: float | None) -> None:
     train_state = make_learner(average_decay)
     written = write_checkpoint(tmp_path, taken(train_state, 0)).path
-    tensors = sum(t.nbytes for named in taken(train_state, 0).tensors.values() for t in named.values())
+    tensors = sum(part.tensor.nbytes for part in taken(train_state, 0).parts())
     # Tables that the model makes for itself are counted with its parameters, and not saved.
     tables = sum(buffer.nbytes for buffer in train_state.model.buffers())
     assert checkpoint_bytes(count_step(ResolvedRecipe(train_state.recipe, train_state.precision))) == tensors + tables

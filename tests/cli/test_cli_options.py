@@ -69,6 +69,11 @@ OTHER: dict[str, Any] = {
     "training.reduce_format": "bf16",
     "training.checkpoint_writing": "wait",
     "training.on_non_finite": "skip",
+    "parallelism.data": 2,
+    "parallelism.shard": 2,
+    "parallelism.schedule": "gpipe",
+    "parallelism.stages_per_rank": 3,
+    "parallelism.blocks_per_stage": (5,),
     "tracking.trackers": ("tensorboard", "wandb"),
 }
 # Fields that make sense only with others.
@@ -82,6 +87,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "model.expert_capacity": {"model.n_experts": 4},
     "model.rope_original_context": {"model.rope_scaling": "yarn", "model.rope_factor": 4.0},
     "optimizer.decay_steps": {"optimizer.schedule": "warmup-stable-decay"},
+    "parallelism.stages_per_rank": {"parallelism.schedule": "interleaved-1f1b"},
     "optimizer.momentum": {"optimizer.name": "nesterov"},
 }
 FIELDS = [
@@ -101,7 +107,7 @@ def option(name: str, value: Any) -> list[str]:
     # A switch that may be left open takes a word.
     if isinstance(value, bool) and value_of(Recipe(), name) is not None:
         return [f"--{table}.{field}" if value else f"--{table}.no-{field}"]
-    return [f"--{table}.{field}", *(value if isinstance(value, tuple) else [str(value)])]
+    return [f"--{table}.{field}", *map(str, value if isinstance(value, tuple) else [value])]
 
 
 def another(name: str, value: Any) -> Any:

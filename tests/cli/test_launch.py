@@ -187,3 +187,8 @@ def test_a_script_is_printed_without_torch(place: Path) -> None:
     program = f"import sys\nfrom napkin.cli import main\nassert main({list(JOB)}) == 0\n"
     program += "assert not {'torch', 'numba'} & sys.modules.keys()\n"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0
+
+
+def test_a_layout_that_the_ranks_cannot_have_is_refused(refusal: Callable[..., str], place: Path) -> None:
+    Path("tiny.toml").write_text(Path("tiny.toml").read_text() + "\n[parallelism]\ntensor = 3\n")
+    assert "choose sizes whose product is 4" in refusal(*JOB)

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from napkin.data.batches import Batches
 from napkin.data.token_file import SEPARATOR, TokenFile
-from napkin.distributed.parallel_model import DDPModel, FSDPModel, ParallelModel
+from napkin.distributed.parallel_model import CopiesModel, DDPModel, FSDPModel, ParallelModel
 from napkin.distributed.ranks import ALONE, RankInfo, Ranks, rank_info_of
 from napkin.errors import NapkinError
 from napkin.model.transformer import Transformer
 from napkin.optim.rounding import StochasticRounding
+from napkin.recipe.layout import Layout
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import per_device
 from napkin.runs.run_folder import RunFolder
@@ -85,11 +86,11 @@ def test_the_rows_of_all_ranks_are_the_batch_of_one(tmp_path: Path, size: int) -
     write_tiny_text(tmp_path)
     tokens = TokenFile.open(tmp_path / "train.tokens")
 
-    def batches(ranks: Ranks) -> Batches:
-        return Batches(tokens, context_length=32, batch_size=4, seed=7, rows=ranks.rows(4))
+    def batches(rows: slice) -> Batches:
+        return Batches(tokens, context_length=32, batch_size=4, seed=7, rows=rows)
 
-    whole = batches(ALONE)
-    parts = [batches(Ranks(RankInfo(rank, size))) for rank in range(size)]
+    whole = batches(slice(None))
+    parts = [batches(Layout(data=size).rows(rank, 4)) for rank in range(size)]
     for index in (0, 3, 1000):
         for side in (0, 1):
             assert torch.equal(torch.cat([part[index][side] for part in parts]), whole[index][side])
@@ -110,8 +111,9 @@ def test_weighed_micro_batches_make_the_loss_of_the_batch_though_targets_are_ign
     counted, losses = int((targets >= 0).sum()), []
     for rank in range(size):
         ranks = InTurn(RankInfo(rank, size), counted)
-        rows = ranks.rows(8)
-        weights = ParallelModel(model, ranks).micro_batch_weights(targets[rows], micro_batch_size)
+        parallel_model = ParallelModel(model, ranks, Layout(data=size))
+        rows = parallel_model.rows(8)
+        weights = parallel_model.micro_batch_weights(targets[rows], micro_batch_size)
         parts = zip(inputs[rows].split(micro_batch_size), targets[rows].split(micro_batch_size), weights, strict=True)
         losses.append(sum(model.loss(*part).item() * weight for *part, weight in parts))
     assert sum(losses) / size == pytest.approx(wanted.item(), abs=1e-6)
@@ -120,10 +122,12 @@ def test_weighed_micro_batches_make_the_loss_of_the_batch_though_targets_are_ign
 def test_a_rank_drops_what_no_other_does() -> None:
     model = Transformer(dataclasses.replace(MODEL, vocab_size=16))
     seeds = {
-        ParallelModel(model, Ranks(RankInfo(rank, 64))).rank_seed(number) for rank in range(64) for number in range(100)
+        ParallelModel(model, Ranks(RankInfo(rank, 64)), Layout(data=64)).rank_seed(number)
+        for rank in range(64)
+        for number in range(100)
     }
     assert len(seeds) == 6400
-    assert ParallelModel(model, ALONE).rank_seed(5) == 5
+    assert ParallelModel(model, ALONE, Layout()).rank_seed(5) == 5
 
 
 def test_one_alone_agrees_with_itself() -> None:
@@ -185,6 +189,13 @@ def test_rows_are_rounded_independently_and_copies_alike() -> None:
         rounding([target], [value.clone()])
         return target
 
-    first, second = (ParallelModel(model, Ranks(RankInfo(rank=rank, world_size=2))) for rank in range(2))
-    assert torch.equal(*(rounded(DDPModel.rounding_seed(each, 5)) for each in (first, second)))  # pyright: ignore[reportArgumentType]
-    assert not torch.equal(*(rounded(FSDPModel.rounding_seed(each, 5)) for each in (first, second)))  # pyright: ignore[reportArgumentType]
+    def are_rounded_alike(kind: type[ParallelModel], layout: Layout) -> bool:
+        pair = (ParallelModel(model, Ranks(RankInfo(rank=rank, world_size=2)), layout) for rank in range(2))
+        return torch.equal(*(rounded(kind.rounding_seed(each, 5)) for each in pair))  # pyright: ignore[reportArgumentType]
+
+    assert are_rounded_alike(DDPModel, Layout(data=2))
+    assert not are_rounded_alike(FSDPModel, Layout(shard=2))
+    # Both have the same shard, and whole copies of what tensor parallelism does not divide.
+    assert are_rounded_alike(FSDPModel, Layout(data=2))
+    assert are_rounded_alike(FSDPModel, Layout(tensor=2))
+    assert are_rounded_alike(CopiesModel, Layout(data=2, shard_optimizer=True))

@@ -58,6 +58,11 @@ def test_every_field_of_the_catalogue_can_be_described(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        ({"efficiency": "{ matmul_share = 1.7 }"}, "efficiency.matmul_share: expected float <= 1.2"),
+        (
+            {"efficiency": "{ matmul_shar = 0.7 }"},
+            "unknown field efficiency.matmul_shar: did you mean efficiency.matmul_share",
+        ),
         ({"name": None}, "the field name is missing"),
         ({"peaks": None}, "the field peaks is missing"),
         ({"memory_bandwith": "1e12"}, "unknown field memory_bandwith: did you mean memory_bandwidth?"),

@@ -211,7 +211,8 @@ def test_a_multiplied_layer_starts_as_any_other() -> None:
 def test_attention_by_itself_is_causal_with_rotary_positions() -> None:
     layer, x = CausalSelfAttention(64, 4, 4, linears=factory()), normal(2, 10, 64)
     assert torch.equal(layer(x), layer(x, ForwardContext(RotaryEmbedding(16, 32)(10))))
-    assert torch.equal(layer(x[:, :6]), layer(x)[:, :6])
+    # Products of other sizes may be added up in another order.
+    torch.testing.assert_close(layer(x[:, :6]), layer(x)[:, :6])
     interleaved = CausalSelfAttention(64, 4, rotate=rotate_interleaved, linears=factory())
     context = ForwardContext(RotaryEmbedding(16, 10, pairing="interleaved")(10))
     assert torch.equal(interleaved(x), interleaved(x, context))

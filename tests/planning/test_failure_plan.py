@@ -9,6 +9,7 @@ from napkin.accounting.failures import FailureModel
 from napkin.checkpoint.disk_space import checkpoint_bytes
 from napkin.hardware.accelerators import find_device
 from napkin.model.config import ModelConfig
+from napkin.planning.checkpoint_plan import whole_checkpoint_bytes
 from napkin.planning.failure_plan import planned_failures
 from napkin.planning.machine import CatalogueMachine
 from napkin.planning.plan_file import plan_file_of
@@ -33,7 +34,7 @@ def test_replicas_write_one_checkpoint_and_shards_write_their_own() -> None:
     ddp, fsdp = planned(16), planned(16, parallelism="fsdp")
     for plan, written, nodes in (
         (ddp, checkpoint_bytes(ddp.ledger), 1),
-        (fsdp, 16 * checkpoint_bytes(fsdp.ledger), 2),
+        (fsdp, whole_checkpoint_bytes(fsdp), 2),
     ):
         found = planned_failures(plan)
         assert found.pause_seconds == pytest.approx(checkpoint_bytes(plan.ledger) / A100.host_bandwidth)

@@ -44,7 +44,8 @@ def test_each_of_several_devices_steps_over_its_part_of_the_batch() -> None:
     alone = plan_on(recipe(2), A100, 1)
     assert plan.ledger.flops == alone.ledger.flops
     assert plan.tokens_per_step == 8 * alone.tokens_per_step
-    assert plan.price.seconds == alone.price.seconds
+    # DDP copies each gradient into a bucket.
+    assert alone.price.seconds < plan.price.seconds < 1.1 * alone.price.seconds
 
 
 def test_dollars_and_energy_are_those_of_all_devices_for_all_steps() -> None:
@@ -90,9 +91,10 @@ def test_gradients_cost_time_where_the_backward_pass_does_not_hide_them() -> Non
     planned = make_plan(recipe(8, context_length=1), on=without_latency(SLOW_LINK, 8))
     exchange = 2 * 7 / 8 * 4 * planned.ledger.parameters / 1e9
     assert math.isclose(all_reduce_seconds_rule(4 * planned.ledger.parameters, 8, 1e9), exchange)
-    assert math.isclose(planned.communication_seconds, exchange, rel_tol=1e-6)
+    # Besides, each device sends its loss.
+    assert math.isclose(planned.communication_seconds, exchange, rel_tol=1e-4)
     exposed = max(0.0, exchange - planned.price.by_phase["backward"].seconds)
-    assert planned.exposed_seconds == pytest.approx(exposed, rel=1e-6, abs=1e-9)
+    assert planned.exposed_seconds == pytest.approx(exposed, rel=1e-4, abs=1e-8)
     assert plan_on(recipe(8), A100, 1).communication_seconds == 0
 
 

@@ -7,10 +7,8 @@ over, from the checkpoint in NAME/.
 
 import dataclasses
 import json
-import os
 import sys
 import threading
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +17,19 @@ import torch
 from napkin.checkpoint.load import load_train_state
 from napkin.checkpoint.sharded_writer import open_writer
 from napkin.checkpoint.state import Checkpoint, snapshot
+from napkin.data.batches import IGNORE_INDEX, document_ids
 from napkin.distributed.joining import join_ranks
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.model.config import ModelConfig
+from napkin.recipe.data_config import DataConfig
 from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.parallelism_config import ParallelismConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state
-from reliability.ranks import environment_of
+from reliability.ranks import fork_ranks
 
 MODEL = ModelConfig(vocab_size=61, context_length=16, d_model=24, n_layers=3, n_heads=4, n_kv_heads=2)
 Case = dict[str, Any]
@@ -41,11 +42,16 @@ def steps_of(case: Case) -> int:
 
 def recipe_of(case: Case) -> Recipe:
     """The recipe of a case."""
+    # JSON has no tuples.
+    chosen: Case = case.get("parallelism", {})
+    parallelism: Case = {name: tuple(value) if isinstance(value, list) else value for name, value in chosen.items()}
     training = {"batch_size": 4, "steps": steps_of(case), "precision": "fp32", "device": "cpu"}
     return Recipe(
         model=dataclasses.replace(MODEL, **case.get("model", {})),
         optimizer=OptimizerConfig(**{"warmup_steps": 0, **case.get("optimizer", {})}).resolved,
         training=TrainingConfig(**training | case.get("training", {})),
+        data=DataConfig(**case.get("data", {})),
+        parallelism=ParallelismConfig(**parallelism),
     )
 
 
@@ -60,22 +66,36 @@ def train_state_of(case: Case, ranks: Ranks = ALONE) -> TrainState:
 
 
 def losses(train_state: TrainState, steps: range) -> list[float]:
-    """Train on this rank's rows of some batches; losses, norms and losses without gradient, one after the other."""
+    """Train on this rank's rows of some batches; losses, norms and losses without gradient, one after the other.
+
+    Where documents are separate, the last token of each has no target.
+    """
     figures: list[float] = []
     for number in steps:
         draw = torch.Generator().manual_seed(number)
-        rows = train_state.parallel_model.ranks.rows(4)
+        parallel_model, batch_size = train_state.parallel_model, train_state.recipe.training.batch_size
+        rows = parallel_model.rows(batch_size)
         # Something to learn: a token follows from the one before it.
-        first = torch.randint(61, (4, 1), generator=draw)
+        first = torch.randint(61, (batch_size, 1), generator=draw)
         tokens = (first + 7 * torch.arange(train_state.recipe.model.context_length + 1)) % 61
-        inputs, targets = tokens[rows, :-1], tokens[rows, 1:]
-        weights = train_state.micro_batch_weights(targets) if train_state.parallel_model.ranks.world_size > 1 else None
-        loss, norm = train_state.step(number, inputs, targets, weights=weights)
+        inputs, targets, documents = tokens[rows, :-1], tokens[rows, 1:].clone(), None
+        if train_state.recipe.data.separate_documents:
+            documents = document_ids(inputs, 7)
+            targets[inputs == 7] = IGNORE_INDEX
+        is_even = parallel_model.ranks.world_size == 1 and documents is None
+        weights = None if is_even else train_state.micro_batch_weights(targets)
+        loss, norm = train_state.step(number, inputs, targets, documents, weights=weights)
         figures += [loss.item(), norm.item()]
+        if number == 0 and train_state.recipe.model.n_experts:
+            tokens_per_expert, _ = train_state.expert_tokens()
+            figures += [float(count) for layer in tokens_per_expert or [] for count in layer]
         if number % 10 == 9:
             with train_state.averaged(), torch.no_grad():
                 train_state.model.eval()
-                figures.append(float(train_state.parallel_model.mean(train_state.model.loss(inputs, targets))))
+                nats = parallel_model.ranks.all_reduce_sum(
+                    torch.tensor(parallel_model.evaluation_nats(inputs, targets, documents))
+                )
+                figures.append(float(nats) / tokens[:, 1:].numel())
                 train_state.model.train()
     return figures
 
@@ -90,7 +110,7 @@ def save(train_state: TrainState, folder: Path, *, step: int) -> Checkpoint:
 
     settings: dict[str, Any] = {"background": True, "keep": 2, "keep_best": False}
     settings["before_publishing"] = wait_for_training
-    with open_writer(train_state.parallel_model.ranks, train_state.recipe, folder, **settings) as writer:
+    with open_writer(train_state.parallel_model.ranks, train_state.resolved.layout, folder, **settings) as writer:
         train_state.parallel_model.reshard()
         writer.save(snapshot(train_state, step=step, seconds=1.0, tokenizer="a", train_tokens="b"))
         losses(train_state, range(step, step + 1))
@@ -108,32 +128,20 @@ def train_cases(folder: Path) -> None:
             half, steps = steps_of(case) // 2, steps_of(case)
             train_state = train_state_of(case, ranks)
             figures = losses(train_state, range(half))
+            if not case.get("saves", True):
+                figures += losses(train_state, range(half, steps))
+                if ranks.is_rank_zero:
+                    (folder / f"{name}.json").write_text(json.dumps(figures))
+                continue
             saved = save(train_state, folder / name, step=half)
             # The step that was done meanwhile is undone, and so is the rest of what a train state remembers.
-            resumed = train_state_of(case, ranks)
+            resumed = train_state_of(case | case.get("resumed", {}), ranks)
             load_train_state(saved, resumed)
             figures += losses(resumed, range(half, steps))
             if ranks.is_rank_zero:
                 (folder / f"{name}.json").write_text(json.dumps(figures))
 
 
-def main(folder: Path, size: int, port: int) -> int:
-    """Fork the ranks, and wait for them: 0 where all have ended well."""
-    torch.set_num_threads(1)
-    children: list[int] = []
-    for rank in range(size):
-        child = os.fork()
-        if not child:
-            os.environ.update(environment_of(rank, size, port))
-            try:
-                train_cases(folder)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        children.append(child)
-    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
-
-
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    folder = Path(sys.argv[1])
+    sys.exit(fork_ranks(lambda rank: train_cases(folder), int(sys.argv[2]), int(sys.argv[3])))

@@ -7,8 +7,12 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from reliability.harness import Command, Napkin
 
@@ -37,6 +41,25 @@ def environment_of(rank: int, size: int, port: int) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
+
+
+def fork_ranks(work: Callable[[int], None], size: int, port: int) -> int:
+    """Let forks of this process, which has imported what they need, work as the ranks of a job. Returns 0 where all
+    have ended well."""
+    torch.set_num_threads(1)
+    children: list[int] = []
+    for rank in range(size):
+        child = os.fork()
+        if not child:
+            os.environ.update(environment_of(rank, size, port))
+            try:
+                work(rank)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
 
 
 def free_port() -> int:

@@ -10,21 +10,25 @@ from typing import Any
 import pytest
 
 from napkin.accounting.compile_estimate import (
-    ASSUMED_SAVED_ON_GPU,
     ASSUMED_SECONDS_ON_GPU,
     MOST_SAVED,
     SAVED,
     SECONDS,
     estimate_compile,
+    fusible_seconds,
 )
 from napkin.accounting.ledger import Ledger, Row
 from napkin.checkpoint.folder import read_checkpoint
 from napkin.checkpoint.load import recipe_changes
 from napkin.errors import NapkinError
 from napkin.files import cache_folder
+from napkin.hardware.accelerators import find_device
 from napkin.hardware.calibration import ArrayMeasurement, Calibration, Machine, MatmulMeasurement
+from napkin.hardware.ceilings import CatalogueCeilings
+from napkin.hardware.efficiency import efficiencies, mean_efficiency
 from napkin.planning.compile_choice import choose_compile, describe_compile, refuse_impossible_compile
 from napkin.planning.planner import plan as make_plan
+from napkin.recipe.parallelism_config import ParallelismConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
@@ -156,7 +160,7 @@ def test_what_fusing_saves_is_a_multiple_of_the_rooflines_of_what_is_between_pro
     assert estimate_compile(step, ceilings(), device_type="cpu", precision="fp32").saved_per_step == 0
     assert estimate_compile(step, ceilings(), device_type="cpu", precision="fp8").saved_per_step == 0
     on_gpu = estimate_compile(step, ceilings(), device_type="cuda", precision="bf16")
-    assert on_gpu.saved_per_step == pytest.approx(ASSUMED_SAVED_ON_GPU * fusible)
+    assert on_gpu.saved_per_step == pytest.approx((1 - mean_efficiency().fused_share) * fusible)
     assert (on_gpu.seconds, on_gpu.assumed) == (ASSUMED_SECONDS_ON_GPU, True)
 
 
@@ -192,6 +196,17 @@ def test_a_run_of_twenty_steps_is_planned_uncompiled_and_one_that_compiles_is_pl
     assert describe_compile(plan).startswith("compiled: saves about ")
 
 
+def test_a_plan_for_another_device_has_the_fused_seconds_of_compiled_blocks_and_no_choice_of_its_own() -> None:
+    eager = make_plan(recipe(precision="bf16"), on="H100")
+    assert not eager.compile_estimate.chosen
+    compiled = make_plan(recipe("on", precision="bf16"), on="H100")
+    fusible = fusible_seconds(compiled.ledger, CatalogueCeilings(find_device("H100")))
+    saved = eager.seconds_per_step - compiled.seconds_per_step
+    assert saved == pytest.approx((1 - efficiencies()["hopper"].fused_share) * fusible)
+    sharded = make_plan(recipe("on", precision="bf16", parallelism="fsdp"), on="2xH100")
+    assert "fsdp" in (sharded.compile_estimate.why_not or "")
+
+
 @pytest.mark.parametrize("compiler", ["a-compiler-that-is-nowhere", "", os.path.dirname(sys.executable)])
 def test_without_a_compiler_auto_stays_uncompiled_and_on_is_refused_in_one_line(compiler: str) -> None:
     from torch._inductor import config
@@ -213,6 +228,7 @@ def test_without_a_compiler_auto_stays_uncompiled_and_on_is_refused_in_one_line(
         ({"n_experts": 4, "d_expert": 16}, {}, 1, "expert"),
         ({}, {"recompute": "selective"}, 1, "selective"),
         ({}, {"parallelism": "fsdp"}, 2, "fsdp"),
+        ({}, {}, 2, "divide matrices"),
     ],
 )
 def test_what_compiled_code_cannot_do_stays_uncompiled_or_is_refused(
@@ -222,7 +238,8 @@ def test_what_compiled_code_cannot_do_stays_uncompiled_or_is_refused(
 
     def changed(wanted: str) -> Recipe:
         found = recipe(wanted, **training)
-        return dataclasses.replace(found, model=dataclasses.replace(found.model, **model))
+        parallelism = ParallelismConfig(tensor=2 if why == "divide matrices" else 1)
+        return dataclasses.replace(found, model=dataclasses.replace(found.model, **model), parallelism=parallelism)
 
     found = choose_compile(ResolvedRecipe(changed("auto"), BF16, None, n_ranks), step, ceilings())
     assert not found.chosen

@@ -51,18 +51,28 @@ def _stderr_discarded() -> Iterator[None]:
 def _peak_of_events(profiler: Any) -> int:
     """Largest sum of the block's own allocations; releases of memory from before it are left out.
 
-    The profiler knows the size of such memory only if it was running when the memory was allocated.
+    The profiler knows the size of such memory only if it was running when the memory was allocated. What
+    gloo copies to send it to other ranks is left out: its threads free that at some later time.
     """
-    changes: list[tuple[int, int, int]] = []
-    pending = list(profiler.profiler.kineto_results.experimental_event_tree())
+    changes: list[tuple[int, int, int, int]] = []
+    sent: set[int] = set()
+    pending = [(event, False) for event in profiler.profiler.kineto_results.experimental_event_tree()]
     while pending:
-        event = pending.pop()
-        pending.extend(event.children)
+        event, sends = pending.pop()
+        sends = sends or event.name.startswith("c10d::")
+        pending.extend((child, sends) for child in event.children)
         if event.name == "[memory]":
-            changes.append((event.start_time_ns, event.extra_fields.alloc_size, event.extra_fields.ptr))
+            field = event.extra_fields
+            changes.append((event.start_time_ns, event.start_tid, field.alloc_size, field.ptr))
+            if sends:
+                sent.add(event.start_time_ns)
+    # The first event is the block's own: see `allocator_events`.
+    own = min(changes)[1] if changes else 0
     alive = peak = 0
     pointers: set[int] = set()
-    for _, size, pointer in sorted(changes, key=lambda change: change[0]):
+    for begin, thread, size, pointer in sorted(changes, key=lambda change: change[0]):
+        if size > 0 and (thread != own or begin in sent):
+            continue
         if size > 0:
             pointers.add(pointer)
         elif pointer in pointers:

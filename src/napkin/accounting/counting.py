@@ -27,6 +27,7 @@ from napkin.accounting.plain_step import plain_step, uncompile_parts, uncompiled
 from napkin.accounting.recording import record
 from napkin.errors import NapkinError, first_line
 from napkin.hardware.target import Target, cuda_target
+from napkin.optim.sharded_tensors import local
 
 
 def count(
@@ -37,6 +38,7 @@ def count(
     optimizer: Callable[..., torch.optim.Optimizer] | None = None,
     target: Target = "cpu",
     by: Literal["tracing", "running"] = "tracing",
+    warm_up: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> Ledger:
     """Trace one training step in its steady state and return its ledger.
@@ -60,6 +62,7 @@ def count(
         by: "tracing" needs no data and no memory; "running" runs two real steps of a copy, on the module's device and
             on this batch, and records the second. It counts what depends on data, such as `.item()`, and its peak is
             the allocator's; `ledger.source` is then "run".
+        warm_up: steps that are traced before the one that is counted; the first creates the optimizer's state.
         progress: called now and then while it traces, with the number of operator calls so far.
 
     Tokens that a router distributes by `topk` and masks are counted as distributed evenly, which `ledger.assumption`
@@ -85,12 +88,11 @@ def count(
         inputs = pytree.tree_map_only(Tensor, fakes.of_input, arguments)
         run = step or plain_step(twin, optimizer)
         with _errors_on_one_line():
-            # The second step is the steady one: the first one creates the optimizer's state.
-            return record(twin, lambda: run(twin, inputs), warm_up=1, cuda=cuda, progress=progress)
+            return record(twin, lambda: run(twin, inputs), warm_up=warm_up, cuda=cuda, progress=progress)
 
 
 def _mode_of(module: nn.Module) -> FakeTensorMode | None:
-    for tensor in (*module.parameters(), *module.buffers()):
+    for tensor in map(local, (*module.parameters(), *module.buffers())):
         if isinstance(tensor, FakeTensor):
             return tensor.fake_mode
     return None

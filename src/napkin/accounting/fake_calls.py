@@ -13,6 +13,7 @@ from typing import Any, no_type_check
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
@@ -21,8 +22,13 @@ EVEN_ROUTING = "routed tokens are distributed evenly among the experts"
 
 # The numbers that these modules get from fake tensors, which have none. torch's GradScaler asks whether a gradient
 # overflowed, which in an ordinary step none does; LossScale asks whether all gradients are finite; Adafactor asks for
-# norms, which it only multiplies by.
-_ANSWERS = {"torch.amp.grad_scaler": 0.0, "torch.optim._adafactor": 1.0, "napkin.optim.loss_scale": 1.0}
+# norms, which it only multiplies by; the stages of a pipeline ask each other whether all know the shapes they receive.
+_ANSWERS = {
+    "torch.amp.grad_scaler": 0.0,
+    "torch.optim._adafactor": 1.0,
+    "napkin.optim.loss_scale": 1.0,
+    "torch.distributed.pipelining.schedules": 1.0,
+}
 
 LONGEST = 32
 """Steps of a sequence that are enough to ask a recurrent layer for the size of its workspace."""
@@ -51,6 +57,8 @@ class FakeCalls:
             return _grouped_mm(*args, **kwargs)
         if operator.overloadpacket is aten.mkldnn_rnn_layer and isinstance(args[0], FakeTensor):
             return _with_workspace(operator, args, operator(*args, **kwargs))
+        if operator.namespace == "c10d":
+            return _with_tensors_held(args, operator(*args, **kwargs))
         try:
             return operator(*args, **kwargs)
         except DataDependentOutputException:
@@ -123,6 +131,22 @@ class FakeCalls:
                 places = torch.arange(rows).unsqueeze(1)
             return mask.fake_mode.fake_tensor_converter.from_real_tensor(mask.fake_mode, places, make_constant=True)
         return mask.new_empty((rows, mask.dim()), dtype=torch.int64)
+
+
+def _with_tensors_held(args: tuple, result: Any) -> Any:
+    """The result of a collective, with work that holds the tensors until it is dropped, as that of gloo and NCCL does.
+
+    That of torch's fake process group does not, and has no future, which DDP asks for.
+    """
+    held = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
+    if not held or not isinstance(held[0], FakeTensor) or result is None:
+        return result
+    from torch._C._distributed_c10d import _create_work_from_future  # pyright: ignore[reportAttributeAccessIssue]
+
+    future: Any = torch.futures.Future()
+    future.set_result(held)
+    work = _create_work_from_future(future).boxed()
+    return (*result[:-1], work) if isinstance(result, tuple) else work
 
 
 def _is_fake_and_wide(args: tuple) -> bool:

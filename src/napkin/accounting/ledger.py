@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+from napkin.accounting.collective_call import CollectiveCall
 from napkin.accounting.components import Component
 from napkin.accounting.summary import Line, Summary, largest, with_parts
 from napkin.units import format_bytes, format_flops
@@ -62,6 +63,8 @@ class Row:
     """Whether the forward pass computes it although it is a gradient, as a fused loss does."""
     hides_scratch: bool = False
     """Whether the call takes scratch of unknown size."""
+    collective: CollectiveCall | None = None
+    """What the call sends to other ranks or receives from them; None for what computes."""
     call: Hashable = field(default=None, repr=False)
     """The operator and its arguments, for `time_operators` to repeat; None if the call cannot be repeated."""
 
@@ -188,15 +191,16 @@ class Ledger(Summary):
         return dict(sums.most_common())
 
     def with_more_micro_batches(self, times: int) -> "Ledger":
-        """The ledger of the same step with `times` more micro-batches, each like the last.
+        """The ledger of the same step with `times` more micro-batches, each like the last but one.
 
-        From the second one on, when there are gradients to add to, all micro-batches are alike: three are enough to
-        extrapolate from. The whole batch must have its final size here already. Raises ValueError if this ledger has
+        The first has no gradients to add to, and with the last, gradients may be sent to other ranks: three are enough
+        to extrapolate from. The whole batch must have its final size here already. Raises ValueError if this ledger has
         too few micro-batches.
         """
+        ends = max((number for number, row in enumerate(self.rows) if row.phase == "backward"), default=0)
         begins = [
             number
-            for number, (before, row) in enumerate(pairwise(self.rows), start=1)
+            for number, (before, row) in enumerate(pairwise(self.rows[:ends]), start=1)
             if row.in_forward_pass and not before.in_forward_pass and before.phase != "optimizer"
         ]
         if len(begins) < 2:

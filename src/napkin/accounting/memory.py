@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import no_type_check
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from napkin.accounting.cuda.caching_allocator import Replay, replay
 from napkin.accounting.ledger import STATE, Category, Moment
@@ -92,9 +92,21 @@ class Memory:
                 if self.bystanders:
                     self.bystanders.discard(self.alive[address])
                 continue
-            number = self._new(0 if on_host else storage.nbytes(), category, made=made)
-            self.alive[address] = number
-            self.references[number] = weakref.ref(storage, lambda _, a=address, n=number: self._freed(a, n))
+            self._track(storage, 0 if on_host else storage.nbytes(), category, made=made)
+
+    def resize(self, storage: UntypedStorage) -> None:
+        """A tracked storage has been resized: one is freed, another allocated. FSDP2 so keeps tensors without memory.
+
+        What grows from nothing holds parameters, gathered from other ranks.
+        """
+        address = storage._cdata
+        number = self.alive.get(address)
+        if number is None or self.storages[number].bytes == storage.nbytes():
+            return
+        was = self.storages[number]
+        self.bystanders.discard(number)
+        self._freed(address, number)
+        self._track(storage, storage.nbytes(), was.category if was.bytes else "weight copies", made=True)
 
     def claim_bystanders(self, tensors: Iterable[Tensor]) -> None:
         """Track storages that are older than the step, which may use them, free them, or do neither."""
@@ -228,6 +240,11 @@ class Memory:
             self.start_alive.add(number)
             self.earlier.append((self.row, number, size))
         return number
+
+    def _track(self, storage: UntypedStorage, size: int, category: Category, *, made: bool) -> None:
+        address, number = storage._cdata, self._new(size, category, made=made)
+        self.alive[address] = number
+        self.references[number] = weakref.ref(storage, lambda _: self._freed(address, number))
 
     def _freed(self, address: int, number: int) -> None:
         del self.alive[address], self.references[number]

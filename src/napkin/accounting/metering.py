@@ -52,8 +52,8 @@ def meter_step(
 
     On CUDA the peak is the caching allocator's own maximum of allocated bytes. On a CPU it is the sum of the
     allocator's events, as the profiler records them, plus what was alive before the step: the tensors that the step
-    finds, or those named as `resident`, where storages are resized during the step, as FSDP2 does. What the recording
-    itself added to the peak is subtracted.
+    finds, or those named as `resident`, where the step's operators are not seen, because they are compiled. What the
+    recording itself added to the peak is subtracted.
     """
     measured: list[StepMeasurement] = []
     with metering(module, measured.append, device=torch.device(device_type), resident=resident):

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import napkin.kernels.grouped_gemm  # makes the operators of torch.ops.napkin  # noqa: F401
+import napkin.kernels.attention_ring  # makes operators of torch.ops.napkin, as the next one does
+import napkin.kernels.grouped_gemm  # noqa: F401
+from napkin.accounting.collectives import DISTRIBUTED
 
 aten = torch.ops.aten
 
@@ -203,11 +205,16 @@ def _attention_backward(given: dict, result: Any) -> Work:
 def _attended(given: dict, *, over_head_dim: int, over_value_dim: int, recomputed: int = 0) -> Work:
     *batch_shape, queries, head_dim = given["query"].shape
     keys, batch, value_dim = given["key"].shape[-2], math.prod(batch_shape), given["value"].shape[-1]
-    pairs = queries * keys
-    causal_pairs = pairs
+    causal_pairs = None
     if given.get("is_causal"):
         triangle = min(queries, keys)
         causal_pairs = triangle * (triangle + 1) // 2 + (queries - triangle) * keys
+    if "ranks" in given:
+        # In a ring: the keys are those of all ranks, and each has as many of the pairs.
+        keys *= given["ranks"]
+        causal_pairs = keys * (keys + 1) // 2 // given["ranks"]
+    pairs = queries * keys
+    causal_pairs = pairs if causal_pairs is None else causal_pairs
     a_pair = 2 * batch * (over_head_dim * head_dim + over_value_dim * value_dim)
     return Work(
         a_pair * pairs,
@@ -244,6 +251,8 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     aten._cudnn_rnn_backward: _recurrent_backward,
     aten.convolution: _convolution,
     aten.convolution_backward: _convolution_backward,
+    torch.ops.napkin.ring_attention: _attention,
+    torch.ops.napkin.ring_attention_backward: _attention_backward,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     aten._scaled_dot_product_flash_attention: _attention,
@@ -264,8 +273,8 @@ MATRIX_PRODUCTS = frozenset(
     packet for packet, formula in CONTRACTIONS.items() if formula in (_mm, _addmm, _baddbmm, _mv, _dot, _linear)
 )
 
-# Namespaces of operators that move numbers between devices.
-_COLLECTIVES = {"c10d", "_c10d_functional"}
+# Operators of other namespaces that move numbers: to other ranks, and into the buffers in which they are sent.
+_MOVING_NAMESPACES = DISTRIBUTED | {"fsdp", "_dtensor"}
 
 # Operators that compute, are not contractions and are not tagged `pointwise`; the trailing underscore of in-place
 # variants is left out.
@@ -331,7 +340,7 @@ _MOVING = frozenset(
 def _is_no_contraction(operator: torch._ops.OpOverload) -> bool:
     # The names are aten's; in other namespaces they may mean anything.
     if operator.namespace != "aten":
-        return operator.namespace in _COLLECTIVES
+        return operator.namespace in _MOVING_NAMESPACES
     name = operator.overloadpacket.__name__
     return _is_elementwise(operator) or name.removesuffix("_") in _MOVING or _is_view(operator)
 

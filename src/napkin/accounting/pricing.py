@@ -67,6 +67,7 @@ def price(
     *,
     between: float = 1.0,
     factor: float = ROOFLINE_FACTOR,
+    update_parts: int = 1,
 ) -> Price:
     """Predict the seconds of a step on a machine.
 
@@ -77,6 +78,7 @@ def price(
             their roofline.
         between: how much longer a step takes than the sum of its operators, as a factor that each is multiplied by.
         factor: how far off the result may be, up or down, in nine cases of ten.
+        update_parts: how many devices divide the numbers that the optimizer updates; the ledger's are all of them.
     """
     known = timed or {}
     sums: dict[str, defaultdict[str, list[float]]] = {
@@ -85,6 +87,9 @@ def price(
     for row in ledger.rows:
         seconds = known.get(row.call)
         seconds = between * (roofline_seconds(row, ceilings) if seconds is None else seconds)
+        if row.phase == "optimizer" and update_parts > 1:
+            launch = min(seconds, ceilings.seconds_per_operator)
+            seconds = launch + (seconds - launch) / update_parts
         byte_bound = seconds if _is_byte_bound(row, ceilings) else 0.0
         for column, name in (("operator", row.operator), ("module", numbered_alike(row.module)), ("phase", row.phase)):
             spent = sums[column][name]
@@ -102,7 +107,12 @@ def price(
 
 
 def roofline_seconds(row: Row, ceilings: Ceilings) -> float:
-    """Seconds of one call: FLOPs or bytes, whichever takes longer; fresh memory from the system; the launch."""
+    """Seconds of one call: FLOPs or bytes, whichever takes longer; fresh memory from the system; the launch.
+
+    A collective takes none: its seconds are those of the interconnect.
+    """
+    if row.collective is not None:
+        return 0.0
     fresh = row.bytes_allocated * ceilings.seconds_per_fresh_byte if row.bytes_allocated >= FRESH_BYTES else 0.0
     bound = max(_seconds_of_flops(row, ceilings), _seconds_of_bytes(row, ceilings)) + fresh
     if ceilings.calls_overlap:
@@ -133,11 +143,12 @@ def _largest_first(sums: Mapping[str, list[float]]) -> dict[str, Spent]:
 def _seconds_of_flops(row: Row, ceilings: Ceilings) -> float:
     if row.contraction is None or not row.flops:
         return 0.0
-    _, m, n, k = row.contraction
+    batch, m, n, k = row.contraction
     flops = row.flops + row.recomputed_flops
     if row.is_fused_attention:
         # Tiles above the diagonal are skipped.
-        return flops * row.causal_flops / row.flops / ceilings.attention_rate(row.format, m, n, k)
+        rate = ceilings.attention_rate(row.format, m, n, k, heads=batch, cudnn="cudnn" in row.operator)
+        return flops * row.causal_flops / row.flops / rate
     return flops / ceilings.matmul_rate(row.format, m, n, k)
 
 

@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any, no_type_check
 
 import torch
@@ -14,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from napkin.accounting.attribution import Attribution
+from napkin.accounting.collectives import DISTRIBUTED, collective_of
 from napkin.accounting.cuda.scratch import cuda_scratch_bytes
 from napkin.accounting.fake_calls import EVEN_ROUTING, FakeCalls, runs_in
 from napkin.accounting.ledger import Ledger, Phase, Row
@@ -29,6 +31,7 @@ from napkin.accounting.operators import (
     work_of,
 )
 from napkin.accounting.scratch import scratch_bytes
+from napkin.accounting.unseen_changes import resizes_told, waits_unseen
 from napkin.hardware.target import CudaTarget
 from napkin.kernels.early_gradient import computes_early_gradient
 from napkin.optim.sharded_tensors import local
@@ -37,6 +40,9 @@ from napkin.tensors import FORMAT_OF
 aten = torch.ops.aten
 
 CALLS_BETWEEN_PROGRESS = 500
+
+_GATHERING = "torch.distributed.fsdp._fully_shard._fsdp_state"
+"""Before a module's forward pass FSDP2 gathers its parameters, without a graph."""
 
 
 def record(
@@ -90,6 +96,9 @@ class _Recorder(TorchDispatchMode):
         self.cuda = cuda
         self.multiplied: set[bool] = set()  # threads that have called cuBLAS: True is autograd's
         self.parameters = list(module.parameters())
+        on_cpu = all(parameter.device.type == "cpu" for parameter in self.parameters)
+        self.thread = get_ident() if on_cpu else None
+        """The one thread that computes; None on CUDA, where autograd has one of its own."""
         self.attribution = Attribution(module)
         self.recording = self.in_optimizer = self.seen_backward = False
         self.previous_phase: Phase = "forward"
@@ -114,7 +123,7 @@ class _Recorder(TorchDispatchMode):
             register_optimizer_step_post_hook(self._leave_optimizer),
         ]
         try:
-            with self:
+            with self, resizes_told(self.memory.resize), waits_unseen():
                 yield
         finally:
             for hook in hooks:
@@ -153,7 +162,13 @@ class _Recorder(TorchDispatchMode):
         )
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if any(map(_is_divided, types)):
+            # Its own dispatch calls operators on the part that this rank has, which come here.
+            return NotImplemented
         kwargs = kwargs or {}
+        if self.thread is not None and get_ident() != self.thread:
+            # gloo's threads copy what they send, with the modes of the thread that asked for it.
+            return operator(*args, **kwargs)
         self.n_calls += 1
         if self.progress and self.n_calls % CALLS_BETWEEN_PROGRESS == 0:
             self.progress(self.n_calls)
@@ -231,7 +246,9 @@ class _Recorder(TorchDispatchMode):
             return "recompute" if again else "backward"
         # What runs after a backward pass, outside of modules and without a graph, is part of the update: clipping.
         updates = self.seen_backward and not self.attribution.stack and not torch.is_grad_enabled()
-        return "optimizer" if self.in_optimizer or updates else "forward"
+        if self.in_optimizer or (updates and not runs_in(_GATHERING)):
+            return "optimizer"
+        return "forward"
 
     def _turn(self, phase: Phase) -> None:
         was_backward, is_backward = (name in ("backward", "recompute") for name in (self.previous_phase, phase))
@@ -307,8 +324,14 @@ class _Recorder(TorchDispatchMode):
             "bytes_read": sum(tensor.nbytes for tensor in inputs) if moves else 0,
             "bytes_written": (sum(tensor.nbytes for tensor in outputs) if moves else 0) + mutated,
             "elementwise_flops": elementwise_flops_of(operator, args, inputs + outputs),
-            "call": call_of(operator, args, kwargs),
+            "collective": collective_of(operator, args, kwargs),
+            "call": None if operator.namespace in DISTRIBUTED else call_of(operator, args, kwargs),
         }
+
+
+def _is_divided(kind: type) -> bool:
+    """Whether tensors of a class are DTensors, divided among ranks."""
+    return kind.__name__ == "DTensor"
 
 
 def _tensors_alive(devices: set[torch.device]) -> Iterator[Tensor]:

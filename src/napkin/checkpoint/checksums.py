@@ -3,7 +3,7 @@
 from hashlib import sha256
 from pathlib import Path
 
-from napkin.checkpoint.shard_files import STEMS, shard_names
+from napkin.checkpoint.shard_files import STEMS, tensor_files
 from napkin.errors import CorruptFile
 from napkin.files import atomic_write_bytes, atomic_write_text, read_bytes, regular
 
@@ -29,7 +29,7 @@ def read_sums(folder: Path) -> dict[str, str]:
     except UnicodeDecodeError:
         raise damaged(path, "is not text") from None
     sums = {name: checksum for checksum, _, name in (line.partition("  ") for line in text.splitlines())}
-    expected = [*(shard_names(sums) or TENSOR_FILES), "state.json"]
+    expected = [*(name for stem in STEMS for name in tensor_files(stem, sums)), "state.json"]
     if sums.keys() != set(expected) or text != _format_sums(sums):
         raise damaged(path, f"does not list {', '.join(expected)}")
     return sums

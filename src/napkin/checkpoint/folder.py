@@ -1,8 +1,8 @@
 """The folder of checkpoints: their names, their verification, and which of them are kept.
 
 `step-00000200/` holds model.safetensors, optimizer.safetensors, state.json, and SHA256SUMS over the three, in the
-format that `sha256sum -c` reads; for a sharded model each rank has its own files in place of the first two. Nothing in
-it is executable: tensors are safetensors, the rest is text.
+format that `sha256sum -c` reads. Where ranks divide the model or its optimizer state, each writes files of its own in
+place of the first two (`shard_files.py`). Nothing in it is executable: tensors are safetensors, the rest is text.
 """
 
 import re

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
 
-from napkin.checkpoint.checksums import damaged
-from napkin.checkpoint.shard_files import ShardError, copy_rows_into, describe, is_by_rows
-from napkin.checkpoint.state import Checkpoint, model_tensors, optimizer_tensors
+from napkin.checkpoint.checksums import damaged, read_sums
+from napkin.checkpoint.parts import Parts, is_whole
+from napkin.checkpoint.shard_files import ShardError, copy_parts_into, describe, describe_tensor, tensor_files
+from napkin.checkpoint.state import Checkpoint, in_parts, model_tensors, optimizer_tensors, whole
 from napkin.errors import NapkinError
 from napkin.files import refuse_irregular
 from napkin.model.transformer import Transformer
@@ -27,8 +27,7 @@ def load_model(checkpoint: Checkpoint, model: Transformer) -> None:
     CorruptFile where they do not. `model` is unchanged then.
     """
     _refuse_other_model(checkpoint, model)
-    stored_as = torch.bfloat16 if _precision_of(checkpoint) == "bf16-pure" else torch.float32
-    _copy_into(model_tensors(model), checkpoint.path / "model.safetensors", stored_as=stored_as)
+    _copy_weights(checkpoint, whole(model_tensors(model)))
 
 
 def load_averaged_model(checkpoint: Checkpoint, model: Transformer) -> None:
@@ -40,18 +39,20 @@ def load_averaged_model(checkpoint: Checkpoint, model: Transformer) -> None:
         load_model(checkpoint, model)
         return
     _refuse_other_model(checkpoint, model)
-    path = checkpoint.path / "optimizer.safetensors"
     targets = {f"average.{name}": tensor for name, tensor in model_tensors(model).items()}
-    _copy_into(targets, path, stored_as=torch.float32, among_others=True)
+    _copy_into(whole(targets), checkpoint.path, "optimizer", stored_as=torch.float32, among_others=True)
 
 
 def load_train_state(checkpoint: Checkpoint, train_state: TrainState) -> None:
-    """Copy a checkpoint's weights and optimizer state into `train_state`, which then continues as if never stopped.
+    """Copy what this rank has of a checkpoint's weights and optimizer state into `train_state`, which then continues as
+    if never stopped.
 
     If the checkpoint has no average of the weights, a new one starts with its weights. Raises as `load_model` does;
     after CorruptFile, `train_state` is incomplete until another checkpoint is loaded.
     """
-    load_model(checkpoint, train_state.model)
+    model = train_state.parallel_model
+    _refuse_other_model(checkpoint, train_state.model)
+    _copy_weights(checkpoint, in_parts(model_tensors(train_state.model), model), among_others=model.layout.pipeline > 1)
     updates = checkpoint.state.step - checkpoint.state.history.skipped
     # Copied into tensors that torch has allocated: those of a mapped file have another alignment, with which vectorised
     # code sums in another order. Which tensors are stored depends on the checkpoint's precision, not on the current
@@ -59,9 +60,11 @@ def load_train_state(checkpoint: Checkpoint, train_state: TrainState) -> None:
     extra = {"loss_scale": LossScale().to_tensor()} if _precision_of(checkpoint) == "fp16" else {}
     has_average = keeps_average(checkpoint)
     _copy_into(
-        optimizer_tensors(train_state, average=has_average) | extra,
-        checkpoint.path / "optimizer.safetensors",
-        among_others=has_average and not train_state.average,
+        in_parts(optimizer_tensors(train_state, average=has_average) | extra, model),
+        checkpoint.path,
+        "optimizer",
+        # Other ranks may have the state of other parameters.
+        among_others=(has_average and not train_state.average) or model.layout.divides_names,
     )
     train_state.restore(updates, extra, with_average=has_average)
 
@@ -100,30 +103,38 @@ def _refuse_other_model(checkpoint: Checkpoint, model: Transformer) -> None:
 
 
 def _copy_into(
-    targets: dict[str, Tensor], path: Path, *, stored_as: torch.dtype | None = None, among_others: bool = False
+    targets: Parts, folder: Path, stem: str, *, stored_as: torch.dtype | None = None, among_others: bool = False
 ) -> None:
-    """Copy all tensors of a file into `targets`; with `among_others` the file may hold more tensors.
+    """Copy the tensors of a checkpoint's files of that stem into `targets`; with `among_others` they may hold more.
 
-    Raises CorruptFile where a name, a shape or a format differs; `stored_as` is the format in the file if it is not
+    Raises CorruptFile where a name, a shape or a format differs; `stored_as` is the format in the files if it is not
     the targets'.
     """
-    if is_by_rows(targets, path):
+    paths = [folder / name for name in tensor_files(stem, read_sums(folder))]
+    if paths[0].name != f"{stem}.safetensors" or not all(map(is_whole, targets.values())):
         try:
-            return copy_rows_into(targets, path, stored_as=stored_as, among_others=among_others)
+            return copy_parts_into(targets, paths, stored_as=stored_as, among_others=among_others)
         except ShardError as error:
             raise damaged(error.path, error.how) from None
+    path = paths[0]
     try:
         refuse_irregular(path)
         stored = load_file(path)
     except (OSError, SafetensorError) as error:
         raise damaged(path, f"cannot be read as safetensors ({error})") from None
     for name in sorted(targets.keys() if among_others else targets.keys() | stored.keys()):
-        found, expected = describe(stored.get(name)), describe(targets.get(name), stored_as)
+        found = describe_tensor(stored[name].dtype, stored[name].shape) if name in stored else "missing"
+        expected = describe(targets.get(name), stored_as)
         if found != expected:
             raise damaged(path, f"does not fit its recipe: tensor '{name}' is {found}, the model's is {expected}")
     with torch.no_grad():
-        for name, target in targets.items():
-            target.copy_(stored[name])
+        for name, (target,) in targets.items():
+            target.tensor.copy_(stored[name])
+
+
+def _copy_weights(checkpoint: Checkpoint, targets: Parts, *, among_others: bool = False) -> None:
+    stored_as = torch.bfloat16 if _precision_of(checkpoint) == "bf16-pure" else torch.float32
+    _copy_into(targets, checkpoint.path, "model", stored_as=stored_as, among_others=among_others)
 
 
 def _precision_of(checkpoint: Checkpoint) -> str:

@@ -12,7 +12,13 @@ from napkin.train_step.step import TrainState
 
 
 def restore_newest(
-    folder: Path, train_state: TrainState, *, tokenizer: str, train_tokens: str, on_message: Callable[[str], None]
+    folder: Path,
+    train_state: TrainState,
+    *,
+    tokenizer: str,
+    train_tokens: str,
+    on_message: Callable[[str], None],
+    load: Callable[[Checkpoint, TrainState], None] = load_train_state,
 ) -> Checkpoint | None:
     """Load the newest intact checkpoint into `train_state` and return it; None where there is no checkpoint.
 
@@ -21,12 +27,12 @@ def restore_newest(
     or batch size are not those that the checkpoint was trained with.
     """
 
-    def load(checkpoint: Checkpoint) -> None:
+    def load_fitting(checkpoint: Checkpoint) -> None:
         _refuse_other_tokens(checkpoint, tokenizer, train_tokens)
         _refuse_other_batches(checkpoint, train_state)
-        load_train_state(checkpoint, train_state)
+        load(checkpoint, train_state)
 
-    checkpoint, damaged = load_newest(folder, load)
+    checkpoint, damaged = load_newest(folder, load_fitting)
     if checkpoint is None:
         return None
     for bad, error in damaged.items():
@@ -92,7 +98,9 @@ def _report_changes(checkpoint: Checkpoint, train_state: TrainState, on_message:
     recipe = dataclasses.asdict(train_state.recipe)
     # [data] is left out: files may have moved, and their contents are checked. In [model] only the implementation of
     # attention may differ.
-    changes = recipe_changes(checkpoint, {table: recipe[table] for table in ("model", "optimizer", "training")})
+    changes = recipe_changes(
+        checkpoint, {table: recipe[table] for table in ("model", "optimizer", "training", "parallelism")}
+    )
     if changes:
         on_message(
             f"the recipe has changed since '{checkpoint.path.name}', so the run is no longer what its recipe alone "

@@ -1,11 +1,13 @@
-"""Checkpoints of several ranks: rank 0 writes all of it, or each rank its own rows of a sharded model.
+"""Checkpoints of several ranks: rank 0 writes all of it, or each rank its own parts of a model that is divided.
 
-A sharded checkpoint is published atomically too: ranks write to a hidden folder, each in a thread while training
-continues; when every file is on the disk, rank 0 adds the checksums and renames the folder. It can be loaded by any
-number of ranks, or by one process.
+Of parts that several ranks have, such as replicas, the first of these ranks writes. A checkpoint of several writers is
+published atomically too: ranks write to a hidden folder, each in a thread while training continues; when every file is
+on the disk, rank 0 adds the checksums and renames the folder. It can be loaded by any number of ranks in any layout, or
+by one process.
 """
 
 import contextlib
+import dataclasses
 import secrets
 import shutil
 from collections.abc import Callable
@@ -14,50 +16,74 @@ from typing import Any
 
 import msgspec
 from safetensors import SafetensorError
-from torch import Tensor
 
-from napkin.checkpoint.checksums import checksum_of, write_state
+from napkin.checkpoint.checksums import write_state
+from napkin.checkpoint.disk_space import refuse_full_disk
 from napkin.checkpoint.folder import checkpoint_path, read_checkpoint, set_aside
 from napkin.checkpoint.load import load_train_state
 from napkin.checkpoint.restore import restore_newest
-from napkin.checkpoint.shard_files import shard_name, write_rows
+from napkin.checkpoint.shard_assignment import ShardAssignment, assign_shards
 from napkin.checkpoint.state import Checkpoint, Snapshot, State
-from napkin.checkpoint.write import cannot_be_written, refuse_non_finite
+from napkin.checkpoint.write import cannot_be_written, refuse_non_finite, write_tensors
 from napkin.checkpoint.writer import CheckpointWriter
 from napkin.distributed.ranks import Ranks
 from napkin.errors import CorruptFile, NapkinError
-from napkin.files import sync_file, sync_folder
-from napkin.optim.sharded_tensors import is_sharded, local
-from napkin.recipe.recipe import Recipe
+from napkin.files import sync_folder
+from napkin.recipe.layout import Layout
 from napkin.train_step.step import TrainState
 
 
 def restore_on_ranks(
     ranks: Ranks, folder: Path, train_state: TrainState, *, on_message: Callable[[str], None], **text: str
 ) -> Checkpoint | None:
-    """`restore_newest` on several ranks: rank 0 finds the newest intact checkpoint, and all ranks load it."""
+    """`restore_newest` on several ranks: rank 0 finds the newest intact checkpoint, and all ranks load it. If its files
+    do not fit on one of them, all load the one before it."""
     restored: list[Checkpoint | None] = []
+    if not ranks.is_rank_zero:
+        return _load_as_told(ranks, folder, train_state)
 
-    def restore() -> str | None:
-        restored.append(restore_newest(folder, train_state, on_message=on_message, **text))
-        return None if restored[0] is None else restored[0].path.name
+    def load(checkpoint: Checkpoint, train_state: TrainState) -> None:
+        ranks.broadcast_from_zero(lambda: checkpoint.path.name)
+        _load_on_all(ranks, checkpoint, train_state)
 
-    name = ranks.broadcast_from_zero(restore)
-    if ranks.is_rank_zero:
-        return restored[0]
-    if name is None:
-        return None
-    checkpoint = read_checkpoint(folder / name, verify=False)
-    load_train_state(checkpoint, train_state)
+    def restore() -> None:
+        restored.append(restore_newest(folder, train_state, on_message=on_message, load=load, **text))
+
+    ranks.broadcast_from_zero(restore)
+    return restored[0]
+
+
+def _load_as_told(ranks: Ranks, folder: Path, train_state: TrainState) -> Checkpoint | None:
+    """Load the checkpoints that rank 0 names, until it has found one that all can load."""
+    checkpoint = None
+    while (name := ranks.broadcast_from_zero(lambda: None)) is not None:
+        # Rank 0 has verified its checksums.
+        checkpoint = read_checkpoint(folder / name, verify=False)
+        with contextlib.suppress(NapkinError):
+            _load_on_all(ranks, checkpoint, train_state)
     return checkpoint
 
 
-def open_writer(ranks: Ranks, recipe: Recipe, folder: Path, **options: Any) -> CheckpointWriter:
-    """The checkpoint writer of this rank: with fsdp each rank writes its own rows, otherwise rank 0 writes.
+def _load_on_all(ranks: Ranks, checkpoint: Checkpoint, train_state: TrainState) -> None:
+    """Load a checkpoint; raises on all ranks what one of them has raised."""
+    error = None
+    try:
+        load_train_state(checkpoint, train_state)
+    except NapkinError as raised:
+        error = raised
+    reports = ranks.all_gather(None if error is None else [str(error), isinstance(error, CorruptFile)])
+    for message, is_corrupt in filter(None, reports):
+        raise CorruptFile(message) if is_corrupt else NapkinError(message)
 
-    `options` are CheckpointWriter's; with fsdp, rank 0 decides whether checkpoints are written in the background.
+
+def open_writer(ranks: Ranks, layout: Layout, folder: Path, **options: Any) -> CheckpointWriter:
+    """The checkpoint writer of this rank: where ranks have different parts of the state each writes its own, otherwise
+    rank 0 writes.
+
+    `options` are CheckpointWriter's; with several writers, rank 0 decides whether checkpoints are written in the
+    background.
     """
-    if ranks.world_size > 1 and recipe.training.parallelism == "fsdp":
+    if layout.divides_state:
         return _ShardWriter(
             ranks, folder, **options | {"background": ranks.broadcast_from_zero(lambda: options["background"])}
         )
@@ -72,7 +98,7 @@ class _ReadOnlyWriter(CheckpointWriter):
 
 
 class _ShardWriter(CheckpointWriter):
-    """Writes this rank's rows of each checkpoint.
+    """Writes this rank's parts of each checkpoint.
 
     The writer threads use a separate process group, so that they can communicate while the ranks train.
     """
@@ -81,6 +107,20 @@ class _ShardWriter(CheckpointWriter):
         super().__init__(folder, **options)
         self.ranks = ranks
         self._writing = ranks.separate_group()
+        self._assignment: ShardAssignment | None = None
+
+    def save(self, taken: Snapshot, *, prune: bool = True) -> None:
+        """Write what this rank has been assigned; a collective."""
+        super().save(self._assigned(taken), prune=prune)
+
+    def bytes_of(self, taken: Snapshot) -> int:
+        """Bytes of the files of all ranks; a collective."""
+        return sum(self.ranks.all_gather(self._assigned(taken).bytes))
+
+    def refuse_full_disk(self, taken: Snapshot) -> None:
+        """Raise NapkinError on rank 0 where the disk has no space for all ranks' files; the others end silently."""
+        needed = sum(self.ranks.all_gather(taken.bytes))
+        self.ranks.broadcast_from_zero(lambda: refuse_full_disk(self.folder, needed))
 
     def refuse_failure(self) -> None:
         """Raise the error of a write in the background, on all ranks after the same step; all ranks call this at each
@@ -98,6 +138,12 @@ class _ShardWriter(CheckpointWriter):
             self.prune(written)
         return written
 
+    def _assigned(self, taken: Snapshot) -> Snapshot:
+        """What this rank writes of a snapshot."""
+        if self._assignment is None:
+            self._assignment = assign_shards(self.ranks, taken.files)
+        return dataclasses.replace(taken, files=self._assignment.files(taken.files))
+
 
 _DONE, _RUNNING, _FAILED = range(3)
 
@@ -108,7 +154,7 @@ def _save_sharded(ranks: Ranks, folder: Path, taken: Snapshot, before_publishing
     if name is None:
         return read_checkpoint(path, verify=False)
     draft = folder / name
-    reports = ranks.all_gather(_write_rows(ranks, draft, taken, path))
+    reports = ranks.all_gather(_write_files(draft, taken, path))
     problems = [report["problem"] for report in reports if report["problem"]]
     sums = {name: checksum for report in reports for name, checksum in report["sums"].items()}
 
@@ -147,31 +193,15 @@ def _begin(path: Path) -> str | None:
     return draft.name
 
 
-def _write_rows(ranks: Ranks, draft: Path, taken: Snapshot, path: Path) -> dict[str, Any]:
+def _write_files(draft: Path, taken: Snapshot, path: Path) -> dict[str, Any]:
     """Write this rank's files. Returns their checksums, or the error message."""
     sums: dict[str, str] = {}
     try:
-        tensors = {name: _of_this_rank(ranks, named) for name, named in taken.tensors.items()}
-        here = {name: {key: local(tensor) for key, tensor in named.items()} for name, named in tensors.items()}
-        refuse_non_finite(here, taken.step, path.parent)
-        for name, named in tensors.items():
-            file = draft / shard_name(Path(name).stem, ranks.info.rank, ranks.world_size)
-            write_rows(file, named)
-            # safetensors creates files that only their owner can read.
-            file.chmod(draft.stat().st_mode & 0o666)
-            sync_file(file)
-            sums[file.name] = checksum_of(file)
+        refuse_non_finite(taken, path.parent)
+        for name, tensors in taken.files.items():
+            sums[name] = write_tensors(draft / name, tensors)
     except NapkinError as error:
         return {"sums": sums, "problem": str(error)}
     except (OSError, SafetensorError) as error:
         return {"sums": sums, "problem": cannot_be_written(path, error)}
     return {"sums": sums, "problem": None}
-
-
-def _of_this_rank(ranks: Ranks, named: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that this rank holds rows of; rank 0 writes those that are not sharded."""
-    return {
-        name: tensor
-        for name, tensor in named.items()
-        if local(tensor).numel() and (is_sharded(tensor) or ranks.is_rank_zero)
-    }

@@ -2,6 +2,7 @@
 
 import dataclasses
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 
 import napkin
+from napkin.checkpoint.parts import Part, Parts, parts_of
+from napkin.distributed.parallel_model import ParallelModel
 from napkin.model.transformer import Transformer
 from napkin.runs.history import History
 from napkin.runs.json_file import LARGEST
@@ -46,18 +49,22 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The contents of a checkpoint, in memory."""
+    """The contents of a checkpoint, in memory; of several ranks' checkpoint, what this rank writes."""
 
     step: int
-    tensors: dict[str, dict[str, Tensor]]
-    """By file and name; they are the train state's tensors, not copies."""
+    files: dict[str, Parts]
+    """By the name of the file. They are the train state's tensors, not copies."""
     state: bytes
     """state.json."""
 
     @property
     def bytes(self) -> int:
         """Bytes of its files on the disk, without some kilobytes of names."""
-        return sum(tensor.nbytes for named in self.tensors.values() for tensor in named.values()) + len(self.state)
+        return sum(part.tensor.nbytes for part in self.parts()) + len(self.state)
+
+    def parts(self) -> Iterator[Part]:
+        """All parts of all tensors."""
+        return (part for named in self.files.values() for parts in named.values() for part in parts)
 
 
 def snapshot(
@@ -69,7 +76,8 @@ def snapshot(
     train_tokens: str,
     history: History | None = None,
 ) -> Snapshot:
-    """The contents of a checkpoint of `train_state`. Its tensors are the train state's, not copies."""
+    """The contents of a checkpoint of `train_state`, as far as this rank has them. Its tensors are the train state's,
+    not copies."""
     state = State(
         format="napkin-checkpoint",
         version=1,
@@ -81,14 +89,32 @@ def snapshot(
         libraries={"napkin": napkin.__version__, "torch": str(torch.__version__), "python": platform.python_version()},
         history=history or History(),
     )
-    tensors = {f"{stem}.safetensors": named for stem, named in tensors_of(train_state).items()}
-    return Snapshot(step, tensors, msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
+    model = train_state.parallel_model
+    files = {f"{stem}.safetensors": in_parts(named, model) for stem, named in tensors_of(train_state).items()}
+    return Snapshot(step, files, msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
 
 
 def tensors_of(train_state: TrainState) -> dict[str, dict[str, Tensor]]:
-    """All tensors of a checkpoint, by file and name, in the order in which they are stored."""
+    """All tensors of a checkpoint that this rank has parts of, by the stem of their file and by name, in the order in
+    which they are stored."""
     rest = optimizer_tensors(train_state) | train_state.extra_state()
     return {"model": model_tensors(train_state.model), "optimizer": rest}
+
+
+def in_parts(named: dict[str, Tensor], model: ParallelModel) -> Parts:
+    """The parts that this rank has of parameters, or of an optimizer's state of them."""
+
+    def heights(name: str) -> tuple[int, ...]:
+        # State is named KEY.PARAMETER.
+        return model.stacked.get(name) or model.stacked.get(name.partition(".")[2], ())
+
+    ranks = model.layout.tensor
+    return {name: parts_of(tensor, heights=heights(name), ranks=ranks) for name, tensor in named.items()}
+
+
+def whole(named: dict[str, Tensor]) -> Parts:
+    """Tensors of which a single process has all."""
+    return {name: parts_of(tensor) for name, tensor in named.items()}
 
 
 def model_tensors(model: Transformer) -> dict[str, Tensor]:
@@ -105,8 +131,9 @@ def optimizer_tensors(train_state: TrainState, *, average: bool = True) -> dict[
     tensors = {
         f"{key}.{name}": tensor
         for name, parameter in train_state.model.named_parameters()
-        for key, tensor in state_of.get(parameter, {}).items()
+        for key, tensor in state_of.pop(parameter, {}).items()
     }
+    assert not state_of, "the optimizer has other parameters than the model"
     if average and train_state.average is not None:
         names = (name for name, _ in train_state.model.named_parameters())
         tensors |= {f"average.{name}": tensor for name, tensor in zip(names, train_state.average.averages, strict=True)}

@@ -9,11 +9,12 @@ from pathlib import Path
 import msgspec
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from napkin.checkpoint.checksums import TENSOR_FILES, checksum_of, write_state
 from napkin.checkpoint.folder import checkpoint_path, read_checkpoint, set_aside
+from napkin.checkpoint.parts import Parts
+from napkin.checkpoint.shard_files import write_parts
 from napkin.checkpoint.state import Checkpoint, Snapshot, State, snapshot
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import sync_file, sync_folder
@@ -57,16 +58,11 @@ def write_checkpoint(
             return read_checkpoint(path)
         except CorruptFile:
             set_aside(path)
-    refuse_non_finite(taken.tensors, taken.step, folder)
+    refuse_non_finite(taken, folder)
     draft = folder / f".{path.name}.{secrets.token_hex(8)}.tmp"
     try:
         draft.mkdir()
-        for name, named in taken.tensors.items():
-            save_file(named, draft / name)
-            # safetensors creates files that only their owner can read; a run's other files follow the user's umask.
-            (draft / name).chmod(draft.stat().st_mode & 0o666)
-            sync_file(draft / name)
-        write_state(draft, taken.state, {name: checksum_of(draft / name) for name in TENSOR_FILES})
+        write_state(draft, taken.state, {name: write_tensors(draft / name, taken.files[name]) for name in TENSOR_FILES})
         before_publishing()
         draft.rename(path)
         sync_folder(folder)
@@ -85,13 +81,22 @@ def cannot_be_written(path: Path, error: Exception) -> str:
     )
 
 
-def refuse_non_finite(tensors: dict[str, dict[str, Tensor]], step: int, folder: Path) -> None:
+def write_tensors(path: Path, tensors: Parts) -> str:
+    """Write a file of tensors, or of parts of them, to the disk; its folder exists. Returns its checksum."""
+    write_parts(path, tensors)
+    # safetensors creates files that only their owner can read; a run's other files follow the user's umask.
+    path.chmod(path.parent.stat().st_mode & 0o666)
+    sync_file(path)
+    return checksum_of(path)
+
+
+def refuse_non_finite(taken: Snapshot, folder: Path) -> None:
     """Raise NapkinError where a number is infinite or NaN."""
-    for named in tensors.values():
-        for name, tensor in named.items():
-            if not _is_finite(tensor):
+    for named in taken.files.values():
+        for name, parts in named.items():
+            if not all(_is_finite(part.tensor) for part in parts):
                 raise NapkinError(
-                    f"step {step}: tensor '{name}' holds infinity or NaN, no checkpoint is written: "
+                    f"step {taken.step}: tensor '{name}' holds infinity or NaN, no checkpoint is written: "
                     f"{lower_learning_rate(folder.parent)}"
                 )
 

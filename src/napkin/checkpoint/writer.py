@@ -6,6 +6,7 @@ is queued behind the step's kernels.
 """
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +17,10 @@ from torch import Tensor
 
 from napkin.checkpoint.disk_space import refuse_full_disk
 from napkin.checkpoint.folder import checkpoint_path, checkpoint_paths, prune_checkpoints
+from napkin.checkpoint.parts import Part
 from napkin.checkpoint.state import Checkpoint, Snapshot, State
 from napkin.checkpoint.write import write_checkpoint
 from napkin.files import read_bytes
-from napkin.optim.sharded_tensors import local, sharded_like
 from napkin.runs.history import History, best_step
 
 
@@ -58,7 +59,7 @@ class CheckpointWriter:
         self.wait()
         self._begun = taken.step
         if not checkpoint_path(self.folder, taken.step).exists():
-            refuse_full_disk(self.folder, taken.bytes)
+            self.refuse_full_disk(taken)
         if not self.background:
             self._written = self._write(taken, prune)
             return
@@ -67,6 +68,14 @@ class CheckpointWriter:
             target=self._write_and_remember, args=(copied, ready, prune), name="checkpoint writer", daemon=True
         )
         self._thread.start()
+
+    def bytes_of(self, taken: Snapshot) -> int:
+        """Bytes of the files of a checkpoint, all ranks' together."""
+        return taken.bytes
+
+    def refuse_full_disk(self, taken: Snapshot) -> None:
+        """Raise NapkinError where the disk has no space for a checkpoint."""
+        refuse_full_disk(self.folder, self.bytes_of(taken))
 
     def lacks(self, step: int, history: History) -> bool:
         """Whether a checkpoint of `step`, just evaluated, is to be written because it would be the best one.
@@ -125,29 +134,32 @@ class _HostBuffers:
     """Host memory for the tensors of a snapshot, allocated at the first copy and reused."""
 
     def __init__(self) -> None:
-        self._buffers: dict[tuple[str, str], Tensor] = {}
+        self._buffers: dict[tuple[str, str, int], Tensor] = {}
 
     def copy(self, taken: Snapshot) -> tuple[Snapshot, Callable[[], None]]:
         """Copy a snapshot. Returns the copy, and a function that waits until it is complete.
 
         Copies from a GPU are queued on its current stream, between the kernels of the last step and of the next one.
         """
-        tensors = {
-            file: {name: self._copy_one((file, name), tensor) for name, tensor in named.items()}
-            for file, named in taken.tensors.items()
+        files = {
+            file: {
+                name: [self._copy_one((file, name, number), part) for number, part in enumerate(parts)]
+                for name, parts in named.items()
+            }
+            for file, named in taken.files.items()
         }
         ready: Callable[[], None] = lambda: None  # noqa: E731
-        if any(tensor.is_cuda for named in taken.tensors.values() for tensor in named.values()):
+        if any(part.tensor.is_cuda for part in taken.parts()):
             event = torch.cuda.Event()
             event.record()
             ready = event.synchronize
-        return Snapshot(taken.step, tensors, taken.state), ready
+        return Snapshot(taken.step, files, taken.state), ready
 
-    def _copy_one(self, key: tuple[str, str], tensor: Tensor) -> Tensor:
-        buffer, here = self._buffers.get(key), local(tensor)
+    def _copy_one(self, key: tuple[str, str, int], part: Part) -> Part:
+        buffer, here = self._buffers.get(key), part.tensor
         if buffer is None or buffer.shape != here.shape or buffer.dtype != here.dtype:
             buffer = self._buffers[key] = _host_memory(here)
-        return sharded_like(tensor, buffer.copy_(here, non_blocking=True))
+        return dataclasses.replace(part, tensor=buffer.copy_(here, non_blocking=True))
 
 
 def _host_memory(tensor: Tensor) -> Tensor:

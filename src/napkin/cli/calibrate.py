@@ -1,6 +1,7 @@
 """`napkin calibrate`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from napkin.cli.options import JsonOption, parse
@@ -17,6 +18,10 @@ class CalibrateOptions(JsonOption):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What to measure; auto is the GPU if there is one."""
 
+    device_file: Path | None = None
+    """Also write a TOML file that describes the device as measured: with `plan --on 64xFILE` its coefficients replace
+    those of published runs."""
+
 
 def main(arguments: list[str]) -> None:
     """Measure this machine and keep the result in the user's cache."""
@@ -24,8 +29,10 @@ def main(arguments: list[str]) -> None:
     with progress_line("measuring this machine") as line:
         import torch
 
+        from napkin.files import atomic_write_text
         from napkin.hardware.calibration_cache import calibration_of_this_machine, calibration_path
         from napkin.hardware.host import usable_cores
+        from napkin.hardware.measured_device import measured_device
         from napkin.recipe.precision import choose_device
 
         device_type = choose_device(options.device)
@@ -34,6 +41,8 @@ def main(arguments: list[str]) -> None:
         calibration = calibration_of_this_machine(
             device_type, again=True, progress=lambda fraction: line(round(100 * fraction), 100)
         )
+    if options.device_file is not None:
+        atomic_write_text(options.device_file, measured_device(calibration))
     if options.json:
         print_json(calibration)
         return
@@ -44,3 +53,5 @@ def main(arguments: list[str]) -> None:
     if calibration.disturbed:
         say("other programs were using the processor: measure again when it is idle")
     say(f"kept in {calibration_path(calibration.machine)}", wrap=False)
+    if options.device_file is not None:
+        say(f"described in {options.device_file}: use it as in napkin plan --on 8x{options.device_file}", wrap=False)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from napkin.cli import plan_by_rule
+from napkin.cli import plan_by_rule, plan_layouts
 from napkin.cli.failure_lines import FailureOptions
 from napkin.cli.options import JsonOption, Switch
 from napkin.cli.progress import progress_line
@@ -13,7 +13,7 @@ from napkin.errors import NapkinError
 
 
 @dataclass(frozen=True)
-class PlanOptions(RecipeOptions, FailureOptions, JsonOption):
+class PlanOptions(RecipeOptions, plan_layouts.LayoutOptions, FailureOptions, JsonOption):
     """Say what a run will take before it starts, without allocating its tensors. No text is needed: without a
     tokenizer, --model.vocab-size gives the number of token ids. By rule alone, for any size and any accelerator: napkin
     plan --params 70B --tokens 15T --on 1024xH100, which has options of its own: napkin plan --params 70B --help."""
@@ -38,10 +38,10 @@ class PlanOptions(RecipeOptions, FailureOptions, JsonOption):
 
 def main(arguments: list[str]) -> None:
     """Print rule and count side by side, and whether the run fits; the status is 2 if it does not."""
-    if any(argument.split("=")[0].replace("_", "-") in plan_by_rule.CHOOSES for argument in arguments):
+    if _is_by_rule(arguments):
         plan_by_rule.main(arguments)
         return
-    options, _ = parse_with_recipe(PlanOptions, "plan", arguments)
+    options, path = parse_with_recipe(PlanOptions, "plan", arguments)
     if options.decode_batch_size < 1:
         raise NapkinError(f"--decode-batch-size is {options.decode_batch_size}: use a number above 0")
     for name in ("usd_per_hour", "watts"):
@@ -49,6 +49,15 @@ def main(arguments: list[str]) -> None:
         if value is not None and not 0 < value < float("inf"):
             raise NapkinError(f"--{name.replace('_', '-')} is {value}: use a number above 0")
     options.refuse_impossible()
+    if plan_layouts.chosen(options):
+        given = path is not None or "--training.batch-size" in _names(arguments)
+        plan_layouts.search(options.recipe, options, batch_given=given)
+        return
+    if options.on is not None and (
+        options.timeline is not None or plan_layouts.splits_more_than_the_batch(options.recipe, options.on)
+    ):
+        plan_layouts.print_one(options.recipe, options)
+        return
     with progress_line("planning") as line:
         from napkin.cli.plan_output import find_memory_options, print_memory_options, print_plan, print_rules
         from napkin.planning.micro_batch import refuse_what_does_not_fit
@@ -75,3 +84,16 @@ def main(arguments: list[str]) -> None:
     refuse_what_does_not_fit(plan)
     for warning in plan.warnings:
         notify(warning)
+
+
+def _is_by_rule(arguments: list[str]) -> bool:
+    """A plan by rule needs no recipe; with one, --within is the deadline of its run."""
+    names = _names(arguments)
+    has_recipe = bool(arguments) and not arguments[0].startswith("-")
+    return bool(names & plan_by_rule.CHOOSES) and not (
+        names & {"--preset", "--layout", "--for"} or has_recipe or any(name.startswith("--model.") for name in names)
+    )
+
+
+def _names(arguments: list[str]) -> set[str]:
+    return {argument.split("=")[0].replace("_", "-") for argument in arguments if argument.startswith("-")}

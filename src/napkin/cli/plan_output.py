@@ -78,7 +78,8 @@ def _communication(plan: Plan) -> str:
     if plan.site.interconnect is None:
         return f"{sent}, over links of unknown bandwidth"
     exposed = format_seconds(plan.exposed_seconds) if plan.exposed_seconds else "none"
-    return f"{sent}, {format_seconds(plan.communication_seconds)}; exposed: {exposed}"
+    bubble = f"; the pipeline's bubble: {format_seconds(plan.bubble_seconds)}" if plan.bubble_seconds else ""
+    return f"{sent}, {format_seconds(plan.communication_seconds)}; exposed: {exposed}{bubble}"
 
 
 def print_unknown_operators(unknown_operators: dict[str, int]) -> None:

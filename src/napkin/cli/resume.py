@@ -8,6 +8,7 @@ from napkin.cli.options import RunOptions, parse
 from napkin.cli.progress import progress_line
 from napkin.cli.terminal import print_json, say
 from napkin.recipe.data_config import DataConfig
+from napkin.recipe.parallelism_config import ParallelismConfig
 from napkin.recipe.train_files import TrainFiles
 
 if TYPE_CHECKING:
@@ -26,9 +27,14 @@ class MovedData:
 
 @dataclass(frozen=True)
 class ResumeOptions(RunOptions):
-    """Continue a run from its newest intact checkpoint, as if it had never stopped."""
+    """Continue a run from its newest intact checkpoint, as if it had never stopped.
+
+    Another number of ranks, or another layout of them, gives the same losses to the rounding of sums."""
 
     data: MovedData = field(default_factory=MovedData)
+    parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+    """The layout of the ranks from now on, in place of all of the recipe's [parallelism]: the sizes that are not given
+    are 1, or what the others leave. Without any of these options it is as before."""
 
 
 def main(arguments: list[str]) -> int:
@@ -41,6 +47,7 @@ def main(arguments: list[str]) -> int:
     from napkin.training.finished import finished_checkpoint
 
     data = _moved(recipe.data, options.data)
+    parallelism = options.parallelism if _names_layout(arguments) else None
     finished: list[Checkpoint] = []
 
     def find_finished() -> bool:
@@ -56,13 +63,20 @@ def main(arguments: list[str]) -> int:
             from napkin.cli.train_and_report import train_and_report
             from napkin.training.start import open_run
 
-            preparation, run = open_run(options.run, data=data, progress=line.retitle, ranks=ranks)
+            preparation, run = open_run(
+                options.run, data=data, parallelism=parallelism, progress=line.retitle, ranks=ranks
+            )
         return train_and_report(preparation, run, as_json=options.json)
 
 
 def _moved(data: DataConfig, moved: MovedData) -> DataConfig:
     validation = data.validation if moved.validation == "" else moved.validation
     return dataclasses.replace(data, train=moved.train or data.train, validation=validation)
+
+
+def _names_layout(arguments: list[str]) -> bool:
+    """Whether any option names a layout, be it the default one."""
+    return any(argument.startswith("--parallelism.") for argument in arguments)
 
 
 def _say_it_is_finished(options: ResumeOptions, checkpoint: "Checkpoint") -> None:

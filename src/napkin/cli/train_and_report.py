@@ -4,6 +4,7 @@ import contextlib
 import shlex
 
 from napkin.accounting.overhead import loop_overhead
+from napkin.accounting.rank_seconds import rank_lines
 from napkin.cli.plan_output import print_plan
 from napkin.cli.progress import progress_line
 from napkin.cli.terminal import notify, output_may_be_lost, print_json, print_rich, say
@@ -14,7 +15,8 @@ from napkin.planning.checkpoint_plan import describe_checkpoints
 from napkin.report.live_report import live_report
 from napkin.report.page import REPORT_FILE, write_report
 from napkin.report.table import reconcile_table
-from napkin.runs.measurement_file import MEASUREMENT_FILE
+from napkin.runs.json_file import read_json
+from napkin.runs.measurement_file import MEASUREMENT_FILE, MeasurementFile
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_folder import RunFolder
 from napkin.training.preparation import Preparation
@@ -101,12 +103,12 @@ def _print_outcome(
             done = f"nothing was left to train; its books, which were not closed, are now: {' and '.join(written)}"
         say(f"{run.path} is at step {outcome.step:,} of {lines.steps:,}: {done}")
     else:
-        _print_trained(outcome, lines)
+        _print_trained(run, outcome, lines)
     if outcome.interrupted_by is None:
         say(f"report: {run.path / REPORT_FILE}")
 
 
-def _print_trained(outcome: Outcome, lines: TrainingLines) -> None:
+def _print_trained(run: RunFolder, outcome: Outcome, lines: TrainingLines) -> None:
     trained, measurement = lines.trained(outcome.step), outcome.measurement
     if measurement is None:
         say(f"trained {trained}, too few to be metered; checkpoint: {outcome.checkpoint}")
@@ -119,6 +121,11 @@ def _print_trained(outcome: Outcome, lines: TrainingLines) -> None:
     overhead = loop_overhead(measurement.seconds_by_part)
     of_the_loop = f"; overhead of the training loop: {overhead[1]:.1%} of the steps" if overhead else ""
     say(f"where the time went: {spent}{of_the_loop}")
+    measured = read_json(run.path / MEASUREMENT_FILE, MeasurementFile)
+    if measured is not None and measured.ranks:
+        planned = next((row.count for row in measured.table if row.quantity == "peak bytes"), None) or 0
+        for line in rank_lines(measured.ranks, measured.straggler, planned_bytes=int(planned)):
+            say(line)
     say(f"trained {trained}, in {format_seconds(measurement.seconds)}; checkpoint: {outcome.checkpoint}")
     _print_validation(lines)
 

@@ -4,6 +4,8 @@ import shlex
 from dataclasses import dataclass
 
 from napkin.errors import NapkinError
+from napkin.recipe.layout import layout_of
+from napkin.recipe.layout_check import refuse_impossible_layout
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import per_device
 
@@ -68,8 +70,15 @@ class ClusterJob:
 
 
 def sequences_per_rank(recipe: Recipe, *, nodes: int, gpus_per_node: int) -> int:
-    """The rows of a batch that each rank gets. Raises NapkinError where the batch does not divide among the ranks."""
-    return per_device(recipe, nodes * gpus_per_node).training.batch_size
+    """The rows of a batch that each rank gets.
+
+    Raises NapkinError where the recipe cannot be divided among the ranks as its [parallelism] says.
+    """
+    n_ranks = nodes * gpus_per_node
+    layout = layout_of(recipe.parallelism, n_ranks, otherwise=recipe.training.parallelism)
+    rows = per_device(recipe, layout.batch_parts).training.batch_size
+    refuse_impossible_layout(recipe, layout)
+    return rows
 
 
 def refuse_unprintable(**texts: str | None) -> None:

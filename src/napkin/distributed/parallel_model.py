@@ -1,41 +1,85 @@
-"""How ranks train one model together: each computes its rows of every batch, and with fsdp holds a shard of the model.
+"""How ranks train one model together: each computes its tokens of every batch, and with fsdp holds a shard of the
+model.
 
 The loss of a step is the mean over all target tokens of the global batch. A rank weights each of its micro-batches
-by its number of targets over that of the global batch, times the world size: the mean over ranks, which DDP and FSDP2
-take of gradients, is then the gradient of that loss.
+by its number of targets over that of the global batch, times the number of ranks that compute other tokens: the mean
+over these, which DDP and FSDP2 take of gradients, is then the gradient of that loss.
 """
 
-from collections.abc import Callable
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from napkin.data.batches import IGNORE_INDEX
+from napkin.distributed.micro_batches import MicroBatch, Passes, Tokens
 from napkin.distributed.ranks import Ranks
 from napkin.model.transformer import Transformer
 from napkin.optim.base import Optimizer
+from napkin.optim.sharded_tensors import shards_of
+from napkin.recipe.layout import Layout
 from napkin.recipe.resolved import ResolvedRecipe
 
-Tokens = Int[Tensor, "batch position"]
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
-_ODD = 0x9E3779B97F4A7C15
+    from napkin.distributed.expert_parallel import DividedExperts
+
+ODD = 0x9E3779B97F4A7C15
 """2^64 / golden ratio: puts the seeds of ranks far apart."""
 
 
 class ParallelModel:
-    """A model in a single process."""
+    """A model whose tokens no other rank computes: in a single process, or split by tensors alone."""
 
-    sum_squares: Callable[[Tensor], Tensor] | None = None
-    """Sums squares of gradients over the ranks that hold the other rows; None where this rank holds all rows."""
-
-    def __init__(self, model: Transformer, ranks: Ranks) -> None:
+    def __init__(self, model: Transformer, ranks: Ranks, layout: Layout) -> None:
         self.model = model
         self.ranks = ranks
+        self.layout = layout
+        self.stacked: Mapping[str, tuple[int, ...]] = {}
+        """Of parameters that are stacked matrices, each divided by itself: their heights, by name."""
+        self.experts: DividedExperts | None = None
+        """Those that ranks have in parts."""
+        self.same_parameters: ProcessGroup | None = None
+        """The ranks that have the same parameters, or the same parts of them, and average their gradients."""
+
+    def gradients(self, micro_batches: Sequence[MicroBatch], passes: Passes) -> Float[Tensor, ""]:
+        """Add up the gradients of this rank's micro-batches. Returns the sum of their weighted losses."""
+        total = torch.zeros((), device=micro_batches[0].inputs.device)
+        for done, part in enumerate(micro_batches, start=1):
+            self.begin_micro_batch(last=done == len(micro_batches))
+            with passes.watch("forward"), passes.autocast():
+                loss = self.loss(part.inputs, part.targets, part.documents) * part.weight
+                passes.after_forward(self.model, 0)
+            with passes.watch("backward"):
+                passes.scaled(loss).backward()
+            total += loss.detach()
+        self.finish_gradients()
+        return total
+
+    def finish_gradients(self) -> None:
+        """Called after the last backward pass of a step: adds up what the ranks of tensor have summands of, and
+        averages the gradients of experts that ranks divide."""
+        if self.layout.tensor > 1:
+            from napkin.distributed.local_parameters import add_up_summands
+
+            add_up_summands(list(self.model.parameters()))
+        if self.experts is not None:
+            self.experts.average_gradients()
 
     def loss(self, inputs: Tokens, targets: Tokens, documents: Tokens | None = None) -> Float[Tensor, ""]:
         """The mean loss of one of this rank's micro-batches."""
         return self.model.loss(inputs, targets, documents)
+
+    def evaluation_nats(self, inputs: Tokens, targets: Tokens, documents: Tokens | None = None) -> float:
+        """The sum of the losses of some rows' targets, divided by the number of ranks that compute the same tokens:
+        summed over all ranks, each target counts once. Without gradients."""
+        inputs, targets, documents = self.own_columns(inputs, targets, documents)
+        n_targets = int((targets != IGNORE_INDEX).sum())
+        return float(self.model.loss(inputs, targets, documents)) * n_targets / self.layout.tensor
 
     def begin_micro_batch(self, *, last: bool) -> None:
         """Called before each micro-batch; `last` is whether it is the last of its step."""
@@ -43,43 +87,86 @@ class ParallelModel:
     def reshard(self) -> None:
         """Free gathered parameters: each rank holds only its shard again."""
 
-    def resident(self, optimizer: Optimizer) -> list[Tensor] | None:
-        """The tensors that persist between steps; None where the meter can see them while a step runs."""
+    def rows(self, batch_size: int) -> slice:
+        """The rows of a batch that this rank computes."""
+        return self.layout.rows(self.ranks.info.rank, batch_size)
+
+    def own_columns(
+        self, inputs: Tokens, targets: Tokens, documents: Tokens | None
+    ) -> tuple[Tokens, Tokens, Tokens | None]:
+        """Of some sequences, the tokens that this rank computes."""
+        columns = self.layout.columns(self.ranks.info.rank, inputs.shape[1])
+        if len(columns) == 1:
+            return inputs, targets, documents
+        return tuple(
+            None if each is None else torch.cat([each[:, own] for own in columns], dim=1)
+            for each in (inputs, targets, documents)
+        )  # pyright: ignore[reportReturnType]
 
     def micro_batch_weights(self, targets: Int[Tensor, "batch position"], size: int) -> list[float]:
         """The weight of each micro-batch of `size` of this rank's rows: its targets over those of the global batch,
-        times the number of ranks.
+        times the number of ranks that compute other tokens.
 
         The result is on the host: with targets on the host, no GPU synchronisation is needed.
         """
+        _, targets, _ = self.own_columns(targets, targets, None)
         counts = (targets != IGNORE_INDEX).sum(dim=1)
-        total = max(int(self.ranks.all_reduce_sum(counts.sum().cpu())), 1)
-        return [int(part.sum()) * self.ranks.world_size / total for part in counts.split(size)]
+        alike = self.layout.pipeline * self.layout.tensor
+        total = max(int(self.ranks.all_reduce_sum(counts.sum().cpu())) // alike, 1)
+        return [int(part.sum()) * self.layout.token_parts / total for part in counts.split(size)]
 
+    @torch.no_grad()
     def mean(self, loss: Float[Tensor, ""]) -> Float[Tensor, ""]:
         """The mean over ranks of the sums of their weighted micro-batches: the loss of the global batch."""
         ranks = self.ranks
-        return loss if ranks.world_size == 1 else ranks.all_reduce_sum(loss) / ranks.world_size
+        if ranks.world_size == 1:
+            return loss
+        return ranks.all_reduce_sum(loss) / (self.layout.token_parts * self.layout.tensor)
+
+    def of_all_tokens(self, counts: Int[Tensor, "*counts"]) -> Int[Tensor, "*counts"]:
+        """The sum over ranks of what each has counted among its own tokens, in its own layers. A collective."""
+        return self.ranks.all_reduce_sum(counts) // self.layout.tensor
+
+    def sum_of_squares_weights(self, parameters: Sequence[Tensor]) -> list[float] | None:
+        """By which the squares of each gradient are multiplied, so that summed over all ranks each counts once; None
+        where every rank has all gradients, whole."""
+        if self.layout.splits_only_batches and self.layout.strategy != "fsdp":
+            return None
+        alike = self.layout.world_size // self.layout.pipeline
+        return [shards_of(parameter) / alike for parameter in parameters]
 
     def rank_seed(self, seed: int) -> int:
         """A seed that differs between ranks: dropout is independent between rows, whichever rank computes them."""
-        return (seed + self.ranks.info.rank * _ODD) % 2**63
+        return (seed + self.ranks.info.rank * ODD) % 2**63
 
     def rounding_seed(self, seed: int) -> int:
-        """The seed of stochastic rounding: the same on all ranks, so that copies of a parameter stay equal."""
+        """The seed of stochastic rounding: the same on all ranks with copies of a parameter, which stay equal."""
         return seed
 
 
 class DDPModel(ParallelModel):
     """Each rank has the whole model; gradients are averaged over ranks during the backward pass."""
 
-    def __init__(self, model: Transformer, ranks: Ranks) -> None:
-        super().__init__(model, ranks)
+    def __init__(
+        self,
+        model: Transformer,
+        ranks: Ranks,
+        layout: Layout,
+        group: "ProcessGroup | None" = None,
+        apart: Collection[Tensor] = (),
+    ) -> None:
+        """`group` is that of the ranks, by default all. The gradients of parameters `apart` are not averaged."""
+        super().__init__(model, ranks, layout)
+        self.same_parameters = group
         from torch.nn.parallel import DistributedDataParallel
 
         device = next(model.parameters()).device
+        loss = _Loss(model)
+        left_out = [name for name, parameter in loss.named_parameters() if parameter in set(apart)]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(loss, left_out)
         self.wrapped = DistributedDataParallel(
-            _Loss(model),
+            loss,
+            process_group=group,
             device_ids=None if device.type == "cpu" else [device.index],
             # Gradients are all-reduced in place.
             gradient_as_bucket_view=True,
@@ -103,40 +190,108 @@ class FSDPModel(ParallelModel):
     because unsharded gradients would not fit.
     """
 
-    def __init__(self, model: Transformer, ranks: Ranks, resolved: ResolvedRecipe) -> None:
-        super().__init__(model, ranks)
-        self.sum_squares = ranks.all_reduce_sum
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+    def __init__(
+        self,
+        model: Transformer,
+        ranks: Ranks,
+        resolved: ResolvedRecipe,
+        mesh: "DeviceMesh",
+        experts: "DividedExperts | None" = None,
+    ) -> None:
+        """`mesh` is that of shards; with two dimensions, the first is that of their replicas. Experts that ranks divide
+        are sharded over what remains of it, or left to themselves."""
+        super().__init__(model, ranks, resolved.layout)
+        from torch.distributed.fsdp import register_fsdp_forward_method
 
-        self.sharded = FSDPModule
-        dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
-        policy = MixedPrecisionPolicy(
-            param_dtype=dtypes[resolved.gather_format],
-            reduce_dtype=dtypes[resolved.recipe.training.reduce_format],
-            cast_forward_inputs=False,
-        )
-        mesh = init_device_mesh(resolved.precision.device_type, (ranks.world_size,))
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh, mp_policy=policy)
-        # Outside the blocks the formats are those of a single process: the residual stream starts in fp32.
-        outside = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
-        fully_shard(model, mesh=mesh, mp_policy=outside)
+        shard_module(model, model.blocks, resolved, mesh, experts=experts)
         register_fsdp_forward_method(model, "loss")
 
     def rounding_seed(self, seed: int) -> int:
-        """A seed that differs between ranks: their rows are rounded independently."""
-        return self.rank_seed(seed)
+        """A seed that differs between shards: their rows are rounded independently, copies of them alike."""
+        places = self.layout.coordinates(self.ranks.info.rank)
+        return (seed + (places["shard"] * self.layout.context + places["context"]) * ODD) % 2**63
 
     def reshard(self) -> None:
         """Free gathered parameters outside the blocks: a pass without gradients leaves them gathered."""
-        for module in self.model.modules():
-            if isinstance(module, self.sharded):
-                module.reshard()
+        reshard_modules(self.model)
 
-    def resident(self, optimizer: Optimizer) -> list[Tensor]:
-        """All persistent tensors: the meter cannot see storages that grow and shrink as parameters are gathered."""
-        return all_resident(self.model, optimizer)
+
+class CopiesModel(FSDPModel):
+    """Each rank has a whole copy of a part of the model, which tensor parallelism has made: what DDP is for DTensors.
+
+    It is FSDP2 without shards: the gradients of a block are all-reduced while those of the next are computed. While a
+    block computes, it has a second copy of its parameters.
+    """
+
+    def __init__(self, model: Transformer, ranks: Ranks, resolved: ResolvedRecipe, mesh: "DeviceMesh") -> None:
+        """`mesh` is that of the ranks with the same parameters, in one dimension."""
+        ParallelModel.__init__(self, model, ranks, resolved.layout)
+        self.same_parameters = mesh.get_group()
+        from torch.distributed._composable.replicate_with_fsdp import replicate
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, register_fsdp_forward_method
+
+        self.sharded = FSDPModule
+        self.same_parameters = mesh.get_group()
+        policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+        for module in (*model.blocks, model):
+            replicate(module, mesh=mesh, mp_policy=policy)
+        register_fsdp_forward_method(model, "loss")
+
+    def rounding_seed(self, seed: int) -> int:
+        """The same on all ranks."""
+        return seed
+
+    def begin_micro_batch(self, *, last: bool) -> None:
+        """Gradients of micro-batches add up locally; the last one all-reduces them, once per step."""
+        cast(Any, self.model).set_requires_gradient_sync(last)
+
+
+def shard_module(
+    module: nn.Module,
+    blocks: nn.ModuleList,
+    resolved: ResolvedRecipe,
+    mesh: "DeviceMesh",
+    *,
+    reshard_after_forward: bool | None = None,
+    experts: "DividedExperts | None" = None,
+) -> None:
+    """Divide the parameters of each of a module's blocks, and of all that is outside of them, by FSDP2.
+
+    Without `reshard_after_forward` gathered parameters stay until the backward pass; None is True for blocks alone.
+    Experts that ranks divide are divided further over what remains of the ranks of `mesh`, or left as they are.
+    """
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    policy = MixedPrecisionPolicy(
+        param_dtype=dtypes[resolved.gather_format],
+        reduce_dtype=dtypes[resolved.recipe.training.reduce_format],
+        cast_forward_inputs=False,
+    )
+    apart = set() if experts is None else set(experts.parameters)
+    options: dict[str, Any] = {"reshard_after_forward": reshard_after_forward, "ignored_params": apart}
+    if experts is not None and experts.mesh is not None:
+        for each in (each for each in module.modules() if each in experts.modules):
+            divided = cast(FSDPModule, fully_shard(each, mesh=experts.mesh, mp_policy=policy, **options))
+            # Their gradients are sums over the ranks that divide them already.
+            divided.set_gradient_divide_factor(experts.token_parts)
+            # gloo cannot divide while it adds up.
+            divided.set_force_sum_reduction_for_comms(enable=True)
+    options["mesh"] = mesh
+    for block in blocks:
+        fully_shard(block, mp_policy=policy, **options)
+    # Outside the blocks the formats are those of a single process: the residual stream starts in fp32.
+    outside = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+    fully_shard(module, mp_policy=outside, **options)
+
+
+def reshard_modules(root: nn.Module) -> None:
+    """Free the gathered parameters of all modules that FSDP2 divides."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def all_resident(model: Transformer, optimizer: Optimizer) -> list[Tensor]:
@@ -156,12 +311,3 @@ class _Loss(nn.Module):
 
     def forward(self, inputs: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
         return self.model.loss(inputs, targets, documents)
-
-
-def parallelize(model: Transformer, resolved: ResolvedRecipe, ranks: Ranks) -> ParallelModel:
-    """Put a model on this rank's device, and wrap it in DDP or FSDP as the recipe says."""
-    if resolved.strategy == "fsdp":
-        return FSDPModel(model, ranks, resolved)
-    if resolved.precision.device_type != "cpu":
-        model = model.to(resolved.precision.device_type)
-    return DDPModel(model, ranks) if resolved.strategy == "ddp" else ParallelModel(model, ranks)

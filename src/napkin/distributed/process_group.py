@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore, distributed_c10d  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
 from napkin.distributed.ranks import RankInfo, Ranks
@@ -105,6 +105,9 @@ def join(info: RankInfo, *, device: Literal["auto", "cpu", "cuda"], timeout: flo
         # torchrun may keep its store through restarts, with the addresses of processes that have exited.
         store = PrefixStore(f"napkin restart {info.restart_count}", store)
         dist.init_process_group(backend, store=store, rank=info.rank, world_size=info.world_size, timeout=limit)
+        # Groups made later, as those of a device mesh, would wait for 30 minutes.
+        distributed_c10d.default_pg_timeout = limit
+        distributed_c10d.default_pg_nccl_timeout = limit  # pyright: ignore[reportPrivateImportUsage]
         yield ProcessGroupRanks(info, limit)
         # If a rank exited early, torchrun would terminate ranks that are still writing.
         dist.all_reduce(torch.zeros(1))

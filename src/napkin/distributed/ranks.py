@@ -54,11 +54,6 @@ class Ranks:
         part = max(1, cores // self.info.local_world_size)
         return min(chosen or part, part)
 
-    def rows(self, batch_size: int) -> slice:
-        """The rows of a batch that are this process's."""
-        part = batch_size // self.world_size
-        return slice(self.info.rank * part, (self.info.rank + 1) * part)
-
     def broadcast_from_zero(self, make: Callable[[], Any]) -> Any:
         """Rank 0 runs `make` and broadcasts the result; if it raises, the other ranks exit silently."""
         return make()

@@ -10,11 +10,13 @@ import torch
 
 from napkin.data.batches import IGNORE_INDEX, document_ids, evaluation_windows
 from napkin.data.token_file import TokenFile
-from napkin.distributed.ranks import ALONE, Ranks
+from napkin.distributed.parallel_model import ParallelModel
+from napkin.distributed.ranks import ALONE
 from napkin.errors import NapkinError
 from napkin.hardware.host import detect_host
 from napkin.model.language_model import evaluation_mode
 from napkin.model.transformer import Transformer
+from napkin.recipe.layout import Layout
 from napkin.recipe.precision import Precision, choose_precision
 from napkin.runs.evaluation_file import Evaluation as Evaluation
 from napkin.tokenizer.base import Tokenizer
@@ -80,43 +82,48 @@ def mean_loss(
     batch_size: int = EVALUATION_BATCH_SIZE,
     separate_documents: bool = False,
     progress: Callable[[int, int], None] | None = None,
-    ranks: Ranks = ALONE,
+    parallel_model: ParallelModel | None = None,
 ) -> float:
     """Nats per token over the first `max_tokens` predictions of a file, or all, in windows every `stride` tokens.
 
     The default stride is the context length: fastest, but the first tokens of each window have little context. With
-    `separate_documents` documents are masked from each other. Each rank takes `batch_size` windows at a time, and all
-    return the mean.
+    `separate_documents` documents are masked from each other. Where `model` is that of a `parallel_model`, each rank
+    that has rows of its own takes `batch_size` windows at a time, and all return the mean.
     """
+    parallel_model = parallel_model or ParallelModel(model, ALONE, Layout())
     context_length = model.config.context_length
     stride = context_length if stride is None else stride
     total = token_file.n_tokens - 1 if max_tokens is None else min(max_tokens, token_file.n_tokens - 1)
     nats, done = 0.0, 0
     for inputs, targets in evaluation_windows(
-        token_file, context_length=context_length, stride=stride, batch_size=batch_size * ranks.world_size
+        token_file,
+        context_length=context_length,
+        stride=stride,
+        batch_size=batch_size * parallel_model.layout.batch_parts,
     ):
         scores = targets >= 0
         targets[scores & (scores.flatten().cumsum(0).view_as(scores) > total - done)] = IGNORE_INDEX
         scored = int((targets >= 0).sum())
-        inputs, targets = _own_rows(inputs, targets, ranks)
-        own = int((targets >= 0).sum())
+        inputs, targets = _own_rows(inputs, targets, parallel_model)
         inputs, targets = inputs.to(precision.device_type), targets.to(precision.device_type)
         documents = document_ids(inputs, token_file.separator) if separate_documents else None
         with evaluation_mode(model), precision.autocast():
-            loss = model.loss(inputs, targets, documents)
-        nats, done = nats + loss.item() * own, done + scored
+            nats += parallel_model.evaluation_nats(inputs, targets, documents)
+        done += scored
         if progress is not None:
             progress(done, total)
         if done >= total:
             break
-    return ranks.all_reduce_sum(torch.tensor(nats, dtype=torch.float64)).item() / done
+    return parallel_model.ranks.all_reduce_sum(torch.tensor(nats, dtype=torch.float64)).item() / done
 
 
-def _own_rows(inputs: torch.Tensor, targets: torch.Tensor, ranks: Ranks) -> tuple[torch.Tensor, torch.Tensor]:
+def _own_rows(
+    inputs: torch.Tensor, targets: torch.Tensor, parallel_model: ParallelModel
+) -> tuple[torch.Tensor, torch.Tensor]:
     """This rank's windows; every rank gets the same number, padded with windows without targets."""
-    missing = -len(inputs) % ranks.world_size
+    missing = -len(inputs) % parallel_model.layout.batch_parts
     if missing:
         inputs = torch.cat([inputs, inputs[-1:].expand(missing, -1)])
         targets = torch.cat([targets, torch.full_like(targets[-1:], IGNORE_INDEX).expand(missing, -1)])
-    rows = ranks.rows(len(inputs))
+    rows = parallel_model.rows(len(inputs))
     return inputs[rows], targets[rows]

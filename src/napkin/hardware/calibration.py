@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from napkin.errors import NapkinError
+from napkin.hardware.efficiency import mean_efficiency
 from napkin.number_formats import find_format
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -122,6 +123,11 @@ class Calibration:
         return self.machine.device_type != "cpu"
 
     @property
+    def fused_share(self) -> float:
+        """That of the catalogue's devices: it is not measured."""
+        return mean_efficiency().fused_share
+
+    @property
     def formats(self) -> tuple[str, ...]:
         """The number formats whose matrix products were measured."""
         return tuple(dict.fromkeys(matmul.format for matmul in self.matmuls))
@@ -158,7 +164,9 @@ class Calibration:
         seconds_per_flop = _terms(m, n, k) @ np.array(_fit_matmuls(self._measured(format_name)))
         return 1 / max(float(seconds_per_flop), 1 / peak)
 
-    def attention_rate(self, format_name: str, queries: int, keys: int, head_dim: int) -> float:
+    def attention_rate(
+        self, format_name: str, queries: int, keys: int, head_dim: int, *, heads: int = 1, cudnn: bool = False
+    ) -> float:
         """As a matrix product of the same sides."""
         return self.matmul_rate(format_name, queries, keys, head_dim)
 

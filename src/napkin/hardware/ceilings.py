@@ -27,6 +27,11 @@ class Ceilings(Protocol):
         """Whether operator calls overlap with the operators still running."""
         ...
 
+    @property
+    def fused_share(self) -> float:
+        """Fraction of the seconds of elementwise operators that remains where they are fused."""
+        ...
+
     def matmul_peak(self, format_name: str) -> float:
         """The FLOP/s that MFU is relative to."""
         ...
@@ -35,8 +40,13 @@ class Ceilings(Protocol):
         """The expected FLOP/s of an [m × k] @ [k × n]."""
         ...
 
-    def attention_rate(self, format_name: str, queries: int, keys: int, head_dim: int) -> float:
-        """The expected FLOP/s of fused attention, over the pairs of queries and keys that it computes."""
+    def attention_rate(
+        self, format_name: str, queries: int, keys: int, head_dim: int, *, heads: int = 1, cudnn: bool = False
+    ) -> float:
+        """The expected FLOP/s of fused attention, over the pairs of queries and keys that it computes.
+
+        `heads` is their number in all sequences together; `cudnn` is whether the kernel is cuDNN's.
+        """
         ...
 
     def bandwidth(self, bytes_touched: float | int) -> float:
@@ -64,6 +74,11 @@ class CatalogueCeilings:
         """The time of a kernel beside its FLOPs or bytes."""
         return self.efficiency.kernel_seconds
 
+    @property
+    def fused_share(self) -> float:
+        """As published runs with and without fused kernels have it."""
+        return self.efficiency.fused_share
+
     def matmul_peak(self, format_name: str) -> float:
         """The datasheet's dense FLOP/s."""
         return self.device.peak(format_name)
@@ -72,13 +87,18 @@ class CatalogueCeilings:
         """A share of the peak that falls where m, n or k is small."""
         efficiency = self.efficiency
         filled = 1 + efficiency.matmul_width * (1 / m + 1 / n + 1 / k)
-        return efficiency.matmul_share * self.device.peak(format_name) / filled
+        fp8 = efficiency.fp8_share if format_name.startswith("fp8") else None
+        return (fp8 or efficiency.matmul_share) * self.device.peak(format_name) / filled
 
-    def attention_rate(self, format_name: str, queries: int, keys: int, head_dim: int) -> float:
-        """A share of the peak that falls where heads are narrow."""
+    def attention_rate(
+        self, format_name: str, queries: int, keys: int, head_dim: int, *, heads: int = 1, cudnn: bool = False
+    ) -> float:
+        """A share of the peak that falls where heads are narrow, or rows of queries few."""
         efficiency = self.efficiency
-        filled = 1 + efficiency.attention_width / head_dim
-        return efficiency.attention_share * self.device.peak(format_name) / filled
+        share = (efficiency.cudnn_attention_share if cudnn else None) or efficiency.attention_share
+        narrow = 1 + efficiency.attention_width / head_dim
+        filled = narrow * (1 + efficiency.attention_rows / (heads * queries))
+        return share * self.device.peak(format_name) / filled
 
     def bandwidth(self, bytes_touched: float | int) -> float:
         """A share of the datasheet's bytes/s, for any size."""

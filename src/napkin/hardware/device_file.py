@@ -17,6 +17,7 @@ import msgspec
 from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.hardware.device import Device, PeakFormat, Price, Source
+from napkin.hardware.efficiency import COEFFICIENTS, Efficiency, efficiency_of
 from napkin.near_names import near_names
 
 LARGEST_FILE = 16_384
@@ -27,6 +28,7 @@ _TABLES = {
     "source": [field.name for field in dataclasses.fields(Source)],
     "peaks": _FORMATS,
     "sparse": _FORMATS,
+    "efficiency": [*COEFFICIENTS, "cudnn_attention_share", "fp8_share", "factor"],
 }
 _REQUIRED = ("name", "peaks", "memory_bytes", "memory_bandwidth")
 _LARGEST_FIGURE = 1e24
@@ -60,11 +62,19 @@ def read_device(path: StrPath) -> Device:
     try:
         device = msgspec.convert(values, Device)
     except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$")
-        where = where.rstrip("`").lstrip(".").replace("[...]", " ").strip() or "the file"
-        raise NapkinError(f"'{path}': {where}: {what[:1].lower()}{what[1:].replace('`', '')}") from None
+        raise _error(path, error) from None
+    try:
+        msgspec.convert(dataclasses.asdict(efficiency_of(device)), Efficiency)
+    except msgspec.ValidationError as error:
+        raise _error(path, error, "efficiency.") from None
     _refuse_absurd(path, device)
     return device
+
+
+def _error(path: Path, error: msgspec.ValidationError, prefix: str = "") -> NapkinError:
+    what, _, where = str(error).partition(" - at `$")
+    where = prefix + where.rstrip("`").lstrip(".").replace("[...]", " ").strip() or "the file"
+    return NapkinError(f"'{path}': {where}: {what[:1].lower()}{what[1:].replace('`', '')}")
 
 
 def _read_table(path: Path) -> dict[str, Any]:

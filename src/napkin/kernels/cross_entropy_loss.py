@@ -42,10 +42,12 @@ def linear_cross_entropy(
     chunk_size: int = CHUNK_SIZE,
     ignore_index: int = -1,
     z_weight: float = 0.0,
+    vocabulary: "Vocabulary | None" = None,
 ) -> Float[Tensor, ""]:
     """cross_entropy(hidden · weightᵀ, targets), with at most chunk_size rows of logits held at a time.
 
-    With a z_weight, z_weight · mean(logsumexp(logits)²) is added (Chowdhery et al. 2022, section 5).
+    With a z_weight, z_weight · mean(logsumexp(logits)²) is added (Chowdhery et al. 2022, section 5). `vocabulary` says
+    which ids the rows of `weight` are; None is all of them.
 
     Under autocast the products are in autocast's dtype; softmax, loss and the weight's gradient are fp32. Gradients
     are computed and kept in the forward pass, and the backward pass only scales them: in place, so a second backward
@@ -57,21 +59,40 @@ def linear_cross_entropy(
     else:
         dtype = torch.promote_types(hidden.dtype, weight.dtype)
     # Dtypes are chosen here, operator by operator.
+    settings = (dtype, chunk_size, ignore_index, z_weight, vocabulary or Vocabulary())
     with torch.autocast(device_type, enabled=False):
         if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-            return _LinearCrossEntropy.apply(hidden, weight, targets, dtype, chunk_size, ignore_index, z_weight)  # pyright: ignore[reportReturnType]
-        total, _, _ = _chunked(hidden, weight, targets, dtype, chunk_size, ignore_index, z_weight, (False, False))
+            return _LinearCrossEntropy.apply(hidden, weight, targets, *settings)  # pyright: ignore[reportReturnType]
+        total, _, _ = _chunked(hidden, weight, targets, *settings, wanted=(False, False))
         return total / _count(targets, ignore_index)
+
+
+class Vocabulary:
+    """What the loss needs of the ids that a matrix has rows for: here all ids."""
+
+    def softmax(self, logits: Tensor, targets: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """The targets' logits, logsumexp and probabilities of a chunk; overwrites logits that are already in `wide`.
+
+        Targets, their logits and logsumexp have one column.
+        """
+        target_logits = logits.gather(1, targets).to(wide)
+        largest = logits.amax(dim=1, keepdim=True).to(wide)
+        probabilities = torch.softmax(logits, dim=1, dtype=wide, out=logits if logits.dtype == wide else None)
+        # log(largest probability) = largest logit - logsumexp, so softmax's sum of exponentials serves for logsumexp
+        # too. The largest probability is at least 1/vocab_size, so its logarithm is safe.
+        logsumexp = largest - probabilities.amax(dim=1, keepdim=True).log()
+        return target_logits, logsumexp, probabilities
+
+    def subtract_targets(self, probabilities: Tensor, targets: Tensor) -> None:
+        """probabilities - onehot(targets), in place."""
+        probabilities.scatter_(1, targets, probabilities.gather(1, targets) - 1)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, *settings: Any) -> Tensor:
-        dtype, chunk_size, ignore_index, z_weight = settings
-        total, grad_hidden, grad_weight = _chunked(
-            hidden, weight, targets, dtype, chunk_size, ignore_index, z_weight, ctx.needs_input_grad[:2]
-        )
-        count = _count(targets, ignore_index)
+        total, grad_hidden, grad_weight = _chunked(hidden, weight, targets, *settings, wanted=ctx.needs_input_grad[:2])
+        count = _count(targets, settings[2])
         ctx.dtypes = hidden.dtype, weight.dtype
         ctx.save_for_backward(grad_hidden, grad_weight, count)
         return total / count
@@ -87,7 +108,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None if gradient is None else gradient.mul_(factor).to(dtype)
             for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
         )
-        return (*scaled, None, None, None, None, None)
+        return (*scaled, None, None, None, None, None, None)
 
 
 def _chunked(
@@ -98,6 +119,8 @@ def _chunked(
     chunk_size: int,
     ignore_index: int,
     z_weight: float,
+    vocabulary: Vocabulary,
+    *,
     wanted: tuple[bool, bool],
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The sum of the losses, and its gradients with respect to hidden and weight where `wanted`."""
@@ -112,7 +135,7 @@ def _chunked(
         chosen = targets[rows].unsqueeze(1).where(counts, 0)
         # A row of zeros adds nothing to the weight's gradient: cheaper here than clearing a row of logits later.
         inputs = hidden[rows].masked_fill(~counts, 0)
-        target_logits, logsumexp, probabilities = _softmax(inputs @ weight.T, chosen, wide)
+        target_logits, logsumexp, probabilities = vocabulary.softmax(inputs @ weight.T, chosen, wide)
         losses = logsumexp - target_logits
         if z_weight:
             losses += z_weight * logsumexp.square()
@@ -124,7 +147,7 @@ def _chunked(
                 # The gradient of logsumexp² is 2 · logsumexp · softmax.
                 probabilities *= 1 + 2 * z_weight * logsumexp
             # From here on it is the gradient of the sum of losses with respect to the logits.
-            probabilities.scatter_(1, chosen, probabilities.gather(1, chosen) - 1)
+            vocabulary.subtract_targets(probabilities, chosen)
             gradient = probabilities.to(dtype)
             if grad_hidden is not None:
                 torch.mm(gradient, weight, out=grad_hidden[rows])
@@ -134,17 +157,6 @@ def _chunked(
             elif grad_weight is not None:
                 grad_weight += gradient.T @ inputs
     return total, grad_hidden, grad_weight
-
-
-def _softmax(logits: Tensor, targets: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """The targets' logits, logsumexp and probabilities of a chunk; overwrites logits that are already in `wide`."""
-    target_logits = logits.gather(1, targets).to(wide)
-    largest = logits.amax(dim=1, keepdim=True).to(wide)
-    probabilities = torch.softmax(logits, dim=1, dtype=wide, out=logits if logits.dtype == wide else None)
-    # log(largest probability) = largest logit - logsumexp, so softmax's sum of exponentials serves for logsumexp too.
-    # The largest probability is at least 1/vocab_size, so its logarithm is safe.
-    logsumexp = largest - probabilities.amax(dim=1, keepdim=True).log()
-    return target_logits, logsumexp, probabilities
 
 
 def _count(targets: Tensor, ignore_index: int) -> Tensor:

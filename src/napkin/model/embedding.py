@@ -1,5 +1,7 @@
 """The embedding: one row of a matrix per token id."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -25,7 +27,9 @@ class Embedding(nn.Module):
     ) -> None:
         super().__init__()
         self.weight = truncated_normal(vocab_size, d_model, std=std, generator=generator, device=device, dtype=dtype)
+        self.look_up: Callable[[Tensor, Tensor], Tensor] = F.embedding
+        """Takes rows of the matrix; tensor parallelism replaces it."""
 
     def forward(self, tokens: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
         """Look up each id; an id outside the vocabulary is an IndexError on the CPU, an assert on a GPU."""
-        return F.embedding(tokens, self.weight)
+        return self.look_up(tokens, self.weight)

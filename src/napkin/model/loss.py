@@ -29,9 +29,18 @@ def next_token_loss(
 
 
 def add_router_losses(
-    loss: Float[Tensor, ""], routings: Sequence[Routing], *, balance_weight: float, z_weight: float
+    loss: Float[Tensor, ""],
+    routings: Sequence[Routing],
+    *,
+    balance_weight: float,
+    z_weight: float,
+    n_routers: int | None = None,
 ) -> Float[Tensor, ""]:
-    """The loss plus the weighted mean of the routers' balance losses and z-losses."""
+    """The loss plus the weighted mean of the routers' balance losses and z-losses.
+
+    Where these are some routers of a model, `n_routers` is how many it has: the loss plus their part of the mean.
+    """
+    n_routers = n_routers or len(routings)
     for routing in routings:
-        loss = loss + (balance_weight * routing.balance_loss + z_weight * routing.z_loss) / len(routings)
+        loss = loss + (balance_weight * routing.balance_loss + z_weight * routing.z_loss) / n_routers
     return loss

@@ -49,12 +49,25 @@ def additive_mask(
     Four dimensions, or two if it is the same for all sequences and heads. The keys are those of `length` positions, the
     queries those from `query_offset` on.
     """
-    query, key = torch.arange(query_offset, length, device=device)[:, None], torch.arange(length, device=device)
-    seen = sees(query, key)
-    if documents is not None:
-        seen = seen & same_document(documents)[:, :, query_offset:]
-    heads = torch.arange(n_heads, device=device)[None, :, None, None]
-    return positions.bias(heads, query - key).masked_fill(~seen, float("-inf"))
+    query, key = torch.arange(query_offset, length, device=device), torch.arange(length, device=device)
+    together = None if documents is None else same_document(documents)[:, :, query_offset:]
+    return additive_mask_of(sees, positions, n_heads, query, key, together)
+
+
+def additive_mask_of(
+    sees: CausalMask,
+    positions: NoPositions,
+    n_heads: int,
+    query: Int[Tensor, " query"],
+    key: Int[Tensor, " key"],
+    together: Bool[Tensor, "batch 1 query key"] | None,
+) -> Float[Tensor, "*batch_and_heads query key"]:
+    """The same for queries and keys at any positions; where `together` is False, a key is not seen."""
+    seen = sees(query[:, None], key)
+    if together is not None:
+        seen = seen & together
+    heads = torch.arange(n_heads, device=query.device)[None, :, None, None]
+    return positions.bias(heads, query[:, None] - key).masked_fill(~seen, float("-inf"))
 
 
 def same_document(documents: Int[Tensor, "batch position"]) -> Bool[Tensor, "batch 1 position position"]:

@@ -75,6 +75,11 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Send each token to its experts and add up their outputs."""
+        mixed, self._routing = self.mix(x)
+        return mixed
+
+    def mix(self, x: Float[Tensor, "*batch d_model"]) -> tuple[Float[Tensor, "*batch d_model"], Routing]:
+        """What the experts make of each token, and how it was routed; tensor parallelism wraps this."""
         tokens = x.reshape(-1, x.shape[-1])
         with torch.autocast(x.device.type, enabled=False):
             logits = self.router(tokens.to(self.router.weight.dtype)).float()
@@ -82,13 +87,14 @@ class MixtureOfExperts(nn.Module):
         likeliest, chosen = probabilities.topk(self.experts_per_token, dim=-1)
         counts = chosen.new_zeros(self.n_experts).scatter_add(0, chosen.flatten(), torch.ones_like(chosen).flatten())
         outputs, dropped = self.experts(tokens, chosen, counts)
-        self._routing = Routing(
+        routing = Routing(
             balance_loss=self.n_experts * (counts / chosen.numel() * probabilities.mean(dim=0)).sum(),
             z_loss=logits.logsumexp(dim=-1).square().mean(),
             tokens_per_expert=counts,
             dropped=dropped,
         )
-        return (outputs * self.weigh(likeliest).unsqueeze(-1)).sum(dim=1).to(x.dtype).view(x.shape)
+        mixed = (outputs * self.weigh(likeliest).unsqueeze(-1)).sum(dim=1)
+        return mixed.to(x.dtype).view(x.shape), routing
 
     def take_routing(self) -> Routing:
         """What the last forward pass did; the first call after it has the autograd graph, later ones only the figures.
@@ -144,6 +150,10 @@ class Experts(nn.Module):
         self.up = linears.expert_stack(n, d_model, d_expert, parts=kind.n_up)
         self.down = linears.expert_stack(n, d_expert, d_model, into_residual=True)
 
+    def matrices(self) -> tuple[Float[Tensor, "n n_up_d_expert d_model"], Float[Tensor, "n d_model d_expert"]]:
+        """Those of the experts that are computed here: of all, unless ranks divide them."""
+        return self.up, self.down
+
 
 class DroplessExperts(Experts):
     """Each expert takes all the tokens that were sent to it: the assignments are sorted by expert."""
@@ -153,11 +163,15 @@ class DroplessExperts(Experts):
     ) -> tuple[Float[Tensor, "token choice d_model"], Int[Tensor, ""]]:
         """The outputs of each token's experts, and 0: none was dropped."""
         order = chosen.flatten().argsort(stable=True)
-        starts = counts.cumsum(0) - counts
-        rows = x.index_select(0, order // chosen.shape[1])
-        hidden = self.activate(grouped_matmul(rows, self.up, starts))
-        made = grouped_matmul(hidden, self.down, starts)
+        made = self.compute(x.index_select(0, order // chosen.shape[1]), counts)
         return made.index_select(0, order.argsort()).view(*chosen.shape, -1), torch.zeros_like(counts[0])
+
+    def compute(
+        self, rows: Float[Tensor, "assignment d_model"], counts: Int[Tensor, " n_experts"]
+    ) -> Float[Tensor, "assignment d_model"]:
+        """What the experts make of rows sorted by expert, of which each has as many as `counts` says."""
+        starts, (up, down) = counts.cumsum(0) - counts, self.matrices()
+        return grouped_matmul(self.activate(grouped_matmul(rows, up, starts)), down, starts)
 
 
 class CapacityExperts(Experts):
@@ -181,11 +195,14 @@ class CapacityExperts(Experts):
         # One row beyond the experts' capacity takes what is dropped.
         rows = (experts * room + before).where(fits, n_experts * room)
         dispatched = x.new_zeros(n_experts * room + 1, x.shape[1]).index_copy(0, rows, x.repeat(n_choices, 1))
-        inputs = dispatched[:-1].view(n_experts, room, -1)
-        hidden = self.activate(torch.bmm(inputs, self.up.transpose(1, 2)))
-        made = torch.bmm(hidden, self.down.transpose(1, 2)).flatten(0, 1)
+        made = self.compute(dispatched[:-1].view(n_experts, room, -1)).flatten(0, 1)
         made = F.pad(made, (0, 0, 0, 1)).index_select(0, rows).view(n_choices, n_tokens, -1)
         return made.transpose(0, 1), (~fits).sum()
+
+    def compute(self, inputs: Float[Tensor, "n_experts room d_model"]) -> Float[Tensor, "n_experts room d_model"]:
+        """What each expert makes of its rows."""
+        up, down = self.matrices()
+        return torch.bmm(self.activate(torch.bmm(inputs, up.transpose(1, 2))), down.transpose(1, 2))
 
 
 def _divided_by_sum(weights: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The language model: token ids in, a score for every possible next token out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from napkin.errors import NapkinError
 from napkin.kernels.cross_entropy_loss import CHUNK_SIZE
 from napkin.model.attention import ForwardContext
+from napkin.model.block import Residual
 from napkin.model.builder import ModelBuilder
 from napkin.model.config import ModelConfig
 from napkin.model.dropout import make_dropout
@@ -69,6 +70,8 @@ class Transformer(nn.Module):
         """Calls a block; activation checkpointing and compilation replace it."""
         self.loss_chunk_size = CHUNK_SIZE
         """Tokens whose logits exist at one time in `loss`."""
+        self.next_token_loss: Callable[..., Tensor] = next_token_loss
+        """The loss of hidden states; tensor parallelism replaces it."""
         self.norm = builder.final_norm()
         # µP's output multiplier: neither the logits nor how fast they learn grow with the width.
         self.output_scale = make_scale(width / config.d_model)
@@ -88,14 +91,29 @@ class Transformer(nn.Module):
         In training the head's z-loss and the routers' losses are added, weighted by the config. The logits never all
         exist at once, see napkin.kernels.cross_entropy_loss.
         """
-        config, chunk_size = self.config, self.loss_chunk_size
-        z_weight = config.z_weight if self.training else 0.0
-        hidden = self.hidden(tokens, documents)
-        loss = next_token_loss(hidden, self.head_weight, targets, chunk_size=chunk_size, z_weight=z_weight)
+        return self.add_router_losses(self.loss_of(self.hidden(tokens, documents), targets), self.blocks)
+
+    def add_router_losses(
+        self, loss: Float[Tensor, ""], blocks: nn.Module, n_routers: int | None = None
+    ) -> Float[Tensor, ""]:
+        """The loss and, in training, the routers' losses of those blocks; `n_routers` is how many the model has, None
+        is how many these have."""
         if not self.training:
             return loss
-        routings = [mixture.take_routing() for mixture in self._mixtures()]
-        return add_router_losses(loss, routings, balance_weight=config.balance_weight, z_weight=config.router_z_weight)
+        weights = {"balance_weight": self.config.balance_weight, "z_weight": self.config.router_z_weight}
+        routings = [mixture.take_routing() for mixture in mixtures(blocks)]
+        return add_router_losses(loss, routings, **weights, n_routers=n_routers)
+
+    def loss_of(
+        self,
+        hidden: Float[Tensor, "batch position d_model"],
+        targets: Tokens,
+        head_weight: Float[Tensor, "vocab_size d_model"] | None = None,
+    ) -> Float[Tensor, ""]:
+        """`loss` of the hidden states that the head reads, without the routers' losses; None is the model's head."""
+        z_weight = self.config.z_weight if self.training else 0.0
+        head_weight = self.head_weight if head_weight is None else head_weight
+        return self.next_token_loss(hidden, head_weight, targets, chunk_size=self.loss_chunk_size, z_weight=z_weight)
 
     def hidden(self, tokens: Tokens, documents: Documents = None) -> Float[Tensor, "batch position d_model"]:
         """The normalized hidden states that the head reads.
@@ -108,26 +126,42 @@ class Transformer(nn.Module):
                 f"a sequence of {length} tokens exceeds context_length {limit}: shorten it, or build the "
                 f"model with context_length {length}"
             )
-        x = self.dropout(self.positions.embed(self.embedding(tokens) * self.input_scale, documents))
+        return self.normalized(self.through(self.blocks, self.embed(tokens, documents), tokens, documents))
+
+    def embed(self, tokens: Tokens, documents: Documents = None) -> Residual:
+        """The residual stream as the first block reads it."""
+        return self.dropout(self.positions.embed(self.embedding(tokens) * self.input_scale, documents))
+
+    def through(
+        self, blocks: Iterable[nn.Module], x: Residual, tokens: Tokens, documents: Documents = None
+    ) -> Residual:
+        """The residual stream of those tokens after some of the blocks."""
+        length = tokens.shape[1]
         context = ForwardContext(
             rotation=self.positions.rotation(length),
             mask=self.attend.prepare(self.positions, length, documents, tokens.device),
         )
-        for block in self.blocks:
+        for block in blocks:
             x = self.run_block(block, x, context)
+        return x
+
+    def normalized(self, x: Residual) -> Float[Tensor, "batch position d_model"]:
+        """The hidden states that the head reads, of the last block's residual stream."""
         return self.output_scale(self.norm(x))
 
     def routings(self) -> list[Routing]:
         """What each router did in the last forward pass, first layer first; empty without experts."""
-        return [mixture.take_routing().detach() for mixture in self._mixtures()]
+        return [mixture.take_routing().detach() for mixture in mixtures(self)]
 
     @property
     def head_weight(self) -> Float[Tensor, "vocab_size d_model"]:
         """The matrix that turns hidden states into logits; if they are tied, the embedding's."""
         return self.embedding.weight if self.head is None else self.head.weight
 
-    def _mixtures(self) -> list[MixtureOfExperts]:
-        return [layer for layer in self.modules() if isinstance(layer, MixtureOfExperts)]
+
+def mixtures(module: nn.Module) -> list[MixtureOfExperts]:
+    """The mixtures of experts within a module, first layer first."""
+    return [layer for layer in module.modules() if isinstance(layer, MixtureOfExperts)]
 
 
 def _run_block(block: nn.Module, x: Tensor, context: ForwardContext) -> Tensor:

@@ -1,6 +1,6 @@
 """What all optimizers share: fp32 state, a step counter, buckets, and the implementations of one update rule."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ from napkin.optim.offload import copy_to_device, copy_to_host, host_copy
 from napkin.optim.parameter_groups import decay_groups
 from napkin.optim.rounding import StochasticRounding
 from napkin.optim.saved_state import TorchTwin, check_tensors, in_our_terms
-from napkin.optim.sharded_tensors import full_tensor, is_sharded, local, rows_of, sharded_like
+from napkin.optim.sharded_tensors import full_tensor, is_sharded, local, part_like, sharded_like
 
 Group = dict[str, Any]
 
@@ -92,6 +92,8 @@ class Optimizer(torch.optim.Optimizer):
         self.state_on_host = False
         """Whether state allocated from now on is held in the host's memory, page-locked, and copied to the GPU to be
         updated."""
+        self.own: Collection[Tensor] | None = None
+        """The parameters that this process updates, and whose state it keeps; None is all of them."""
 
     @classmethod
     def for_model(cls, model: nn.Module, *, weight_decay: float, products: torch.dtype, **settings: Any) -> "Optimizer":
@@ -110,7 +112,7 @@ class Optimizer(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             group["step"] += 1
-            self.update_group([p for p in group["params"] if p.grad is not None], group)
+            self.update_group([p for p in self._own_in(group) if p.grad is not None], group)
         return loss
 
     def update_group(self, parameters: list[Tensor], group: Group) -> None:
@@ -119,21 +121,20 @@ class Optimizer(torch.optim.Optimizer):
             self.apply(self.rule, bucket, group)
 
     def apply(self, rule: UpdateRule, parameters: list[Tensor], group: Group, *, whole: bool = False) -> None:
-        """Apply one rule to one bucket, in fp32; of sharded tensors, to the local rows.
+        """Apply one rule to one bucket, in fp32; of sharded tensors, to the local parts.
 
-        For a rule that needs `whole` tensors, sharded ones are gathered, and the local rows of the result are kept.
+        For a rule that needs `whole` tensors, sharded ones are gathered, and the local part of the result is kept.
         """
         # A model of a few million numbers is updated in a millisecond: work per tensor counts.
         states = [list(self.state_in(group, p).values()) for p in parameters]
         gradients = [p.grad for p in parameters if p.grad is not None]
-        at_hand, rows = parameters, []
-        sharded = is_sharded(parameters[0])
+        at_hand, divided = parameters, parameters
+        sharded = any(map(is_sharded, parameters))
         whole = whole and sharded
         if sharded:
             seen = full_tensor if whole else local
             states = [list(map(local, state)) for state in states]
             gradients = list(map(seen, gradients))
-            rows = [slice(*rows_of(p)) for p in parameters] if whole else []
             parameters, at_hand = list(map(local, parameters)), list(map(seen, parameters))
         # Tensors that are already wide are not copied: in fp32 these are the parameters and gradients themselves.
         narrow = any(p.dtype not in _WIDE for p in at_hand)
@@ -145,7 +146,7 @@ class Optimizer(torch.optim.Optimizer):
         if self.state_on_host:
             copy_to_host(states, on_device)
         if whole:
-            wide = [tensor[own] for tensor, own in zip(wide, rows, strict=True)]
+            wide = list(map(part_like, divided, wide))
         if narrow and self.rounding is not None:
             self.rounding(parameters, wide)
         elif narrow or whole:
@@ -163,8 +164,9 @@ class Optimizer(torch.optim.Optimizer):
         return state
 
     def all_state(self) -> dict[Tensor, dict[str, Tensor]]:
-        """The state of every parameter, allocated if there is none yet: what a checkpoint holds."""
-        return {p: self.state_in(group, p) for group in self.param_groups for p in group["params"]}
+        """The state of every parameter that is updated here, allocated if there is none yet: what a checkpoint
+        holds."""
+        return {p: self.state_in(group, p) for group in self.param_groups for p in self._own_in(group)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load state and settings of another optimizer over the same parameters, in the same order.
@@ -193,7 +195,10 @@ class Optimizer(torch.optim.Optimizer):
             _check_settings(group)
         # The base class would cast the state to the parameters' dtypes.
         super().load_state_dict({"state": {}, "param_groups": ours["param_groups"]})
-        self.state.update({p: self._stored(state) for p, state in states.items()})
+        self.state.update({p: self._stored(state) for p, state in states.items() if self.own is None or p in self.own})
+
+    def _own_in(self, group: Group) -> list[Tensor]:
+        return [p for p in group["params"] if self.own is None or p in self.own]
 
     def _stored(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         if not self.state_on_host:

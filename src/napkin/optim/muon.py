@@ -28,7 +28,7 @@ from napkin.optim.adamw import AdamW
 from napkin.optim.base import Group, Optimizer, UpdateRule, buckets, zeros_wide
 from napkin.optim.parameter_groups import muon_groups
 from napkin.optim.saved_state import TorchTwin
-from napkin.optim.sharded_tensors import full_tensor, is_sharded, rows_of
+from napkin.optim.sharded_tensors import full_tensor, is_divided, part_like, same_division
 
 # Jordan's coefficients: the steepest at 0 of those that lead to singular values near 1 (0.7 to 1.2) in five steps.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
@@ -78,7 +78,7 @@ def _update_foreach(
 ) -> None:
     """For matrices of one shape: the iteration runs on a stack of them.
 
-    If the lists hold the local rows of `sharded` matrices, each rank orthogonalises whole matrices and takes its rows.
+    If the lists hold the local parts of `sharded` matrices, each rank orthogonalises whole matrices and takes its part.
     """
     torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
     ahead = torch._foreach_lerp(gradients, buffers, group["momentum"])
@@ -90,7 +90,7 @@ def _update_foreach(
     directions = newton_schulz_stacked(stack.flatten(0, -3)).unflatten(0, stack.shape[:-2])
     here = list(directions.unbind())
     if sharded is not None:
-        here = [matrix[slice(*rows_of(whole))] for matrix, whole in zip(here, sharded, strict=True)]
+        here = list(map(part_like, sharded, here))
     torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
     torch._foreach_add_(parameters, here, alpha=-_step_length(directions, group))
 
@@ -160,10 +160,10 @@ class Muon(Optimizer):
 
     def update_group(self, parameters: list[Tensor], group: Group) -> None:
         """Matrices of one shape at a time, then what AdamW updates."""
-        shapes: dict[torch.Size, list[Tensor]] = {}
+        shapes: dict[object, list[Tensor]] = {}
         for parameter in parameters:
             if _is_orthogonal(parameter, group):
-                shapes.setdefault(parameter.shape, []).append(parameter)
+                shapes.setdefault((parameter.shape, same_division(parameter)), []).append(parameter)
         for alike in shapes.values():
             for bucket in buckets(alike):
                 self.apply(_rule_for(bucket), bucket, group)
@@ -177,7 +177,7 @@ class Muon(Optimizer):
 
 
 class _ShardedMuon(UpdateRule):
-    """Local rows of sharded matrices, which have only one implementation."""
+    """Local parts of sharded matrices, which have only one implementation."""
 
     def implementation(self, name: str) -> Callable[..., None]:
         """Always foreach."""
@@ -185,8 +185,8 @@ class _ShardedMuon(UpdateRule):
 
 
 def _rule_for(bucket: list[Tensor]) -> UpdateRule:
-    # A stack is sharded by its first dimension, so each rank has whole matrices of it.
-    if not is_sharded(bucket[0]) or bucket[0].ndim > 2:
+    # Of a stack divided by its first dimension, each rank has whole matrices.
+    if not is_divided(bucket[0], -2, -1):
         return _MUON
     return _ShardedMuon(_update, functools.partial(_update_foreach, sharded=bucket))
 

@@ -1,4 +1,10 @@
 from .failure_plan import planned_failures as planned_failures
+from .hardware_search import least_hardware as least_hardware
+from .layout_costs import Choice as Choice
+from .layout_costs import LayoutCosts as LayoutCosts
+from .layout_plan import LayoutPlan as LayoutPlan
+from .layout_plan import plan_layout as plan_layout
+from .layout_search import search_layouts as search_layouts
 from .machine import CatalogueMachine as CatalogueMachine
 from .machine import Machine as Machine
 from .machine import ThisMachine as ThisMachine

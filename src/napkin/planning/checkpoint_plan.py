@@ -1,17 +1,46 @@
 """The predicted cost of checkpoints: bytes on the disk, and the copy in memory that they are written from."""
 
+import functools
+from typing import Any
+
 import psutil
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin.checkpoint.disk_space import checkpoint_bytes, kept_checkpoints
 from napkin.errors import NapkinError
+from napkin.model.config import ModelConfig
+from napkin.model.transformer import Transformer
+from napkin.optim.registry import build_optimizer
 from napkin.planning.run_plan import Plan
 from napkin.units import format_bytes
 
 
 def whole_checkpoint_bytes(plan: Plan) -> int:
     """Bytes of the files of all ranks together."""
-    return checkpoint_bytes(plan.ledger) * (plan.site.n_devices if plan.resolved.strategy == "fsdp" else 1)
+    if not plan.resolved.layout.divides_state:
+        return checkpoint_bytes(plan.ledger)
+    optimizer = plan.recipe.optimizer
+    options = tuple(optimizer.options.items())
+    weights = plan.resolved.precision.weights_dtype
+    return _stored_bytes(plan.recipe.model, optimizer.name, options, weights, bool(optimizer.average_decay))
+
+
+@functools.lru_cache(maxsize=64)
+def _stored_bytes(
+    model: ModelConfig, optimizer: str, options: tuple[tuple[str, float], ...], weights: torch.dtype, average: bool
+) -> int:
+    """Bytes of the parameters and of the optimizer state of a whole model, whose parameters are in `weights`."""
+    with FakeTensorMode():
+        made = Transformer(model)
+        settings: dict[str, Any] = dict(options)
+        state = build_optimizer(optimizer, made, **settings).all_state()
+        numel = sum(parameter.numel() for parameter in made.parameters())
+        return (
+            numel * weights.itemsize
+            + sum(tensor.nbytes for tensors in state.values() for tensor in tensors.values())
+            + 4 * numel * average
+        )
 
 
 def writes_in_background(plan: Plan) -> bool:
@@ -28,8 +57,8 @@ def writes_in_background(plan: Plan) -> bool:
         free = plan.site.memory_bytes - plan.ledger.peak_bytes
     else:
         free = psutil.virtual_memory().available // 2
-        if plan.resolved.strategy == "fsdp":
-            # Each rank of this machine copies its own rows.
+        if plan.resolved.layout.divides_state:
+            # Each rank of this machine copies its own parts.
             free //= max(1, min(plan.site.n_devices, torch.cuda.device_count()))
     if copy_bytes <= free:
         return True

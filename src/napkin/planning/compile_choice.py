@@ -18,13 +18,16 @@ def choose_compile(
 ) -> CompileEstimate:
     """Whether a resolved recipe's run compiles its blocks, and what that costs and saves.
 
-    With "on" nothing is checked: `refuse_impossible_compile` is called before planning. `here` is whether the run will
-    be on this machine; for another machine nothing is chosen.
+    With "on" nothing is checked here: `refuse_impossible_compile` is called before planning. `here` is whether the run
+    will be on this machine; for another machine only "on" is chosen, where nothing prevents it.
     """
-    if not here:
-        return CompileEstimate(why_not="whether it saves time is decided on the machine that trains")
     precision, training = resolved.precision, resolved.recipe.training
+    if not here and training.compile != "on":
+        return CompileEstimate(why_not="whether it saves time is decided on the machine that trains")
     estimate = estimate_compile(ledger, ceilings, device_type=precision.device_type, precision=precision.name)
+    if not here:
+        obstacle = _obstacle(resolved)
+        return dataclasses.replace(estimate, chosen=obstacle is None, why_not=obstacle)
     if training.compile == "off":
         return dataclasses.replace(estimate, why_not="training.compile is off")
     if training.compile == "on":
@@ -54,6 +57,10 @@ def _obstacle(resolved: ResolvedRecipe) -> str | None:
         return "selective recomputation works on single operators, which compiled code fuses"
     if resolved.strategy == "fsdp":
         return "compiled blocks have not been tested with fsdp"
+    if resolved.layout.pipeline > 1:
+        return "compiled blocks have not been tested in a pipeline"
+    if resolved.layout.tensor > 1:
+        return "compiled blocks have not been tested with ranks that divide matrices"
     return None
 
 

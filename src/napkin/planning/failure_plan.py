@@ -19,8 +19,7 @@ def planned_failures(plan: Plan) -> PlannedFailures:
         n_devices=site.n_devices,
         copied_bytes=checkpoint_bytes(plan.ledger),
         written_bytes=whole,
-        # Of replicas, rank 0's is written.
-        writing_nodes=_n_nodes(site) if plan.resolved.strategy == "fsdp" else 1,
+        writing_nodes=_writing_nodes(plan),
         host_bandwidth=site.host_bandwidth,
         background=_in_background(plan),
         mtbf_hours=site.mtbf_hours,
@@ -41,6 +40,15 @@ def planned_failures(plan: Plan) -> PlannedFailures:
         best_interval_steps=max(1, round(found.best_interval_seconds / step)),
         longest_interval_steps=max(1, math.floor(found.longest_interval_seconds / step)),
     )
+
+
+def _writing_nodes(plan: Plan) -> int:
+    """Nodes whose ranks write a part of a checkpoint: of replicas, only the first is written."""
+    layout = plan.resolved.layout
+    if not layout.divides_state:
+        return 1
+    replicas = 1 if layout.shard_optimizer or layout.expert > 1 else layout.data
+    return max(1, _n_nodes(plan.site) // replicas)
 
 
 def _n_nodes(site: Site) -> int:

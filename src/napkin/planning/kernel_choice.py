@@ -17,7 +17,7 @@ def choose_kernels(recipe: Recipe, precision: Precision) -> Recipe:
     model, optimizer = recipe.model, recipe.optimizer
     if model.attention == "auto":
         on_cpu = precision.device_type == "cpu" and precision.products == "bf16"
-        plain = on_cpu and model.context_length <= PLAIN_UP_TO
+        plain = on_cpu and model.context_length <= PLAIN_UP_TO and recipe.parallelism.context == 1
         model = dataclasses.replace(model, attention="plain" if plain else model.resolved_attention)
     if optimizer.fused is None:
         optimizer = dataclasses.replace(optimizer, fused=optimizer_entry(optimizer.name).fused)

@@ -5,6 +5,7 @@ operators, a datasheet cannot.
 """
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal
@@ -27,7 +28,9 @@ from napkin.hardware.efficiency import Efficiency, efficiency_of
 from napkin.hardware.host import detect_host
 from napkin.hardware.interconnect import Interconnect, interconnect_of
 from napkin.hardware.malloc import keep_freed_memory
+from napkin.hardware.microbenchmarks import current_machine
 from napkin.hardware.node import Node, node_of
+from napkin.hardware.rank_calibration import RankCalibration, ranks_of_this_machine
 from napkin.hardware.target import CudaTarget, Target
 from napkin.planning.probe_run import time_probe_run
 from napkin.planning.run_plan import Site
@@ -135,7 +138,17 @@ class ThisMachine(Machine):
         progress("training a few layers")
         disturbed = isinstance(ceilings, Calibration) and ceilings.disturbed
         between, factor = time_probe_run(resolved, ceilings, timed, max_bytes=free // 2, disturbed=disturbed)
+        # The other ranks of this machine wait while it is timed.
+        between *= 1.0 if self._rank_calibration is None else self._rank_calibration.contention
         return price(ledger, ceilings, timed, between=between, factor=factor)
+
+    @functools.cached_property
+    def _rank_calibration(self) -> RankCalibration | None:
+        """How the ranks slow each other down and communicate, if all of them share this machine's CPU."""
+        info = self.ranks.info
+        if self.device_type != "cpu" or not 1 < info.world_size == info.local_world_size:
+            return None
+        return ranks_of_this_machine(current_machine("cpu"), info.world_size)
 
     def site(self, precision: Precision, ceilings: Ceilings) -> Site:
         """Measured peaks, for a CPU divided by its ranks. Prices of a GPU are those of the catalogue."""
@@ -158,6 +171,8 @@ class ThisMachine(Machine):
         )
 
     def _interconnect(self, gpu: Device | None, bandwidth: float) -> Interconnect | None:
+        if self._rank_calibration is not None:
+            return self._rank_calibration.interconnect
         if self.device_type == "cpu":
             # Ranks on one CPU communicate through its memory: each byte is written and read.
             return Interconnect(bandwidth / 2, bandwidth / 2, self.n_devices, 0.0, 0.0, 0.0)
@@ -202,7 +217,7 @@ class CatalogueMachine(Machine):
 
     def price(self, resolved: ResolvedRecipe, ledger: Ledger, ceilings: Ceilings, progress: Progress) -> Price:
         """By rooflines. Published steps are long: the factor is wider where launches take a large part."""
-        priced = price(ledger, ceilings)
+        priced = price(ledger, ceilings, update_parts=resolved.world_size if resolved.strategy == "fsdp" else 1)
         launches = launch_share(ledger, ceilings, priced.seconds)
         return dataclasses.replace(priced, factor=self.efficiency.factor * (1 + launches))
 

@@ -18,13 +18,16 @@ from napkin.recipe.precision import PrecisionName
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
-from napkin.train_step.step_ledger import count_step, sharding_of
+from napkin.train_step.step_ledger import count_step
 from napkin.units import format_bytes
 
 HEAD_DIM = 128
 WIDTH_PER_LAYER = 128
 """d_model over n_layers: 128 in GPT-3 (Brown et al. 2020, table 2.1), and about that in Llama."""
 MOST_LAYERS = 512
+LEAST_GROWTH = 0.97
+"""Bytes that any layer adds to the peak, as a fraction of what layers add on average: the optimizer's buckets, whose
+temporaries are part of the peak, do not grow layer by layer."""
 
 
 @dataclass(frozen=True)
@@ -86,16 +89,22 @@ def largest_model(family: Family, machine: Machine, *, progress: Callable[[str],
         plan = plan_resolved(family.resolved(machine, width.d_model, n_layers), machine)
         if plan.fits:
             found, n_layers = plan, n_layers + 1
+            if plan.ledger.peak_bytes + LEAST_GROWTH * width.bytes_per_layer > usable:
+                break
         else:
             exceeds = n_layers
-            n_layers -= max(1, (plan.ledger.peak_bytes - usable) // width.bytes_per_layer) if found is None else 0
+            n_layers -= (
+                max(1, round((plan.ledger.peak_bytes - usable) // width.bytes_per_layer)) if found is None else 0
+            )
     assert found is not None
     return found
 
 
 def gathered_bytes_of(plan: Plan) -> int:
     """Bytes of parameters that a device holds unsharded at a time."""
-    return sharding_of(plan.resolved).gathered_bytes
+    if plan.resolved.strategy != "fsdp":
+        return 0
+    return max(moment.weight_copy_bytes for moment in plan.ledger.timeline)
 
 
 def _guess(family: Family, total_bytes: int) -> int:
@@ -122,7 +131,7 @@ def _largest(peak_bytes: Callable[[int], int], usable: int, guess: int) -> int:
 
 
 class _Width:
-    """All models of a width, estimated: those of two and three layers are counted, and a line is drawn through them.
+    """All models of a width, estimated: two small ones are counted, and a line is drawn through them.
 
     With one layer the peak is often at the output head.
     """
@@ -131,8 +140,10 @@ class _Width:
         self.d_model = d_model
         self._count = functools.partial(family.count, machine, d_model)
         self._two = self._count(2).peak_bytes
-        self.bytes_per_layer = self._count(3).peak_bytes - self._two
+        self.bytes_per_layer = (self._count(6).peak_bytes - self._two) / 4
 
     def peak_bytes(self, n_layers: int) -> int:
         """Peak bytes of one device's step."""
-        return self._count(1).peak_bytes if n_layers == 1 else self._two + (n_layers - 2) * self.bytes_per_layer
+        if n_layers == 1:
+            return self._count(1).peak_bytes
+        return round(self._two + (n_layers - 2) * self.bytes_per_layer)

@@ -52,6 +52,7 @@ def plan_file_of(plan: Plan) -> PlanFile:
             "bytes": plan.communication.bytes,
             "seconds": plan.communication_seconds,
             "exposed_seconds": plan.exposed_seconds,
+            "bubble_seconds": plan.bubble_seconds,
         },
         compile={**dataclasses.asdict(plan.compile_estimate), "says": describe_compile(plan)},
         unknown_operators=plan.ledger.unknown_operators,

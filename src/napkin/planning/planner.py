@@ -3,6 +3,9 @@
 import contextlib
 import dataclasses
 
+from napkin.accounting.communication import Communication
+from napkin.accounting.pipeline_schedules import pipeline_schedule
+from napkin.accounting.pipeline_simulation import StageSeconds, simulate_pipeline
 from napkin.data.batches import Batches
 from napkin.data.mixing import TokenMixture
 from napkin.data.repetition import repetition_warnings
@@ -17,7 +20,7 @@ from napkin.planning.run_plan import Plan
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.train_files import paths_and_weights
-from napkin.train_step.step_ledger import count_step, sharding_of
+from napkin.train_step.step_ledger import count_step
 
 
 def plan(
@@ -77,7 +80,7 @@ def plan_resolved(resolved: ResolvedRecipe, machine: Machine, *, progress: Progr
     site = machine.site(resolved.precision, ceilings)
     planned = Plan(resolved=resolved, ledger=ledger, price=priced, site=site)
     if site.n_devices > 1:
-        planned = _with_communication(planned)
+        planned = _with_bubble(_with_communication(planned))
     estimate = choose_compile(resolved, ledger, ceilings, here=machine.measured)
     planned = dataclasses.replace(planned, compile_estimate=estimate)
     if not machine.measured:
@@ -88,10 +91,7 @@ def plan_resolved(resolved: ResolvedRecipe, machine: Machine, *, progress: Progr
 
 def _with_communication(planned: Plan) -> Plan:
     """The plan with the communication of its devices, and its seconds if it is known what connects them."""
-    training = planned.resolved.per_device.training
-    communication = sharding_of(planned.resolved).communication(
-        training.batch_size // training.resolved_micro_batch_size
-    )
+    communication = Communication.of(planned.ledger)
     interconnect = planned.site.interconnect
     if interconnect is None:
         return dataclasses.replace(planned, communication=communication)
@@ -106,3 +106,24 @@ def _with_communication(planned: Plan) -> Plan:
             backward_seconds=by_phase.get("backward", 0.0) + by_phase.get("recompute", 0.0),
         ),
     )
+
+
+def _with_bubble(planned: Plan) -> Plan:
+    """The plan with the seconds in which rank 0 of a pipeline waits for other stages, if each takes as long as its own.
+
+    `plan_layout` knows each stage; here one rank alone was counted.
+    """
+    layout = planned.resolved.layout
+    if layout.pipeline == 1:
+        return planned
+    training = planned.resolved.per_device.training
+    micro_batches = training.batch_size // training.resolved_micro_batch_size
+    passes = micro_batches * layout.stages_per_rank
+    by_phase = {phase: spent.seconds / passes for phase, spent in planned.price.by_phase.items()}
+    backward = by_phase.get("backward", 0.0)
+    stage = StageSeconds(by_phase.get("forward", 0.0), backward / 2, backward / 2, by_phase.get("recompute", 0.0))
+    schedule = pipeline_schedule(
+        layout.schedule, layout.pipeline, micro_batches, stages_per_rank=layout.stages_per_rank
+    )
+    timeline = simulate_pipeline(schedule, [stage] * schedule.stages)
+    return dataclasses.replace(planned, bubble_seconds=timeline.idle_seconds[0])

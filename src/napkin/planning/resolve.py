@@ -8,6 +8,7 @@ from napkin.planning.compile_choice import refuse_impossible_compile
 from napkin.planning.kernel_choice import choose_kernels
 from napkin.planning.machine import Machine
 from napkin.planning.micro_batch import largest_micro_batch
+from napkin.recipe.layout_check import refuse_impossible_layout
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.tokenizer.tokenizer_file import load_tokenizer
@@ -28,6 +29,7 @@ def resolve(recipe: Recipe, machine: Machine) -> ResolvedRecipe:
     recipe = dataclasses.replace(recipe, training=machine.training(recipe.training, precision))
     resolved = ResolvedRecipe(choose_kernels(recipe, precision), precision, machine.target, machine.n_devices)
     _ = resolved.per_device
+    refuse_impossible_layout(recipe, resolved.layout)
     if machine.measured:
         refuse_impossible_compile(resolved)
     if recipe.training.offload_optimizer and precision.device_type == "cpu":

@@ -77,6 +77,8 @@ class Plan:
     """What each device sends per step."""
     communication_seconds: float = 0.0
     """Seconds per step, overlapped with computation or not."""
+    bubble_seconds: float = 0.0
+    """Seconds per step in which a rank of a pipeline waits for other stages."""
     exposed_seconds: float = 0.0
     """Seconds per step that are not overlapped with computation."""
     compile_estimate: CompileEstimate = NOT_COMPILED
@@ -122,8 +124,9 @@ class Plan:
 
     @property
     def seconds_per_step(self) -> float:
-        """Seconds of one step, exposed communication included."""
-        return self.price.seconds - self.compile_estimate.seconds_less + self.exposed_seconds
+        """Seconds of one step, exposed communication and a pipeline's bubble included."""
+        computing = self.price.seconds - self.compile_estimate.seconds_less
+        return computing + self.exposed_seconds + self.bubble_seconds
 
     @property
     def seconds(self) -> float:

@@ -1,5 +1,8 @@
 from .data_config import DataConfig as DataConfig
+from .layout import Layout as Layout
+from .layout import layout_of as layout_of
 from .optimizer_config import OptimizerConfig as OptimizerConfig
+from .parallelism_config import ParallelismConfig as ParallelismConfig
 from .precision import Precision as Precision
 from .recipe import Recipe as Recipe
 from .resolved import ResolvedRecipe as ResolvedRecipe

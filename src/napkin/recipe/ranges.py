@@ -71,6 +71,11 @@ TRAINING_RANGES: dict[str, tuple[float, float]] = {
     "rank_timeout": (1, 10**6),
     "most_skipped": (0, _MOST),
 }
+_MOST_RANKS = 2**20
+PARALLELISM_RANGES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("data", "shard", "tensor", "pipeline", "context", "expert"), (1, _MOST_RANKS)),
+    "stages_per_rank": (1, 1024),
+}
 
 
 def refuse_outside(table: str, values: Any, ranges: dict[str, tuple[float, float]]) -> None:

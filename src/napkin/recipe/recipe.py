@@ -10,6 +10,7 @@ from napkin.model.config import ModelConfig
 from napkin.optim.schedule import SCHEDULES, Schedule
 from napkin.recipe.data_config import DataConfig
 from napkin.recipe.optimizer_config import SCHEDULE_OPTIONS, OptimizerConfig, fields_of
+from napkin.recipe.parallelism_config import ParallelismConfig
 from napkin.recipe.ranges import MODEL_RANGES, MOST_TOKENS_PER_STEP, refuse_outside
 from napkin.recipe.tracking_config import TrackingConfig
 from napkin.recipe.training_config import TrainingConfig
@@ -23,6 +24,7 @@ class Recipe:
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:

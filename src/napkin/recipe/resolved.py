@@ -4,11 +4,13 @@
 """
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from napkin.errors import NapkinError
 from napkin.hardware.target import Target
+from napkin.recipe.layout import Layout, layout_of
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 
@@ -25,17 +27,22 @@ class ResolvedRecipe:
     target: Target | None = None
     """The device that a step is counted for, as `napkin.count` takes it; None is the kind that `precision` names."""
     world_size: int = 1
-    """Devices, or processes, that split the batch."""
+    """Devices, or processes, that train together."""
 
     @property
     def counted_for(self) -> Target:
         """`target`, its default filled in."""
         return self.precision.device_type if self.target is None else self.target
 
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """What each device is for. Raises NapkinError where the recipe's sizes do not make `world_size`."""
+        return layout_of(self.recipe.parallelism, self.world_size, otherwise=self.recipe.training.parallelism)
+
     @property
     def strategy(self) -> Strategy:
-        """How the devices train together: a single device uses neither `ddp` nor `fsdp`."""
-        return "none" if self.world_size == 1 else self.recipe.training.parallelism
+        """How the devices average gradients: a single device uses neither `ddp` nor `fsdp`."""
+        return self.layout.strategy
 
     @property
     def gather_format(self) -> Literal["fp32", "bf16"]:
@@ -48,7 +55,7 @@ class ResolvedRecipe:
     @property
     def per_device(self) -> Recipe:
         """The recipe with one device's part of the batch."""
-        return per_device(self.recipe, self.world_size)
+        return per_device(self.recipe, self.layout.batch_parts)
 
     def with_training(self, **changes: Any) -> "ResolvedRecipe":
         """The same with other fields of [training]."""
@@ -61,25 +68,25 @@ class ResolvedRecipe:
         return dataclasses.replace(self, recipe=dataclasses.replace(self.recipe, model=model))
 
 
-def per_device(recipe: Recipe, world_size: int) -> Recipe:
-    """The recipe with one device's part of the batch.
+def per_device(recipe: Recipe, parts: int) -> Recipe:
+    """The recipe with one of `parts` parts of the batch: that of a device, or of devices that compute it together.
 
     Raises NapkinError where the batch does not divide among the devices, or a device's part into micro-batches.
     """
     training = recipe.training
-    batch_size, rest = divmod(training.batch_size, world_size)
+    batch_size, rest = divmod(training.batch_size, parts)
     if rest or not batch_size:
         raise NapkinError(
-            f"training.batch_size {training.batch_size} does not divide among {world_size} devices: "
-            f"use a multiple, --training.batch-size {world_size * -(-training.batch_size // world_size)}"
+            f"training.batch_size {training.batch_size} does not divide among {parts} devices: "
+            f"use a multiple, --training.batch-size {parts * -(-training.batch_size // parts)}"
         )
     size = min(training.resolved_micro_batch_size, batch_size)
     if batch_size % size:
         raise NapkinError(
-            f"each of {world_size} devices gets {batch_size} sequences, which do not divide into micro-batches of "
+            f"each of {parts} devices gets {batch_size} sequences, which do not divide into micro-batches of "
             f"{size}: choose a --training.micro-batch-size that divides them"
         )
-    if world_size == 1:
+    if parts == 1:
         return recipe
     # "auto" is resolved where the device's memory is known.
     micro_batch_size = "auto" if training.micro_batch_size == "auto" else size

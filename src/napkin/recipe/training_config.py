@@ -74,9 +74,9 @@ class TrainingConfig:
     """Tokens in that sample. `napkin evaluate` uses all validation tokens."""
 
     parallelism: Literal["ddp", "fsdp"] = "ddp"
-    """How the ranks that `torchrun` starts train together; each takes its rows of every batch. With ddp each rank has
-    the whole model; with fsdp (FSDP2, ZeRO stage 3) a shard of parameters, gradients and optimizer state. A single
-    process uses neither."""
+    """How the ranks that `torchrun` starts split the batch, those that [parallelism] leaves open. With ddp each has the
+    whole model; with fsdp (FSDP2, ZeRO stage 3) a shard of parameters, gradients and optimizer state. A single process
+    uses neither."""
 
     gather_format: Literal["auto", "fp32", "bf16"] = "auto"
     """Format in which fsdp gathers the parameters of a block; auto is that of matrix products. bf16 halves the bytes

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from napkin.accounting.overhead import loop_overhead
 from napkin.accounting.quantity_row import format_figure, format_ratio
+from napkin.accounting.rank_seconds import ranks_to_show
 from napkin.files import StrPath, atomic_write_text, is_marked
 from napkin.report.bars import bits_bars, stacked_bar
 from napkin.report.colours import COLOURS, shade
@@ -90,6 +91,7 @@ def render_report(
         memory=_memory(run.plan),
         time=_time(run),
         operators=_operators(run.plan),
+        ranks=_ranks(run),
         experts=experts,
         expert_steps=STEPS,
         samples=_samples(run.samples),
@@ -118,6 +120,7 @@ def _sections(run: RunRecord, *, experts: bool) -> dict[str, str]:
         "bits": "Bits per byte",
         "memory": "Memory at the peak",
         "time": "Where the time went" if is_timed else "Where the time goes",
+        **({"ranks": "Rank by rank"} if measured is not None and measured.ranks else {}),
         "figures": "The curves as figures",
         "samples": "Samples",
         "recipe": "Recipe",
@@ -215,6 +218,29 @@ def _operators(plan: PlanFile | None) -> list[dict[str, Any]]:
         {"name": _breakable(name), "figure": format_seconds(seconds), "share": _part(seconds / total)}
         for name, seconds in shown
     ]
+
+
+def _ranks(run: RunRecord) -> dict[str, Any] | None:
+    measured = run.measurement
+    if measured is None or not measured.ranks:
+        return None
+    shown = ranks_to_show(measured.ranks, measured.straggler)
+    return {
+        "rows": [
+            {
+                "rank": each.rank,
+                "bytes": format_bytes(each.peak_bytes),
+                "compute": format_seconds(each.compute_seconds),
+                "exposed": format_seconds(each.exposed_seconds),
+                "hidden": format_seconds(each.hidden_seconds),
+                "bubble": format_seconds(each.bubble_seconds),
+                "waiting": format_seconds(each.waiting_seconds),
+            }
+            for each in shown
+        ],
+        "others": len(measured.ranks) - len(shown),
+        "straggler": measured.straggler,
+    }
 
 
 def _experts(run: RunRecord) -> list[dict[str, str]]:

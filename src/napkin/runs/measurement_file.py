@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from napkin.accounting.quantity_row import QuantityRow
 from napkin.accounting.quantity_table import QuantityTable
+from napkin.accounting.rank_seconds import RankSeconds
 from napkin.accounting.run_measurement import Measurement, reconcile_run
 from napkin.runs.plan_file import Natural, NonNegative
 from napkin.runs.run_folder import RunFolder
@@ -24,6 +25,10 @@ class MeasurementFile:
     """Steps of the measured process: fewer than the run's if it was resumed."""
     mfu: NonNegative | None = None
     hfu: NonNegative | None = None
+    ranks: tuple[RankSeconds, ...] = ()
+    """Of each of several ranks, one step."""
+    straggler: Natural | None = None
+    """The rank for which the others waited; None where none stood out."""
 
 
 def write_measurement(
@@ -33,6 +38,8 @@ def write_measurement(
     *,
     whole: bool,
     usd_per_hour: float | None = None,
+    ranks: Sequence[RankSeconds] = (),
+    straggler: int | None = None,
 ) -> QuantityTable:
     """Write the plan's table with the measurements of a process beside it, and return the table.
 
@@ -45,6 +52,8 @@ def write_measurement(
             dataclasses.replace(row, meter=None) if row.quantity == "seconds in all" else row for row in table
         )
     parts = measurement.seconds_by_part
-    file = MeasurementFile(tuple(table), parts, measurement.steps, measurement.mfu, measurement.hfu)
+    file = MeasurementFile(
+        tuple(table), parts, measurement.steps, measurement.mfu, measurement.hfu, tuple(ranks), straggler
+    )
     run.write_json(MEASUREMENT_FILE, file)
     return table

@@ -6,6 +6,7 @@ drops what is cheap: norms, activation functions, rotary positions, and attentio
 """
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Literal
@@ -19,8 +20,9 @@ from napkin.model.transformer import Transformer
 Recompute = Literal["none", "selective", "full"]
 
 _FUSED_ATTENTION = "_scaled_dot_product_"
-_PRODUCTS = {"mm", "addmm", "_scaled_mm", "_grouped_mm", "grouped_matmul"}
-"""Products with weights. Those of plain attention are batched, and their results are as large as the scores."""
+_PRODUCTS = {"mm", "addmm", "_scaled_mm", "_grouped_mm", "grouped_matmul", "ring_attention"}
+"""Products with weights, and attention in a ring. Products of plain attention are batched, and their results are as
+large as the scores."""
 
 
 def recompute_blocks(model: Transformer, what: Recompute, *, every: int = 1) -> None:
@@ -35,7 +37,8 @@ def recompute_blocks(model: Transformer, what: Recompute, *, every: int = 1) -> 
 
 class _Recompute:
     def __init__(self, blocks: Iterable[nn.Module], options: dict[str, Any], run: Callable[..., Tensor]) -> None:
-        self.blocks = set(blocks)
+        # A pipeline drops the blocks that other ranks hold.
+        self.blocks = weakref.WeakSet(blocks)
         self.options = options
         self.run = run
 

@@ -8,10 +8,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from napkin.distributed.parallel_model import ParallelModel, all_resident, parallelize
+from napkin.distributed.dividing import parallelize
+from napkin.distributed.micro_batches import MicroBatch, Passes
+from napkin.distributed.parallel_model import ParallelModel, all_resident
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.model.fp8 import multiply_in_fp8
-from napkin.model.transformer import Transformer
+from napkin.model.transformer import Transformer, mixtures
 from napkin.optim.averaging import WeightAverage
 from napkin.optim.base import Optimizer
 from napkin.optim.clipping import clip_gradients
@@ -75,29 +77,26 @@ class TrainState:
         the gradient norm before clipping, both of the whole batch, on the model's device; where fp16 overflows, the
         norm is 0 and the update is skipped as well.
         """
-        size, ranks = self._micro_batch_size(inputs), self.parallel_model.ranks.world_size
+        size, parts = self._micro_batch_size(inputs), self.parallel_model.layout.token_parts
+        inputs, targets, documents = self.parallel_model.own_columns(inputs, targets, documents)
         weights = [size / len(inputs)] * (len(inputs) // size) if weights is None else weights
-        loss = torch.zeros((), device=inputs.device)
         self.expert_counts.clear()
         if self.recipe.model.dropout:
             # Dropout depends only on seed and step: a resumed run equals an uninterrupted one.
             torch.manual_seed(self.parallel_model.rank_seed(self.recipe.training.dropout_seed * 1_000_003 + number))
         documents_by_part = [None] * (len(inputs) // size) if documents is None else documents.split(size)
-        parts = zip(inputs.split(size), targets.split(size), documents_by_part, weights, strict=True)
-        for done, (part, part_targets, part_documents, weight) in enumerate(parts, start=1):
-            self.parallel_model.begin_micro_batch(last=done == len(weights))
-            with watch("forward"), self.precision.autocast():
-                micro_loss = self.parallel_model.loss(part, part_targets, part_documents) * weight
-                if self.recipe.model.n_experts:
-                    self.expert_counts.add(self.model.routings())
-            with watch("backward"):
-                (micro_loss if self.loss_scale is None else micro_loss * self.loss_scale.of_rank(ranks)).backward()
-            loss += micro_loss.detach()
+        batch = zip(inputs.split(size), targets.split(size), documents_by_part, weights, strict=True)
+        passes = Passes(
+            self.precision.autocast,
+            watch,
+            self._count_experts,
+            None if self.loss_scale is None else self.loss_scale.of_rank(parts),
+        )
+        loss = self.parallel_model.gradients([MicroBatch(*part) for part in batch], passes)
         with watch("optimizer"):
             if self.loss_scale is not None:
-                self.loss_scale.unscale(self.model.parameters(), ranks=ranks)
-            clip_norm, sum_squares = self.recipe.optimizer.clip_norm, self.parallel_model.sum_squares
-            norm = clip_gradients(self.model.parameters(), clip_norm, sum_squares=sum_squares)
+                self.loss_scale.unscale(self.model.parameters(), ranks=parts)
+            norm = self._clip_gradients()
             loss = self.parallel_model.mean(loss)
             # An overflow of fp16 means that the loss scale was too large.
             overflowed = self.loss_scale is not None and not self.loss_scale.accepts(norm)
@@ -112,6 +111,26 @@ class TrainState:
             self.optimizer.zero_grad(set_to_none=True)
         return loss, norm
 
+    def expert_tokens(self) -> tuple[list[list[int]], list[int]] | tuple[None, None]:
+        """Of the last step, how many of all ranks' tokens each expert had, and how many were dropped, by layer; None
+        without experts. A collective."""
+        device = torch.device(self.precision.device_type)
+        return self.expert_counts.read(self.parallel_model.of_all_tokens, device)
+
+    def _count_experts(self, module: nn.Module, router: int) -> None:
+        if self.recipe.model.n_experts:
+            self.expert_counts.add([mixture.take_routing() for mixture in mixtures(module)], router)
+
+    def _clip_gradients(self) -> Float[Tensor, ""]:
+        parameters = list(self.model.parameters())
+        weights = self.parallel_model.sum_of_squares_weights(parameters)
+        return clip_gradients(
+            parameters,
+            self.recipe.optimizer.clip_norm,
+            weights=weights,
+            sum_over_ranks=None if weights is None else self.parallel_model.ranks.all_reduce_sum,
+        )
+
     def warm_up(self, rows: int) -> None:
         """Compute the gradients of one micro-batch and drop them, so that the blocks are compiled.
 
@@ -120,19 +139,18 @@ class TrainState:
         shape = (min(self.recipe.training.resolved_micro_batch_size, rows), self.recipe.model.context_length)
         tokens = torch.zeros(shape, dtype=torch.int64, device=self.precision.device_type)
         documents = torch.zeros_like(tokens) if self.recipe.data.separate_documents else None
+        tokens, targets, documents = self.parallel_model.own_columns(tokens, tokens, documents)
         # Without communication between ranks.
         self.parallel_model.begin_micro_batch(last=False)
         with self.precision.autocast():
-            loss = self.parallel_model.loss(tokens, torch.zeros_like(tokens), documents)
+            loss = self.parallel_model.loss(tokens, targets, documents)
         loss.backward()
         self.optimizer.zero_grad(set_to_none=True)
 
     def resident(self) -> list[Tensor] | None:
         """The tensors that persist between steps; None where the meter can see them while a step runs."""
-        if not self.compiled:
-            return self.parallel_model.resident(self.optimizer)
         # The meter does not see the operators in compiled code.
-        return all_resident(self.model, self.optimizer)
+        return all_resident(self.model, self.optimizer) if self.compiled else None
 
     def micro_batch_weights(self, targets: Int[Tensor, "batch position"]) -> list[float]:
         """The weight of each micro-batch, by its number of targets; with targets on the host no GPU is synchronised."""
@@ -196,11 +214,17 @@ def build_train_state(resolved: ResolvedRecipe, ranks: Ranks = ALONE, *, compile
     if compiled:
         compile_blocks(model)
     recompute_blocks(model, recipe.training.recompute, every=recipe.training.recompute_every)
+    expert_counts = ExpertCounts(len(mixtures(model)), recipe.model.n_experts)
     parallel_model = parallelize(model, resolved, ranks)
     chosen = recipe.optimizer
     # The range of fp16 is too small for sums of squares.
     products = torch.float32 if precision.products == "fp16" else precision.products_dtype
     optimizer = build_optimizer(chosen.name, model, products=products, fused=bool(chosen.fused), **chosen.options)
+    if resolved.layout.shard_optimizer:
+        assert parallel_model.same_parameters is not None
+        from napkin.distributed.sharded_optimizer import shard_optimizer
+
+        shard_optimizer(optimizer, parallel_model.same_parameters)
     average = WeightAverage(model.parameters(), chosen.average_decay) if chosen.average_decay else None
     if average is not None:
         optimizer.register_step_post_hook(lambda *_: average.update())
@@ -211,7 +235,14 @@ def build_train_state(resolved: ResolvedRecipe, ranks: Ranks = ALONE, *, compile
         optimizer.rounding = StochasticRounding(parallel_model.rounding_seed(recipe.training.rounding_seed))
     loss_scale = LossScale() if precision.name == "fp16" else None
     return TrainState(
-        model, optimizer, resolved, parallel_model, average=average, loss_scale=loss_scale, compiled=compiled
+        model,
+        optimizer,
+        resolved,
+        parallel_model,
+        average=average,
+        expert_counts=expert_counts,
+        loss_scale=loss_scale,
+        compiled=compiled,
     )
 
 

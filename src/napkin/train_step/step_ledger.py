@@ -1,19 +1,17 @@
 """The ledger of a recipe's step: the step itself is traced on fake tensors, without allocation or computation."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin.accounting.counting import count
 from napkin.accounting.ledger import Ledger
-from napkin.accounting.sharding import Sharding, ShardingUnits
+from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
-from napkin.model.config import ModelConfig
-from napkin.model.transformer import Transformer
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step import build_train_state
@@ -28,20 +26,22 @@ MOST_BLOCKS = 2**17
 """Blocks of all micro-batches, each some hundred rows of the ledger."""
 
 
-def count_step(resolved: ResolvedRecipe, *, progress: Callable[[int], None] | None = None) -> Ledger:
-    """The ledger of one device's step: its rows of the batch, and the bytes of its part of the model.
+def count_step(resolved: ResolvedRecipe, rank: int = 0, *, progress: Callable[[int], None] | None = None) -> Ledger:
+    """The ledger of one rank's step: its rows of the batch, its part of the model, and what it sends to others.
 
     `progress` is called with the number of operator calls traced so far. Raises NapkinError for a step of so many that
     tracing them would take hours.
     """
     recipe = resolved.per_device
     refuse_endless_count(recipe)
-    alone = dataclasses.replace(resolved, recipe=recipe, precision=resolved.precision.on("cpu"), world_size=1)
     size = recipe.training.resolved_micro_batch_size
-    traced = min(recipe.training.batch_size // size, TRACED_MICRO_BATCHES)
-    with FakeTensorMode():
-        # Fake tensors are on the CPU for every target: fake CUDA tensors abort a CPU build of torch.
-        train_state = build_train_state(alone)
+    n_micro_batches = recipe.training.batch_size // size
+    # In a pipeline, how many there are decides on their order.
+    traced = n_micro_batches if resolved.layout.pipeline > 1 else min(n_micro_batches, TRACED_MICRO_BATCHES)
+    # Fake tensors are on the CPU for every target: fake CUDA tensors abort a CPU build of torch.
+    on_cpu = dataclasses.replace(resolved.with_training(micro_batch_size=size), precision=resolved.precision.on("cpu"))
+    with FakeTensorMode(), _as_rank(resolved.world_size, rank) as ranks:
+        train_state = build_train_state(on_cpu, ranks)
         tokens = torch.zeros(recipe.training.batch_size, recipe.model.context_length, dtype=torch.int64)
         others = [tokens.clone() for _ in range(2 if recipe.data.separate_documents else 1)]
         # Views, so that the bytes of the whole batch are counted.
@@ -51,11 +51,20 @@ def count_step(resolved: ResolvedRecipe, *, progress: Callable[[int], None] | No
             batch,
             lambda model, batch: train_state.step(0, *batch),
             target=resolved.counted_for,
+            # DDP decides on its buckets before the second step.
+            warm_up=2 if resolved.strategy == "ddp" else 1,
             progress=progress,
         )
-    more = recipe.training.batch_size // size - traced
-    ledger = ledger.with_more_micro_batches(more) if more else ledger
-    return sharding_of(resolved).device_ledger(ledger) if resolved.world_size > 1 else ledger
+    more = n_micro_batches - traced
+    return ledger.with_more_micro_batches(more) if more else ledger
+
+
+def _as_rank(world_size: int, rank: int) -> AbstractContextManager[Ranks]:
+    if world_size == 1:
+        return nullcontext(ALONE)
+    from napkin.distributed.fake_ranks import fake_ranks
+
+    return fake_ranks(world_size, rank)
 
 
 def refuse_endless_count(recipe: Recipe) -> None:
@@ -83,22 +92,3 @@ def refuse_endless_count(recipe: Recipe) -> None:
             f"count, the limit is {MOST_BLOCKS:,} layers in all: use a larger --training.micro-batch-size, or a "
             "smaller --training.batch-size"
         )
-
-
-def sharding_of(resolved: ResolvedRecipe) -> Sharding:
-    """How the model of a resolved recipe is sharded over its devices."""
-    bytes_per_number = {"fp32": 4, "bf16": 2}
-    return Sharding(
-        resolved.strategy,
-        resolved.world_size,
-        _units(resolved.recipe.model),
-        bytes_per_weight=resolved.precision.bytes_per_weight,
-        gather_bytes=bytes_per_number[resolved.gather_format],
-        reduce_bytes=bytes_per_number[resolved.recipe.training.reduce_format],
-    )
-
-
-@functools.lru_cache(maxsize=256)
-def _units(config: ModelConfig) -> ShardingUnits:
-    with FakeTensorMode():
-        return ShardingUnits.of(Transformer(config))

@@ -43,7 +43,15 @@ class Books(Callback):
         if loop.step > loop.first_step:
             self.measurement = measurement
         whole, price = loop.step == loop.recipe.training.steps, plan.site.usd_per_hour
-        self.table = write_measurement(loop.run, plan.table(), measurement, whole=whole, usd_per_hour=price)
+        self.table = write_measurement(
+            loop.run,
+            plan.table(),
+            measurement,
+            whole=whole,
+            usd_per_hour=price,
+            ranks=self._step.ranks,
+            straggler=self._step.straggler,
+        )
 
     def _is_left_open(self, loop: TrainingLoop) -> bool:
         """Whether an earlier process made the last of several steps, and was killed before it wrote a measurement."""

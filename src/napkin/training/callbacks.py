@@ -53,7 +53,7 @@ class Evaluation(Callback):
                 progress=lambda done, total: (
                     loop.interruption.give_up() if done < total and loop.ranks.world_size == 1 else None
                 ),
-                ranks=loop.ranks,
+                parallel_model=loop.train_state.parallel_model,
             )
 
 
@@ -93,7 +93,7 @@ class Checkpointing(Callback):
         self.last: Checkpoint | None = None
         self.writer = open_writer(
             loop.ranks,
-            loop.recipe,
+            loop.preparation.resolved.layout,
             loop.run.checkpoints,
             background=plan is not None and writes_in_background(plan),
             keep=training.keep_checkpoints,
@@ -104,8 +104,10 @@ class Checkpointing(Callback):
 
     def on_start(self, loop: TrainingLoop) -> None:
         """Raise NapkinError where the disk has no space for the next checkpoint."""
-        if loop.is_unfinished and loop.ranks.is_rank_zero:
-            needed = snapshot_of(loop).bytes
+        if not loop.is_unfinished:
+            return
+        needed = self.writer.bytes_of(snapshot_of(loop))
+        if loop.ranks.is_rank_zero:
             refuse_full_disk(loop.run.checkpoints, needed)
             warning = disk_warning(loop.run.checkpoints, needed, loop.recipe.training)
             if warning is not None:

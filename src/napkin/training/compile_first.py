@@ -48,7 +48,7 @@ def compile_first(
             torch.random.fork_rng(devices=devices),
         ):
             interruption.give_up()
-            train_state.warm_up(preparation.recipe.training.batch_size // preparation.ranks.world_size)
+            train_state.warm_up(preparation.resolved.per_device.training.batch_size)
     except (Interrupted, KeyboardInterrupt, TorchDynamoException) as error:
         if interruption.signal is not None:
             train_state.optimizer.zero_grad(set_to_none=True)

@@ -6,7 +6,9 @@ import time
 import psutil
 import torch
 
+from napkin.accounting.collective_clock import CollectiveClock
 from napkin.accounting.metering import METERED_STEP, StepMeasurement, meter_step
+from napkin.accounting.rank_seconds import RankSeconds, seconds_of_ranks, told
 from napkin.accounting.run_measurement import Measurement
 from napkin.accounting.utilisation import hfu, mfu
 from napkin.data.prefetch import Batch
@@ -24,6 +26,10 @@ class MeteredStep:
         self.step_seconds: list[float] = []
         """Seconds of all steps but the metered one."""
         self.metered: StepMeasurement | None = None
+        self.ranks: list[RankSeconds] = []
+        """Every rank's bytes and seconds; empty in a single process, and before they were measured."""
+        self.straggler: int | None = None
+        """The rank for which the others waited."""
         self._process = psutil.Process()
 
     def __call__(self, loop: TrainingLoop) -> StepMetrics:
@@ -44,7 +50,7 @@ class MeteredStep:
             skipped = non_finite.skip_or_stop(loop.step, batch, verdict)
         step_seconds = time.perf_counter() - begin
         learning_rate = train_state.learning_rate(loop.step)
-        expert_tokens, dropped_tokens = train_state.expert_counts.read()
+        expert_tokens, dropped_tokens = train_state.expert_tokens()
         loop.step += 1
         tokens_per_step = loop.recipe.tokens_per_step
         tokens = loop.step * tokens_per_step
@@ -76,7 +82,12 @@ class MeteredStep:
     def _watched_step(self, loop: TrainingLoop, batch: Batch, weights: list[float] | None, verdict: Verdict) -> None:
         done, train_state = loop.step - loop.first_step, loop.train_state
         begin = time.perf_counter()
-        if done != self._metered_number(loop) or not loop.ranks.is_rank_zero:
+        metered = self._metered_number(loop)
+        if loop.ranks.world_size > 1 and self.metered is not None and done == METERED_STEP + 1:
+            with loop.watch("metering"):
+                self._time_ranks(loop, batch, weights, verdict)
+            return
+        if done != metered:
             watch = loop.watch
             if loop.ranks.world_size == 1:
                 micro_batches = len(batch[0]) // loop.recipe.training.resolved_micro_batch_size
@@ -86,6 +97,21 @@ class MeteredStep:
             return
         with loop.watch("metering"):
             self._meter(loop, loop.step, batch, weights, verdict)
+
+    def _time_ranks(self, loop: TrainingLoop, batch: Batch, weights: list[float] | None, verdict: Verdict) -> None:
+        """Time the collectives of a step on every rank; a collective."""
+        assert self.metered is not None
+        clock = CollectiveClock()
+        with clock.timing():
+            loop.train_state.step(loop.step, *batch, weights=weights, is_fit=verdict)
+        self.step_seconds.append(clock.seconds)
+        info = loop.ranks.info
+        # Processes on one machine have one clock. Others begin to count when all have reached the same point.
+        loop.ranks.all_reduce_max(0)
+        offset = 0.0 if info.local_world_size == info.world_size else time.perf_counter()
+        everyone = loop.ranks.all_gather(told(clock, self.metered.peak_bytes, offset))
+        pipelined = loop.train_state.parallel_model.layout.pipeline > 1
+        self.ranks, self.straggler = seconds_of_ranks(everyone, pipelined=pipelined)
 
     def _metered_number(self, loop: TrainingLoop) -> int | None:
         """Which of this process's steps is metered."""

@@ -51,13 +51,6 @@ def with_moved_data(run: RunFolder, data: DataConfig) -> Recipe:
     return dataclasses.replace(recipe, data=moved)
 
 
-def remember_places(run: RunFolder, data: DataConfig) -> None:
-    """Write the places of the token files into the run's recipe, once they have been opened there."""
-    recipe = run.recipe
-    if data != recipe.data:
-        run.replace_recipe(dataclasses.replace(recipe, data=data))
-
-
 def _train_checksum(train: TrainFiles) -> str:
     paths, weights = paths_and_weights(train)
     return TokenMixture([TokenFile.open(path) for path in paths], weights).sha256

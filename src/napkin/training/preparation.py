@@ -54,7 +54,8 @@ class Preparation:
     @property
     def batches(self) -> Batches:
         """The training batches in order; of each, this rank's rows."""
-        return _batches(self.recipe, self.train_tokens, self.ranks)
+        rows = self.resolved.layout.rows(self.ranks.info.rank, self.recipe.training.batch_size)
+        return _batches(self.recipe, self.train_tokens, rows)
 
 
 def prepare(
@@ -146,13 +147,13 @@ def _open_tokens(path: str, tokenizer: Tokenizer, way_out: str) -> TokenFile:
     return token_file
 
 
-def _batches(recipe: Recipe, train_tokens: TokenMixture, ranks: Ranks = ALONE) -> Batches:
+def _batches(recipe: Recipe, train_tokens: TokenMixture, rows: slice = slice(None)) -> Batches:
     return Batches(
         train_tokens,
         context_length=recipe.model.context_length,
         batch_size=recipe.training.batch_size,
         seed=recipe.training.data_seed,
-        rows=ranks.rows(recipe.training.batch_size),
+        rows=rows,
         separate_documents=recipe.data.separate_documents,
         windows="fixed" if recipe.data.windows == "fixed" else "shifted",
     )

@@ -15,11 +15,12 @@ from napkin.planning.micro_batch import refuse_what_does_not_fit
 from napkin.planning.plan_file import plan_file_of
 from napkin.planning.run_plan import Plan
 from napkin.recipe.data_config import DataConfig
+from napkin.recipe.parallelism_config import ParallelismConfig
 from napkin.recipe.recipe import Recipe
 from napkin.runs.run_folder import ReadOnlyRunFolder, RunFolder
 from napkin.runs.run_format import is_run
 from napkin.runs.run_record import read_run_record
-from napkin.training.moved_data import has_moved, remember_places, with_moved_data
+from napkin.training.moved_data import has_moved, with_moved_data
 from napkin.training.preparation import Preparation, Progress, prepare, prepare_unplanned
 
 Run = tuple[Preparation, RunFolder]
@@ -52,15 +53,17 @@ def open_run(
     folder: StrPath,
     *,
     data: DataConfig | None = None,
+    parallelism: ParallelismConfig | None = None,
     progress: Progress = lambda doing: None,
     ranks: Ranks = ALONE,
 ) -> Run:
     """Open a run folder and plan what it holds; training continues from its newest good checkpoint.
 
-    `data` says where its token files are, if they have moved; the run's recipe then names the new place. Raises
-    NapkinError where they are not the same files.
+    `data` says where its token files are, if they have moved, and `parallelism` is the layout of its ranks, if that
+    has changed; the run's recipe then says so. Raises NapkinError where the files are not the same, and where the ranks
+    cannot train it in this layout.
     """
-    return _on_rank_zero(ranks, folder, lambda: _open(folder, progress, ranks, data))
+    return _on_rank_zero(ranks, folder, lambda: _open(folder, progress, ranks, data, parallelism))
 
 
 def recipe_differences(recipe: Recipe, folder: Path) -> list[str]:
@@ -97,13 +100,25 @@ def _on_rank_zero(ranks: Ranks, folder: StrPath, make: Callable[[], Run]) -> Run
     return prepare_unplanned(_as_begun(run.recipe), run.tokenizer, ranks, micro_batch_size=micro_batch_size), run
 
 
-def _open(folder: StrPath, progress: Progress, ranks: Ranks, data: DataConfig | None) -> Run:
+def _open(
+    folder: StrPath,
+    progress: Progress,
+    ranks: Ranks,
+    data: DataConfig | None,
+    parallelism: ParallelismConfig | None = None,
+) -> Run:
     run = RunFolder.open(folder)
     # A file that is damaged is named now, and not by the report, after all steps.
     read_run_record(run.path)
     recipe = run.recipe if data is None else with_moved_data(run, data)
-    preparation, _ = _planned(prepare(_as_begun(recipe), tokenizer=run.tokenizer, progress=progress, ranks=ranks))
-    remember_places(run, recipe.data)
+    if parallelism is not None:
+        recipe = dataclasses.replace(recipe, parallelism=parallelism)
+    preparation, plan = _planned(prepare(_as_begun(recipe), tokenizer=run.tokenizer, progress=progress, ranks=ranks))
+    if recipe != run.recipe:
+        with run.locked():
+            run.replace_recipe(recipe)
+            if parallelism is not None:
+                run.write_json("plan.json", plan_file_of(plan))
     return preparation, run
 
 

@@ -1,0 +1,64 @@
+"""How fast layouts are searched, and how long a plan takes for 8 and for 16,384 devices.
+
+    python benchmarks/layout_search.py
+
+Seconds are those of this process on one core. The search is of llama-3-70b on 512 H100.
+"""
+
+import dataclasses
+import time
+
+from napkin.hardware.accelerators import find_device
+from napkin.model.published_models import preset
+from napkin.planning.layout_costs import Choice, LayoutCosts
+from napkin.planning.layout_plan import plan_layout
+from napkin.planning.layout_search import search_layouts, tensor_sizes
+from napkin.planning.machine import CatalogueMachine
+from napkin.planning.resolve import resolve
+from napkin.recipe.layout import Layout
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
+from result_files import write_result
+
+
+def costs_of(n_devices: int, batch_size: int) -> LayoutCosts:
+    """Of llama-3-70b on so many H100."""
+    device = find_device("H100")
+    recipe = Recipe(model=preset("llama-3-70b"), training=TrainingConfig(batch_size=batch_size))
+    resolved = dataclasses.replace(resolve(recipe, CatalogueMachine(device)), world_size=n_devices)
+    return LayoutCosts(resolved, CatalogueMachine(device, n_devices), tensor_sizes(resolved, n_devices))
+
+
+def main() -> None:
+    """Print the seconds of a search and of plans."""
+    start = time.process_time()
+    costs = costs_of(512, 512)
+    for recompute in ("none", "selective", "full"):
+        costs.parts(recompute)
+    counted = time.process_time()
+    found = search_layouts(costs, trains=False)
+    searched = time.process_time()
+    seconds = searched - counted
+    lines = [
+        "| what | seconds |",
+        "|---|---|",
+        f"| counting blocks, once | {counted - start:.1f} |",
+        f"| searching {found.considered:,} layouts, {found.evaluated:,} worked out | {seconds:.1f} |",
+        f"| 10,000 layouts, counting included | {counted - start + 1e4 * seconds / found.considered:.1f} |",
+    ]
+    for n_devices, layout in (
+        (8, Layout(tensor=8)),
+        (16384, Layout(tensor=8, pipeline=16, data=128, schedule="interleaved-1f1b", stages_per_rank=5)),
+    ):
+        start = time.process_time()
+        costs = costs_of(n_devices, 2048)
+        plan_layout(
+            costs.resolved, costs.machine, Choice(layout=layout, micro_batch_size=1, loss_chunk_size=4096), costs=costs
+        )
+        lines.append(f"| a plan for {n_devices:,} devices | {time.process_time() - start:.1f} |")
+    print("\n".join(lines))
+    write_result("layout-search", lines)
+
+
+if __name__ == "__main__":
+    main()

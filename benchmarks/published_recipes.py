@@ -1,0 +1,240 @@
+"""Recipes, layouts and prices of published runs: rows of published_layouts.csv and published_gpu_hours.csv.
+
+What differs between programs, beside the recipe, is stated by the rows and priced here: "fused" rows ran compiled
+blocks or hand-written kernels; Megatron and NeMo keep weights in the format of the products (casts cost once per step)
+and add gradients inside of the products.
+"""
+
+import csv
+import dataclasses
+import functools
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from napkin.accounting.ledger import Row
+from napkin.accounting.pipeline_simulation import StageSeconds
+from napkin.accounting.pricing import roofline_seconds
+from napkin.hardware.accelerators import find_device
+from napkin.hardware.efficiency import Efficiency
+from napkin.hardware.node import node_of
+from napkin.hardware.target import CudaTarget
+from napkin.model.config import ModelConfig
+from napkin.model.published_models import preset, presets
+from napkin.planning.counted_parts import Part, Size
+from napkin.planning.layout_costs import Choice, LayoutCosts, choice_of
+from napkin.planning.layout_plan import LayoutPlan, plan_layout
+from napkin.planning.machine import CatalogueMachine
+from napkin.planning.resolve import resolve
+from napkin.recipe.parallelism_config import ParallelismConfig
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
+from napkin.train_step.activation_checkpointing import Recompute
+
+FOLDER = Path(__file__).parent
+LARGEST_CHUNK = 16384
+"""Tokens whose logits exist at a time: these programs compute those of a whole micro-batch."""
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {"tie_embeddings": False},
+    "gpt": {"positions": "learned", "norm": "layer", "feed_forward": "gelu", "biases": "all"},
+    "gpt-untied": {"norm": "layer", "feed_forward": "gelu", "biases": "all", "tie_embeddings": False},
+    "relu2": {"norm": "layer", "feed_forward": "relu_squared", "tie_embeddings": False},
+}
+EXPERTS = ("n_experts", "experts_per_token", "n_shared_experts", "d_expert")
+SIZES = ("vocab_size", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff", "n_layers")
+FLASH_ATTENTION = ("llm-foundry", "torchtitan")
+"""Programs whose attention was not cuDNN's: FlashAttention-2, by its own package or torch's."""
+
+
+def read_rows(name: str) -> list[dict[str, str]]:
+    """The rows of a CSV file of this folder."""
+    with (FOLDER / name).open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@functools.cache
+def _shapes() -> dict[str, dict[str, str]]:
+    return {row["name"]: row for row in read_rows("published_shapes.csv")}
+
+
+FOUNDRY_VOCAB_SIZE = 50368
+
+
+def foundry_model(row: Mapping[str, str]) -> ModelConfig:
+    """An MPT model: learned positions, layer norms, biases, GELU, tied embeddings."""
+    names = ("d_model", "n_heads", "n_layers", "context_length")
+    sizes = {name: int(row[name]) for name in names}
+    return ModelConfig(vocab_size=FOUNDRY_VOCAB_SIZE, d_ff=4 * sizes["d_model"], **sizes, **KINDS["gpt"])
+
+
+def model_of(name: str, context_length: int, n_layers: int | None = None) -> ModelConfig:
+    """A published model, cut to some of its layers; with fewer, only one of them has no experts."""
+    if name in presets():
+        model = preset(name)
+        changes: dict[str, Any] = {"rope_scaling": "none", "rope_factor": 1.0, "rope_original_context": None}
+    else:
+        shape = _shapes()[name]
+        changes = {}
+        own: dict[str, Any] = {size: int(shape[size]) for size in SIZES} | KINDS[shape["kind"]]
+        if int(shape["n_experts"]):
+            own |= {size: int(shape[size]) for size in EXPERTS}
+            own["n_dense_layers"] = 1 if n_layers else int(shape["n_dense_layers"])
+        model = ModelConfig(**own)
+    return dataclasses.replace(model, context_length=context_length, n_layers=n_layers or model.n_layers, **changes)
+
+
+class PublishedCosts(LayoutCosts):
+    """The parts of a model as another program computes them."""
+
+    def __init__(
+        self, resolved: ResolvedRecipe, machine: CatalogueMachine, choice: Choice, *, fused: bool, keeps_narrow: bool
+    ) -> None:
+        """`fused` is whether elementwise kernels are, `keeps_narrow` whether weights are in the products' format."""
+        super().__init__(resolved, machine, (choice.layout.tensor,))
+        self.fused = fused
+        self.keeps_narrow = keeps_narrow
+        self.micro_batches = resolved.recipe.training.batch_size // (
+            choice.layout.batch_parts * choice.micro_batch_size
+        )
+        self.counted = functools.cache(self._counted)
+
+    def _counted(self, part: Part, size: Size, recompute: Recompute) -> list[tuple[Row, bool, bool, bool, int]]:
+        """Distinct calls, and how often a part has each."""
+        operators = self.parts(recompute).parts[part]
+        grows = abs(operators.figures[1] + operators.figures[3]).sum(axis=1) > 0.5
+        bare = {"module": "", "call": None, "bytes_allocated": 0, "bytes_kept": 0}
+        calls = Counter(
+            (dataclasses.replace(row, **bare), copies, of_weights, bool(growing))
+            for (row, copies, of_weights), growing in zip(self.rows(part, size, recompute), grows, strict=True)
+        )
+        return [(*call, times) for call, times in calls.items()]
+
+    def _seconds(self, part: Part, size: Size, recompute: Recompute, gathered: bool) -> StageSeconds:
+        sums: defaultdict[str, float] = defaultdict(float)
+        for row, copies_weights, of_weights, growing, times in self.counted(part, size, recompute):
+            if gathered and copies_weights and row.phase in ("forward", "recompute"):
+                continue
+            seconds = times * roofline_seconds(row, self.ceilings)
+            if row.contraction is None:
+                seconds *= self.ceilings.fused_share if self.fused else 1.0
+                seconds /= self.micro_batches if self.keeps_narrow and not growing else 1
+            phase = "forward" if row.in_forward_pass else row.phase
+            if phase == "backward":
+                phase = "backward_weight" if of_weights else "backward_input"
+            sums[phase] += seconds
+        return StageSeconds(*(sums[name] for name in ("forward", "backward_input", "backward_weight", "recompute")))
+
+    def accumulate_seconds(self, parameters: float) -> float:
+        """None where products add to the gradients of the micro-batches before."""
+        return 0.0 if self.keeps_narrow else super().accumulate_seconds(parameters)
+
+    def priced_with(self, machine: CatalogueMachine, choice: Choice) -> "PublishedCosts":
+        """The same counts, priced on another machine."""
+        costs = PublishedCosts(self.resolved, machine, choice, fused=self.fused, keeps_narrow=self.keeps_narrow)
+        costs.parts, costs.rows, costs.parameters, costs.counted = self.parts, self.rows, self.parameters, self.counted
+        return costs
+
+
+class PublishedRun:
+    """A row: its recipe and layout, counted once, and priced with any efficiency."""
+
+    def __init__(self, row: Mapping[str, str]) -> None:
+        self.row = row
+        self.device = find_device(row["device"])
+        self.n_devices = self._number("devices")
+        self.stack = row.get("stack", "")
+        machine = self.machine(None)
+        self.resolved = self._resolved(machine)
+        self.choice = choice_of(self.resolved)
+        self.costs = PublishedCosts(
+            self.resolved,
+            machine,
+            self.choice,
+            fused=row["fused"] == "yes",
+            keeps_narrow=self.stack in ("Megatron-LM", "NeMo"),
+        )
+
+    def _number(self, name: str) -> int:
+        return int(self.row[name] or 0)
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, as published."""
+        value = float(self.row["value"])
+        tokens = self.resolved.recipe.tokens_per_step
+        return value if self.row["unit"] == "s" else tokens / self.n_devices / value
+
+    def machine(self, efficiency: Efficiency | None) -> CatalogueMachine:
+        """Its devices; None is the efficiency of the table."""
+        node = node_of(self.device)
+        per_device = self.row.get("network_bandwidth")
+        if per_device:
+            node = dataclasses.replace(node, network_bandwidth=float(per_device))
+        machine = CatalogueMachine(self.device, self.n_devices, node=node, efficiency=efficiency)
+        if self.stack in FLASH_ATTENTION and self.device.compute_capability:
+            machine.target = CudaTarget(self.device.compute_capability, cudnn_attention=False)
+        return machine
+
+    def plan(self, efficiency: Efficiency | None = None) -> LayoutPlan:
+        """Its step, planned without an MFU told."""
+        machine = self.machine(efficiency)
+        costs = self.costs.priced_with(machine, self.choice)
+        return plan_layout(self.resolved, machine, self.choice, costs=costs)
+
+    def _resolved(self, machine: CatalogueMachine) -> ResolvedRecipe:
+        recipe = self._recipe()
+        size = recipe.training.micro_batch_size
+        # What this project's own training refuses may be planned all the same: it is resolved as on one device.
+        alone = dataclasses.replace(
+            recipe,
+            parallelism=ParallelismConfig(),
+            training=dataclasses.replace(recipe.training, batch_size=cast("int", size), parallelism="ddp"),
+        )
+        one = CatalogueMachine(self.device, 1)
+        one.target = machine.target
+        resolved = resolve(alone, one)
+        training = dataclasses.replace(
+            resolved.recipe.training,
+            batch_size=recipe.training.batch_size,
+            parallelism=recipe.training.parallelism,
+        )
+        whole = dataclasses.replace(resolved.recipe, parallelism=recipe.parallelism, training=training)
+        return dataclasses.replace(resolved, recipe=whole, world_size=self.n_devices)
+
+    def _recipe(self) -> Recipe:
+        number, row = self._number, self.row
+        context_length, size, data, shard = (
+            number(name) for name in ("context_length", "micro_batch_size", "data", "shard")
+        )
+        batch_size = int(row["batch_size"]) if "batch_size" in row else size * number("micro_batches") * data * shard
+        per_rank = number("stages_per_rank")
+        if self.stack == "llm-foundry":
+            model = foundry_model(row)
+        else:
+            model = model_of(row["model"], context_length, int(row.get("n_layers") or 0) or None)
+        schedule = row.get("schedule") or ("interleaved-1f1b" if per_rank > 1 else "1f1b")
+        return Recipe(
+            model=dataclasses.replace(model, attention=row["attention"]),  # pyright: ignore[reportArgumentType]
+            training=TrainingConfig(
+                batch_size=batch_size,
+                micro_batch_size=size,
+                precision=row["precision"],  # pyright: ignore[reportArgumentType]
+                recompute=row["recompute"],  # pyright: ignore[reportArgumentType]
+                parallelism="fsdp" if shard > 1 else "ddp",
+                loss_chunk_size=min(size * context_length // number("context"), LARGEST_CHUNK),
+                reduce_format="bf16",
+            ),
+            parallelism=ParallelismConfig(
+                data=data,
+                shard=shard,
+                tensor=number("tensor"),
+                pipeline=number("pipeline"),
+                context=number("context"),
+                expert=number("expert"),
+                schedule=schedule,  # pyright: ignore[reportArgumentType]
+                stages_per_rank=per_rank if per_rank > 1 else None,
+                shard_optimizer=data > 1,
+            ),
+        )

@@ -1,0 +1,162 @@
+"""Where the seconds of a step went on each rank, and which of them the others waited for."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from napkin.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from napkin.accounting.collective_clock import CollectiveClock
+
+MOST_LINES = 8
+"""Ranks that are printed one by one."""
+
+STRAGGLER_SHARE = 0.6
+"""A rank is a straggler if it caused more than this fraction of all waiting,"""
+STRAGGLER_SECONDS = 0.05
+"""and the others waited for it for more than this fraction of a step on average."""
+
+
+@dataclass(frozen=True)
+class CollectiveSeconds:
+    """All collectives of one kind in a step."""
+
+    operation: str
+    calls: int
+    bytes: int
+    seconds: float
+    """Exposed or hidden."""
+
+
+@dataclass(frozen=True)
+class RankSeconds:
+    """One rank's step, by what it did."""
+
+    rank: int
+    peak_bytes: int
+    """Largest number of bytes in tensors, in the metered step."""
+    seconds: float
+    """Of the step after it, in which collectives were timed."""
+    compute_seconds: float
+    """Not waiting for a collective, or for another stage."""
+    exposed_seconds: float
+    """Waiting for collectives, for the last rank to enter included."""
+    hidden_seconds: float
+    """Of collectives, while the rank computed."""
+    bubble_seconds: float
+    """Waiting for another stage of the pipeline."""
+    waiting_seconds: float
+    """Those of the exposed seconds before the last rank had entered the collective."""
+    collectives: tuple[CollectiveSeconds, ...] = ()
+
+
+def rank_lines(ranks: Sequence[RankSeconds], straggler: int | None, *, planned_bytes: int) -> Iterator[str]:
+    """A line for each rank; of many, those with the most and the least bytes and waiting. Last the straggler.
+
+    `planned_bytes` are those of rank 0.
+    """
+    for each in ranks_to_show(ranks, straggler):
+        planned = f" of {format_bytes(planned_bytes)} planned" if each.rank == 0 else ""
+        bubble = f", bubble {format_seconds(each.bubble_seconds)}" if each.bubble_seconds else ""
+        exposed, hidden = format_seconds(each.exposed_seconds), format_seconds(each.hidden_seconds)
+        yield (
+            f"rank {each.rank}: {format_bytes(each.peak_bytes)}{planned}; "
+            f"computed {format_seconds(each.compute_seconds)}, "
+            f"collectives {exposed} exposed and {hidden} hidden{bubble}, "
+            f"{format_seconds(each.waiting_seconds)} of it waiting for the last rank"
+        )
+    if straggler is not None:
+        yield f"rank {straggler} is the straggler: the others waited for it"
+
+
+def ranks_to_show(ranks: Sequence[RankSeconds], straggler: int | None) -> list[RankSeconds]:
+    """All of a few ranks; of many, rank 0, the straggler, and those with the most and the least bytes and waiting."""
+    if len(ranks) <= MOST_LINES:
+        return list(ranks)
+    extremes = (key(ranks, key=by) for key in (min, max) for by in (_bytes_of, _waiting_of))
+    numbers = {0, *(each.rank for each in extremes), *([] if straggler is None else [straggler])}
+    return [each for each in ranks if each.rank in numbers]
+
+
+def _bytes_of(rank: RankSeconds) -> float:
+    return rank.peak_bytes
+
+
+def _waiting_of(rank: RankSeconds) -> float:
+    return rank.waiting_seconds
+
+
+def told(clock: "CollectiveClock", peak_bytes: int, offset: float = 0.0) -> dict[str, Any]:
+    """What a rank tells the others of its step, as JSON; `offset` is subtracted from its clock."""
+    calls = [
+        [
+            each.call.operation,
+            each.call.data_bytes,
+            list(each.call.ranks),
+            each.entered - offset,
+            each.exposed,
+            each.seconds,
+        ]
+        for each in clock.collectives
+    ]
+    return {"peak_bytes": peak_bytes, "seconds": clock.seconds, "calls": calls}
+
+
+def seconds_of_ranks(everyone: Sequence[dict[str, Any]], *, pipelined: bool) -> tuple[list[RankSeconds], int | None]:
+    """Each rank's seconds from what all have told, and the straggler, if there is one.
+
+    `pipelined` is whether sends and receives are those of a pipeline's stages.
+    """
+    last_to_enter: dict[tuple[Any, ...], tuple[float, int]] = {}
+    keys: list[list[tuple[Any, ...]]] = []
+    for rank, each in enumerate(everyone):
+        keys.append([])
+        times: defaultdict[tuple[int, ...], int] = defaultdict(int)
+        for operation, _, ranks, entered, *_ in each["calls"]:
+            group = tuple(ranks)
+            if operation in ("send", "receive"):
+                keys[-1].append(())
+                continue
+            # All ranks of a group call its collectives in the same order.
+            key = (group, times[group])
+            times[group] += 1
+            keys[-1].append(key)
+            last_to_enter[key] = max(last_to_enter.get(key, (entered, rank)), (entered, rank))
+    caused = [0.0] * len(everyone)
+    found: list[RankSeconds] = []
+    for rank, (each, own_keys) in enumerate(zip(everyone, keys, strict=True)):
+        exposed = hidden = bubble = waiting = 0.0
+        kinds: dict[str, tuple[int, int, float]] = {}
+        for (operation, data_bytes, _, entered, waited, seconds), key in zip(each["calls"], own_keys, strict=True):
+            calls, sums, spent = kinds.get(operation, (0, 0, 0.0))
+            kinds[operation] = (calls + 1, sums + data_bytes, spent + seconds)
+            if pipelined and not key:
+                bubble += waited
+                continue
+            exposed += waited
+            hidden += seconds - waited
+            if key:
+                last, whom = last_to_enter[key]
+                for_others = min(waited, max(0.0, last - entered))
+                waiting += for_others
+                caused[whom] += for_others
+        computing = max(0.0, each["seconds"] - exposed - bubble)
+        found.append(
+            RankSeconds(
+                rank, each["peak_bytes"], each["seconds"], computing, exposed, hidden, bubble, waiting, _by_kind(kinds)
+            )
+        )
+    return found, _straggler(caused, max(each.seconds for each in found))
+
+
+def _by_kind(kinds: dict[str, tuple[int, int, float]]) -> tuple[CollectiveSeconds, ...]:
+    return tuple(CollectiveSeconds(operation, *figures) for operation, figures in kinds.items())
+
+
+def _straggler(caused: Sequence[float], step_seconds: float) -> int | None:
+    worst = max(range(len(caused)), key=caused.__getitem__)
+    others = max(1, len(caused) - 1)
+    is_large = caused[worst] > STRAGGLER_SECONDS * step_seconds * others
+    return worst if is_large and caused[worst] > STRAGGLER_SHARE * sum(caused) else None

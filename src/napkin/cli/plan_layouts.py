@@ -1,0 +1,177 @@
+"""`napkin plan --layout`, `--within`, `--for`, `--timeline`, and plans of layouts that split more than the batch."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
+
+import tyro
+
+from napkin.cli.output_files import folder_for, refuse_existing
+from napkin.cli.progress import progress_line
+from napkin.cli.terminal import print_json, say
+from napkin.errors import NapkinError
+from napkin.files import atomic_write_text
+from napkin.hardware.cluster import Cluster, find_cluster
+from napkin.recipe.layout import layout_of
+from napkin.recipe.recipe import Recipe
+from napkin.units import parse_dollars, parse_seconds
+
+if TYPE_CHECKING:
+    from napkin.planning.hardware_search import Tried
+    from napkin.planning.layout_plan import LayoutPlan
+
+USUAL_TOKENS = 2**22
+"""Per step, where a recipe sets no batch size: about what Llama 2 and GPT-3 were trained with."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayoutOptions:
+    """For plans that choose how ranks divide the work."""
+
+    layout: Literal["auto", "any"] | None = None
+    """auto searches all layouts of the devices that napkin trains: sizes of all dimensions, micro-batch,
+    recomputation, schedule and stages; any also those that it does not train. What the recipe says of these is not
+    used."""
+    within: str | None = None
+    """A time to train for, as in 10days: the fewest devices of that kind that are fast enough, up to the number of
+    --on, or any number if it names one device."""
+    for_: Annotated[str | None, tyro.conf.arg(name="for")] = None
+    """A budget, as in 50000usd: the number of devices that is fastest within it."""
+    timeline: str | None = None
+    """Write a picture of one step, stage by stage, to this SVG file."""
+
+
+@runtime_checkable
+class _PlanOptions(Protocol):
+    """What is read of the options of `napkin plan`."""
+
+    @property
+    def on(self) -> str | None: ...
+    @property
+    def layout(self) -> Literal["auto", "any"] | None: ...
+    @property
+    def within(self) -> str | None: ...
+    @property
+    def for_(self) -> str | None: ...
+    @property
+    def timeline(self) -> str | None: ...
+    @property
+    def usd_per_hour(self) -> float | None: ...
+    @property
+    def json(self) -> bool: ...
+
+
+def chosen(options: _PlanOptions) -> bool:
+    """Whether a search was asked for."""
+    return any(each is not None for each in (options.layout, options.within, options.for_))
+
+
+def search(recipe: Recipe, options: _PlanOptions, *, batch_given: bool) -> None:
+    """Print the best layouts, or the least hardware."""
+    on, usd_per_hour = options.on, options.usd_per_hour
+    if on is None:
+        raise NapkinError("--layout, --within and --for plan devices of the catalogue: name them, as in --on 512xH100")
+    within = None if options.within is None else parse_seconds(options.within)
+    budget = None if options.for_ is None else parse_dollars(options.for_)
+    picture = _picture_path(options)
+    cluster = find_cluster(on)
+    recipe, chosen_batch = _with_batch(recipe, batch_given=batch_given)
+    with progress_line("planning") as line:
+        from napkin.cli.layout_output import print_search, print_tried, search_json, tried_json
+        from napkin.planning.hardware_search import MOST_DEVICES, least_hardware
+        from napkin.planning.layout_search import search_layouts
+
+        costs = _costs(recipe, cluster, usd_per_hour, line.retitle)
+        trains = options.layout != "any"
+        tried: list[Tried] = []
+        if within is not None or budget is not None:
+            most = cluster.n_devices if cluster.n_devices > 1 else MOST_DEVICES
+            tried = least_hardware(
+                costs, within_seconds=within, for_usd=budget, most=most, trains=trains, progress=line.retitle
+            )
+            costs = costs.on(tried[-1].machine)
+        found = search_layouts(costs, trains=trains, progress=line.retitle)
+    if options.json:
+        print_json({"tried": [tried_json(each) for each in tried], **search_json(found)})
+    else:
+        if tried:
+            print_tried(tried)
+        print_search(found, chosen_batch)
+    if picture is not None:
+        _write_picture(found.plans[0], picture)
+
+
+def print_one(recipe: Recipe, options: _PlanOptions) -> None:
+    """Print the plan of the recipe's own layout."""
+    assert options.on is not None
+    picture = _picture_path(options)
+    with progress_line("planning") as line:
+        from napkin.cli.layout_output import layout_json, print_layout_plan, refuse_too_large
+        from napkin.planning.layout_costs import LayoutCosts
+        from napkin.planning.layout_plan import plan_layout
+        from napkin.planning.machine import CatalogueMachine
+        from napkin.planning.resolve import resolve
+
+        cluster = find_cluster(options.on)
+        machine = CatalogueMachine(cluster.device, cluster.n_devices, node=cluster.node)
+        resolved = resolve(recipe, machine)
+        sizes = (resolved.layout.tensor,)
+        costs = LayoutCosts(resolved, machine, sizes, usd_per_hour=options.usd_per_hour, progress=line.retitle)
+        plan = plan_layout(resolved, machine, costs=costs)
+    if options.json:
+        print_json(layout_json(plan))
+    else:
+        print_layout_plan(plan)
+    if picture is not None:
+        _write_picture(plan, picture)
+    refuse_too_large(plan)
+
+
+def splits_more_than_the_batch(recipe: Recipe, on: str) -> bool:
+    """Whether a recipe's layout of these devices has its own kind of plan."""
+    n_devices = find_cluster(on).n_devices
+    return not layout_of(recipe.parallelism, n_devices, otherwise=recipe.training.parallelism).splits_only_batches
+
+
+def _costs(recipe: Recipe, cluster: Cluster, usd_per_hour: float | None, progress: Any) -> Any:
+    from napkin.planning.layout_costs import LayoutCosts
+    from napkin.planning.layout_search import tensor_sizes
+    from napkin.planning.machine import CatalogueMachine
+    from napkin.planning.resolve import resolve
+    from napkin.recipe.parallelism_config import ParallelismConfig
+
+    one = CatalogueMachine(cluster.device, 1, node=cluster.node)
+    machine = CatalogueMachine(cluster.device, cluster.n_devices, node=cluster.node)
+    training = dataclasses.replace(recipe.training, micro_batch_size=None)
+    whole = dataclasses.replace(recipe, training=training, parallelism=ParallelismConfig())
+    resolved = dataclasses.replace(resolve(whole, one), world_size=cluster.n_devices)
+    sizes = tensor_sizes(resolved, cluster.n_devices if cluster.n_devices > 1 else 64)
+    return LayoutCosts(resolved, machine, sizes, usd_per_hour=usd_per_hour, progress=progress)
+
+
+def _with_batch(recipe: Recipe, *, batch_given: bool) -> tuple[Recipe, str | None]:
+    if batch_given:
+        return recipe, None
+    batch_size = max(1, USUAL_TOKENS // recipe.model.context_length)
+    training = dataclasses.replace(recipe.training, batch_size=batch_size, micro_batch_size=None)
+    told = (
+        f"{batch_size:,} sequences of {recipe.model.context_length:,} tokens per step, because the recipe sets no "
+        "number: --training.batch-size"
+    )
+    return dataclasses.replace(recipe, training=training), told
+
+
+def _picture_path(options: _PlanOptions) -> Path | None:
+    if options.timeline is None:
+        return None
+    path = Path(options.timeline)
+    refuse_existing(path)
+    return path
+
+
+def _write_picture(plan: "LayoutPlan", path: Path) -> None:
+    from napkin.report.timeline_picture import timeline_svg
+
+    with folder_for(path):
+        atomic_write_text(path, timeline_svg(plan.timeline))
+    say(f"wrote {path}: one step, a row for each rank of the pipeline")

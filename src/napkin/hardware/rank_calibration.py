@@ -1,0 +1,128 @@
+"""How fast the ranks of one machine communicate through gloo, and how much they slow each other down: measured once.
+
+Ranks on one machine share its caches, its memory bandwidth and often its cores: each computes more slowly than it would
+alone. Their messages pass through the kernel, whose speed no datasheet tells. Both are measured by as many child
+processes as there are ranks, and cached like a `Calibration`.
+"""
+
+import hashlib
+import math
+import os
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+
+from napkin.child_process import failure_of, start_python
+from napkin.errors import NapkinError
+from napkin.files import atomic_write_text, cache_folder, read_bytes
+from napkin.hardware.calibration import Machine, Positive, Size
+from napkin.hardware.interconnect import Group, Interconnect, Operation
+
+
+@dataclass(frozen=True)
+class CollectiveMeasurement:
+    """Seconds of one collective among all ranks; `data_bytes` as `Interconnect.seconds` takes them."""
+
+    operation: Operation
+    data_bytes: Size
+    seconds: Positive
+
+
+@dataclass(frozen=True)
+class RankCalibration:
+    """What so many ranks of this machine, with the threads that `machine` has, take together."""
+
+    machine: Machine
+    ranks: Size
+    contention: Annotated[float, msgspec.Meta(ge=1)]
+    """By which factor a rank computes more slowly while all others compute too."""
+    collectives: Annotated[tuple[CollectiveMeasurement, ...], msgspec.Meta(min_length=1)]
+    version: Literal[1] = 1
+
+    @property
+    def interconnect(self) -> "MeasuredInterconnect":
+        """The seconds of collectives between these ranks."""
+        sizes = [each.data_bytes for each in self.collectives if each.operation == "all_gather"]
+        largest = max(sizes)
+        slowest = max(
+            each.seconds for each in self.collectives if (each.operation, each.data_bytes) == ("all_gather", largest)
+        )
+        bandwidth = (self.ranks - 1) / self.ranks * largest / slowest
+        # What a rank sends and receives is copied by its own cores, which do not compute meanwhile.
+        return MeasuredInterconnect(bandwidth, bandwidth, self.ranks, 0.0, 0.0, 0.0, 1.0, self.collectives)
+
+
+@dataclass(frozen=True)
+class MeasuredInterconnect(Interconnect):
+    """Collectives whose seconds were measured, interpolated between sizes."""
+
+    measured: tuple[CollectiveMeasurement, ...] = ()
+
+    def seconds(self, operation: Operation, data_bytes: float, group: Group) -> float:
+        """As `Interconnect.seconds`. Groups of fewer ranks than were measured take less, in proportion to the bytes
+        that each rank sends."""
+        if group.size == 1 or not data_bytes:
+            return 0.0
+        points = sorted((each.data_bytes, each.seconds) for each in self.measured if each.operation == operation)
+        sizes, seconds = zip(*points, strict=True)
+        if data_bytes >= sizes[-1]:
+            taken = seconds[-1] * data_bytes / sizes[-1]
+        else:
+            taken = math.exp(np.interp(math.log(data_bytes), np.log(sizes), np.log(seconds)))
+        if operation == "send":
+            return taken
+        sent, sent_measured = (size - 1) / size if (size := group.size) else 0.0, (self.devices_per_node - 1)
+        return taken * sent / (sent_measured / self.devices_per_node)
+
+
+def ranks_of_this_machine(machine: Machine, ranks: int) -> RankCalibration | None:
+    """The cached calibration of `ranks` ranks of this machine, or a new one, which takes some seconds and is cached.
+
+    Warns, and returns None, where the processes cannot be started or do not reach each other.
+    """
+    path = _path(machine, ranks)
+    try:
+        cached = msgspec.json.decode(read_bytes(path), type=RankCalibration)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        cached = None
+    if cached is not None and (cached.machine, cached.ranks) == (machine, ranks):
+        return cached
+    try:
+        measured = measure_ranks(machine, ranks)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = msgspec.json.format(msgspec.json.encode(measured), indent=2).decode()
+        atomic_write_text(path, text + "\n", overwrite=True)
+    except (OSError, NapkinError) as error:
+        warnings.warn(f"the ranks of this machine could not be measured: {error}", stacklevel=2)
+        return None
+    return measured
+
+
+def measure_ranks(machine: Machine, ranks: int) -> RankCalibration:
+    """Measure `ranks` ranks, each a child process with as many threads as `machine` has.
+
+    Raises NapkinError where a process fails, OSError where it cannot be started.
+    """
+    code = "from napkin.hardware.rank_benchmark import main; main()"
+    with tempfile.TemporaryDirectory(prefix="napkin-ranks-") as folder:
+        processes = [
+            start_python(
+                code, folder, str(rank), str(ranks), str(machine.threads), OMP_NUM_THREADS=str(machine.threads)
+            )
+            for rank in range(ranks)
+        ]
+        failures = [failure for failure in map(failure_of, processes) if failure]
+        if failures:
+            raise NapkinError(failures[0])
+        measured = msgspec.json.decode(read_bytes(Path(folder) / "measured.json"), type=dict)
+    return msgspec.convert({"machine": machine, "ranks": ranks, **measured}, RankCalibration)
+
+
+def _path(machine: Machine, ranks: int) -> Path:
+    key = hashlib.sha256(msgspec.json.encode((machine, ranks, os.cpu_count()))).hexdigest()[:16]
+    return cache_folder() / f"ranks-{key}.json"

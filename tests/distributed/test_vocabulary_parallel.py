@@ -1,0 +1,61 @@
+"""Ranks that divide the vocabulary have the losses, vectors and gradients of one process that has all of it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+from distributed.vocabulary_cases import CASES, problem
+from napkin.model.loss import next_token_loss
+from reliability.ranks import free_port
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_divided_vocabulary_gives_the_loss_and_gradients_of_a_whole_one(tmp_path: Path, size: int) -> None:
+    script = Path(__file__).with_name("vocabulary_cases.py")
+    environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, script, tmp_path, str(size), str(free_port())]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name, case in CASES.items():
+        ranks = [load_file(tmp_path / f"{name}-{rank}.safetensors") for rank in range(size)]
+        expected = expected_results(name)
+        rtol, atol = (2e-2, 5e-3) if case.get("autocast") else (1e-5, 1e-6)
+        for what in ("loss", "evaluated"):
+            for rank in ranks:
+                torch.testing.assert_close(rank[what], expected[what], rtol=rtol, atol=atol)
+                assert torch.equal(rank[what], ranks[0][what])
+        for what, dim in {"hidden_gradient": 1, "vectors": 1, "rows_gradient": 0, "embedding_gradient": 0}.items():
+            torch.testing.assert_close(
+                torch.cat([rank[what] for rank in ranks], dim), expected[what], rtol=rtol, atol=atol
+            )
+
+
+def expected_results(name: str) -> dict[str, Tensor]:
+    """Of one process with all of the vocabulary."""
+    case = CASES[name]
+    tokens, hidden, weight, targets = problem(case)
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    settings = {"chunk_size": case.get("chunk_size", 100), "z_weight": case.get("z_weight", 0.0)}
+    with torch.autocast("cpu", torch.bfloat16, enabled=case.get("autocast", False)):
+        with torch.no_grad():
+            evaluated = next_token_loss(hidden, weight, targets, **settings)
+        loss = next_token_loss(hidden, weight, targets, **settings)
+        vectors = F.embedding(tokens, weight)
+    grad_hidden, grad_weight = torch.autograd.grad(3 * loss, (hidden, weight))
+    (grad_embedding,) = torch.autograd.grad((vectors * hidden.detach()).sum(), weight)
+    return {
+        "loss": loss.detach(),
+        "evaluated": evaluated,
+        "hidden_gradient": grad_hidden,
+        "rows_gradient": grad_weight,
+        "vectors": vectors.detach(),
+        "embedding_gradient": grad_embedding,
+    }
