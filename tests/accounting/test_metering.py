@@ -1,3 +1,5 @@
+import gc
+
 import pytest
 import torch
 from torch import Tensor
@@ -52,6 +54,24 @@ def test_a_metered_step_has_the_counts_flops_and_the_allocators_peak():
     assert metered.peak_bytes == pytest.approx(peak, rel=1e-3)
     assert metered.ledger.peak_bytes == pytest.approx(peak, rel=1e-3)
     assert counted.peak_bytes == pytest.approx(peak, rel=1e-3)
+
+
+def test_what_was_garbage_before_a_step_is_no_part_of_it_though_it_is_freed_within():
+    gc.disable()
+    run, other = _Run(), _Run()
+    garbage: list[object] = [torch.zeros(10_000_000)]
+    garbage.append(garbage)
+    del garbage
+
+    def step_and_collect() -> None:
+        run.step()
+        gc.collect()
+
+    try:
+        metered = meter_step(run.model, step_and_collect)
+    finally:
+        gc.enable()
+    assert metered.peak_bytes == meter_step(other.model, other.step).peak_bytes
 
 
 def test_a_stopwatch_keeps_the_parts_apart_also_where_one_fails(monkeypatch: pytest.MonkeyPatch):

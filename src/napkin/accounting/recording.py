@@ -132,6 +132,8 @@ class _Recorder(TorchDispatchMode):
     def begin(self, *, follow_all: bool = False) -> None:
         """The step begins; what came before was warm-up."""
         if follow_all:
+            # What nobody refers to any more may be freed at any moment of the step, and is no part of it.
+            gc.collect()
             self.memory.claim_bystanders(_tensors_alive({parameter.device for parameter in self.parameters}))
         self._claim_gradients()
         self.memory.begin()
