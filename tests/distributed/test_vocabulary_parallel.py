@@ -44,6 +44,7 @@ def expected_results(name: str) -> dict[str, Tensor]:
     hidden.requires_grad_()
     weight.requires_grad_()
     settings = {"chunk_size": case.get("chunk_size", 100), "z_weight": case.get("z_weight", 0.0)}
+    settings["logit_softcap"] = case.get("logit_softcap")
     with torch.autocast("cpu", torch.bfloat16, enabled=case.get("autocast", False)):
         with torch.no_grad():
             evaluated = next_token_loss(hidden, weight, targets, **settings)

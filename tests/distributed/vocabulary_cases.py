@@ -26,6 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "autocast": {"vocab_size": 37, "autocast": True},
     "nothing counts": {"vocab_size": 37, "ignored": 1},
     "large logits": {"vocab_size": 37, "scale": 300.0},
+    "softcap": {"vocab_size": 37, "chunk_size": 7, "z_weight": 0.1, "logit_softcap": 2.0},
 }
 
 
@@ -48,6 +49,7 @@ def results(rank: int, size: int, case: dict[str, Any]) -> dict[str, Tensor]:
     part = hidden.chunk(size, dim=1)[rank].clone().requires_grad_()
     rows = weight.chunk(size)[rank].clone().requires_grad_()
     settings = {"chunk_size": case.get("chunk_size", 100), "z_weight": case.get("z_weight", 0.0)}
+    settings["logit_softcap"] = case.get("logit_softcap")
     with torch.autocast("cpu", torch.bfloat16, enabled=case.get("autocast", False)):
         with torch.no_grad():
             evaluated = shard.next_token_loss(part, rows, targets, **settings)

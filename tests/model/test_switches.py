@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from napkin.model import config as names
+from napkin.model.attention import CausalSelfAttention
 from napkin.model.attention_implementations import PlainAttention
 from napkin.model.block import BLOCKS
 from napkin.model.config import ModelConfig
@@ -128,7 +129,8 @@ def reached(model: Transformer, tokens: Tensor, documents: Tensor | None = None)
 def test_no_output_depends_on_a_later_token(switch: str) -> None:
     config = config_of(switch, expert_capacity=None)
     model = disturbed(config).eval()
-    window = config.n_layers * ((config.attention_window or 99) - 1)
+    narrow = None if config.full_attention_every else config.attention_window
+    window = config.n_layers * ((narrow or 99) - 1)
     for sight in reached(model, random_tokens(config)):
         # Two layers see twice as far as one: what a window's tokens saw reaches beyond it.
         assert sight == [[t - window <= s <= t for s in range(9)] for t in range(9)]
@@ -146,7 +148,7 @@ DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2], [7, 8, 8, 8, 8, 8, 5, 5, 
 
 @EVERY_SWITCH
 def test_packed_documents_do_not_see_each_other(switch: str) -> None:
-    config = config_of(switch, expert_capacity=None, attention_window=None)
+    config = config_of(switch, expert_capacity=None, attention_window=None, full_attention_every=None)
     model = disturbed(config).eval()
     for sight, documents in zip(reached(model, random_tokens(config), DOCUMENTS), DOCUMENTS.tolist(), strict=True):
         assert sight == [[s <= t and documents[s] == documents[t] for s in range(9)] for t in range(9)]
@@ -198,4 +200,6 @@ def test_every_field_of_the_config_is_a_switch_that_is_tested() -> None:
 
 
 def test_the_plain_form_is_what_its_name_says() -> None:
-    assert type(Transformer(dataclasses.replace(BASE, attention="plain")).attend) is PlainAttention
+    attention = Transformer(dataclasses.replace(BASE, attention="plain")).get_submodule("blocks.0.attention")
+    assert isinstance(attention, CausalSelfAttention)
+    assert type(attention.attend) is PlainAttention

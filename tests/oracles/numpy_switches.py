@@ -16,20 +16,25 @@ Weights = Mapping[str, Array]
 
 def logits(weights: Weights, tokens: NDArray[np.int64], config: Any, documents: Any = None) -> Array:
     """Logits [batch, position, vocab_size] of a model with these named parameters and this config."""
-    return hidden(weights, tokens, config, documents) @ weights.get("head.weight", weights["embedding.weight"]).T
+    read = hidden(weights, tokens, config, documents)
+    return _bounded(read @ weights.get("head.weight", weights["embedding.weight"]).T, config)
 
 
 def loss(weights: Weights, tokens: NDArray[np.int64], targets: NDArray[np.int64], config: Any) -> float:
     """Mean cross-entropy of targets, and what the config adds to it."""
     routings: list[tuple[float, float]] = []
     scores = hidden(weights, tokens, config, None, routings)
-    scores = scores @ weights.get("head.weight", weights["embedding.weight"]).T
+    scores = _bounded(scores @ weights.get("head.weight", weights["embedding.weight"]).T, config)
     total = 0.0
     for row, target in zip(scores.reshape(-1, scores.shape[-1]), targets.ravel(), strict=True):
         logsumexp = row.max() + math.log(np.exp(row - row.max()).sum())
         total += logsumexp - row[target] + config.z_weight * logsumexp**2
     extra = [config.balance_weight * balance + config.router_z_weight * z for balance, z in routings]
     return total / targets.size + (sum(extra) / len(extra) if extra else 0.0)
+
+
+def _bounded(scores: Array, config: Any) -> Array:
+    return config.logit_softcap * np.tanh(scores / config.logit_softcap) if config.logit_softcap else scores
 
 
 def hidden(
@@ -46,10 +51,12 @@ def hidden(
             if name.startswith(f"blocks.{layer}.")
         }
 
-        def attend(x: Array, own: Weights = own) -> Array:
-            return np.stack(
-                [_attention(own, row, config, None if documents is None else documents[i]) for i, row in enumerate(x)]
-            )
+        full = config.full_attention_every and (layer + 1) % config.full_attention_every == 0
+        window = math.inf if full or config.attention_window is None else config.attention_window
+
+        def attend(x: Array, own: Weights = own, window: float = window) -> Array:
+            same = [None if documents is None else documents[i] for i in range(len(x))]
+            return np.stack([_attention(own, row, config, window, same[i]) for i, row in enumerate(x)])
 
         def think(x: Array, own: Weights = own) -> Array:
             flat = x.reshape(-1, x.shape[-1])
@@ -120,7 +127,7 @@ def _linear(own: Weights, name: str, x: Array, config: Any) -> Array:
     return multiplier * (x @ own[f"{name}.weight"].T) + own.get(f"{name}.bias", 0.0)
 
 
-def _attention(own: Weights, x: Array, config: Any, documents: Any) -> Array:
+def _attention(own: Weights, x: Array, config: Any, window: float, documents: Any) -> Array:
     n_heads, n_kv = config.n_heads, config.n_kv_heads or config.n_heads
     width = config.head_dim or config.d_model // n_heads
     projected = _linear(own, "attention.query_key_value", x, config)
@@ -139,12 +146,7 @@ def _attention(own: Weights, x: Array, config: Any, documents: Any) -> Array:
     for head in range(n_heads):
         shared = head * n_kv // n_heads
         for i in range(len(x)):
-            seen = [
-                j
-                for j in range(i + 1)
-                if (config.attention_window is None or i - j < config.attention_window)
-                and (documents is None or documents[i] == documents[j])
-            ]
+            seen = [j for j in range(i + 1) if i - j < window and (documents is None or documents[i] == documents[j])]
             scores = np.array([scale * q[i, head] @ k[j, shared] for j in seen])
             if config.attention_softcap:
                 scores = config.attention_softcap * np.tanh(scores / config.attention_softcap)

@@ -39,7 +39,10 @@ LONG_TWO: dict[str, Case] = {
     "context 2 one kv head": {**CONTEXT_2, "model": {"n_kv_heads": 1, "qk_norm": "all_heads"}},
     "context 2 learned": {**CONTEXT_2, "model": {"positions": "learned"}},
     "context 2 sinusoidal": {**CONTEXT_2, "model": {"positions": "sinusoidal", "rope_pairing": "interleaved"}},
-    "context 2 window": {**CONTEXT_2, "model": {"positions": "alibi", "attention_window": 5}},
+    "context 2 window": {
+        **CONTEXT_2,
+        "model": {"positions": "alibi", "attention_window": 5, "full_attention_every": 2},
+    },
     "context 2 softcap": {**CONTEXT_2, "model": {"attention_softcap": 2.0}},
     "context 2 documents": {**CONTEXT_2, **DOCUMENTS, "training": {"recompute": "full"}},
     "context 2 experts": {**CONTEXT_2, "model": EXPERTS},

@@ -51,6 +51,10 @@ LONG_TWO: dict[str, Case] = {
     "tensor 2": TENSOR_2,
     "tensor 2 selective": {**TENSOR_2, "training": {"micro_batch_size": 2, "recompute": "selective"}},
     "tensor 2 alibi": {**TENSOR_2, "model": {"positions": "alibi", "feed_forward": "gelu", "biases": "qkv"}},
+    "tensor 2 alibi window": {
+        **TENSOR_2,
+        "model": {"positions": "alibi", "attention_window": 4, "full_attention_every": 2, "logit_softcap": 2.0},
+    },
     "tensor 2 parallel block": {**TENSOR_2, "model": {"qk_norm": "head", "block": "parallel"}},
     "tensor 2 post-norm window": {
         **TENSOR_2,

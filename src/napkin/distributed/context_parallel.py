@@ -36,13 +36,12 @@ def split_sequences(model: Transformer, mesh: "DeviceMesh") -> None:
     columns = OwnColumns(mesh)
     positions = model.positions
     replaced = {"rotation": OwnRotation(positions, columns), "embed": OwnEmbedding(positions, columns)}
-    ring = RingAttention(model.attend, columns)
     for name, replacement in replaced.items():
         setattr(positions, name, replacement)
-    model.attend = ring
-    for module in model.modules():
-        if isinstance(module, CausalSelfAttention):
-            module.attend = ring
+    layers = [module for module in model.modules() if isinstance(module, CausalSelfAttention)]
+    rings = {attend: RingAttention(attend, columns) for attend in {layer.attend for layer in layers}}
+    for layer in layers:
+        layer.attend = rings[layer.attend]
 
 
 class OwnColumns:

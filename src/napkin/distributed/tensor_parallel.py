@@ -55,7 +55,8 @@ def split_tensors(model: Transformer, mesh: "DeviceMesh") -> Stacked:
             split.mixture(module)
     split.vocabulary(model)
     split.positions(model)
-    model.attend.n_heads //= mesh.size()
+    for attend in {module.attend for module in model.modules() if isinstance(module, CausalSelfAttention)}:
+        attend.n_heads //= mesh.size()
     heights: Stacked = {}
     for name, module in model.named_modules():
         divided = split.divided.get(module, {})

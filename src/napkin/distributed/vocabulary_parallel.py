@@ -43,11 +43,13 @@ class VocabularyShard(Vocabulary):
         *,
         chunk_size: int,
         z_weight: float = 0.0,
+        logit_softcap: float | None = None,
     ) -> Float[Tensor, ""]:
         """`napkin.model.loss.next_token_loss` of the hidden states that ranks have parts of; every rank gets it."""
         gathered = rearrange(all_gather(in_products_dtype(hidden), 1, self.group), "b t c -> (b t) c")
         targets = rearrange(targets, "b t -> (b t)")
-        return linear_cross_entropy(gathered, rows, targets, chunk_size=chunk_size, z_weight=z_weight, vocabulary=self)
+        settings = {"chunk_size": chunk_size, "z_weight": z_weight, "logit_softcap": logit_softcap}
+        return linear_cross_entropy(gathered, rows, targets, vocabulary=self, **settings)
 
     def softmax(self, logits: Tensor, targets: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """As the base class has it, over the logits of all ranks; the probabilities are those of this rank's ids."""

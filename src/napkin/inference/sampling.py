@@ -29,7 +29,7 @@ def generate(
         window = torch.tensor([tokens[-model.config.context_length :]], device=device)
         # Only the logits of the last position are needed.
         with evaluation_mode(model):
-            logits = model.hidden(window)[0, -1].float() @ model.head_weight.float().T
+            logits = model.logits_of(model.hidden(window)[0, -1].float())
         token = draw(logits.cpu(), sampling, generator)
         if token == stop:
             return

@@ -42,11 +42,13 @@ def linear_cross_entropy(
     chunk_size: int = CHUNK_SIZE,
     ignore_index: int = -1,
     z_weight: float = 0.0,
+    logit_softcap: float | None = None,
     vocabulary: "Vocabulary | None" = None,
 ) -> Float[Tensor, ""]:
     """cross_entropy(hidden · weightᵀ, targets), with at most chunk_size rows of logits held at a time.
 
-    With a z_weight, z_weight · mean(logsumexp(logits)²) is added (Chowdhery et al. 2022, section 5). `vocabulary` says
+    With a z_weight, z_weight · mean(logsumexp(logits)²) is added (Chowdhery et al. 2022, section 5). With a
+    logit_softcap, logits are bounded before all else, as cap · tanh(logit / cap) (Gemma Team 2024). `vocabulary` says
     which ids the rows of `weight` are; None is all of them.
 
     Under autocast the products are in autocast's dtype; softmax, loss and the weight's gradient are fp32. Gradients
@@ -59,7 +61,7 @@ def linear_cross_entropy(
     else:
         dtype = torch.promote_types(hidden.dtype, weight.dtype)
     # Dtypes are chosen here, operator by operator.
-    settings = (dtype, chunk_size, ignore_index, z_weight, vocabulary or Vocabulary())
+    settings = (dtype, chunk_size, ignore_index, z_weight, logit_softcap, vocabulary or Vocabulary())
     with torch.autocast(device_type, enabled=False):
         if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
             return _LinearCrossEntropy.apply(hidden, weight, targets, *settings)  # pyright: ignore[reportReturnType]
@@ -108,7 +110,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None if gradient is None else gradient.mul_(factor).to(dtype)
             for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
         )
-        return (*scaled, None, None, None, None, None, None)
+        return (*scaled, None, None, None, None, None, None, None)
 
 
 def _chunked(
@@ -119,6 +121,7 @@ def _chunked(
     chunk_size: int,
     ignore_index: int,
     z_weight: float,
+    logit_softcap: float | None,
     vocabulary: Vocabulary,
     *,
     wanted: tuple[bool, bool],
@@ -135,7 +138,9 @@ def _chunked(
         chosen = targets[rows].unsqueeze(1).where(counts, 0)
         # A row of zeros adds nothing to the weight's gradient: cheaper here than clearing a row of logits later.
         inputs = hidden[rows].masked_fill(~counts, 0)
-        target_logits, logsumexp, probabilities = vocabulary.softmax(inputs @ weight.T, chosen, wide)
+        logits = inputs @ weight.T
+        slopes = None if logit_softcap is None else _softcap(logits, logit_softcap, with_slopes=any(wanted))
+        target_logits, logsumexp, probabilities = vocabulary.softmax(logits, chosen, wide)
         losses = logsumexp - target_logits
         if z_weight:
             losses += z_weight * logsumexp.square()
@@ -148,6 +153,8 @@ def _chunked(
                 probabilities *= 1 + 2 * z_weight * logsumexp
             # From here on it is the gradient of the sum of losses with respect to the logits.
             vocabulary.subtract_targets(probabilities, chosen)
+            if slopes is not None:
+                probabilities *= slopes
             gradient = probabilities.to(dtype)
             if grad_hidden is not None:
                 torch.mm(gradient, weight, out=grad_hidden[rows])
@@ -157,6 +164,14 @@ def _chunked(
             elif grad_weight is not None:
                 grad_weight += gradient.T @ inputs
     return total, grad_hidden, grad_weight
+
+
+def _softcap(logits: Tensor, cap: float, *, with_slopes: bool) -> Tensor | None:
+    """Bound logits in place; the derivative of cap · tanh(x / cap), which is 1 - tanh², if it is wanted."""
+    logits.div_(cap).tanh_()
+    slopes = logits.square().neg_().add_(1) if with_slopes else None
+    logits.mul_(cap)
+    return slopes
 
 
 def _count(targets: Tensor, ignore_index: int) -> Tensor:

@@ -59,13 +59,19 @@ class ModelBuilder:
         }
         return schemes[config.positions]()
 
-    def attention_implementation(self) -> PlainAttention | FusedAttention:
-        """What computes attention, one for all layers."""
+    def attention_implementations(self) -> list[PlainAttention | FusedAttention]:
+        """What computes attention in each layer; layers that see the same tokens share it."""
+        window, every = self.config.attention_window, self.config.full_attention_every
+        windows = [None if every and (layer + 1) % every == 0 else window for layer in range(self.config.n_layers)]
+        made = {each: self._attention_implementation(each) for each in dict.fromkeys(windows)}
+        return [made[each] for each in windows]
+
+    def _attention_implementation(self, window: int | None) -> PlainAttention | FusedAttention:
         config = self.config
         scale = config.resolved_head_dim**-0.5 if config.attention_scale is None else config.attention_scale
-        sees = CausalMask() if config.attention_window is None else SlidingWindowMask(config.attention_window)
+        sees = CausalMask() if window is None else SlidingWindowMask(window)
         caps = {} if config.attention_softcap is None else {"softcap": config.attention_softcap}
-        needs_mask = config.attention_window is not None or config.positions == "alibi"
+        needs_mask = window is not None or config.positions == "alibi"
         implementations: dict[str, Callable[..., PlainAttention | FusedAttention]] = {
             "plain": PlainAttention,
             "sdpa": MaskedFusedAttention if needs_mask else FusedAttention,

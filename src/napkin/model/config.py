@@ -1,5 +1,6 @@
 """The config of a model: its sizes and the layers it is made of, checked before anything is allocated."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -102,6 +103,10 @@ class ModelConfig:
     attention_window: int | None = None
     """Number of tokens that a token sees, itself included (Beltagy et al. 2020); None is all before it."""
 
+    full_attention_every: int | None = None
+    """In every so many-th block a token sees all tokens before it, in the others attention_window: 2 is every second
+    one (Gemma 2); None is no block."""
+
     attention_softcap: float | None = None
     """Bounds scores, as cap · tanh(score / cap) (Gemma 2); None is no bound. Not available with sdpa."""
 
@@ -165,6 +170,9 @@ class ModelConfig:
     z_weight: float = 0.0
     """Weight of the head's z-loss, the mean of logsumexp(logits)², which keeps logits from drifting (Chowdhery et al.
     2022 use 1e-4)."""
+
+    logit_softcap: float | None = None
+    """Bounds the head's logits, as cap · tanh(logit / cap) (Gemma 2 uses 30); None is no bound."""
 
     init: InitialStd = "fan_in"
     """Initial std of matrices, truncated at ±3 std: 1/sqrt(inputs) (LeCun et al. 1998), sqrt(2/(inputs +
@@ -258,6 +266,8 @@ def _check_sizes(config: ModelConfig) -> None:
                 raise NapkinError(f"{name} is {value}: use 0 or more")
         elif not value > 0:
             raise NapkinError(f"{name} is {value}: use a number above 0")
+        if value == math.inf:
+            raise NapkinError(f"{name} is infinite: use a finite number")
     if config.dropout >= 1:
         raise NapkinError(f"dropout is {config.dropout}: use less than 1, or nothing is left")
 
@@ -316,6 +326,13 @@ def _check_attention(config: ModelConfig) -> None:
             f"attention_softcap is {config.attention_softcap}, which attention 'sdpa' does not support: use "
             "attention 'plain' or 'flex'"
         )
+    every = config.full_attention_every
+    if every is not None and config.attention_window is None:
+        raise NapkinError(
+            f"full_attention_every is {every} and there is no window: set attention_window too, or leave it out"
+        )
+    if every == 1:
+        raise NapkinError("full_attention_every is 1, which leaves no block a window: leave attention_window out")
 
 
 def _check_norms(config: ModelConfig) -> None:

@@ -17,14 +17,19 @@ def next_token_loss(
     *,
     chunk_size: int,
     z_weight: float = 0.0,
+    logit_softcap: float | None = None,
 ) -> Float[Tensor, ""]:
     """Mean cross-entropy in nats per token, targets of -1 ignored, plus z_weight · mean(logsumexp(logits)²).
 
-    At most chunk_size rows of logits exist at a time.
+    At most chunk_size rows of logits exist at a time; they are bounded by a softcap if there is one.
     """
-    rows = rearrange(hidden, "b t c -> (b t) c")
     return linear_cross_entropy(
-        rows, head_weight, rearrange(targets, "b t -> (b t)"), chunk_size=chunk_size, z_weight=z_weight
+        rearrange(hidden, "b t c -> (b t) c"),
+        head_weight,
+        rearrange(targets, "b t -> (b t)"),
+        chunk_size=chunk_size,
+        z_weight=z_weight,
+        logit_softcap=logit_softcap,
     )
 
 

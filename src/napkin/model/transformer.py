@@ -1,6 +1,7 @@
 """The language model: token ids in, a score for every possible next token out."""
 
 from collections.abc import Callable, Iterable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -8,9 +9,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
+from napkin.kernels.attention import softcap
 from napkin.kernels.cross_entropy_loss import CHUNK_SIZE
 from napkin.model.attention import ForwardContext
-from napkin.model.block import Residual
+from napkin.model.attention_implementations import FusedAttention, PlainAttention
+from napkin.model.block import Block, Residual
 from napkin.model.builder import ModelBuilder
 from napkin.model.config import ModelConfig
 from napkin.model.dropout import make_dropout
@@ -62,9 +65,9 @@ class Transformer(nn.Module):
         self.input_scale = config.resolved_embedding_scale
         self.positions = builder.positions(embedding_std * self.input_scale)
         self.dropout = make_dropout(config.dropout)
-        self.attend = builder.attention_implementation()
         self.blocks = nn.ModuleList(
-            builder.block(layer, self.attend, self.positions) for layer in range(config.n_layers)
+            builder.block(layer, attend, self.positions)
+            for layer, attend in enumerate(builder.attention_implementations())
         )
         self.run_block: Callable[..., Tensor] = _run_block
         """Calls a block; activation checkpointing and compilation replace it."""
@@ -83,7 +86,12 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tokens, documents: Documents = None) -> Float[Tensor, "batch position vocab_size"]:
         """Logits of the token after each position."""
-        return F.linear(self.hidden(tokens, documents), self.head_weight)
+        return self.logits_of(self.hidden(tokens, documents))
+
+    def logits_of(self, hidden: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab_size"]:
+        """The logits of hidden states that the head reads, in their dtype."""
+        logits, cap = F.linear(hidden, self.head_weight.to(hidden.dtype)), self.config.logit_softcap
+        return logits if cap is None else softcap(logits, cap)
 
     def loss(self, tokens: Tokens, targets: Tokens, documents: Documents = None) -> Float[Tensor, ""]:
         """Mean cross-entropy in nats per token, where targets[b, t] follows tokens[b, t]; -1 does not count.
@@ -111,9 +119,15 @@ class Transformer(nn.Module):
         head_weight: Float[Tensor, "vocab_size d_model"] | None = None,
     ) -> Float[Tensor, ""]:
         """`loss` of the hidden states that the head reads, without the routers' losses; None is the model's head."""
-        z_weight = self.config.z_weight if self.training else 0.0
         head_weight = self.head_weight if head_weight is None else head_weight
-        return self.next_token_loss(hidden, head_weight, targets, chunk_size=self.loss_chunk_size, z_weight=z_weight)
+        return self.next_token_loss(
+            hidden,
+            head_weight,
+            targets,
+            chunk_size=self.loss_chunk_size,
+            z_weight=self.config.z_weight if self.training else 0.0,
+            logit_softcap=self.config.logit_softcap,
+        )
 
     def hidden(self, tokens: Tokens, documents: Documents = None) -> Float[Tensor, "batch position d_model"]:
         """The normalized hidden states that the head reads.
@@ -137,12 +151,14 @@ class Transformer(nn.Module):
     ) -> Residual:
         """The residual stream of those tokens after some of the blocks."""
         length = tokens.shape[1]
-        context = ForwardContext(
-            rotation=self.positions.rotation(length),
-            mask=self.attend.prepare(self.positions, length, documents, tokens.device),
-        )
+        rotation = self.positions.rotation(length)
+        contexts: dict[PlainAttention | FusedAttention, ForwardContext] = {}
         for block in blocks:
-            x = self.run_block(block, x, context)
+            attend = cast(Block, block).attention.attend
+            if attend not in contexts:
+                mask = attend.prepare(self.positions, length, documents, tokens.device)
+                contexts[attend] = ForwardContext(rotation, mask)
+            x = self.run_block(block, x, contexts[attend])
         return x
 
     def normalized(self, x: Residual) -> Float[Tensor, "batch position d_model"]:

@@ -25,6 +25,8 @@ MODEL_RANGES: dict[str, tuple[float, float]] = {
     "rope_original_context": (1, 2**30),
     "attention_window": (1, 2**30),
     "attention_softcap": (1e-3, 10**6),
+    "full_attention_every": (2, 4096),
+    "logit_softcap": (1e-3, 10**6),
     "attention_scale": (1e-6, 10**6),
     "dropout": (0, 0.99),
     "n_experts": (0, 2**16),
