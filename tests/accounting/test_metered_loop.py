@@ -16,7 +16,8 @@ from napkin.accounting.pricing import price
 from napkin.hardware.accelerators import find_device
 from napkin.hardware.ceilings import CatalogueCeilings
 from napkin.model.config import ModelConfig
-from napkin.planning.run_plan import Plan, Site
+from napkin.planning.run_plan import Plan
+from napkin.planning.site import Site
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe

@@ -82,14 +82,6 @@ def test_twice_the_rows_take_twice_the_seconds_on_every_device() -> None:
         assert math.isclose(2 * once, twice), device.name
 
 
-def test_devices_that_divide_parameters_divide_the_update_and_each_launches_its_kernels() -> None:
-    step = ledger(row("mm", m=4096), replace(row("add", read=10**9), phase="optimizer"))
-    whole, divided = (price(step, H100, update_parts=parts).by_phase for parts in (1, 8))
-    launch = H100.efficiency.kernel_seconds
-    assert divided["forward"] == whole["forward"]
-    assert math.isclose(divided["optimizer"].seconds, launch + (whole["optimizer"].seconds - launch) / 8)
-
-
 def test_cudnns_attention_has_a_share_of_its_own_where_one_is_known() -> None:
     known = replace(H100.efficiency, cudnn_attention_share=2 * H100.efficiency.attention_share)
     with_share, sizes = CatalogueCeilings(H100.device, known), (4096, 4096, 128)

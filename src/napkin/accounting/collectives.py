@@ -9,6 +9,13 @@ from napkin.accounting.collective_call import CollectiveCall
 DISTRIBUTED = frozenset({"c10d", "_c10d_functional"})
 """Namespaces of the operators of torch.distributed: those that write into tensors, and those that return new ones."""
 
+
+@no_type_check
+def needs_other_ranks(operator: Any) -> bool:
+    """Whether a call of an operator waits for other ranks: it cannot be timed alone."""
+    return operator.namespace in DISTRIBUTED or operator.overloadpacket.__name__.startswith("ring_attention")
+
+
 # By parts of an operator's name. Of tensors in both directions, the larger are the whole tensor.
 _OPERATIONS = {
     "allreduce": "all_reduce",

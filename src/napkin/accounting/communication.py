@@ -58,6 +58,19 @@ class Communication:
             counted[collective] += 1
         return cls(tuple(replace(collective, times=times) for collective, times in counted.items()))
 
+    def only(self, operation: Operation) -> "Communication":
+        """The collectives of one kind."""
+        return Communication(tuple(each for each in self.collectives if each.operation == operation))
+
+    def without(self, operation: Operation) -> "Communication":
+        """All but those."""
+        return Communication(tuple(each for each in self.collectives if each.operation != operation))
+
+    @property
+    def times(self) -> int:
+        """How many collectives a step has."""
+        return sum(collective.times for collective in self.collectives)
+
     @property
     def bytes(self) -> float:
         """Bytes that each device sends per step."""

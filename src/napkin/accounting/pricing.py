@@ -67,7 +67,6 @@ def price(
     *,
     between: float = 1.0,
     factor: float = ROOFLINE_FACTOR,
-    update_parts: int = 1,
 ) -> Price:
     """Predict the seconds of a step on a machine.
 
@@ -78,7 +77,6 @@ def price(
             their roofline.
         between: how much longer a step takes than the sum of its operators, as a factor that each is multiplied by.
         factor: how far off the result may be, up or down, in nine cases of ten.
-        update_parts: how many devices divide the numbers that the optimizer updates; the ledger's are all of them.
     """
     known = timed or {}
     sums: dict[str, defaultdict[str, list[float]]] = {
@@ -87,9 +85,6 @@ def price(
     for row in ledger.rows:
         seconds = known.get(row.call)
         seconds = between * (roofline_seconds(row, ceilings) if seconds is None else seconds)
-        if row.phase == "optimizer" and update_parts > 1:
-            launch = min(seconds, ceilings.seconds_per_operator)
-            seconds = launch + (seconds - launch) / update_parts
         byte_bound = seconds if _is_byte_bound(row, ceilings) else 0.0
         for column, name in (("operator", row.operator), ("module", numbered_alike(row.module)), ("phase", row.phase)):
             spent = sums[column][name]

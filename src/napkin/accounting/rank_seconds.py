@@ -52,13 +52,16 @@ class RankSeconds:
     collectives: tuple[CollectiveSeconds, ...] = ()
 
 
-def rank_lines(ranks: Sequence[RankSeconds], straggler: int | None, *, planned_bytes: int) -> Iterator[str]:
+def rank_lines(
+    ranks: Sequence[RankSeconds], straggler: int | None, *, pipeline_peak_bytes: Sequence[int]
+) -> Iterator[str]:
     """A line for each rank; of many, those with the most and the least bytes and waiting. Last the straggler.
 
-    `planned_bytes` are those of rank 0.
+    `pipeline_peak_bytes` is what was planned for each rank of a pipeline.
     """
     for each in ranks_to_show(ranks, straggler):
-        planned = f" of {format_bytes(planned_bytes)} planned" if each.rank == 0 else ""
+        of_rank = planned_bytes(each.rank, len(ranks), pipeline_peak_bytes)
+        planned = "" if of_rank is None else f" of {format_bytes(of_rank)} planned"
         bubble = f", bubble {format_seconds(each.bubble_seconds)}" if each.bubble_seconds else ""
         exposed, hidden = format_seconds(each.exposed_seconds), format_seconds(each.hidden_seconds)
         yield (
@@ -69,6 +72,16 @@ def rank_lines(ranks: Sequence[RankSeconds], straggler: int | None, *, planned_b
         )
     if straggler is not None:
         yield f"rank {straggler} is the straggler: the others waited for it"
+
+
+def planned_bytes(rank: int, n_ranks: int, pipeline_peak_bytes: Sequence[int]) -> int | None:
+    """What was planned for a rank: ranks of a pipeline follow each other in groups of equal size.
+
+    >>> planned_bytes(1, 4, [10, 20]), planned_bytes(2, 4, [10, 20])
+    (10, 20)
+    """
+    places = len(pipeline_peak_bytes)
+    return pipeline_peak_bytes[rank * places // n_ranks] if places else None
 
 
 def ranks_to_show(ranks: Sequence[RankSeconds], straggler: int | None) -> list[RankSeconds]:

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from napkin.accounting.attribution import Attribution
-from napkin.accounting.collectives import DISTRIBUTED, collective_of
+from napkin.accounting.collectives import collective_of, needs_other_ranks
 from napkin.accounting.cuda.scratch import cuda_scratch_bytes
 from napkin.accounting.fake_calls import EVEN_ROUTING, FakeCalls, runs_in
 from napkin.accounting.ledger import Ledger, Phase, Row
@@ -327,7 +327,7 @@ class _Recorder(TorchDispatchMode):
             "bytes_written": (sum(tensor.nbytes for tensor in outputs) if moves else 0) + mutated,
             "elementwise_flops": elementwise_flops_of(operator, args, inputs + outputs),
             "collective": collective_of(operator, args, kwargs),
-            "call": None if operator.namespace in DISTRIBUTED else call_of(operator, args, kwargs),
+            "call": None if needs_other_ranks(operator) else call_of(operator, args, kwargs),
         }
 
 

@@ -37,6 +37,7 @@ def print_search(found: SearchResult, chosen_batch: str | None) -> None:
         say(f"{layout_name(plan)}: {why_too_large(plan)}")
     _print_refused(found.refused)
     _print_seconds(best)
+    _print_counted(best)
     say(f"all {best.resolved.recipe.training.steps:,} steps: {_in_all(best)}")
     say("the best, for a recipe:")
     print_verbatim(recipe_tables(best))
@@ -77,8 +78,19 @@ def print_layout_plan(plan: LayoutPlan) -> None:
         f"MFU {format_share(plan.mfu)}, {format_count(plan.tokens_per_second)} tokens per second; in nine cases of ten "
         f"{format_seconds(low)} to {format_seconds(high)} per step"
     )
+    _print_counted(plan)
     if plan.fits:
         say(f"it fits, {format_bytes(plan.peak_bytes)} of {format_bytes(site.memory_bytes)}; {_in_all(plan)}")
+
+
+def _print_counted(plan: LayoutPlan) -> None:
+    if plan.counted_bytes is not None:
+        place = f"rank {plan.largest_rank} of the pipeline" if plan.layout.pipeline > 1 else "a rank"
+        planned = plan.ranks[plan.largest_rank].total
+        say(
+            f"counted on fake tensors, operator by operator: {place} peaks at {format_bytes(plan.counted_bytes)} "
+            f"({plan.counted_bytes / planned - 1:+.1%} beside the sum of its parts)"
+        )
 
 
 def bytes_of(rank: RankBytes) -> list[float]:
@@ -181,6 +193,7 @@ def layout_json(plan: LayoutPlan) -> dict[str, Any]:
         "loss_chunk_size": choice.loss_chunk_size,
         "fits": plan.fits,
         "peak_bytes": round(plan.peak_bytes),
+        "counted_bytes": plan.counted_bytes,
         "memory_bytes": plan.site.memory_bytes,
         "ranks": [
             {name: round(size) for name, size in {**dataclasses.asdict(rank), "total": rank.total}.items()}

@@ -78,6 +78,7 @@ def search(recipe: Recipe, options: _PlanOptions, *, batch_given: bool) -> None:
     recipe, chosen_batch = _with_batch(recipe, batch_given=batch_given)
     with progress_line("planning") as line:
         from napkin.cli.layout_output import print_search, print_tried, search_json, tried_json
+        from napkin.planning.counted_layout import with_best_counted
         from napkin.planning.hardware_search import MOST_DEVICES, least_hardware
         from napkin.planning.layout_search import search_layouts
 
@@ -91,6 +92,9 @@ def search(recipe: Recipe, options: _PlanOptions, *, batch_given: bool) -> None:
             )
             costs = costs.on(tried[-1].machine)
         found = search_layouts(costs, trains=trains, progress=line.retitle)
+        if trains:
+            # A layout that napkin does not train has no step to count.
+            found = with_best_counted(found, line.retitle)
     if options.json:
         print_json({"tried": [tried_json(each) for each in tried], **search_json(found)})
     else:
@@ -107,17 +111,14 @@ def print_one(recipe: Recipe, options: _PlanOptions) -> None:
     picture = _picture_path(options)
     with progress_line("planning") as line:
         from napkin.cli.layout_output import layout_json, print_layout_plan, refuse_too_large
-        from napkin.planning.layout_costs import LayoutCosts
-        from napkin.planning.layout_plan import plan_layout
-        from napkin.planning.machine import CatalogueMachine
-        from napkin.planning.resolve import resolve
+        from napkin.planning.planner import plan as make_plan
 
-        cluster = find_cluster(options.on)
-        machine = CatalogueMachine(cluster.device, cluster.n_devices, node=cluster.node)
-        resolved = resolve(recipe, machine)
-        sizes = (resolved.layout.tensor,)
-        costs = LayoutCosts(resolved, machine, sizes, usd_per_hour=options.usd_per_hour, progress=line.retitle)
-        plan = plan_layout(resolved, machine, costs=costs)
+        plan = make_plan(recipe, options.on, progress=line.retitle).at(usd_per_hour=options.usd_per_hour).layout
+    if plan is None:
+        raise NapkinError(
+            f"it is not known what connects the devices of {options.on}: describe them in a TOML file with their "
+            "link_bandwidth, as `napkin hardware` shows them"
+        )
     if options.json:
         print_json(layout_json(plan))
     else:

@@ -18,6 +18,7 @@ from napkin.report.table import reconcile_table
 from napkin.runs.json_file import read_json
 from napkin.runs.measurement_file import MEASUREMENT_FILE, MeasurementFile
 from napkin.runs.metrics import StepMetrics
+from napkin.runs.plan_file import PlanFile
 from napkin.runs.run_folder import RunFolder
 from napkin.training.preparation import Preparation
 from napkin.training.run import Outcome, train_run
@@ -123,8 +124,9 @@ def _print_trained(run: RunFolder, outcome: Outcome, lines: TrainingLines) -> No
     say(f"where the time went: {spent}{of_the_loop}")
     measured = read_json(run.path / MEASUREMENT_FILE, MeasurementFile)
     if measured is not None and measured.ranks:
-        planned = next((row.count for row in measured.table if row.quantity == "peak bytes"), None) or 0
-        for line in rank_lines(measured.ranks, measured.straggler, planned_bytes=int(planned)):
+        plan = read_json(run.path / "plan.json", PlanFile)
+        planned = plan.pipeline_peak_bytes if plan else ()
+        for line in rank_lines(measured.ranks, measured.straggler, pipeline_peak_bytes=planned):
             say(line)
     say(f"trained {trained}, in {format_seconds(measurement.seconds)}; checkpoint: {outcome.checkpoint}")
     _print_validation(lines)

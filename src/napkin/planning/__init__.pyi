@@ -14,4 +14,4 @@ from .model_search import Family as Family
 from .model_search import largest_model as largest_model
 from .planner import plan as plan
 from .run_plan import Plan as Plan
-from .run_plan import Site as Site
+from .site import Site as Site

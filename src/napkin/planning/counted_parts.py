@@ -180,7 +180,7 @@ def count_parts(
     return CountedParts(
         parts=parts,
         working=_bilinear(working, split)[:, 0],
-        head_working=_head_working(ledgers, halves, split),
+        head_working=_head_working(resolved, recompute, halves, split),
         state_bytes_per_parameter=ledgers[1, 1].peak_by_category.get("optimizer state", 0) / ledgers[1, 1].parameters,
         counted_parameters=ledgers[1, 1].parameters,
         counted_blocks=1 + ("dense" in parts),
@@ -189,13 +189,22 @@ def count_parts(
 
 
 def _head_working(
-    ledgers: dict[tuple[int, int], Ledger], halves: dict[int, Ledger], split: int | None
+    resolved: ResolvedRecipe, recompute: Recompute, halves: dict[int, Ledger], split: int | None
 ) -> NDArray[np.float64]:
-    """[coefficient, of a chunk or not]: what halving the chunk saves is the chunk's."""
-    whole = {key: _head_working_bytes(each) for key, each in ledgers.items()}
-    saved = {tensor: whole[1, tensor] - _head_working_bytes(each) for tensor, each in halves.items()}
-    of_chunk = {(sequences, tensor): np.array([2.0 * sequences * saved[tensor]]) for sequences, tensor in ledgers}
-    beside = {key: whole[key] - of_chunk[key] for key in ledgers}
+    """Coefficients of the bytes beside chunks of the loss, and of those of a chunk.
+
+    From two chunks on, the gradient of the head's weight is there twice: a loss of one chunk tells nothing of them.
+    """
+    beside: dict[tuple[int, int], NDArray[np.float64]] = {}
+    of_chunk: dict[tuple[int, int], NDArray[np.float64]] = {}
+    for tensor, halved in halves.items():
+        half = _head_working_bytes(halved)
+        quarter = _head_working_bytes(_count(resolved, recompute, 1, tensor, chunks=4))
+        double = _head_working_bytes(_count(resolved, recompute, 2, tensor, chunks=4))
+        of_sequence = 4 * (half - quarter)
+        for sequences, with_half in ((1, half), (2, double)):
+            beside[sequences, tensor] = np.array([with_half - of_sequence / 2])
+            of_chunk[sequences, tensor] = np.array([sequences * of_sequence])
     return np.concatenate([_bilinear(beside, split), _bilinear(of_chunk, split)], axis=1)
 
 
@@ -280,7 +289,7 @@ def _operators(points: dict[tuple[int, int], list[Row]], split: int | None) -> O
         raise AssertionError(f"counts of different sizes have different operators: {[len(r) for r in points.values()]}")
     return Operators(
         rows=tuple(rows),
-        figures=_bilinear({key: each.reshape(len(rows), -1) for key, each in figures.items()}, split),
+        figures=_bilinear({key: each.reshape(len(rows), len(_FIGURES) + 4) for key, each in figures.items()}, split),
         split_sequence=np.array([_splits_sequence(row.module) for row in rows], dtype=np.bool_),
         of_experts=np.array([row.module.endswith(".experts") for row in rows], dtype=np.bool_),
     )

@@ -7,7 +7,8 @@ from napkin.accounting.failures import failure_model
 from napkin.checkpoint.disk_space import checkpoint_bytes
 from napkin.planning.checkpoint_plan import whole_checkpoint_bytes, writes_in_background
 from napkin.planning.failure_cost import failures_of_run
-from napkin.planning.run_plan import Plan, Site
+from napkin.planning.run_plan import Plan
+from napkin.planning.site import Site
 from napkin.runs.plan_file import PlannedFailures
 
 

@@ -17,7 +17,7 @@ from napkin.hardware.interconnect import Interconnect
 from napkin.model.transformer import Transformer
 from napkin.planning.counted_parts import CountedParts, Part, Size, count_parts, with_tensor
 from napkin.planning.machine import CatalogueMachine
-from napkin.planning.run_plan import Site
+from napkin.planning.site import Site
 from napkin.recipe.layout import Layout
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.activation_checkpointing import Recompute

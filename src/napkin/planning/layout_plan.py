@@ -21,7 +21,7 @@ from napkin.planning.layout_stages import (
     stage_times,
 )
 from napkin.planning.machine import CatalogueMachine
-from napkin.planning.run_plan import Site
+from napkin.planning.site import Site
 from napkin.recipe.layout import Layout
 from napkin.recipe.resolved import ResolvedRecipe
 
@@ -54,6 +54,8 @@ class LayoutPlan:
     """Of the step of all devices, recomputation left out, attention over all pairs."""
     factor: float
     """In nine cases of ten a step is expected to take between seconds / factor and seconds · factor."""
+    counted_bytes: int | None = None
+    """The peak of the rank that needs most, its real step counted; None where it was not."""
 
     @property
     def layout(self) -> Layout:
@@ -88,8 +90,13 @@ class LayoutPlan:
 
     @property
     def peak_bytes(self) -> float:
-        """Of the rank that needs most."""
-        return max(rank.total for rank in self.ranks)
+        """Of the rank that needs most: counted, or the sum of its parts."""
+        return self.ranks[self.largest_rank].total if self.counted_bytes is None else self.counted_bytes
+
+    @property
+    def largest_rank(self) -> int:
+        """The rank of the pipeline that needs most."""
+        return max(range(len(self.ranks)), key=lambda rank: self.ranks[rank].total)
 
     @property
     def fits(self) -> bool:

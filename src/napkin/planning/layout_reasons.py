@@ -36,11 +36,11 @@ def why_slower(plan: LayoutPlan, best: LayoutPlan) -> str:
 
 def why_too_large(plan: LayoutPlan) -> str:
     """What takes most of the rank that does not fit."""
-    rank = max(plan.ranks, key=lambda each: each.total)
+    rank = plan.ranks[plan.largest_rank]
     parts = sorted(((size, name) for name, size in described(rank).items()), reverse=True)[:2]
     largest = " and ".join(f"{name} {format_bytes(size)}" for size, name in parts)
     faster = f"would take {format_seconds(plan.seconds)}" if plan.layout.pipeline == 1 else "would be faster"
-    needed = f"{format_bytes(rank.total)} of {format_bytes(plan.site.memory_bytes)} per device"
+    needed = f"{format_bytes(plan.peak_bytes)} of {format_bytes(plan.site.memory_bytes)} per device"
     return f"{faster}, but needs {needed}: {largest}"
 
 

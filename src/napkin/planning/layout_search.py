@@ -52,7 +52,7 @@ _REPEATS_FROM = 4
 """A schedule with more than so many times its ranks' micro-batches repeats itself."""
 
 
-_SIZE = re.compile(r"(parallelism\.\w+) \d+")
+_SIZE = re.compile(r"(parallelism\.\w+) \d+\b")
 """Layouts of other sizes are refused for the same reason."""
 
 

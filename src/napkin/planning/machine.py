@@ -7,7 +7,7 @@ operators, a datasheet cannot.
 import dataclasses
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Literal
 
 import psutil
@@ -33,7 +33,7 @@ from napkin.hardware.node import Node, node_of
 from napkin.hardware.rank_calibration import RankCalibration, ranks_of_this_machine
 from napkin.hardware.target import CudaTarget, Target
 from napkin.planning.probe_run import time_probe_run
-from napkin.planning.run_plan import Site
+from napkin.planning.site import Site
 from napkin.recipe.precision import Precision, PrecisionName, choose_device, choose_precision
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
@@ -71,8 +71,10 @@ class Machine(ABC):
         """The ceilings of an operator's time; the first call on this machine measures them, which takes seconds."""
 
     @abstractmethod
-    def price(self, resolved: ResolvedRecipe, ledger: Ledger, ceilings: Ceilings, progress: Progress) -> Price:
-        """The seconds of a step."""
+    def price(
+        self, resolved: ResolvedRecipe, ledgers: Sequence[Ledger], ceilings: Ceilings, progress: Progress
+    ) -> list[Price]:
+        """The seconds that each of several ranks, or parts of a rank's step, takes to compute."""
 
     @abstractmethod
     def site(self, precision: Precision, ceilings: Ceilings) -> Site:
@@ -122,25 +124,30 @@ class ThisMachine(Machine):
         """Measured once, and cached on the disk."""
         return calibration_of_this_machine(self.device_type)
 
-    def price(self, resolved: ResolvedRecipe, ledger: Ledger, ceilings: Ceilings, progress: Progress) -> Price:
+    def price(
+        self, resolved: ResolvedRecipe, ledgers: Sequence[Ledger], ceilings: Ceilings, progress: Progress
+    ) -> list[Price]:
         """Time each operator alone, and a probe run of a few layers, if the step fits; otherwise use rooflines."""
         free = self.memory_bytes
-        if ledger.peak_bytes > free:
-            return price(ledger, ceilings)
+        if max(ledger.peak_bytes for ledger in ledgers) > free:
+            return [price(ledger, ceilings) for ledger in ledgers]
         progress("timing the operators")
-        timed = time_operators(
-            ledger,
-            lambda row: roofline_seconds(row, ceilings),
-            device_type=self.device_type,
-            # The tensors of one operator are only a part of the step's.
-            max_bytes=free // 4,
-        )
+        timed: Mapping[Hashable, float] = {}
+        for ledger in ledgers:
+            timed = time_operators(
+                ledger,
+                lambda row: roofline_seconds(row, ceilings),
+                device_type=self.device_type,
+                # The tensors of one operator are only a part of the step's.
+                max_bytes=free // 4,
+                known=timed,
+            )
         progress("training a few layers")
         disturbed = isinstance(ceilings, Calibration) and ceilings.disturbed
         between, factor = time_probe_run(resolved, ceilings, timed, max_bytes=free // 2, disturbed=disturbed)
         # The other ranks of this machine wait while it is timed.
         between *= 1.0 if self._rank_calibration is None else self._rank_calibration.contention
-        return price(ledger, ceilings, timed, between=between, factor=factor)
+        return [price(ledger, ceilings, timed, between=between, factor=factor) for ledger in ledgers]
 
     @functools.cached_property
     def _rank_calibration(self) -> RankCalibration | None:
@@ -215,11 +222,17 @@ class CatalogueMachine(Machine):
         """Fractions of the datasheet's figures."""
         return CatalogueCeilings(self.device, self.efficiency)
 
-    def price(self, resolved: ResolvedRecipe, ledger: Ledger, ceilings: Ceilings, progress: Progress) -> Price:
+    def price(
+        self, resolved: ResolvedRecipe, ledgers: Sequence[Ledger], ceilings: Ceilings, progress: Progress
+    ) -> list[Price]:
         """By rooflines. Published steps are long: the factor is wider where launches take a large part."""
-        priced = price(ledger, ceilings, update_parts=resolved.world_size if resolved.strategy == "fsdp" else 1)
-        launches = launch_share(ledger, ceilings, priced.seconds)
-        return dataclasses.replace(priced, factor=self.efficiency.factor * (1 + launches))
+
+        def of(ledger: Ledger) -> Price:
+            priced = price(ledger, ceilings)
+            launches = launch_share(ledger, ceilings, priced.seconds)
+            return dataclasses.replace(priced, factor=self.efficiency.factor * (1 + launches))
+
+        return [of(ledger) for ledger in ledgers]
 
     def site(self, precision: Precision, ceilings: Ceilings) -> Site:
         """Peak, memory, price and power of the catalogue."""

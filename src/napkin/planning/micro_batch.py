@@ -31,7 +31,7 @@ def refuse_what_does_not_fit(plan: Plan) -> None:
     site = plan.site
     ways = _with_less_at_a_time(plan.resolved, site.memory_bytes) + _sharded(plan) + _on_a_larger_device(plan)
     raise _too_much(
-        plan.ledger.peak_bytes,
+        plan.peak_bytes,
         site.device_name,
         site.memory_bytes,
         ways or [_smaller(plan.resolved, site.memory_bytes)],
@@ -110,7 +110,7 @@ def _sharded(plan: Plan) -> list[str]:
 
 
 def _on_a_larger_device(plan: Plan) -> list[str]:
-    large_enough = [device for device in catalogue() if device.usable_bytes >= plan.ledger.peak_bytes]
+    large_enough = [device for device in catalogue() if device.usable_bytes >= plan.peak_bytes]
     if plan.site.measured or not large_enough:
         return []
     smallest = min(large_enough, key=lambda device: device.memory_bytes)

@@ -56,6 +56,7 @@ def plan_file_of(plan: Plan) -> PlanFile:
         },
         compile={**dataclasses.asdict(plan.compile_estimate), "says": describe_compile(plan)},
         unknown_operators=plan.ledger.unknown_operators,
+        pipeline_peak_bytes=plan.pipeline_peak_bytes,
         failures=planned_failures(plan),
         table=tuple(plan.table()),
     )

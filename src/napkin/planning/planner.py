@@ -2,10 +2,10 @@
 
 import contextlib
 import dataclasses
+from collections.abc import Sequence
 
-from napkin.accounting.communication import Communication
-from napkin.accounting.pipeline_schedules import pipeline_schedule
-from napkin.accounting.pipeline_simulation import StageSeconds, simulate_pipeline
+from napkin.accounting.ledger import Ledger
+from napkin.accounting.pricing import Price
 from napkin.data.batches import Batches
 from napkin.data.mixing import TokenMixture
 from napkin.data.repetition import repetition_warnings
@@ -13,8 +13,10 @@ from napkin.data.token_file import TokenFile
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
 from napkin.planning.compile_choice import choose_compile, with_compile_written_out
-from napkin.planning.machine import Machine, Progress, machine_of
+from napkin.planning.layout_plan import LayoutPlan, plan_layout
+from napkin.planning.machine import CatalogueMachine, Machine, Progress, machine_of
 from napkin.planning.micro_batch import refuse_far_too_much
+from napkin.planning.rank_plan import planned_layout, planned_ranks
 from napkin.planning.resolve import resolve
 from napkin.planning.run_plan import Plan
 from napkin.recipe.recipe import Recipe
@@ -68,20 +70,31 @@ def with_text(planned: Plan, tokens: TokenMixture) -> Plan:
 
 
 def plan_resolved(resolved: ResolvedRecipe, machine: Machine, *, progress: Progress = lambda doing: None) -> Plan:
-    """Count and price the step of a resolved recipe, for one device; on several ranks, for that of rank 0."""
+    """Count and price the step of a resolved recipe, for one device; on several ranks, for that of rank 0.
+
+    In a pipeline, other ranks are counted too: all that have other stages on this machine, of a datasheet's devices the
+    one that needs most.
+    """
     machine.prepare(resolved.recipe.training)
     progress("counting the step")
     refuse_far_too_much(resolved, machine.device_name, machine.memory_bytes)
-    ledger = count_step(resolved, progress=lambda calls: progress(f"counting the step: {calls:,} operator calls"))
+    layout = _layout_plan(resolved, machine, progress)
+    ledgers = {rank: _count(resolved, rank, progress) for rank in _ranks_to_count(resolved, layout)}
     if machine.measured:
         progress("measuring this machine, once")
     ceilings = machine.ceilings(resolved.precision)
-    priced = machine.price(resolved, ledger, ceilings, progress)
     site = machine.site(resolved.precision, ceilings)
-    planned = Plan(resolved=resolved, ledger=ledger, price=priced, site=site)
-    if site.n_devices > 1:
-        planned = _with_bubble(_with_communication(planned))
-    estimate = choose_compile(resolved, ledger, ceilings, here=machine.measured)
+
+    def price(parts: Sequence[Ledger]) -> list[Price]:
+        return machine.price(resolved, parts, ceilings, progress)
+
+    if layout is not None:
+        planned = planned_layout(resolved, ledgers, price([ledgers[0]])[0], site, layout)
+    elif machine.n_devices > 1:
+        planned = planned_ranks(resolved, ledgers, price, site)
+    else:
+        planned = Plan(resolved, ledgers[0], price([ledgers[0]])[0], site)
+    estimate = choose_compile(resolved, ledgers[0], ceilings, here=machine.measured)
     planned = dataclasses.replace(planned, compile_estimate=estimate)
     if not machine.measured:
         return planned
@@ -89,41 +102,23 @@ def plan_resolved(resolved: ResolvedRecipe, machine: Machine, *, progress: Progr
     return dataclasses.replace(planned, resolved=dataclasses.replace(resolved, recipe=recipe))
 
 
-def _with_communication(planned: Plan) -> Plan:
-    """The plan with the communication of its devices, and its seconds if it is known what connects them."""
-    communication = Communication.of(planned.ledger)
-    interconnect = planned.site.interconnect
-    if interconnect is None:
-        return dataclasses.replace(planned, communication=communication)
-    by_phase = {phase: spent.seconds for phase, spent in planned.price.by_phase.items()}
-    return dataclasses.replace(
-        planned,
-        communication=communication,
-        communication_seconds=communication.seconds(interconnect),
-        exposed_seconds=communication.exposed_seconds(
-            interconnect,
-            forward_seconds=by_phase.get("forward", 0.0),
-            backward_seconds=by_phase.get("backward", 0.0) + by_phase.get("recompute", 0.0),
-        ),
-    )
+def _layout_plan(resolved: ResolvedRecipe, machine: Machine, progress: Progress) -> LayoutPlan | None:
+    """Of several devices of a catalogue; None for others, and where it is not known what connects them."""
+    if not isinstance(machine, CatalogueMachine) or machine.n_devices == 1:
+        return None
+    if machine.site(resolved.precision, machine.ceilings(resolved.precision)).interconnect is None:
+        return None
+    return plan_layout(resolved, machine, progress=progress)
 
 
-def _with_bubble(planned: Plan) -> Plan:
-    """The plan with the seconds in which rank 0 of a pipeline waits for other stages, if each takes as long as its own.
+def _ranks_to_count(resolved: ResolvedRecipe, layout: LayoutPlan | None) -> list[int]:
+    pipeline = resolved.layout.pipeline
+    stride = resolved.world_size // pipeline
+    if layout is None:
+        return [stride * place for place in range(pipeline)]
+    return sorted({0, stride * layout.largest_rank})
 
-    `plan_layout` knows each stage; here one rank alone was counted.
-    """
-    layout = planned.resolved.layout
-    if layout.pipeline == 1:
-        return planned
-    training = planned.resolved.per_device.training
-    micro_batches = training.batch_size // training.resolved_micro_batch_size
-    passes = micro_batches * layout.stages_per_rank
-    by_phase = {phase: spent.seconds / passes for phase, spent in planned.price.by_phase.items()}
-    backward = by_phase.get("backward", 0.0)
-    stage = StageSeconds(by_phase.get("forward", 0.0), backward / 2, backward / 2, by_phase.get("recompute", 0.0))
-    schedule = pipeline_schedule(
-        layout.schedule, layout.pipeline, micro_batches, stages_per_rank=layout.stages_per_rank
-    )
-    timeline = simulate_pipeline(schedule, [stage] * schedule.stages)
-    return dataclasses.replace(planned, bubble_seconds=timeline.idle_seconds[0])
+
+def _count(resolved: ResolvedRecipe, rank: int, progress: Progress) -> Ledger:
+    named = f"counting the step of rank {rank}" if rank else "counting the step"
+    return count_step(resolved, rank, progress=lambda calls: progress(f"{named}: {calls:,} operator calls"))

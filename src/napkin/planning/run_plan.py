@@ -1,11 +1,11 @@
 """The plan of a run, before its first step: rule and count, time and cost, and whether it fits."""
 
 import html
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from napkin.accounting.communication import Communication
 from napkin.accounting.compile_estimate import NOT_COMPILED, CompileEstimate
-from napkin.accounting.failures import RESTART_MINUTES
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.pricing import Price
 from napkin.accounting.quantity_row import QuantityRow
@@ -18,49 +18,13 @@ from napkin.accounting.rules import (
     training_flops_rule,
 )
 from napkin.accounting.utilisation import dollars, kilowatt_hours, mfu
-from napkin.hardware.interconnect import Interconnect
+from napkin.planning.layout_plan import LayoutPlan
+from napkin.planning.site import Site
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.units import format_bytes, format_flops, format_seconds
 
 RULE_MFU = 0.5
-
-
-@dataclass(frozen=True)
-class Site:
-    """The devices of a run: one, or several of the same kind that split the batch."""
-
-    device_name: str
-    matmul_peak: float
-    """Dense FLOP/s of one device in the format of the matrix products."""
-    memory_bytes: int
-    """Memory of one device that is available for tensors."""
-    bytes_per_second: float
-    """Memory bandwidth of one device."""
-    n_devices: int = 1
-    interconnect: Interconnect | None = None
-    """What connects the devices; None where it is not known."""
-    usd_per_hour: float | None = None
-    """Of all devices; None where it is not known."""
-    offer: str | None = None
-    """That price for one device, whose offer it is and of which month; None for a price that was given."""
-    watts: float | None = None
-    """Of all devices; None where it is not known."""
-    measured: bool = True
-    """True if the peak was measured, False if it is the datasheet's."""
-    disturbed: bool = False
-    """Whether other programs used the machine while it was measured: seconds may be too high, peaks too low."""
-    host_bandwidth: float | None = None
-    """Bytes per second from one device into its host's memory; None where it is not known."""
-    mtbf_hours: float | None = None
-    """Between two failures of all devices together, on average; None is by the published rate."""
-    restart_minutes: float = RESTART_MINUTES
-    """From a failure until training continues."""
-
-    @property
-    def name(self) -> str:
-        """The device's name, with the number of devices."""
-        return self.device_name if self.n_devices == 1 else f"{self.n_devices} × {self.device_name}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,6 +37,10 @@ class Plan:
     """Of one device's step: its rows of the batch, the bytes of its part of the model."""
     price: Price
     site: Site
+    ranks: Mapping[int, Ledger] = field(default_factory=dict)
+    """The ledgers of several ranks of a pipeline, by rank; empty where all ranks take as much as the first."""
+    layout: LayoutPlan | None = None
+    """Of several devices of a catalogue: the step with what ranks wait for, part by part; the seconds are its."""
     communication: Communication = field(default_factory=Communication)
     """What each device sends per step."""
     communication_seconds: float = 0.0
@@ -118,9 +86,21 @@ class Plan:
         return bytes_per_parameter(self.recipe.optimizer.name) - narrower
 
     @property
+    def peak_bytes(self) -> int:
+        """Of the rank that needs most."""
+        return max(ledger.peak_bytes for ledger in (self.ledger, *self.ranks.values()))
+
+    @property
+    def pipeline_peak_bytes(self) -> tuple[int, ...]:
+        """Of each rank of a pipeline, if all were counted; otherwise of rank 0, for all ranks."""
+        if len(self.ranks) == self.resolved.layout.pipeline:
+            return tuple(self.ranks[rank].peak_bytes for rank in sorted(self.ranks))
+        return (self.ledger.peak_bytes,)
+
+    @property
     def fits(self) -> bool:
-        """Whether the peak is within the device's memory."""
-        return self.ledger.peak_bytes <= self.site.memory_bytes
+        """Whether that is within the device's memory."""
+        return self.peak_bytes <= self.site.memory_bytes
 
     @property
     def seconds_per_step(self) -> float:
@@ -162,7 +142,8 @@ class Plan:
             mtbf_hours=site.mtbf_hours if mtbf_hours is None else mtbf_hours,
             restart_minutes=site.restart_minutes if restart_minutes is None else restart_minutes,
         )
-        return replace(self, site=changed)
+        layout = self.layout and replace(self.layout, site=changed)
+        return replace(self, site=changed, layout=layout)
 
     @property
     def mfu(self) -> float:
@@ -171,11 +152,13 @@ class Plan:
 
     def mfu_of(self, seconds: float) -> float:
         """Model-FLOPs utilisation of a step that takes `seconds`."""
+        if self.layout is not None:
+            return self.layout.model_flops / seconds / (self.site.n_devices * self.site.matmul_peak)
         return mfu(self.ledger, seconds, self.site.matmul_peak)
 
     def _summary(self) -> list[str]:
         verdict = "it fits" if self.fits else "it does not fit"
-        memory = f"{format_bytes(self.ledger.peak_bytes)} of {format_bytes(self.site.memory_bytes)} per device"
+        memory = f"{format_bytes(self.peak_bytes)} of {format_bytes(self.site.memory_bytes)} per device"
         return [f"Plan for {self.site.name}: {verdict}, {memory}, {format_seconds(self.seconds)}"]
 
     def __repr__(self) -> str:

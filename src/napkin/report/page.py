@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from napkin.accounting.overhead import loop_overhead
 from napkin.accounting.quantity_row import format_figure, format_ratio
-from napkin.accounting.rank_seconds import ranks_to_show
+from napkin.accounting.rank_seconds import planned_bytes, ranks_to_show
 from napkin.files import StrPath, atomic_write_text, is_marked
 from napkin.report.bars import bits_bars, stacked_bar
 from napkin.report.colours import COLOURS, shade
@@ -230,6 +230,7 @@ def _ranks(run: RunRecord) -> dict[str, Any] | None:
             {
                 "rank": each.rank,
                 "bytes": format_bytes(each.peak_bytes),
+                "planned": _planned_bytes(run, each.rank, len(measured.ranks)),
                 "compute": format_seconds(each.compute_seconds),
                 "exposed": format_seconds(each.exposed_seconds),
                 "hidden": format_seconds(each.hidden_seconds),
@@ -241,6 +242,11 @@ def _ranks(run: RunRecord) -> dict[str, Any] | None:
         "others": len(measured.ranks) - len(shown),
         "straggler": measured.straggler,
     }
+
+
+def _planned_bytes(run: RunRecord, rank: int, n_ranks: int) -> str:
+    planned = planned_bytes(rank, n_ranks, run.plan.pipeline_peak_bytes) if run.plan else None
+    return "" if planned is None else format_bytes(planned)
 
 
 def _experts(run: RunRecord) -> list[dict[str, str]]:

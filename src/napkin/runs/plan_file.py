@@ -97,5 +97,8 @@ class PlanFile:
     compile: dict[str, Any] = field(default_factory=dict)
     unknown_operators: dict[str, Natural] = field(default_factory=dict)
     """Calls per step of operators whose FLOPs could not be counted."""
+    pipeline_peak_bytes: tuple[Natural, ...] = ()
+    """Planned for each rank of a pipeline; one for all ranks where they are alike; none in plans of earlier
+    versions."""
     failures: PlannedFailures | None = None
     """None in plans of earlier versions."""

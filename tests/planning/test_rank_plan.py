@@ -1,0 +1,98 @@
+"""Seconds of ranks that compute different stages beside the closed form of GPipe, and searched layouts by count."""
+
+import dataclasses
+import functools
+
+import pytest
+
+from napkin.accounting.ledger import Ledger
+from napkin.accounting.pricing import Price, price
+from napkin.errors import NapkinError
+from napkin.hardware.accelerators import find_device
+from napkin.hardware.interconnect import Interconnect
+from napkin.model.config import ModelConfig
+from napkin.planning.counted_layout import with_best_counted
+from napkin.planning.layout_costs import LayoutCosts
+from napkin.planning.layout_search import search_layouts
+from napkin.planning.machine import CatalogueMachine
+from napkin.planning.rank_plan import planned_ranks
+from napkin.planning.resolve import resolve
+from napkin.recipe.parallelism_config import ParallelismConfig
+from napkin.recipe.precision import Precision
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
+from napkin.train_step.step_ledger import count_step
+
+MODEL = ModelConfig(vocab_size=4096, context_length=64, d_model=64, n_layers=4, n_heads=2)
+H100 = CatalogueMachine(find_device("H100"))
+CEILINGS = H100.ceilings(Precision("bf16", "cuda"))
+
+
+@functools.cache
+def pipeline_of(micro_batches: int) -> tuple[ResolvedRecipe, dict[int, Ledger]]:
+    """Two stages of two blocks, the second with the head, and the ledger of each."""
+    recipe = Recipe(
+        model=MODEL,
+        training=TrainingConfig(batch_size=micro_batches, micro_batch_size=1, precision="bf16"),
+        parallelism=ParallelismConfig(pipeline=2, schedule="gpipe"),
+    )
+    resolved = ResolvedRecipe(recipe, Precision("bf16", "cuda"), world_size=2)
+    return resolved, {rank: count_step(resolved, rank) for rank in (0, 1)}
+
+
+def prices(ledgers: object) -> list[Price]:
+    return [price(ledger, CEILINGS) for ledger in ledgers]  # pyright: ignore[reportGeneralTypeIssues]
+
+
+def test_a_pipeline_of_uneven_stages_takes_what_the_closed_form_of_gpipe_says() -> None:
+    micro_batches = 6
+    resolved, ledgers = pipeline_of(micro_batches)
+    # Links so fast that sends and collectives take nothing.
+    link = Interconnect(1e30, 1e30, 2, 0.0, 0.0, 0.0)
+    site = dataclasses.replace(H100.site(resolved.precision, CEILINGS), n_devices=2, interconnect=link)
+    planned = planned_ranks(resolved, ledgers, prices, site)
+    passes: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
+    for ledger in ledgers.values():
+        for name, seconds in passes.items():
+            seconds.append(price(ledger, CEILINGS).by_phase[name].seconds)
+    # The first micro-batch passes through both stages, all others follow at the pace of the slower one.
+    expected = max(passes["optimizer"])
+    for name in ("forward", "backward"):
+        one, other = (seconds / micro_batches for seconds in passes[name])
+        expected += one + other + (micro_batches - 1) * max(one, other)
+    assert planned.seconds_per_step == pytest.approx(expected, rel=1e-9)
+    assert passes["forward"][1] > 1.2 * passes["forward"][0]
+
+
+def test_each_rank_of_a_pipeline_has_bytes_of_its_own_and_the_largest_decides() -> None:
+    resolved, ledgers = pipeline_of(6)
+    site = dataclasses.replace(H100.site(resolved.precision, CEILINGS), n_devices=2, interconnect=None)
+    planned = planned_ranks(resolved, ledgers, prices, site)
+    assert planned.pipeline_peak_bytes == tuple(count_step(resolved, rank).peak_bytes for rank in (0, 1))
+    assert planned.peak_bytes == max(planned.pipeline_peak_bytes) > min(planned.pipeline_peak_bytes)
+    less = dataclasses.replace(planned, site=dataclasses.replace(site, memory_bytes=planned.peak_bytes - 1))
+    assert planned.fits
+    assert not less.fits
+
+
+def test_the_best_layout_of_a_search_fits_by_the_count_of_its_real_step() -> None:
+    recipe = Recipe(model=MODEL, training=TrainingConfig(batch_size=8))
+    machine = CatalogueMachine(find_device("H100"), 4)
+    resolved = dataclasses.replace(resolve(recipe, H100), world_size=4)
+    costs = LayoutCosts(resolved, machine, (1, 2))
+    found = search_layouts(costs)
+    best = with_best_counted(found).plans[0]
+    assert best.counted_bytes is not None
+    assert best.peak_bytes == best.counted_bytes == pytest.approx(found.plans[0].peak_bytes, rel=0.3)
+    # One byte less than the best needs by count, and another one is the best, or none is left.
+    memory = dataclasses.replace(costs.site, memory_bytes=best.counted_bytes - 1)
+    limited = dataclasses.replace(found, plans=[dataclasses.replace(plan, site=memory) for plan in found.plans])
+    try:
+        other = with_best_counted(limited)
+    except NapkinError as error:
+        assert "by count" in str(error)
+    else:
+        assert other.plans[0].choice != best.choice
+        assert other.plans[0].peak_bytes < best.counted_bytes
+        assert other.too_large[-1].choice is not None
