@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from napkin.errors import NapkinError
-from napkin.inference.sampling import draw, generate
+from napkin.inference.generation import generate
+from napkin.inference.sampling import draw
 from napkin.inference.settings import Sampling
 from napkin.model.transformer import Transformer
 from oracles.tiny_run import MODEL
@@ -24,9 +25,9 @@ def model() -> Transformer:
     return model
 
 
-def draws(sampling: Sampling, n: int, logits: torch.Tensor = LOGITS) -> Counter[int]:
-    generator = torch.Generator().manual_seed(sampling.seed)
-    return Counter(draw(logits, sampling, generator) for _ in range(n))
+def draws(sampling: Sampling, n: int, logits: torch.Tensor = LOGITS, history: list[int] | None = None) -> Counter[int]:
+    rows = draw(logits.expand(n, -1), [sampling] * n, range(n), [history or []] * n)
+    return Counter(drawn.token for drawn in rows)
 
 
 def assert_distributed(counts: Counter[int], probabilities: torch.Tensor) -> None:

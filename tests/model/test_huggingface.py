@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from napkin.errors import CorruptFile, NapkinError
-from napkin.inference.sampling import generate
+from napkin.inference.generation import generate
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
 from napkin.model.huggingface import load_huggingface, save_huggingface

@@ -5,7 +5,6 @@ Rogaway 2002) permutes range(⌈√n⌉²), at most 2√n + 1 numbers more than 
 network again until it is below n (cycle walking), which keeps the map a bijection.
 """
 
-from collections.abc import Iterator
 from math import isqrt
 
 import numpy as np
@@ -37,7 +36,7 @@ class KeyedPermutation:
         self.n = n
         self.key = key
         self._base = np.uint64(isqrt(n - 1) + 1)
-        self._round_keys = [np.uint64(word) for word in _splitmix64(key, _N_ROUNDS)]
+        self._round_keys = [np.uint64(random_word(key, number)) for number in range(_N_ROUNDS)]
 
     def __call__(self, indices: NDArray[np.integer]) -> NDArray[np.int64]:
         """Map indices, integers in range(n), to their images, with the same shape.
@@ -65,9 +64,9 @@ def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def _splitmix64(key: int, n_words: int) -> Iterator[int]:
-    for count in range(1, n_words + 1):
-        z = (key + count * _GOLDEN) & _MASK
-        z = ((z ^ (z >> 30)) * _FACTORS[0]) & _MASK
-        z = ((z ^ (z >> 27)) * _FACTORS[1]) & _MASK
-        yield z ^ (z >> 31)
+def random_word(key: int, number: int) -> int:
+    """Word `number`, from 0, of SplitMix64's stream for a key: 64 bits."""
+    z = (key + (number + 1) * _GOLDEN) & _MASK
+    z = ((z ^ (z >> 30)) * _FACTORS[0]) & _MASK
+    z = ((z ^ (z >> 27)) * _FACTORS[1]) & _MASK
+    return z ^ (z >> 31)

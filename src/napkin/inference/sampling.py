@@ -1,55 +1,136 @@
-"""Sampling from a model: one token after another, each drawn from the predicted distribution."""
+"""Drawing the next tokens of a batch of sequences, each by its own settings.
 
-from collections.abc import Iterator
+A draw is a function of the logits, the settings and how many tokens the sequence drew before: the uniform number comes
+from (seed, number) and not from a generator's state. So a sequence continues alike whatever else is in its batch.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from napkin.data.permutation import random_word
 from napkin.errors import NapkinError
 from napkin.inference.settings import Sampling
-from napkin.model.language_model import evaluation_mode
-from napkin.model.transformer import Transformer
+
+_FIRST_LOOK = 256
+"""Tokens that are sorted for top-p at first; where they do not reach the mass, all are."""
 
 
-@torch.no_grad()
-def generate(
-    model: Transformer, prompt: list[int], n_tokens: int, sampling: Sampling, *, stop: int | None = None
-) -> Iterator[int]:
-    """Yield up to `n_tokens` token ids that continue `prompt`, which holds at least one; end before a `stop`.
+@dataclass(frozen=True)
+class Draw:
+    """A drawn token."""
 
-    Beyond the model's context length the oldest tokens are dropped.
+    token: int
+    logprob: float | None = None
+    """Its log-probability in nats by the model alone, before any setting; None if `logprobs` is."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens and their log-probabilities, as many as `logprobs` says."""
+
+
+@torch.inference_mode()
+def draw(
+    logits: Float[Tensor, "sequence vocab_size"],
+    settings: Sequence[Sampling],
+    numbers: Sequence[int],
+    histories: Sequence[Sequence[int]],
+) -> list[Draw]:
+    """Draw a token for each row of logits.
+
+    numbers[i] is how many tokens sequence i drew before, histories[i] its tokens so far, prompt included, which only
+    repetition_penalty reads. Raises NapkinError where logits hold NaN or infinity, as those of a diverged model may.
     """
-    if not prompt:
-        raise NapkinError("the prompt holds no token: begin with a separator or with text")
-    device = model.head_weight.device
-    generator = torch.Generator().manual_seed(sampling.seed)
-    tokens = list(prompt)
-    for _ in range(n_tokens):
-        window = torch.tensor([tokens[-model.config.context_length :]], device=device)
-        # Only the logits of the last position are needed.
-        with evaluation_mode(model):
-            logits = model.logits_of(model.hidden(window)[0, -1].float())
-        token = draw(logits.cpu(), sampling, generator)
-        if token == stop:
-            return
-        tokens.append(token)
-        yield token
-
-
-def draw(logits: Float[Tensor, " vocab_size"], sampling: Sampling, generator: torch.Generator) -> int:
-    """Draw one token id. Raises NapkinError where the logits hold NaN or infinity, as those of a diverged model may."""
+    logits = logits.float()
     if not logits.isfinite().all():
         raise NapkinError("the model's logits hold infinity or NaN, nothing can be drawn: use an earlier checkpoint")
-    if sampling.temperature == 0:
-        return int(logits.argmax())
-    # A stable sort puts the one that argmax would return first among equals. In float64, the probabilities of a large
-    # vocabulary add up to 1; the maximum is subtracted first, so that division by a small temperature cannot overflow.
-    likeliest, ids = logits.double().sort(descending=True, stable=True)
-    probabilities = torch.softmax((likeliest - likeliest[0]) / sampling.temperature, dim=0)
-    before = probabilities.cumsum(dim=0) - probabilities
-    # The likeliest token is always kept: the sum before it is 0.
-    probabilities = probabilities.where(before < sampling.top_p, 0)
-    if sampling.top_k is not None:
-        probabilities[sampling.top_k :] = 0
-    return int(ids[torch.multinomial(probabilities, 1, generator=generator)])
+    changed = _changed(logits, settings, histories)
+    tokens = changed.argmax(dim=-1)
+    random = [row for row, each in enumerate(settings) if each.temperature > 0]
+    if random:
+        chosen = [settings[row] for row in random]
+        uniforms = [uniform(each.seed, numbers[row]) for row, each in zip(random, chosen, strict=True)]
+        rows = changed if len(random) == len(settings) else changed[random]
+        tokens[random] = _inverted(rows, chosen, uniforms)
+    return _told(logits, tokens.tolist(), settings)
+
+
+def uniform(seed: int, number: int) -> float:
+    """Number `number` of a seed's stream of uniform numbers in [0, 1): 53 random bits."""
+    return (random_word(random_word(seed, 0), number) >> 11) * 2.0**-53
+
+
+def _changed(logits: Tensor, settings: Sequence[Sampling], histories: Sequence[Sequence[int]]) -> Tensor:
+    """Logits after penalties and biases; the given ones stay."""
+    changed = logits
+    for row, each in enumerate(settings):
+        if each.repetition_penalty == 1 and not each.logit_bias:
+            continue
+        changed = logits.clone() if changed is logits else changed
+        if each.repetition_penalty != 1:
+            occurred = torch.tensor(sorted(set(histories[row])), dtype=torch.int64, device=logits.device)
+            found, penalty = changed[row, occurred], each.repetition_penalty
+            changed[row, occurred] = torch.where(found > 0, found / penalty, found * penalty)
+        for token, bias in each.logit_bias:
+            if token >= logits.shape[1]:
+                raise NapkinError(f"logit_bias names token {token}: the model has 0 to {logits.shape[1] - 1}")
+            changed[row, token] += bias
+    return changed
+
+
+def _inverted(logits: Tensor, settings: Sequence[Sampling], uniforms: Sequence[float]) -> Tensor:
+    """The token at which each row's cumulative probability, in the order of ids, passes its uniform number."""
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=logits.device)[:, None]
+
+    # In float64 the probabilities of a large vocabulary add up to 1. The maximum is subtracted first, so that division
+    # by a small temperature cannot overflow.
+    scaled = (logits.double() - logits.amax(dim=-1, keepdim=True)) / column([each.temperature for each in settings])
+    weights = scaled.exp()
+    if any(each.top_k is not None or each.top_p < 1 or each.min_p > 0 for each in settings):
+        weights = weights.where(_kept(weights, settings, column), 0)
+    cumulative = weights.cumsum(dim=-1)
+    wanted = column(list(uniforms)) * cumulative[:, -1:]
+    # The first that exceeds it, which has a weight above 0; rounding up to the whole sum would find none.
+    wanted = torch.minimum(wanted, cumulative[:, -1:].nextafter(torch.zeros_like(wanted)))
+    return torch.searchsorted(cumulative, wanted, right=True)[:, 0]
+
+
+def _kept(
+    weights: Tensor, settings: Sequence[Sampling], column: Callable[[list[float]], Tensor]
+) -> Bool[Tensor, "sequence vocab_size"]:
+    """Which tokens top-k, top-p and min-p leave; among equally likely ones the first ids stay."""
+    n_all = weights.shape[-1]
+    n_looked = min(max(_FIRST_LOOK, *(1 + (each.top_k or 0) for each in settings)), n_all)
+    while True:
+        sorted_weights = weights.topk(n_looked, dim=-1).values
+        limits = column([each.top_k or n_all for each in settings])
+        within = sorted_weights.where(torch.arange(n_looked, device=weights.device) < limits, 0)
+        whole = weights.sum(dim=-1, keepdim=True).where(limits >= n_all, within.sum(dim=-1, keepdim=True))
+        # The likeliest token is always kept: the sum before it is 0.
+        before = within.cumsum(dim=-1) - within
+        kept = (before < column([each.top_p for each in settings]) * whole) & (within > 0)
+        kept &= within >= column([each.min_p for each in settings])
+        n_kept = kept.sum(dim=-1, keepdim=True)
+        if n_looked == n_all or not bool((n_kept == n_looked).any()):
+            break
+        n_looked = n_all
+    least = sorted_weights.gather(1, n_kept - 1)
+    equal = weights == least
+    room = n_kept - (weights > least).sum(dim=-1, keepdim=True)
+    return (weights > least) | (equal & (equal.cumsum(dim=-1) <= room))
+
+
+def _told(logits: Tensor, tokens: list[int], settings: Sequence[Sampling]) -> list[Draw]:
+    draws = []
+    for row, (token, each) in enumerate(zip(tokens, settings, strict=True)):
+        if each.logprobs is None:
+            draws.append(Draw(token))
+            continue
+        logprobs = logits[row].log_softmax(dim=-1)
+        top = logprobs.topk(min(each.logprobs, len(logprobs)))
+        pairs = tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+        draws.append(Draw(token, logprobs[token].item(), pairs))
+    return draws

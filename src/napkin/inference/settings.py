@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from napkin.errors import NapkinError
 
 LARGEST_SEED = 2**62
+MOST_TOP_LOGPROBS = 1000
+"""More than anyone looks at; each is kept for every token."""
 
 
 @dataclass(frozen=True)
@@ -19,17 +21,52 @@ class Sampling:
     """Draw among this many likeliest tokens (Fan et al. 2018); None is all."""
 
     top_p: float = 0.95
-    """Draw among the likeliest tokens that together reach this probability (Holtzman et al. 2020); 1 is all."""
+    """Draw among the likeliest tokens that together reach this probability (Holtzman et al. 2020), of those that top_k
+    leaves; 1 is all."""
+
+    min_p: float = 0.0
+    """Leave out tokens less likely than this times the likeliest one (Nguyen et al. 2024); 0 is none."""
+
+    repetition_penalty: float = 1.0
+    """Logits of tokens that occurred, in the prompt or since, are divided by it if positive, else multiplied (Keskar et
+    al. 2019); 1 changes nothing."""
+
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Pairs of a token id and a number added to its logit."""
+
+    stop: tuple[str, ...] = ()
+    """Texts before which a completion ends."""
+
+    stop_ids: tuple[int, ...] = ()
+    """Token ids before which a completion ends."""
+
+    logprobs: int | None = None
+    """How many likeliest tokens to tell of at each position, with their log-probabilities before any of these settings;
+    0 tells the drawn token's, None nothing."""
 
     seed: int = 0
     """Seed of the draws; each of several completions uses the next seed."""
 
     def __post_init__(self) -> None:
+        # Comparisons that NaN fails.
         if not 0 <= self.temperature < math.inf:
             raise NapkinError(f"temperature is {self.temperature}: use a finite number, 0 or more")
         if self.top_k is not None and self.top_k < 1:
             raise NapkinError(f"top_k is {self.top_k}: use 1 or more, or leave it out")
         if not 0 < self.top_p <= 1:
             raise NapkinError(f"top_p is {self.top_p}: use a probability above 0, up to 1")
+        if not 0 <= self.min_p <= 1:
+            raise NapkinError(f"min_p is {self.min_p}: use 0 to 1")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise NapkinError(f"repetition_penalty is {self.repetition_penalty}: use a finite number above 0")
+        for token, bias in self.logit_bias:
+            if token < 0 or not math.isfinite(bias):
+                raise NapkinError(f"logit_bias adds {bias} to token {token}: use a token id and a finite number")
+        if "" in self.stop:
+            raise NapkinError("stop holds an empty text, which is everywhere: leave it out")
+        if any(token < 0 for token in self.stop_ids):
+            raise NapkinError(f"stop_ids holds {min(self.stop_ids)}: use token ids")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_TOP_LOGPROBS:
+            raise NapkinError(f"logprobs is {self.logprobs}: use 0 to {MOST_TOP_LOGPROBS}, or leave it out")
         if not 0 <= self.seed <= LARGEST_SEED:
             raise NapkinError(f"seed is {self.seed}: use 0 to {LARGEST_SEED}")

@@ -14,7 +14,7 @@ from napkin.errors import NapkinError
 from napkin.evaluation.bits_per_byte import evaluate
 from napkin.files import StrPath
 from napkin.hardware.host import detect_host
-from napkin.inference.sampling import generate
+from napkin.inference.generation import generate
 from napkin.inference.settings import Sampling
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import Precision, choose_device, choose_precision

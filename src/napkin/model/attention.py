@@ -13,6 +13,7 @@ from napkin.errors import NapkinError
 from napkin.kernels.rope import rotate_halves
 from napkin.model.attention_implementations import FusedAttention, PlainAttention
 from napkin.model.initialization import Device
+from napkin.model.kv_cache import CachedPass
 from napkin.model.linear import LinearFactory
 from napkin.model.masks import CausalMask
 from napkin.model.norm import NoQKNorm
@@ -28,6 +29,10 @@ class ForwardContext:
     """The cosines and sines by which queries and keys are rotated."""
     mask: Any = None
     """What the attention implementation prepared: which tokens see each other."""
+    cache: CachedPass | None = None
+    """Keys and values of earlier positions; None in training."""
+    layer: int = 0
+    """The layer whose keys and values those are."""
 
 
 class CausalSelfAttention(nn.Module):
@@ -86,6 +91,8 @@ class CausalSelfAttention(nn.Module):
         rotated = self.rotate(self.qk_norm(queries_and_keys), *context.rotation)
         queries, keys = rotated.split((self.n_heads, self.n_kv_heads), dim=2)
         queries, keys, values = (rearrange(part, "b t h c -> b h t c") for part in (queries, keys, values))
+        if context.cache is not None:
+            keys, values = context.cache.update(context.layer, keys, values)
         mixed = self.attend(queries, keys, values, context.mask)
         return self.output(rearrange(mixed, "b h t c -> b t (h c)"))
 

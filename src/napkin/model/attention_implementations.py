@@ -13,7 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from napkin.kernels.attention import flex_attention, fused_attention, plain_attention, softcap, softcapped_attention
-from napkin.model.masks import CausalMask, additive_mask
+from napkin.model.kv_cache import CachedPass
+from napkin.model.masks import CausalMask, additive_mask, additive_mask_at
 from napkin.model.positions import NoPositions
 
 Queries = Float[Tensor, "batch heads query head_dim"]
@@ -46,6 +47,16 @@ class MaskedAttention:
         if not self.needs_mask(documents):
             return None
         return additive_mask(self.sees, positions, self.n_heads, length, documents, device, query_offset=query_offset)
+
+    def prepare_cached(self, positions: NoPositions, cache: CachedPass, layer: int) -> Tensor | None:
+        """The mask of new tokens and the keys of a layer; None where the kernel needs none."""
+        together = cache.together(layer)
+        biased = type(positions).bias is not NoPositions.bias
+        first = cache.start == 0 and together is None and not self.needs_mask(None)
+        if first or (cache.all_seen and not biased):
+            return None
+        query, key = cache.positions, cache.key_positions(layer)
+        return additive_mask_at(self.sees, positions, self.n_heads, query, key, together)
 
 
 class PlainAttention(MaskedAttention):
@@ -115,7 +126,7 @@ class FlexAttention(PlainAttention):
         kernel: Callable[..., Tensor] | None = None,
     ) -> Queries:
         """Mix the values by their weights; `kernel` replaces the compiled kernel."""
-        if isinstance(prepared, Tensor):
+        if prepared is None or isinstance(prepared, Tensor):
             return super().__call__(queries, keys, values, prepared)
         score_mod, block_mask = prepared
         return flex_attention(queries, keys, values, score_mod, block_mask, self.scale, kernel=kernel)

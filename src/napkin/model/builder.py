@@ -61,8 +61,7 @@ class ModelBuilder:
 
     def attention_implementations(self) -> list[PlainAttention | FusedAttention]:
         """What computes attention in each layer; layers that see the same tokens share it."""
-        window, every = self.config.attention_window, self.config.full_attention_every
-        windows = [None if every and (layer + 1) % every == 0 else window for layer in range(self.config.n_layers)]
+        windows = self.config.attention_windows
         made = {each: self._attention_implementation(each) for each in dict.fromkeys(windows)}
         return [made[each] for each in windows]
 

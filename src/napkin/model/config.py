@@ -203,6 +203,12 @@ class ModelConfig:
         return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
 
     @property
+    def attention_windows(self) -> list[int | None]:
+        """The window of each layer; None is all tokens before."""
+        window, every = self.attention_window, self.full_attention_every
+        return [None if every and (layer + 1) % every == 0 else window for layer in range(self.n_layers)]
+
+    @property
     def resolved_attention(self) -> Literal["sdpa", "plain", "flex"]:
         """attention with auto resolved for no particular device: sdpa, unless there is a softcap."""
         if self.attention == "auto":

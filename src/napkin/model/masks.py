@@ -12,6 +12,9 @@ from torch import Tensor
 
 from napkin.model.positions import NoPositions
 
+HIDDEN = -30000.0
+"""Added to a score it makes a weight of exactly 0 beside any seen key; a number of every format, fp16 among them."""
+
 
 class CausalMask:
     """A token sees itself and all tokens before it."""
@@ -68,6 +71,26 @@ def additive_mask_of(
         seen = seen & together
     heads = torch.arange(n_heads, device=query.device)[None, :, None, None]
     return positions.bias(heads, query[:, None] - key).masked_fill(~seen, float("-inf"))
+
+
+def additive_mask_at(
+    sees: CausalMask,
+    positions: NoPositions,
+    n_heads: int,
+    query: Int[Tensor, "#batch query"],
+    key: Int[Tensor, "#batch key"],
+    together: Bool[Tensor, "batch 1 query key"] | None,
+) -> Float[Tensor, "batch_or_1 heads_or_1 query key"]:
+    """The same where each sequence has positions of its own; what is hidden gets HIDDEN instead of -infinity.
+
+    Padding may see no key at all: a softmax over -infinity alone would make NaN of it, and of what is computed of it.
+    """
+    distance = query[:, None, :, None] - key[:, None, None, :]
+    seen = sees(query[:, None, :, None], key[:, None, None, :])
+    if together is not None:
+        seen = seen & together
+    heads = torch.arange(n_heads, device=query.device)[None, :, None, None]
+    return positions.bias(heads, distance).masked_fill(~seen, HIDDEN)
 
 
 def same_document(documents: Int[Tensor, "batch position"]) -> Bool[Tensor, "batch 1 position position"]:

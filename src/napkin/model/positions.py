@@ -29,13 +29,20 @@ class NoPositions(nn.Module):
     rotate: ClassVar[Callable[..., Tensor]] = staticmethod(unrotated)
 
     def embed(
-        self, x: Float[Tensor, "batch position d_model"], documents: Int[Tensor, "batch position"] | None
+        self,
+        x: Float[Tensor, "batch position d_model"],
+        documents: Int[Tensor, "batch position"] | None,
+        positions: Int[Tensor, "#batch position"] | None = None,
     ) -> Float[Tensor, "batch position d_model"]:
-        """Add to the embedding; each document starts at position 0."""
+        """Add to the embedding; each document starts at position 0, unless the tokens' `positions` are given."""
         return x
 
     def rotation(self, length: int, *, query_offset: int = 0) -> Rotation:
         """The arguments of `rotate` for positions query_offset .. length - 1: once per step, for all layers."""
+        return ()
+
+    def rotation_at(self, positions: Int[Tensor, "#batch position"]) -> Rotation:
+        """The same for any positions, of each sequence its own; they are not checked."""
         return ()
 
     @no_type_check  # a kernel's compiler reads it, see napkin.model.masks
@@ -56,10 +63,14 @@ class LearnedPositions(NoPositions):
         self.weight = truncated_normal(context_length, d_model, std=std, generator=generator)
 
     def embed(
-        self, x: Float[Tensor, "batch position d_model"], documents: Int[Tensor, "batch position"] | None
+        self,
+        x: Float[Tensor, "batch position d_model"],
+        documents: Int[Tensor, "batch position"] | None,
+        positions: Int[Tensor, "#batch position"] | None = None,
     ) -> Float[Tensor, "batch position d_model"]:
         """Add each position's vector."""
-        return x + F.embedding(position_ids(x.shape[1], documents, x.device), self.weight)
+        positions = position_ids(x.shape[1], documents, x.device) if positions is None else positions
+        return x + F.embedding(positions, self.weight)
 
 
 class SinusoidalPositions(NoPositions):
@@ -75,10 +86,14 @@ class SinusoidalPositions(NoPositions):
         self.register_buffer("table", table, persistent=False)
 
     def embed(
-        self, x: Float[Tensor, "batch position d_model"], documents: Int[Tensor, "batch position"] | None
+        self,
+        x: Float[Tensor, "batch position d_model"],
+        documents: Int[Tensor, "batch position"] | None,
+        positions: Int[Tensor, "#batch position"] | None = None,
     ) -> Float[Tensor, "batch position d_model"]:
         """Add each position's row of the table."""
-        return x + F.embedding(position_ids(x.shape[1], documents, x.device), self.table)
+        positions = position_ids(x.shape[1], documents, x.device) if positions is None else positions
+        return x + F.embedding(positions, self.table)
 
 
 class RotaryPositions(NoPositions):
@@ -92,6 +107,10 @@ class RotaryPositions(NoPositions):
     def rotation(self, length: int, *, query_offset: int = 0) -> Rotation:
         """The cosines and signed sines of positions query_offset .. length - 1."""
         return self.embedding(length - query_offset, start=query_offset)
+
+    def rotation_at(self, positions: Int[Tensor, "#batch position"]) -> Rotation:
+        """The cosines and signed sines of those positions."""
+        return self.embedding.cosines[positions], self.embedding.signed_sines[positions]
 
 
 class AlibiPositions(NoPositions):

@@ -19,6 +19,7 @@ from napkin.model.config import ModelConfig
 from napkin.model.dropout import make_dropout
 from napkin.model.embedding import Embedding
 from napkin.model.initialization import Device, default_device_and_dtype
+from napkin.model.kv_cache import CachedPass
 from napkin.model.language_model import Documents, Tokens
 from napkin.model.linear import Linear, make_scale
 from napkin.model.loss import add_router_losses, next_token_loss
@@ -129,11 +130,16 @@ class Transformer(nn.Module):
             logit_softcap=self.config.logit_softcap,
         )
 
-    def hidden(self, tokens: Tokens, documents: Documents = None) -> Float[Tensor, "batch position d_model"]:
+    def hidden(
+        self, tokens: Tokens, documents: Documents = None, *, cache: CachedPass | None = None
+    ) -> Float[Tensor, "batch position d_model"]:
         """The normalized hidden states that the head reads.
 
-        Raises NapkinError for sequences longer than the config's context_length.
+        With a `cache` the tokens are new ones of sequences whose earlier keys and values it holds; it then also knows
+        their documents. Raises NapkinError for sequences longer than the config's context_length.
         """
+        if cache is not None:
+            return self._hidden_cached(tokens, cache)
         length, limit = tokens.shape[1], self.config.context_length
         if length > limit:
             raise NapkinError(
@@ -160,6 +166,22 @@ class Transformer(nn.Module):
                 contexts[attend] = ForwardContext(rotation, mask)
             x = self.run_block(block, x, contexts[attend])
         return x
+
+    def _hidden_cached(self, tokens: Tokens, cache: CachedPass) -> Float[Tensor, "batch position d_model"]:
+        x = self.positions.embed(self.embedding(tokens) * self.input_scale, None, cache.document_positions)
+        start, n_new = cache.start, tokens.shape[1]
+        rotation = (
+            self.positions.rotation_at(cache.positions)
+            if start is None
+            else self.positions.rotation(start + n_new, query_offset=start)
+        )
+        masks: dict[PlainAttention | FusedAttention, Tensor | None] = {}
+        for layer, block in enumerate(self.blocks):
+            attend = cast(Block, block).attention.attend
+            if attend not in masks:
+                masks[attend] = attend.prepare_cached(self.positions, cache, layer)
+            x = self.run_block(block, x, ForwardContext(rotation, masks[attend], cache, layer))
+        return self.normalized(x)
 
     def normalized(self, x: Residual) -> Float[Tensor, "batch position d_model"]:
         """The hidden states that the head reads, of the last block's residual stream."""

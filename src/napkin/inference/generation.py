@@ -1,0 +1,112 @@
+"""Tokens that continue a prompt, one after another; keys and values of earlier ones are kept in a cache."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from napkin.errors import NapkinError
+from napkin.inference.sampling import Draw, draw
+from napkin.inference.settings import Sampling
+from napkin.model.kv_cache import ContiguousCache
+from napkin.model.language_model import evaluation_mode
+from napkin.model.transformer import Transformer
+
+PREFILL_CHUNK = 512
+"""Tokens of a prompt that go through the model at a time: enough to keep a processor busy, and scores stay small."""
+
+
+def generate(
+    model: Transformer,
+    prompt: Sequence[int],
+    n_tokens: int,
+    sampling: Sampling,
+    *,
+    stop: int | None = None,
+    chunk_size: int = PREFILL_CHUNK,
+) -> Iterator[int]:
+    """The tokens of `continue_prompt`."""
+    for drawn in continue_prompt(model, prompt, n_tokens, sampling, stop=stop, chunk_size=chunk_size):
+        yield drawn.token
+
+
+def continue_prompt(
+    model: Transformer,
+    prompt: Sequence[int],
+    n_tokens: int,
+    sampling: Sampling,
+    *,
+    stop: int | None = None,
+    chunk_size: int = PREFILL_CHUNK,
+) -> Iterator[Draw]:
+    """Yield up to `n_tokens` tokens that continue `prompt`, which holds at least one; end before `stop` or a stop id.
+
+    A sequence that would exceed the model's context length loses its oldest tokens, down to three quarters of that
+    length, so that the rest goes through the model again once for many tokens and not for each. `sampling.stop` is for
+    text, see `napkin.inference.text_stream`.
+    """
+    if not prompt:
+        raise NapkinError("the prompt holds no token: begin with a separator or with text")
+    limit = model.config.context_length
+    tokens, ends = list(prompt), {*sampling.stop_ids, stop}
+    cache = cache_for(model, 1, min(limit, len(prompt) + max(n_tokens, 1)))
+    new = tokens[-limit:]
+    for number in range(n_tokens):
+        if cache.lengths[0] + len(new) > limit:
+            cache.truncate(0)
+            new = tokens[-(limit - limit // 4) :]
+        logits = next_logits(model, new, cache, chunk_size=chunk_size)
+        (drawn,) = draw(logits, [sampling], [number], [tokens])
+        if drawn.token in ends:
+            return
+        tokens.append(drawn.token)
+        new = [drawn.token]
+        yield drawn
+
+
+def cache_for(model: Transformer, batch_size: int, capacity: int) -> ContiguousCache:
+    """A cache for a model, where it is and in the dtype of its products: that of its head, or of autocast."""
+    weight = model.head_weight
+    device_type = weight.device.type
+    dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else weight.dtype
+    return ContiguousCache(model.config, batch_size, capacity, dtype=dtype, device=weight.device)
+
+
+@torch.inference_mode()
+def next_logits(
+    model: Transformer, tokens: Sequence[int], cache: ContiguousCache, *, chunk_size: int = PREFILL_CHUNK
+) -> Float[Tensor, "1 vocab_size"]:
+    """Extend a cache of one sequence by tokens, a chunk at a time; the logits of the token after the last."""
+    return prefill(model, [tokens], cache, chunk_size=chunk_size)
+
+
+@torch.inference_mode()
+def prefill(
+    model: Transformer, sequences: Sequence[Sequence[int]], cache: ContiguousCache, *, chunk_size: int = PREFILL_CHUNK
+) -> Float[Tensor, "batch vocab_size"]:
+    """Extend each sequence of a cache by at least one token, a chunk of all at a time; logits after the last of each.
+
+    Of every position but the last, logits are not computed.
+    """
+    longest = max(map(len, sequences))
+    last: list[Tensor | None] = [None] * len(sequences)
+    for start in range(0, longest, chunk_size):
+        parts = [list(tokens[start : start + chunk_size]) for tokens in sequences]
+        counts = [len(part) for part in parts]
+        padded = [part + [0] * (max(counts) - len(part)) for part in parts]
+        hidden = _hidden(model, torch.tensor(padded, device=cache.device), cache, counts)
+        for row, (tokens, count) in enumerate(zip(sequences, counts, strict=True)):
+            if start < len(tokens) <= start + chunk_size:
+                last[row] = hidden[row, count - 1]
+    assert all(each is not None for each in last), "a sequence without a token has no last position"
+    return model.logits_of(torch.stack([each for each in last if each is not None])).float()
+
+
+def _hidden(model: Transformer, tokens: Tensor, cache: ContiguousCache, counts: Sequence[int]) -> Tensor:
+    extending = cache.extend(tokens.shape[1], counts)
+    if not model.training:
+        # Not even a look at each layer's mode, which takes as long as a small model's token.
+        return model.hidden(tokens, cache=extending)
+    with evaluation_mode(model):
+        return model.hidden(tokens, cache=extending)

@@ -1,0 +1,341 @@
+"""Keys and values of earlier positions, kept so that generation computes each token once.
+
+A cache belongs to a batch of sequences of any lengths. `extend` announces one forward pass over new tokens of each:
+
+    cache = ContiguousCache(model.config, capacity=500, dtype=model.head_weight.dtype)
+    hidden = model.hidden(prompt, cache=cache.extend(prompt.shape[1]))
+    hidden = model.hidden(next_token, cache=cache.extend(1))
+
+The model asks the pass where its tokens stand; each attention layer hands it new keys and values and gets all those
+that its queries may see. Keys are kept as they are compared: normed and rotated.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from napkin.errors import NapkinError
+from napkin.model.config import ModelConfig
+
+NewKeys = Float[Tensor, "batch kv_heads new head_dim"]
+Keys = Float[Tensor, "batch kv_heads key head_dim"]
+
+NOWHERE = 2**30
+"""The position of a slot without a key: after every query, so that a causal mask hides it."""
+
+
+@runtime_checkable
+class CachedPass(Protocol):
+    """One forward pass over new tokens of sequences whose earlier keys and values are kept."""
+
+    @property
+    def start(self) -> int | None:
+        """The position of the first new token, if all sequences have the same, and positions count up from there."""
+        ...
+
+    @property
+    def positions(self) -> Int[Tensor, "batch_or_1 new"]:
+        """Where the new tokens stand; padding stands at any position of the model's."""
+        ...
+
+    @property
+    def document_positions(self) -> Int[Tensor, "batch_or_1 new"]:
+        """Where they stand in their documents: the same, if sequences are not packed."""
+        ...
+
+    @property
+    def all_seen(self) -> bool:
+        """Whether each query sees every key that `update` returns, as one new token of equally long sequences does."""
+        ...
+
+    def key_positions(self, layer: int) -> Int[Tensor, "batch_or_1 key"]:
+        """Where the keys stand that `update` returns; NOWHERE for those that no query sees."""
+        ...
+
+    def together(self, layer: int) -> Bool[Tensor, "batch_or_1 1 new key"] | None:
+        """Which pairs may see each other, if positions do not decide it alone: those of one document or one branch."""
+        ...
+
+    def update(self, layer: int, keys: NewKeys, values: NewKeys) -> tuple[Keys, Keys]:
+        """Keep a layer's new keys and values; return all that the queries may see."""
+        ...
+
+
+@runtime_checkable
+class KVCache(Protocol):
+    """Keys and values of a batch of sequences in all layers."""
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Tokens of each sequence."""
+        ...
+
+    def extend(self, n_new: int, counts: Sequence[int] | None = None) -> CachedPass:
+        """A pass over n_new tokens of each sequence, of which the first counts[b] are no padding; None is all."""
+        ...
+
+
+class ContiguousCache:
+    """A cache with a fixed slot for each position: [batch, kv_heads, slot, head_dim] for each layer.
+
+    `capacity` is the most tokens of a sequence; None is the context length. In layers with a sliding window the slots
+    are a ring: position p is in slot p mod window, and no more than the window is ever held.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        batch_size: int = 1,
+        capacity: int | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        capacity = config.context_length if capacity is None else capacity
+        if not 1 <= capacity <= config.context_length:
+            raise NapkinError(
+                f"a KV cache of {capacity} positions does not fit context_length {config.context_length}: use 1 to "
+                f"{config.context_length}"
+            )
+        self.capacity = capacity
+        self.lengths = [0] * batch_size
+        self.n_slots = [min(window or capacity, capacity) for window in config.attention_windows]
+        """Slots of a sequence in each layer."""
+        heads, width, place = config.resolved_n_kv_heads, config.resolved_head_dim, {"dtype": dtype, "device": device}
+        # One slot more takes what padding writes. Zeros, since what is hidden is multiplied by 0, not left out.
+        self.keys = [torch.zeros(batch_size, heads, n + 1, width, **place) for n in self.n_slots]
+        self.values = [torch.zeros(batch_size, heads, n + 1, width, **place) for n in self.n_slots]
+        self.device = self.keys[0].device
+        self._documents: Documents | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
+    def extend(
+        self,
+        n_new: int,
+        counts: Sequence[int] | None = None,
+        *,
+        documents: Int[Tensor, "batch new"] | None = None,
+    ) -> "ExtendingPass":
+        """A pass over n_new tokens of each sequence, of which the first counts[b] are no padding; None is all.
+
+        `documents` numbers their documents; None goes on with the last one. The lengths grow now: run the pass once.
+        Raises NapkinError where a sequence would exceed the capacity.
+        """
+        before = self.lengths
+        counts = [n_new] * len(before) if counts is None else list(counts)
+        after = [length + count for length, count in zip(before, counts, strict=True)]
+        if max(after) > self.capacity:
+            raise NapkinError(
+                f"a sequence of {max(after)} tokens exceeds the {self.capacity} of its KV cache: make the cache with a "
+                "larger capacity"
+            )
+        if documents is not None and self._documents is None:
+            self._documents = Documents(self)
+        self.lengths = after
+        return ExtendingPass(self, before, counts, n_new, self._documents, documents)
+
+    def branch(self, positions: Int[Tensor, " new"], sees: Bool[Tensor, "new new"]) -> "BranchingPass":
+        """A pass over tokens that continue the sequence of a batch of one in several ways, and are not kept.
+
+        Each stands at a position of its own, and sees what the cache holds and those new ones that its row names.
+        """
+        self._refuse_many("branch")
+        return BranchingPass(self, positions, sees)
+
+    def truncate(self, length: int) -> None:
+        """Forget the tokens of a batch of one from position `length` on.
+
+        All are forgotten if a ring has lost tokens that the one before them sees: `lengths` tells.
+        """
+        self._refuse_many("be truncated")
+        (now,) = self.lengths
+        if length < now:
+            self.lengths = [length if now <= min(self.n_slots) else 0]
+
+    def _refuse_many(self, what: str) -> None:
+        if len(self.lengths) != 1 or self._documents is not None:
+            raise NapkinError(f"only a KV cache of one sequence without documents can {what}: use one per sequence")
+
+
+class ExtendingPass:
+    """A pass that extends a `ContiguousCache`: a `CachedPass`."""
+
+    def __init__(
+        self,
+        cache: ContiguousCache,
+        before: list[int],
+        counts: list[int],
+        n_new: int,
+        kept_documents: "Documents | None",
+        documents: Int[Tensor, "batch new"] | None,
+    ) -> None:
+        self.cache, self.before, self.counts, self.n_new = cache, before, counts, n_new
+        uniform = len(set(before)) == 1 and set(counts) == {n_new}
+        self.start = before[0] if uniform else None
+        self.all_seen = uniform and n_new == 1 and kept_documents is None
+        if uniform:
+            self.positions = torch.arange(before[0], before[0] + n_new, device=cache.device)[None]
+        else:
+            starts = torch.tensor(before, device=cache.device)[:, None]
+            self.positions = (starts + torch.arange(n_new, device=cache.device)).clamp(max=cache.capacity - 1)
+        self._slots = {n: _Slots(self, n) for n in set(cache.n_slots)}
+        self.documents = None if kept_documents is None else kept_documents.extend(self, documents)
+        self.document_positions = self.positions if self.documents is None else self.documents.positions
+
+    def key_positions(self, layer: int) -> Int[Tensor, "batch_or_1 key"]:
+        """Of what is held in the order of its slots, and where new ones are not among them, of those."""
+        return self._slots[self.cache.n_slots[layer]].key_positions()
+
+    def together(self, layer: int) -> Bool[Tensor, "batch_or_1 1 new key"] | None:
+        """Pairs of one document."""
+        return None if self.documents is None else self.documents.together(self.key_positions(layer))
+
+    def update(self, layer: int, keys: NewKeys, values: NewKeys) -> tuple[Keys, Keys]:
+        """Keep a layer's new keys and values; return all that the queries may see."""
+        cache = self.cache
+        slots = self._slots[cache.n_slots[layer]]
+        return slots.updated(cache.keys[layer], keys), slots.updated(cache.values[layer], values)
+
+
+class _Slots:
+    """Where a pass finds and puts keys, in layers with as many slots."""
+
+    def __init__(self, made: ExtendingPass, n_slots: int) -> None:
+        self.made, self.n_slots = made, n_slots
+        self.longest = max(made.cache.lengths)
+        # In a full ring, several new keys would overwrite those that the first of their queries still sees.
+        self.in_place = self.longest <= n_slots or (made.n_new == 1 and made.start is not None)
+        self._indices: tuple[Tensor, Tensor] | None = None
+
+    def key_positions(self) -> Int[Tensor, "batch_or_1 key"]:
+        made = self.made
+        if self.in_place:
+            return _held_positions(made.cache.lengths, self.n_slots, self.positions.device)[:, : self.longest]
+        held = _held_positions(made.before, self.n_slots, self.positions.device)
+        return torch.cat((held.expand(len(self.positions), -1), self.positions.where(self.real, NOWHERE)), dim=1)
+
+    @property
+    def positions(self) -> Int[Tensor, "batch_or_1 new"]:
+        return self.made.positions
+
+    @property
+    def real(self) -> Bool[Tensor, "batch_or_1 new"]:
+        """Which of the new tokens are no padding."""
+        counts = torch.tensor(self.made.counts, device=self.positions.device)[:, None]
+        return (torch.arange(self.made.n_new, device=self.positions.device) < counts)[: len(self.positions)]
+
+    def updated(self, held: Tensor, new: Tensor) -> Tensor:
+        """Put [batch, heads, new, width] into its slots; return all that the queries may see."""
+        new = new.to(held.dtype)
+        if not self.in_place:
+            seen = torch.cat((held[:, :, :-1], new), dim=2)
+            self._put(held, new)
+            return seen
+        if self.made.start is None:
+            self._put(held, new)
+        else:
+            slot = self.made.start % self.n_slots
+            held[:, :, slot : slot + self.made.n_new] = new
+        return held[:, :, : min(self.longest, self.n_slots)]
+
+    def _put(self, held: Tensor, new: Tensor) -> None:
+        """Of each sequence what stays when all have been put; padding goes to the slot beyond."""
+        if self._indices is None:
+            device = self.positions.device
+            after = torch.tensor(self.made.cache.lengths, device=device)[:, None]
+            stays = self.real & (self.positions >= after - self.n_slots)
+            slots = (self.positions % self.n_slots).where(stays, self.n_slots)
+            self._indices = torch.arange(len(held), device=device)[:, None], slots.expand(len(held), -1)
+        rows, slots = self._indices
+        held[rows, :, slots] = new.transpose(1, 2)
+
+
+def _held_positions(lengths: Sequence[int], n_slots: int, device: torch.device) -> Int[Tensor, "batch_or_1 slot"]:
+    """The position in each slot of sequences of those lengths, or NOWHERE."""
+    lengths = lengths if len(set(lengths)) > 1 else lengths[:1]
+    last = torch.tensor(lengths, device=device)[:, None] - 1
+    # The newest position of each slot; below 0 where the slot has none.
+    positions = last - (last - torch.arange(n_slots, device=device)) % n_slots
+    return positions.where(positions >= 0, NOWHERE)
+
+
+class BranchingPass:
+    """A pass over continuations of one sequence, see `ContiguousCache.branch`: a `CachedPass`."""
+
+    start = None
+    all_seen = False
+
+    def __init__(self, cache: ContiguousCache, positions: Int[Tensor, " new"], sees: Bool[Tensor, "new new"]) -> None:
+        self.cache, self.sees = cache, sees
+        self.positions = self.document_positions = positions[None]
+
+    def key_positions(self, layer: int) -> Int[Tensor, "1 key"]:
+        """Of what is held, then of the new tokens."""
+        held = _held_positions(self.cache.lengths, self.cache.n_slots[layer], self.positions.device)
+        return torch.cat((held[:, : self._n_held(layer)], self.positions), dim=1)
+
+    def together(self, layer: int) -> Bool[Tensor, "1 1 new key"]:
+        """All of what is held, and the new tokens of the same branch."""
+        held = self.sees.new_ones(len(self.sees), self._n_held(layer))
+        return torch.cat((held, self.sees), dim=1)[None, None]
+
+    def update(self, layer: int, keys: NewKeys, values: NewKeys) -> tuple[Keys, Keys]:
+        """What is held, and the new ones, which are not kept."""
+        held = slice(self._n_held(layer))
+        old_keys, old_values = self.cache.keys[layer][:, :, held], self.cache.values[layer][:, :, held]
+        return (
+            torch.cat((old_keys, keys.to(old_keys.dtype)), dim=2),
+            torch.cat((old_values, values.to(old_values.dtype)), dim=2),
+        )
+
+    def _n_held(self, layer: int) -> int:
+        return min(self.cache.lengths[0], self.cache.n_slots[layer])
+
+
+class Documents:
+    """The documents of packed sequences in a `ContiguousCache`."""
+
+    def __init__(self, cache: ContiguousCache) -> None:
+        place = {"dtype": torch.int64, "device": cache.device}
+        # What came before the first numbers is of a document of its own. One place more is for padding.
+        self.by_position = torch.full((len(cache.lengths), cache.capacity + 1), -1, **place)
+        self.last = torch.full((len(cache.lengths), 1), -1, **place)
+        self.last_start = torch.zeros((len(cache.lengths), 1), **place)
+
+    def extend(self, made: ExtendingPass, documents: Int[Tensor, "batch new"] | None) -> "NewDocuments":
+        """Keep the documents of a pass's tokens; None goes on with the last one."""
+        documents = self.last.expand(-1, made.n_new) if documents is None else documents
+        positions = made.positions.expand(len(documents), -1)
+        changed = documents != torch.cat((self.last, documents[:, :-1]), dim=1)
+        starts = torch.maximum(positions.where(changed, 0).cummax(dim=1).values, self.last_start)
+        n_real = torch.tensor(made.counts, device=documents.device)[:, None]
+        real = torch.arange(made.n_new, device=documents.device) < n_real
+        self.by_position.scatter_(1, positions.where(real, made.cache.capacity), documents)
+        end, any_real = (n_real - 1).clamp(min=0), n_real > 0
+        self.last = documents.gather(1, end).where(any_real, self.last)
+        self.last_start = starts.gather(1, end).where(any_real, self.last_start)
+        return NewDocuments(documents, positions - starts, self.by_position)
+
+
+class NewDocuments:
+    """The documents of a pass's tokens."""
+
+    def __init__(
+        self,
+        documents: Int[Tensor, "batch new"],
+        positions: Int[Tensor, "batch new"],
+        by_position: Shaped[Tensor, "batch _"],
+    ) -> None:
+        self.documents, self.positions, self.by_position = documents, positions, by_position
+
+    def together(self, key_positions: Int[Tensor, "batch_or_1 key"]) -> Bool[Tensor, "batch 1 new key"]:
+        """Which queries and keys are of one document."""
+        places = key_positions.clamp(max=self.by_position.shape[1] - 1).expand(len(self.documents), -1)
+        return self.documents[:, None, :, None] == self.by_position.gather(1, places)[:, None, None, :]
