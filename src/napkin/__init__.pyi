@@ -35,6 +35,7 @@ from .model import ModelConfig as ModelConfig
 from .model import Transformer as Transformer
 from .planning import Plan as Plan
 from .planning import plan as plan
+from .planning import plan_service as plan_service
 from .recipe import DataConfig as DataConfig
 from .recipe import OptimizerConfig as OptimizerConfig
 from .recipe import Recipe as Recipe

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from napkin.cli import plan_by_rule, plan_layouts
+from napkin.cli import plan_by_rule, plan_layouts, plan_service
 from napkin.cli.failure_lines import FailureOptions
 from napkin.cli.options import JsonOption, Switch
 from napkin.cli.progress import progress_line
@@ -38,6 +38,9 @@ class PlanOptions(RecipeOptions, plan_layouts.LayoutOptions, FailureOptions, Jso
 
 def main(arguments: list[str]) -> None:
     """Print rule and count side by side, and whether the run fits; the status is 2 if it does not."""
+    if plan_service.OPTION in arguments:
+        plan_service.main(arguments)
+        return
     if _is_by_rule(arguments):
         plan_by_rule.main(arguments)
         return

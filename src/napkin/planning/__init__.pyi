@@ -14,4 +14,7 @@ from .model_search import Family as Family
 from .model_search import largest_model as largest_model
 from .planner import plan as plan
 from .run_plan import Plan as Plan
+from .service_plan import ServiceDegree as ServiceDegree
+from .service_plan import ServicePlan as ServicePlan
+from .service_plan import plan_service as plan_service
 from .site import Site as Site

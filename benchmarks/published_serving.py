@@ -1,0 +1,324 @@
+"""Time to first token and per output token of published measurements of servers: planned beside measured.
+
+    python benchmarks/published_serving.py          judge: constants found on one system predict the other
+    python benchmarks/published_serving.py --fit    also fit to all rows, and write hardware/service_efficiency.toml
+
+published_serving.csv has 442 points of Llama 3.1 8B and 70B on H200 and B200, of TensorRT-LLM, vLLM and SGLang, with
+tensor ranks of 1 to 8: the sample of measurements in tools/accuracy_regression_testing of
+https://github.com/ai-dynamo/aiconfigurator (Apache-2.0), unchanged. How they were measured is not in the file. Those of
+the 70B model have the shapes, concurrencies and ranks of InferenceMAX, whose scripts are public
+(https://github.com/SemiAnalysisAI/InferenceX, benchmarks/70b_*.sh), and are read as measured by them: 10 requests per
+client; lengths evenly between 0.8 and 1 of those stated; the cache in fp8; in vLLM at most 8192 tokens per step and 0.9
+of the memory, in TensorRT-LLM as many tokens per step as a sequence has, 0.9 of what the weights leave, no preemption;
+and there with 1024 + 1024 tokens and fewer than 8 ranks, prompts that wait for others up to 20 steps. Nothing is known
+of how SGLang was measured; its cache is taken to be in bf16.
+
+"Found on one system": the constants of each server are fitted to its rows on that system alone, drawn towards what is
+known beforehand (`PRIOR`); intervals are those stated for a generation that was not measured. SGLang's rows are all of
+H200. Compared with: the roofline at the datasheet's peaks; the constants of `PRIOR`, which no row was fitted to; and
+the same fits with other shares of the datasheet carried from training runs to the other generation.
+"""
+
+import argparse
+import csv
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from napkin.hardware.accelerators import find_device
+from napkin.hardware.device import Device
+from napkin.hardware.service_efficiency import FITTED, ServiceEfficiency, service_efficiencies
+from napkin.model.published_models import preset
+from napkin.planning.service_interval import interval_of
+from napkin.planning.service_seconds import Load, Replica, ServiceTimes, WeightFormat, service_times
+from napkin.planning.service_work import ServiceWork, count_work
+from result_files import write_result
+
+FOLDER = Path(__file__).parent
+TABLE = FOLDER.parent / "src" / "napkin" / "hardware" / "service_efficiency.toml"
+PRIOR = {
+    # The expected value, and the standard deviation of its logarithm.
+    "weight_share": (0.8, 0.2),  # large copies reach 0.9 of a datasheet's bandwidth
+    "kv_share": (0.7, 0.4),
+    "product_share": (0.65, 0.3),  # training runs reach 0.47 to 0.72 of bf16 peaks: hardware/efficiency.toml
+    "attention_share": (0.45, 0.4),  # the same table has 0.26 to 0.66
+    "activation_share": (0.37, 0.7),  # its fused_share
+    "layer_seconds": (20e-6, 0.7),  # a captured graph launches a kernel in 1 to 2 microseconds; a layer has about ten
+    "step_seconds": (1e-3, 1.0),
+    "sequence_seconds": (10e-6, 1.5),
+    "request_seconds": (0.02, 1.0),
+    "collective_seconds": (8e-6, 0.7),  # NCCL starts in 8.4: napkin.hardware.interconnect
+    "direct_share": (0.5, 0.7),
+    "ring_share": (1.0, 0.4),
+    "burst": (1.0, 0.5),
+}
+TPOT_NOISE, TTFT_NOISE = 0.05, 0.24
+"""Relative errors from which an error counts less than by its square."""
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "vllm": {
+        "max_batched_tokens": 8192,
+        "memory_share": 0.9,
+        "memory_share_is_of_rest": False,
+        "reserves_output": False,
+    },
+    "trtllm": {
+        "max_batched_tokens": 8192,
+        "memory_share": 0.9,
+        "memory_share_is_of_rest": True,
+        "reserves_output": True,
+    },
+    "sglang": {
+        "max_batched_tokens": 8192,
+        "memory_share": 0.85,
+        "memory_share_is_of_rest": False,
+        "reserves_output": False,
+    },
+}
+
+
+@functools.cache
+def work_of(model: str) -> ServiceWork:
+    return count_work(preset("llama-3-8b" if "8B" in model else "llama-3-70b"))
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One row of the table."""
+
+    row: tuple[tuple[str, str], ...]
+
+    def __getitem__(self, name: str) -> str:
+        return dict(self.row)[name]
+
+    @functools.cached_property
+    def device(self) -> Device:
+        return find_device(self["system"].split("_")[0])
+
+    @functools.cached_property
+    def load(self) -> Load:
+        inputs, outputs, tensor = (int(self[name]) for name in ("input_tokens", "output_tokens", "tensor_parallel"))
+        known = "70B" in self["model"]
+        trtllm = self["backend"] == "trtllm"
+        return Load(
+            concurrency=int(self["concurrency"]),
+            input_tokens=(0.9 if known else 1.0) * inputs,
+            output_tokens=(0.9 if known else 1.0) * outputs,
+            requests_per_client=10,
+            # The longest sequence, and a margin.
+            max_batched_tokens=inputs + outputs + (20 if inputs == outputs else 200) if trtllm else None,
+            batch_wait_steps=20 if trtllm and inputs == outputs and tensor < 8 else 0,
+        )
+
+    def replica(self, server: ServiceEfficiency) -> Replica:
+        return Replica(
+            work_of(self["model"]),
+            self.device,
+            server,
+            int(self["tensor_parallel"]),
+            cast(WeightFormat, self["weights"]),
+            "bf16" if self["backend"] == "sglang" else "fp8",
+        )
+
+    def planned(self, server: ServiceEfficiency) -> ServiceTimes:
+        return service_times(self.replica(server), self.load)
+
+    @functools.cached_property
+    def measured(self) -> NDArray[np.float64]:
+        """Time per output token and to first token, in seconds."""
+        return np.array([float(self["tpot_ms"]), float(self["ttft_ms"])]) / 1e3
+
+
+def read_measurements() -> list[Measurement]:
+    """All rows of published_serving.csv."""
+    with (FOLDER / "published_serving.csv").open(newline="", encoding="utf-8") as file:
+        return [Measurement(tuple(row.items())) for row in csv.DictReader(file)]
+
+
+def expected(server: str) -> ServiceEfficiency:
+    """The constants before anything was fitted."""
+    values = {name: value for name, (value, _) in PRIOR.items()}
+    return ServiceEfficiency(**values, **SCHEDULES[server], tpot_factor=1.0, ttft_factor=1.0)
+
+
+def log_errors(server: ServiceEfficiency, rows: Sequence[Measurement]) -> NDArray[np.float64]:
+    """[row, 2]: logarithms of planned over measured, of the time per output token and to first token."""
+    planned = np.array(
+        [(times.time_per_output_token, times.time_to_first_token) for times in (row.planned(server) for row in rows)]
+    )
+    return np.log(planned / np.array([row.measured for row in rows]))
+
+
+def fit(server: str, rows: Sequence[Measurement], rounds: int = 25) -> ServiceEfficiency:
+    """The constants of a server from its rows: damped least squares (Marquardt 1963) on logarithms, in which large
+    errors count less than by their square, with the factors that hold nine in ten of those rows."""
+    start = expected(server)
+    centre = np.log([PRIOR[name][0] for name in FITTED])
+    width = np.array([PRIOR[name][1] for name in FITTED])
+
+    def made(logs: NDArray[np.float64]) -> ServiceEfficiency:
+        return dataclasses.replace(start, **dict(zip(FITTED, map(float, np.exp(logs)), strict=True)))
+
+    def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        errors = (log_errors(made(logs), rows) / (TPOT_NOISE, TTFT_NOISE)).ravel()
+        softened = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
+        return np.concatenate([softened, (logs - centre) / width])
+
+    logs, damping = centre.copy(), 1e-2
+    now = residuals(logs)
+    for _ in range(rounds):
+        slopes = np.stack([(residuals(logs + 1e-3 * unit) - now) / 1e-3 for unit in np.eye(len(logs))], axis=1)
+        normal = slopes.T @ slopes
+        while damping < 1e6:
+            step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -slopes.T @ now)
+            then = residuals(logs + step)
+            if then @ then < now @ now:
+                break
+            damping *= 4
+        else:
+            break
+        gained = now @ now - then @ then
+        logs, now, damping = logs + step, then, damping / 4
+        if gained < 1e-4 * (now @ now):
+            break
+    return with_residuals(made(logs), rows)
+
+
+def with_residuals(server: ServiceEfficiency, rows: Sequence[Measurement]) -> ServiceEfficiency:
+    """The constants with what they say of the rows that they were fitted to."""
+    sizes = np.abs(log_errors(server, rows))
+    factors, medians = np.exp(np.quantile(sizes, 0.9, axis=0)), np.median(np.expm1(sizes), axis=0)
+    return dataclasses.replace(
+        server,
+        tpot_factor=float(factors[0]),
+        ttft_factor=float(factors[1]),
+        tpot_residual=float(medians[0]),
+        ttft_residual=float(medians[1]),
+        rows=len(rows),
+        compute_capabilities=tuple(sorted({cast(tuple[int, int], row.device.compute_capability) for row in rows})),
+        formats=tuple(sorted({row["weights"] for row in rows})),
+    )
+
+
+def roofline(row: Measurement) -> NDArray[np.float64]:
+    """Both times at the datasheet's peaks: bytes over the bandwidth, FLOPs over the peak, nothing else."""
+    replica, load = row.replica(expected(row["backend"])), row.load
+    bandwidth = row.device.memory_bandwidth
+    context = load.input_tokens + load.output_tokens / 2
+    flops = replica.work.decode_flops(load.concurrency, context) / replica.tensor / replica.product_peak
+    decode = max(replica.step_bytes(load.concurrency, context) / bandwidth, flops)
+    return np.array([decode, replica.work.prefill_flops(load.input_tokens) / replica.tensor / replica.product_peak])
+
+
+def described(errors: NDArray[np.float64], covered: NDArray[np.bool_] | None = None) -> str:
+    """Median, nine in ten and mean of relative errors, from logarithms [row, 2], and how many an interval holds."""
+    relative = np.expm1(errors)
+    sizes = np.abs(relative)
+    cells: list[str] = []
+    for at in (0, 1):
+        held = "–" if covered is None else f"{np.mean(covered[:, at]):.0%}"
+        cells += [f"{np.median(sizes[:, at]):.1%}", f"{np.quantile(sizes[:, at], 0.9):.1%}"]
+        cells += [f"{np.mean(relative[:, at]):+.1%}", held]
+    return " | ".join(cells) + f" | {len(errors)}"
+
+
+def judged(rows: Sequence[Measurement], servers: dict[str, ServiceEfficiency]) -> list[tuple[Any, ...]]:
+    """Per row: the row, its log errors, and whether the stated intervals hold what was measured."""
+    found = []
+    for row in rows:
+        server = servers[row["backend"]]
+        errors = log_errors(server, [row])[0]
+        factors = interval_of(row.replica(server), row.load)
+        found.append((row, errors, np.abs(errors) <= np.log([factors.tpot, factors.ttft])))
+    return found
+
+
+def lines_of(name: str, found: Sequence[tuple[Any, ...]]) -> str:
+    errors = np.array([each[1] for each in found])
+    return f"| {name} | {described(errors, np.array([each[2] for each in found]))} |"
+
+
+def cross(rows: Sequence[Measurement], seen: str, unseen: str) -> list[str]:
+    """Lines of the rows of one system under constants from the other."""
+    servers = {
+        name: fit(name, own)
+        for name in SCHEDULES
+        if (own := [row for row in rows if row["backend"] == name and row["system"] == seen])
+    }
+    short = {"h200_sxm": "H200", "b200_sxm": "B200"}
+    here, there = short[seen], short[unseen]
+    # A server that was not measured on the one has no constants.
+    found = judged([row for row in rows if row["system"] == unseen and row["backend"] in servers], servers)
+    fitted = judged([row for row in rows if row["system"] == seen], servers)
+    lines = [lines_of(f"{here}, fitted to", fitted), lines_of(f"**{there} by constants of {here}**", found)]
+    for name in servers:
+        for weights in dict.fromkeys(row["weights"] for row in rows):
+            own = [each for each in found if (each[0]["backend"], each[0]["weights"]) == (name, weights)]
+            if own:
+                lines.append(lines_of(f"{there} by constants of {here}: {name}, {weights}", own))
+    return lines
+
+
+def write_table(servers: dict[str, ServiceEfficiency]) -> None:
+    """hardware/service_efficiency.toml."""
+    lines = [
+        "# Constants of inference servers: napkin.hardware.service_efficiency explains them. Written by",
+        "# `python benchmarks/published_serving.py --fit` from the measurements of published_serving.csv, whose source",
+        "# the script names. rows: fitted to; residuals: median relative errors of those; factors: nine in ten are",
+        "# within them.",
+    ]
+    for name, server in servers.items():
+        lines += ["", f"[{name}]"]
+        for each in dataclasses.fields(server):
+            value = getattr(server, each.name)
+            if isinstance(value, float):
+                value = float(f"{value:.4g}")
+            text = {True: "true", False: "false"}.get(value) if isinstance(value, bool) else None
+            if isinstance(value, tuple):
+                items = [str(list(item)) if isinstance(item, tuple) else f'"{item}"' for item in value]
+                text = f"[{', '.join(items)}]"
+            lines.append(f"{each.name} = {value if text is None else text}")
+    TABLE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    service_efficiencies.cache_clear()
+    print(f"wrote {TABLE}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Published measurements of inference servers, planned beside measured."
+    )
+    parser.add_argument("--fit", action="store_true", help="fit the constants to all rows and write them")
+    arguments = parser.parse_args()
+    rows = read_measurements()
+    heads = "TPOT median | nine in ten | mean | in the interval | TTFT median | nine in ten | mean | in the interval"
+    lines = [f"| relative errors | {heads} | rows |", "|" + "---|" * 10]
+    if arguments.fit:
+        write_table({name: fit(name, [row for row in rows if row["backend"] == name]) for name in SCHEDULES})
+    peaks = np.array([roofline(row) for row in rows])
+    slower = np.array([row.measured for row in rows]) / peaks
+    lines.append(f"| roofline at the datasheet's peaks | {described(-np.log(slower))} |")
+    prior = np.array([log_errors(expected(row["backend"]), [row])[0] for row in rows])
+    lines.append(f"| expected values, nothing fitted | {described(prior)} |")
+    lines += cross(rows, "h200_sxm", "b200_sxm") + cross(rows, "b200_sxm", "h200_sxm")
+    found = judged(rows, service_efficiencies())
+    lines.append(lines_of("all, by hardware/service_efficiency.toml, fitted to them", found))
+    for name in SCHEDULES:
+        lines.append(lines_of(f"the same: {name}", [each for each in found if each[0]["backend"] == name]))
+    median = math.exp(float(np.median(np.log(slower[:, 0]))))
+    lines += ["", f"Measured times per output token are {median:.1f} times those of the roofline, at the median."]
+    lines += ["", "Furthest off, time per output token:", ""]
+    for row, errors, _ in sorted(found, key=lambda each: -abs(each[1][0]))[:8]:
+        names = ("system", "backend", "weights", "input_tokens", "output_tokens", "concurrency", "tensor_parallel")
+        lines.append(f"- {math.expm1(errors[0]):+.0%} {' '.join(row[name] for name in names)}")
+    print("\n".join(lines))
+    write_result("published-serving", lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""`napkin plan --serve ...`: what serving a model takes, by degree of tensor parallelism."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from napkin.cli.options import JsonOption, Switch
+from napkin.cli.progress import progress_line
+from napkin.cli.recipe_options import RecipeOptions, parse_with_recipe
+from napkin.cli.terminal import notify, print_json, print_table, say
+from napkin.errors import NapkinError
+from napkin.units import format_bytes, format_flops, format_seconds, format_three_digits
+
+if TYPE_CHECKING:
+    from napkin.planning.service_plan import ServiceDegree, ServicePlan
+
+OPTION = "--serve"
+
+
+@dataclass(frozen=True)
+class ServiceOptions(RecipeOptions, JsonOption):
+    """Plan a service: memory, time to first token (TTFT), time per output token (TPOT), tokens per second and dollars
+    under a constant number of concurrent requests, for each degree of tensor parallelism of the devices. Of the recipe
+    only the model is read: napkin plan --serve --preset llama-3-8b --on 8xH100 --concurrency 64."""
+
+    serve: Switch = False
+    """Plan a service, not a training run."""
+    on: str | None = None
+    """Accelerators: H100, 8xH100, 8xmydevice.toml; `napkin hardware` lists them."""
+    concurrency: int = 64
+    """Requests in flight: as one ends, the next comes."""
+    input_tokens: int = 1024
+    """Tokens of each prompt."""
+    output_tokens: int = 256
+    """Tokens that each request generates."""
+    server: Literal["vllm", "trtllm", "sglang"] = "vllm"
+    """The server whose measured constants are taken."""
+    weights: Literal["bf16", "fp8", "fp8_block", "nvfp4"] = "bf16"
+    """Format of the blocks' matrices; embedding and head are in bf16."""
+    kv: Literal["auto", "bf16", "fp8"] = "auto"
+    """Format of the KV cache; auto is fp8 for weights that are narrower than bf16."""
+    tensor: int | None = None
+    """Devices that divide the matrices of a replica; None compares all degrees."""
+    requests_per_client: int | None = None
+    """How many requests each client sends, in a measurement that the plan is compared with: the first of all come at
+    the same time. None is the steady state."""
+    usd_per_hour: float | None = None
+    """Price of one device; None is the catalogue's, if it has one."""
+
+
+def main(arguments: list[str]) -> None:
+    """Print the plan; the status is 2 if no degree serves the load."""
+    options, _ = parse_with_recipe(ServiceOptions, "plan", arguments)
+    if options.on is None:
+        raise NapkinError("--serve plans devices of the catalogue: name them, as in --on 8xH100")
+    if options.usd_per_hour is not None and not 0 < options.usd_per_hour < math.inf:
+        raise NapkinError(f"--usd-per-hour is {options.usd_per_hour}: use a number above 0")
+    if options.requests_per_client is not None and options.requests_per_client < 1:
+        raise NapkinError(f"--requests-per-client is {options.requests_per_client}: use a number above 0")
+    with progress_line("counting prefill and decode"):
+        from napkin.planning.service_plan import plan_service
+
+        plan = plan_service(
+            options.recipe.model,
+            options.on,
+            concurrency=options.concurrency,
+            input_tokens=options.input_tokens,
+            output_tokens=options.output_tokens,
+            server=options.server,
+            weights=options.weights,
+            kv=None if options.kv == "auto" else options.kv,
+            tensor=options.tensor,
+            usd_per_hour=options.usd_per_hour,
+            requests_per_client=options.requests_per_client,
+        )
+    if options.json:
+        print_json(service_json(plan))
+    else:
+        print_service(plan)
+    if plan.best is None:
+        raise NapkinError(f"the service does not fit: {plan.degrees[-1].reason}")
+    for note in plan.notes:
+        notify(note)
+
+
+def print_service(plan: "ServicePlan") -> None:
+    """Print what was counted, beside its rule, then a row per degree."""
+    load, device = plan.load, plan.cluster.device
+    say(
+        f"plan of a service on {plan.cluster.n_devices} × {device.name}: {load.concurrency:g} concurrent requests of "
+        f"{load.input_tokens:g} + {load.output_tokens:g} tokens, {plan.server}, weights in {plan.weights}, cache in "
+        f"{plan.kv}"
+    )
+    print_table(("", "rule", "count", ""), list(_counted(plan)), align="lrrl")
+    say()
+    headings = ["tensor", "replicas", "weights", "left for KV", "sequences fit", "decode FLOP/B"]
+    headings += ["TTFT", "nine in ten", "TPOT", "nine in ten", "tokens/s", "$/M tokens"]
+    print_table(headings, [_cells(degree) for degree in plan.degrees])
+    say(
+        "bytes are of one device, sequences and decode steps of one replica; tokens are those generated, by all replicas",
+        style="dim",
+    )
+    for line in _remarks(plan):
+        say(line)
+
+
+def _counted(plan: "ServicePlan") -> Iterator[tuple[str, str, str, str]]:
+    from napkin.accounting.rules import forward_flops_rule
+    from napkin.planning.service_seconds import KV_BYTES, WEIGHT_BYTES
+
+    load, work = plan.load, plan.work
+    rule = format_flops(forward_flops_rule(work.parameters, load.input_tokens))
+    yield "prefill of a prompt", rule, format_flops(plan.prefill_flops), "2·N·T"
+    rule = format_flops(forward_flops_rule(work.parameters, 1))
+    context = load.input_tokens + load.output_tokens / 2
+    yield "decode, a token", rule, format_flops(work.decode_flops(1, context)), f"2·N; {context:g} tokens in the cache"
+    whole = plan.weight_bytes
+    yield "weights", format_bytes(work.parameters * WEIGHT_BYTES[plan.weights]), format_bytes(whole), "N·bytes"
+    longest = load.input_tokens + load.output_tokens
+    cache = format_bytes(work.kv_numbers * work.kept(longest) * KV_BYTES[plan.kv])
+    yield "KV of a sequence", cache, cache, "2·L·kv·c·bytes, exact"
+    bound = "arithmetic" if plan.prefill_intensity > plan.ridge else "bytes"
+    yield "prefill, FLOPs per byte", "", format_three_digits(plan.prefill_intensity), f"bound by {bound}"
+    yield "ridge, FLOPs per byte", "", format_three_digits(plan.ridge), "of the device, by its datasheet"
+
+
+def _cells(degree: "ServiceDegree") -> list[str]:
+    memory = [format_bytes(degree.weight_bytes), format_bytes(max(0.0, degree.kv_pool_bytes))]
+    sizes = [str(degree.tensor), str(degree.replicas), *memory, f"{degree.sequences:,}"]
+    if degree.times is None or degree.interval is None or degree.tokens_per_second is None:
+        return [*sizes, *["–"] * 7]
+    first, token = degree.times.time_to_first_token, degree.times.time_per_output_token
+    usd = degree.usd_per_million_tokens
+    return [
+        *sizes,
+        format_three_digits(degree.decode_intensity),
+        format_seconds(first),
+        _range(first, degree.interval.ttft),
+        format_seconds(token),
+        _range(token, degree.interval.tpot),
+        f"{degree.tokens_per_second:,.0f}",
+        "–" if usd is None else f"{usd:.2f}",
+    ]
+
+
+def _range(seconds: float, factor: float) -> str:
+    return f"{format_seconds(seconds / factor)} to {format_seconds(seconds * factor)}"
+
+
+def _remarks(plan: "ServicePlan") -> Iterator[str]:
+    best = plan.best
+    if best is None:
+        return
+    if len(plan.fitting) > 1:
+        soonest = min(plan.fitting, key=lambda degree: degree.times.time_per_output_token if degree.times else math.inf)
+        lowest = "and" if soonest is best else f"tensor {soonest.tensor}"
+        yield f"tensor {best.tensor} gives the most tokens per second, {lowest} the lowest TPOT"
+    for degree in plan.fitting:
+        if degree.times is not None and degree.times.waiting:
+            running, held = degree.times.running, plan.load.concurrency / degree.replicas
+            yield (
+                f"tensor {degree.tensor}: {running:g} of {held:g} requests per replica have room in the cache; the "
+                f"others wait, {format_seconds(degree.times.waiting)} on the average"
+            )
+    if best.interval is not None and not best.interval.measured:
+        yield (
+            f"{plan.server} was not measured on such a device with {plan.weights} weights: the intervals are what "
+            "generations of devices differ by"
+        )
+    price = plan.cluster.device.price
+    if plan.usd_per_hour is None:
+        yield "the catalogue has no price of the device: --usd-per-hour"
+    elif price is not None and price.usd_per_hour == plan.usd_per_hour:
+        yield f"price of one device: {price}"
+
+
+def service_json(plan: "ServicePlan") -> dict[str, Any]:
+    """The plan for programs: bytes, FLOPs, seconds and dollars."""
+    load = plan.load
+    return {
+        "device": plan.cluster.device.name,
+        "devices": plan.cluster.n_devices,
+        "server": plan.server,
+        "weights": plan.weights,
+        "kv": plan.kv,
+        "concurrency": load.concurrency,
+        "input_tokens": load.input_tokens,
+        "output_tokens": load.output_tokens,
+        "requests_per_client": None if math.isinf(load.requests_per_client) else load.requests_per_client,
+        "parameters": plan.work.parameters,
+        "weight_bytes": plan.weight_bytes,
+        "ridge": plan.ridge,
+        "prefill_flops": plan.prefill_flops,
+        "prefill_bytes": plan.prefill_bytes,
+        "prefill_intensity": plan.prefill_intensity,
+        "usd_per_hour": plan.usd_per_hour,
+        "degrees": [
+            {**dataclasses.asdict(degree), "decode_intensity": degree.decode_intensity} for degree in plan.degrees
+        ],
+        "notes": list(plan.notes),
+    }

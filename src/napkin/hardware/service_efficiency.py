@@ -1,0 +1,137 @@
+"""How much of a datasheet's figures the steps of an inference server reach, by server.
+
+The constants stand in service_efficiency.toml, which `benchmarks/published_serving.py --fit` writes from published
+measurements of servers under a constant number of concurrent requests.
+"""
+
+import dataclasses
+import functools
+import math
+import statistics
+import tomllib
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Annotated
+
+import msgspec
+
+from napkin.errors import NapkinError
+from napkin.hardware.efficiency import efficiencies
+from napkin.near_names import suggestion
+
+_Share = Annotated[float, msgspec.Meta(gt=0, le=2)]
+_NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+_Factor = Annotated[float, msgspec.Meta(ge=1)]
+
+HOST_SPREAD = 0.3
+"""Standard deviation of the logarithm of what a server's own code takes on another host. Assumed."""
+REQUEST_SPREAD = 0.5
+"""The same of what is around a request: HTTP, tokenizing, the client. Assumed."""
+
+
+@dataclass(frozen=True)
+class ServiceEfficiency:
+    """Constants of the seconds of a server's steps, and how it schedules."""
+
+    weight_share: _Share
+    """Fraction of the memory bandwidth at which weights are read."""
+    kv_share: _Share
+    """The same of keys and values."""
+    product_share: _Share
+    """Fraction of the dense peak that the products of a prompt reach."""
+    attention_share: _Share
+    """Fraction of the dense bf16 peak that the attention of a prompt reaches, over the pairs that a causal mask
+    leaves."""
+    activation_share: _NotNegative
+    """Fraction of the counted bytes of elementwise operators that remains where they are fused."""
+    layer_seconds: _NotNegative
+    """Of each layer in each step: launches, and first loads and last stores of kernels."""
+    step_seconds: _NotNegative
+    """Of each step: scheduling, sampling, and what is between two steps."""
+    sequence_seconds: _NotNegative
+    """Of each sequence in each step."""
+    request_seconds: _NotNegative
+    """Of a request until its first token arrives, apart from the steps that it waits for: HTTP, tokenizing."""
+    collective_seconds: _NotNegative
+    """Of an all-reduce of few bytes."""
+    direct_share: _Share
+    """Fraction of what collectives reach in training (`Efficiency.link_share`) that an all-reduce reaches in which
+    each rank sends all its bytes to each other rank."""
+    ring_share: _Share
+    """The same of an all-reduce of many bytes, in two parts: reduce-scatter and all-gather."""
+    burst: _NotNegative
+    """Factor of the wait for the prompts of requests that come at the same time."""
+    max_batched_tokens: Annotated[int, msgspec.Meta(gt=0)]
+    """Tokens that one step computes at most, if the server is not told otherwise."""
+    memory_share: _Share
+    """Fraction of the memory that is used."""
+    memory_share_is_of_rest: bool
+    """Whether that is a fraction of what the weights leave, not of all memory."""
+    reserves_output: bool
+    """Whether a request is admitted only when all its output tokens have room, so that none is preempted."""
+    tpot_factor: _Factor
+    """Nine in ten published times per output token are within this factor."""
+    ttft_factor: _Factor
+    """Nine in ten published times to first token are within this factor."""
+    rows: int = 0
+    """Measurements that the constants were fitted to."""
+    tpot_residual: float | None = None
+    """Median relative error of the time per output token."""
+    ttft_residual: float | None = None
+    """Median relative error of the time to first token."""
+    compute_capabilities: tuple[tuple[int, int], ...] = field(default=())
+    """NVIDIA's numbers of the generations that were measured."""
+    formats: tuple[str, ...] = field(default=())
+    """Formats of weights that were measured."""
+
+
+@functools.cache
+def service_efficiencies() -> dict[str, ServiceEfficiency]:
+    """The constants by name of the server."""
+    text = resources.files("napkin.hardware").joinpath("service_efficiency.toml").read_text("utf-8")
+    return msgspec.convert(tomllib.loads(text), dict[str, ServiceEfficiency])
+
+
+def efficiency_of_server(server: str) -> ServiceEfficiency:
+    """The constants of a server by its name.
+
+    Raises NapkinError for a server without constants.
+    """
+    known = service_efficiencies()
+    if server not in known:
+        raise NapkinError(f"{server!r} is not a server with measurements: {suggestion(server, known)}")
+    return known[server]
+
+
+FITTED = tuple(each.name for each in dataclasses.fields(ServiceEfficiency))[:13]
+"""Names of the constants that are fitted."""
+
+
+@functools.cache
+def generation_spread() -> dict[str, float]:
+    """By how much each constant is expected to differ on a generation that was not measured: the standard deviation of
+    its logarithm.
+
+    Those of kernels and links are what the generations of hardware/efficiency.toml differ by, found in training runs;
+    those of a host are assumed.
+    """
+
+    def between(name: str) -> float:
+        return statistics.stdev(math.log(getattr(each, name)) for each in efficiencies().values())
+
+    memory, link = between("memory_share"), between("link_share")
+    return {
+        "weight_share": memory,
+        "kv_share": between("attention_share"),
+        "product_share": between("matmul_share"),
+        "attention_share": between("attention_share"),
+        "activation_share": memory,
+        "layer_seconds": between("kernel_seconds"),
+        "step_seconds": HOST_SPREAD,
+        "sequence_seconds": HOST_SPREAD,
+        "request_seconds": REQUEST_SPREAD,
+        "collective_seconds": between("hop_factor"),
+        "direct_share": link,
+        "ring_share": link,
+        "burst": 0.0,
+    }
