@@ -15,8 +15,9 @@ of how SGLang was measured; its cache is taken to be in bf16.
 
 "Found on one system": the constants of each server are fitted to its rows on that system alone, drawn towards what is
 known beforehand (`PRIOR`); intervals are those stated for a generation that was not measured. SGLang's rows are all of
-H200. Compared with: the roofline at the datasheet's peaks; the constants of `PRIOR`, which no row was fitted to; and
-the same fits with other shares of the datasheet carried from training runs to the other generation.
+H200. Compared with: the roofline at the datasheet's peaks, and the constants of `PRIOR`, which no row was fitted to.
+The form of the model was chosen with all rows in sight: that all-reduces take the share of the link that training runs
+reach on each generation, and that memory and products do not, is such a choice.
 """
 
 import argparse
@@ -162,10 +163,10 @@ def fit(server: str, rows: Sequence[Measurement], rounds: int = 25) -> ServiceEf
     centre = np.log([PRIOR[name][0] for name in FITTED])
     width = np.array([PRIOR[name][1] for name in FITTED])
 
-    def made(logs: NDArray[np.float64]) -> ServiceEfficiency:
+    def made(logs: NDArray[Any]) -> ServiceEfficiency:
         return dataclasses.replace(start, **dict(zip(FITTED, map(float, np.exp(logs)), strict=True)))
 
-    def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+    def residuals(logs: NDArray[Any]) -> NDArray[np.float64]:
         errors = (log_errors(made(logs), rows) / (TPOT_NOISE, TTFT_NOISE)).ravel()
         softened = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
         return np.concatenate([softened, (logs - centre) / width])
@@ -192,8 +193,9 @@ def fit(server: str, rows: Sequence[Measurement], rounds: int = 25) -> ServiceEf
 
 def with_residuals(server: ServiceEfficiency, rows: Sequence[Measurement]) -> ServiceEfficiency:
     """The constants with what they say of the rows that they were fitted to."""
-    sizes = np.abs(log_errors(server, rows))
-    factors, medians = np.exp(np.quantile(sizes, 0.9, axis=0)), np.median(np.expm1(sizes), axis=0)
+    errors = log_errors(server, rows)
+    factors = np.exp(np.quantile(np.abs(errors), 0.9, axis=0))
+    medians = np.median(np.abs(np.expm1(errors)), axis=0)
     return dataclasses.replace(
         server,
         tpot_factor=float(factors[0]),

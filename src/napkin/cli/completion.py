@@ -54,13 +54,14 @@ def _of_group(package: str) -> Iterator[tuple[str, dict[str, tuple[str, ...]]]]:
 
 
 def _options_of(module_name: str) -> Iterator[type]:
-    """The dataclasses that a command parses: those named ...Options in its file, and plan's other form."""
+    """The dataclasses that a command parses: those named ...Options in its file, and plan's other forms."""
     module = importlib.import_module(module_name)
     for name, value in vars(module).items():
         if isinstance(value, type) and name.endswith("Options") and value.__module__ == module_name:
             yield value
     if module_name == "napkin.cli.plan":
         yield from _options_of("napkin.cli.plan_by_rule")
+        yield from _options_of("napkin.cli.plan_service")
 
 
 def _bash(words: dict[str, dict[str, tuple[str, ...]]]) -> Iterator[str]:

@@ -95,11 +95,11 @@ def print_service(plan: "ServicePlan") -> None:
     )
     print_table(("", "rule", "count", ""), list(_counted(plan)), align="lrrl")
     say()
-    headings = ["tensor", "replicas", "weights", "left for KV", "sequences fit", "decode FLOP/B"]
+    headings = ["tensor", "replicas", "weights", "left for KV", "sequences fit", "decode step reads", "FLOP/B"]
     headings += ["TTFT", "nine in ten", "TPOT", "nine in ten", "tokens/s", "$/M tokens"]
     print_table(headings, [_cells(degree) for degree in plan.degrees])
     say(
-        "bytes are of one device, sequences and decode steps of one replica; tokens are those generated, by all replicas",
+        "bytes are of one device, sequences of one replica, tokens (those generated) and dollars of all devices",
         style="dim",
     )
     for line in _remarks(plan):
@@ -130,11 +130,12 @@ def _cells(degree: "ServiceDegree") -> list[str]:
     memory = [format_bytes(degree.weight_bytes), format_bytes(max(0.0, degree.kv_pool_bytes))]
     sizes = [str(degree.tensor), str(degree.replicas), *memory, f"{degree.sequences:,}"]
     if degree.times is None or degree.interval is None or degree.tokens_per_second is None:
-        return [*sizes, *["–"] * 7]
+        return [*sizes, *["–"] * 8]
     first, token = degree.times.time_to_first_token, degree.times.time_per_output_token
     usd = degree.usd_per_million_tokens
     return [
         *sizes,
+        format_bytes(degree.decode_bytes),
         format_three_digits(degree.decode_intensity),
         format_seconds(first),
         _range(first, degree.interval.ttft),

@@ -21,6 +21,7 @@ from napkin.planning.service_seconds import (
     ServiceTimes,
     WeightFormat,
     service_times,
+    sixteen_bits,
 )
 from napkin.planning.service_work import ServiceWork, count_work
 from napkin.units import format_bytes, format_seconds
@@ -170,6 +171,8 @@ def plan_service(
         notes.append(
             f"{input_tokens + output_tokens:,} tokens are more than the model's context of {model.context_length:,}"
         )
+    if weights == "bf16" and sixteen_bits(cluster.device) != "bf16":
+        notes.append(f"{cluster.device.name} has no bf16: planned in fp16, of the same bytes")
     degrees = tuple(
         _degree(dataclasses.replace(one, tensor=ranks), load, cluster, usd_per_hour)
         for ranks in _tensor_degrees(model, cluster, tensor)

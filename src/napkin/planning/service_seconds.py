@@ -73,8 +73,9 @@ class Replica:
 
     @cached_property
     def product_peak(self) -> float:
-        """Dense FLOP/s of the format of the products."""
-        return self.device.peak(PRODUCT_FORMATS[self.weights])
+        """Dense FLOP/s of the format of the products; fp16 takes the place of bf16 on devices without it."""
+        name = PRODUCT_FORMATS[self.weights]
+        return self._attention_peak if name == "bf16" else self.device.peak(name)
 
     @property
     def ridge(self) -> float:
@@ -109,7 +110,7 @@ class Replica:
 
     @cached_property
     def _attention_peak(self) -> float:
-        return self.device.peak("bf16") if "bf16" in self.device.peaks else self.device.peak("fp16")
+        return self.device.peak(sixteen_bits(self.device))
 
     @cached_property
     def _link_bandwidth(self) -> float:
@@ -131,6 +132,11 @@ class Replica:
         direct = (ranks - 1) * message / (self._link_bandwidth * server.direct_share)
         ring = 2 * (ranks - 1) / ranks * message / (self._link_bandwidth * server.ring_share)
         return 2 * self.work.n_layers * (server.collective_seconds + min(direct, 3 * server.collective_seconds + ring))
+
+
+def sixteen_bits(device: Device) -> str:
+    """The format of 16 bits that a device multiplies in: bf16, or fp16 where it has no bf16."""
+    return "fp16" if "bf16" not in device.peaks and "fp16" in device.peaks else "bf16"
 
 
 @dataclass(frozen=True)

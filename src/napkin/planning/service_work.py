@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin.accounting.counting import count
@@ -38,7 +37,9 @@ class ServiceWork:
     kv_numbers: int
     """Numbers that one token leaves in the cache, in all layers."""
     window: int | None
-    """Most tokens of a sequence in the cache; None is all."""
+    """Most tokens of a sequence that a block with a window keeps; None is all."""
+    windowed_share: float
+    """Fraction of the blocks that have the window."""
     block_weights: int
     """Numbers in the matrices of all blocks that a token is multiplied with."""
     expert_weights: int
@@ -57,14 +58,19 @@ class ServiceWork:
     """The same within attention and feed-forward layers, which ranks of tensor divide."""
 
     def pairs(self, tokens: float) -> float:
-        """Pairs of a query and a key that a causal mask, and a window, leave of a prompt."""
+        """Pairs of a query and a key that a causal mask leaves of a prompt; the mean of blocks with and without the
+        window."""
+        everything = tokens * (tokens + 1) / 2
         if self.window is None or tokens <= self.window:
-            return tokens * (tokens + 1) / 2
-        return self.window * (self.window + 1) / 2 + (tokens - self.window) * self.window
+            return everything
+        seen = self.window * (self.window + 1) / 2 + (tokens - self.window) * self.window
+        return self.windowed_share * seen + (1 - self.windowed_share) * everything
 
     def kept(self, context: float) -> float:
-        """Tokens in the cache of a sequence of so many tokens."""
-        return context if self.window is None else min(context, self.window)
+        """Tokens in the cache of a sequence of so many tokens; the mean of blocks with and without the window."""
+        if self.window is None:
+            return context
+        return self.windowed_share * min(context, self.window) + (1 - self.windowed_share) * context
 
     def prefill_flops(self, tokens: float) -> float:
         """FLOPs of a prompt: all positions through the blocks, the last through the head."""
@@ -113,6 +119,7 @@ def count_work(config: ModelConfig) -> ServiceWork:
         n_kv_heads=config.resolved_n_kv_heads,
         kv_numbers=numbers,
         window=config.attention_window,
+        windowed_share=1 - _full_blocks(config) / config.n_layers,
         block_weights=round(whole("product_flops", decode)) // 2,
         expert_weights=round(whole("expert_flops", decode)) // 2,
         n_experts=config.n_experts,
@@ -132,17 +139,35 @@ def _ledgers(config: ModelConfig) -> tuple[Ledger, Ledger]:
 
 
 def count_forward(config: ModelConfig, tokens: int) -> Ledger:
-    """The ledger of a forward pass in bf16 without gradients, of one sequence; the head reads the last position."""
-    config = dataclasses.replace(config, context_length=max(tokens, config.context_length))
+    """The ledger of a forward pass in bf16 without gradients, of one sequence; the head reads the last position.
 
-    def step(model: Transformer, ids: Tensor) -> Tensor:
+    Attention is counted as one kernel, without a window: of the pairs that a window hides, `ServiceWork.pairs` knows.
+    """
+    config = dataclasses.replace(
+        config,
+        context_length=max(tokens, config.context_length),
+        attention="sdpa",
+        attention_softcap=None,
+        attention_window=None,
+        full_attention_every=None,
+    )
+
+    def step(model: nn.Module, ids: Tensor) -> Tensor:
+        assert isinstance(model, Transformer)
         with torch.no_grad():
-            return F.linear(model.hidden(ids)[:, -1:], model.head_weight)
+            return model.logits_of(model.hidden(ids)[:, -1:])
 
     with FakeTensorMode():
         model = Transformer(config, dtype=torch.bfloat16).eval()
         ids = torch.zeros(1, tokens, dtype=torch.int64)
         return count(model, ids, step, target=CudaTarget(), warm_up=0)
+
+
+def _full_blocks(config: ModelConfig) -> int:
+    """Blocks in which a token sees all before it."""
+    if config.attention_window is None:
+        return config.n_layers
+    return config.n_layers // config.full_attention_every if config.full_attention_every else 0
 
 
 def _figures(ledger: Ledger) -> dict[str, float]:

@@ -1,0 +1,79 @@
+import json
+from typing import Any
+
+import pytest
+
+import napkin
+from napkin.cli import main
+from napkin.model.published_models import preset
+
+SERVE = ["plan", "--serve", "--preset", "llama-3-8b", "--concurrency", "64"]
+
+
+def figures(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main([*SERVE, *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_service_is_planned_for_each_degree_that_divides_the_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    found = figures(capsys, "--on", "8xH100")
+    assert [(each["tensor"], each["replicas"]) for each in found["degrees"]] == [(1, 8), (2, 4), (4, 2), (8, 1)]
+    for degree in found["degrees"]:
+        times, interval = degree["times"], degree["interval"]
+        # Little's law: as many requests are in flight as arrive while one is served.
+        seconds = times["time_to_first_token"] + 255 * times["time_per_output_token"]
+        assert degree["tokens_per_second"] == pytest.approx(64 * 256 / seconds)
+        assert degree["usd_per_million_tokens"] == pytest.approx(
+            8 * found["usd_per_hour"] / 3600 / degree["tokens_per_second"] * 1e6
+        )
+        slow, fast = degree["tokens_per_second_interval"]
+        assert slow < degree["tokens_per_second"] < fast
+        assert interval["tpot"] > 1
+        assert degree["weight_bytes"] == pytest.approx(2 * 8_030_261_248 / degree["tensor"])
+    assert found["prefill_intensity"] > found["ridge"] > max(each["decode_intensity"] for each in found["degrees"])
+
+
+def test_the_plan_prints_rule_and_count_and_both_times_with_intervals(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SERVE, "--on", "2xH100", "--weights", "fp8", "--usd-per-hour", "2"]) == 0
+    printed = capsys.readouterr().out
+    for text in ("rule", "count", "KV of a sequence", "TTFT", "TPOT", "nine in ten", "$/M tokens", "ridge", " to "):
+        assert text in printed
+    assert "was not measured" not in printed
+    assert main([*SERVE, "--on", "A100", "--output-tokens", "9000"]) == 0
+    told = capsys.readouterr()
+    assert "was not measured on such a device" in told.out
+    assert "the model's context of 8,192" in told.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ([], "--on 8xH100"),
+        (["--on", "H100", "--concurrency", "0"], "concurrency is 0"),
+        (["--on", "H100", "--input-tokens", "-3"], "input_tokens is -3"),
+        (["--on", "H100", "--tensor", "3"], "tensor is 3"),
+        (["--on", "H100", "--usd-per-hour", "nan"], "--usd-per-hour is nan"),
+        (["--on", "H100", "--requests-per-client", "0"], "--requests-per-client is 0"),
+        (["--on", "A100", "--weights", "nvfp4"], "does not support fp4"),
+        (["--on", "H100", "--server", "llama"], "vllm, trtllm, sglang"),
+        (["--on", "T4"], "does not fit"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], error: str
+) -> None:
+    assert main([*SERVE, *arguments]) == 2
+    told = capsys.readouterr().err
+    assert error in told
+    assert "Traceback" not in told
+
+
+def test_from_python_the_plan_is_an_object_that_prints_itself() -> None:
+    plan = napkin.plan_service(
+        preset("llama-3-8b"), "2xB200", concurrency=8, input_tokens=500, output_tokens=50, weights="fp8", tensor=2
+    )
+    (degree,) = plan.degrees
+    assert plan.best is degree
+    assert degree.interval is not None
+    assert degree.interval.measured
+    assert "TTFT" in repr(plan)
