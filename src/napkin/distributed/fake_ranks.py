@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import _set_global_rank, _unregister_process_gro
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed import device_mesh, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.nn.parallel import distributed as ddp
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -75,6 +76,7 @@ def fake_ranks(world_size: int, rank: int = 0) -> Iterator[FakeRanks]:
             ranks_of_mesh = property(_on_real(DeviceMesh.mesh.fget))  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
             changes.enter_context(patch.object(DeviceMesh, "mesh", ranks_of_mesh))
             changes.enter_context(_ddp_on_fakes())
+            changes.enter_context(patch.object(_fsdp_param, "_chunk_with_empty", _Shards))
             yield FakeRanks(RankInfo(rank, world_size, 0, 1), datetime.timedelta(hours=1))
         finally:
             for group in world.pg_names.values():
@@ -149,6 +151,20 @@ def _ddp_on_fakes() -> Iterator[None]:
         patch.object(wrapped, forward, under_real_integers(getattr(wrapped, forward))),
     ):
         yield
+
+
+class _Shards:
+    """The shards of a parameter, made when asked for: FSDP2 cuts it for all ranks and looks at two of them."""
+
+    def __init__(self, tensor: Tensor, num_chunks: int, dim: int) -> None:
+        self.tensor, self.dim = tensor, dim
+        self.size = -(-tensor.shape[dim] // num_chunks)
+
+    def __getitem__(self, rank: int) -> Tensor:
+        begin = rank * self.size
+        length = min(self.size, self.tensor.shape[self.dim] - begin)
+        # torch.chunk makes fewer shards than ranks where the dimension does not suffice.
+        return self.tensor.narrow(self.dim, begin, length) if length > 0 else self.tensor.new_empty(0)
 
 
 class _RealIntegers(TorchDispatchMode):
