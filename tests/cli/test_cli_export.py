@@ -12,7 +12,7 @@ import torch
 from cli.conftest import Napkin
 from napkin.inference import load
 from napkin.model import load_huggingface
-from oracles import granite
+from oracles import huggingface_models
 
 FILES = [
     "config.json", "generation_config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json",
@@ -36,7 +36,9 @@ def test_a_run_of_the_default_architecture_leaves_as_a_granite(place: Path, napk
     assert ids == [trained.tokenizer.special_tokens["<|endoftext|>"], *trained.tokenizer.encode("fox 7 jumps")]
     with torch.no_grad():
         actual = again.eval()(torch.tensor([ids]))[0].double().numpy()
-    np.testing.assert_allclose(granite.logits(Path("out/model"), np.array(ids)), actual, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        huggingface_models.logits(Path("out/model"), np.array(ids)), actual, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_transformers_continues_a_text_as_napkin_does(place: Path, napkin: Napkin) -> None:
@@ -90,5 +92,5 @@ def test_a_model_of_another_architecture_is_refused_and_leaves_no_folder(place: 
     )
     done = napkin("export", "runs/none", "--out", "out/model")
     assert done.status == 2
-    assert "none of GPT-2, Llama and Granite has norm 'none'" in done.err
+    assert "olmo2, gemma2 has norm 'none'" in done.err
     assert not Path("out").exists()

@@ -19,7 +19,7 @@ from napkin.model.huggingface import load_huggingface, save_huggingface
 from napkin.model.transformer import Transformer
 from napkin.tokenizer import CharacterTokenizer, Tokenizer, train_bpe
 from napkin.tokenizer.interchange import read_huggingface
-from oracles import granite
+from oracles import huggingface_models
 from oracles.model_switches import disturbed
 
 GPT2 = ModelConfig(
@@ -36,9 +36,24 @@ SCALED = dataclasses.replace(
     DEFAULT, embedding_scale=3.0, attention_scale=0.7, head_dim=10, tie_embeddings=False, rope_scaling="yarn",
     rope_factor=2.0,
 )  # fmt: skip
-SHAPES = pytest.mark.parametrize(
-    "config", [GPT2, LLAMA, DEFAULT, SCALED], ids=["gpt2", "llama", "granite", "granite_scaled"]
-)
+MIXTRAL = dataclasses.replace(LLAMA, n_experts=5, attention_window=4)
+GEMMA2 = dataclasses.replace(
+    LLAMA, tie_embeddings=True, block="sandwich", feed_forward="geglu_tanh", head_dim=8, attention_scale=20**-0.5,
+    attention_window=4, full_attention_every=2, attention_softcap=2.0, logit_softcap=3.0,
+)  # fmt: skip
+RELATIVES = {
+    "llama": LLAMA,
+    "granite": DEFAULT,
+    "granite scaled": SCALED,
+    "mistral": dataclasses.replace(LLAMA, attention_window=4),
+    "mixtral": MIXTRAL,
+    "qwen2": dataclasses.replace(LLAMA, biases="qkv"),
+    "qwen2 windows": dataclasses.replace(LLAMA, biases="qkv", attention_window=4, full_attention_every=2),
+    "qwen3": dataclasses.replace(LLAMA, qk_norm="head", head_dim=10),
+    "olmo2": dataclasses.replace(LLAMA, qk_norm="all_heads", block="reordered"),
+    "gemma2": GEMMA2,
+}
+SHAPES = pytest.mark.parametrize("config", [GPT2, *RELATIVES.values()], ids=["gpt2", *RELATIVES])
 
 ROPES = [
     {"rope_type": "default", "rope_theta": 500.0},
@@ -110,7 +125,7 @@ def test_a_llama_of_transformers_gives_the_same_logits_here(tmp_path: Path, rope
 @SHAPES
 def test_a_model_of_ours_gives_the_same_logits_in_transformers(tmp_path: Path, config: ModelConfig) -> None:
     transformers = pytest.importorskip("transformers")
-    ours = Transformer(config, seed=3)
+    ours = disturbed(config)
     save_huggingface(ours, tmp_path / "model")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     assert_same_logits(ours, theirs.eval())
@@ -146,11 +161,14 @@ def test_weights_spread_over_files_and_without_a_prefix_are_found(tmp_path: Path
     [
         ({"norm": "layer"}, "norm 'layer'"),
         ({"norm": "none"}, "norm 'none'"),
-        ({"qk_norm": "head"}, "qk_norm 'head'"),
+        ({"qk_norm": "head", "biases": "qkv"}, "qk_norm 'head'|biases 'qkv'"),
+        ({"qk_norm": "all_heads"}, "qk_norm 'all_heads'"),
         ({"rope_pairing": "interleaved"}, "rope_pairing 'interleaved'"),
         ({"mup_base_d_model": 8}, "mup_base_d_model 8"),
-        ({"n_experts": 4}, "n_experts 4"),
-        ({"attention_window": 4}, "attention_window 4"),
+        ({"n_experts": 4, "n_shared_experts": 1}, "n_shared_experts 1"),
+        ({"n_experts": 4, "normalize_expert_weights": False}, "normalize_expert_weights False"),
+        ({"attention_window": 4, "full_attention_every": 2}, "full_attention_every 2"),
+        ({"logit_softcap": 4.0}, "logit_softcap 4.0"),
     ],
 )
 def test_a_model_that_the_families_do_not_know_is_refused(
@@ -180,8 +198,13 @@ def test_a_folder_that_is_no_such_model_is_refused_in_one_line(tmp_path: Path) -
     config.write_text("{")
     refused("is not JSON", CorruptFile)
     for changes, message in [
-        ({"model_type": "bert"}, "type 'bert': use one of gpt2, llama, granite"),
-        ({"attention_bias": True}, "attention_bias is true"),
+        ({"model_type": "bert"}, "type 'bert': use one of gpt2, llama, granite, mistral"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"quantization_config": {"bits": 4}}, "quantized weights"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "has no factor"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 2.0}}, "low_freq_factor"),
+        ({"max_position_embeddings": 2**23, "head_dim": 64}, "rotary tables would have more than"),
         ({"hidden_act": "mish"}, "hidden_act is 'mish'"),
         ({"num_attention_heads": 5}, "does not divide"),
         ({"vocab_size": 54}, "embed_tokens.weight have shape"),
@@ -202,17 +225,32 @@ def test_a_folder_that_is_no_such_model_is_refused_in_one_line(tmp_path: Path) -
     refused("holds no safetensors")
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"tie_embeddings": False, "attention_scale": 0.7, "embedding_scale": 3.0, "head_dim": 10}]
-)
-def test_a_model_with_scales_is_saved_as_a_granite_by_its_published_equations(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    ours = disturbed(dataclasses.replace(DEFAULT, **changes))
-    save_huggingface(ours, tmp_path / "model")
-    expected = np.stack([granite.logits(tmp_path / "model", sequence) for sequence in random_tokens().numpy()])
-    actual = ours.eval()(random_tokens()).detach().double().numpy()
+def assert_logits_of_folder(model: Transformer, folder: Path, length: int) -> None:
+    tokens = random_tokens(length)
+    expected = np.stack([huggingface_models.logits(folder, sequence) for sequence in tokens.numpy()])
+    actual = model.eval()(tokens).detach().double().numpy()
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", huggingface_models.FOLDERS)
+def test_a_folder_gives_the_logits_of_its_familys_published_equations(tmp_path: Path, name: str) -> None:
+    huggingface_models.write_random(tmp_path / "model", huggingface_models.FOLDERS[name])
+    model = load_huggingface(tmp_path / "model")
+    assert_logits_of_folder(model, tmp_path / "model", 32)
+    # Where all of its parts are in the config here, it can be saved again.
+    if name != "granite":
+        save_huggingface(model, tmp_path / "again")
+        assert_logits_of_folder(model, tmp_path / "again", 32)
+
+
+@pytest.mark.parametrize("name", RELATIVES)
+def test_a_model_is_saved_as_a_family_by_its_published_equations(tmp_path: Path, name: str) -> None:
+    ours = disturbed(RELATIVES[name])
+    save_huggingface(ours, tmp_path / "model")
+    settings = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert settings["model_type"] == name.partition(" ")[0]
+    if settings["rope_parameters"]["rope_type"] == "default":
+        assert_logits_of_folder(ours, tmp_path / "model", 12)
 
 
 def their_granite(**settings: Any) -> Any:
@@ -224,6 +262,37 @@ def their_granite(**settings: Any) -> Any:
     return _disturbed(transformers.GraniteForCausalLM(config))
 
 
+THEIRS: dict[str, dict[str, Any]] = {
+    "Mistral": {"sliding_window": 5},
+    "Mixtral": {"num_local_experts": 5, "sliding_window": 6},
+    "Qwen2": {},
+    "Qwen3": {"head_dim": 10},
+    "Olmo2": {},
+    "Gemma2": {
+        "head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 4.0, "attn_implementation": "eager",
+    },
+}  # fmt: skip
+
+
+def their_relative(family: str, **settings: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=53, max_position_embeddings=64, hidden_size=24, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=40, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+        **{**THEIRS[family], **settings},
+    )  # fmt: skip
+    return _disturbed(getattr(transformers, f"{family}ForCausalLM")(config))
+
+
+@pytest.mark.parametrize("family", THEIRS)
+def test_a_relative_of_llama_of_transformers_gives_the_same_logits_here(tmp_path: Path, family: str) -> None:
+    theirs = their_relative(family)
+    theirs.save_pretrained(tmp_path, max_shard_size="20kB")
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    assert_same_logits(load_huggingface(tmp_path), theirs, length=33)
+
+
 def test_a_granite_of_transformers_gives_the_same_logits_here(tmp_path: Path) -> None:
     theirs = their_granite(
         embedding_multiplier=12.0, attention_multiplier=0.3, residual_multiplier=0.22, logits_scaling=8.0
@@ -232,16 +301,35 @@ def test_a_granite_of_transformers_gives_the_same_logits_here(tmp_path: Path) ->
     assert_same_logits(load_huggingface(tmp_path), theirs, length=32)
 
 
-def test_scales_of_a_granite_that_napkin_lacks_are_read_into_the_weights(tmp_path: Path) -> None:
-    save_huggingface(disturbed(DEFAULT), tmp_path / "model")
-    config = tmp_path / "model" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"residual_multiplier": 0.22, "logits_scaling": 8.0}))
-    expected = np.stack([granite.logits(tmp_path / "model", sequence) for sequence in random_tokens().numpy()])
-    actual = load_huggingface(tmp_path / "model").eval()(random_tokens()).detach().double().numpy()
-    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"logits_scaling": 0}))
+def test_a_granite_whose_logits_are_divided_by_nothing_is_refused(tmp_path: Path) -> None:
+    settings = {"model_type": "granite", "logits_scaling": 0}
+    huggingface_models.write_random(tmp_path / "model", settings)
     with pytest.raises(NapkinError, match="logits_scaling is 0"):
         load_huggingface(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "every so many-th"),
+        ({"layer_types": ["full_attention"]}, "layer_types names 1 layers: use .* each of 3"),
+        ({"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "one of 'chunked_attention'"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ({"final_logit_softcapping": float("inf")}, "logit_softcap is infinite"),
+    ],
+)
+def test_a_gemma_that_is_not_supported_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    huggingface_models.write_random(tmp_path / "model", huggingface_models.FOLDERS["gemma2"] | settings)
+    with pytest.raises(NapkinError, match=message):
+        load_huggingface(tmp_path / "model")
+
+
+def test_weights_can_be_loaded_in_bf16(tmp_path: Path) -> None:
+    huggingface_models.write_random(tmp_path / "model", huggingface_models.FOLDERS["gemma2"])
+    halves = load_huggingface(tmp_path / "model", dtype=torch.bfloat16).state_dict()
+    for name, whole in load_huggingface(tmp_path / "model").state_dict().items():
+        assert torch.equal(halves[name], whole.bfloat16())
 
 
 TEXTS = ["the cat sat on the mat", " looked at the dog 🦊", "Café\n\n1234's", ""]

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
 from napkin.model.huggingface import load_huggingface, save_huggingface
+from napkin.model.huggingface.llama import write_llama
 from napkin.model.transformer import Transformer
 
 CONFIGS = {
@@ -24,6 +25,15 @@ CONFIGS = {
     "llama": ModelConfig(
         vocab_size=53, context_length=12, d_model=24, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=40, norm_eps=1e-6,
         rope_theta=500.0, tie_embeddings=False,
+    ),
+    "gemma2": ModelConfig(
+        vocab_size=53, context_length=12, d_model=24, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=40, norm_eps=1e-6,
+        feed_forward="geglu_tanh", block="sandwich", attention_window=4, full_attention_every=2, attention_softcap=2.0,
+        logit_softcap=3.0, attention_scale=0.5,
+    ),
+    "mixtral": ModelConfig(
+        vocab_size=53, context_length=12, d_model=24, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=8, norm_eps=1e-6,
+        tie_embeddings=False, n_experts=3,
     ),
 }  # fmt: skip
 
@@ -88,14 +98,16 @@ def refused(folder: Path) -> None:
 
 def test_settings_of_any_type_and_size_are_refused_or_ignored(folder: Path) -> None:
     settings = json.loads((folder / "config.json").read_text())
-    for name in settings:
+    # Those that others share with Llama are read by the same code.
+    shared = set(write_llama(CONFIGS["llama"])) if settings["model_type"] in ("gemma2", "mixtral") else set()
+    for name in settings.keys() - shared:
         for value in VALUES:
             (folder / "config.json").write_text(json.dumps(settings | {name: value}))
             loads_or_is_refused(folder)
         (folder / "config.json").write_text(json.dumps({key: settings[key] for key in settings if key != name}))
         loads_or_is_refused(folder)
-    rope = settings.get("rope_parameters")
-    for name in rope or ():
+    rope = {} if shared else settings.get("rope_parameters", {})
+    for name in rope:
         for value in VALUES:
             (folder / "config.json").write_text(json.dumps(settings | {"rope_parameters": rope | {name: value}}))
             loads_or_is_refused(folder)
@@ -103,7 +115,16 @@ def test_settings_of_any_type_and_size_are_refused_or_ignored(folder: Path) -> N
 
 def test_sizes_that_no_memory_holds_are_refused_before_anything_is_allocated(folder: Path) -> None:
     settings = json.loads((folder / "config.json").read_text())
-    for name in ("vocab_size", "n_embd", "hidden_size", "n_layer", "num_hidden_layers", "intermediate_size", "n_inner"):
+    for name in (
+        "vocab_size",
+        "n_embd",
+        "hidden_size",
+        "n_layer",
+        "num_hidden_layers",
+        "intermediate_size",
+        "n_inner",
+        "num_local_experts",
+    ):
         if name in settings:
             (folder / "config.json").write_text(json.dumps(settings | {name: settings[name] * 10**9}))
             refused(folder)

@@ -1,4 +1,4 @@
-"""Models in and out of Hugging Face folders (config.json and safetensors), as GPT-2, Llama or Granite.
+"""Models in and out of Hugging Face folders (config.json and safetensors).
 
 In a folder the weights have other names; some are transposed, and some that are one matrix here are several there. A
 `WeightMapping` says how one parameter is stored; a family is its mappings and the translation of its config.
@@ -7,6 +7,7 @@ In a folder the weights have other names; some are transposed, and some that are
 import dataclasses
 import errno
 import json
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ from torch import Tensor
 from napkin.errors import CorruptFile, NapkinError, first_line
 from napkin.files import StrPath, atomic_write_text, draft_folder, regular, sync_file, sync_folder
 from napkin.model.config import ModelConfig
-from napkin.model.huggingface.families import FAMILIES, Family
+from napkin.model.huggingface.families import FAMILIES
+from napkin.model.huggingface.family import Family
 from napkin.model.huggingface.tokenizer_files import SEPARATOR, write_tokenizer
 from napkin.model.transformer import Transformer
 from napkin.tokenizer.base import Tokenizer
@@ -31,32 +33,32 @@ from napkin.tokenizer.base import Tokenizer
 _MAX_JSON_CHARACTERS = 2**26
 # The longest known is 10 million; tables of positions are as long as the context.
 _MAX_CONTEXT = 2**24
+# Numbers of a table of angles: 1 GiB each of cosines and sines, eight times those of a context of 262,144.
+_MAX_TABLE = 2**28
 
 # Fields that do not change what the weights compute: initialization, training, the implementation of attention.
 _NOT_STORED = frozenset("init init_std depth_scaled dropout attention z_weight balance_weight router_z_weight".split())
 
 
-def load_huggingface(folder: StrPath) -> Transformer:
-    """The model in a Hugging Face folder, weights in fp32, with the same logits as in `transformers`.
+def load_huggingface(folder: StrPath, *, dtype: torch.dtype = torch.float32) -> Transformer:
+    """The model in a Hugging Face folder, with the same logits as in `transformers`.
 
     Nothing outside the folder is opened, and nothing is allocated before all shapes are known to match the config.
-    Raises NapkinError for a folder without a config, and for a family or settings other than GPT-2's, Llama's and
-    Granite's; CorruptFile if weights are missing or their shapes do not match the config.
+    Raises NapkinError for a folder without a config, and for a family or settings that are not supported; CorruptFile
+    if weights are missing or their shapes do not match the config.
     """
     folder = Path(folder)
-    settings = _read_json(folder / "config.json")
-    config, family = _read_config(settings, folder)
+    config, family, factors = _read_config(_read_json(folder / "config.json"), folder)
     with _Weights(folder, family) as weights, torch.no_grad():
         _check_shapes(config, weights)
-        model = Transformer(config)
+        model = Transformer(config, dtype=dtype)
         parameters = dict(model.named_parameters())
         for mapping in family.mappings(config):
-            parts = [weights.read(name) for name in mapping.theirs]
-            parameters[mapping.ours].copy_(torch.cat([part.T if mapping.transposed else part for part in parts]))
-        for expression, factor in family.factors(settings).items():
-            for name, parameter in parameters.items():
-                if re.fullmatch(expression, name):
-                    parameter.mul_(factor)
+            whole = _as_matrix(parameters[mapping.ours])
+            factor = math.prod(each for name, each in factors.items() if re.fullmatch(name, mapping.ours))
+            for part, name in zip(whole.split(mapping.rows or len(whole)), mapping.theirs, strict=True):
+                read = weights.read(name)
+                part.copy_(((read.T if mapping.transposed else read) + mapping.less) * factor)
     return model
 
 
@@ -65,12 +67,12 @@ def save_huggingface(
 ) -> None:
     """Write a model as a new Hugging Face folder, weights in their own dtype; with a tokenizer, it goes there too.
 
-    A model of GPT-2's or Llama's architecture is saved as one, and one with scales of its own, as of a tied embedding,
-    as Granite's. `separator` is the special token with which documents begin and end: `transformers` puts it before
-    every text and stops at it.
+    It is saved as the first family that has all its settings: gpt2, llama, granite for a model with scales of its own,
+    as of a tied embedding, mistral, mixtral, qwen2, qwen3, olmo2 or gemma2. `separator` is the special token with which
+    documents begin and end: `transformers` puts it before every text and stops at it.
 
-    The folder appears whole or not at all. Raises NapkinError if it exists, if the model's architecture is none of
-    these, naming the first setting that differs, and if the tokenizer is not a byte-level BPE.
+    The folder appears whole or not at all. Raises NapkinError if it exists, if no family has the model's architecture,
+    naming the first setting that differs from the nearest, and if the tokenizer is not a byte-level BPE.
     """
     folder = Path(folder)
     if os.path.lexists(folder):
@@ -80,9 +82,10 @@ def save_huggingface(
     parameters = dict(model.named_parameters())
     tensors: dict[str, Tensor] = {}
     for mapping in family.mappings(model.config):
-        parts = parameters[mapping.ours].detach().split(mapping.rows or (len(parameters[mapping.ours]),))
-        for name, part in zip(mapping.theirs, parts, strict=True):
-            tensors[family.full_name(name)] = (part.T if mapping.transposed else part).contiguous()
+        whole = _as_matrix(parameters[mapping.ours].detach())
+        for name, part in zip(mapping.theirs, whole.split(mapping.rows or len(whole)), strict=True):
+            stored = part - mapping.less if mapping.less else part
+            tensors[family.full_name(name)] = (stored.T if mapping.transposed else stored).contiguous()
     try:
         with draft_folder(folder) as draft:
             save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
@@ -99,7 +102,13 @@ def save_huggingface(
         ) from error
 
 
-def _read_config(settings: dict[str, Any], folder: Path) -> tuple[ModelConfig, Family]:
+def _as_matrix(parameter: Tensor) -> Tensor:
+    """The matrices of experts one below the other; another parameter as it is."""
+    return parameter.flatten(0, 1) if parameter.ndim == 3 else parameter
+
+
+def _read_config(settings: dict[str, Any], folder: Path) -> tuple[ModelConfig, Family, dict[str, float]]:
+    """The config, its family, and the factors of weights by an expression for their names."""
     kind = settings.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise NapkinError(f"'{folder}' holds a model of type {str(kind)[:100]!r}: use one of {', '.join(FAMILIES)}")
@@ -108,20 +117,25 @@ def _read_config(settings: dict[str, Any], folder: Path) -> tuple[ModelConfig, F
     missing = [name for name in missing if name not in settings]
     if missing:
         raise NapkinError(f"'{path}' lacks {missing[0]!r}: a {kind} model needs it")
+    if settings.get("quantization_config"):
+        raise NapkinError(f"'{path}' is of quantized weights, which are not supported: use the model before it")
     try:
-        msgspec.convert(settings, family.settings)
-        config = family.read(settings)
+        known = msgspec.convert(settings, family.settings)
+        config, factors = family.read(known), family.factors(known)
     except msgspec.ValidationError as error:
         raise NapkinError(f"'{path}' is not that of a {kind} model ({error}): download it again") from None
-    except KeyError as error:
-        raise NapkinError(f"'{path}' lacks {error}: a {kind} model with these settings needs it") from None
     except (ArithmeticError, ValueError) as error:
         raise NapkinError(f"'{path}' holds a number that no model has ({error}): download it again") from None
     except NapkinError as error:
         raise NapkinError(f"'{path}': {error}") from None
     if config.context_length > _MAX_CONTEXT:
         raise NapkinError(f"'{path}' has a context of {config.context_length} tokens, more than {_MAX_CONTEXT}")
-    return config, family
+    if config.positions == "rope" and config.context_length * config.resolved_head_dim > _MAX_TABLE:
+        raise NapkinError(
+            f"'{path}' has heads of {config.resolved_head_dim} and a context of {config.context_length} tokens, whose "
+            f"rotary tables would have more than {_MAX_TABLE} numbers each: use a smaller max_position_embeddings"
+        )
+    return config, family, factors
 
 
 def _family_of(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
@@ -129,16 +143,19 @@ def _family_of(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
     obstacles: list[list[str]] = []
     for family in FAMILIES.values():
         settings = family.write(config)
+        stored = family.read(msgspec.convert(settings, family.settings))
         different = [
             f"{name} {ours!r}"
-            for name, ours, theirs in _compared(config, family.read(settings))
-            if ours != theirs and name not in _NOT_STORED
+            for name, ours, theirs in _compared(config, stored)
+            if not _equal(ours, theirs) and name not in _NOT_STORED
         ]
         if not different:
             return family, settings
         obstacles.append(different)
     nearest = min(obstacles, key=len)
-    raise NapkinError(f"none of GPT-2, Llama and Granite has {nearest[0]}: it cannot be saved as a Hugging Face folder")
+    raise NapkinError(
+        f"none of {', '.join(FAMILIES)} has {' and '.join(nearest[:2])}: it cannot be saved as a Hugging Face folder"
+    )
 
 
 def _compared(ours: ModelConfig, theirs: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
@@ -146,6 +163,12 @@ def _compared(ours: ModelConfig, theirs: ModelConfig) -> Iterator[tuple[str, Any
         resolved = {"rope_original_context": "resolved_original_context"}.get(field.name, f"resolved_{field.name}")
         name = resolved if hasattr(ours, resolved) else field.name
         yield field.name, getattr(ours, name), getattr(theirs, name)
+
+
+def _equal(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return math.isclose(ours, theirs, rel_tol=1e-12)
+    return ours == theirs
 
 
 def _check_shapes(config: ModelConfig, weights: "_Weights") -> None:
@@ -164,7 +187,9 @@ def _check_shapes(config: ModelConfig, weights: "_Weights") -> None:
             f"'{weights.folder}': no model has the sizes in its config.json ({first_line(error)}): download it again"
         ) from None
     for mapping in weights.family.mappings(config):
-        shape = shapes[mapping.ours]
+        *stacked, width = shapes[mapping.ours]
+        # Matrices of experts stand one below the other.
+        shape = (math.prod(stacked), width) if stacked else (width,)
         for name, rows in zip(mapping.theirs, mapping.rows or shape[:1], strict=True):
             expected = (rows, *shape[1:])
             if (found := weights.shape(name)) != (expected[::-1] if mapping.transposed else expected):
