@@ -24,11 +24,11 @@ def test_waiting_is_until_the_last_rank_enters_and_that_rank_is_the_straggler() 
 
 def test_waiting_for_another_stage_is_a_bubble_only_in_a_pipeline() -> None:
     rank = told(["receive", 8, BOTH, 10.0, 0.2, 0.2])
-    (bubble, _), nobody = seconds_of_ranks([rank, told()], pipelined=True)
+    (bubble, _), straggler = seconds_of_ranks([rank, told()], pipelined=True)
     (exposed, _), _ = seconds_of_ranks([rank, told()], pipelined=False)
     assert (bubble.bubble_seconds, bubble.exposed_seconds) == (0.2, 0)
     assert (exposed.bubble_seconds, exposed.exposed_seconds) == (0, 0.2)
-    assert nobody is None
+    assert straggler is None
 
 
 def test_ranks_that_wait_for_each_other_in_turn_have_no_straggler() -> None:

@@ -115,7 +115,11 @@ class CollectiveClock(TorchDispatchMode):
             self._waited.add(id(timed))
 
     def _add_waits_of_cpp(self) -> None:
-        """A collective that nobody waited for in Python, and that ended between two operators, was waited for there."""
+        """Add the waits of C++ code, which are neither operators nor calls of `Work.wait`.
+
+        A collective that no Python code waited for and that ended between two operators was waited for there: from the
+        end of the operator before it to its own end it is exposed.
+        """
         waited_until = 0.0
         unwaited = (timed for timed in self.collectives if id(timed) not in self._waited)
         pending = [(timed.done, timed) for timed in unwaited if timed.done is not None]

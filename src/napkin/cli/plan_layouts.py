@@ -12,7 +12,7 @@ from napkin.cli.terminal import print_json, say
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.hardware.cluster import Cluster, find_cluster
-from napkin.recipe.layout import layout_of
+from napkin.recipe.layout import layout_of_recipe
 from napkin.recipe.recipe import Recipe
 from napkin.units import parse_dollars, parse_seconds
 
@@ -130,8 +130,7 @@ def print_one(recipe: Recipe, options: _PlanOptions) -> None:
 
 def splits_more_than_the_batch(recipe: Recipe, on: str) -> bool:
     """Whether a recipe's layout of these devices has its own kind of plan."""
-    n_devices = find_cluster(on).n_devices
-    return not layout_of(recipe.parallelism, n_devices, otherwise=recipe.training.parallelism).splits_only_batches
+    return not layout_of_recipe(recipe, find_cluster(on).n_devices).splits_only_batches
 
 
 def _costs(recipe: Recipe, cluster: Cluster, usd_per_hour: float | None, progress: Any) -> Any:

@@ -4,7 +4,7 @@ import shlex
 from dataclasses import dataclass
 
 from napkin.errors import NapkinError
-from napkin.recipe.layout import layout_of
+from napkin.recipe.layout import layout_of_recipe
 from napkin.recipe.layout_check import refuse_impossible_layout
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import per_device
@@ -74,8 +74,7 @@ def sequences_per_rank(recipe: Recipe, *, nodes: int, gpus_per_node: int) -> int
 
     Raises NapkinError where the recipe cannot be divided among the ranks as its [parallelism] says.
     """
-    n_ranks = nodes * gpus_per_node
-    layout = layout_of(recipe.parallelism, n_ranks, otherwise=recipe.training.parallelism)
+    layout = layout_of_recipe(recipe, nodes * gpus_per_node)
     rows = per_device(recipe, layout.batch_parts).training.batch_size
     refuse_impossible_layout(recipe, layout)
     return rows

@@ -4,7 +4,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from napkin.distributed.mesh import combined, experts_are_sharded, flattened, make_expert_mesh, make_mesh
-from napkin.distributed.parallel_model import CopiesModel, DDPModel, FSDPModel, ParallelModel, shard_module
+from napkin.distributed.parallel_model import (
+    CopiesModel,
+    DDPModel,
+    FSDPModel,
+    ParallelModel,
+    parameters_apart,
+    shard_module,
+)
 from napkin.distributed.ranks import Ranks
 from napkin.model.transformer import Transformer
 from napkin.recipe.resolved import ResolvedRecipe
@@ -67,8 +74,7 @@ def _averaging(
         copies = _copies(resolved, mesh)
         if layout.tensor > 1:
             return CopiesModel(model, ranks, resolved, copies)
-        apart = () if experts is None else experts.parameters
-        return DDPModel(model, ranks, layout, copies.get_group(), apart)
+        return DDPModel(model, ranks, layout, copies.get_group(), parameters_apart(experts))
     return ParallelModel(model, ranks, layout)
 
 
@@ -90,8 +96,7 @@ def _pipeline(
             shard_module(stage, stage.blocks, resolved, shards, reshard_after_forward=False, experts=experts)
     elif layout.strategy == "ddp":
         averaged_over = _copies(resolved, mesh).get_group()
-    apart = () if experts is None else experts.parameters
-    made = PipelineModel(model, ranks, layout, stages, mesh, averaged_over, apart)
+    made = PipelineModel(model, ranks, layout, stages, mesh, averaged_over, parameters_apart(experts))
     made.same_parameters = averaged_over
     return made
 

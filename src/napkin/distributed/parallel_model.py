@@ -6,6 +6,7 @@ by its number of targets over that of the global batch, times the number of rank
 over these, which DDP and FSDP2 take of gradients, is then the gradient of that loss.
 """
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -127,13 +128,20 @@ class ParallelModel:
         """The sum over ranks of what each has counted among its own tokens, in its own layers. A collective."""
         return self.ranks.all_reduce_sum(counts) // self.layout.tensor
 
-    def sum_of_squares_weights(self, parameters: Sequence[Tensor]) -> list[float] | None:
-        """By which the squares of each gradient are multiplied, so that summed over all ranks each counts once; None
-        where every rank has all gradients, whole."""
+    @functools.cached_property
+    def sum_of_squares_weights(self) -> list[float] | None:
+        """By which the squares of each parameter's gradient are multiplied, so that summed over all ranks each counts
+        once; None where every rank has all gradients, whole.
+
+        Computed once, at the first use: after a backward pass, when no parameter is gathered.
+        """
         if self.layout.splits_only_batches and self.layout.strategy != "fsdp":
             return None
-        alike = self.layout.world_size // self.layout.pipeline
-        return [shards_of(parameter) / alike for parameter in parameters]
+        return [self.sum_of_squares_weight(parameter) for parameter in self.model.parameters()]
+
+    def sum_of_squares_weight(self, parameter: Tensor) -> float:
+        """The shards of a parameter over the ranks that compute its layer: 1 over the number of its copies."""
+        return shards_of(parameter) * self.layout.pipeline / self.layout.world_size
 
     def rank_seed(self, seed: int) -> int:
         """A seed that differs between ranks: dropout is independent between rows, whichever rank computes them."""
@@ -246,6 +254,11 @@ class CopiesModel(FSDPModel):
         cast(Any, self.model).set_requires_gradient_sync(last)
 
 
+def parameters_apart(experts: "DividedExperts | None") -> set[nn.Parameter]:
+    """Parameters whose gradients are not averaged with the others: those of experts that ranks divide."""
+    return set() if experts is None else set(experts.parameters)
+
+
 def shard_module(
     module: nn.Module,
     blocks: nn.ModuleList,
@@ -268,8 +281,10 @@ def shard_module(
         reduce_dtype=dtypes[resolved.recipe.training.reduce_format],
         cast_forward_inputs=False,
     )
-    apart = set() if experts is None else set(experts.parameters)
-    options: dict[str, Any] = {"reshard_after_forward": reshard_after_forward, "ignored_params": apart}
+    options: dict[str, Any] = {
+        "reshard_after_forward": reshard_after_forward,
+        "ignored_params": parameters_apart(experts),
+    }
     if experts is not None and experts.mesh is not None:
         for each in (each for each in module.modules() if each in experts.modules):
             divided = cast(FSDPModule, fully_shard(each, mesh=experts.mesh, mp_policy=policy, **options))

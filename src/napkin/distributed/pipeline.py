@@ -63,7 +63,7 @@ class PipelineModel(ParallelModel):
         apart: Collection[Tensor] = (),
     ) -> None:
         """`stages` are this rank's. `same_stages` are the ranks that average gradients, except those of parameters that
-        are kept `apart`; None where there are no others, or FSDP does it."""
+        are kept `apart`; None if no other rank has the same stages, or if FSDP averages the gradients."""
         super().__init__(model, ranks, layout)
         self.modules = list(stages)
         self.group = mesh.get_group("pipeline")
@@ -89,12 +89,6 @@ class PipelineModel(ParallelModel):
         self._complete_tied()
         self.finish_gradients()
         return self._total(micro_batches[0].inputs.device)
-
-    def loss(self, inputs: Tokens, targets: Tokens, documents: Tokens | None = None) -> Float[Tensor, ""]:
-        """The mean loss of a micro-batch, without gradients, on all ranks that its forward pass goes through."""
-        total = self._forward(inputs, targets, documents)
-        dist.all_reduce(total, group=self.group)
-        return total
 
     def evaluation_nats(self, inputs: Tokens, targets: Tokens, documents: Tokens | None = None) -> float:
         """The sum of the losses of some rows' targets where the last stage is, divided by the number of ranks that
@@ -178,15 +172,10 @@ class PipelineModel(ParallelModel):
         """All persistent tensors."""
         return all_resident(self.model, optimizer)
 
-    def sum_of_squares_weights(self, parameters: Sequence[Tensor]) -> list[float] | None:
-        """By which the squares of each gradient are multiplied, so that summed over all ranks each counts once."""
-        weights = super().sum_of_squares_weights(parameters)
-        assert weights is not None
-        copies = 1 if self.ends is None else 2
-        return [
-            weight / copies if parameter is self.tied else weight
-            for weight, parameter in zip(weights, parameters, strict=True)
-        ]
+    def sum_of_squares_weight(self, parameter: Tensor) -> float:
+        """As for other layouts; the matrix that the first and the last stage share counts half on each."""
+        weight = super().sum_of_squares_weight(parameter)
+        return weight / 2 if parameter is self.tied and self.ends is not None else weight
 
 
 def _group_of_ends(mesh: DeviceMesh, holders: Sequence[int]) -> dist.ProcessGroup | None:

@@ -18,7 +18,6 @@ from napkin.model.positions import NoPositions
 from napkin.model.transformer import Transformer, mixtures
 from napkin.recipe.layout import Layout
 
-ZERO_BUBBLE = ("zb-h1", "zb-v")
 Batch = Int[Tensor, "batch position"]
 
 
@@ -77,7 +76,7 @@ class StageModule(nn.Module):
         self.blocks = nn.ModuleList(model.blocks[index] for index in blocks)
         self.outside = nn.ModuleList(self._outside(model))
         self._model = (model,)
-        self.splits_backward = layout.schedule in ZERO_BUBBLE
+        self.splits_backward = layout.splits_backward
         """Whether the gradients of parameters are computed later than those of the input."""
         self.passes = Passes()
         self.total: Tensor | None = None

@@ -1,4 +1,4 @@
-"""Calibrating this machine, and the cache of calibrations: one JSON file per machine.
+"""Calibrating this machine, and the cache of what was measured: one JSON file per machine.
 
 The folder is NAPKIN_CACHE_DIR if set, otherwise the user's cache folder. A file that is malformed or is for another
 machine is ignored: the machine is measured again and the file replaced.
@@ -8,12 +8,15 @@ import hashlib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text, cache_folder, read_bytes
 from napkin.hardware.calibration import CUDA_SETTINGS, Calibration, CalibrationSettings, Machine, comparable, faster_of
+
+Measured = TypeVar("Measured")
 
 
 def calibration_of_this_machine(
@@ -64,23 +67,41 @@ def load_calibration(device_type: str = "cpu") -> Calibration | None:
     from napkin.hardware.microbenchmarks import current_machine
 
     machine = current_machine(device_type)
-    try:
-        cached = msgspec.json.decode(read_bytes(calibration_path(machine)), type=Calibration)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return cached if cached.machine == machine else None
+    cached = read_cached(calibration_path(machine), Calibration)
+    return cached if cached is not None and cached.machine == machine else None
 
 
 def save_calibration(calibration: Calibration) -> Path:
     """Cache a calibration, replacing an older one of the same machine; returns the file."""
     path = calibration_path(calibration.machine)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = msgspec.json.format(msgspec.json.encode(calibration), indent=2).decode()
-    atomic_write_text(path, text + "\n", overwrite=True)
+    write_cached(path, calibration)
     return path
 
 
 def calibration_path(machine: Machine) -> Path:
     """The file of a machine's calibration."""
-    key = hashlib.sha256(msgspec.json.encode(machine)).hexdigest()[:16]
-    return cache_folder() / f"calibration-{key}.json"
+    return cache_path("calibration", machine)
+
+
+def cache_path(kind: str, what: Any) -> Path:
+    """The file in the cache for a measurement of one kind, of anything that JSON can say."""
+    key = hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:16]
+    return cache_folder() / f"{kind}-{key}.json"
+
+
+def read_cached(path: Path, kind: type[Measured]) -> Measured | None:
+    """What `write_cached` has written; None if there is no such file or it holds no valid `kind`."""
+    try:
+        return msgspec.json.decode(read_bytes(path), type=kind)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def write_cached(path: Path, measured: Any) -> None:
+    """Write what was measured as indented JSON, replacing an older file.
+
+    Raises OSError or NapkinError where it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = msgspec.json.format(msgspec.json.encode(measured), indent=2).decode()
+    atomic_write_text(path, text + "\n", overwrite=True)

@@ -5,7 +5,6 @@ alone. Their messages pass through the kernel, whose speed no datasheet tells. B
 processes as there are ranks, and cached like a `Calibration`.
 """
 
-import hashlib
 import math
 import os
 import tempfile
@@ -19,8 +18,9 @@ import numpy as np
 
 from napkin.child_process import failure_of, start_python
 from napkin.errors import NapkinError
-from napkin.files import atomic_write_text, cache_folder, read_bytes
+from napkin.files import read_bytes
 from napkin.hardware.calibration import Machine, Positive, Size
+from napkin.hardware.calibration_cache import cache_path, read_cached, write_cached
 from napkin.hardware.interconnect import Group, Interconnect, Operation
 
 
@@ -47,12 +47,9 @@ class RankCalibration:
     @property
     def interconnect(self) -> "MeasuredInterconnect":
         """The seconds of collectives between these ranks."""
-        sizes = [each.data_bytes for each in self.collectives if each.operation == "all_gather"]
-        largest = max(sizes)
-        slowest = max(
-            each.seconds for each in self.collectives if (each.operation, each.data_bytes) == ("all_gather", largest)
-        )
-        bandwidth = (self.ranks - 1) / self.ranks * largest / slowest
+        gathers = (each for each in self.collectives if each.operation == "all_gather")
+        largest = max(gathers, key=lambda each: (each.data_bytes, each.seconds))
+        bandwidth = _sent_fraction(self.ranks) * largest.data_bytes / largest.seconds
         # What a rank sends and receives is copied by its own cores, which do not compute meanwhile.
         return MeasuredInterconnect(bandwidth, bandwidth, self.ranks, 0.0, 0.0, 0.0, 1.0, self.collectives)
 
@@ -76,8 +73,12 @@ class MeasuredInterconnect(Interconnect):
             taken = math.exp(np.interp(math.log(data_bytes), np.log(sizes), np.log(seconds)))
         if operation == "send":
             return taken
-        sent, sent_measured = (size - 1) / size if (size := group.size) else 0.0, (self.devices_per_node - 1)
-        return taken * sent / (sent_measured / self.devices_per_node)
+        return taken * _sent_fraction(group.size) / _sent_fraction(self.devices_per_node)
+
+
+def _sent_fraction(ranks: int) -> float:
+    """Of the bytes of an all-gather or reduce-scatter, the fraction that each of its ranks sends."""
+    return (ranks - 1) / ranks
 
 
 def ranks_of_this_machine(machine: Machine, ranks: int) -> RankCalibration | None:
@@ -85,18 +86,13 @@ def ranks_of_this_machine(machine: Machine, ranks: int) -> RankCalibration | Non
 
     Warns, and returns None, where the processes cannot be started or do not reach each other.
     """
-    path = _path(machine, ranks)
-    try:
-        cached = msgspec.json.decode(read_bytes(path), type=RankCalibration)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        cached = None
+    path = cache_path("ranks", (machine, ranks, os.cpu_count()))
+    cached = read_cached(path, RankCalibration)
     if cached is not None and (cached.machine, cached.ranks) == (machine, ranks):
         return cached
     try:
         measured = measure_ranks(machine, ranks)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = msgspec.json.format(msgspec.json.encode(measured), indent=2).decode()
-        atomic_write_text(path, text + "\n", overwrite=True)
+        write_cached(path, measured)
     except (OSError, NapkinError) as error:
         warnings.warn(f"the ranks of this machine could not be measured: {error}", stacklevel=2)
         return None
@@ -121,8 +117,3 @@ def measure_ranks(machine: Machine, ranks: int) -> RankCalibration:
             raise NapkinError(failures[0])
         measured = msgspec.json.decode(read_bytes(Path(folder) / "measured.json"), type=dict)
     return msgspec.convert({"machine": machine, "ranks": ranks, **measured}, RankCalibration)
-
-
-def _path(machine: Machine, ranks: int) -> Path:
-    key = hashlib.sha256(msgspec.json.encode((machine, ranks, os.cpu_count()))).hexdigest()[:16]
-    return cache_folder() / f"ranks-{key}.json"

@@ -217,7 +217,7 @@ class _Search:
         return reason is not None
 
     def _nothing(self, considered: int) -> str:
-        """Why there is no layout."""
+        """The message where no layout was found: the reason for most refusals, or the least memory that was missing."""
         if not self.beyond:
             (reason, number), devices = self.refused.most_common(1)[0], self.costs.site.n_devices
             return f"none of {considered:,} layouts of {devices} devices trains, {number:,} of them because {reason}"
@@ -253,13 +253,12 @@ def longest_rank_seconds(choice: Choice, stages: list[StageTime], sending: float
     layout = choice.layout
     seconds = [stage.seconds for stage in stages]
     longest, before, after = 0.0, 0.0, 0.0
-    splits = layout.schedule in ("zb-h1", "zb-v")
     for held in stages_of_ranks(layout):
         busy = sum(seconds[stage].forward + seconds[stage].of("backward") for stage in held)
         longest = max(longest, before + micro_batches * busy + after)
         first = seconds[held[0]]
         before += first.forward + sending
-        after += 0.0 if splits else first.of("backward") + sending
+        after += 0.0 if layout.splits_backward else first.of("backward") + sending
     return longest
 
 

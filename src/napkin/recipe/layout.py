@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from napkin.errors import NapkinError
-from napkin.recipe.parallelism_config import ParallelismConfig, PipelineScheduleName
+from napkin.recipe.parallelism_config import ZERO_BUBBLE, ParallelismConfig, PipelineScheduleName
+from napkin.recipe.recipe import Recipe
 
+Strategy = Literal["none", "ddp", "fsdp"]
 Dimension = Literal["pipeline", "data", "shard", "context", "tensor"]
 DIMENSIONS: tuple[Dimension, ...] = ("pipeline", "data", "shard", "context", "tensor")
 
@@ -60,7 +62,12 @@ class Layout:
         return self.pipeline * self.stages_per_rank if self.pipeline > 1 else 1
 
     @property
-    def strategy(self) -> Literal["none", "ddp", "fsdp"]:
+    def splits_backward(self) -> bool:
+        """True if the pipeline computes the gradients of weights apart from, and later than, those of inputs."""
+        return self.schedule in ZERO_BUBBLE
+
+    @property
+    def strategy(self) -> Strategy:
         """How gradients are averaged: nothing to average, all-reduced, or reduce-scattered."""
         return "fsdp" if self.shard > 1 else "ddp" if self.token_parts > 1 else "none"
 
@@ -151,6 +158,11 @@ def chunks(place: int, parts: int, length: int) -> tuple[slice, ...]:
         return (slice(0, length),)
     size = length // (2 * parts)
     return tuple(slice(n * size, (n + 1) * size) for n in (place, 2 * parts - 1 - place))
+
+
+def layout_of_recipe(recipe: Recipe, world_size: int) -> Layout:
+    """The layout in which `world_size` ranks train a recipe. Raises NapkinError as `layout_of` does."""
+    return layout_of(recipe.parallelism, world_size, otherwise=recipe.training.parallelism)
 
 
 def layout_of(config: ParallelismConfig, world_size: int, *, otherwise: Literal["ddp", "fsdp"] = "ddp") -> Layout:

@@ -90,7 +90,7 @@ def _cannot_pass_through_stages(recipe: Recipe, layout: Layout) -> list[tuple[st
             f"training.recompute '{training.recompute}', which would be done twice: the schedule's backward pass is in "
             "two parts",
             "--training.recompute none, or --parallelism.schedule 1f1b",
-            layout.schedule in ("zb-h1", "zb-v") and training.recompute != "none",
+            layout.splits_backward and training.recompute != "none",
         ),
         (
             "precision 'bf16-pure' with tied embeddings, whose two copies would be rounded differently",

@@ -7,6 +7,8 @@ from napkin.errors import NapkinError
 from napkin.recipe.ranges import PARALLELISM_RANGES, refuse_outside
 
 PipelineScheduleName = Literal["gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-v"]
+ZERO_BUBBLE: tuple[PipelineScheduleName, ...] = ("zb-h1", "zb-v")
+"""Schedules whose backward pass is in two parts: gradients of inputs first, of weights later (Qi et al. 2024)."""
 
 
 @dataclass(frozen=True)

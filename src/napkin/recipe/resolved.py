@@ -10,11 +10,9 @@ from typing import Any, Literal
 
 from napkin.errors import NapkinError
 from napkin.hardware.target import Target
-from napkin.recipe.layout import Layout, layout_of
+from napkin.recipe.layout import Layout, Strategy, layout_of_recipe
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
-
-Strategy = Literal["none", "ddp", "fsdp"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class ResolvedRecipe:
     @functools.cached_property
     def layout(self) -> Layout:
         """What each device is for. Raises NapkinError where the recipe's sizes do not make `world_size`."""
-        return layout_of(self.recipe.parallelism, self.world_size, otherwise=self.recipe.training.parallelism)
+        return layout_of_recipe(self.recipe, self.world_size)
 
     @property
     def strategy(self) -> Strategy:

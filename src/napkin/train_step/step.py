@@ -123,7 +123,7 @@ class TrainState:
 
     def _clip_gradients(self) -> Float[Tensor, ""]:
         parameters = list(self.model.parameters())
-        weights = self.parallel_model.sum_of_squares_weights(parameters)
+        weights = self.parallel_model.sum_of_squares_weights
         return clip_gradients(
             parameters,
             self.recipe.optimizer.clip_norm,
