@@ -10,6 +10,7 @@ by parts of their names; names of cases choose these.
 
 import dataclasses
 import gc
+import importlib
 import json
 import os
 import socket
@@ -46,6 +47,15 @@ MODEL: dict[str, Any] = {
 }
 EXPERTS = {"n_experts": 4, "d_expert": 32}
 Case = dict[str, Any]
+IMPORTED = (
+    "napkin.distributed.context_parallel",
+    "napkin.distributed.expert_parallel",
+    "napkin.distributed.pipeline",
+    "napkin.distributed.sharded_optimizer",
+    "napkin.distributed.tensor_parallel",
+    "torch.distributed.fsdp",
+)
+"""What ranks import when they need it, here once for all of them."""
 
 
 def case(ranks: int, model: Case | None = None, optimizer: Case | None = None, **tables: Any) -> Case:
@@ -153,6 +163,8 @@ def run_rank(folder: Path, cases: dict[str, Case]) -> None:
 
 def run_ranks(folder: Path, size: int, cases: dict[str, Case]) -> None:
     """Fork the ranks and wait for them."""
+    for module in IMPORTED:
+        importlib.import_module(module)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,7 +1,11 @@
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from reliability.harness import fork_server
 
 TRAINING_ROOMS = {
     "checkpoint",
@@ -20,6 +24,13 @@ TRAINING_ROOMS = {
 def calibration_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A calibration takes seconds: one, and not one a test, where nobody has said where it is kept."""
     os.environ.setdefault("NAPKIN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="session")
+def server(calibration_cache: None) -> Iterator[subprocess.Popen[str]]:
+    """Starts commands in milliseconds, for `reliability.harness.Napkin`."""
+    with fork_server() as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)

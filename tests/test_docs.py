@@ -5,6 +5,7 @@ import itertools
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,12 +17,17 @@ from napkin.accounting.counting import count
 from napkin.model.transformer import Transformer
 from napkin.optim import OPTIMIZERS, AdamW
 from napkin.units import format_bytes, format_count, format_flops
+from reliability.harness import Napkin
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # CHANGELOG tells of files as they were.
 ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+PLAIN = re.compile(r"napkin (?P<words>[^|&;$*`<>]+)(> (?P<file>[\w./-]+))?")
+"""A command that needs no shell."""
 
 
 def commands_of(page: Path) -> list[tuple[list[str], list[str]]]:
@@ -45,16 +51,37 @@ def is_same_everywhere(command: str) -> bool:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands_of(page)], ids=lambda page: page.stem)
-def test_every_command_of_the_page_works_and_prints_what_the_page_shows(page: Path, tmp_path: Path) -> None:
-    folder = Path(sys.executable).parent
-    environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200"}
+def test_every_command_of_the_page_works_and_prints_what_the_page_shows(
+    page: Path, tmp_path: Path, server: subprocess.Popen[str]
+) -> None:
+    folder, streams = tmp_path / "page", tmp_path / "streams"
+    folder.mkdir()
+    streams.mkdir()
+    napkin = Napkin(folder, server, streams)
     for command, shown in commands_of(page):
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
-        printed = [line.split() for line in (done.stdout + done.stderr).splitlines()]
+        status, out, err = run(command, napkin, forks=page.stem != "install")
+        assert status == 0, f"{command[-1]}\n{out}\n{err}"
+        printed = [line.split() for line in (out + err).splitlines()]
         for line in shown:
             if is_same_everywhere(command[-1]) or not re.search(r"\d", line):
-                assert line.split() in printed, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
+                assert line.split() in printed, f"{command[-1]}\n{out}\n{err}"
+
+
+def run(command: list[str], napkin: Napkin, *, forks: bool) -> tuple[int, str, str]:
+    """Exit status and output of a command; with `forks` Python and `napkin` need not start anew for each."""
+    plain = PLAIN.fullmatch(command[-1])
+    if forks and (plain or command[0] == sys.executable):
+        words, program = (shlex.split(plain["words"]), None) if plain else ([], command[-1])
+        done = napkin.run(*words, program=program, environment={"COLUMNS": "200"})
+        out, err = done.out.read_text(), done.err.read_text()
+        if plain and plain["file"]:
+            (napkin.folder / plain["file"]).write_text(out)
+            out = ""
+        return done.wait(), out, err
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "COLUMNS": "200"}
+    in_shell = subprocess.run(command, cwd=napkin.folder, env=environment, capture_output=True, text=True, timeout=300)
+    return in_shell.returncode, in_shell.stdout, in_shell.stderr
 
 
 def rows_of(page: str, heading: str) -> list[list[str]]:

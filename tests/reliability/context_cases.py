@@ -6,31 +6,31 @@ CONTEXT_2 = {"parallelism": {"context": 2}}
 DOCUMENTS = {"data": {"separate_documents": True}}
 EXPERTS = {"n_experts": 4, "d_expert": 16, "balance_weight": 0.0}
 TWO: dict[str, Case] = {
-    "context 2": {**CONTEXT_2, "training": {"micro_batch_size": 2, "recompute": "selective"}, "steps": 20},
+    "context 2": {**CONTEXT_2, "training": {"micro_batch_size": 2, "recompute": "selective"}, "steps": 4},
     "context 2 with documents": {
         **CONTEXT_2,
         **DOCUMENTS,
         "model": {"positions": "learned"},
         "training": {"micro_batch_size": 1},
-        "steps": 10,
+        "steps": 4,
     },
-    "expert 2": {"parallelism": {"data": 2, "expert": 2}, "model": EXPERTS, "optimizer": {"name": "muon"}, "steps": 20},
+    "expert 2": {"parallelism": {"data": 2, "expert": 2}, "model": EXPERTS, "optimizer": {"name": "muon"}, "steps": 4},
     "expert 2 sharded": {
         "parallelism": {"shard": 2, "expert": 2},
         "model": {**EXPERTS, "n_shared_experts": 1, "n_dense_layers": 1},
         "training": {"micro_batch_size": 1, "recompute": "selective"},
-        "steps": 10,
+        "steps": 4,
     },
 }
 FOUR: dict[str, Case] = {
-    "context 2 shard 2": {"parallelism": {"context": 2, "shard": 2}, "steps": 20},
-    "expert 2 in 2 replicas": {"parallelism": {"data": 4, "expert": 2}, "model": EXPERTS, "steps": 10},
-    "expert 2 shard 4": {"parallelism": {"shard": 4, "expert": 2}, "model": EXPERTS, "steps": 10},
+    "context 2 shard 2": {"parallelism": {"context": 2, "shard": 2}, "steps": 4},
+    "expert 2 in 2 replicas": {"parallelism": {"data": 4, "expert": 2}, "model": EXPERTS, "steps": 4},
+    "expert 2 shard 4": {"parallelism": {"shard": 4, "expert": 2}, "model": EXPERTS, "steps": 4},
     "experts in a stage": {
         "parallelism": {"pipeline": 2, "data": 2, "expert": 2},
         "model": {**EXPERTS, "n_dense_layers": 2},
         "training": {"micro_batch_size": 1},
-        "steps": 6,
+        "steps": 4,
     },
 }
 LONG_TWO: dict[str, Case] = {

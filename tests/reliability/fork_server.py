@@ -1,4 +1,5 @@
-"""Starts `napkin` commands in milliseconds: each is a fork of this process, which has imported torch and run nothing.
+"""Starts `napkin` commands in milliseconds: each is a fork of this process, which has imported what they need and run
+nothing.
 
 A command is a line of JSON on standard input, the answer a line on standard output. What runs is `napkin.cli.main` in
 a process of its own, with its own exit status: it can be killed, signalled and limited like any other.
@@ -11,17 +12,28 @@ import resource
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 IMPORTED = (
+    "encodings.unicode_escape",
+    "napkin.cli.count",
+    "napkin.cli.evaluate",
+    "napkin.cli.fit",
+    "napkin.cli.generate",
+    "napkin.cli.plan",
+    "napkin.cli.report",
     "napkin.cli.resume",
     "napkin.cli.train",
     "napkin.cli.train_and_report",
-    "napkin.distributed.process_group",
+    "napkin.training.finished",
     "napkin.training.run",
-    "torch.distributed.fsdp",
-    "torch.nn.parallel",
+    "numpy.ctypeslib",
+    "numpy.ma",
+    "rich._emoji_codes",
     "torch.profiler",
+    "tyro._backends._tyro_backend",
+    "typeguard",
 )
 
 
@@ -42,6 +54,8 @@ def warm_up() -> None:
     """Import what commands import, and no more: a process with threads must not fork."""
     for name in IMPORTED:
         importlib.import_module(name)
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    importlib.import_module("reliability.ranks").import_for_ranks()
     from napkin.model.config import ModelConfig
     from napkin.recipe.precision import Precision
     from napkin.recipe.recipe import Recipe
@@ -74,6 +88,8 @@ def start(request: dict[str, Any]) -> int:
 def become(request: dict[str, Any]) -> None:
     """Run the command with its own streams, folder and limits."""
     os.chdir(request["folder"])
+    # As `python -m` does.
+    sys.path.insert(0, request["folder"])
     os.environ.update(request["environment"])
     # Whatever started the server may have had Ctrl-C ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -89,9 +105,13 @@ def become(request: dict[str, Any]) -> None:
         signal_at(request["signal_at"], request["near"], request["after"], signal.Signals(request["signal"]))
     if request["refuse_pickles"]:
         refuse_pickles()
-    from napkin.cli import main as napkin
+    status = 0
+    if request["program"] is not None:
+        exec(compile(request["program"], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        from napkin.cli import main as napkin
 
-    status = napkin(request["arguments"])
+        status = napkin(request["arguments"])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

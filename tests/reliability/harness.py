@@ -47,8 +47,10 @@ class Command:
 class Napkin:
     """Starts commands in one folder, as forks of a server that has imported torch."""
 
-    def __init__(self, folder: Path, server: subprocess.Popen[str]) -> None:
+    def __init__(self, folder: Path, server: subprocess.Popen[str], streams: Path | None = None) -> None:
+        """`streams` is the folder for what commands print, by default the same."""
         self.folder = folder
+        self.streams = streams or folder
         self._server = server
         self._started = 0
 
@@ -63,16 +65,17 @@ class Napkin:
         ignored: Sequence[signal.Signals] = (),
         environment: dict[str, str] | None = None,
         refuse_pickles: bool = False,
+        program: str | None = None,
     ) -> Command:
         """Start a command.
 
         No file may grow beyond `largest_file` bytes; `signal` comes right before the command's `signal_at`-th
         operation on a file whose path contains `near`, counted from the first one on whose path contains `after`.
         Signals in `ignored` are ignored when it starts. With `refuse_pickles` it ends, with status 3, where it would
-        read one that names anything to be called.
+        read one that names anything to be called. `program` is Python code that runs instead of a command.
         """
         self._started += 1
-        out, err = (self.folder / f"{stream}-{self._started}.txt" for stream in ("out", "err"))
+        out, err = (self.streams / f"{stream}-{self._started}.txt" for stream in ("out", "err"))
         pid = self._ask(
             arguments=arguments,
             folder=str(self.folder),
@@ -86,6 +89,7 @@ class Napkin:
             signal=signal,
             environment=environment or {},
             refuse_pickles=refuse_pickles,
+            program=program,
         )
         return Command(pid, out, err, lambda pid: self._ask(wait=pid))
 

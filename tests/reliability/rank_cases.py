@@ -89,7 +89,7 @@ def losses(train_state: TrainState, steps: range) -> list[float]:
         if number == 0 and train_state.recipe.model.n_experts:
             tokens_per_expert, _ = train_state.expert_tokens()
             figures += [float(count) for layer in tokens_per_expert or [] for count in layer]
-        if number % 10 == 9:
+        if number % 3 == 2:
             with train_state.averaged(), torch.no_grad():
                 train_state.model.eval()
                 nats = parallel_model.ranks.all_reduce_sum(

@@ -1,6 +1,7 @@
 """Starts the ranks of a job as torchrun would, each a process in milliseconds; or torchrun itself."""
 
 import contextlib
+import importlib
 import os
 import random
 import socket
@@ -15,6 +16,28 @@ from typing import Any
 import torch
 
 from reliability.harness import Command, Napkin
+
+IMPORTED_BY_RANKS = (
+    "napkin.distributed.context_parallel",
+    "napkin.distributed.expert_parallel",
+    "napkin.distributed.fake_ranks",
+    "napkin.distributed.pipeline",
+    "napkin.distributed.process_group",
+    "napkin.distributed.sharded_optimizer",
+    "napkin.distributed.tensor_parallel",
+    "torch.distributed._composable.replicate_with_fsdp",
+    "torch.distributed._tools",
+    "torch.distributed.fsdp",
+    "torch.nn.parallel",
+    "torch.testing._internal.distributed.fake_pg",
+)
+"""What a rank imports when it needs it; a process that forks ranks imports it once for all of them."""
+
+
+def import_for_ranks() -> None:
+    """Import all that ranks import."""
+    for name in IMPORTED_BY_RANKS:
+        importlib.import_module(name)
 
 
 def start_ranks(napkin: Napkin, size: int, *arguments: str, **settings: Any) -> list[Command]:
@@ -44,8 +67,8 @@ def environment_of(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 def fork_ranks(work: Callable[[int], None], size: int, port: int) -> int:
-    """Let forks of this process, which has imported what they need, work as the ranks of a job. Returns 0 where all
-    have ended well."""
+    """Let forks of this process work as the ranks of a job. Returns 0 where all have ended well."""
+    import_for_ranks()
     torch.set_num_threads(1)
     children: list[int] = []
     for rank in range(size):

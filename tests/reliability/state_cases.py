@@ -12,19 +12,19 @@ def zero(data: int, **tables: Any) -> Case:
 
 def resumed(parallelism: dict[str, Any], later: dict[str, Any], **tables: Any) -> Case:
     """A case that another layout resumes halfway."""
-    return {"steps": 20, **tables, "parallelism": parallelism, "resumed": {"parallelism": later}}
+    return {"steps": 4, **tables, "parallelism": parallelism, "resumed": {"parallelism": later}}
 
 
 PIPELINE = {"model": {"n_layers": 4}, "training": {"batch_size": 8, "micro_batch_size": 1}}
 TWO: dict[str, Case] = {
     "zero 2 muon averaged": zero(
-        2, optimizer={"name": "muon", "average_decay": 0.9}, training={"micro_batch_size": 1}, steps=20
+        2, optimizer={"name": "muon", "average_decay": 0.9}, training={"micro_batch_size": 1}, steps=4
     ),
     "zero 2 as shard 2": resumed({"data": 2, "shard_optimizer": True}, {"shard": 2}, optimizer={"name": "adafactor"}),
     "tensor 2 as pipeline 2": resumed({"tensor": 2}, {"pipeline": 2}, **PIPELINE),
 }
 FOUR: dict[str, Case] = {
-    "data 2 shard 2": {"parallelism": {"data": 2, "shard": 2}, "steps": 20},
+    "data 2 shard 2": {"parallelism": {"data": 2, "shard": 2}, "steps": 4},
     "tensor 4 as shard 4": resumed({"tensor": 4}, {"shard": 4}, model={"n_kv_heads": 4}),
     "pipeline 2 data 2 as tensor 4": resumed(
         {"pipeline": 2, "data": 2}, {"tensor": 4}, model={"n_kv_heads": 4}, training=PIPELINE["training"]

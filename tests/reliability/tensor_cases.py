@@ -9,18 +9,18 @@ DOCUMENTS: Case = {"data": {"separate_documents": True}}
 TENSOR_2: Case = {"parallelism": {"tensor": 2}}
 TWO: dict[str, Case] = {
     # The vocabulary of 61 is uneven.
-    "tensor 2": {**TENSOR_2, "training": {"micro_batch_size": 1, "loss_chunk_size": 7}, "steps": 10},
+    "tensor 2": {**TENSOR_2, "training": {"micro_batch_size": 1, "loss_chunk_size": 7}, "steps": 4},
     "tensor 2 with all biases": {
         **TENSOR_2,
         "model": {"tie_embeddings": False, "biases": "all", "norm": "layer", "z_weight": 1e-3, "positions": "learned"},
         "training": {"recompute": "full"},
-        "steps": 10,
+        "steps": 4,
     },
     "tensor 2 with experts": {
         **TENSOR_2,
         "model": {**EXPERTS, "n_dense_layers": 1, "n_shared_experts": 1, "qk_norm": "all_heads"},
         "optimizer": {"name": "muon"},
-        "steps": 10,
+        "steps": 4,
     },
 }
 FOUR: dict[str, Case] = {
@@ -28,23 +28,23 @@ FOUR: dict[str, Case] = {
         "parallelism": {"data": 2, "tensor": 2},
         "optimizer": {"name": "adafactor"},
         "training": {"micro_batch_size": 1},
-        "steps": 10,
+        "steps": 4,
     },
     "shard 2 tensor 2": {
         "parallelism": {"shard": 2, "tensor": 2},
         "optimizer": {"name": "muon", "average_decay": 0.9},
         "training": {"recompute": "selective"},
-        "steps": 10,
+        "steps": 4,
     },
     "context 2 tensor 2": {
         "parallelism": {"context": 2, "tensor": 2},
         "model": {"positions": "learned"},
-        "steps": 10,
+        "steps": 4,
     },
     "pipeline 2 tensor 2": {
         "parallelism": {"pipeline": 2, "tensor": 2},
         "training": {"batch_size": 8, "micro_batch_size": 2},
-        "steps": 10,
+        "steps": 4,
     },
 }
 LONG_TWO: dict[str, Case] = {

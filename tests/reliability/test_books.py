@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,17 @@ import pytest
 
 from napkin.recipe.toml_file import format_recipe
 from oracles.tiny_run import TRAINING, tiny_recipe
-from reliability.conftest import Tally
+from reliability.conftest import Tally, in_folder_of_tiny_run
 from reliability.harness import Napkin, assert_same_run, files_of, weights
 
 LAST = f".step-{TRAINING.steps:08d}."
 MOST_OPERATIONS = 200
 
 
-@pytest.fixture
-def almost_done(napkin: Napkin) -> Path:
+@pytest.fixture(scope="module")
+def almost_done(tmp_path_factory: pytest.TempPathFactory, server: subprocess.Popen[str]) -> Path:
     """A run that was killed right before its last checkpoint, without a measurement."""
+    napkin = in_folder_of_tiny_run(tmp_path_factory.mktemp("almost-done"), server)
     killed = napkin.run("train", "recipe.toml", "--run", "almost-done", signal_at=1, near=LAST)
     assert killed.status == -signal.SIGKILL
     (napkin.folder / "almost-done" / "measurement.json").unlink(missing_ok=True)

@@ -17,8 +17,8 @@ from napkin.distributed.slurm_script import SlurmSettings, batch_script
 from napkin.recipe.toml_file import format_recipe
 from oracles.tiny_run import tiny_recipe
 from reliability.harness import Command, Napkin, checkpoints, figures, lines_of_metrics, wait_until
+from reliability.rank_runs import assert_follows
 from reliability.ranks import free_port
-from reliability.test_several_ranks import assert_follows
 
 STEPS = 150
 SRUN = f"""#!{sys.executable}
@@ -103,7 +103,7 @@ def test_a_job_stops_before_its_time_limit_and_its_next_start_trains_to_the_end(
     started.send(signal.SIGUSR1)
     assert started.wait() == 0, started.errors
     assert (napkin.folder / "requeued").read_text().startswith("requeue ")
-    assert [line for line in started.errors if line.startswith("SIGUSR1: checkpoint saved")]
+    assert len([line for line in started.errors if line.startswith("SIGUSR1: checkpoint saved")]) == 1
     (stopped_at,) = checkpoints(napkin.folder / "run")
     assert stopped_at < STEPS
 

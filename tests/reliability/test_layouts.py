@@ -57,7 +57,7 @@ def test_ranks_that_divide_experts_train_as_those_that_have_all(tmp_path: Path) 
         model = {**context_cases.EXPERTS, "balance_weight": 0.1, "router_z_weight": 0.01, **more}
         for how, expert in {"whole": 1, "divided": 2}.items():
             parallelism = {"data": 2, "expert": expert}
-            cases[f"{how} {name}"] = {"parallelism": parallelism, "model": model, "saves": False, "steps": 10}
+            cases[f"{how} {name}"] = {"parallelism": parallelism, "model": model, "saves": False, "steps": 6}
     train_on_ranks(tmp_path, 2, cases)
     for name in ("balanced", "with room for some"):
         whole, divided = (json.loads((tmp_path / f"{how} {name}.json").read_text()) for how in ("whole", "divided"))

@@ -1,6 +1,5 @@
 """A run of several ranks is killed, and goes on in another layout, on another number of ranks, or in one process."""
 
-import dataclasses
 import shutil
 import signal
 from pathlib import Path
@@ -9,38 +8,20 @@ from typing import Any
 import pytest
 
 from napkin.recipe.parallelism_config import ParallelismConfig
-from napkin.recipe.toml_file import format_recipe
 from napkin.runs.run_folder import RunFolder
-from oracles.tiny_run import tiny_recipe, write_tiny_text
 from reliability.harness import Napkin, checkpoints, figures, lines_of_metrics, wait_until
+from reliability.rank_runs import assert_follows, train_alone, write_recipe
 from reliability.ranks import run_ranks, start_ranks
-from reliability.test_several_ranks import assert_follows
 
-STEPS = 30
+STEPS = 24
+RECIPE: dict[str, Any] = {"steps": STEPS, "checkpoint_every": 8, "micro_batch_size": 1, "n_layers": 2}
 Sizes = dict[str, Any]
-
-
-def write_recipe(napkin: Napkin, parallelism: Sizes) -> None:
-    recipe = tiny_recipe(
-        ".", steps=STEPS, precision="fp32", checkpoint_every=10, micro_batch_size=1, rank_timeout=300.0
-    )
-    recipe = dataclasses.replace(
-        recipe,
-        model=dataclasses.replace(recipe.model, n_layers=2),
-        parallelism=ParallelismConfig(**parallelism),
-    )
-    (napkin.folder / "recipe.toml").write_text(format_recipe(recipe))
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, server: Any) -> Path:
     """The run of one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    write_tiny_text(folder)
-    napkin = Napkin(folder, server)
-    write_recipe(napkin, {})
-    assert napkin.run("train", "recipe.toml", "--run", "run").wait() == 0
-    return folder / "run"
+    return train_alone(tmp_path_factory.mktemp("alone"), server, **RECIPE)
 
 
 def options(sizes: Sizes) -> list[str]:
@@ -49,14 +30,14 @@ def options(sizes: Sizes) -> list[str]:
 
 def kill_a_rank(napkin: Napkin, sizes: Sizes, size: int, *, whom: int, at: int) -> None:
     """Train until a rank is killed, after some steps."""
-    write_recipe(napkin, sizes)
+    write_recipe(napkin, sizes=sizes, **RECIPE)
     ranks = start_ranks(napkin, size, "train", "recipe.toml", "--run", "run", refuse_pickles=True)
     wait_until(lambda: lines_of_metrics(napkin.folder / "run") >= at, ranks[0])
     ranks[whom].send(signal.SIGKILL)
     statuses = [rank.wait() for rank in ranks]
     assert statuses[whom] == -signal.SIGKILL, [rank.errors for rank in ranks]
     assert set(statuses) - {-signal.SIGKILL} == {2}
-    assert checkpoints(napkin.folder / "run")[-1] in range(at // 10 * 10 - 10, STEPS)
+    assert checkpoints(napkin.folder / "run")[-1] in range(at // 8 * 8 - 8, STEPS)
 
 
 def resume(napkin: Napkin, size: int, sizes: Sizes, run: str = "run") -> list[str]:
@@ -71,7 +52,7 @@ def resume(napkin: Napkin, size: int, sizes: Sizes, run: str = "run") -> list[st
 
 
 def test_four_ranks_killed_as_a_pipeline_of_tensor_ranks_go_on_as_four_shards(napkin: Napkin, alone: Path) -> None:
-    kill_a_rank(napkin, {"tensor": 2, "pipeline": 2}, 4, whom=3, at=22)
+    kill_a_rank(napkin, {"tensor": 2, "pipeline": 2}, 4, whom=3, at=10)
     run = napkin.folder / "run"
     shutil.copytree(run, napkin.folder / "on-1")
     [message] = resume(napkin, 4, {"shard": 4})
@@ -110,10 +91,10 @@ ALL = [(size, sizes) for size, layouts in LAYOUTS.items() for sizes in layouts]
 @pytest.mark.parametrize("number", range(len(ALL)))
 def test_a_run_goes_through_three_layouts_and_is_killed_in_each(napkin: Napkin, alone: Path, number: int) -> None:
     first, second, third = (ALL[(number + step) % len(ALL)] for step in (0, 5, 9))
-    kill_a_rank(napkin, first[1], first[0], whom=number % first[0], at=12)
+    kill_a_rank(napkin, first[1], first[0], whom=number % first[0], at=10)
     run = napkin.folder / "run"
     ranks = start_ranks(napkin, second[0], "resume", "run", *options(second[1]), refuse_pickles=True)
-    wait_until(lambda: [line["step"] for line in figures(run)][-1:] >= [22], ranks[0])
+    wait_until(lambda: [line["step"] for line in figures(run)][-1:] >= [18], ranks[0])
     ranks[number % second[0]].send(signal.SIGKILL)
     assert {rank.wait() for rank in ranks} <= {-signal.SIGKILL, 2}
     resume(napkin, *third)

@@ -1,38 +1,24 @@
 """Whole runs whose layers are on several ranks: they end well whatever becomes of a rank, and go on elsewhere."""
 
-import dataclasses
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from napkin.recipe.parallelism_config import ParallelismConfig
-from napkin.recipe.toml_file import format_recipe
-from oracles.tiny_run import tiny_recipe
 from reliability.harness import Napkin, lines_of_metrics, wait_until
+from reliability.rank_runs import assert_follows, take_up, train_alone, write_recipe
 from reliability.ranks import start_ranks
-from reliability.test_several_ranks import assert_follows, take_up
+
+RECIPE: dict[str, Any] = {"steps": 24, "checkpoint_every": 8, "micro_batch_size": 1, "n_layers": 6}
 
 
-def write_recipe(napkin: Napkin, parallelism: ParallelismConfig, **training: Any) -> None:
-    settings = {"steps": 30, "precision": "fp32", "checkpoint_every": 10, "micro_batch_size": 1, "rank_timeout": 300.0}
-    recipe = tiny_recipe(".", **{**settings, **training})
-    recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, n_layers=6), parallelism=parallelism)
-    (napkin.folder / "recipe.toml").write_text(format_recipe(recipe))
-
-
-def train_alone(napkin: Napkin) -> Path:
-    write_recipe(napkin, ParallelismConfig())
-    assert napkin.run("train", "recipe.toml", "--run", "alone").wait() == 0
-    return napkin.folder / "alone"
-
-
-def test_a_lost_rank_ends_the_pipeline_with_a_line_and_the_run_goes_on(napkin: Napkin) -> None:
-    alone = train_alone(napkin)
-    write_recipe(napkin, ParallelismConfig(pipeline=3, schedule="zb-v"))
+def test_a_lost_rank_ends_the_pipeline_with_a_line_and_the_run_goes_on(
+    napkin: Napkin, tmp_path_factory: pytest.TempPathFactory, server: Any
+) -> None:
+    alone = train_alone(tmp_path_factory.mktemp("alone"), server, **RECIPE)
+    write_recipe(napkin, sizes={"pipeline": 3, "schedule": "zb-v"}, **RECIPE)
     ranks = start_ranks(napkin, 3, "train", "recipe.toml", "--run", "run", refuse_pickles=True)
-    wait_until(lambda: lines_of_metrics(napkin.folder / "run") >= 12, ranks[0])
+    wait_until(lambda: lines_of_metrics(napkin.folder / "run") >= 10, ranks[0])
     ranks[1].send(signal.SIGKILL)
     for rank in (ranks[0], ranks[2]):
         assert rank.wait() == 2
@@ -45,7 +31,7 @@ def test_a_lost_rank_ends_the_pipeline_with_a_line_and_the_run_goes_on(napkin: N
 @pytest.mark.torture
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-v"])
 def test_a_rank_that_does_not_answer_ends_the_pipeline(napkin: Napkin, schedule: Any) -> None:
-    write_recipe(napkin, ParallelismConfig(pipeline=3, schedule=schedule), rank_timeout=20.0)
+    write_recipe(napkin, sizes={"pipeline": 3, "schedule": schedule}, **RECIPE, rank_timeout=20.0)
     ranks = start_ranks(napkin, 3, "train", "recipe.toml", "--run", "run")
     wait_until(lambda: lines_of_metrics(napkin.folder / "run") >= 5, ranks[0])
     ranks[1].send(signal.SIGSTOP)

@@ -24,41 +24,14 @@ from napkin.runs.run_folder import RunFolder
 from oracles.tiny_run import tiny_recipe
 from reliability.conftest import Tally
 from reliability.harness import Command, Napkin, checkpoints, figures, lines_of_metrics, start_python, wait_until
+from reliability.rank_runs import STEPS, assert_follows, start_and_stop, take_up, train_alone, write_recipe
 from reliability.ranks import environment_of, free_port, run_ranks, start_ranks, start_torchrun
-
-STEPS = 50
-TOLERANCE = 1e-5
-
-
-def write_recipe(napkin: Napkin, optimizer: dict[str, Any] | None = None, **training: Any) -> None:
-    settings = {"steps": STEPS, "precision": "fp32", "checkpoint_every": 10, "rank_timeout": 300.0, **training}
-    recipe = tiny_recipe(".", **settings)
-    recipe = dataclasses.replace(recipe, optimizer=dataclasses.replace(recipe.optimizer, **optimizer or {}))
-    (napkin.folder / "recipe.toml").write_text(format_recipe(recipe))
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, server: Any) -> Path:
     """The run of one process."""
-    from oracles.tiny_run import write_tiny_text
-
-    folder = tmp_path_factory.mktemp("alone")
-    write_tiny_text(folder)
-    napkin = Napkin(folder, server)
-    write_recipe(napkin)
-    assert napkin.run("train", "recipe.toml", "--run", "run").wait() == 0
-    return folder / "run"
-
-
-def assert_follows(run: Path, reference: Path, tolerance: float = TOLERANCE) -> float:
-    """Every step's figures, to the order of sums; the largest deviation of a loss."""
-    there, here = figures(reference), figures(run)
-    assert [line["step"] for line in here] == [line["step"] for line in there]
-    assert [line["tokens"] for line in here] == [line["tokens"] for line in there]
-    for name in ("loss", "validation_loss", "gradient_norm"):
-        for one, other in zip(here, there, strict=True):
-            assert one[name] == pytest.approx(other[name], abs=tolerance), (name, one["step"])
-    return max(abs(one["loss"] - other["loss"]) for one, other in zip(here, there, strict=True))
+    return train_alone(tmp_path_factory.mktemp("alone"), server)
 
 
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp"])
@@ -165,7 +138,7 @@ def test_ranks_that_torchrun_has_left_behind_stop_with_a_checkpoint(
     assert [line for line in job.errors if "checkpoint saved" in line]
 
 
-def test_the_launcher_forwards_signals_and_tells_of_a_lost_rank_in_a_line(napkin: Napkin, alone: Path) -> None:
+def test_the_launcher_tells_of_a_lost_rank_in_a_line(napkin: Napkin, alone: Path) -> None:
     write_recipe(napkin)
     launch = ["-m", "napkin.distributed.launch", "--nproc-per-node", "2", "--master-port", str(free_port())]
     run = napkin.folder / "run"
@@ -176,12 +149,6 @@ def test_the_launcher_forwards_signals_and_tells_of_a_lost_rank_in_a_line(napkin
     assert len(lost.errors) <= 2, lost.errors
     assert "rank 1" in lost.errors[-1]
     assert "SIGKILL" in lost.errors[-1]
-    launch[-1] = str(free_port())
-    stopped = start_python(napkin.folder, *launch, "-m", "--", "napkin", "resume", "run")
-    wait_until(lambda: lines_of_metrics(run) >= 20, stopped)
-    stopped.send(signal.SIGUSR1)
-    assert stopped.wait() == 128 + signal.SIGUSR1
-    assert [line.partition(":")[0] for line in stopped.errors] == ["SIGUSR1"]
     take_up(napkin, 2, "run")
     assert_follows(run, alone)
 
@@ -236,17 +203,7 @@ def test_rank_zero_alone_tells_the_trackers(napkin: Napkin) -> None:
     recipe = tiny_recipe(".", steps=3, rank_timeout=300.0)
     recipe = dataclasses.replace(recipe, tracking=TrackingConfig(("trackio",)))
     (napkin.folder / "recipe.toml").write_text(format_recipe(recipe))
-    port = free_port()
-    command = (
-        "-c",
-        "import sys; from napkin.cli import main; sys.exit(main())",
-        "train",
-        "recipe.toml",
-        "--run",
-        "run",
-    )
-    ranks = [start_python(napkin.folder, *command, environment=environment_of(rank, 2, port)) for rank in range(2)]
-    assert [rank.wait() for rank in ranks] == [0, 0], [rank.errors for rank in ranks]
+    run_ranks(napkin, 2, "train", "recipe.toml", "--run", "run")
     lines = [json.loads(line) for line in (napkin.folder / "run" / "metrics.jsonl").read_text().splitlines()]
     told = [f"{line['step']} {line['loss']} {line['mfu']}" for line in lines]
     assert (napkin.folder / "told-by-0").read_text().splitlines() == told
@@ -287,31 +244,6 @@ def test_what_cannot_be_is_said_once(napkin: Napkin) -> None:
     assert "training.batch_size 4 does not divide among 3 devices: use a multiple" in first.errors[0]
     assert [other.errors for other in others] == [[], []]
     assert not (napkin.folder / "run").exists()
-
-
-def start_and_stop(napkin: Napkin, size: int, *, whom: int) -> int:
-    """Train for some steps, until SIGTERM comes to one rank; the step after which all have stopped."""
-    run = napkin.folder / "run"
-    if size == 1:
-        ranks = [napkin.start("train", "recipe.toml", "--run", "run")]
-    else:
-        ranks = start_ranks(napkin, size, "train", "recipe.toml", "--run", "run", refuse_pickles=True)
-    wait_until(lambda: lines_of_metrics(run) >= 12, ranks[0])
-    ranks[whom].send(signal.SIGTERM)
-    assert [rank.wait() for rank in ranks] == [128 + signal.SIGTERM] * size, [rank.errors for rank in ranks]
-    assert [len(rank.errors) for rank in ranks] == [1] + [0] * (size - 1)
-    assert "napkin resume run" in ranks[0].errors[0]
-    assert 12 <= checkpoints(run)[-1] == figures(run)[-1]["step"] < STEPS
-    return checkpoints(run)[-1]
-
-
-def take_up(napkin: Napkin, size: int, run: str) -> None:
-    if size == 1:
-        resumed = napkin.run("resume", run, refuse_pickles=True)
-        assert (resumed.status, resumed.errors) == (0, [])
-    else:
-        ranks = run_ranks(napkin, size, "resume", run, refuse_pickles=True)
-        assert [rank.errors for rank in ranks] == [[]] * size
 
 
 def kill_rank(job: Command, rank: int) -> None:

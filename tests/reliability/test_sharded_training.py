@@ -14,8 +14,8 @@ from napkin.checkpoint.folder import checkpoint_path, read_checkpoint
 from napkin.checkpoint.load import load_train_state
 from reliability.harness import Napkin
 from reliability.rank_cases import Case, losses, steps_of, train_state_of
+from reliability.rank_runs import TOLERANCE, assert_follows, start_and_stop, take_up, write_recipe
 from reliability.ranks import free_port
-from reliability.test_several_ranks import assert_follows, start_and_stop, take_up, write_recipe
 
 
 def case(**tables: Any) -> Case:
@@ -25,16 +25,16 @@ def case(**tables: Any) -> Case:
 EXPERTS = {"n_experts": 4, "d_expert": 16, "balance_weight": 0.0}
 SHORT: dict[str, Case] = {
     "every second block computed again": case(
-        training={"recompute": "full", "recompute_every": 2, "micro_batch_size": 1}, steps=20
+        training={"recompute": "full", "recompute_every": 2, "micro_batch_size": 1}, steps=6
     ),
     "muon averaged offloaded": case(
         optimizer={"name": "muon", "average_decay": 0.9},
         training={"offload_optimizer": True, "recompute": "selective"},
-        steps=20,
+        steps=6,
     ),
-    "adafactor": case(optimizer={"name": "adafactor"}, model=EXPERTS, training={"offload_optimizer": True}, steps=10),
+    "adafactor": case(optimizer={"name": "adafactor"}, model=EXPERTS, training={"offload_optimizer": True}, steps=6),
     # One process with the ranks' rows rounds as they do.
-    "fp16": case(training={"precision": "fp16", "micro_batch_size": 2}, steps=20),
+    "fp16": case(training={"precision": "fp16", "micro_batch_size": 2}, steps=6),
 }
 LONG: dict[str, Case] = {
     "selective": case(training={"recompute": "selective", "micro_batch_size": 1}),
@@ -51,7 +51,6 @@ LONG: dict[str, Case] = {
         optimizer={"name": "muon", "average_decay": 0.9}, training={"offload_optimizer": True, "recompute": "full"}
     ),
 }
-TOLERANCE = 1e-5
 
 
 def train_on_ranks(folder: Path, size: int, cases: dict[str, Case]) -> None:
@@ -108,9 +107,9 @@ def test_ranks_with_parts_of_the_model_follow_one_for_long(tmp_path: Path, size:
 def test_a_whole_run_on_parts_of_the_model_is_that_of_one_process(napkin: Napkin, precision: str) -> None:
     optimizer = {"name": "muon", "learning_rate": 1e-3, "average_decay": 0.9}
     training = {"precision": precision, "recompute": "full", "micro_batch_size": 2}
-    write_recipe(napkin, optimizer, **training)
+    write_recipe(napkin, optimizer=optimizer, **training)
     assert napkin.run("train", "recipe.toml", "--run", "alone").wait() == 0
-    write_recipe(napkin, optimizer, parallelism="fsdp", **training)
+    write_recipe(napkin, optimizer=optimizer, parallelism="fsdp", **training)
     start_and_stop(napkin, 2, whom=1)
     shutil.copytree(napkin.folder / "run", napkin.folder / "on-1")
     tolerance = TOLERANCE if precision == "fp32" else 0.02
