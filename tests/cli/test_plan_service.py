@@ -57,6 +57,7 @@ def test_the_plan_prints_rule_and_count_and_both_times_with_intervals(capsys: py
         (["--on", "A100", "--weights", "nvfp4"], "does not support fp4"),
         (["--on", "H100", "--server", "llama"], "vllm, trtllm, sglang"),
         (["--on", "T4"], "does not fit"),
+        (["--on", "H100", "--model.vocab-size", "0"], "vocab_size is 0"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_in_one_line(
@@ -66,6 +67,24 @@ def test_what_cannot_be_planned_is_refused_in_one_line(
     told = capsys.readouterr().err
     assert error in told
     assert "Traceback" not in told
+
+
+def test_degrees_that_the_weights_do_not_fit_into_are_named_beside_those_that_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "--serve", "--preset", "llama-3-70b", "--on", "4xH100"]) == 0
+    printed = capsys.readouterr().out
+    assert "tensor 1: H100-SXM-80GB: a sequence of 1,280 tokens does not fit beside the weights" in printed
+    assert "tensor 4: " not in printed
+
+
+def test_a_cache_that_is_too_small_makes_requests_wait(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--on", "H100", "--concurrency", "2000", "--input-tokens", "4000"]
+    degree = figures(capsys, *arguments)["degrees"][0]
+    assert degree["times"]["running"] < 2000
+    assert degree["times"]["waiting"] > 0
+    assert main([*SERVE, *arguments]) == 0
+    assert "the others wait" in capsys.readouterr().out
 
 
 def test_from_python_the_plan_is_an_object_that_prints_itself() -> None:

@@ -1,9 +1,12 @@
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from napkin.model.config import ModelConfig
+from napkin.model.kv_cache import ContiguousCache
 from napkin.model.published_models import preset, presets
 from napkin.planning.service_work import TRACED_TOKENS, count_forward, count_work
 
@@ -20,6 +23,9 @@ def test_the_flops_from_two_depths_are_those_of_the_whole_model_traced(config: M
         ledger = count_forward(config, tokens)
         assert work.parameters == ledger.parameters
         assert work.prefill_flops(tokens) == pytest.approx(ledger.causal_flops, rel=1e-9)
+    for held in (0, 1, 77):
+        # The new token sees itself too.
+        assert work.decode_flops(1, held + 1) == pytest.approx(count_forward(config, 1, held).causal_flops, rel=1e-9)
     traced = count_forward(config, TRACED_TOKENS)
     elementwise = [row for row in traced.rows if not row.contraction and row.component != "embedding"]
     touched = sum(row.bytes_read + row.bytes_written for row in elementwise)
@@ -34,6 +40,14 @@ def test_the_weights_and_the_cache_of_llama_are_those_of_its_shape() -> None:
     assert work.parameters == presets()["llama-3-8b"].parameters
     assert work.kv_numbers == 2 * 32 * kv
     assert work.pair_flops == 4 * 32 * d
+
+
+@pytest.mark.parametrize("changes", [{}, {"n_kv_heads": 4}, {"positions": "alibi"}, {"attention_softcap": 30.0}])
+def test_the_cache_that_a_decode_step_is_counted_to_read_is_what_the_cache_holds(changes: dict[str, Any]) -> None:
+    config = dataclasses.replace(SMALL, **changes)
+    cache = ContiguousCache(config, capacity=100, dtype=torch.bfloat16)
+    # One slot of each layer is for padding.
+    assert count_work(config).kv_numbers * 2 == cache.nbytes / 101
 
 
 def test_a_step_reads_the_experts_that_any_of_its_tokens_chose() -> None:

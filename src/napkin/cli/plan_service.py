@@ -158,6 +158,9 @@ def _remarks(plan: "ServicePlan") -> Iterator[str]:
         soonest = min(plan.fitting, key=lambda degree: degree.times.time_per_output_token if degree.times else math.inf)
         lowest = "and" if soonest is best else f"tensor {soonest.tensor}"
         yield f"tensor {best.tensor} gives the most tokens per second, {lowest} the lowest TPOT"
+    for degree in plan.degrees:
+        if degree.reason is not None:
+            yield f"tensor {degree.tensor}: {degree.reason}"
     for degree in plan.fitting:
         if degree.times is not None and degree.times.waiting:
             running, held = degree.times.running, plan.load.concurrency / degree.replicas

@@ -1,13 +1,14 @@
 """What a model computes, reads and keeps when it serves: counted from a prefill and a decode step of the real model.
 
-Both are traced on fake tensors, as a training step is. Blocks are alike, so a model with one block less and one with
-one block more than it needs to have all kinds give the operators of any depth.
+Both are traced on fake tensors through the model's KV cache, as a training step is. Blocks are alike, so two models,
+the shallowest that has all kinds of blocks and one with a block more, give the operators of any depth.
 """
 
 import dataclasses
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +16,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin.accounting.counting import count
 from napkin.accounting.ledger import Ledger, Row
-from napkin.accounting.rules import kv_cache_bytes_rule
 from napkin.hardware.target import CudaTarget
 from napkin.model.config import ModelConfig
+from napkin.model.kv_cache import ContiguousCache
 from napkin.model.transformer import Transformer
 
 TRACED_TOKENS = 512
-"""Of the prompt that is traced: FLOPs of products grow with the tokens, of attention with the pairs of tokens."""
+"""Of the prompt that is traced, and held in the cache of the longer of two decode steps: FLOPs of products grow with
+the tokens, of attention with the pairs of tokens, and what a decode step reads with the tokens in the cache."""
+_BYTES = 2
+"""Of a number in bf16."""
 _WHOLE = ("norms", "other")
 """Components whose elementwise operators each rank of tensor computes in full: norms and the residual stream."""
 
@@ -93,98 +97,105 @@ class ServiceWork:
 
 @functools.lru_cache(maxsize=16)
 def count_work(config: ModelConfig) -> ServiceWork:
-    """Count a prefill and a decode step of the model, without allocating it."""
+    """Count a prefill and two decode steps of the model, without allocating it."""
     layers = config.n_dense_layers + 1
-    shallow, deep = (_ledgers(dataclasses.replace(config, n_layers=n)) for n in (layers, layers + 1))
+    shallow, deep = (_figures(dataclasses.replace(config, n_layers=n)) for n in (layers, layers + 1))
     more = config.n_layers - layers
-
-    def whole(figure: str, at: int) -> float:
-        """A figure of the model of all layers, from those of two depths."""
-        first, second = (_figures(ledgers[at])[figure] for ledgers in (shallow, deep))
-        return first + more * (second - first)
-
-    prefill, decode = 0, 1
-    numbers = kv_cache_bytes_rule(
-        n_layers=config.n_layers,
-        n_kv_heads=config.resolved_n_kv_heads,
-        head_dim=config.resolved_head_dim,
-        context_length=1,
-        bytes_per_number=1,
-    )
-    # A decode step has one token, so that the FLOPs of products are twice the numbers of their matrices.
+    # A figure of the model of all layers, from those of two depths.
+    whole = _Figures(*(first + more * (second - first) for first, second in zip(shallow, deep, strict=True)))
     return ServiceWork(
-        parameters=round(shallow[decode].parameters + more * (deep[decode].parameters - shallow[decode].parameters)),
+        parameters=round(whole.parameters),
         n_layers=config.n_layers,
         d_model=config.d_model,
         n_kv_heads=config.resolved_n_kv_heads,
-        kv_numbers=numbers,
+        kv_numbers=round(whole.kv_bytes) // _BYTES,
         window=config.attention_window,
-        windowed_share=1 - _full_blocks(config) / config.n_layers,
-        block_weights=round(whole("product_flops", decode)) // 2,
-        expert_weights=round(whole("expert_flops", decode)) // 2,
+        windowed_share=sum(window is not None for window in config.attention_windows) / config.n_layers,
+        # A decode step has one token, so that the FLOPs of products are twice the numbers of their matrices.
+        block_weights=round(whole.block_flops) // 2,
+        expert_weights=round(whole.expert_flops) // 2,
         n_experts=config.n_experts,
         experts_per_token=config.experts_per_token if config.n_experts else 0,
-        head_weights=round(whole("head_flops", decode)) // 2,
-        products=round(whole("products", prefill)),
-        # Its query sees one key, its own.
-        pair_flops=whole("attention_flops", decode),
-        whole_bytes=whole("whole_bytes", prefill) / TRACED_TOKENS,
-        divided_bytes=whole("divided_bytes", prefill) / TRACED_TOKENS,
+        head_weights=round(whole.head_flops) // 2,
+        products=round(whole.products),
+        pair_flops=whole.pair_flops,
+        whole_bytes=whole.whole_bytes,
+        divided_bytes=whole.divided_bytes,
     )
 
 
-def _ledgers(config: ModelConfig) -> tuple[Ledger, Ledger]:
-    """Of a prefill of one sequence, and of a step of one token."""
-    return count_forward(config, TRACED_TOKENS), count_forward(config, 1)
+class _Figures(NamedTuple):
+    """What is counted of a model of some depth; each grows evenly with the blocks."""
+
+    parameters: float
+    block_flops: float
+    expert_flops: float
+    head_flops: float
+    products: float
+    pair_flops: float
+    kv_bytes: float
+    whole_bytes: float
+    divided_bytes: float
 
 
-def count_forward(config: ModelConfig, tokens: int) -> Ledger:
-    """The ledger of a forward pass in bf16 without gradients, of one sequence; the head reads the last position.
+def _figures(config: ModelConfig) -> _Figures:
+    prefill, short, long = (
+        count_forward(config, new, held) for new, held in ((TRACED_TOKENS, 0), (1, 0), (1, TRACED_TOKENS))
+    )
+    products = [row for row in short.rows if row.contraction and not row.of_activations]
+    head = [row for row in products if row.component == "head"]
+    blocks = [row for row in products if row.component != "head"]
+    elementwise = [row for row in prefill.rows if not row.contraction and row.component != "embedding"]
+    return _Figures(
+        parameters=short.parameters,
+        block_flops=_flops(blocks),
+        expert_flops=_flops(row for row in blocks if ".experts" in row.module),
+        head_flops=_flops(head),
+        products=len(blocks),
+        pair_flops=(long.attention_flops - short.attention_flops) / TRACED_TOKENS,
+        kv_bytes=(_attention_bytes(long) - _attention_bytes(short)) / TRACED_TOKENS,
+        whole_bytes=_touched(row for row in elementwise if row.component in _WHOLE) / TRACED_TOKENS,
+        divided_bytes=_touched(row for row in elementwise if row.component not in _WHOLE) / TRACED_TOKENS,
+    )
 
-    Attention is counted as one kernel, without a window: of the pairs that a window hides, `ServiceWork.pairs` knows.
+
+def count_forward(config: ModelConfig, new: int, held: int = 0) -> Ledger:
+    """The ledger of a forward pass in bf16 without gradients, over `new` tokens of a sequence of which the cache holds
+    `held`; the head reads the last position.
+
+    Attention is counted as one kernel, without a window: what a window leaves of pairs and cache, `ServiceWork` knows.
     """
     config = dataclasses.replace(
         config,
-        context_length=max(tokens, config.context_length),
+        context_length=max(new + held, config.context_length),
         attention="sdpa",
         attention_softcap=None,
         attention_window=None,
         full_attention_every=None,
+        # Its mask, too, is a part of a server's kernel.
+        positions="none" if config.positions == "alibi" else config.positions,
     )
 
     def step(model: nn.Module, ids: Tensor) -> Tensor:
         assert isinstance(model, Transformer)
+        cache.lengths = [held]
         with torch.no_grad():
-            return model.logits_of(model.hidden(ids)[:, -1:])
+            return model.logits_of(model.hidden(ids, cache=cache.extend(new))[:, -1:])
 
     with FakeTensorMode():
         model = Transformer(config, dtype=torch.bfloat16).eval()
-        ids = torch.zeros(1, tokens, dtype=torch.int64)
+        cache = ContiguousCache(config, capacity=new + held, dtype=torch.bfloat16)
+        ids = torch.zeros(1, new, dtype=torch.int64)
         return count(model, ids, step, target=CudaTarget(), warm_up=0)
 
 
-def _full_blocks(config: ModelConfig) -> int:
-    """Blocks in which a token sees all before it."""
-    if config.attention_window is None:
-        return config.n_layers
-    return config.n_layers // config.full_attention_every if config.full_attention_every else 0
+def _attention_bytes(ledger: Ledger) -> int:
+    """Bytes that fused attention reads."""
+    return sum(row.bytes_read for row in ledger.rows if row.is_fused_attention)
 
 
-def _figures(ledger: Ledger) -> dict[str, float]:
-    """Sums over the rows that the operators of any depth follow from."""
-    products = [row for row in ledger.rows if row.contraction and not row.of_activations]
-    head = [row for row in products if row.component == "head"]
-    blocks = [row for row in products if row.component != "head"]
-    elementwise = [row for row in ledger.rows if not row.contraction and row.component != "embedding"]
-    return {
-        "product_flops": _flops(blocks),
-        "expert_flops": _flops(row for row in blocks if ".experts" in row.module),
-        "head_flops": _flops(head),
-        "attention_flops": ledger.attention_flops,
-        "products": len(blocks),
-        "whole_bytes": sum(row.bytes_read + row.bytes_written for row in elementwise if row.component in _WHOLE),
-        "divided_bytes": sum(row.bytes_read + row.bytes_written for row in elementwise if row.component not in _WHOLE),
-    }
+def _touched(rows: Iterable[Row]) -> int:
+    return sum(row.bytes_read + row.bytes_written for row in rows)
 
 
 def _flops(rows: Iterable[Row]) -> int:
