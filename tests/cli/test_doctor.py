@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,11 @@ def findings(napkin) -> dict[str, dict[str, str]]:
     found = json.loads(done.out)
     assert done.status == int(found["broken"])
     return {each["what"]: each for each in found["findings"]}
+
+
+def only(found: Iterable[doctor_checks.Finding]) -> dict[str, doctor_checks.Finding]:
+    """What one of the checks finds: all of them start processes that import torch."""
+    return {each.what: each for each in found}
 
 
 def test_a_healthy_machine_is_described(napkin) -> None:
@@ -44,12 +50,12 @@ def test_a_compiler_that_fails_is_told_from_one_that_works(
     fake.write_text("#!/bin/sh\necho 'try.cpp:1: error: no headers of C++' >&2\nexit 1\n")
     fake.chmod(0o755)
     monkeypatch.setenv("CXX", str(fake))
-    found = findings(napkin)["C++ compiler"]
-    assert found["state"] == "lacking"
-    assert "does not compile a program: no headers of C++" in found["found"]
-    assert "install one" in found["remedy"]
+    found = only(doctor_checks._compiler())["C++ compiler"]
+    assert found.state == "lacking"
+    assert "does not compile a program: no headers of C++" in found.found
+    assert "install one" in found.remedy
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "no-such-compiler is not there" in findings(napkin)["C++ compiler"]["found"]
+    assert "no-such-compiler is not there" in only(doctor_checks._compiler())["C++ compiler"].found
 
 
 def test_a_compiler_that_hangs_does_not_hang_the_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,18 +89,19 @@ def test_a_library_that_crashes_does_not_take_the_doctor_with_it(
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="folders have neither owners nor modes here")
 def test_a_cache_that_others_may_write_into_is_broken(napkin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAPKIN_CACHE_DIR", str(tmp_path / "cache"))
-    assert "nothing in it yet" in findings(napkin)["cache"]["found"]
-    assert findings(napkin)["calibration (cpu)"]["state"] == "lacking"
+    empty = findings(napkin)
+    assert "nothing in it yet" in empty["cache"]["found"]
+    assert empty["calibration (cpu)"]["state"] == "lacking"
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)
-    found = findings(napkin)["cache"]
-    assert (found["state"], "other users may write into it" in found["found"]) == ("broken", True)
-    assert "NAPKIN_CACHE_DIR" in found["remedy"]
+    found = only(doctor_checks._caches())["cache"]
+    assert (found.state, "other users may write into it" in found.found) == ("broken", True)
+    assert "NAPKIN_CACHE_DIR" in found.remedy
     (tmp_path / "cache").chmod(stat.S_IRWXU)
-    assert findings(napkin)["cache"]["state"] == "fine"
+    assert only(doctor_checks._caches())["cache"].state == "fine"
 
 
-def test_a_file_in_place_of_the_cache_is_broken(napkin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_in_place_of_the_cache_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cache").write_text("")
     monkeypatch.setenv("NAPKIN_CACHE_DIR", str(tmp_path / "cache"))
-    assert findings(napkin)["cache"]["state"] == "broken"
+    assert only(doctor_checks._caches())["cache"].state == "broken"

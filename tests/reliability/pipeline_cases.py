@@ -75,7 +75,7 @@ LONG_FOUR: dict[str, Case] = {
         "1f1b", parallelism={"data": 2}, model={**EXPERTS, "balance_weight": 0.0}, data=DOCUMENTS
     ),
 }
-_QUICK_TWO = ("gpipe", "interleaved-1f1b", "zb-h1 untied with documents", "zb-v", "1f1b untied uneven", "some experts")
-_QUICK_FOUR = ("1f1b 4", "zb-v data 2", "interleaved-1f1b shard 2")
+_QUICK_TWO = ("gpipe", "zb-h1 untied with documents", "zb-v", "1f1b untied uneven", "some experts")
+_QUICK_FOUR = ("zb-v data 2", "interleaved-1f1b shard 2")
 TWO: dict[str, Case] = {name: {**LONG_TWO[name], "steps": 4} for name in _QUICK_TWO}
 FOUR: dict[str, Case] = {name: {**LONG_FOUR[name], "steps": 4} for name in _QUICK_FOUR}

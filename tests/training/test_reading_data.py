@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -57,19 +58,18 @@ def losses(run: RunFolder) -> list[tuple[int, float, float, float | None]]:
     return [(line.step, line.loss, line.gradient_norm, line.validation_loss) for line in found]
 
 
-def start_of(recipe: Recipe, step: int) -> int:
-    """The block that the first token of a step's only window is in."""
-    preparation, _ = create_run(recipe, f"{recipe.data.train}-probe-{step}")
-    tokens, batches = preparation.train_tokens.files[0], preparation.batches
-    [window] = batches[step][0].numpy()
-    at = tokens.tokens.tobytes().find(window.astype("<u2").tobytes())
-    return at // BLOCK_BYTES
+def starts_of(recipe: Recipe) -> list[int]:
+    """The block that the first token of each step's only window is in."""
+    preparation, _ = create_run(recipe, f"{recipe.data.train}-probe")
+    tokens = preparation.train_tokens.files[0].tokens.tobytes()
+    windows = [preparation.batches[step][0].numpy() for step in range(recipe.training.steps)]
+    return [tokens.find(window.astype("<u2").tobytes()) // BLOCK_BYTES for window in windows]
 
 
 @pytest.mark.parametrize("prefetch", [pytest.param("off", marks=pytest.mark.torture), "on"])
 def test_a_flipped_bit_ends_the_run_before_anything_is_learned_from_its_block(text: Path, prefetch: str) -> None:
     recipe = with_data(four_blocks(text), prefetch=prefetch)
-    blocks = [start_of(recipe, step) for step in range(8)]
+    blocks = starts_of(recipe)
     first = {block: blocks.index(block) for block in set(blocks) - {0}}
     bad, step = max(first.items(), key=lambda item: item[1])
     assert step > 2
@@ -97,7 +97,7 @@ def test_a_flipped_bit_ends_the_run_before_anything_is_learned_from_its_block(te
 
 
 def test_a_flipped_bit_in_the_validation_tokens_is_told(text: Path) -> None:
-    recipe = tiny_recipe(text, steps=8, evaluate_every=4)
+    recipe = tiny_recipe(text, steps=8, evaluate_every=4, batch_size=128)
     document = Document("x", random.Random(1).randbytes(BLOCK_TOKENS).hex())
     write_token_file(text / "more.tokens", [document], TOKENIZER)
     recipe = with_data(recipe, validation=f"{text}/more.tokens")
@@ -179,19 +179,21 @@ def little_text(text: Path, **training: Any) -> Recipe:
     return with_data(tiny_recipe(text, **settings), train=str(path))
 
 
-@pytest.mark.parametrize("stop", [1, 5, 9])
-def test_a_run_of_several_epochs_resumes_as_if_never_stopped(text: Path, stop: int) -> None:
+def stop_after(step: int) -> Callable[[Any], None]:
+    return lambda metrics: signal.raise_signal(signal.SIGTERM) if metrics.step == step else None
+
+
+def test_a_run_of_several_epochs_resumes_as_if_never_stopped(text: Path) -> None:
     recipe = little_text(text)
     preparation, whole = create_run(recipe, text / "whole")
     assert preparation.recipe.data.windows == "shifted"
     train_run(preparation, whole)
-    preparation, run = create_run(recipe, text / "run")
-    stopped = train_run(
-        preparation, run, on_step=lambda m: signal.raise_signal(signal.SIGTERM) if m.step == stop else None
-    )
-    assert stopped.step == stop
-    train_run(*open_run(run.path))
-    assert losses(run) == losses(whole)
+    for stop in (1, 5, 9):
+        run = RunFolder.create(text / f"run-{stop}", preparation.recipe, preparation.tokenizer)
+        stopped = train_run(preparation, run, on_step=stop_after(stop))
+        assert stopped.step == stop
+        train_run(*open_run(run.path))
+        assert losses(run) == losses(whole)
 
 
 def test_a_run_of_before_windows_were_shifted_continues_as_it_began(text: Path) -> None:
