@@ -1,17 +1,19 @@
 """Runs of several ranks that are stopped and resumed, and held against the run of one process."""
 
+import contextlib
 import dataclasses
 import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from napkin.recipe.parallelism_config import ParallelismConfig
 from napkin.recipe.toml_file import format_recipe
 from oracles.tiny_run import tiny_recipe, write_tiny_text
-from reliability.harness import Napkin, checkpoints, figures, lines_of_metrics, wait_until
+from reliability.harness import Command, Napkin, checkpoints, figures, lines_of_metrics, wait_until
 from reliability.ranks import run_ranks, start_ranks
 
 STEPS = 50
@@ -81,3 +83,11 @@ def take_up(napkin: Napkin, size: int, run: str) -> None:
     else:
         ranks = run_ranks(napkin, size, "resume", run, refuse_pickles=True)
         assert [rank.errors for rank in ranks] == [[]] * size
+
+
+def kill_rank(job: Command, rank: int) -> None:
+    """`kill -9` for one rank of a launcher's."""
+    for child in psutil.Process(job.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.environ().get("RANK") == str(rank):
+                child.kill()

@@ -17,7 +17,7 @@ from napkin.distributed.slurm_script import SlurmSettings, batch_script
 from napkin.recipe.toml_file import format_recipe
 from oracles.tiny_run import tiny_recipe
 from reliability.harness import Command, Napkin, checkpoints, figures, lines_of_metrics, wait_until
-from reliability.rank_runs import assert_follows
+from reliability.rank_runs import assert_follows, kill_rank
 from reliability.ranks import free_port
 
 STEPS = 150
@@ -78,7 +78,7 @@ def start_job(napkin: Napkin, environment: dict[str, str], name: str) -> Command
 
 
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.torture)])
-def test_a_job_stops_before_its_time_limit_and_its_next_start_trains_to_the_end(
+def test_a_job_stops_before_its_time_limit_and_its_next_start_trains_to_the_end_though_a_rank_is_lost(
     napkin: Napkin, nodes: int, per_node: int
 ) -> None:
     environment = make_slurm(napkin.folder, nodes)
@@ -108,6 +108,9 @@ def test_a_job_stops_before_its_time_limit_and_its_next_start_trains_to_the_end(
     assert stopped_at < STEPS
 
     resumed = start_job(napkin, environment, "second")
+    wait_until(lambda: lines_of_metrics(napkin.folder / "run") >= stopped_at + 5, resumed)
+    # The launcher starts all ranks again, which go on from the checkpoint.
+    kill_rank(resumed, 1)
     assert resumed.wait() == 0, resumed.errors
     assert checkpoints(napkin.folder / "run")[-1] == STEPS
     assert_follows(napkin.folder / "run", napkin.folder / "alone")

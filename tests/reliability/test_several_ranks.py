@@ -1,6 +1,5 @@
 """Several ranks train the run that one trains, whatever becomes of one of them."""
 
-import contextlib
 import dataclasses
 import json
 import shutil
@@ -23,8 +22,8 @@ from napkin.recipe.tracking_config import TrackingConfig
 from napkin.runs.run_folder import RunFolder
 from oracles.tiny_run import tiny_recipe
 from reliability.conftest import Tally
-from reliability.harness import Command, Napkin, checkpoints, figures, lines_of_metrics, start_python, wait_until
-from reliability.rank_runs import STEPS, assert_follows, start_and_stop, take_up, train_alone, write_recipe
+from reliability.harness import Napkin, checkpoints, figures, lines_of_metrics, start_python, wait_until
+from reliability.rank_runs import STEPS, assert_follows, kill_rank, start_and_stop, take_up, train_alone, write_recipe
 from reliability.ranks import environment_of, free_port, run_ranks, start_ranks, start_torchrun
 
 
@@ -153,6 +152,7 @@ def test_the_launcher_tells_of_a_lost_rank_in_a_line(napkin: Napkin, alone: Path
     assert_follows(run, alone)
 
 
+@pytest.mark.torture
 def test_torchrun_restarts_the_job_where_it_was(napkin: Napkin, alone: Path) -> None:
     write_recipe(napkin)
     # One for the kill, and one for gloo, which aborts where a caller is gone before it is asked who it was
@@ -244,14 +244,6 @@ def test_what_cannot_be_is_said_once(napkin: Napkin) -> None:
     assert "training.batch_size 4 does not divide among 3 devices: use a multiple" in first.errors[0]
     assert [other.errors for other in others] == [[], []]
     assert not (napkin.folder / "run").exists()
-
-
-def kill_rank(job: Command, rank: int) -> None:
-    """`kill -9` for one rank of torchrun's."""
-    for child in psutil.Process(job.pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if child.environ().get("RANK") == str(rank):
-                child.kill()
 
 
 @pytest.mark.torture
