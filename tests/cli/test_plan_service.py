@@ -78,6 +78,14 @@ def test_degrees_that_the_weights_do_not_fit_into_are_named_beside_those_that_do
     assert "tensor 4: " not in printed
 
 
+def test_a_window_bounds_the_counted_cache_and_not_the_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--model.vocab-size", "1000", "--model.n-layers", "4", "--model.context-length", "4096"]
+    assert main(["plan", "--serve", *sizes, "--model.attention-window", "128", "--on", "L4"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "KV of a sequence" in line]
+    # 1,280 tokens of 4 layers of 4 heads of 64 numbers, keys and values, in bf16; 128 of them in the window.
+    assert line.split()[4:8] == ["5.24", "MB", "524", "kB"]
+
+
 def test_a_cache_that_is_too_small_makes_requests_wait(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--on", "H100", "--concurrency", "2000", "--input-tokens", "4000"]
     degree = figures(capsys, *arguments)["degrees"][0]

@@ -107,20 +107,27 @@ def print_service(plan: "ServicePlan") -> None:
 
 
 def _counted(plan: "ServicePlan") -> Iterator[tuple[str, str, str, str]]:
-    from napkin.accounting.rules import forward_flops_rule
+    from napkin.accounting.rules import forward_flops_rule, kv_cache_bytes_rule
     from napkin.planning.service_seconds import KV_BYTES, WEIGHT_BYTES
 
-    load, work = plan.load, plan.work
+    load, work, model = plan.load, plan.work, plan.model
     rule = format_flops(forward_flops_rule(work.parameters, load.input_tokens))
     yield "prefill of a prompt", rule, format_flops(plan.prefill_flops), "2·N·T"
     rule = format_flops(forward_flops_rule(work.parameters, 1))
     context = load.input_tokens + load.output_tokens / 2
     yield "decode, a token", rule, format_flops(work.decode_flops(1, context)), f"2·N; {context:g} tokens in the cache"
-    whole = plan.weight_bytes
-    yield "weights", format_bytes(work.parameters * WEIGHT_BYTES[plan.weights]), format_bytes(whole), "N·bytes"
+    rule = format_bytes(work.parameters * WEIGHT_BYTES[plan.weights])
+    yield "weights", rule, format_bytes(plan.weight_bytes), "N·bytes"
     longest = load.input_tokens + load.output_tokens
-    cache = format_bytes(work.kv_numbers * work.kept(longest) * KV_BYTES[plan.kv])
-    yield "KV of a sequence", cache, cache, "2·L·kv·c·bytes, exact"
+    numbers = kv_cache_bytes_rule(
+        n_layers=model.n_layers,
+        n_kv_heads=model.resolved_n_kv_heads,
+        head_dim=model.resolved_head_dim,
+        context_length=round(longest),
+        bytes_per_number=1,
+    )
+    counted = work.kv_numbers * work.kept(longest) * KV_BYTES[plan.kv]
+    yield "KV of a sequence", format_bytes(numbers * KV_BYTES[plan.kv]), format_bytes(counted), "2·L·kv·c·bytes"
     bound = "arithmetic" if plan.prefill_intensity > plan.ridge else "bytes"
     yield "prefill, FLOPs per byte", "", format_three_digits(plan.prefill_intensity), f"bound by {bound}"
     yield "ridge, FLOPs per byte", "", format_three_digits(plan.ridge), "of the device, by its datasheet"

@@ -70,6 +70,7 @@ class ServiceDegree:
 class ServicePlan(Summary):
     """What serving a model takes on some devices, by degree of tensor parallelism."""
 
+    model: ModelConfig
     work: ServiceWork
     cluster: Cluster
     server: str
@@ -179,6 +180,7 @@ def plan_service(
     )
     read = work.weights_read(input_tokens) * WEIGHT_BYTES[weights] + 2 * work.head_weights
     return ServicePlan(
+        model=model,
         work=work,
         cluster=cluster,
         server=server,
