@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from napkin.kernels.attention import flex_attention, fused_attention, plain_attention, softcap, softcapped_attention
+from napkin.kernels.decoding import Slots, attend_to_slots
 from napkin.model.kv_cache import CachedPass
 from napkin.model.masks import CausalMask, additive_mask, additive_mask_at
 from napkin.model.positions import NoPositions
@@ -48,10 +49,12 @@ class MaskedAttention:
             return None
         return additive_mask(self.sees, positions, self.n_heads, length, documents, device, query_offset=query_offset)
 
-    def prepare_cached(self, positions: NoPositions, cache: CachedPass, layer: int) -> Tensor | None:
-        """The mask of new tokens and the keys of a layer; None where the kernel needs none."""
-        together = cache.together(layer)
+    def prepare_cached(self, positions: NoPositions, cache: CachedPass, layer: int) -> Tensor | Slots | None:
+        """What a call needs to know of new tokens and a layer's keys: which slots they see, or the mask, if any."""
         biased = type(positions).bias is not NoPositions.bias
+        if not biased and (slots := cache.slots(layer)) is not None:
+            return slots
+        together = cache.together(layer)
         first = cache.start == 0 and together is None and not self.needs_mask(None)
         if first or (cache.all_seen and not biased):
             return None
@@ -71,6 +74,8 @@ class PlainAttention(MaskedAttention):
 
     def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
         """Mix the values by their weights."""
+        if isinstance(prepared, Slots):
+            return attend_to_slots(queries, keys, values, prepared, self.scale, self.softcap)
         if self.softcap is None:
             return plain_attention(queries, keys, values, prepared, self.scale)
         return softcapped_attention(queries, keys, values, prepared, self.scale, self.softcap)
@@ -85,6 +90,8 @@ class FusedAttention(MaskedAttention):
 
     def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
         """Mix the values by their weights."""
+        if isinstance(prepared, Slots):
+            return attend_to_slots(queries, keys, values, prepared, self.scale)
         return fused_attention(queries, keys, values, prepared, self.scale)
 
 
@@ -126,7 +133,7 @@ class FlexAttention(PlainAttention):
         kernel: Callable[..., Tensor] | None = None,
     ) -> Queries:
         """Mix the values by their weights; `kernel` replaces the compiled kernel."""
-        if prepared is None or isinstance(prepared, Tensor):
+        if prepared is None or isinstance(prepared, (Tensor, Slots)):
             return super().__call__(queries, keys, values, prepared)
         score_mod, block_mask = prepared
         return flex_attention(queries, keys, values, score_mod, block_mask, self.scale, kernel=kernel)

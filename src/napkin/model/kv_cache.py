@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from napkin.errors import NapkinError
+from napkin.kernels.decoding import Slots, reads_slots
 from napkin.model.config import ModelConfig
 
 NewKeys = Float[Tensor, "batch kv_heads new head_dim"]
@@ -57,6 +58,13 @@ class CachedPass(Protocol):
 
     def together(self, layer: int) -> Bool[Tensor, "batch_or_1 1 new key"] | None:
         """Which pairs may see each other, if positions do not decide it alone: those of one document or one branch."""
+        ...
+
+    def slots(self, layer: int) -> Slots | None:
+        """Where the keys are that one new token of each sequence sees, if they can be read where they are kept.
+
+        `update` then returns the blocks that hold them: [block, kv_heads, slot, head_dim].
+        """
         ...
 
     def update(self, layer: int, keys: NewKeys, values: NewKeys) -> tuple[Keys, Keys]:
@@ -185,13 +193,23 @@ class ExtendingPass:
         else:
             starts = torch.tensor(before, device=cache.device)[:, None]
             self.positions = (starts + torch.arange(n_new, device=cache.device)).clamp(max=cache.capacity - 1)
-        self._slots = {n: _Slots(self, n) for n in set(cache.n_slots)}
+        self._places = {n: _Places(self, n) for n in set(cache.n_slots)}
         self.documents = None if kept_documents is None else kept_documents.extend(self, documents)
         self.document_positions = self.positions if self.documents is None else self.documents.positions
 
     def key_positions(self, layer: int) -> Int[Tensor, "batch_or_1 key"]:
         """Of what is held in the order of its slots, and where new ones are not among them, of those."""
-        return self._slots[self.cache.n_slots[layer]].key_positions()
+        return self._places[self.cache.n_slots[layer]].key_positions()
+
+    def slots(self, layer: int) -> Slots | None:
+        """The first slots, of as many as the sequence has tokens."""
+        cache, held = self.cache, self.cache.keys[layer]
+        if self.n_new != 1 or self.documents is not None:
+            return None
+        if not reads_slots(held.dtype, held.device, held.shape[1] * held.shape[3]):
+            return None
+        n_seen = [max(1, min(length, cache.n_slots[layer])) for length in cache.lengths]
+        return Slots(torch.tensor(n_seen), torch.arange(len(n_seen))[:, None], max(n_seen))
 
     def together(self, layer: int) -> Bool[Tensor, "batch_or_1 1 new key"] | None:
         """Pairs of one document."""
@@ -200,18 +218,18 @@ class ExtendingPass:
     def update(self, layer: int, keys: NewKeys, values: NewKeys) -> tuple[Keys, Keys]:
         """Keep a layer's new keys and values; return all that the queries may see."""
         cache = self.cache
-        slots = self._slots[cache.n_slots[layer]]
+        slots = self._places[cache.n_slots[layer]]
         return slots.updated(cache.keys[layer], keys), slots.updated(cache.values[layer], values)
 
 
-class _Slots:
+class _Places:
     """Where a pass finds and puts keys, in layers with as many slots."""
 
     def __init__(self, made: ExtendingPass, n_slots: int) -> None:
         self.made, self.n_slots = made, n_slots
         self.longest = max(made.cache.lengths)
         # In a full ring, several new keys would overwrite those that the first of their queries still sees.
-        self.in_place = self.longest <= n_slots or (made.n_new == 1 and made.start is not None)
+        self.in_place = self.longest <= n_slots or made.n_new == 1
         self._indices: tuple[Tensor, Tensor] | None = None
 
     def key_positions(self) -> Int[Tensor, "batch_or_1 key"]:
@@ -280,6 +298,9 @@ class BranchingPass:
         """Of what is held, then of the new tokens."""
         held = _held_positions(self.cache.lengths, self.cache.n_slots[layer], self.positions.device)
         return torch.cat((held[:, : self._n_held(layer)], self.positions), dim=1)
+
+    def slots(self, layer: int) -> None:
+        """No: several tokens are new."""
 
     def together(self, layer: int) -> Bool[Tensor, "1 1 new key"]:
         """All of what is held, and the new tokens of the same branch."""

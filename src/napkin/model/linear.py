@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from napkin.kernels.decoding import linear
 from napkin.model.initialization import Device, fan_in_std, truncated_normal
 
 
@@ -40,7 +40,7 @@ class Linear(nn.Module):
         )
         zeros = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", zeros)
-        self.multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
+        self.multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear
         """The product, which may be taken in another format."""
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
 from napkin.kernels.attention import softcap
 from napkin.kernels.cross_entropy_loss import CHUNK_SIZE
+from napkin.kernels.decoding import linear
 from napkin.model.attention import ForwardContext
 from napkin.model.attention_implementations import FusedAttention, PlainAttention
 from napkin.model.block import Block, Residual
@@ -91,7 +91,7 @@ class Transformer(nn.Module):
 
     def logits_of(self, hidden: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab_size"]:
         """The logits of hidden states that the head reads, in their dtype."""
-        logits, cap = F.linear(hidden, self.head_weight.to(hidden.dtype)), self.config.logit_softcap
+        logits, cap = linear(hidden, self.head_weight.to(hidden.dtype)), self.config.logit_softcap
         return logits if cap is None else softcap(logits, cap)
 
     def loss(self, tokens: Tokens, targets: Tokens, documents: Documents = None) -> Float[Tensor, ""]:

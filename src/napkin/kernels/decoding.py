@@ -1,0 +1,134 @@
+"""What one new token per sequence computes: products of a matrix with one vector, attention of one query.
+
+`linear` and `attend_to_slots` take compiled loops for bf16 on a CPU in inference mode, where they are worth their
+compilation, see napkin.kernels.compiled_decode; all else is torch's.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+_SMALLEST_MATRIX = 2**18
+"""Numbers of a matrix from which the compiled product is used; the products of smaller models are soon done."""
+_SMALLEST_WIDTH = 256
+"""Numbers of a token's keys from which the compiled attention is used, for the same reason."""
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where the keys are that the one new token of each sequence sees.
+
+    Sequence b sees the first counts[b] slots of its blocks, which are numbers table[b] of keys and values
+    [block, kv_heads, slot, head_dim]; counts are at least 1.
+    """
+
+    counts: Int[Tensor, " batch"]
+    table: Int[Tensor, "batch block"]
+    longest: int
+    """The largest of the counts."""
+
+
+def linear(
+    x: Float[Tensor, "*batch in_features"],
+    weight: Float[Tensor, "out_features in_features"],
+    bias: Float[Tensor, " out_features"] | None = None,
+) -> Float[Tensor, "*batch out_features"]:
+    """x · weightᵀ + bias: torch's, but for one vector in inference on a CPU in bf16. Sums in fp32, result in bf16."""
+    # torch.compile cannot trace the question for inference mode, and is for training.
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        return F.linear(x, weight, bias)
+    if x.numel() != x.shape[-1] or not _suits(weight, x):
+        return F.linear(x, weight, bias)
+    from napkin.kernels.compiled_decode import matrix_vector
+
+    n_rows, n_columns = weight.shape
+    wide, result = x.float().contiguous(), torch.empty(*x.shape[:-1], n_rows)
+    matrix_vector(weight.data_ptr(), wide.data_ptr(), result.data_ptr(), n_rows, n_columns)
+    return (result if bias is None else result.add_(bias)).to(x.dtype)
+
+
+def _suits(weight: Tensor, x: Tensor) -> bool:
+    return (
+        weight.dtype == x.dtype == torch.bfloat16
+        and weight.device.type == "cpu"
+        and weight.numel() >= _SMALLEST_MATRIX
+        and weight.is_contiguous()
+    )
+
+
+def reads_slots(dtype: torch.dtype, device: torch.device, width: int) -> bool:
+    """Whether `attend_to_slots` is faster than torch for keys of that kind, `width` numbers per token."""
+    return (
+        dtype == torch.bfloat16
+        and device.type == "cpu"
+        and width >= _SMALLEST_WIDTH
+        and torch.is_inference_mode_enabled()
+    )
+
+
+def attend_to_slots_reference(
+    queries: Float[Tensor, "batch heads 1 head_dim"],
+    keys: Float[Tensor, "block kv_heads slot head_dim"],
+    values: Float[Tensor, "block kv_heads slot head_dim"],
+    slots: Slots,
+    scale: float,
+    softcap: float | None = None,
+) -> Float[Tensor, "batch heads 1 head_dim"]:
+    """The formula, one sequence after another, in fp32."""
+    rows = []
+    for query, count, blocks in zip(queries.float(), slots.counts.tolist(), slots.table, strict=True):
+        seen_keys, seen_values = (
+            each[blocks]
+            .transpose(0, 1)
+            .flatten(1, 2)[:, :count]
+            .float()
+            .repeat_interleave(len(query) // each.shape[1], 0)
+            for each in (keys, values)
+        )
+        scores = query @ seen_keys.mT * scale
+        scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+        rows.append(scores.softmax(dim=-1) @ seen_values)
+    return torch.stack(rows).to(queries.dtype)
+
+
+def attend_to_slots(
+    queries: Float[Tensor, "batch heads 1 head_dim"],
+    keys: Float[Tensor, "block kv_heads slot head_dim"],
+    values: Float[Tensor, "block kv_heads slot head_dim"],
+    slots: Slots,
+    scale: float,
+    softcap: float | None = None,
+) -> Float[Tensor, "batch heads 1 head_dim"]:
+    """The same, compiled, for bf16 keys and values on a CPU that have the same strides, the last two contiguous."""
+    from napkin.kernels.compiled_decode import attend
+
+    assert keys.dtype == values.dtype == torch.bfloat16
+    assert keys.stride() == values.stride()
+    assert keys.stride()[2:] == (keys.shape[-1], 1)
+    n_sequences, n_heads, _, width = queries.shape
+    n_kv_heads, block_size = keys.shape[1:3]
+    wide = queries.float().contiguous()
+    mixed = torch.empty_like(wide)
+    attend(
+        wide.data_ptr(),
+        keys.data_ptr(),
+        values.data_ptr(),
+        mixed.data_ptr(),
+        slots.counts.data_ptr(),
+        slots.table.data_ptr(),
+        n_sequences,
+        n_kv_heads,
+        n_heads // n_kv_heads,
+        width,
+        slots.table.shape[1],
+        block_size,
+        keys.stride(0),
+        keys.stride(1),
+        slots.longest,
+        scale,
+        softcap or 0.0,
+    )
+    return mixed.to(queries.dtype)

@@ -1,0 +1,76 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from napkin.kernels.decoding import Slots, attend_to_slots, attend_to_slots_reference, linear
+from napkin.model.config import ModelConfig
+from napkin.model.kv_cache import ContiguousCache
+from napkin.model.transformer import Transformer
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("n_rows", "n_columns"), [(1031, 256), (300, 1001)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_bf16_matrix_times_a_vector_is_rounded_once(n_rows: int, n_columns: int, bias: bool) -> None:
+    weight, x, b = randn(n_rows, n_columns), randn(1, 1, n_columns, seed=1), randn(n_rows, seed=2) if bias else None
+    exact = F.linear(x.double(), weight.double(), None if b is None else b.double())
+    found = linear(x, weight, b)
+    assert found.dtype == torch.bfloat16
+    # Half a unit in the last of 8 bits, relative to the smallest number that has them, and the fp32 sum's own rounding.
+    assert ((found.double() - exact).abs() <= 2**-8 * exact.abs() * 1.001 + 1e-4).all()
+
+
+@torch.inference_mode()
+def test_other_products_are_those_of_torch() -> None:
+    for x, weight in [
+        (randn(2, 512), randn(512, 512)),
+        (randn(1, 8), randn(8, 8)),
+        (randn(1, 512), randn(512, 1024)[:, ::2]),
+    ]:
+        assert torch.equal(linear(x, weight), F.linear(x, weight))
+    assert torch.equal(
+        linear(randn(1, 512).float(), randn(512, 512).float()),
+        F.linear(*(randn(1, 512).float(), randn(512, 512).float())),
+    )
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("n_kv_heads", [6, 2])
+def test_attention_to_slots_of_blocks_equals_the_formula(softcap: float | None, n_kv_heads: int) -> None:
+    pool_of_keys, pool_of_values = 3 * randn(9, n_kv_heads, 16, 40), randn(9, n_kv_heads, 16, 40, seed=1)
+    slots = Slots(torch.tensor([40, 1, 16]), torch.tensor([[7, 2, 4], [5, 0, 0], [3, 0, 0]]), 40)
+    arguments = randn(3, 6, 1, 40, seed=2), pool_of_keys, pool_of_values, slots, 0.3, softcap
+    torch.testing.assert_close(
+        attend_to_slots(*arguments), attend_to_slots_reference(*arguments), rtol=2**-8, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_a_model_decodes_compiled_as_it_does_by_torch(window: int | None) -> None:
+    config = ModelConfig(
+        vocab_size=700, context_length=32, d_model=512, n_layers=2, n_heads=8, n_kv_heads=4, attention_window=window
+    )
+    model = Transformer(config, dtype=torch.bfloat16).eval()
+    tokens = torch.randint(700, (3, 20), generator=torch.Generator().manual_seed(0))
+
+    def logits() -> torch.Tensor:
+        cache = ContiguousCache(config, 3, 32, dtype=torch.bfloat16)
+        model.hidden(tokens[:, :12], cache=cache.extend(12, [12, 5, 9]))
+        parts = []
+        for i in range(12, 20):
+            hidden = model.hidden(tokens[:, i : i + 1], cache=cache.extend(1, [1, 1, i % 2]))
+            parts.append(hidden[: 2 + i % 2])
+        alone = ContiguousCache(config, 1, 32, dtype=torch.bfloat16)
+        model.hidden(tokens[:1, :12], cache=alone.extend(12))
+        parts += [model.hidden(tokens[:1, i : i + 1], cache=alone.extend(1)) for i in range(12, 20)]
+        return model.logits_of(torch.cat([part.flatten(0, 1) for part in parts])).float()
+
+    with torch.inference_mode():
+        compiled = logits()
+    with torch.no_grad():
+        plain = logits()
+    assert (compiled - plain).norm() < 0.02 * plain.norm()
