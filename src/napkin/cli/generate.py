@@ -1,5 +1,6 @@
 """`napkin generate`."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -33,32 +34,45 @@ def main(arguments: list[str]) -> None:
     samples = Path(options.run) / "samples.txt"
     if options.save:
         refuse_unmarked(samples, b"=== 1 (seed ", "what `napkin generate --save` wrote")
-    with progress_line("opening the run") as line:
+    with progress_line("opening the run"):
         from napkin.inference.trained import load
 
         trained = load(options.run, on_message=notify)
-        line.retitle("generating")
-        completions = []
-        for number, prompt in enumerate(options.prompts):
-            line(number, len(options.prompts))
-            completions.append(
-                trained.generate(
-                    prompt, max_tokens=options.tokens, sampling=options.sampling, seed=options.sampling.seed + number
-                )
-            )
-    texts = [
-        f"=== {number} (seed {options.sampling.seed + number - 1})\n{prompt}{completion}\n"
-        for number, (prompt, completion) in enumerate(zip(options.prompts, completions, strict=True), start=1)
-    ]
+    completions, texts, told = [], [], []
+    for number, prompt in enumerate(options.prompts):
+        seed = options.sampling.seed + number
+        beginning = f"=== {number + 1} (seed {seed})\n{prompt}"
+        told.append([])
+        pieces = trained.stream(
+            prompt, max_tokens=options.tokens, sampling=options.sampling, seed=seed, on_draw=told[-1].append
+        )
+        if options.json:
+            completions.append("".join(pieces))
+        else:
+            completions.append(_shown_as_made(beginning, pieces))
+        texts.append(f"{beginning}{completions[-1]}\n")
     if options.save:
         atomic_write_text(samples, "\n".join(texts), overwrite=True)
     if options.json:
-        print_json([{"prompt": p, "completion": c} for p, c in zip(options.prompts, completions, strict=True)])
-    else:
-        for text in texts:
-            print_verbatim(text)
+        print_json(
+            [
+                {"prompt": p, "completion": c, **({} if options.sampling.logprobs is None else {"tokens": drawn})}
+                for p, c, drawn in zip(options.prompts, completions, told, strict=True)
+            ]
+        )
     if options.save:
         renew_report(trained.run.path)
+
+
+def _shown_as_made(beginning: str, pieces: Iterator[str]) -> str:
+    """The pieces together, each printed when it comes."""
+    print_verbatim(beginning, end="")
+    made = []
+    for piece in pieces:
+        print_verbatim(piece, end="")
+        made.append(piece)
+    print_verbatim("\n")
+    return "".join(made)
 
 
 def _refuse_impossible(options: GenerateOptions) -> None:

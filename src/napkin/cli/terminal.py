@@ -185,11 +185,16 @@ def print_rich(renderable: RenderableType, *, wrap: bool = True) -> None:
     out.print(renderable, soft_wrap=not wrap, crop=False)
 
 
-def print_verbatim(text: str) -> None:
-    """Print a text as it is, such as what a model wrote; on a terminal, what could control it is replaced."""
+def print_verbatim(text: str, *, end: str = "\n") -> None:
+    """Print a text as it is, such as what a model wrote; on a terminal, what could control it is replaced.
+
+    Without a line feed as its `end`, it is a piece that is shown at once.
+    """
     if out.is_terminal:
         text = "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in text)
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(text + end)
+    if not end:
+        sys.stdout.flush()
 
 
 def print_json(value: Any) -> None:

@@ -42,7 +42,7 @@ class Sampling:
 
     logprobs: int | None = None
     """How many likeliest tokens to tell of at each position, with their log-probabilities before any of these settings;
-    0 tells the drawn token's, None nothing."""
+    0 tells the drawn token's, None nothing. `napkin generate` tells in --json."""
 
     seed: int = 0
     """Seed of the draws; each of several completions uses the next seed."""

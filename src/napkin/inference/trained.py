@@ -1,6 +1,6 @@
 """A trained run, opened for use: the model of its newest intact checkpoint, and its tokenizer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +14,10 @@ from napkin.errors import NapkinError
 from napkin.evaluation.bits_per_byte import evaluate
 from napkin.files import StrPath
 from napkin.hardware.host import detect_host
-from napkin.inference.generation import generate
+from napkin.inference.generation import continue_prompt
+from napkin.inference.sampling import Draw
 from napkin.inference.settings import Sampling
+from napkin.inference.text_stream import TextStream
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import Precision, choose_device, choose_precision
 from napkin.recipe.recipe import Recipe
@@ -43,12 +45,37 @@ class Trained:
     def generate(self, prompt: str = "", *, max_tokens: int = 120, sampling: Sampling | None = None, **how: Any) -> str:
         """Continue a text; an empty one starts a new document. The continuation ends where the model ends the document.
 
-        `how` are fields of `Sampling`: temperature, top_k, top_p, seed. Raises NapkinError for values out of range.
+        `how` are fields of `Sampling`: temperature, top_k, top_p, stop, seed and more. Raises NapkinError for values
+        out of range.
+        """
+        return "".join(self.stream(prompt, max_tokens=max_tokens, sampling=sampling, **how))
+
+    def stream(
+        self,
+        prompt: str = "",
+        *,
+        max_tokens: int = 120,
+        sampling: Sampling | None = None,
+        on_draw: Callable[[Draw], object] = lambda drawn: None,
+        **how: Any,
+    ) -> Iterator[str]:
+        """Yield the text of `generate` as it is made, in pieces of whole characters.
+
+        The last characters come late where they may be the beginning of a stop text. `on_draw` is called with each
+        token, and its log-probability where `logprobs` asks for it.
         """
         sampling = replace(sampling or Sampling(), **how)
         separator = self.tokenizer.special_tokens[SEPARATOR]
         start = [separator, *self.tokenizer.encode(prompt)]
-        return self.tokenizer.decode(list(generate(self.model, start, max_tokens, sampling, stop=separator)))
+        text = TextStream(self.tokenizer, sampling.stop)
+        for drawn in continue_prompt(self.model, start, max_tokens, sampling, stop=separator):
+            on_draw(drawn)
+            if piece := text.push(drawn.token):
+                yield piece
+            if text.stopped:
+                return
+        if piece := text.finish():
+            yield piece
 
     def evaluate(
         self, tokens: StrPath | None = None, *, progress: Callable[[int, int], None] | None = None
