@@ -11,11 +11,12 @@ from typing import Any
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import carray, types
+from numba import types
 from numba.extending import intrinsic
 
 # Sums in any order, so that they run in vectors; NaN and infinity keep their meaning.
 _OPTIONS = {"nogil": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
+_array = numba.carray  # pyright: ignore[reportPrivateImportUsage]
 _LOG2_E = np.float32(1.4426950408889634)
 _LN_2 = np.float32(0.6931471805599453)
 
@@ -79,8 +80,8 @@ def _exponential(x: Any) -> Any:
 @_compiled("void(int64, int64, int64, int64, int64)")
 def matrix_vector(weight: Any, x: Any, y: Any, n_rows: Any, n_columns: Any) -> None:
     """y = weight · x; weight is bf16 [n_rows, n_columns], x and y are float32."""
-    matrix = carray(_u16_at(weight), (n_rows, n_columns))
-    vector, result = carray(_f32_at(x), (n_columns,)), carray(_f32_at(y), (n_rows,))
+    matrix = _array(_u16_at(weight), (n_rows, n_columns))
+    vector, result = _array(_f32_at(x), (n_columns,)), _array(_f32_at(y), (n_rows,))
     for i in range(n_rows):
         total = np.float32(0)
         for j in range(n_columns):
@@ -114,9 +115,9 @@ def attend(
     between blocks and heads, in numbers. counts and table are int64; scores are capped unless cap is 0.
     """
     n_heads = n_kv_heads * group
-    query = carray(_f32_at(queries), (n_sequences, n_heads, width))
-    result = carray(_f32_at(mixed), (n_sequences, n_heads, width))
-    seen, blocks = carray(_i64_at(counts), (n_sequences,)), carray(_i64_at(table), (n_sequences, n_blocks))
+    query = _array(_f32_at(queries), (n_sequences, n_heads, width))
+    result = _array(_f32_at(mixed), (n_sequences, n_heads, width))
+    seen, blocks = _array(_i64_at(counts), (n_sequences,)), _array(_i64_at(table), (n_sequences, n_blocks))
     scores = np.empty((group, longest), np.float32)
     largest, total = np.empty(group, np.float32), np.empty(group, np.float32)
     for b in range(n_sequences):
@@ -126,7 +127,7 @@ def attend(
             total[:] = np.float32(0)
             for first in range(0, n_seen, block_size):
                 place = 2 * (blocks[b, first // block_size] * block_stride + h * head_stride)
-                key = carray(_u16_at(keys + place), (block_size, width))
+                key = _array(_u16_at(keys + place), (block_size, width))
                 for t in range(min(block_size, n_seen - first)):
                     for g in range(group):
                         score = np.float32(0)
@@ -151,7 +152,7 @@ def attend(
                     result[b, h * group + g, c] = np.float32(0)
             for first in range(0, n_seen, block_size):
                 place = 2 * (blocks[b, first // block_size] * block_stride + h * head_stride)
-                value = carray(_u16_at(values + place), (block_size, width))
+                value = _array(_u16_at(values + place), (block_size, width))
                 for t in range(min(block_size, n_seen - first)):
                     for g in range(group):
                         weight = scores[g, first + t] * total[g]

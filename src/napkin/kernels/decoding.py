@@ -1,7 +1,8 @@
 """What one new token per sequence computes: products of a matrix with one vector, attention of one query.
 
 `linear` and `attend_to_slots` take compiled loops for bf16 on a CPU in inference mode, where they are worth their
-compilation, see napkin.kernels.compiled_decode; all else is torch's.
+compilation, see napkin.kernels.compiled_decode; all else is torch's. So is everything while a dispatch mode counts or
+fakes operators, which would not see the loops.
 """
 
 from dataclasses import dataclass
@@ -38,9 +39,7 @@ def linear(
 ) -> Float[Tensor, "*batch out_features"]:
     """x · weightᵀ + bias: torch's, but for one vector in inference on a CPU in bf16. Sums in fp32, result in bf16."""
     # torch.compile cannot trace the question for inference mode, and is for training.
-    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
-        return F.linear(x, weight, bias)
-    if x.numel() != x.shape[-1] or not _suits(weight, x):
+    if torch.compiler.is_compiling() or not _may_be_compiled() or x.numel() != x.shape[-1] or not _suits(weight, x):
         return F.linear(x, weight, bias)
     from napkin.kernels.compiled_decode import matrix_vector
 
@@ -48,6 +47,10 @@ def linear(
     wide, result = x.float().contiguous(), torch.empty(*x.shape[:-1], n_rows)
     matrix_vector(weight.data_ptr(), wide.data_ptr(), result.data_ptr(), n_rows, n_columns)
     return (result if bias is None else result.add_(bias)).to(x.dtype)
+
+
+def _may_be_compiled() -> bool:
+    return torch.is_inference_mode_enabled() and not torch._C._len_torch_dispatch_stack()
 
 
 def _suits(weight: Tensor, x: Tensor) -> bool:
@@ -61,12 +64,7 @@ def _suits(weight: Tensor, x: Tensor) -> bool:
 
 def reads_slots(dtype: torch.dtype, device: torch.device, width: int) -> bool:
     """Whether `attend_to_slots` is faster than torch for keys of that kind, `width` numbers per token."""
-    return (
-        dtype == torch.bfloat16
-        and device.type == "cpu"
-        and width >= _SMALLEST_WIDTH
-        and torch.is_inference_mode_enabled()
-    )
+    return dtype == torch.bfloat16 and device.type == "cpu" and width >= _SMALLEST_WIDTH and _may_be_compiled()
 
 
 def attend_to_slots_reference(

@@ -1,7 +1,7 @@
 """The language model: token ids in, a score for every possible next token out."""
 
 from collections.abc import Callable, Iterable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -175,7 +175,7 @@ class Transformer(nn.Module):
             if start is None
             else self.positions.rotation(start + n_new, query_offset=start)
         )
-        masks: dict[PlainAttention | FusedAttention, Tensor | None] = {}
+        masks: dict[PlainAttention | FusedAttention, Any] = {}
         for layer, block in enumerate(self.blocks):
             attend = cast(Block, block).attention.attend
             if attend not in masks:

@@ -1,0 +1,49 @@
+import json
+import math
+from pathlib import Path
+
+from cli.conftest import Napkin
+from napkin.inference.trained import load
+
+
+def completion(napkin: Napkin, *options: str) -> dict:
+    done = napkin("generate", "runs/tiny", "--tokens", "30", "--temperature", "1.5", "--json", *options)
+    assert done.status == 0, done.err
+    return json.loads(done.out)[0]
+
+
+def test_a_completion_ends_before_a_stop_text_and_shows_the_same_as_json(napkin: Napkin, place: Path) -> None:
+    whole = completion(napkin)["completion"]
+    stop = whole[8:10]
+    assert completion(napkin, "--stop", stop, "never")["completion"] == whole[: whole.index(stop)]
+    shown = napkin("generate", "runs/tiny", "--tokens", "30", "--temperature", "1.5", "--stop", stop).out
+    assert shown == f"=== 1 (seed 0)\n{whole[: whole.index(stop)]}\n\n"
+
+
+def test_pieces_of_a_stream_are_the_generated_text(place: Path) -> None:
+    trained = load("runs/tiny")
+    pieces = list(trained.stream("the", max_tokens=20, seed=3))
+    assert len(pieces) > 1
+    assert "".join(pieces) == trained.generate("the", max_tokens=20, seed=3)
+
+
+def test_log_probabilities_are_told_in_json(napkin: Napkin, place: Path) -> None:
+    assert "tokens" not in completion(napkin)
+    drawn = completion(napkin, "--logprobs", "3")["tokens"]
+    assert len(drawn) <= 30
+    for each in drawn:
+        top = dict(each["top"])
+        assert len(top) == 3
+        assert each["logprob"] == top.get(each["token"], each["logprob"]) <= 0
+        assert sum(math.exp(logprob) for logprob in top.values()) <= 1.0001
+
+
+def test_biased_tokens_alone_are_drawn(napkin: Napkin, place: Path) -> None:
+    trained = load("runs/tiny")
+    token = trained.tokenizer.encode("e")[0]
+    assert completion(napkin, "--logit-bias", str(token), "1000")["completion"] == "e" * 30
+    assert napkin("generate", "runs/tiny", "--logit-bias", "999999", "1").status == 2
+    for wrong in ("--min-p nan", "--repetition-penalty inf", "--logit-bias 1 nan", "--logprobs -1", "--stop ''"):
+        done = napkin("generate", "runs/tiny", *[each.strip("'") for each in wrong.split()])
+        assert done.status == 2
+        assert len(done.err.splitlines()) == 1
