@@ -11,16 +11,18 @@ from collections.abc import Sequence
 
 _ROOT = os.path.abspath(os.sep)
 
+AnsweringProcess = subprocess.Popen[bytes]
+"""What `start_answering` returns."""
+
 
 def start_python(code: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     """Start Python on `code`, with this process's paths for modules; its standard error can be read, the rest is lost.
 
     Raises OSError if it cannot be started.
     """
-    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
     return subprocess.Popen(
         [sys.executable, "-P", "-c", code, *arguments],
-        env={**os.environ, "PYTHONPATH": paths, **environment},
+        env={**_own_environment(), **environment},
         cwd=_ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -28,6 +30,26 @@ def start_python(code: str, *arguments: str, **environment: str) -> subprocess.P
         text=True,
         errors="replace",
     )
+
+
+def start_answering(code: str) -> AnsweringProcess:
+    """Start Python on `code` that reads lines from its standard input and writes an answer to each; errors are lost.
+
+    Raises OSError if it cannot be started.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", code],
+        env=_own_environment(),
+        cwd=_ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _own_environment() -> dict[str, str]:
+    """This process's, with its paths for modules."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path if path)}
 
 
 def failure_of(process: subprocess.Popen[str]) -> str | None:

@@ -5,7 +5,6 @@ In a folder the weights have other names; some are transposed, and some that are
 """
 
 import dataclasses
-import errno
 import json
 import math
 import os
@@ -21,16 +20,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from napkin.errors import CorruptFile, NapkinError, first_line
-from napkin.files import StrPath, atomic_write_text, draft_folder, regular, sync_file, sync_folder
+from napkin.files import StrPath, atomic_write_text, draft_folder, sync_file, sync_folder
 from napkin.model.config import ModelConfig
 from napkin.model.huggingface.families import FAMILIES
 from napkin.model.huggingface.family import Family
+from napkin.model.huggingface.folder_files import path_inside, read_json
 from napkin.model.huggingface.tokenizer_files import SEPARATOR, write_tokenizer
 from napkin.model.transformer import Transformer
 from napkin.tokenizer.base import Tokenizer
 
-# An index of a hundred thousand weights has ten million.
-_MAX_JSON_CHARACTERS = 2**26
 # The longest known is 10 million; tables of positions are as long as the context.
 _MAX_CONTEXT = 2**24
 # Numbers of a table of angles: 1 GiB each of cosines and sines, eight times those of a context of 262,144.
@@ -48,7 +46,7 @@ def load_huggingface(folder: StrPath, *, dtype: torch.dtype = torch.float32) -> 
     if weights are missing or their shapes do not match the config.
     """
     folder = Path(folder)
-    config, family, factors = _read_config(_read_json(folder / "config.json"), folder)
+    config, family, factors = _read_config(read_json(folder / "config.json"), folder)
     with _Weights(folder, family) as weights, torch.no_grad():
         _check_shapes(config, weights)
         model = Transformer(config, dtype=dtype)
@@ -211,7 +209,7 @@ class _Weights:
 
     def __enter__(self) -> "_Weights":
         try:
-            self.files = [safe_open(path, "pt") for path in [_inside(self.folder, name) for name in self.names]]
+            self.files = [safe_open(path, "pt") for path in [path_inside(self.folder, name) for name in self.names]]
             self.file_of = {name: file for file in self.files for name in file.keys()}  # noqa: SIM118
         except OSError as error:
             raise NapkinError(f"'{self.folder}' holds no safetensors ({error}): pickled weights are not read") from None
@@ -244,48 +242,10 @@ class _Weights:
 def _weight_files(index: Path) -> set[str]:
     """The names of files in an index; weight names do not matter, the files have them too."""
     try:
-        return set(msgspec.convert(_read_json(index), _Index).weight_map.values())
+        return set(msgspec.convert(read_json(index), _Index).weight_map.values())
     except msgspec.ValidationError as error:
         raise CorruptFile(f"'{index}' is not an index of weights ({error}): download it again") from None
 
 
 class _Index(msgspec.Struct):
     weight_map: dict[str, str]
-
-
-def _inside(folder: Path, name: str) -> Path:
-    """The path of a regular file in a folder.
-
-    Raises NapkinError for any other name, and for links to other places; OSError if it cannot be looked at.
-    """
-    path = folder / name
-    if name in ("", ".", "..") or len(name) > 255 or any(character in name for character in "/\\:\0"):
-        raise NapkinError(f"'{folder}' names the file {name[:200]!r}, which is not in the folder: download it again")
-    try:
-        whole = path.resolve(strict=True)
-    except RuntimeError as error:
-        raise OSError(errno.ELOOP, first_line(error)) from None
-    # In the hub's cache, a folder of links stands beside the folder of files, two levels up.
-    if whole.parent not in (folder.resolve(), (folder / ".." / ".." / "blobs").resolve()):
-        raise NapkinError(f"'{path}' is a link to a place outside of the folder: copy the file")
-    if not whole.is_file():
-        raise NapkinError(f"'{path}' is not a file: name a Hugging Face model's folder")
-    return path
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        with open(_inside(path.parent, path.name), encoding="utf-8", opener=regular) as file:
-            text = file.read(_MAX_JSON_CHARACTERS + 1)
-        if len(text) > _MAX_JSON_CHARACTERS:
-            raise ValueError("it is too large")
-        value = json.loads(text)
-    except OSError as error:
-        raise NapkinError(f"'{path}' cannot be read ({error.strerror}): name a Hugging Face model's folder") from None
-    except RecursionError:
-        raise CorruptFile(f"'{path}' is nested too deeply: download it again") from None
-    except ValueError as error:
-        raise CorruptFile(f"'{path}' is not JSON ({error}): download it again") from None
-    if not isinstance(value, dict):
-        raise CorruptFile(f"'{path}' is not a JSON object: download it again")
-    return value

@@ -1,0 +1,111 @@
+"""The process that renders a chat template: a template comes with a model from elsewhere, and is a program.
+
+It runs in jinja2's immutable sandbox, which keeps it from attributes and files; that it ends, and in how much memory,
+the sandbox does not say. Hence a process of its own, whose memory the system limits and which its parent ends when it
+takes too long (`napkin.inference.chat_template`). Lines of JSON go in and out: first the template, then a line of
+variables per rendering.
+"""
+
+import json
+import sys
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MOST_MEMORY = 2**30
+"""Bytes of address space; the interpreter with jinja2 takes a tenth of it."""
+MOST_OUTPUT = 2**24
+"""Characters of a rendered conversation: some four million tokens."""
+
+
+def main() -> None:
+    """Answer each line of standard input until it ends."""
+    _limit_memory()
+    render = None
+    for line in sys.stdin.buffer:
+        answer: dict[str, Any]
+        try:
+            if line == b"\n":
+                # The parent asks whether it has started.
+                answer = {}
+            elif render is None:
+                render = compiled(json.loads(line)["template"])
+                answer = {}
+            else:
+                answer = {"text": _joined(render(json.loads(line)["variables"]))}
+        except TemplateError as error:
+            line_number = getattr(error, "lineno", None)
+            place = "" if line_number is None else f" in line {line_number}"
+            answer = {"error": f"{error.message or type(error).__name__}{place}"}
+        except MemoryError:
+            answer = {"error": "it needs more memory than it may have"}
+        except RecursionError:
+            answer = {"error": "it is nested too deeply"}
+        except Exception as error:
+            # Whatever a template makes Python raise: types that do not fit, missing keys, division by zero.
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def compiled(template: str) -> Any:
+    """A function of a dict of variables that yields the text in parts, with what `transformers` gives a template."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment.from_string(template).generate
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}` marks what an assistant says, for training; the text is that of its body."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        """The body, in a scope of its own."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """jinja2's own would escape what HTML reserves."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(str(message))
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _joined(parts: Iterable[str]) -> str:
+    kept, length = [], 0
+    for part in parts:
+        kept.append(part)
+        length += len(part)
+        if length > MOST_OUTPUT:
+            raise TemplateError(f"it writes more than {MOST_OUTPUT} characters")
+    return "".join(kept)
+
+
+def _limit_memory() -> None:
+    """Where the system has such limits; Windows has none, and macOS does not keep to them."""
+    try:
+        import resource
+    except ImportError:
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
