@@ -123,14 +123,22 @@ def _kept(
     return (weights > least) | (equal & (equal.cumsum(dim=-1) <= room))
 
 
+def told_draws(logits: Float[Tensor, "position vocab_size"], tokens: Sequence[int], n_top: int) -> list[Draw]:
+    """What each row of logits, without any setting, says of a token, and the likeliest ones."""
+    if not tokens:
+        return []
+    logprobs = logits.log_softmax(dim=-1)
+    top = logprobs.topk(min(n_top, logprobs.shape[-1]), dim=-1)
+    ids, values = top.indices.tolist(), top.values.tolist()
+    chosen = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
+    return [
+        Draw(token, logprob, tuple(zip(ids[row], values[row], strict=True)))
+        for row, (token, logprob) in enumerate(zip(tokens, chosen, strict=True))
+    ]
+
+
 def _told(logits: Tensor, tokens: list[int], settings: Sequence[Sampling]) -> list[Draw]:
-    draws = []
+    draws: list[Draw] = []
     for row, (token, each) in enumerate(zip(tokens, settings, strict=True)):
-        if each.logprobs is None:
-            draws.append(Draw(token))
-            continue
-        logprobs = logits[row].log_softmax(dim=-1)
-        top = logprobs.topk(min(each.logprobs, len(logprobs)))
-        pairs = tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-        draws.append(Draw(token, logprobs[token].item(), pairs))
+        draws += [Draw(token)] if each.logprobs is None else told_draws(logits[row, None], [token], each.logprobs)
     return draws

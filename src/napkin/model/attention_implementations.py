@@ -19,7 +19,7 @@ from napkin.model.masks import CausalMask, additive_mask, additive_mask_at
 from napkin.model.positions import NoPositions
 
 Queries = Float[Tensor, "batch heads query head_dim"]
-Keys = Float[Tensor, "batch kv_heads key head_dim"]
+Keys = Float[Tensor, "batch_or_block kv_heads key head_dim"]
 Documents = Int[Tensor, "batch position"] | None
 
 

@@ -1,0 +1,396 @@
+"""Many requests at a time: continuous batching over one pool of KV blocks.
+
+Each step computes one token of every sequence whose prompt is done, together, and beside them a chunk of prompts (Yu et
+al. 2022, "Orca"; Agrawal et al. 2023, "SARATHI"). Who came first is served first. Where blocks run out, the sequence
+that came last gives back its own and is computed again later: no request is lost, and a draw depends on the request's
+seed and not on what else is running.
+"""
+
+import threading
+import time
+from bisect import insort
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import psutil
+import torch
+from torch import Tensor
+
+from napkin.errors import NapkinError
+from napkin.inference.block_pool import FIRST, BlockPool, Digest, digest_of
+from napkin.inference.paged_cache import PagedCache, bytes_per_token
+from napkin.inference.request import Completion, Finish, Request
+from napkin.inference.sampling import draw, told_draws
+from napkin.model.transformer import Transformer
+from napkin.units import format_bytes
+
+FREE_SHARE = 0.5
+"""Of the memory that is free, what the pool takes at most by default."""
+
+Progress = tuple[Completion, int]
+"""A completion that changed, and the index of its first new draw."""
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine is doing, and did since it was made."""
+
+    running: int
+    waiting: int
+    blocks_free: int
+    blocks_total: int
+    cache_bytes: int
+    prompt_tokens: int
+    """Of prompts, computed or shared."""
+    cached_tokens: int
+    """Of these, shared with requests before."""
+    generated_tokens: int
+    preempted: int
+    """How often a sequence gave its blocks back, to be computed again."""
+    steps: int
+    seconds: float
+    """In steps."""
+
+
+@dataclass(eq=False)
+class _Sequence:
+    completion: Completion
+    tokens: list[int]
+    """The prompt and what was drawn."""
+    n_computed: int = 0
+    """Tokens whose keys and values are held."""
+    table: list[int] = field(default_factory=list)
+    digests: list[Digest] = field(default_factory=list)
+    """Of its full blocks that are named, in order."""
+
+    @property
+    def n_prompt(self) -> int:
+        return len(self.completion.request.prompt)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether all but the newest token is computed."""
+        return self.n_computed == len(self.tokens) - 1 and self.n_computed >= self.n_prompt
+
+    @property
+    def shares(self) -> bool:
+        """Whether prefixes of others may be used: not by a request that asks what each prompt token scores."""
+        return not self.completion.request.prompt_logprobs
+
+
+class Engine:
+    """Continues requests together. `step` belongs to one thread; `submit` and `cancel` may be called from any.
+
+    Args:
+        model: a trained model, in evaluation mode from now on.
+        cache_bytes: memory of the pool; None is what `max_running` sequences of the context length need, at most half
+            of the free memory.
+        max_running: sequences that are computed at a time.
+        prefill_chunk: prompt tokens that a step computes beside.
+        block_size: tokens of a block.
+        stop_ids: ids that end every completion, such as a separator of documents.
+        batch_invariant: compute each sequence alone, its prompt in chunks that begin at multiples of `prefill_chunk`:
+            ids and log-probabilities are then equal, bit for bit, whatever else is running. The price is that of no
+            batches: the weights are read once for each sequence and token.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        cache_bytes: int | None = None,
+        max_running: int = 16,
+        prefill_chunk: int = 512,
+        block_size: int = 16,
+        stop_ids: Iterable[int] = (),
+        batch_invariant: bool = False,
+    ) -> None:
+        for name, value in (("max_running", max_running), ("prefill_chunk", prefill_chunk), ("block_size", block_size)):
+            if value < 1:
+                raise NapkinError(f"{name} is {value}: use 1 or more")
+        self.model = model.eval()
+        self.max_running = max_running
+        # Blocks that are shared in batch-invariant mode end where chunks do.
+        self.prefill_chunk = -(-prefill_chunk // block_size) * block_size
+        self.stop_ids = frozenset(stop_ids)
+        self.batch_invariant = batch_invariant
+        weight = model.head_weight
+        each = block_size * bytes_per_token(model.config, weight.dtype)
+        self.pool = BlockPool(_n_blocks(model, each, block_size, max_running, cache_bytes), block_size)
+        self.cache = PagedCache(model.config, self.pool.n_blocks, block_size, dtype=weight.dtype, device=weight.device)
+        self._arrived: deque[_Sequence] = deque()
+        self._unwanted: deque[Completion] = deque()
+        self._lock = threading.Lock()
+        self._submitted = 0
+        self._waiting: list[_Sequence] = []
+        self._running: list[_Sequence] = []
+        self._prompt_tokens = self._cached_tokens = self._generated = self._preempted = self._steps = 0
+        self._seconds = 0.0
+
+    def submit(self, request: Request) -> Completion:
+        """Queue a request. Raises NapkinError for one that can never run."""
+        self._refuse_impossible(request)
+        with self._lock:
+            completion = Completion(request, self._submitted)
+            self._submitted += 1
+            self._arrived.append(_Sequence(completion, list(request.prompt)))
+        return completion
+
+    def cancel(self, completion: Completion) -> None:
+        """End a completion before the next step; one that has ended stays as it is."""
+        self._unwanted.append(completion)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._arrived or self._unwanted or self._waiting or self._running)
+
+    def stats(self) -> EngineStats:
+        """The figures of now."""
+        return EngineStats(
+            running=len(self._running),
+            waiting=len(self._waiting) + len(self._arrived),
+            blocks_free=self.pool.n_free,
+            blocks_total=self.pool.n_blocks,
+            cache_bytes=self.cache.nbytes,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            generated_tokens=self._generated,
+            preempted=self._preempted,
+            steps=self._steps,
+            seconds=self._seconds,
+        )
+
+    def run(self) -> None:
+        """Step until nothing is left to do."""
+        while self.has_work:
+            self.step()
+
+    @torch.inference_mode()
+    def step(self) -> list[Progress]:
+        """Compute a token of every running sequence whose prompt is done, and a chunk of prompts; what changed."""
+        begin = time.perf_counter()
+        changed = self._take_in()
+        self._admit()
+        decoding = [sequence for sequence in self._running if sequence.decodes]
+        for batch in [[each] for each in decoding] if self.batch_invariant else [decoding]:
+            changed += self._compute(batch, [1] * len(batch))
+        budget = self.prefill_chunk
+        for sequence in [each for each in self._running if each not in decoding]:
+            if budget > 0 and sequence in self._running:
+                n_new = self._n_next(sequence, budget)
+                budget -= n_new
+                changed += self._compute([sequence], [n_new])
+        self._steps += 1
+        self._seconds += time.perf_counter() - begin
+        return changed
+
+    def _refuse_impossible(self, request: Request) -> None:
+        config, most = self.model.config, len(request.prompt) + request.max_tokens
+        asked = f"a prompt of {len(request.prompt):,} tokens and {request.max_tokens:,} more exceed"
+        if most > config.context_length:
+            raise NapkinError(
+                f"{asked} the model's context of {config.context_length:,}: shorten the prompt, or ask for fewer tokens"
+            )
+        room = self.pool.n_blocks * self.pool.block_size
+        if most > room:
+            raise NapkinError(
+                f"{asked} the {room:,} of the KV cache: ask for fewer tokens, or start the engine with more cache_bytes"
+            )
+        named = (*request.prompt, *(token for token, _ in request.sampling.logit_bias))
+        if not 0 <= min(named) <= max(named) < config.vocab_size:
+            wrong = next(token for token in named if not 0 <= token < config.vocab_size)
+            raise NapkinError(f"token {wrong} is not one of the model's: use 0 to {config.vocab_size - 1}")
+
+    def _take_in(self) -> list[Progress]:
+        """New requests wait; unwanted ones end."""
+        while self._arrived:
+            self._waiting.append(self._arrived.popleft())
+        changed: list[Progress] = []
+        while self._unwanted:
+            completion = self._unwanted.popleft()
+            found = next((each for each in (*self._running, *self._waiting) if each.completion is completion), None)
+            if found is not None:
+                (self._running if found in self._running else self._waiting).remove(found)
+                changed.append(self._end(found, "cancelled", len(completion.draws)))
+        return changed
+
+    def _admit(self) -> None:
+        """Start those that wait, first come first, while there are blocks for all of their tokens and one more."""
+        while self._waiting and len(self._running) < self.max_running:
+            sequence = self._waiting[0]
+            self._share_prefix(sequence)
+            most = min(len(sequence.tokens) + 1, sequence.n_prompt + sequence.completion.request.max_tokens)
+            if -(-most // self.pool.block_size) - len(sequence.table) > self.pool.n_free:
+                self._release(sequence)
+                return
+            del self._waiting[0]
+            insort(self._running, sequence, key=lambda each: each.completion.number)
+            completion = sequence.completion
+            if not completion.draws:
+                completion.cached_tokens = sequence.n_computed
+                self._prompt_tokens += sequence.n_prompt
+                self._cached_tokens += sequence.n_computed
+
+    def _share_prefix(self, sequence: _Sequence) -> None:
+        """Use blocks that hold its first tokens; the last token is computed, since its logits are needed."""
+        if not sequence.shares:
+            return
+        size = self.pool.block_size
+        # Alone, the chunks of the prompt must be those that a sequence without a shared prefix has.
+        step = self.prefill_chunk if self.batch_invariant else size
+        found: list[tuple[int, Digest]] = []
+        before = FIRST
+        for start in range(0, (len(sequence.tokens) - 1) // size * size, size):
+            before = digest_of(before, sequence.tokens[start : start + size])
+            block = self.pool.share(before)
+            if block is None:
+                break
+            found.append((block, before))
+        n_used = len(found) * size // step * step // size
+        for block, _ in reversed(found[n_used:]):
+            self.pool.release(block)
+        sequence.table = [block for block, _ in found[:n_used]]
+        sequence.digests = [digest for _, digest in found[:n_used]]
+        sequence.n_computed = n_used * size
+
+    def _n_next(self, sequence: _Sequence, budget: int) -> int:
+        """Tokens of a sequence that is not decoding to be computed next."""
+        if not self.batch_invariant:
+            return min(budget, len(sequence.tokens) - sequence.n_computed)
+        if sequence.n_computed >= sequence.n_prompt:
+            return 1
+        to_end_of_chunk = self.prefill_chunk - sequence.n_computed % self.prefill_chunk
+        return min(to_end_of_chunk, sequence.n_prompt - sequence.n_computed)
+
+    def _compute(self, batch: list[_Sequence], counts: list[int]) -> list[Progress]:
+        """Pass new tokens of sequences through the model, and draw where a sequence is computed to its end."""
+        ready = [
+            (sequence, count)
+            for sequence, count in zip(batch, counts, strict=True)
+            if sequence in self._running and self._make_room(sequence, count)
+        ]
+        # Making room for a later sequence may have taken the blocks of one before it.
+        ready = [(sequence, count) for sequence, count in ready if sequence in self._running]
+        if not ready:
+            return []
+        sequences, counts = [each for each, _ in ready], [count for _, count in ready]
+        lengths = [each.n_computed for each in sequences]
+        new = [each.tokens[start : start + n] for each, start, n in zip(sequences, lengths, counts, strict=True)]
+        longest = max(counts)
+        extending = self.cache.extend([each.table for each in sequences], lengths, counts, longest)
+        tokens = torch.tensor([part + [0] * (longest - len(part)) for part in new], device=self.cache.device)
+        hidden = self.model.hidden(tokens, cache=extending)
+        for sequence, count in ready:
+            sequence.n_computed += count
+            self._name_blocks(sequence)
+        for row, (sequence, count) in enumerate(ready):
+            if not sequence.shares:
+                self._score_prompt(sequence, hidden[row, :count], count)
+        return self._draw(sequences, hidden, counts)
+
+    def _draw(self, sequences: Sequence[_Sequence], hidden: Tensor, counts: Sequence[int]) -> list[Progress]:
+        done = [row for row, each in enumerate(sequences) if each.n_computed == len(each.tokens)]
+        changed = [self._end(sequences[row], "length", 0) for row in done if not _wants_more(sequences[row])]
+        done = [row for row in done if _wants_more(sequences[row])]
+        if not done:
+            return changed
+        last = torch.stack([hidden[row, counts[row] - 1] for row in done])
+        # One product for each row, where a row's must not depend on how many there are.
+        parts = last[:, None] if self.batch_invariant else last[None]
+        logits = torch.cat([self.model.logits_of(part) for part in parts]).float()
+        drawing = [sequences[row] for row in done]
+        draws = draw(
+            logits,
+            [each.completion.request.sampling for each in drawing],
+            [len(each.completion.draws) for each in drawing],
+            [each.tokens for each in drawing],
+        )
+        now = time.perf_counter()
+        for sequence, drawn in zip(drawing, draws, strict=True):
+            completion, index = sequence.completion, len(sequence.completion.draws)
+            completion.first_token_at = completion.first_token_at or now
+            if drawn.token in self.stop_ids or drawn.token in completion.request.sampling.stop_ids:
+                changed.append(self._end(sequence, "stop", index))
+                continue
+            completion.draws.append(drawn)
+            sequence.tokens.append(drawn.token)
+            self._generated += 1
+            if _wants_more(sequence):
+                changed.append((completion, index))
+            else:
+                changed.append(self._end(sequence, "length", index))
+        return changed
+
+    def _score_prompt(self, sequence: _Sequence, hidden: Tensor, count: int) -> None:
+        """Tell the log-probability of the prompt's tokens that follow those just computed."""
+        told, first = sequence.completion.prompt_draws, sequence.n_computed - count
+        if first == 0:
+            told[:] = [None]
+        targets = list(sequence.completion.request.prompt[first + 1 : sequence.n_computed + 1])
+        if targets:
+            logits = self.model.logits_of(hidden[: len(targets)]).float()
+            told += told_draws(logits, targets, sequence.completion.request.sampling.logprobs or 0)
+
+    def _make_room(self, sequence: _Sequence, n_new: int) -> bool:
+        """Take blocks for new tokens; where there are none, from the sequence that came last. False if that is it."""
+        needed = -(-(sequence.n_computed + n_new) // self.pool.block_size)
+        while len(sequence.table) < needed:
+            block = self.pool.take()
+            if block is not None:
+                sequence.table.append(block)
+                continue
+            last = self._running[-1]
+            self._running.remove(last)
+            self._release(last)
+            insort(self._waiting, last, key=lambda each: each.completion.number)
+            self._preempted += 1
+            if last is sequence:
+                return False
+        return True
+
+    def _name_blocks(self, sequence: _Sequence) -> None:
+        """Let others find the blocks that are full."""
+        size = self.pool.block_size
+        full = sequence.n_computed // size
+        if self.batch_invariant:
+            full = min(full, sequence.n_prompt // self.prefill_chunk * self.prefill_chunk // size)
+        for number in range(len(sequence.digests), full):
+            before = sequence.digests[-1] if sequence.digests else FIRST
+            sequence.digests.append(digest_of(before, sequence.tokens[number * size : (number + 1) * size]))
+            self.pool.name(sequence.table[number], sequence.digests[-1])
+
+    def _release(self, sequence: _Sequence) -> None:
+        """Give its blocks back, the last first: a prefix is more use than what follows it."""
+        for block in reversed(sequence.table):
+            self.pool.release(block)
+        sequence.table, sequence.digests, sequence.n_computed = [], [], 0
+
+    def _end(self, sequence: _Sequence, finish: Finish, index: int) -> Progress:
+        if sequence in self._running:
+            self._running.remove(sequence)
+        self._release(sequence)
+        sequence.completion.finished_at = time.perf_counter()
+        sequence.completion.finish = finish
+        return sequence.completion, index
+
+
+def _wants_more(sequence: _Sequence) -> bool:
+    return len(sequence.completion.draws) < sequence.completion.request.max_tokens
+
+
+def _n_blocks(model: Transformer, block_bytes: int, block_size: int, max_running: int, cache_bytes: int | None) -> int:
+    """Blocks of the pool."""
+    wanted = max_running * -(-model.config.context_length // block_size)
+    if cache_bytes is None:
+        device = model.head_weight.device
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+        cache_bytes = min(wanted * block_bytes, int(FREE_SHARE * free))
+    n_blocks = cache_bytes // block_bytes
+    if n_blocks < 1:
+        raise NapkinError(
+            f"cache_bytes of {format_bytes(cache_bytes)} holds no block of {block_size} tokens, which takes "
+            f"{format_bytes(block_bytes)}: give more"
+        )
+    return n_blocks

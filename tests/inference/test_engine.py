@@ -1,0 +1,194 @@
+"""Requests that run together, beside the same requests alone; pools that are far too small; blocks that are shared."""
+
+import dataclasses
+import functools
+import random
+
+import pytest
+import torch
+
+from napkin.errors import NapkinError
+from napkin.inference.engine import Engine
+from napkin.inference.generation import continue_prompt
+from napkin.inference.request import Completion, Request
+from napkin.inference.settings import Sampling
+from napkin.model.config import ModelConfig
+from napkin.model.transformer import Transformer
+
+CONFIG = ModelConfig(97, context_length=96, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2)
+GREEDY = Sampling(temperature=0)
+
+
+@functools.cache
+def model_of(**changes: object) -> Transformer:
+    model = Transformer(dataclasses.replace(CONFIG, **changes), seed=1)
+    # Sharper distributions: random weights give nearly equal logits, whose order rounding would decide.
+    with torch.no_grad():
+        model.head_weight.mul_(20)
+    return model.eval()
+
+
+def requests(number: int, *, seed: int = 0) -> list[Request]:
+    """Prompts of 1 to 50 tokens, 0 to 40 more, greedy or drawn."""
+    draw = random.Random(seed)
+    return [
+        Request(
+            [draw.randrange(97) for _ in range(draw.randint(1, 50))],
+            draw.randint(0, 40),
+            dataclasses.replace(GREEDY, temperature=draw.choice([0.0, 0.7]), top_k=draw.choice([None, 5]), seed=each),
+        )
+        for each in range(number)
+    ]
+
+
+def alone(model: Transformer, request: Request, stop: int | None = None) -> list[int]:
+    """The ids by the generation of one sequence."""
+    return [
+        drawn.token for drawn in continue_prompt(model, request.prompt, request.max_tokens, request.sampling, stop=stop)
+    ]
+
+
+def finished(engine: Engine, asked: list[Request]) -> list[Completion]:
+    completions = [engine.submit(request) for request in asked]
+    engine.run()
+    assert engine.pool.n_free == engine.pool.n_blocks
+    return completions
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"attention_window": 7}, {"positions": "learned"}, {"positions": "alibi"}], ids=str
+)
+def test_each_of_many_requests_gets_the_ids_that_it_gets_alone(changes: dict[str, object]) -> None:
+    model, asked = model_of(**changes), requests(24)
+    engine = Engine(model, prefill_chunk=16, max_running=8, block_size=4, stop_ids=[5])
+    for completion in finished(engine, asked):
+        expected = alone(model, completion.request, stop=5)
+        assert completion.tokens == expected
+        assert completion.finish == ("length" if len(expected) == completion.request.max_tokens else "stop")
+
+
+def test_a_pool_far_too_small_loses_no_request_and_no_block() -> None:
+    model, asked = model_of(), requests(30, seed=1)
+    each = 2 * 2 * 2 * 8 * 4 * 8
+    engine = Engine(model, cache_bytes=12 * each, max_running=8, prefill_chunk=8, block_size=8)
+    assert engine.pool.n_blocks == 12
+    held = engine.cache.nbytes
+    draw = random.Random(2)
+    completions: list[Completion] = []
+    unwanted: set[Completion] = set()
+    for request in asked:
+        completions.append(engine.submit(request))
+        if draw.random() < 0.5:
+            engine.step()
+        if draw.random() < 0.2:
+            unwanted.add(draw.choice(completions))
+            engine.cancel(next(iter(unwanted)))
+    engine.run()
+    assert engine.stats().preempted > 0
+    assert engine.pool.n_free == engine.pool.n_blocks
+    assert engine.cache.nbytes == held
+    for completion in completions:
+        expected = alone(model, completion.request)
+        if completion.finish == "cancelled":
+            assert completion in unwanted
+            assert completion.tokens == expected[: len(completion.tokens)]
+        else:
+            assert completion.tokens == expected
+
+
+def test_a_prefix_is_computed_once_and_the_least_recently_used_makes_room() -> None:
+    model = model_of()
+    prefix = list(range(1, 41))
+    engine = Engine(model, max_running=4, block_size=8, cache_bytes=12 * 2 * 2 * 2 * 8 * 4 * 8)
+    (first,) = finished(engine, [Request(prefix, 4, GREEDY)])
+    (second,) = finished(engine, [Request([*prefix, 50, 51], 4, GREEDY)])
+    assert (first.cached_tokens, second.cached_tokens) == (0, 40)
+    assert second.tokens == alone(model, second.request)
+    # The whole prompt is known, but the logits of its last token have to be computed.
+    (again,) = finished(engine, [Request(prefix, 4, GREEDY)])
+    assert again.cached_tokens == 32
+    assert again.tokens == first.tokens
+    (other,) = finished(engine, [Request(list(range(90, 10, -1)), 8, GREEDY)])
+    assert other.tokens == alone(model, other.request)
+    (forgotten,) = finished(engine, [Request(prefix, 4, GREEDY)])
+    assert forgotten.cached_tokens < 32
+    assert forgotten.tokens == first.tokens
+
+
+def test_log_probabilities_of_a_prompt_are_those_of_a_forward_pass() -> None:
+    model = model_of()
+    prompt = [3, 9, 27, 81, 49, 50, 53, 62, 89, 73]
+    sampling = dataclasses.replace(GREEDY, logprobs=2)
+    engine = Engine(model, prefill_chunk=4, block_size=4)
+    for _ in range(2):
+        (scored,) = finished(engine, [Request(prompt, 0, sampling, prompt_logprobs=True)])
+        logprobs = model(torch.tensor([prompt]))[0].log_softmax(dim=-1)
+        assert scored.prompt_draws[0] is None
+        assert len(scored.prompt_draws) == len(prompt)
+        assert scored.draws == []
+        for place, told in enumerate(scored.prompt_draws[1:]):
+            assert told is not None
+            assert told.token == prompt[place + 1]
+            assert told.logprob == pytest.approx(logprobs[place, told.token].item(), abs=1e-4)
+            assert [token for token, _ in told.top] == logprobs[place].topk(2).indices.tolist()
+
+
+def test_batch_invariant_completions_are_equal_bit_for_bit_whatever_else_runs() -> None:
+    model = Transformer(CONFIG, seed=3, dtype=torch.bfloat16).eval()
+    sampling = Sampling(temperature=1.0, logprobs=1)
+    asked = [dataclasses.replace(each, sampling=dataclasses.replace(sampling, seed=9)) for each in requests(10, seed=4)]
+    # Two of them begin alike.
+    asked[5] = dataclasses.replace(asked[5], prompt=[*range(40)], max_tokens=20)
+    asked[9] = dataclasses.replace(asked[9], prompt=[*range(40), 7], max_tokens=20)
+    each = 2 * 2 * 2 * 8 * 2 * 8
+    together = Engine(model, batch_invariant=True, prefill_chunk=16, block_size=8, max_running=6, cache_bytes=14 * each)
+    for completion in finished(together, asked):
+        single = Engine(model, batch_invariant=True, prefill_chunk=16, block_size=8)
+        (expected,) = finished(single, [completion.request])
+        assert completion.draws == expected.draws
+    assert together.stats().preempted > 0
+    assert together.stats().cached_tokens > 0
+
+
+def test_who_came_first_is_served_first() -> None:
+    engine = Engine(model_of(), max_running=1)
+    completions = [engine.submit(Request([1, 2, number], 3, GREEDY)) for number in range(5)]
+    order: list[Completion] = []
+    while engine.has_work:
+        order += [completion for completion, _ in engine.step() if completion.finish]
+    assert order == completions
+    times = [completion.first_token_at or 0.0 for completion in completions]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize(
+    ("request_of", "says"),
+    [
+        (lambda: Request([], 1), "the prompt holds no token"),
+        (lambda: Request([1], -1), "max_tokens is -1: use 0 or more"),
+        (lambda: Request([1] * 90, 7), "a prompt of 90 tokens and 7 more exceed the model's context of 96"),
+        (lambda: Request([1] * 60, 30), "exceed the 64 of the KV cache: ask for fewer tokens"),
+        (lambda: Request([97], 1), "token 97 is not one of the model's: use 0 to 96"),
+        (lambda: Request([-1], 1), "token -1 is not one"),
+        (lambda: Request([1], 1, Sampling(logit_bias=((200, 1.0),))), "token 200 is not one"),
+    ],
+)
+def test_what_can_never_run_is_refused_in_a_line(request_of: object, says: str) -> None:
+    engine = Engine(model_of(), cache_bytes=8 * 2 * 2 * 2 * 8 * 4 * 8, block_size=8)
+    with pytest.raises(NapkinError, match=says):
+        engine.submit(request_of())  # pyright: ignore[reportCallIssue]
+    assert not engine.has_work
+
+
+def test_a_pool_without_a_block_is_refused() -> None:
+    with pytest.raises(NapkinError, match=r"cache_bytes of 100 B holds no block of 16 tokens, which takes"):
+        Engine(model_of(), cache_bytes=100)
+
+
+def test_blocks_that_are_read_where_they_are_give_the_ids_of_one_sequence_alone() -> None:
+    config = ModelConfig(300, context_length=96, d_model=256, n_layers=2, n_heads=4)
+    model = Transformer(config, seed=2, dtype=torch.bfloat16).eval()
+    asked = [dataclasses.replace(each, max_tokens=12, sampling=GREEDY) for each in requests(6, seed=3)]
+    engine = Engine(model, batch_invariant=True, block_size=8)
+    for completion in finished(engine, asked):
+        assert completion.tokens == alone(model, completion.request)
