@@ -3,6 +3,8 @@ from .engine import EngineStats as EngineStats
 from .generation import generate as generate
 from .request import Completion as Completion
 from .request import Request as Request
+from .scoring import Score as Score
+from .scoring import score as score
 from .settings import Sampling as Sampling
 from .trained import Trained as Trained
 from .trained import load as load

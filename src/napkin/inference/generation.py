@@ -89,18 +89,22 @@ def prefill(
 
     Of every position but the last, logits are not computed.
     """
-    longest = max(map(len, sequences))
-    last: list[Tensor | None] = [None] * len(sequences)
-    for start in range(0, longest, chunk_size):
+    last: dict[int, Tensor] = {}
+    for hidden, counts in hidden_states(model, sequences, cache, chunk_size):
+        last |= {row: hidden[row, count - 1] for row, count in enumerate(counts) if count}
+    assert len(last) == len(sequences), "a sequence without a token has no last position"
+    return model.logits_of(torch.stack([last[row] for row in range(len(sequences))])).float()
+
+
+def hidden_states(
+    model: Transformer, sequences: Sequence[Sequence[int]], cache: ContiguousCache, chunk_size: int
+) -> Iterator[tuple[Float[Tensor, "batch chunk d_model"], list[int]]]:
+    """Extend each sequence of a cache, a chunk of all at a time: hidden states, and how many of each are no padding."""
+    for start in range(0, max(map(len, sequences)), chunk_size):
         parts = [list(tokens[start : start + chunk_size]) for tokens in sequences]
         counts = [len(part) for part in parts]
         padded = [part + [0] * (max(counts) - len(part)) for part in parts]
-        hidden = _hidden(model, torch.tensor(padded, device=cache.device), cache, counts)
-        for row, (tokens, count) in enumerate(zip(sequences, counts, strict=True)):
-            if start < len(tokens) <= start + chunk_size:
-                last[row] = hidden[row, count - 1]
-    assert all(each is not None for each in last), "a sequence without a token has no last position"
-    return model.logits_of(torch.stack([each for each in last if each is not None])).float()
+        yield _hidden(model, torch.tensor(padded, device=cache.device), cache, counts), counts
 
 
 def _hidden(model: Transformer, tokens: Tensor, cache: ContiguousCache, counts: Sequence[int]) -> Tensor:

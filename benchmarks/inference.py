@@ -1,0 +1,145 @@
+"""Generation and scoring beside what they could be: GPT-2-small's shape in bf16 on this machine's CPU.
+
+Decoding one sequence after prompts of 16, 512 and 1,000 tokens, beside transformers (with its cache, if it can be
+imported) and beside streaming: one product of a vector with a bf16 matrix of as many bytes as the model has, by torch's
+operator and by napkin's, which is what a token that reads every weight once would take. Then four continuations of one
+long context scored together, beside each alone. Contenders take turns, the best of several rounds counts.
+
+    pip install transformers
+    python benchmarks/inference.py                     # two minutes
+    python benchmarks/inference.py --threads 1 --rounds 100 --clock cpu   # on a machine that is busy
+
+The table is also written to benchmarks/results/.
+"""
+
+import argparse
+import platform
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from napkin.hardware.host import detect_host
+from napkin.inference.generation import cache_for, next_logits
+from napkin.inference.scoring import score
+from napkin.kernels.decoding import linear
+from napkin.model.config import ModelConfig
+from napkin.model.transformer import Transformer
+from result_files import write_result
+
+GPT2 = ModelConfig(
+    vocab_size=50257, context_length=1024, d_model=768, n_layers=12, n_heads=12, positions="learned", norm="layer",
+    feed_forward="gelu_tanh", biases="all", embedding_scale=1.0,
+)  # fmt: skip
+PROMPTS = (16, 512, 1000)
+CONTINUATION = 16
+Work = Callable[[], object]
+
+
+def decoding(model: Transformer, length: int) -> Work:
+    """One token after a prompt of that length, again and again."""
+    cache = cache_for(model, 1, GPT2.context_length)
+    next_logits(model, [5] * length, cache)
+
+    def work() -> None:
+        cache.truncate(length)
+        next_logits(model, [7], cache).argmax()
+
+    return work
+
+
+def transformers_decoding(lengths: tuple[int, ...]) -> dict[str, Work]:
+    """The same by transformers; empty where it is not installed."""
+    try:
+        import transformers  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return {}
+    sizes: dict[str, Any] = {"vocab_size": GPT2.vocab_size, "n_positions": GPT2.context_length}
+    config = transformers.GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
+    model = transformers.GPT2LMHeadModel(config).to(torch.bfloat16).eval()
+
+    def decode(length: int) -> Work:
+        past = model(torch.full((1, length), 5), use_cache=True).past_key_values
+        token = torch.full((1, 1), 7)
+
+        def work() -> None:
+            model(token, past_key_values=past, use_cache=True).logits[0, -1].argmax()
+            past.crop(-1)
+
+        return work
+
+    return {f"transformers, prompt {length}": decode(length) for length in lengths}
+
+
+def streaming(model: Transformer) -> dict[str, Work]:
+    """A product with a matrix of the model's bytes."""
+    rows = sum(parameter.numel() for parameter in model.parameters()) // GPT2.d_model
+    matrix = torch.randn(rows, GPT2.d_model, generator=torch.Generator().manual_seed(0)).bfloat16()
+    vector = torch.ones(1, GPT2.d_model, dtype=torch.bfloat16)
+    return {"streaming, torch": lambda: F.linear(vector, matrix), "streaming, napkin": lambda: linear(vector, matrix)}
+
+
+def scoring(model: Transformer) -> dict[str, Work]:
+    """Four continuations of a context of 900 tokens."""
+    draws = torch.Generator().manual_seed(1)
+    context = torch.randint(GPT2.vocab_size, (900,), generator=draws).tolist()
+    pairs = [(context, row) for row in torch.randint(GPT2.vocab_size, (4, CONTINUATION), generator=draws).tolist()]
+    return {
+        "score of 4 continuations": lambda: score(model, pairs),
+        "each alone": lambda: [score(model, [pair]) for pair in pairs],
+    }
+
+
+def best_seconds(works: dict[str, Work], rounds: int, clock: Callable[[], float]) -> dict[str, float]:
+    """Each one's best time, taken in turns."""
+    seconds = dict.fromkeys(works, float("inf"))
+    for work in works.values():
+        work()
+    for _ in range(rounds):
+        for name, work in works.items():
+            begin = clock()
+            work()
+            seconds[name] = min(seconds[name], clock() - begin)
+    return seconds
+
+
+def main() -> None:
+    """Print and keep the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=detect_host().cores)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: seconds of all threads together")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    clock = time.perf_counter if options.clock == "wall" else time.process_time
+    model = Transformer(GPT2, dtype=torch.bfloat16).eval()
+    host, now = detect_host(), datetime.now(UTC)
+    lines = [
+        f"# Inference: {host.cpu_name}, {options.threads} threads, {options.clock} clock, {now:%Y-%m-%d}, torch "
+        f"{torch.__version__}, Python {platform.python_version()}",
+        "",
+        "| what | ms | per second | / streaming by torch | / streaming by napkin |",
+        "|---|---|---|---|---|",
+    ]
+    with torch.inference_mode():
+        works = {**streaming(model), **{f"napkin, prompt {n}": decoding(model, n) for n in PROMPTS}}
+        seconds = best_seconds({**works, **transformers_decoding(PROMPTS)}, options.rounds, clock)
+        limits = [seconds["streaming, torch"], seconds["streaming, napkin"]]
+        for name, taken in seconds.items():
+            shares = " | ".join(f"{limit / taken:.2f}" for limit in limits)
+            lines.append(f"| {name} | {taken * 1e3:.2f} | {1 / taken:.1f} | {shares} |")
+        scores = best_seconds(scoring(model), max(1, options.rounds // 20), clock)
+    together, alone = scores.values()
+    lines += [
+        "",
+        f"4 continuations of 900 tokens: {together:.2f} s, each alone {alone:.2f} s: {alone / together:.2f} ×",
+    ]
+    print("\n".join(lines), flush=True)
+    write_result("inference", lines)
+
+
+if __name__ == "__main__":
+    main()
