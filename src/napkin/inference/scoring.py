@@ -111,12 +111,12 @@ def _scored(model: Transformer, cache: ContiguousCache, group: list[_Sequence], 
     for node, parent in enumerate(parents):
         if parent >= 0:
             sees[node] |= sees[parent]
-    place = {"device": cache.device}
-    branching = cache.branch(torch.tensor(depths, **place) + trunk, torch.from_numpy(sees).to(cache.device))
-    (hidden,) = model.hidden(torch.tensor([tokens], **place), cache=branching)
+    device = cache.device
+    branching = cache.branch(torch.tensor(depths, device=device) + trunk, torch.from_numpy(sees).to(device))
+    (hidden,) = model.hidden(torch.tensor([tokens], device=device), cache=branching)
     nodes = [node for each, path in zip(group, paths, strict=True) for node in path[each.first - trunk :]]
     targets = [target for each in group for target in each.targets]
-    logprobs, greedy = _of_targets(model, hidden[nodes], torch.tensor(targets, **place))
+    logprobs, greedy = _of_targets(model, hidden[nodes], torch.tensor(targets, device=device))
     found, start = {}, 0
     for each in group:
         own = slice(start, start + len(each.targets))

@@ -6,6 +6,9 @@ from .deep_linear import DeepLinear as DeepLinear
 from .embedding import Embedding as Embedding
 from .huggingface import load_huggingface as load_huggingface
 from .huggingface import save_huggingface as save_huggingface
+from .kv_cache import CachedPass as CachedPass
+from .kv_cache import ContiguousCache as ContiguousCache
+from .kv_cache import KVCache as KVCache
 from .language_model import LanguageModel as LanguageModel
 from .language_model import evaluation_mode as evaluation_mode
 from .linear import Linear as Linear
