@@ -48,7 +48,9 @@ def test_the_plan_prints_rule_and_count_and_both_times_with_intervals(capsys: py
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ([], "--on 8xH100"),
+        (["--concurrency", "0"], "--concurrency, --input-tokens and --output-tokens are 1 or more"),
+        (["--input-tokens", "8000"], "more than the model's context of 8192"),
+        (["--model.n-layers", "4000"], "this machine has"),
         (["--on", "H100", "--concurrency", "0"], "concurrency is 0"),
         (["--on", "H100", "--input-tokens", "-3"], "input_tokens is -3"),
         (["--on", "H100", "--tensor", "3"], "tensor is 3"),
@@ -67,6 +69,19 @@ def test_what_cannot_be_planned_is_refused_in_one_line(
     told = capsys.readouterr().err
     assert error in told
     assert "Traceback" not in told
+
+
+def test_this_machine_serves_a_small_model_with_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--model.vocab-size", "300", "--model.d-model", "32", "--model.n-layers", "1", "--model.n-heads", "2"]
+    load = ["--model.context-length", "64", "--concurrency", "2", "--input-tokens", "16", "--output-tokens", "4"]
+    assert main(["plan", "--serve", *small, *load]) == 0
+    printed = capsys.readouterr().out
+    for text in ("napkin's own engine on this machine", "2 running at a time", "time per output token", "weights"):
+        assert text in printed
+    assert main(["plan", "--serve", *small, *load, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["kv_bytes_per_sequence"] == 2 * 32 * 2 * 20
+    assert told["time_per_output_token"]["50"] > 0
 
 
 def test_degrees_that_the_weights_do_not_fit_into_are_named_beside_those_that_do(

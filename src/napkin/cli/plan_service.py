@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from napkin.cli.options import JsonOption, Switch
+from napkin.cli.plan_engine_service import print_engine_service
 from napkin.cli.progress import progress_line
 from napkin.cli.recipe_options import RecipeOptions, parse_with_recipe
 from napkin.cli.terminal import notify, print_json, print_table, say
@@ -28,7 +29,8 @@ class ServiceOptions(RecipeOptions, JsonOption):
     serve: Switch = False
     """Plan a service, not a training run."""
     on: str | None = None
-    """Accelerators: H100, 8xH100, 8xmydevice.toml; `napkin hardware` lists them."""
+    """Accelerators: H100, 8xH100, 8xmydevice.toml; `napkin hardware` lists them. None is napkin's own engine on this
+    machine, whose steps are timed."""
     concurrency: int = 64
     """Requests in flight: as one ends, the next comes."""
     input_tokens: int = 1024
@@ -53,12 +55,21 @@ class ServiceOptions(RecipeOptions, JsonOption):
 def main(arguments: list[str]) -> None:
     """Print the plan; the status is 2 if no degree serves the load."""
     options, _ = parse_with_recipe(ServiceOptions, "plan", arguments)
-    if options.on is None:
-        raise NapkinError("--serve plans devices of the catalogue: name them, as in --on 8xH100")
     if options.usd_per_hour is not None and not 0 < options.usd_per_hour < math.inf:
         raise NapkinError(f"--usd-per-hour is {options.usd_per_hour}: use a number above 0")
     if options.requests_per_client is not None and options.requests_per_client < 1:
         raise NapkinError(f"--requests-per-client is {options.requests_per_client}: use a number above 0")
+    if options.on is None:
+        if options.concurrency < 1 or options.input_tokens < 1 or options.output_tokens < 1:
+            raise NapkinError("--concurrency, --input-tokens and --output-tokens are 1 or more")
+        print_engine_service(
+            options.recipe.model,
+            concurrency=options.concurrency,
+            input_tokens=options.input_tokens,
+            output_tokens=options.output_tokens,
+            json=options.json,
+        )
+        return
     with progress_line("counting prefill and decode"):
         from napkin.planning.service_plan import plan_service
 

@@ -1,0 +1,140 @@
+"""A load of requests on an engine, and what they see: time to first token, time per output token."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from napkin.errors import NapkinError
+from napkin.inference.engine import Engine
+from napkin.inference.request import Completion, Request
+from napkin.inference.settings import Sampling
+
+PERCENTILES = (50, 90, 95, 99)
+
+
+@dataclass(frozen=True)
+class ServiceLoad:
+    """Requests of one size."""
+
+    requests: int
+    """In all."""
+    input_tokens: int
+    output_tokens: int
+    concurrency: int | None = 16
+    """Clients that each send their next request when the last one has ended; None is an open load by `rate`."""
+    rate: float | None = None
+    """Requests per second, at random moments (a Poisson process)."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("requests", "input_tokens", "output_tokens"):
+            if getattr(self, name) < 1:
+                raise NapkinError(f"{name} is {getattr(self, name)}: use 1 or more")
+        if (self.concurrency is None) == (self.rate is None):
+            raise NapkinError("a load has a concurrency or a rate: give one of them")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise NapkinError(f"concurrency is {self.concurrency}: use 1 or more")
+        if self.rate is not None and not 0 < self.rate < float("inf"):
+            raise NapkinError(f"rate is {self.rate}: use a finite number of requests per second above 0")
+
+    def arrivals(self) -> list[float]:
+        """Seconds after the start at which requests of an open load come."""
+        assert self.rate is not None
+        draw, now = random.Random(self.seed), 0.0
+        found: list[float] = []
+        for _ in range(self.requests):
+            now += draw.expovariate(self.rate)
+            found.append(now)
+        return found
+
+
+@dataclass(frozen=True)
+class Served:
+    """What one request saw, in seconds."""
+
+    time_to_first_token: float
+    time_per_output_token: float
+    """Of the tokens after the first."""
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class ServiceMeasurement:
+    """What all requests of a load saw."""
+
+    served: tuple[Served, ...]
+    seconds: float
+    """From the first request to the end of the last."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens of all requests over the seconds of the whole."""
+        return sum(each.output_tokens for each in self.served) / self.seconds
+
+    def first_token(self, percentile: float) -> float:
+        """Seconds to the first token that so many percent of requests stay within."""
+        return percentile_of([each.time_to_first_token for each in self.served], percentile)
+
+    def per_token(self, percentile: float) -> float:
+        """The same of the time per output token."""
+        return percentile_of([each.time_per_output_token for each in self.served], percentile)
+
+
+def percentile_of(values: Sequence[float], percentile: float) -> float:
+    """By linear interpolation between the two nearest.
+
+    >>> percentile_of([1.0, 2.0, 4.0], 75)
+    3.0
+    """
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percentile / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def measure_load(
+    engine: Engine, load: ServiceLoad, *, progress: Callable[[int], None] = lambda done: None
+) -> ServiceMeasurement:
+    """Send a load of random prompts to an engine that nobody else uses; `progress` counts requests that have ended."""
+    waiting = [_request(engine, load, number) for number in range(load.requests)]
+    arrivals = load.arrivals() if load.rate is not None else []
+    completions: list[Completion] = []
+    begin = time.perf_counter()
+    in_flight = done = 0
+    while done < load.requests:
+        now = time.perf_counter() - begin
+        while waiting and _comes(load, arrivals, len(completions), in_flight, now):
+            completions.append(engine.submit(waiting.pop(0)))
+            in_flight += 1
+        if not engine.has_work:
+            time.sleep(max(0.0, arrivals[len(completions)] - (time.perf_counter() - begin)))
+            continue
+        ended = sum(completion.finish is not None for completion, _ in engine.step())
+        in_flight, done = in_flight - ended, done + ended
+        if ended:
+            progress(done)
+    return ServiceMeasurement(tuple(map(_served, completions)), time.perf_counter() - begin)
+
+
+def _comes(load: ServiceLoad, arrivals: Sequence[float], sent: int, in_flight: int, now: float) -> bool:
+    if load.concurrency is not None:
+        return in_flight < load.concurrency
+    return arrivals[sent] <= now
+
+
+def _request(engine: Engine, load: ServiceLoad, number: int) -> Request:
+    draw = random.Random(load.seed * 1_000_003 + number)
+    vocabulary = engine.model.config.vocab_size
+    prompt = [draw.randrange(vocabulary) for _ in range(load.input_tokens)]
+    # Drawn, since random prompts of an untrained model repeat themselves greedily; nothing may end a request early.
+    return Request(prompt, load.output_tokens, Sampling(temperature=1.0, top_p=1.0, seed=number))
+
+
+def _served(completion: Completion) -> Served:
+    first, last = completion.first_token_at, completion.finished_at
+    assert first is not None
+    assert last is not None
+    more = max(1, len(completion.draws) - 1)
+    return Served(first - completion.submitted_at, (last - first) / more, len(completion.draws))
