@@ -7,7 +7,7 @@ import torch
 
 from napkin.errors import NapkinError
 from napkin.inference.generation import generate
-from napkin.inference.sampling import draw
+from napkin.inference.sampling import draw, uniform
 from napkin.inference.settings import Sampling
 from napkin.model.transformer import Transformer
 from oracles.tiny_run import MODEL
@@ -67,6 +67,71 @@ def test_top_p_draws_among_the_fewest_tokens_that_reach_the_mass(top_p: float) -
     assert set(counts) <= set(kept)
     # Draws so many that all the likelier ones come.
     assert {token for token in kept if probabilities[token] > 0.01} <= set(counts)
+
+
+def test_min_p_leaves_out_tokens_far_less_likely_than_the_likeliest() -> None:
+    expected = torch.softmax(LOGITS.double(), dim=0)
+    # Id 0 has e^-2 of the likeliest, id 4 e^-2.5.
+    expected = expected.where(expected >= 0.1 * expected.max(), 0)
+    assert expected.count_nonzero() == 4
+    assert_distributed(draws(Sampling(1.0, None, 1.0, min_p=0.1, seed=4), 3000), expected / expected.sum())
+
+
+def test_top_p_is_a_share_of_what_top_k_leaves() -> None:
+    # Of the three likeliest, the two equal ones have 0.77: of all tokens together it would be 0.68.
+    assert set(draws(Sampling(1.0, 3, 0.75, seed=5), 500)) == {1, 3}
+
+
+def test_penalties_and_biases_change_the_distribution_as_their_formulas_say() -> None:
+    settings = Sampling(1.0, None, 1.0, repetition_penalty=1.5, logit_bias=((6, 9.0), (1, -1.0)), seed=6)
+    changed = LOGITS.double().clone()
+    changed[[1, 5]] /= 1.5
+    changed[2] *= 1.5
+    changed[6] += 9
+    changed[1] -= 1
+    assert_distributed(draws(settings, 6000, history=[5, 1, 2, 5]), changed.softmax(dim=0))
+
+
+def test_a_bias_on_a_token_that_the_model_does_not_have_is_refused() -> None:
+    with pytest.raises(NapkinError, match="logit_bias names token 8: the model has 0 to 7"):
+        draws(Sampling(logit_bias=((8, 1.0),)), 1)
+
+
+def test_each_row_draws_the_token_that_it_draws_alone() -> None:
+    rows = [
+        Sampling(1.0, 3, 0.9, seed=1),
+        Sampling(0.0, seed=2),
+        Sampling(2.0, None, 1.0, seed=3),
+        Sampling(1.3, min_p=0.2, repetition_penalty=2.0, seed=4),
+        Sampling(0.8, logit_bias=((3, 2.0),), logprobs=2, seed=5),
+    ]
+    logits = torch.randn(len(rows), 3000, generator=torch.Generator().manual_seed(0)) * 2
+    histories = [[i, i + 1] for i in range(len(rows))]
+    for number in range(20):
+        together = draw(logits, rows, [number] * len(rows), histories)
+        alone = [draw(logits[i : i + 1], [rows[i]], [number], [histories[i]])[0] for i in range(len(rows))]
+        assert together == alone
+
+
+def test_log_probabilities_are_those_of_the_model_alone() -> None:
+    logprobs = LOGITS.log_softmax(dim=0)
+    (drawn,) = draw(LOGITS[None], [Sampling(0.0, logprobs=3, logit_bias=((7, 99.0),))], [0], [[]])
+    assert drawn.token == 7
+    assert drawn.logprob == pytest.approx(logprobs[7].item())
+    assert [token for token, _ in drawn.top[2:]] == [5]
+    assert [value for _, value in drawn.top] == pytest.approx(logprobs.sort(descending=True).values[:3].tolist())
+
+
+def test_numbers_of_a_seed_are_uniform_and_of_neighbours_unrelated() -> None:
+    numbers = torch.tensor([[uniform(seed, number) for number in range(200)] for seed in range(100)]).double()
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    n = numbers.numel()
+    counts = torch.histc(numbers, 20, 0, 1)
+    assert ((counts - n / 20) ** 2 / (n / 20)).sum() < 19 + 4 * math.sqrt(38)
+    for neighbours in (numbers[1:] - numbers[:-1], numbers[:, 1:] - numbers[:, :-1]):
+        # Of independent ones the difference has a variance of 1/6.
+        assert neighbours.var().item() == pytest.approx(1 / 6, rel=0.05)
 
 
 def test_equally_likely_tokens_are_cut_off_in_the_order_of_their_ids() -> None:
@@ -143,6 +208,15 @@ def test_logits_that_are_not_finite_are_refused(value: float, temperature: float
         {"top_p": 0.0},
         {"top_p": 1.1},
         {"top_p": float("nan")},
+        {"min_p": float("nan")},
+        {"min_p": 1.5},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": float("inf")},
+        {"logit_bias": ((1, float("nan")),)},
+        {"logit_bias": ((-1, 1.0),)},
+        {"logprobs": -1},
+        {"stop": ("",)},
+        {"stop_ids": (-5,)},
     ],
 )
 def test_settings_out_of_their_range_are_refused_by_name(wrong: dict) -> None:
