@@ -89,3 +89,21 @@ def test_branches_equal_each_continuation_alone(model: Transformer) -> None:
     rest = tokens[:1, cache.lengths[0] :]
     assert cache.lengths[0] == (0 if model.config.attention_window else 6)
     assert_same(model.hidden(rest, cache=cache.extend(rest.shape[1])), model.hidden(tokens)[:1, -rest.shape[1] :])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("switch", ["window", "window_plain", "window_every_other", "window_every_other_alibi"])
+@pytest.mark.parametrize("sizes", [[1, 1, 1], [3]])
+def test_a_ring_with_slack_forgets_as_many_tokens(switch: str, sizes: list[int]) -> None:
+    model = disturbed(config_of(switch)).eval()
+    tokens = random_tokens(model.config, 2, 14)
+    tokens[1, :9] = tokens[0, :9]
+    cache = ContiguousCache(model.config, 1, 14, slack=3)
+    for part in tokens[:1, :12].split([7, 1, 4], dim=1):
+        model.hidden(part, cache=cache.extend(part.shape[1]))
+    cache.truncate(9)
+    assert cache.lengths == [9]
+    parts = [model.hidden(part, cache=cache.extend(part.shape[1])) for part in tokens[1:, 9:12].split(sizes, dim=1)]
+    assert_same(torch.cat(parts, dim=1), model.hidden(tokens)[1:, 9:12])
+    cache.truncate(7)
+    assert cache.lengths == [0]

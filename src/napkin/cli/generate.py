@@ -11,7 +11,7 @@ from napkin.cli.renewed_report import renew_report
 from napkin.cli.terminal import notify, print_json, print_verbatim
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text, refuse_unmarked
-from napkin.inference.settings import Sampling
+from napkin.inference.settings import Sampling, Speculation
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class GenerateOptions(RunOptions):
     tokens: int = 120
     """Maximum number of tokens of a completion, which ends earlier where the model ends the document."""
     sampling: Annotated[Sampling, INLINED] = field(default_factory=Sampling)
+    speculation: Annotated[Speculation, INLINED] = field(default_factory=Speculation)
     save: Switch = False
     """Write the completions to the run's samples.txt, and show them in its report."""
 
@@ -35,16 +36,24 @@ def main(arguments: list[str]) -> None:
     if options.save:
         refuse_unmarked(samples, b"=== 1 (seed ", "what `napkin generate --save` wrote")
     with progress_line("opening the run"):
+        from napkin.inference.speculation_plan import SpeculationMeter
         from napkin.inference.trained import load
 
         trained = load(options.run, on_message=notify)
     completions, texts, told = [], [], []
+    meter = SpeculationMeter()
     for number, prompt in enumerate(options.prompts):
         seed = options.sampling.seed + number
         beginning = f"=== {number + 1} (seed {seed})\n{prompt}"
         told.append([])
         pieces = trained.stream(
-            prompt, max_tokens=options.tokens, sampling=options.sampling, seed=seed, on_draw=told[-1].append
+            prompt,
+            max_tokens=options.tokens,
+            sampling=options.sampling,
+            seed=seed,
+            on_draw=told[-1].append,
+            speculation=options.speculation,
+            meter=meter,
         )
         if options.json:
             completions.append("".join(pieces))
@@ -60,6 +69,8 @@ def main(arguments: list[str]) -> None:
                 for p, c, drawn in zip(options.prompts, completions, told, strict=True)
             ]
         )
+    if options.speculation.on:
+        notify(f"speculation: {meter}")
     if options.save:
         renew_report(trained.run.path)
 

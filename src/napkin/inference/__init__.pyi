@@ -6,5 +6,6 @@ from .request import Request as Request
 from .scoring import Score as Score
 from .scoring import score as score
 from .settings import Sampling as Sampling
+from .settings import Speculation as Speculation
 from .trained import Trained as Trained
 from .trained import load as load

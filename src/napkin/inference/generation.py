@@ -55,7 +55,7 @@ def continue_prompt(
     for number in range(n_tokens):
         if cache.lengths[0] + len(new) > limit:
             cache.truncate(0)
-            new = tokens[-(limit - limit // 4) :]
+            new = tokens[-kept_tokens(limit) :]
         logits = next_logits(model, new, cache, chunk_size=chunk_size)
         (drawn,) = draw(logits, [sampling], [number], [tokens])
         if drawn.token in ends:
@@ -65,12 +65,12 @@ def continue_prompt(
         yield drawn
 
 
-def cache_for(model: Transformer, batch_size: int, capacity: int) -> ContiguousCache:
+def cache_for(model: Transformer, batch_size: int, capacity: int, *, slack: int = 0) -> ContiguousCache:
     """A cache for a model, where it is and in the dtype of its products: that of its head, or of autocast."""
     weight = model.head_weight
     device_type = weight.device.type
     dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else weight.dtype
-    return ContiguousCache(model.config, batch_size, capacity, dtype=dtype, device=weight.device)
+    return ContiguousCache(model.config, batch_size, capacity, dtype=dtype, device=weight.device, slack=slack)
 
 
 @torch.inference_mode()
@@ -105,6 +105,28 @@ def hidden_states(
         counts = [len(part) for part in parts]
         padded = [part + [0] * (max(counts) - len(part)) for part in parts]
         yield _hidden(model, torch.tensor(padded, device=cache.device), cache, counts), counts
+
+
+@torch.inference_mode()
+def last_logits(
+    model: Transformer, tokens: Sequence[int], cache: ContiguousCache, n_last: int, *, chunk_size: int = PREFILL_CHUNK
+) -> Float[Tensor, "n_last vocab_size"]:
+    """Extend a cache of one sequence by tokens, a chunk at a time; the logits after each of the last `n_last`."""
+    hidden = torch.cat(
+        [
+            _hidden(model, part[None], cache, [len(part)])[0, -n_last:]
+            for part in torch.tensor(tokens, device=cache.device).split(chunk_size)
+        ]
+    )
+    return model.logits_of(hidden[-n_last:]).float()
+
+
+def kept_tokens(limit: int) -> int:
+    """Of a sequence that has grown beyond a context length: how many of its newest tokens go through the model again.
+
+    A quarter of the context is left free, so that this is done once for many tokens and not for each.
+    """
+    return limit - limit // 4
 
 
 def _hidden(model: Transformer, tokens: Tensor, cache: ContiguousCache, counts: Sequence[int]) -> Tensor:

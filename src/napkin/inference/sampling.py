@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from napkin.data.permutation import random_word
@@ -43,10 +43,7 @@ def draw(
     numbers[i] is how many tokens sequence i drew before, histories[i] its tokens so far, prompt included, which only
     repetition_penalty reads. Raises NapkinError where logits hold NaN or infinity, as those of a diverged model may.
     """
-    logits = logits.float()
-    if not logits.isfinite().all():
-        raise NapkinError("the model's logits hold infinity or NaN, nothing can be drawn: use an earlier checkpoint")
-    changed = _changed(logits, settings, histories)
+    logits, changed = _checked_and_changed(logits, settings, histories)
     tokens = changed.argmax(dim=-1)
     random = [row for row, each in enumerate(settings) if each.temperature > 0]
     if random:
@@ -54,12 +51,31 @@ def draw(
         uniforms = [uniform(each.seed, numbers[row]) for row, each in zip(random, chosen, strict=True)]
         rows = changed if len(random) == len(settings) else changed[random]
         tokens[random] = _inverted(rows, chosen, uniforms)
-    return _told(logits, tokens.tolist(), settings)
+    return told(logits, tokens.tolist(), settings)
 
 
-def uniform(seed: int, number: int) -> float:
+@torch.inference_mode()
+def distributions(
+    logits: Float[Tensor, "sequence vocab_size"], settings: Sequence[Sampling], histories: Sequence[Sequence[int]]
+) -> Float[Tensor, "sequence vocab_size"]:
+    """The probabilities with which `draw` draws each token, in float64. Every temperature is above 0."""
+    _, changed = _checked_and_changed(logits, settings, histories)
+    weights = _weights(changed, settings)
+    return weights / weights.sum(dim=-1, keepdim=True)
+
+
+def uniform(seed: int, number: int, stream: int = 0) -> float:
     """Number `number` of a seed's stream of uniform numbers in [0, 1): 53 random bits."""
-    return (random_word(random_word(seed, 0), number) >> 11) * 2.0**-53
+    return (random_word(random_word(seed, stream), number) >> 11) * 2.0**-53
+
+
+def _checked_and_changed(
+    logits: Tensor, settings: Sequence[Sampling], histories: Sequence[Sequence[int]]
+) -> tuple[Tensor, Tensor]:
+    logits = logits.float()
+    if not logits.isfinite().all():
+        raise NapkinError("the model's logits hold infinity or NaN, nothing can be drawn: use an earlier checkpoint")
+    return logits, _changed(logits, settings, histories)
 
 
 def _changed(logits: Tensor, settings: Sequence[Sampling], histories: Sequence[Sequence[int]]) -> Tensor:
@@ -81,7 +97,20 @@ def _changed(logits: Tensor, settings: Sequence[Sampling], histories: Sequence[S
 
 
 def _inverted(logits: Tensor, settings: Sequence[Sampling], uniforms: Sequence[float]) -> Tensor:
-    """The token at which each row's cumulative probability, in the order of ids, passes its uniform number."""
+    return inverted(_weights(logits, settings), uniforms)
+
+
+def inverted(weights: Float[Tensor, "row vocab_size"], uniforms: Sequence[float]) -> Int[Tensor, " row"]:
+    """The token at which each row's cumulative weight, in the order of ids, passes its uniform number."""
+    cumulative = weights.cumsum(dim=-1)
+    wanted = torch.tensor(uniforms, dtype=weights.dtype, device=weights.device)[:, None] * cumulative[:, -1:]
+    # The first that exceeds it, which has a weight above 0; rounding up to the whole sum would find none.
+    wanted = torch.minimum(wanted, cumulative[:, -1:].nextafter(torch.zeros_like(wanted)))
+    return torch.searchsorted(cumulative, wanted, right=True)[:, 0]
+
+
+def _weights(logits: Tensor, settings: Sequence[Sampling]) -> Tensor:
+    """Probabilities that do not add up to 1, in float64; 0 for what top-k, top-p and min-p leave out."""
 
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=logits.device)[:, None]
@@ -92,11 +121,7 @@ def _inverted(logits: Tensor, settings: Sequence[Sampling], uniforms: Sequence[f
     weights = scaled.exp()
     if any(each.top_k is not None or each.top_p < 1 or each.min_p > 0 for each in settings):
         weights = weights.where(_kept(weights, settings, column), 0)
-    cumulative = weights.cumsum(dim=-1)
-    wanted = column(list(uniforms)) * cumulative[:, -1:]
-    # The first that exceeds it, which has a weight above 0; rounding up to the whole sum would find none.
-    wanted = torch.minimum(wanted, cumulative[:, -1:].nextafter(torch.zeros_like(wanted)))
-    return torch.searchsorted(cumulative, wanted, right=True)[:, 0]
+    return weights
 
 
 def _kept(
@@ -138,7 +163,8 @@ def told_draws(logits: Float[Tensor, "position vocab_size"], tokens: Sequence[in
     ]
 
 
-def _told(logits: Tensor, tokens: list[int], settings: Sequence[Sampling]) -> list[Draw]:
+def told(logits: Float[Tensor, "row vocab_size"], tokens: list[int], settings: Sequence[Sampling]) -> list[Draw]:
+    """Each row's token with what `logprobs` asks for."""
     draws: list[Draw] = []
     for row, (token, each) in enumerate(zip(tokens, settings, strict=True)):
         draws += [Draw(token)] if each.logprobs is None else told_draws(logits[row, None], [token], each.logprobs)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from napkin.errors import NapkinError
 
 LARGEST_SEED = 2**62
+MOST_PROPOSED = 16
+"""Tokens proposed for one pass, at most: of more, few are accepted."""
 MOST_TOP_LOGPROBS = 1000
 """More than anyone looks at; each is kept for every token."""
 
@@ -70,3 +72,35 @@ class Sampling:
             raise NapkinError(f"logprobs is {self.logprobs}: use 0 to {MOST_TOP_LOGPROBS}, or leave it out")
         if not 0 <= self.seed <= LARGEST_SEED:
             raise NapkinError(f"seed is {self.seed}: use 0 to {LARGEST_SEED}")
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """What proposes tokens, of which one pass of the model tests several."""
+
+    draft: str | None = None
+    """Run of a smaller model with the same tokenizer, which proposes tokens; the model tests several in one pass. Text
+    has the same distribution, at temperature 0 the same tokens."""
+
+    lookup: int = 0
+    """Propose what followed the last tokens where they occurred before, up to this many of them compared; fast for text
+    that repeats itself. The text is the same as without. 0 is off."""
+
+    proposed: int | None = None
+    """Tokens proposed for a pass; None is as many as are fastest by the seconds and acceptance so far. The text does
+    not depend on it."""
+
+    def __post_init__(self) -> None:
+        if self.lookup < 0:
+            raise NapkinError(f"lookup is {self.lookup}: use 1 or more tokens, or 0 for none")
+        if self.draft is not None and self.lookup:
+            raise NapkinError("both a draft model and a lookup are to propose tokens: use one of them")
+        if self.proposed is not None and not 0 <= self.proposed <= MOST_PROPOSED:
+            raise NapkinError(f"{self.proposed} tokens are to be proposed for each pass: use 0 to {MOST_PROPOSED}")
+        if self.proposed is not None and not self.on:
+            raise NapkinError(f"{self.proposed} tokens are to be proposed, and nothing proposes: use draft or lookup")
+
+    @property
+    def on(self) -> bool:
+        """Whether anything proposes."""
+        return self.draft is not None or self.lookup > 0

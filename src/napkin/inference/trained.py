@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,8 +16,11 @@ from napkin.evaluation.bits_per_byte import evaluate
 from napkin.files import StrPath
 from napkin.hardware.host import detect_host
 from napkin.inference.generation import continue_prompt
+from napkin.inference.proposals import DraftModel, PromptLookup, Proposer
 from napkin.inference.sampling import Draw
-from napkin.inference.settings import Sampling
+from napkin.inference.settings import Sampling, Speculation
+from napkin.inference.speculation import speculate
+from napkin.inference.speculation_plan import SpeculationMeter
 from napkin.inference.text_stream import TextStream
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import Precision, choose_device, choose_precision
@@ -57,18 +61,35 @@ class Trained:
         max_tokens: int = 120,
         sampling: Sampling | None = None,
         on_draw: Callable[[Draw], object] = lambda drawn: None,
+        speculation: Speculation | None = None,
+        meter: SpeculationMeter | None = None,
         **how: Any,
     ) -> Iterator[str]:
         """Yield the text of `generate` as it is made, in pieces of whole characters.
 
         The last characters come late where they may be the beginning of a stop text. `on_draw` is called with each
-        token, and its log-probability where `logprobs` asks for it.
+        token, and its log-probability where `logprobs` asks for it. `meter` tells what `speculation` gained.
         """
         sampling = replace(sampling or Sampling(), **how)
         separator = self.tokenizer.special_tokens[SEPARATOR]
         start = [separator, *self.tokenizer.encode(prompt)]
         text = TextStream(self.tokenizer, sampling.stop)
-        for drawn in continue_prompt(self.model, start, max_tokens, sampling, stop=separator):
+        proposer = self._proposer(speculation or Speculation())
+        draws = (
+            continue_prompt(self.model, start, max_tokens, sampling, stop=separator)
+            if proposer is None
+            else speculate(
+                self.model,
+                start,
+                max_tokens,
+                sampling,
+                proposer,
+                proposed=speculation.proposed if speculation else None,
+                stop=separator,
+                meter=meter,
+            )
+        )
+        for drawn in draws:
             on_draw(drawn)
             if piece := text.push(drawn.token):
                 yield piece
@@ -76,6 +97,16 @@ class Trained:
                 return
         if piece := text.finish():
             yield piece
+
+    def _proposer(self, speculation: Speculation) -> Proposer | None:
+        if speculation.draft is None:
+            return PromptLookup(speculation.lookup) if speculation.lookup else None
+        draft = _opened_draft(speculation.draft)
+        if draft.tokenizer.fingerprint != self.tokenizer.fingerprint:
+            raise NapkinError(
+                f"'{speculation.draft}' has another tokenizer than '{self.run.path}': a draft model needs the same one"
+            )
+        return DraftModel(draft.model)
 
     def evaluate(
         self, tokens: StrPath | None = None, *, progress: Callable[[int, int], None] | None = None
@@ -126,3 +157,9 @@ def load(folder: StrPath, *, on_message: Callable[[str], None] = lambda message:
         on_message(f"a damaged checkpoint is skipped for '{checkpoint.path.name}': {error}")
     precision = choose_precision("auto", device_type, host)
     return Trained(run, recipe, tokenizer, model.to(device_type), precision, checkpoint)
+
+
+@lru_cache(maxsize=1)
+def _opened_draft(folder: str) -> Trained:
+    """Kept, as each of several texts asks for it."""
+    return load(folder)

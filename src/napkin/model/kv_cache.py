@@ -90,7 +90,8 @@ class ContiguousCache:
     """A cache with a fixed slot for each position: [batch, kv_heads, slot, head_dim] for each layer.
 
     `capacity` is the most tokens of a sequence; None is the context length. In layers with a sliding window the slots
-    are a ring: position p is in slot p mod window, and no more than the window is ever held.
+    are a ring: position p is in slot p mod window, and no more than the window is ever held; or with `slack` so many
+    more, that as many tokens can be forgotten again by `truncate`.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class ContiguousCache:
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        slack: int = 0,
     ) -> None:
         capacity = config.context_length if capacity is None else capacity
         if not 1 <= capacity <= config.context_length:
@@ -110,7 +112,9 @@ class ContiguousCache:
             )
         self.capacity = capacity
         self.lengths = [0] * batch_size
-        self.n_slots = [min(window or capacity, capacity) for window in config.attention_windows]
+        windows = [window or capacity for window in config.attention_windows]
+        self.slack = slack if min(windows) < capacity else 0
+        self.n_slots = [min(window + self.slack, capacity) for window in windows]
         """Slots of a sequence in each layer."""
         heads, width, place = config.resolved_n_kv_heads, config.resolved_head_dim, {"dtype": dtype, "device": device}
         # One slot more takes what padding writes. Zeros, since what is hidden is multiplied by 0, not left out.
@@ -165,7 +169,8 @@ class ContiguousCache:
         self._refuse_many("be truncated")
         (now,) = self.lengths
         if length < now:
-            self.lengths = [length if now <= min(self.n_slots) else 0]
+            # Beyond slack, the next token would see one that a ring has lost; it overwrites the oldest itself.
+            self.lengths = [length if now <= min(self.n_slots) or now - length <= self.slack + 1 else 0]
 
     def _refuse_many(self, what: str) -> None:
         if len(self.lengths) != 1 or self._documents is not None:
@@ -187,7 +192,7 @@ class ExtendingPass:
         self.cache, self.before, self.counts, self.n_new = cache, before, counts, n_new
         uniform = len(set(before)) == 1 and set(counts) == {n_new}
         self.start = before[0] if uniform else None
-        self.all_seen = uniform and n_new == 1 and kept_documents is None
+        self.all_seen = uniform and n_new == 1 and kept_documents is None and not cache.slack
         if uniform:
             self.positions = torch.arange(before[0], before[0] + n_new, device=cache.device)[None]
         else:
@@ -206,6 +211,8 @@ class ExtendingPass:
         cache, held = self.cache, self.cache.keys[layer]
         if self.n_new != 1 or self.documents is not None:
             return None
+        if cache.slack and max(cache.lengths) > cache.n_slots[layer] - cache.slack:
+            return None  # The ring may hold more than a window.
         if not reads_slots(held.dtype, held.device, held.shape[1] * held.shape[3]):
             return None
         n_seen = [max(1, min(length, cache.n_slots[layer])) for length in cache.lengths]
