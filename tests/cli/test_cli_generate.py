@@ -47,3 +47,16 @@ def test_biased_tokens_alone_are_drawn(napkin: Napkin, place: Path) -> None:
         done = napkin("generate", "runs/tiny", *[each.strip("'") for each in wrong.split()])
         assert done.status == 2
         assert len(done.err.splitlines()) == 1
+
+
+def test_proposed_tokens_change_no_greedy_text_and_their_gain_is_told(napkin: Napkin, place: Path) -> None:
+    greedy = ("--prompts", "the", "then", "--temperature", "0", "--tokens", "30")
+    plain = napkin("generate", "runs/tiny", *greedy)
+    for options in (["--lookup", "2"], ["--draft", "runs/tiny"], ["--draft", "runs/tiny", "--proposed", "3"]):
+        done = napkin("generate", "runs/tiny", *greedy, *options)
+        assert done.out == plain.out
+        assert "tokens per pass of the model" in done.err
+    for wrong in (["--lookup", "-1"], ["--lookup", "2", "--draft", "runs/tiny"], ["--proposed", "2"], ["--draft", "."]):
+        done = napkin("generate", "runs/tiny", *wrong)
+        assert done.status == 2
+        assert len(done.err.splitlines()) == 1

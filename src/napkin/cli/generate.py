@@ -40,6 +40,7 @@ def main(arguments: list[str]) -> None:
         from napkin.inference.trained import load
 
         trained = load(options.run, on_message=notify)
+        proposer = trained.proposer(options.speculation)
     completions, texts, told = [], [], []
     meter = SpeculationMeter()
     for number, prompt in enumerate(options.prompts):
@@ -52,7 +53,8 @@ def main(arguments: list[str]) -> None:
             sampling=options.sampling,
             seed=seed,
             on_draw=told[-1].append,
-            speculation=options.speculation,
+            proposer=proposer,
+            proposed=options.speculation.proposed,
             meter=meter,
         )
         if options.json:
@@ -69,7 +71,7 @@ def main(arguments: list[str]) -> None:
                 for p, c, drawn in zip(options.prompts, completions, told, strict=True)
             ]
         )
-    if options.speculation.on:
+    if proposer is not None:
         notify(f"speculation: {meter}")
     if options.save:
         renew_report(trained.run.path)

@@ -21,7 +21,7 @@ class Proposer(Protocol):
     """What proposes tokens for the target to test."""
 
     def propose(self, tokens: Sequence[int], n: int, sampling: Sampling, number: int) -> list[int]:
-        """Up to n tokens that may follow `tokens`, of which `number` were drawn."""
+        """Up to n tokens that may follow `tokens`, of which `number` were drawn; 0 begins another text."""
         ...
 
     def token(self, place: int, tokens: Sequence[int], row: Tensor, sampling: Sampling, number: int) -> int:
@@ -86,19 +86,21 @@ class DraftModel:
 
     At temperature 0 a proposal is accepted if the target takes the same token. Otherwise `modified_rejection` decides,
     of every token: where all proposals were accepted, the draft draws one more. So a token is a function of the tokens
-    before it, the settings and its number, and not of how many were proposed at a time. Each text needs its own.
+    before it, the settings and its number, and not of how many were proposed at a time.
     """
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
         self.seconds = 0.0
-        self._cached = CachedTokens(model, model.config.context_length)
+        self._cached: CachedTokens | None = None
         self._proposed: list[int] = []
         self._rows: list[Tensor] = []
 
     def propose(self, tokens: Sequence[int], n: int, sampling: Sampling, number: int) -> list[int]:
         """See `Proposer`."""
         started = time.perf_counter()
+        if number == 0:
+            self._cached = None
         self._proposed, self._rows = [], []
         for place in range(n):
             self._propose_one([*tokens, *self._proposed], sampling, number + place)
@@ -122,6 +124,8 @@ class DraftModel:
         return modified_rejection(wanted, self._rows[place].to(wanted.device), self._proposed[place], sampling, number)
 
     def _propose_one(self, tokens: Sequence[int], sampling: Sampling, number: int) -> None:
+        if self._cached is None:
+            self._cached = CachedTokens(self.model, self.model.config.context_length)
         logits = self._cached.logits(tokens, 1)
         if sampling.temperature == 0:
             self._proposed.append(draw(logits, [sampling], [number], [tokens])[0].token)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -61,32 +60,26 @@ class Trained:
         max_tokens: int = 120,
         sampling: Sampling | None = None,
         on_draw: Callable[[Draw], object] = lambda drawn: None,
-        speculation: Speculation | None = None,
+        proposer: Proposer | None = None,
+        proposed: int | None = None,
         meter: SpeculationMeter | None = None,
         **how: Any,
     ) -> Iterator[str]:
         """Yield the text of `generate` as it is made, in pieces of whole characters.
 
         The last characters come late where they may be the beginning of a stop text. `on_draw` is called with each
-        token, and its log-probability where `logprobs` asks for it. `meter` tells what `speculation` gained.
+        token, and its log-probability where `logprobs` asks for it. With a `proposer`, `proposed`
+        tokens are tested in each pass, see `speculate`, and `meter` tells what that gained.
         """
         sampling = replace(sampling or Sampling(), **how)
         separator = self.tokenizer.special_tokens[SEPARATOR]
         start = [separator, *self.tokenizer.encode(prompt)]
         text = TextStream(self.tokenizer, sampling.stop)
-        proposer = self._proposer(speculation or Speculation())
         draws = (
             continue_prompt(self.model, start, max_tokens, sampling, stop=separator)
             if proposer is None
             else speculate(
-                self.model,
-                start,
-                max_tokens,
-                sampling,
-                proposer,
-                proposed=speculation.proposed if speculation else None,
-                stop=separator,
-                meter=meter,
+                self.model, start, max_tokens, sampling, proposer, proposed=proposed, stop=separator, meter=meter
             )
         )
         for drawn in draws:
@@ -98,13 +91,17 @@ class Trained:
         if piece := text.finish():
             yield piece
 
-    def _proposer(self, speculation: Speculation) -> Proposer | None:
+    def proposer(self, speculation: Speculation) -> Proposer | None:
+        """What proposes tokens of this model's, for one text after another; None where nothing is to.
+
+        Raises NapkinError where the draft model is not a run, or has another tokenizer.
+        """
         if speculation.draft is None:
             return PromptLookup(speculation.lookup) if speculation.lookup else None
-        draft = _opened_draft(speculation.draft)
+        draft = load(speculation.draft)
         if draft.tokenizer.fingerprint != self.tokenizer.fingerprint:
             raise NapkinError(
-                f"'{speculation.draft}' has another tokenizer than '{self.run.path}': a draft model needs the same one"
+                f"'{draft.run.path}' has another tokenizer than '{self.run.path}': a draft model needs the same one"
             )
         return DraftModel(draft.model)
 
@@ -157,9 +154,3 @@ def load(folder: StrPath, *, on_message: Callable[[str], None] = lambda message:
         on_message(f"a damaged checkpoint is skipped for '{checkpoint.path.name}': {error}")
     precision = choose_precision("auto", device_type, host)
     return Trained(run, recipe, tokenizer, model.to(device_type), precision, checkpoint)
-
-
-@lru_cache(maxsize=1)
-def _opened_draft(folder: str) -> Trained:
-    """Kept, as each of several texts asks for it."""
-    return load(folder)
