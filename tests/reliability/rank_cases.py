@@ -6,7 +6,6 @@ over, from the checkpoint in NAME/.
 """
 
 import dataclasses
-import gc
 import json
 import sys
 import threading
@@ -14,14 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from napkin.checkpoint.load import load_train_state
 from napkin.checkpoint.sharded_writer import open_writer
 from napkin.checkpoint.state import Checkpoint, snapshot
 from napkin.data.batches import IGNORE_INDEX, document_ids
-from napkin.distributed.fake_ranks import forget_meshes
 from napkin.distributed.joining import join_ranks
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.model.config import ModelConfig
@@ -129,34 +125,21 @@ def train_cases(folder: Path) -> None:
     cases: dict[str, Case] = json.loads((folder / "cases.json").read_text())
     with join_ranks(TrainingConfig(device="cpu", rank_timeout=300.0)) as ranks:
         for name, case in cases.items():
-            figures = train_case(case, ranks, folder / name)
+            half, steps = steps_of(case) // 2, steps_of(case)
+            train_state = train_state_of(case, ranks)
+            figures = losses(train_state, range(half))
+            if not case.get("saves", True):
+                figures += losses(train_state, range(half, steps))
+                if ranks.is_rank_zero:
+                    (folder / f"{name}.json").write_text(json.dumps(figures))
+                continue
+            saved = save(train_state, folder / name, step=half)
+            # The step that was done meanwhile is undone, and so is the rest of what a train state remembers.
+            resumed = train_state_of(case | case.get("resumed", {}), ranks)
+            load_train_state(saved, resumed)
+            figures += losses(resumed, range(half, steps))
             if ranks.is_rank_zero:
                 (folder / f"{name}.json").write_text(json.dumps(figures))
-            leave_groups(ranks)
-
-
-def train_case(case: Case, ranks: Ranks, folder: Path) -> list[float]:
-    """Train a case, of which halfway another train state takes over from a checkpoint."""
-    half, steps = steps_of(case) // 2, steps_of(case)
-    train_state = train_state_of(case, ranks)
-    figures = losses(train_state, range(half))
-    if not case.get("saves", True):
-        return figures + losses(train_state, range(half, steps))
-    saved = save(train_state, folder, step=half)
-    # The step that was done meanwhile is undone, and so is the rest of what a train state remembers.
-    resumed = train_state_of(case | case.get("resumed", {}), ranks)
-    load_train_state(saved, resumed)
-    return figures + losses(resumed, range(half, steps))
-
-
-def leave_groups(ranks: Ranks) -> None:
-    """End the process groups that a case has made: each of gloo's has threads, thousands after many cases."""
-    forget_meshes()
-    gc.collect()
-    ranks.all_reduce_max(0)
-    for group in list(distributed_c10d._world.pg_map):
-        if group is not dist.group.WORLD:
-            dist.destroy_process_group(group)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ COMMANDS = {
     "launch": "print or submit the script with which Slurm or Kubernetes trains a run on several nodes",
     "evaluate": "loss, perplexity and bits per byte on held-out text, beside gzip and xz",
     "generate": "let a trained model continue a text",
+    "serve": "serve a model over HTTP, with OpenAI's interface and a page to chat on",
     "export": "write a trained model and its tokenizer as a Hugging Face folder",
     "report": "write a run's report.html",
     "runs": "list runs, and compare their losses over steps, tokens, FLOPs, seconds or dollars",

@@ -1,0 +1,100 @@
+"""`napkin serve`."""
+
+import importlib.util
+import os
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import tyro
+
+from napkin.cli.options import INLINED, Switch, parse
+from napkin.cli.progress import progress_line
+from napkin.cli.terminal import notify, say
+from napkin.errors import NapkinError
+from napkin.files import regular
+from napkin.inference.server.limits import Limits
+from napkin.units import format_count
+
+KEY_VARIABLE = "NAPKIN_API_KEY"
+_LONGEST_KEY = 4096
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Serve a model over HTTP, with OpenAI's interface and a page to chat on."""
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN-or-FOLDER")]
+    """A run, or a Hugging Face folder."""
+    host: str = "127.0.0.1"
+    """Address to listen on. One that other machines reach, such as 0.0.0.0, needs a key."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+    api_key_file: str | None = None
+    """File with the key that clients must present; without it, the key is that of the environment variable
+    NAPKIN_API_KEY, if there is one."""
+    name: str | None = None
+    """Name of the model for clients; None is the folder's."""
+    max_running: int = 16
+    """Sequences that are computed at the same time; more wait."""
+    cache_bytes: int | None = None
+    """Bytes for keys and values of all sequences; None takes what the engine finds fitting."""
+    batch_invariant: Switch = False
+    """Compute each sequence alone: answers are then equal, bit for bit, whatever else runs, and slower together."""
+    limits: Annotated[Limits, INLINED] = field(default_factory=Limits)
+
+
+def main(arguments: list[str]) -> None:
+    """Serve until a signal comes."""
+    options = parse(ServeOptions, "serve", arguments)
+    if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
+        raise NapkinError("starlette and uvicorn are not installed: pip install 'napkin-lm[serve]'")
+    if not 0 <= options.port < 2**16:
+        raise NapkinError(f"--port is {options.port}: use 0 to {2**16 - 1}")
+    if options.max_running < 1:
+        raise NapkinError(f"--max-running is {options.max_running}: use 1 or more")
+    key = _key(options.api_key_file)
+    from napkin.inference.server.run import is_loopback, serve
+
+    if key is None and not is_loopback(options.host):
+        raise NapkinError(
+            f"--host {options.host} can be reached from elsewhere: give a key, by --api-key-file or {KEY_VARIABLE}"
+        )
+    with progress_line("opening the model"):
+        from napkin.inference.engine import Engine
+        from napkin.inference.open_model import open_model
+
+        opened = open_model(options.model, name=options.name, on_message=notify)
+        engine = Engine(
+            opened.model,
+            max_running=options.max_running,
+            cache_bytes=options.cache_bytes,
+            batch_invariant=options.batch_invariant,
+        )
+    n_parameters = format_count(sum(each.numel() for each in opened.model.parameters()))
+
+    def started(address: str) -> None:
+        context = opened.model.config.context_length
+        say(f"serving {opened.name}: {n_parameters} parameters, context of {context:,} tokens")
+        say(f"{address} is the page, {address}/v1 OpenAI's interface; Ctrl-C stops after what runs")
+
+    serve(opened, engine, host=options.host, port=options.port, key=key, limits=options.limits, on_start=started)
+
+
+def _key(file: str | None) -> str | None:
+    """The key; None if there is none. Raises NapkinError for one that no client could send."""
+    if file is not None:
+        try:
+            with open(file, "rb", opener=regular) as opened:
+                content = opened.read(_LONGEST_KEY + 1)
+        except OSError as error:
+            raise NapkinError(f"'{file}' cannot be read ({error.strerror}): name a file with the key") from None
+        source, key = f"'{file}'", content.decode("latin-1").strip()
+    elif KEY_VARIABLE in os.environ:
+        source, key = KEY_VARIABLE, os.environ[KEY_VARIABLE]
+    else:
+        return None
+    if not key or len(key) > _LONGEST_KEY or not (key.isascii() and key.isprintable()) or " " in key:
+        raise NapkinError(
+            f"{source} holds no key: put one there, of up to {_LONGEST_KEY} printable ASCII characters without spaces"
+        )
+    return key

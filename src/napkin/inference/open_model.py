@@ -1,0 +1,103 @@
+"""A model opened for conversations and completions: a run of napkin, or a Hugging Face folder."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from napkin.data.token_file import SEPARATOR
+from napkin.errors import NapkinError
+from napkin.files import StrPath
+from napkin.hardware.host import detect_host
+from napkin.inference.chat_format import ChatFormat, PlainChat, TemplateChat
+from napkin.inference.chat_template import read_chat_template
+from napkin.inference.trained import load
+from napkin.model.huggingface import load_huggingface
+from napkin.model.huggingface.folder_files import read_json
+from napkin.model.transformer import Transformer
+from napkin.recipe.precision import choose_device
+from napkin.runs.run_format import is_run
+from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.interchange import read_huggingface
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A model with what turns texts into its tokens and back."""
+
+    name: str
+    model: Transformer
+    tokenizer: Tokenizer
+    start_ids: tuple[int, ...]
+    """What stands before every text."""
+    stop_ids: tuple[int, ...]
+    """Before which a completion ends."""
+    chat: ChatFormat
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations have the form that the model was trained on."""
+        return isinstance(self.chat, TemplateChat)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text with what stands before it; special tokens in it are ordinary text."""
+        return [*self.start_ids, *self.tokenizer.encode(text)]
+
+
+def open_model(
+    folder: StrPath, *, name: str | None = None, on_message: Callable[[str], None] = lambda message: None
+) -> OpenModel:
+    """Open the newest checkpoint of a run, or a Hugging Face folder with tokenizer.json, on the GPU if there is one.
+
+    `name` is the folder's if it is None. Raises NapkinError for a folder that is neither.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise NapkinError(f"there is no folder '{path}': name a run or a Hugging Face folder")
+    if is_run(path):
+        return _of_run(path, name, on_message)
+    if (path / "config.json").is_file():
+        return _of_huggingface(path, name)
+    raise NapkinError(f"'{path}' is neither a run nor a Hugging Face folder (config.json): name one of them")
+
+
+def _of_run(path: Path, name: str | None, on_message: Callable[[str], None]) -> OpenModel:
+    trained = load(path, on_message=on_message)
+    separator = trained.tokenizer.special_tokens[SEPARATOR]
+    chat = PlainChat(trained.tokenizer, (separator,))
+    return OpenModel(_name(path, name), trained.model.eval(), trained.tokenizer, (separator,), (separator,), chat)
+
+
+def _of_huggingface(path: Path, name: str | None) -> OpenModel:
+    if not (path / "tokenizer.json").is_file():
+        raise NapkinError(f"'{path}' has no tokenizer.json: texts cannot be turned into tokens without it")
+    torch.set_num_threads(detect_host().cores)
+    tokenizer = read_huggingface(path / "tokenizer.json", drop_template=True)
+    model = load_huggingface(path).to(choose_device("auto")).eval()
+    settings = [
+        read_json(file) if file.is_file() else {}
+        for file in (path / "generation_config.json", path / "config.json", path / "tokenizer_config.json")
+    ]
+    start = _special_id(settings[2].get("bos_token"), tokenizer) if settings[2].get("add_bos_token") else None
+    stop = next((ids for ids in (_ids(each.get("eos_token_id")) for each in settings[:2]) if ids), ())
+    start_ids = () if start is None else (start,)
+    template = read_chat_template(path)
+    chat = PlainChat(tokenizer, start_ids) if template is None else TemplateChat(tokenizer, template)
+    return OpenModel(_name(path, name), model, tokenizer, start_ids, stop, chat)
+
+
+def _name(path: Path, name: str | None) -> str:
+    return path.resolve().name if name is None else name
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    """eos_token_id is a number or several."""
+    values: Sequence[Any] = value if isinstance(value, list) else [value]
+    return tuple(each for each in values if isinstance(each, int) and not isinstance(each, bool) and each >= 0)
+
+
+def _special_id(token: Any, tokenizer: Tokenizer) -> int | None:
+    text = token.get("content") if isinstance(token, dict) else token
+    return tokenizer.special_tokens.get(text) if isinstance(text, str) else None

@@ -1,0 +1,2 @@
+from .limits import Limits as Limits
+from .run import serve as serve

@@ -1,0 +1,39 @@
+"""Errors as OpenAI's interface has them: a status, and a JSON object that says what was wrong."""
+
+from typing import Any
+
+from starlette.responses import Response
+
+from napkin.inference.server.json_response import json_response
+
+_TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
+
+
+class ApiError(Exception):
+    """What a client is told: `status` of HTTP, a message of one line, the field that is wrong, a code for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        field: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.field, self.code = status, field, code
+        self.retry_after, self.close = retry_after, close
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object."""
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.field, "code": self.code}}
+
+    def response(self) -> Response:
+        """The response; `close` ends the connection, of which the rest is not read."""
+        headers = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        if self.close:
+            headers["connection"] = "close"
+        return json_response(self.body(), self.status, headers)

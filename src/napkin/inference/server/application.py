@@ -1,0 +1,124 @@
+"""The application: routes behind a guard that refuses before anything is read."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from napkin.inference.server.api_error import ApiError
+from napkin.inference.server.page_files import page_routes
+from napkin.inference.server.routes import (
+    chat_completions,
+    completions,
+    health,
+    metrics,
+    models,
+    one_model,
+    service_of,
+)
+from napkin.inference.server.service import Service
+
+_HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+
+
+def application(service: Service) -> ASGIApp:
+    """The ASGI application that serves one model."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        service.start()
+        yield
+        await service.thread.close()
+
+    routes = [
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", one_model),
+        Route("/health", health),
+        Route("/metrics", metrics),
+        *page_routes(),
+    ]
+    handlers: dict[Any, Any] = {ApiError: _api_error, HTTPException: _http_exception, Exception: _unforeseen}
+    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
+    app.state.service = service
+    return Guard(app, service)
+
+
+class Guard:
+    """Refuses connections beyond the limit, foreign hosts, wrong keys, and requests while the server drains."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a refusal, or hand the request on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *_HEADERS]
+            await send(message)
+
+        try:
+            self._check(scope)
+        except ApiError as error:
+            self._service.meters.requests.add("refused")
+            await error.response()(scope, receive, send_with_headers)
+            return
+        await self._app(scope, receive, send_with_headers)
+
+    def _check(self, scope: Scope) -> None:
+        service, path = self._service, scope["path"]
+        headers = dict(reversed(scope["headers"]))
+        if service.connections > service.limits.max_connections:
+            message = f"there are more than {service.limits.max_connections} connections: try again later"
+            raise ApiError(503, message, retry_after=1, close=True)
+        if service.hosts is not None and _host_name(headers.get(b"host", b"").decode("latin-1")) not in service.hosts:
+            # A web page elsewhere may have a name that leads to this machine; without a key it must not get in.
+            raise ApiError(421, "the server is not known by this name: use its address", close=True)
+        if path == "/health" or not path.startswith(("/v1/", "/metrics")):
+            return
+        kind, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        if not service.is_key(key.strip() if kind.lower() == "bearer" else ""):
+            message = "the key is missing or wrong: send Authorization: Bearer KEY"
+            raise ApiError(401, message, code="invalid_api_key")
+        if service.draining and path.startswith("/v1/"):
+            raise ApiError(503, "the server is stopping: try another", retry_after=5, close=True)
+
+
+def _host_name(host: str) -> str:
+    """A Host header without its port, in small letters."""
+    if host.startswith("["):
+        return host.partition("]")[0].removeprefix("[").lower()
+    return host.partition(":")[0].lower()
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    service_of(request).meters.requests.add("refused")
+    return error.response()
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path[:100]}: {error.detail}"
+    response = ApiError(error.status_code, message).response()
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _unforeseen(request: Request, error: Exception) -> Response:
+    return ApiError(500, "the server failed; its log says why").response()

@@ -1,0 +1,220 @@
+"""One request of a client: its sequences in the engine, and what is new of each as it comes."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+
+from napkin.errors import NapkinError
+from napkin.inference.request import Completion, Request
+from napkin.inference.sampling import Draw
+from napkin.inference.server.api_error import ApiError
+from napkin.inference.server.engine_thread import EngineFailure, Watch
+from napkin.inference.server.service import Service, token_seconds
+from napkin.inference.server.told_tokens import GrowingText, ToldToken, told_prompt
+from napkin.inference.settings import LARGEST_SEED, Sampling
+from napkin.inference.text_stream import TextStream
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The tokens of a prompt."""
+
+    ids: Sequence[int]
+    n_hidden: int = 0
+    """So many at its beginning were not given by the client and are not echoed."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What is new of a choice."""
+
+    index: int
+    text: str
+    tokens: Sequence[ToldToken]
+    finish: str | None
+
+
+class _Choice:
+    def __init__(self, index: int, completion: Completion, text: GrowingText, echoed: str, prompt: Prompt) -> None:
+        self.index, self.completion, self.text = index, completion, text
+        self.finish: str | None = None
+        self.n_read = 0
+        self.begun = False
+        self.echoed, self.prompt = echoed, prompt
+
+
+class CompletionJob:
+    """The sequences of one request: prompt i's choice j has number i·n + j, and seed + j.
+
+    Made once the engine has taken all of them. Use it as a context manager: what has not ended is cancelled at the end
+    of the block.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        prompts: Sequence[Prompt],
+        *,
+        n: int,
+        max_tokens: int,
+        sampling: Sampling,
+        echo: bool = False,
+    ) -> None:
+        """Raises ApiError for what the limits or the model do not allow."""
+        self._service, self._watch = service, Watch()
+        self._n_prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
+        self._wants_prompt_logprobs = echo and sampling.logprobs is not None
+        self._deadline = asyncio.get_running_loop().time() + service.limits.request_seconds
+        _check_limits(service, prompts, n, max_tokens)
+        stop, sampling = sampling.stop, replace(sampling, stop=())
+        try:
+            requests = [
+                Request(
+                    prompt=tuple(prompt.ids),
+                    max_tokens=max_tokens,
+                    sampling=replace(sampling, seed=(sampling.seed + number) % (LARGEST_SEED + 1)),
+                    prompt_logprobs=self._wants_prompt_logprobs,
+                )
+                for prompt in prompts
+                for number in range(n)
+            ]
+            self._completions = service.thread.submit(requests, self._watch)
+        except NapkinError as error:
+            code = "context_length_exceeded" if self._exceeds_context(prompts, max_tokens) else None
+            raise ApiError(400, str(error), code=code) from None
+        except EngineFailure as failure:
+            raise ApiError(503, f"the model cannot be used: {failure}") from None
+        self._choices = []
+        for number, completion in enumerate(self._completions):
+            prompt = prompts[number // n]
+            echoed = self._echoed(prompt) if echo else ""
+            text = GrowingText(service.opened.tokenizer, stop, offset=len(echoed))
+            self._choices.append(_Choice(number, completion, text, echoed, prompt))
+
+    def __enter__(self) -> "CompletionJob":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for choice in self._choices:
+            if choice.finish is None:
+                self._service.meters.ended(choice.completion, "cancelled")
+        self._service.thread.release(self._completions)
+
+    async def pieces(self) -> AsyncIterator[list[Piece]]:
+        """What is new, each time something is, until all choices have ended.
+
+        Raises ApiError where the request takes longer than its limit, or the engine fails.
+        """
+        while any(choice.finish is None for choice in self._choices):
+            new = [piece for choice in self._choices for piece in self._new(choice)]
+            if new:
+                yield new
+                continue
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    await self._watch.wait()
+            except TimeoutError:
+                self._end_all("timeout")
+                limit = self._service.limits.request_seconds
+                raise ApiError(504, f"the request took longer than {limit:g} s: ask for fewer tokens") from None
+            except EngineFailure as failure:
+                self._end_all("error")
+                raise ApiError(500, f"the model failed: {failure}") from None
+
+    def usage(self) -> dict[str, object]:
+        """Tokens, as OpenAI's interface counts them."""
+        n_drawn = sum(choice.n_read for choice in self._choices)
+        n_prompt = self._n_prompt_tokens
+        cached = sum(choice.completion.cached_tokens for choice in self._choices)
+        return {
+            "prompt_tokens": n_prompt,
+            "completion_tokens": n_drawn,
+            "total_tokens": n_prompt + n_drawn,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def timings(self) -> dict[str, float | None]:
+        """Of the first choice, in seconds: to the first token, and per token after it."""
+        first, per_token = token_seconds(self._completions[0], time.perf_counter())
+        return {"seconds_to_first_token": first, "seconds_per_token": per_token}
+
+    def _end_all(self, outcome: str) -> None:
+        for choice in self._choices:
+            if choice.finish is None:
+                choice.finish = outcome
+                self._service.meters.ended(choice.completion, outcome)
+
+    def _new(self, choice: _Choice) -> list[Piece]:
+        """What a choice has more than last time, as one piece or none."""
+        if choice.finish is not None:
+            return []
+        completion = choice.completion
+        # Read before the draws: the engine adds draws first, so none is missed.
+        ended = completion.finish
+        new = completion.draws[choice.n_read :]
+        if not (new or ended):
+            return []
+        text, tokens = self._beginning(choice)
+        for draw in new:
+            choice.n_read += 1
+            piece, told = choice.text.push(draw)
+            text += piece
+            tokens += told
+            if choice.text.stopped:
+                break
+        if not choice.text.stopped and ended is not None:
+            piece, told = choice.text.finish()
+            text += piece
+            tokens += told
+        if choice.text.stopped:
+            choice.finish = "stop"
+        elif ended is not None:
+            choice.finish = "stop" if ended == "cancelled" else ended
+        if choice.finish is not None:
+            self._service.meters.ended(completion, choice.finish)
+            if completion.finish is None:
+                self._service.thread.release([completion])
+        return [Piece(choice.index, text, tokens, choice.finish)] if text or tokens or choice.finish else []
+
+    def _beginning(self, choice: _Choice) -> tuple[str, list[ToldToken]]:
+        """The echoed prompt with its tokens, once."""
+        if choice.begun:
+            return "", []
+        choice.begun = True
+        if not self._wants_prompt_logprobs:
+            return choice.echoed, []
+        n_hidden, ids = choice.prompt.n_hidden, choice.prompt.ids
+        found = [draw or Draw(token) for draw, token in zip(choice.completion.prompt_draws, ids, strict=True)]
+        return choice.echoed, told_prompt(found[n_hidden:], self._service.opened.tokenizer)
+
+    def _echoed(self, prompt: Prompt) -> str:
+        tokenizer = self._service.opened.tokenizer
+        stream = TextStream(tokenizer)
+        pieces = [stream.push(token) for token in prompt.ids[prompt.n_hidden :] if token < tokenizer.vocab_size]
+        return "".join(pieces) + stream.finish()
+
+    def _exceeds_context(self, prompts: Sequence[Prompt], max_tokens: int) -> bool:
+        longest = max(len(prompt.ids) for prompt in prompts)
+        return longest + max_tokens > self._service.opened.model.config.context_length
+
+
+def _check_limits(service: Service, prompts: Sequence[Prompt], n: int, max_tokens: int) -> None:
+    limits, vocab_size = service.limits, service.opened.model.config.vocab_size
+    for prompt in prompts:
+        wrong = next((token for token in prompt.ids if not 0 <= token < vocab_size), None)
+        if wrong is not None:
+            raise ApiError(400, f"prompt has token id {wrong}: use 0 to {vocab_size - 1}", field="prompt")
+    n_sequences = len(prompts) * n
+    if n_sequences > limits.max_requests:
+        message = f"the request has {n_sequences} sequences: use at most {limits.max_requests}"
+        raise ApiError(400, message, field="n" if len(prompts) == 1 else "prompt")
+    n_tokens = sum(len(prompt.ids) + max_tokens for prompt in prompts) * n
+    if limits.max_tokens_per_request is not None and n_tokens > limits.max_tokens_per_request:
+        message = f"the request takes up to {n_tokens} tokens: use at most {limits.max_tokens_per_request}"
+        raise ApiError(400, message, field="max_tokens")
+    if service.thread.in_flight + n_sequences > limits.max_requests:
+        message = (
+            f"{service.thread.in_flight} sequences are in flight of at most {limits.max_requests}: try again later"
+        )
+        raise ApiError(429, message, code="rate_limit_exceeded", retry_after=1)

@@ -1,0 +1,44 @@
+"""A tiny random model as a server has it, and the program that serves it."""
+
+import json
+from typing import Any
+
+import torch
+
+from napkin.inference.chat_format import PlainChat
+from napkin.inference.open_model import OpenModel
+from napkin.model.config import ModelConfig
+from napkin.model.transformer import Transformer
+from napkin.tokenizer.byte_level import ByteTokenizer
+
+SEPARATOR = "<|endoftext|>"
+CONTEXT = 2048
+
+
+def tiny_served_model() -> OpenModel:
+    """The same at each call; tokens are bytes."""
+    tokenizer = ByteTokenizer([SEPARATOR])
+    ids = (tokenizer.special_tokens[SEPARATOR],)
+    config = ModelConfig(vocab_size=tokenizer.vocab_size, context_length=CONTEXT, d_model=32, n_layers=2, n_heads=2)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Transformer(config).eval()
+    with torch.no_grad():
+        # Sure of some tokens: which one is likeliest does not hang on rounding.
+        model.head_weight.mul_(8)
+    return OpenModel("tiny", model, tokenizer, ids, ids, PlainChat(tokenizer, ids))
+
+
+def serving_program(*, key: str | None = None, **limits: Any) -> str:
+    """Python code that serves the model on a free port and prints the address."""
+    return f"""
+import json, torch
+from napkin.inference.engine import Engine
+from napkin.inference.server import Limits, serve
+from oracles.served_model import tiny_served_model
+torch.set_num_threads(1)
+opened = tiny_served_model()
+engine = Engine(opened.model, max_running=8)
+limits = Limits(**json.loads({json.dumps(json.dumps(limits))}))
+serve(opened, engine, port=0, key={key!r}, limits=limits, on_start=lambda address: print(address, flush=True))
+"""
