@@ -25,6 +25,15 @@ def test_a_bf16_matrix_times_a_vector_is_rounded_once(n_rows: int, n_columns: in
 
 
 @torch.inference_mode()
+def test_a_large_matrix_gives_the_same_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = randn(16411, 512), randn(1, 512, seed=1)
+    alone = linear(x, weight)
+    for n_threads in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda n=n_threads: n)
+        assert torch.equal(linear(x, weight), alone)
+
+
+@torch.inference_mode()
 def test_other_products_are_those_of_torch() -> None:
     for x, weight in [
         (randn(2, 512), randn(512, 512)),

@@ -5,7 +5,11 @@ compilation, see napkin.kernels.compiled_decode; all else is torch's. So is ever
 fakes operators, which would not see the loops.
 """
 
+import functools
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +18,9 @@ from torch import Tensor
 
 _SMALLEST_MATRIX = 2**18
 """Numbers of a matrix from which the compiled product is used; the products of smaller models are soon done."""
+_SMALLEST_SHARED = 2**23
+"""Numbers of a matrix, such as a head, from which the rows are divided among torch's number of threads: a millisecond
+of reading, beside which it is short to wake one."""
 _SMALLEST_WIDTH = 256
 """Numbers of a token's keys from which the compiled attention is used, for the same reason."""
 
@@ -45,8 +52,21 @@ def linear(
 
     n_rows, n_columns = weight.shape
     wide, result = x.float().contiguous(), torch.empty(*x.shape[:-1], n_rows)
-    matrix_vector(weight.data_ptr(), wide.data_ptr(), result.data_ptr(), n_rows, n_columns)
+    first, x_at, y_at = weight.data_ptr(), wide.data_ptr(), result.data_ptr()
+    n_threads = torch.get_num_threads() if weight.numel() >= _SMALLEST_SHARED else 1
+    ends = [n_rows * part // n_threads for part in range(n_threads + 1)]
+    parts = [(first + 2 * n_columns * a, x_at, y_at + 4 * a, b - a, n_columns) for a, b in pairwise(ends)]
+    others = [_threads(os.getpid(), n_threads).submit(matrix_vector, *part) for part in parts[1:]]
+    matrix_vector(*parts[0])
+    for other in others:
+        other.result()
     return (result if bias is None else result.add_(bias)).to(x.dtype)
+
+
+@functools.cache
+def _threads(process: int, n: int) -> ThreadPoolExecutor:
+    """Threads of this process: those of the process that forked it are not there."""
+    return ThreadPoolExecutor(n)
 
 
 def _may_be_compiled() -> bool:
