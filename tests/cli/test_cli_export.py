@@ -10,7 +10,7 @@ import tokenizers
 import torch
 
 from cli.conftest import Napkin
-from napkin.inference import load
+from napkin.inference.trained import load_run
 from napkin.model import load_huggingface
 from oracles import huggingface_models
 
@@ -27,7 +27,7 @@ def test_a_run_of_the_default_architecture_leaves_as_a_granite(place: Path, napk
     assert (told["folder"], told["step"], sorted(told["files"])) == ("out/model", 6, FILES)
     assert told["files"] == {path.name: path.stat().st_size for path in Path("out/model").iterdir()}
 
-    trained = load("runs/tiny")
+    trained = load_run("runs/tiny")
     again = load_huggingface("out/model")
     assert all(
         torch.equal(again.state_dict()[name], tensor.cpu()) for name, tensor in trained.model.state_dict().items()

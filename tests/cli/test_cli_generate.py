@@ -3,7 +3,7 @@ import math
 from pathlib import Path
 
 from cli.conftest import Napkin
-from napkin.inference.trained import load
+from napkin.inference.trained import load_run
 
 
 def completion(napkin: Napkin, *options: str) -> dict:
@@ -21,7 +21,7 @@ def test_a_completion_ends_before_a_stop_text_and_shows_the_same_as_json(napkin:
 
 
 def test_pieces_of_a_stream_are_the_generated_text(place: Path) -> None:
-    trained = load("runs/tiny")
+    trained = load_run("runs/tiny")
     pieces = list(trained.stream("the", max_tokens=20, seed=3))
     assert len(pieces) > 1
     assert "".join(pieces) == trained.generate("the", max_tokens=20, seed=3)
@@ -39,7 +39,7 @@ def test_log_probabilities_are_told_in_json(napkin: Napkin, place: Path) -> None
 
 
 def test_biased_tokens_alone_are_drawn(napkin: Napkin, place: Path) -> None:
-    trained = load("runs/tiny")
+    trained = load_run("runs/tiny")
     token = trained.tokenizer.encode("e")[0]
     assert completion(napkin, "--logit-bias", str(token), "1000")["completion"] == "e" * 30
     assert napkin("generate", "runs/tiny", "--logit-bias", "999999", "1").status == 2

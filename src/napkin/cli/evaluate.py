@@ -27,9 +27,9 @@ def main(arguments: list[str]) -> None:
     """Evaluate a run and write the result to its folder."""
     options = parse(EvaluateOptions, "evaluate", arguments)
     with progress_line("opening the run") as line:
-        from napkin.inference.trained import load
+        from napkin.inference.trained import load_run
 
-        trained = load(options.run, on_message=notify)
+        trained = load_run(options.run, on_message=notify)
         path = trained.recipe.data.validation if options.tokens is None else options.tokens
         if path is None:
             raise NapkinError(f"'{options.run}' has no validation tokens: name a token file with --tokens")

@@ -33,10 +33,10 @@ def main(arguments: list[str]) -> None:
     out = Path(options.out)
     refuse_existing(out)
     with progress_line("opening the run") as line:
-        from napkin.inference.trained import load
+        from napkin.inference.trained import load_run
         from napkin.model.huggingface import save_huggingface
 
-        trained = load(options.run, on_message=notify)
+        trained = load_run(options.run, on_message=notify)
         line.retitle("writing")
         tokenizer = None if options.weights_only else _exportable(trained.tokenizer)
         with folder_for(out):

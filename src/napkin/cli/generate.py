@@ -12,11 +12,12 @@ from napkin.cli.terminal import notify, print_json, print_verbatim
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text, refuse_unmarked
 from napkin.inference.settings import Sampling, Speculation
+from napkin.runs.run_format import is_run
 
 
 @dataclass(frozen=True)
 class GenerateOptions(RunOptions):
-    """Let a trained model continue a text."""
+    """Let a trained model continue a text: that of a run, or of a Hugging Face folder."""
 
     prompts: tuple[str, ...] = ("",)
     """Texts to continue; an empty one begins a new document. Write --prompts=-TEXT for one that begins with -"""
@@ -34,6 +35,8 @@ def main(arguments: list[str]) -> None:
     _refuse_impossible(options)
     samples = Path(options.run) / "samples.txt"
     if options.save:
+        if (Path(options.run) / "config.json").exists() and not is_run(Path(options.run)):
+            raise NapkinError(f"'{options.run}' is not a run: completions are saved in runs, leave --save out")
         refuse_unmarked(samples, b"=== 1 (seed ", "what `napkin generate --save` wrote")
     with progress_line("opening the run"):
         from napkin.inference.speculation_plan import SpeculationMeter
@@ -74,7 +77,7 @@ def main(arguments: list[str]) -> None:
     if proposer is not None:
         notify(f"speculation: {meter}")
     if options.save:
-        renew_report(trained.run.path)
+        renew_report(Path(options.run))
 
 
 def _shown_as_made(beginning: str, pieces: Iterator[str]) -> str:

@@ -13,7 +13,7 @@ from napkin.files import StrPath
 from napkin.hardware.host import detect_host
 from napkin.inference.chat_format import ChatFormat, PlainChat, TemplateChat
 from napkin.inference.chat_template import read_chat_template
-from napkin.inference.trained import load
+from napkin.inference.trained import load_run
 from napkin.model.huggingface import load_huggingface
 from napkin.model.huggingface.folder_files import read_json
 from napkin.model.transformer import Transformer
@@ -64,7 +64,7 @@ def open_model(
 
 
 def _of_run(path: Path, name: str | None, on_message: Callable[[str], None]) -> OpenModel:
-    trained = load(path, on_message=on_message)
+    trained = load_run(path, on_message=on_message)
     separator = trained.tokenizer.special_tokens[SEPARATOR]
     chat = PlainChat(trained.tokenizer, (separator,))
     return OpenModel(_name(path, name), trained.model.eval(), trained.tokenizer, (separator,), (separator,), chat)

@@ -1,9 +1,29 @@
 """Text out of tokens as they come: whole characters only, and never a part of a stop text."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from napkin.inference.sampling import Draw
 from napkin.tokenizer.base import Tokenizer
+
+
+def stream_text(
+    draws: Iterable[Draw],
+    tokenizer: Tokenizer,
+    stop: Sequence[str] = (),
+    *,
+    on_draw: Callable[[Draw], object] = lambda drawn: None,
+) -> Iterator[str]:
+    """Yield the text of drawn tokens as they come, up to a stop text; `on_draw` is called with each token."""
+    text = TextStream(tokenizer, stop)
+    for drawn in draws:
+        on_draw(drawn)
+        if piece := text.push(drawn.token):
+            yield piece
+        if text.stopped:
+            return
+    if piece := text.finish():
+        yield piece
 
 
 class TextStream:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,17 +16,19 @@ from napkin.evaluation.bits_per_byte import evaluate
 from napkin.files import StrPath
 from napkin.hardware.host import detect_host
 from napkin.inference.generation import continue_prompt
+from napkin.inference.pretrained import Pretrained, is_pretrained, load_pretrained
 from napkin.inference.proposals import DraftModel, PromptLookup, Proposer
 from napkin.inference.sampling import Draw
 from napkin.inference.settings import Sampling, Speculation
 from napkin.inference.speculation import speculate
 from napkin.inference.speculation_plan import SpeculationMeter
-from napkin.inference.text_stream import TextStream
+from napkin.inference.text_stream import stream_text
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import Precision, choose_device, choose_precision
 from napkin.recipe.recipe import Recipe
 from napkin.runs.evaluation_file import Evaluation
 from napkin.runs.run_folder import RunFolder
+from napkin.runs.run_format import is_run
 from napkin.tokenizer.base import Tokenizer
 
 
@@ -74,7 +77,6 @@ class Trained:
         sampling = replace(sampling or Sampling(), **how)
         separator = self.tokenizer.special_tokens[SEPARATOR]
         start = [separator, *self.tokenizer.encode(prompt)]
-        text = TextStream(self.tokenizer, sampling.stop)
         draws = (
             continue_prompt(self.model, start, max_tokens, sampling, stop=separator)
             if proposer is None
@@ -82,14 +84,7 @@ class Trained:
                 self.model, start, max_tokens, sampling, proposer, proposed=proposed, stop=separator, meter=meter
             )
         )
-        for drawn in draws:
-            on_draw(drawn)
-            if piece := text.push(drawn.token):
-                yield piece
-            if text.stopped:
-                return
-        if piece := text.finish():
-            yield piece
+        return stream_text(draws, self.tokenizer, sampling.stop, on_draw=on_draw)
 
     def proposer(self, speculation: Speculation) -> Proposer | None:
         """What proposes tokens of this model's, for one text after another; None where nothing is to.
@@ -98,7 +93,7 @@ class Trained:
         """
         if speculation.draft is None:
             return PromptLookup(speculation.lookup) if speculation.lookup else None
-        draft = load(speculation.draft)
+        draft = load_run(speculation.draft)
         if draft.tokenizer.fingerprint != self.tokenizer.fingerprint:
             raise NapkinError(
                 f"'{draft.run.path}' has another tokenizer than '{self.run.path}': a draft model needs the same one"
@@ -134,7 +129,14 @@ class Trained:
         return f"Trained('{self.run.path}', step {self.step:,}, {parameters:,} parameters, {self.precision.name})"
 
 
-def load(folder: StrPath, *, on_message: Callable[[str], None] = lambda message: None) -> Trained:
+def load(folder: StrPath, *, on_message: Callable[[str], None] = lambda message: None) -> Trained | Pretrained:
+    """Load a run, see `load_run`, or a Hugging Face folder, see `napkin.inference.pretrained.load_pretrained`."""
+    if not is_run(Path(folder)) and is_pretrained(folder):
+        return load_pretrained(folder)
+    return load_run(folder, on_message=on_message)
+
+
+def load_run(folder: StrPath, *, on_message: Callable[[str], None] = lambda message: None) -> Trained:
     """Load the newest intact checkpoint of a run, with its averaged weights if it has any.
 
     `on_message` is called for damaged checkpoints that are skipped. Raises NapkinError where the folder is not a run

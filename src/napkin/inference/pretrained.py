@@ -1,0 +1,142 @@
+"""A Hugging Face folder, opened for use: model, tokenizer, chat template and how its makers draw tokens."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from napkin.errors import NapkinError
+from napkin.files import StrPath
+from napkin.hardware.host import detect_host
+from napkin.inference.chat_template import ChatTemplate, Message, read_chat_template
+from napkin.inference.generation import continue_prompt
+from napkin.inference.generation_config import read_generation_config
+from napkin.inference.proposals import DraftModel, PromptLookup, Proposer
+from napkin.inference.sampling import Draw
+from napkin.inference.settings import Sampling, Speculation
+from napkin.inference.speculation import speculate
+from napkin.inference.speculation_plan import SpeculationMeter
+from napkin.inference.text_stream import stream_text
+from napkin.model.huggingface.convert import load_huggingface
+from napkin.model.huggingface.folder_files import read_json
+from napkin.model.transformer import Transformer
+from napkin.recipe.precision import choose_device
+from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.interchange.huggingface import read_huggingface
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A model from elsewhere; in fp32, or on a GPU in bf16."""
+
+    folder: Path
+    tokenizer: Tokenizer
+    model: Transformer
+    sampling: Sampling
+    """What generation_config.json says."""
+    chat_template: ChatTemplate | None
+    first_ids: tuple[int, ...]
+    """Tokens before every text, such as one for its beginning."""
+
+    def generate(self, prompt: str = "", *, max_tokens: int = 120, sampling: Sampling | None = None, **how: Any) -> str:
+        """Continue a text, to where the model ends it.
+
+        `how` are fields of `Sampling`; what neither says is as generation_config.json has it. Raises NapkinError for
+        values out of range.
+        """
+        return "".join(self.stream(prompt, max_tokens=max_tokens, sampling=sampling, **how))
+
+    def stream(
+        self,
+        prompt: str = "",
+        *,
+        max_tokens: int = 120,
+        sampling: Sampling | None = None,
+        on_draw: Callable[[Draw], object] = lambda drawn: None,
+        proposer: Proposer | None = None,
+        proposed: int | None = None,
+        meter: SpeculationMeter | None = None,
+        **how: Any,
+    ) -> Iterator[str]:
+        """Yield the text of `generate` as it is made, in pieces of whole characters; see `Trained.stream`."""
+        start = [*self.first_ids, *self.tokenizer.encode(prompt)]
+        sampling = self._with_ends(replace(sampling or self.sampling, **how))
+        draws = (
+            continue_prompt(self.model, start, max_tokens, sampling)
+            if proposer is None
+            else speculate(self.model, start, max_tokens, sampling, proposer, proposed=proposed, meter=meter)
+        )
+        return stream_text(draws, self.tokenizer, sampling.stop, on_draw=on_draw)
+
+    def proposer(self, speculation: Speculation) -> Proposer | None:
+        """What proposes tokens of this model's, see `Trained.proposer`; a draft model is a Hugging Face folder too."""
+        if speculation.draft is None:
+            return PromptLookup(speculation.lookup) if speculation.lookup else None
+        draft = load_pretrained(speculation.draft)
+        if draft.tokenizer.fingerprint != self.tokenizer.fingerprint:
+            raise NapkinError(
+                f"'{draft.folder}' has another tokenizer than '{self.folder}': a draft model needs the same one"
+            )
+        return DraftModel(draft.model)
+
+    def chat(self, messages: Sequence[Message], *, max_tokens: int = 1024, **how: Any) -> str:
+        """The model's answer to a conversation, whose text the chat template makes.
+
+        Raises NapkinError where the folder has no chat template, or it refuses the messages.
+        """
+        if self.chat_template is None:
+            raise NapkinError(f"'{self.folder}' has no chat template: use generate")
+        # The template writes special tokens out, the first one too; in a message they count as well, as elsewhere.
+        start = self.tokenizer.encode(self.chat_template.render(messages), allowed_special="all")
+        sampling = self._with_ends(replace(self.sampling, **how))
+        draws = continue_prompt(self.model, start, max_tokens, sampling)
+        return "".join(stream_text(draws, self.tokenizer, sampling.stop))
+
+    def _with_ends(self, sampling: Sampling) -> Sampling:
+        return replace(sampling, stop_ids=(*sampling.stop_ids, *self.sampling.stop_ids))
+
+    def __repr__(self) -> str:
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        return f"Pretrained('{self.folder}', {parameters:,} parameters)"
+
+
+def is_pretrained(folder: StrPath) -> bool:
+    """Whether a folder looks like a Hugging Face model."""
+    return (Path(folder) / "config.json").exists()
+
+
+def load_pretrained(folder: StrPath) -> Pretrained:
+    """Load a Hugging Face folder. Raises NapkinError for a family, settings or a tokenizer that are not supported."""
+    folder = Path(folder)
+    torch.set_num_threads(detect_host().cores)
+    device_type = choose_device("auto")
+    # Of the folder's files the small ones first: a tokenizer that is not supported is told at once.
+    first_ids = _first_ids(read_json(folder / "tokenizer.json"))
+    tokenizer = read_huggingface(folder / "tokenizer.json", drop_template=True)
+    sampling, chat_template = read_generation_config(folder), read_chat_template(folder)
+    model = load_huggingface(folder, dtype=torch.float32 if device_type == "cpu" else torch.bfloat16)
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise NapkinError(
+            f"'{folder}' has a tokenizer of {tokenizer.vocab_size} ids and a model of {model.config.vocab_size}: "
+            "download it again"
+        )
+    return Pretrained(folder, tokenizer, model.eval().to(device_type), sampling, chat_template, first_ids)
+
+
+def _first_ids(document: dict[str, Any]) -> tuple[int, ...]:
+    """The tokens that tokenizer.json's template puts before a text."""
+    post_processor = document.get("post_processor") or {}
+    ids: list[int] = []
+    try:
+        for processor in post_processor.get("processors") or [post_processor]:
+            if processor.get("type") != "TemplateProcessing":
+                continue
+            for piece in processor["single"]:
+                if "SpecialToken" not in piece:
+                    break
+                ids += processor["special_tokens"][piece["SpecialToken"]["id"]]["ids"]
+        return tuple(int(number) for number in ids)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise NapkinError("tokenizer.json has a post_processor that cannot be read: download it again") from None

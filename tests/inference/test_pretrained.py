@@ -1,0 +1,130 @@
+"""A Hugging Face folder opened for use: model, tokenizer, chat template and settings together."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import napkin
+from napkin.errors import NapkinError
+from napkin.inference.generation import generate
+from napkin.inference.generation_config import read_generation_config
+from napkin.inference.pretrained import Pretrained
+from napkin.inference.settings import Sampling
+from napkin.model.config import ModelConfig
+from napkin.model.huggingface import save_huggingface
+from napkin.model.transformer import Transformer
+from napkin.tokenizer import Tokenizer, train_bpe
+from oracles.model_switches import disturbed
+
+TEXT = "the cat sat on the mat and looked at the dog. Café 🦊\n"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, Transformer, Tokenizer]:
+    tokenizer = train_bpe([TEXT * 5], vocab_size=300)
+    config = ModelConfig(
+        vocab_size=tokenizer.vocab_size, context_length=64, d_model=24, n_layers=2, n_heads=4, n_kv_heads=2,
+        block="sandwich", feed_forward="geglu_tanh", attention_window=8, full_attention_every=2, logit_softcap=3.0,
+    )  # fmt: skip
+    model = disturbed(config).eval()
+    save_huggingface(model, tmp_path / "model", tokenizer=tokenizer)
+    return tmp_path / "model", model, tokenizer
+
+
+def opened(folder: Path) -> Pretrained:
+    found = napkin.load(folder)
+    assert isinstance(found, Pretrained)
+    return found
+
+
+def test_a_folder_generates_what_its_model_and_tokenizer_do(saved: tuple[Path, Transformer, Tokenizer]) -> None:
+    folder, model, tokenizer = saved
+    end = tokenizer.special_tokens["<|endoftext|>"]
+    found = opened(folder)
+    assert found.first_ids == (end,)
+    assert found.sampling.stop_ids == (end,)
+    for prompt in ("the cat", "", "Café 🦊"):
+        start = [end, *tokenizer.encode(prompt)]
+        expected = tokenizer.decode(list(generate(model, start, 40, Sampling(temperature=0), stop=end)))
+        assert found.generate(prompt, max_tokens=40) == expected
+        drawn = tokenizer.decode(list(generate(model, start, 40, Sampling(seed=3), stop=end)))
+        assert found.generate(prompt, max_tokens=40, sampling=Sampling(seed=3)) == drawn
+
+
+def test_a_conversation_is_answered_by_its_template(saved: tuple[Path, Transformer, Tokenizer]) -> None:
+    folder, model, tokenizer = saved
+    with pytest.raises(NapkinError, match="has no chat template"):
+        opened(folder).chat([])
+    template = "{{ bos_token }}{% for m in messages %}{{ m.content }} the mat{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    end = tokenizer.special_tokens["<|endoftext|>"]
+    start = [end, *tokenizer.encode("the cat sat on the mat")]
+    expected = tokenizer.decode(list(generate(model, start, 30, Sampling(temperature=0), stop=end)))
+    messages = [{"role": "user", "content": "the cat sat on"}]
+    assert opened(folder).chat(messages, max_tokens=30) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, Sampling(temperature=0, top_p=1, stop_ids=(7,))),
+        ({"temperature": 0.3}, Sampling(temperature=0, top_p=1, stop_ids=(7,))),
+        ({"do_sample": True, "eos_token_id": [3, 4]}, Sampling(temperature=1, top_p=1, top_k=50, stop_ids=(3, 4))),
+        (
+            {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 0, "min_p": 0.05, "eos_token_id": 2},
+            Sampling(temperature=0.6, top_p=0.9, min_p=0.05, stop_ids=(2,)),
+        ),
+        ({"repetition_penalty": 1.05}, Sampling(temperature=0, top_p=1, repetition_penalty=1.05, stop_ids=(7,))),
+    ],
+)
+def test_generation_settings_are_those_of_the_file(tmp_path: Path, settings: dict[str, Any], expected: Any) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 7}))
+    if settings:
+        (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    assert read_generation_config(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": float("nan")},
+        {"temperature": "x"},
+        {"top_k": -1},
+        {"top_p": 7},
+        {"eos_token_id": -1},
+        {"eos_token_id": [1, "x"]},
+        {"do_sample": 3},
+        {"min_p": float("inf")},
+        {"repetition_penalty": 0},
+    ],
+    ids=str,
+)
+def test_generation_settings_out_of_range_are_refused_in_one_line(tmp_path: Path, settings: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    with pytest.raises(NapkinError, match=r"generation_config\.json'") as caught:
+        read_generation_config(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", "[]"),
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", '{"post_processor": 7}'),
+        ("tokenizer.json", '{"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": 1}]}}'),
+        ("config.json", "{"),
+        ("generation_config.json", "7"),
+        ("tokenizer_config.json", "nul"),
+    ],
+)
+def test_a_damaged_folder_is_refused_in_one_line(
+    saved: tuple[Path, Transformer, Tokenizer], name: str, content: str
+) -> None:
+    (saved[0] / name).write_text(content)
+    with pytest.raises(NapkinError) as caught:
+        napkin.load(saved[0])
+    assert "\n" not in str(caught.value)
