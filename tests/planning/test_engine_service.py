@@ -5,7 +5,7 @@ import torch
 
 from napkin.errors import NapkinError
 from napkin.inference.engine import Engine
-from napkin.inference.load import ServiceLoad, measure_load
+from napkin.inference.service_load import ServiceLoad, measure_load
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.planning.engine_service import StepSeconds, plan_engine_service, simulate_engine

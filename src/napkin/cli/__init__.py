@@ -24,6 +24,7 @@ COMMANDS = {
     "evaluate": "loss, perplexity and bits per byte on held-out text, beside gzip and xz",
     "generate": "let a trained model continue a text",
     "serve": "serve a model over HTTP, with OpenAI's interface and a page to chat on",
+    "bench-serve": "send a load to a server: what its requests see, beside a plan",
     "export": "write a trained model and its tokenizer as a Hugging Face folder",
     "report": "write a run's report.html",
     "runs": "list runs, and compare their losses over steps, tokens, FLOPs, seconds or dollars",

@@ -19,8 +19,8 @@ def run_command(package: str, commands: Mapping[str, str], name: str, arguments:
         way_out = f"did you mean `{prefix} {near[0]}`?" if near else f"`{prefix} --help` lists them"
         full_name = f"{prefix} {name}".removeprefix("napkin ")
         raise NapkinError(f"there is no command '{full_name}': {way_out}")
-    # `import` cannot be the name of a module.
-    module = name + "_" * keyword.iskeyword(name)
+    # `import` cannot be the name of a module, nor what has a hyphen.
+    module = name.replace("-", "_") + "_" * keyword.iskeyword(name)
     return importlib.import_module(f"{package}.{module}").main(list(arguments)) or 0
 
 

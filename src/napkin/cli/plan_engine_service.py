@@ -28,8 +28,8 @@ def print_engine_service(
     with progress_line("timing steps of the engine") as line:
         import torch
 
-        from napkin.inference.load import ServiceLoad
         from napkin.inference.paged_cache import bytes_per_token
+        from napkin.inference.service_load import ServiceLoad
         from napkin.planning.engine_service import plan_engine_service
 
         load = ServiceLoad(REQUESTS_PER_CLIENT * concurrency, input_tokens, output_tokens, concurrency=concurrency)

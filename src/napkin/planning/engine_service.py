@@ -17,9 +17,9 @@ import torch
 
 from napkin.errors import NapkinError
 from napkin.inference.block_pool import BlockPool
-from napkin.inference.load import Served, ServiceLoad, ServiceMeasurement
 from napkin.inference.paged_cache import PagedCache, bytes_per_token
 from napkin.inference.sampling import draw
+from napkin.inference.service_load import Served, ServiceLoad, ServiceMeasurement
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer

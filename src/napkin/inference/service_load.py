@@ -10,8 +10,6 @@ from napkin.inference.engine import Engine
 from napkin.inference.request import Completion, Request
 from napkin.inference.settings import Sampling
 
-PERCENTILES = (50, 90, 95, 99)
-
 
 @dataclass(frozen=True)
 class ServiceLoad:
