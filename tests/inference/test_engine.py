@@ -67,8 +67,9 @@ def test_each_of_many_requests_gets_the_ids_that_it_gets_alone(changes: dict[str
         assert completion.finish == ("length" if len(expected) == completion.request.max_tokens else "stop")
 
 
-def test_a_pool_far_too_small_loses_no_request_and_no_block() -> None:
-    model, asked = model_of(), requests(30, seed=1)
+@pytest.mark.parametrize("number", [30, pytest.param(1000, marks=pytest.mark.torture)])
+def test_a_pool_far_too_small_loses_no_request_and_no_block(number: int) -> None:
+    model, asked = model_of(), requests(number, seed=1)
     each = 2 * 2 * 2 * 8 * 4 * 8
     engine = Engine(model, cache_bytes=12 * each, max_running=8, prefill_chunk=8, block_size=8)
     assert engine.pool.n_blocks == 12
