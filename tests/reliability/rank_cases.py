@@ -6,6 +6,7 @@ over, from the checkpoint in NAME/.
 """
 
 import dataclasses
+import gc
 import json
 import sys
 import threading
@@ -13,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from napkin.checkpoint.load import load_train_state
 from napkin.checkpoint.sharded_writer import open_writer
 from napkin.checkpoint.state import Checkpoint, snapshot
 from napkin.data.batches import IGNORE_INDEX, document_ids
+from napkin.distributed.fake_ranks import forget_meshes
 from napkin.distributed.joining import join_ranks
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.model.config import ModelConfig
@@ -33,6 +37,8 @@ from reliability.ranks import fork_ranks
 
 MODEL = ModelConfig(vocab_size=61, context_length=16, d_model=24, n_layers=3, n_heads=4, n_kv_heads=2)
 Case = dict[str, Any]
+Figure = list[Any]
+"""What it is of, and the number; a list, as JSON has it."""
 
 
 def steps_of(case: Case) -> int:
@@ -65,12 +71,12 @@ def train_state_of(case: Case, ranks: Ranks = ALONE) -> TrainState:
     return train_state
 
 
-def losses(train_state: TrainState, steps: range) -> list[float]:
+def losses(train_state: TrainState, steps: range) -> list[Figure]:
     """Train on this rank's rows of some batches; losses, norms and losses without gradient, one after the other.
 
     Where documents are separate, the last token of each has no target.
     """
-    figures: list[float] = []
+    figures: list[Figure] = []
     for number in steps:
         draw = torch.Generator().manual_seed(number)
         parallel_model, batch_size = train_state.parallel_model, train_state.recipe.training.batch_size
@@ -85,17 +91,17 @@ def losses(train_state: TrainState, steps: range) -> list[float]:
         is_even = parallel_model.ranks.world_size == 1 and documents is None
         weights = None if is_even else train_state.micro_batch_weights(targets)
         loss, norm = train_state.step(number, inputs, targets, documents, weights=weights)
-        figures += [loss.item(), norm.item()]
+        figures += [["loss", loss.item()], ["norm", norm.item()]]
         if number == 0 and train_state.recipe.model.n_experts:
             tokens_per_expert, _ = train_state.expert_tokens()
-            figures += [float(count) for layer in tokens_per_expert or [] for count in layer]
+            figures += [["tokens", float(count)] for layer in tokens_per_expert or [] for count in layer]
         if number % 3 == 2:
             with train_state.averaged(), torch.no_grad():
                 train_state.model.eval()
                 nats = parallel_model.ranks.all_reduce_sum(
                     torch.tensor(parallel_model.evaluation_nats(inputs, targets, documents))
                 )
-                figures.append(float(nats) / tokens[:, 1:].numel())
+                figures.append(["evaluation", float(nats) / tokens[:, 1:].numel()])
                 train_state.model.train()
     return figures
 
@@ -125,21 +131,34 @@ def train_cases(folder: Path) -> None:
     cases: dict[str, Case] = json.loads((folder / "cases.json").read_text())
     with join_ranks(TrainingConfig(device="cpu", rank_timeout=300.0)) as ranks:
         for name, case in cases.items():
-            half, steps = steps_of(case) // 2, steps_of(case)
-            train_state = train_state_of(case, ranks)
-            figures = losses(train_state, range(half))
-            if not case.get("saves", True):
-                figures += losses(train_state, range(half, steps))
-                if ranks.is_rank_zero:
-                    (folder / f"{name}.json").write_text(json.dumps(figures))
-                continue
-            saved = save(train_state, folder / name, step=half)
-            # The step that was done meanwhile is undone, and so is the rest of what a train state remembers.
-            resumed = train_state_of(case | case.get("resumed", {}), ranks)
-            load_train_state(saved, resumed)
-            figures += losses(resumed, range(half, steps))
+            figures = train_case(case, ranks, folder / name)
             if ranks.is_rank_zero:
                 (folder / f"{name}.json").write_text(json.dumps(figures))
+            leave_groups(ranks)
+
+
+def train_case(case: Case, ranks: Ranks, folder: Path) -> list[Figure]:
+    """Train a case, of which halfway another train state takes over from a checkpoint."""
+    half, steps = steps_of(case) // 2, steps_of(case)
+    train_state = train_state_of(case, ranks)
+    figures = losses(train_state, range(half))
+    if not case.get("saves", True):
+        return figures + losses(train_state, range(half, steps))
+    saved = save(train_state, folder, step=half)
+    # The step that was done meanwhile is undone, and so is the rest of what a train state remembers.
+    resumed = train_state_of(case | case.get("resumed", {}), ranks)
+    load_train_state(saved, resumed)
+    return figures + losses(resumed, range(half, steps))
+
+
+def leave_groups(ranks: Ranks) -> None:
+    """End the process groups that a case has made: each of gloo's has threads, thousands after many cases."""
+    forget_meshes()
+    gc.collect()
+    ranks.all_reduce_max(0)
+    for group in list(distributed_c10d._world.pg_map):
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
 
 
 if __name__ == "__main__":

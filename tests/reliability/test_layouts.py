@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from napkin.checkpoint.folder import checkpoint_path
 from reliability import context_cases, pipeline_cases, state_cases, tensor_cases
 from reliability.rank_cases import Case, steps_of
-from reliability.test_sharded_training import assert_one_follows, train_on_ranks
+from reliability.test_sharded_training import assert_alike, assert_one_follows, train_on_ranks
 
 SUBJECTS = (tensor_cases, context_cases, pipeline_cases, state_cases)
 TWO, FOUR, LONG_TWO, LONG_FOUR = (
@@ -61,4 +61,4 @@ def test_ranks_that_divide_experts_train_as_those_that_have_all(tmp_path: Path) 
     train_on_ranks(tmp_path, 2, cases)
     for name in ("balanced", "with room for some"):
         whole, divided = (json.loads((tmp_path / f"{how} {name}.json").read_text()) for how in ("whole", "divided"))
-        assert divided == pytest.approx(whole, abs=1e-5)
+        assert_alike(name, divided, whole)

@@ -62,9 +62,9 @@ def fake_ranks(world_size: int, rank: int = 0) -> Iterator[FakeRanks]:
     real_world, real_hook = distributed_c10d._world, sys.excepthook
     world = _SeparateWorld()
     with ExitStack() as changes:
-        changes.callback(_forget_meshes)
+        changes.callback(forget_meshes)
         changes.enter_context(patch.object(distributed_c10d, "_world", world))
-        _forget_meshes()
+        forget_meshes()
         try:
             dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
             for home, name in (
@@ -113,7 +113,7 @@ class _SeparateWorld(distributed_c10d._World):
         self._count = value
 
 
-def _forget_meshes() -> None:
+def forget_meshes() -> None:
     """DTensor remembers the mesh of its results; meshes of equal shape are equal, whichever groups they have."""
     if "torch.distributed.tensor" in sys.modules:
         from torch.distributed.tensor._redistribute import clear_redistribute_planner_cache
