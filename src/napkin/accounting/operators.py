@@ -120,6 +120,12 @@ def _linear(given: dict, result: Tensor) -> Work:
     return _product(1, given["input"].numel() // in_features, out_features, in_features)
 
 
+def _packed_product(given: dict, result: Tensor) -> Work:
+    # Of a vector with integers, two of which may share a byte.
+    m, k = given["self"].shape
+    return _product(1, m, given["mat2"].shape[0], k)
+
+
 def _convolution(given: dict, result: Tensor) -> Work:
     return _convolved(given, given["transposed"], result.shape)
 
@@ -234,6 +240,8 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     aten.addbmm: _baddbmm,
     aten._scaled_mm: _mm,
     aten._int_mm: _mm,
+    aten._weight_int8pack_mm: _packed_product,
+    aten._weight_int4pack_mm_for_cpu: _packed_product,
     aten._grouped_mm: _grouped_mm,
     torch.ops.napkin.grouped_matmul: _own_grouped_matmul,
     torch.ops.napkin.grouped_outer: _own_grouped_outer,

@@ -1,7 +1,7 @@
 """The language model: token ids in, a score for every possible next token out."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from jaxtyping import Float
@@ -84,6 +84,8 @@ class Transformer(nn.Module):
             if config.tie_embeddings
             else Linear(config.d_model, config.vocab_size, std=head_std, generator=generator)
         )
+        self.quantized_head: QuantizedHead | None = None
+        """Multiplies in place of the head, see napkin.model.quantized."""
 
     def forward(self, tokens: Tokens, documents: Documents = None) -> Float[Tensor, "batch position vocab_size"]:
         """Logits of the token after each position."""
@@ -91,7 +93,11 @@ class Transformer(nn.Module):
 
     def logits_of(self, hidden: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab_size"]:
         """The logits of hidden states that the head reads, in their dtype."""
-        logits, cap = linear(hidden, self.head_weight.to(hidden.dtype)), self.config.logit_softcap
+        cap = self.config.logit_softcap
+        if self.quantized_head is not None:
+            logits = self.quantized_head(hidden)
+        else:
+            logits = linear(hidden, self.head_weight.to(hidden.dtype))
         return logits if cap is None else softcap(logits, cap)
 
     def loss(self, tokens: Tokens, targets: Tokens, documents: Documents = None) -> Float[Tensor, ""]:
@@ -194,7 +200,22 @@ class Transformer(nn.Module):
     @property
     def head_weight(self) -> Float[Tensor, "vocab_size d_model"]:
         """The matrix that turns hidden states into logits; if they are tied, the embedding's."""
+        if self.quantized_head is not None:
+            return self.quantized_head.weight
         return self.embedding.weight if self.head is None else self.head.weight
+
+
+class QuantizedHead(Protocol):
+    """A layer of integers that stands for the head."""
+
+    @property
+    def weight(self) -> Float[Tensor, "vocab_size d_model"]:
+        """The matrix, made anew."""
+        ...
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply."""
+        ...
 
 
 def mixtures(module: nn.Module) -> list[MixtureOfExperts]:

@@ -1,0 +1,228 @@
+"""Linear layers whose weights are integers of 8 or 4 bits with scales, for inference.
+
+    int8: w = q · scale, one scale per row, q from -127 to 127
+    int4: w = (q - 8) · scale + middle, one scale and one middle for each group of a row, q from 0 to 15
+
+Scales are bf16, products are of bf16 vectors with sums in fp32. For few vectors on a CPU they are torch's packed
+operators, which read the integers as they are; for many, and on other devices, the weights are made again in bf16 and
+multiplied: that is also what the operators are held to.
+"""
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from napkin.errors import NapkinError
+from napkin.model.linear import Linear, MuPLinear
+from napkin.model.transformer import Transformer
+
+Format = Literal["int8", "int4"]
+GROUP_SIZE = 64
+"""Numbers that share a scale in int4, unless another size is given."""
+
+_FEW = {"int8": 8, "int4": 8}
+"""Vectors up to which the packed operators are faster than products in bf16, on a core with AVX-512."""
+_PACKED_GROUPS = (32, 64, 128, 256)
+_MULTIPLE = 64
+"""Of both sides of a matrix. With others the operators read beyond its end, or give wrong numbers (torch 2.13)."""
+
+
+class QuantizedLinear(nn.Module):
+    """A `Linear` in inference, with the matrix [out_features, in_features] in integers."""
+
+    format: Format
+    values: Tensor
+    scales: Tensor
+    bias: Tensor | None
+
+    def __init__(self, out_features: int, in_features: int, tensors: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.out_features, self.in_features = out_features, in_features
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
+        if "bias" not in tensors:
+            self.bias = None
+        self._packed: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def weight(self) -> Float[Tensor, "out_features in_features"]:
+        """The matrix in bf16, made anew."""
+        raise NotImplementedError
+
+    def pack(self) -> tuple[Tensor, Tensor]:
+        """The integers and scales as the packed operator reads them, rows added up to a multiple of 64."""
+        raise NotImplementedError
+
+    def multiply_packed(self, x: Float[Tensor, "vector in_features"]) -> Float[Tensor, "vector padded"]:
+        """The product by the packed operator."""
+        raise NotImplementedError
+
+    def can_be_packed(self) -> bool:
+        """Whether the operator takes this matrix."""
+        return self.values.device.type == "cpu" and self.in_features % _MULTIPLE == 0
+
+    def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
+        """Multiply each vector by the matrix, add the bias."""
+        vectors = x.reshape(-1, self.in_features).to(torch.bfloat16)
+        if len(vectors) <= _FEW[self.format] and self.can_be_packed():
+            result = self.multiply_packed(vectors.contiguous())[:, : self.out_features]
+        else:
+            result = F.linear(vectors, self.weight)
+        if self.bias is not None:
+            result = result + self.bias
+        return result.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+    def packed(self) -> tuple[Tensor, Tensor]:
+        """What `pack` gives, made at first use."""
+        if self._packed is None:
+            self._packed = self.pack()
+        return self._packed
+
+    def _apply(self, *arguments: Any, **keywords: Any) -> Any:
+        # Moved elsewhere, it is packed again.
+        self._packed = None
+        return super()._apply(*arguments, **keywords)
+
+
+class Int8Linear(QuantizedLinear):
+    """Rows of 8-bit integers."""
+
+    format = "int8"
+
+    @staticmethod
+    def quantized(weight: Float[Tensor, "rows columns"]) -> dict[str, Tensor]:
+        """The nearest integers, with scales that give the largest number of each row 127."""
+        weight = weight.float()
+        scales = (weight.abs().amax(dim=1) / 127).clamp(min=1e-20).to(torch.bfloat16)
+        values = (weight / scales.float()[:, None]).round().clamp(-127, 127)
+        return {"values": values.to(torch.int8), "scales": scales}
+
+    @property
+    def weight(self) -> Float[Tensor, "out_features in_features"]:
+        """See `QuantizedLinear`."""
+        return (self.values.float() * self.scales.float()[:, None]).to(torch.bfloat16)
+
+    def pack(self) -> tuple[Tensor, Tensor]:
+        """The same integers: nothing is copied where no rows are added."""
+        return _rows_added(self.values), _rows_added(self.scales.to(torch.bfloat16))
+
+    def multiply_packed(self, x: Float[Tensor, "vector in_features"]) -> Float[Tensor, "vector padded"]:
+        """See `QuantizedLinear`."""
+        return torch.ops.aten._weight_int8pack_mm(x, *self.packed())
+
+
+class Int4Linear(QuantizedLinear):
+    """Rows of 4-bit integers, two in a byte: column 2i in the lower half, 2i + 1 in the upper."""
+
+    format = "int4"
+    middles: Tensor
+
+    @property
+    def group_size(self) -> int:
+        """Numbers that share a scale."""
+        return self.in_features // self.scales.shape[1]
+
+    @staticmethod
+    def quantized(weight: Float[Tensor, "rows columns"], group_size: int = GROUP_SIZE) -> dict[str, Tensor]:
+        """The nearest integers, with scales from the smallest to the largest number of each group."""
+        groups = weight.float().unflatten(1, (-1, group_size))
+        least, most = groups.aminmax(dim=2)
+        scales = ((most - least) / 15).clamp(min=1e-20).to(torch.bfloat16)
+        middles = (least + 8 * scales.float()).to(torch.bfloat16)
+        values = ((groups - middles.float()[..., None]) / scales.float()[..., None] + 8).round().clamp(0, 15)
+        flat = values.flatten(1).to(torch.uint8)
+        return {"values": flat[:, ::2] | (flat[:, 1::2] << 4), "scales": scales, "middles": middles}
+
+    @property
+    def weight(self) -> Float[Tensor, "out_features in_features"]:
+        """See `QuantizedLinear`."""
+        groups = self._integers().float().unflatten(1, (-1, self.group_size))
+        made = (groups - 8) * self.scales.float()[..., None] + self.middles.float()[..., None]
+        return made.flatten(1).to(torch.bfloat16)
+
+    def can_be_packed(self) -> bool:
+        """The operator has groups of some sizes."""
+        return super().can_be_packed() and self.group_size in _PACKED_GROUPS
+
+    def pack(self) -> tuple[Tensor, Tensor]:
+        """In the order of the processor's instructions; the integers are then held twice."""
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(_rows_added(self._integers().int()), 1)
+        scales = torch.stack((self.scales, self.middles), dim=2).to(torch.bfloat16)
+        return packed, _rows_added(scales).transpose(0, 1).contiguous()
+
+    def multiply_packed(self, x: Float[Tensor, "vector in_features"]) -> Float[Tensor, "vector padded"]:
+        """See `QuantizedLinear`."""
+        packed, scales = self.packed()
+        return torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, self.group_size, scales)
+
+    def _integers(self) -> Int[Tensor, "out_features in_features"]:
+        return torch.stack((self.values & 15, self.values >> 4), dim=2).flatten(1)
+
+
+def quantize_model(model: Transformer, to: Format, *, group_size: int = GROUP_SIZE) -> None:
+    """Replace the matrices of a model's blocks by integers, and its head by int8; what is left becomes bf16.
+
+    Left are embeddings (of a tied one the head is an int8 copy, and its rows are what that says), norms, biases,
+    routers and stacks of experts. The model is then for inference only. Raises NapkinError, with the model as it was,
+    where a group does not divide a row.
+    """
+    layers = {name: layer for name, layer in model.blocks.named_modules() if _is_quantized(name, layer)}
+    if to == "int4":
+        for name, layer in layers.items():
+            if group_size < 2 or layer.weight.shape[1] % group_size or group_size % 2:
+                raise NapkinError(
+                    f"groups of {group_size} do not divide the {layer.weight.shape[1]} columns of blocks.{name}: use "
+                    "an even --group-size that does, such as 32, or int8"
+                )
+    for name, layer in layers.items():
+        parent, _, last = name.rpartition(".")
+        setattr(model.blocks.get_submodule(parent), last, _quantized(layer, to, group_size))
+    head = _from_weight(model.head_weight.detach(), None, "int8", group_size)
+    if model.head is None:
+        with torch.no_grad():
+            model.embedding.weight.copy_(head.weight)
+    model.head, model.quantized_head = None, head
+    model.to(torch.bfloat16).requires_grad_(False).eval()
+
+
+def quantized_twin(model: Transformer, to: Format, tensors: dict[str, Tensor]) -> None:
+    """Give a model of the same config the quantized layers that `tensors`, a state_dict of another, are for."""
+    shapes = {"int8": Int8Linear, "int4": Int4Linear}
+    for name, layer in list(model.blocks.named_modules()):
+        if _is_quantized(name, layer):
+            parent, _, last = name.rpartition(".")
+            made = shapes[to](*layer.weight.shape, _of_layer(tensors, f"blocks.{name}."))
+            setattr(model.blocks.get_submodule(parent), last, made)
+    rows, columns = model.head_weight.shape
+    model.head, model.quantized_head = None, Int8Linear(rows, columns, _of_layer(tensors, "quantized_head."))
+    model.to(torch.bfloat16).requires_grad_(False).eval()
+
+
+def _is_quantized(name: str, layer: nn.Module) -> bool:
+    return isinstance(layer, Linear) and not name.endswith("router")
+
+
+def _of_layer(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _quantized(layer: nn.Module, to: Format, group_size: int) -> QuantizedLinear:
+    assert isinstance(layer, Linear)
+    factor = layer.multiplier if isinstance(layer, MuPLinear) else 1.0
+    bias = None if layer.bias is None else layer.bias.detach()
+    return _from_weight(layer.weight.detach() * factor, bias, to, group_size)
+
+
+def _from_weight(weight: Tensor, bias: Tensor | None, to: Format, group_size: int) -> QuantizedLinear:
+    biases = {} if bias is None else {"bias": bias.clone()}
+    if to == "int8":
+        return Int8Linear(*weight.shape, Int8Linear.quantized(weight) | biases)
+    return Int4Linear(*weight.shape, Int4Linear.quantized(weight, group_size) | biases)
+
+
+def _rows_added(tensor: Tensor) -> Tensor:
+    missing = -len(tensor) % _MULTIPLE
+    return tensor if not missing else torch.cat((tensor, tensor.new_zeros(missing, *tensor.shape[1:])))
