@@ -25,6 +25,7 @@ COMMANDS = {
     "generate": "let a trained model continue a text",
     "serve": "serve a model over HTTP, with OpenAI's interface and a page to chat on",
     "bench-serve": "send a load to a server: what its requests see, beside a plan",
+    "quantize": "write a run's model with weights of 8 or 4 bits, and say what that costs in bits per byte",
     "export": "write a trained model and its tokenizer as a Hugging Face folder",
     "report": "write a run's report.html",
     "runs": "list runs, and compare their losses over steps, tokens, FLOPs, seconds or dollars",

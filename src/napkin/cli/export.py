@@ -37,6 +37,10 @@ def main(arguments: list[str]) -> None:
         from napkin.model.huggingface import save_huggingface
 
         trained = load_run(options.run, on_message=notify)
+        if trained.quantized is not None:
+            raise NapkinError(
+                f"'{options.run}' is quantized: export '{trained.quantized.source}', which it was made of"
+            )
         line.retitle("writing")
         tokenizer = None if options.weights_only else _exportable(trained.tokenizer)
         with folder_for(out):

@@ -71,6 +71,31 @@ def evaluate(
     )
 
 
+def sampled_bits_per_byte(
+    model: Transformer,
+    token_file: TokenFile,
+    tokenizer: Tokenizer,
+    precision: Precision,
+    *,
+    max_tokens: int,
+    separate_documents: bool = False,
+) -> tuple[float, int]:
+    """Bits per byte of the first predictions of a file, up to `max_tokens`, and how many they are.
+
+    Each token has at least half a context before it. Raises NapkinError where these tokens are no text.
+    """
+    n_tokens = min(max_tokens, token_file.n_tokens - 1)
+    ids = np.asarray(token_file.tokens[1 : n_tokens + 1])
+    n_bytes = len(tokenizer.decode_bytes(ids[ids != token_file.separator].tolist()))
+    if not n_bytes:
+        raise NapkinError(f"the first {n_tokens:,} tokens of '{token_file.path}' hold no text: use more of them")
+    stride = max(1, model.config.context_length // 2)
+    loss = mean_loss(
+        model, token_file, precision, max_tokens=n_tokens, stride=stride, separate_documents=separate_documents
+    )
+    return loss * n_tokens / math.log(2) / n_bytes, n_tokens
+
+
 @torch.no_grad()
 def mean_loss(
     model: Transformer,

@@ -18,6 +18,7 @@ from napkin.model.huggingface import load_huggingface
 from napkin.model.huggingface.folder_files import read_json
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import choose_device
+from napkin.runs.quantized_file import is_quantized
 from napkin.runs.run_format import is_run
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.interchange import read_huggingface
@@ -56,7 +57,7 @@ def open_model(
     path = Path(folder)
     if not path.is_dir():
         raise NapkinError(f"there is no folder '{path}': name a run or a Hugging Face folder")
-    if is_run(path):
+    if is_run(path) or is_quantized(path):
         return _of_run(path, name, on_message)
     if (path / "config.json").is_file():
         return _of_huggingface(path, name)

@@ -12,12 +12,13 @@ from napkin.checkpoint.restore import load_newest
 from napkin.checkpoint.state import Checkpoint
 from napkin.data.token_file import SEPARATOR, TokenFile
 from napkin.errors import NapkinError
-from napkin.evaluation.bits_per_byte import evaluate
+from napkin.evaluation.bits_per_byte import evaluate, sampled_bits_per_byte
 from napkin.files import StrPath
 from napkin.hardware.host import detect_host
 from napkin.inference.generation import continue_prompt
 from napkin.inference.pretrained import Pretrained, is_pretrained, load_pretrained
 from napkin.inference.proposals import DraftModel, PromptLookup, Proposer
+from napkin.inference.quantized_run import read_quantized
 from napkin.inference.sampling import Draw
 from napkin.inference.settings import Sampling, Speculation
 from napkin.inference.speculation import speculate
@@ -27,6 +28,7 @@ from napkin.model.transformer import Transformer
 from napkin.recipe.precision import Precision, choose_device, choose_precision
 from napkin.recipe.recipe import Recipe
 from napkin.runs.evaluation_file import Evaluation
+from napkin.runs.quantized_file import QuantizedRun, is_quantized
 from napkin.runs.run_folder import RunFolder
 from napkin.runs.run_format import is_run
 from napkin.tokenizer.base import Tokenizer
@@ -41,12 +43,20 @@ class Trained:
     tokenizer: Tokenizer
     model: Transformer
     precision: Precision
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint | None
+    """None of a quantized run."""
+    quantized: QuantizedRun | None = None
 
     @property
     def step(self) -> int:
         """Number of updates of the model."""
-        return self.checkpoint.state.step
+        if self.checkpoint is not None:
+            return self.checkpoint.state.step
+        return 0 if self.quantized is None else self.quantized.step
+
+    def with_model(self, model: Transformer) -> "Trained":
+        """The same with another model."""
+        return replace(self, model=model)
 
     def generate(self, prompt: str = "", *, max_tokens: int = 120, sampling: Sampling | None = None, **how: Any) -> str:
         """Continue a text; an empty one starts a new document. The continuation ends where the model ends the document.
@@ -108,12 +118,7 @@ class Trained:
         `progress(done, total)` counts tokens. Raises NapkinError where there is none, or where another tokenizer made
         it.
         """
-        path = self.recipe.data.validation if tokens is None else tokens
-        if path is None:
-            raise NapkinError(f"'{self.run.path}' has no validation tokens: name a token file")
-        # In memory, as the whole text will be: nothing that becomes of the file can end the process.
-        token_file = TokenFile.open(path, tokenizer_fingerprint=self.tokenizer.fingerprint, verify=True, in_memory=True)
-        token_file.refuse_other_vocabulary(self.tokenizer)
+        token_file = self._opened(tokens)
         return evaluate(
             self.model,
             token_file,
@@ -123,6 +128,26 @@ class Trained:
             separate_documents=self.recipe.data.separate_documents,
             progress=progress,
         )
+
+    def sampled_bits_per_byte(self, max_tokens: int, tokens: StrPath | None = None) -> tuple[float, int]:
+        """Bits per byte on the first tokens of a file, up to so many, and how many they are; None as in `evaluate`."""
+        return sampled_bits_per_byte(
+            self.model,
+            self._opened(tokens),
+            self.tokenizer,
+            self.precision,
+            max_tokens=max_tokens,
+            separate_documents=self.recipe.data.separate_documents,
+        )
+
+    def _opened(self, tokens: StrPath | None) -> TokenFile:
+        path = self.recipe.data.validation if tokens is None else tokens
+        if path is None:
+            raise NapkinError(f"'{self.run.path}' has no validation tokens: name a token file")
+        # In memory, as the whole text will be: nothing that becomes of the file can end the process.
+        token_file = TokenFile.open(path, tokenizer_fingerprint=self.tokenizer.fingerprint, verify=True, in_memory=True)
+        token_file.refuse_other_vocabulary(self.tokenizer)
+        return token_file
 
     def __repr__(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
@@ -137,11 +162,13 @@ def load(folder: StrPath, *, on_message: Callable[[str], None] = lambda message:
 
 
 def load_run(folder: StrPath, *, on_message: Callable[[str], None] = lambda message: None) -> Trained:
-    """Load the newest intact checkpoint of a run, with its averaged weights if it has any.
+    """Load the newest intact checkpoint of a run, with its averaged weights if it has any; or a quantized run.
 
     `on_message` is called for damaged checkpoints that are skipped. Raises NapkinError where the folder is not a run
     or has no checkpoint yet, CorruptFile where all checkpoints are damaged.
     """
+    if is_quantized(Path(folder)):
+        return _load_quantized(Path(folder))
     run = RunFolder.open(folder)
     recipe, tokenizer, host = run.recipe, run.tokenizer, detect_host()
     torch.set_num_threads(host.cores)
@@ -156,3 +183,12 @@ def load_run(folder: StrPath, *, on_message: Callable[[str], None] = lambda mess
         on_message(f"a damaged checkpoint is skipped for '{checkpoint.path.name}': {error}")
     precision = choose_precision("auto", device_type, host)
     return Trained(run, recipe, tokenizer, model.to(device_type), precision, checkpoint)
+
+
+def _load_quantized(folder: Path) -> Trained:
+    run, host = RunFolder(folder), detect_host()
+    torch.set_num_threads(host.cores)
+    device_type = choose_device("auto")
+    about, model = read_quantized(folder)
+    precision = choose_precision("auto", device_type, host)
+    return Trained(run, run.recipe, run.tokenizer, model.to(device_type), precision, None, about)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
@@ -158,7 +158,7 @@ class Int4Linear(QuantizedLinear):
         packed, scales = self.packed()
         return torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, self.group_size, scales)
 
-    def _integers(self) -> Int[Tensor, "out_features in_features"]:
+    def _integers(self) -> UInt8[Tensor, "out_features in_features"]:
         return torch.stack((self.values & 15, self.values >> 4), dim=2).flatten(1)
 
 
@@ -169,13 +169,13 @@ def quantize_model(model: Transformer, to: Format, *, group_size: int = GROUP_SI
     routers and stacks of experts. The model is then for inference only. Raises NapkinError, with the model as it was,
     where a group does not divide a row.
     """
-    layers = {name: layer for name, layer in model.blocks.named_modules() if _is_quantized(name, layer)}
+    layers = _quantized_layers(model)
     if to == "int4":
         for name, layer in layers.items():
             if group_size < 2 or layer.weight.shape[1] % group_size or group_size % 2:
                 raise NapkinError(
                     f"groups of {group_size} do not divide the {layer.weight.shape[1]} columns of blocks.{name}: use "
-                    "an even --group-size that does, such as 32, or int8"
+                    "an even --group-size that does, or int8"
                 )
     for name, layer in layers.items():
         parent, _, last = name.rpartition(".")
@@ -185,32 +185,67 @@ def quantize_model(model: Transformer, to: Format, *, group_size: int = GROUP_SI
         with torch.no_grad():
             model.embedding.weight.copy_(head.weight)
     model.head, model.quantized_head = None, head
-    model.to(torch.bfloat16).requires_grad_(False).eval()
+    _for_inference(model)
 
 
 def quantized_twin(model: Transformer, to: Format, tensors: dict[str, Tensor]) -> None:
-    """Give a model of the same config the quantized layers that `tensors`, a state_dict of another, are for."""
+    """Give a model of the same config the quantized layers that `tensors`, a state_dict of another, are for.
+
+    Raises ValueError where they are not those of the model's matrices; its other weights stay as they are.
+    """
     shapes = {"int8": Int8Linear, "int4": Int4Linear}
-    for name, layer in list(model.blocks.named_modules()):
-        if _is_quantized(name, layer):
-            parent, _, last = name.rpartition(".")
-            made = shapes[to](*layer.weight.shape, _of_layer(tensors, f"blocks.{name}."))
-            setattr(model.blocks.get_submodule(parent), last, made)
+    for name, layer in _quantized_layers(model).items():
+        parent, _, last = name.rpartition(".")
+        rows, columns = layer.weight.shape
+        made = _checked(shapes[to](rows, columns, _of_layer(tensors, f"blocks.{name}.")), name)
+        setattr(model.blocks.get_submodule(parent), last, made)
     rows, columns = model.head_weight.shape
-    model.head, model.quantized_head = None, Int8Linear(rows, columns, _of_layer(tensors, "quantized_head."))
-    model.to(torch.bfloat16).requires_grad_(False).eval()
+    head = _checked(Int8Linear(rows, columns, _of_layer(tensors, "quantized_head.")), "quantized_head")
+    model.head, model.quantized_head = None, head
+    _for_inference(model)
 
 
-def _is_quantized(name: str, layer: nn.Module) -> bool:
-    return isinstance(layer, Linear) and not name.endswith("router")
+def _for_inference(model: Transformer) -> None:
+    # Fake tensors, on which a plan is counted, cannot be converted.
+    if model.embedding.weight.dtype != torch.bfloat16:
+        model.to(torch.bfloat16)
+    model.requires_grad_(False).eval()
+
+
+def _checked(layer: QuantizedLinear, name: str) -> QuantizedLinear:
+    """The layer, whose tensors come from a file. Raises ValueError where they are not those of its matrix."""
+    rows, columns = layer.out_features, layer.in_features
+    wanted = {"values": (torch.int8, (rows, columns)), "scales": (torch.bfloat16, (rows,))}
+    found = dict(layer.named_buffers())
+    if layer.format == "int4":
+        n_groups = found["scales"].shape[-1] if "scales" in found and found["scales"].dim() == 2 else 1
+        if not n_groups or columns % n_groups or (columns // n_groups) % 2:
+            raise ValueError(f"{name} has {n_groups} groups in {columns} columns")
+        groups = (torch.bfloat16, (rows, n_groups))
+        wanted = {"values": (torch.uint8, (rows, columns // 2)), "scales": groups, "middles": groups}
+    if found.keys() - {"bias"} != wanted.keys():
+        raise ValueError(f"{name} has {', '.join(found) or 'no tensors'}")
+    for each, (dtype, shape) in wanted.items():
+        if found[each].dtype != dtype or tuple(found[each].shape) != shape:
+            raise ValueError(f"{name}.{each} is {found[each].dtype} {list(found[each].shape)}")
+    if "bias" in found and tuple(found["bias"].shape) != (rows,):
+        raise ValueError(f"{name}.bias is {list(found['bias'].shape)}")
+    return layer
+
+
+def _quantized_layers(model: Transformer) -> dict[str, Linear]:
+    return {
+        name: layer
+        for name, layer in model.blocks.named_modules()
+        if isinstance(layer, Linear) and not name.endswith("router")
+    }
 
 
 def _of_layer(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _quantized(layer: nn.Module, to: Format, group_size: int) -> QuantizedLinear:
-    assert isinstance(layer, Linear)
+def _quantized(layer: Linear, to: Format, group_size: int) -> QuantizedLinear:
     factor = layer.multiplier if isinstance(layer, MuPLinear) else 1.0
     bias = None if layer.bias is None else layer.bias.detach()
     return _from_weight(layer.weight.detach() * factor, bias, to, group_size)
@@ -218,9 +253,10 @@ def _quantized(layer: nn.Module, to: Format, group_size: int) -> QuantizedLinear
 
 def _from_weight(weight: Tensor, bias: Tensor | None, to: Format, group_size: int) -> QuantizedLinear:
     biases = {} if bias is None else {"bias": bias.clone()}
+    rows, columns = weight.shape
     if to == "int8":
-        return Int8Linear(*weight.shape, Int8Linear.quantized(weight) | biases)
-    return Int4Linear(*weight.shape, Int4Linear.quantized(weight, group_size) | biases)
+        return Int8Linear(rows, columns, Int8Linear.quantized(weight) | biases)
+    return Int4Linear(rows, columns, Int4Linear.quantized(weight, group_size) | biases)
 
 
 def _rows_added(tensor: Tensor) -> Tensor:

@@ -1,0 +1,76 @@
+"""The folder of a quantized run: written whole or not at all, verified when it is read."""
+
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from napkin.checkpoint.checksums import checksum_of
+from napkin.errors import CorruptFile, NapkinError
+from napkin.files import draft_folder, refuse_irregular, sync_file, sync_folder
+from napkin.model.quantized import quantized_twin
+from napkin.model.transformer import Transformer
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.toml_file import format_recipe
+from napkin.runs.json_file import write_json
+from napkin.runs.quantized_file import QUANTIZED_FILE, QuantizedRun, read_quantized_file
+from napkin.runs.run_folder import RunFolder
+from napkin.tokenizer.base import Tokenizer
+
+_WEIGHTS = "model.safetensors"
+
+
+def write_quantized(folder: Path, model: Transformer, recipe: Recipe, tokenizer: Tokenizer, about: QuantizedRun) -> int:
+    """Write a quantized model; `about` gets the checksums. Returns the bytes of the weights.
+
+    Raises NapkinError where the folder exists or cannot be written.
+    """
+    RunFolder.refuse_existing(folder)
+    try:
+        with draft_folder(folder) as draft:
+            (draft / "recipe.toml").write_text(format_recipe(recipe), encoding="utf-8")
+            tokenizer.save(draft / "tokenizer.json")
+            save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, draft / _WEIGHTS)
+            (draft / _WEIGHTS).chmod(draft.stat().st_mode & 0o666)
+            sums = {}
+            for path in sorted(draft.iterdir()):
+                sync_file(path)
+                sums[path.name] = checksum_of(path)
+            write_json(draft / QUANTIZED_FILE, msgspec.structs.replace(about, checksums=sums))
+            size = (draft / _WEIGHTS).stat().st_size
+            # Renaming onto a folder that is not empty fails: one made in the meantime is left as it is.
+            draft.rename(folder)
+            sync_folder(folder.parent)
+    except (OSError, SafetensorError) as error:
+        raise NapkinError(f"'{folder}' cannot be written ({error}): choose another --out with free space") from None
+    return size
+
+
+def read_quantized(folder: Path) -> tuple[QuantizedRun, Transformer]:
+    """Read a quantized model. Raises CorruptFile where a file is damaged."""
+    about = read_quantized_file(folder)
+    for name, expected in about.checksums.items():
+        try:
+            found = checksum_of(folder / name)
+        except OSError as error:
+            raise _damaged(folder / name, f"cannot be read ({error.strerror})") from None
+        if found != expected:
+            raise _damaged(folder / name, "is not as it was written: its checksum differs")
+    path = folder / _WEIGHTS
+    try:
+        refuse_irregular(path)
+        tensors = load_file(path)
+        model = Transformer(RunFolder(folder).recipe.model)
+        quantized_twin(model, about.to, tensors)
+        model.load_state_dict(tensors)
+    except (OSError, SafetensorError, RuntimeError, ValueError, AttributeError) as error:
+        raise _damaged(path, f"does not fit its recipe ({str(error).splitlines()[0]})") from None
+    if not all(each.isfinite().all() for each in model.state_dict().values() if each.dtype == torch.bfloat16):
+        raise _damaged(path, "holds infinity or NaN")
+    return about, model
+
+
+def _damaged(path: Path, how: str) -> CorruptFile:
+    return CorruptFile(f"'{path}' {how}: restore the file, or quantize the run again with `napkin quantize`")

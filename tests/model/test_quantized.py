@@ -1,0 +1,152 @@
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from napkin.accounting import count
+from napkin.errors import NapkinError
+from napkin.inference.generation import cache_for, generate, prefill
+from napkin.inference.settings import Sampling
+from napkin.model.config import ModelConfig
+from napkin.model.kv_cache import ContiguousCache
+from napkin.model.linear import Linear
+from napkin.model.quantized import Format, Int4Linear, Int8Linear, QuantizedLinear, quantize_model, quantized_twin
+from napkin.model.transformer import Transformer
+from oracles.model_switches import config_of, disturbed, random_tokens
+
+SHAPES = [(128, 64, 32), (61, 128, 64), (192, 320, 32), (64, 256, 256)]
+
+
+def random_weight(rows: int, columns: int) -> Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows + columns))
+
+
+def layers(rows: int, columns: int, group_size: int) -> list[QuantizedLinear]:
+    weight, bias = random_weight(rows, columns), {"bias": torch.linspace(-1, 1, rows)}
+    return [
+        Int8Linear(rows, columns, Int8Linear.quantized(weight) | bias),
+        Int4Linear(rows, columns, Int4Linear.quantized(weight, group_size) | bias),
+    ]
+
+
+@pytest.mark.parametrize(("rows", "columns", "group_size"), SHAPES)
+@pytest.mark.parametrize("n_vectors", [1, 3, 8, 20])
+def test_products_are_those_of_the_weights_that_the_integers_stand_for(
+    rows: int, columns: int, group_size: int, n_vectors: int
+) -> None:
+    x = torch.randn(n_vectors, columns, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    for layer in layers(rows, columns, group_size):
+        assert layer.can_be_packed()
+        assert layer.bias is not None
+        expected = x.double() @ layer.weight.double().T + layer.bias
+        result = layer(x[None])[0].double()
+        # bf16 rounds the result, the middles' part of the sum and the weights, each by up to 2^-9.
+        assert (result - expected).norm() < 2**-7 * expected.norm()
+
+
+@pytest.mark.parametrize(("rows", "columns", "group_size"), SHAPES)
+def test_each_weight_is_the_nearest_of_its_group(rows: int, columns: int, group_size: int) -> None:
+    weight = random_weight(rows, columns)
+    whole, half = layers(rows, columns, group_size)
+    assert isinstance(half, Int4Linear)
+    for layer, steps, size in ((whole, 254, columns), (half, 15, group_size)):
+        groups = weight.unflatten(1, (-1, size)).double()
+        least, most = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)
+        spread = 2 * groups.abs().amax(2, keepdim=True) if steps == 254 else most - least
+        error = (layer.weight.double() - weight).abs().unflatten(1, (-1, size))
+        # Half a step, and the rounding to bf16 of scale, middle and weight.
+        assert (error <= spread / steps / 2 + 2**-7 * groups.abs().amax(2, keepdim=True)).all()
+    # Two in a byte, column by column.
+    low, high = half.values & 15, half.values >> 4
+    for column in range(0, 8):
+        integers = (high if column % 2 else low)[:, column // 2].double()
+        made = (integers - 8) * half.scales[:, 0].double() + half.middles[:, 0].double()
+        torch.testing.assert_close(made.to(torch.bfloat16), half.weight[:, column])
+
+
+def twin_in_bf16(model: Transformer, quantized: Transformer) -> Transformer:
+    """The model with the quantized weights as ordinary ones."""
+    twin = copy.deepcopy(model)
+    made = dict(quantized.blocks.named_modules())
+    with torch.no_grad():
+        for name, layer in twin.blocks.named_modules():
+            other = made[name]
+            if isinstance(layer, Linear) and isinstance(other, QuantizedLinear):
+                layer.weight.copy_(other.weight.float() / getattr(layer, "multiplier", 1.0))
+        twin.head_weight.copy_(quantized.head_weight)
+    return twin.to(torch.bfloat16).eval()
+
+
+@pytest.mark.parametrize("to", ["int8", "int4"])
+@pytest.mark.parametrize(
+    "switch", ["default", "untied", "window", "experts_shared", "mup_untied_biases", "logit_softcap"]
+)
+@torch.no_grad()
+def test_a_quantized_model_is_the_model_of_its_weights(switch: str, to: Format) -> None:
+    changes: dict[str, Any] = {"d_expert": 32} if switch == "experts_shared" else {}
+    model = disturbed(config_of(switch, d_model=64, d_ff=128, context_length=40, **changes)).eval()
+    quantized = copy.deepcopy(model)
+    quantize_model(quantized, to, group_size=32)
+    tokens = random_tokens(model.config, length=12)
+    expected = twin_in_bf16(model, quantized)(tokens).float()
+    assert (quantized(tokens).float() - expected).norm() < 0.04 * expected.norm()
+    # And near the model itself, but not it.
+    exact = model(tokens)
+    error = (quantized(tokens).float() - exact).norm() / exact.norm()
+    assert 0 < error < (0.1 if to == "int8" else 0.6)
+
+
+@pytest.mark.parametrize("to", ["int8", "int4"])
+def test_a_quantized_model_generates_with_a_cache_and_from_its_state(to: Format) -> None:
+    model = disturbed(config_of("default", d_model=64, d_ff=128, context_length=40)).eval()
+    quantized = copy.deepcopy(model)
+    quantize_model(quantized, to, group_size=32)
+    prompt, greedy = random_tokens(model.config, 1, 9)[0].tolist(), Sampling(temperature=0)
+    ids = list(generate(quantized, prompt, 12, greedy))
+    logits = prefill(quantized, [prompt], cache_for(quantized, 1, 40))
+    assert ids[0] == int(logits.argmax())
+    state = {name: tensor.clone() for name, tensor in quantized.state_dict().items()}
+    again = Transformer(model.config, seed=9)
+    quantized_twin(again, to, state)
+    again.load_state_dict(state)
+    assert list(generate(again, prompt, 12, greedy)) == ids
+    state["blocks.0.attention.output.scales"] = state["blocks.0.attention.output.scales"][:-1]
+    with pytest.raises(ValueError, match=r"attention\.output"):
+        quantized_twin(Transformer(model.config), to, state)
+
+
+def test_groups_that_do_not_divide_the_rows_are_refused_and_the_model_stays() -> None:
+    model = Transformer(config_of("default"))
+    with pytest.raises(NapkinError, match="groups of 64 do not divide the 24 columns"):
+        quantize_model(model, "int4")
+    assert model.embedding.weight.dtype == torch.float32
+    assert all(not isinstance(layer, QuantizedLinear) for layer in model.modules())
+
+
+@pytest.mark.parametrize(("to", "bytes_per_weight"), [("int8", 1.0), ("int4", 0.5)])
+def test_a_decode_step_is_counted_with_the_bytes_of_its_integers(to: Format, bytes_per_weight: float) -> None:
+    config = ModelConfig(vocab_size=256, context_length=64, d_model=128, n_layers=2, n_heads=2, d_ff=256)
+
+    def step(model: torch.nn.Module, ids: Tensor) -> Tensor:
+        assert isinstance(model, Transformer)
+        cache = ContiguousCache(config, capacity=8, dtype=torch.bfloat16)
+        with torch.no_grad():
+            return model.logits_of(model.hidden(ids, cache=cache.extend(1)))
+
+    with FakeTensorMode():
+        model = Transformer(config, dtype=torch.bfloat16)
+        quantize_model(model, to, group_size=64)
+        # Packed before, as it stays from token to token.
+        step(model, torch.zeros(1, 1, dtype=torch.int64))
+        ledger = count(model, torch.zeros(1, 1, dtype=torch.int64), step, warm_up=0)
+    products = [row for row in ledger.rows if "pack_mm" in row.operator]
+    blocks = 2 * (128 * 3 * 128 + 128 * 128 + 2 * 128 * 256 + 256 * 128)
+    head = 256 * 128
+    assert sum(row.flops for row in products) == 2 * (blocks + head)
+    read = sum(row.bytes_read for row in products)
+    scales = 2 * (blocks / 64 * 2 if to == "int4" else 2 * (3 * 128 + 128 + 2 * 256 + 128)) + 2 * 256
+    vectors = 2 * (2 * (128 + 128 + 128 + 256) + 128)
+    assert read == blocks * bytes_per_weight + head + scales + vectors
