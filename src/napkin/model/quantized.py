@@ -61,19 +61,28 @@ class QuantizedLinear(nn.Module):
         raise NotImplementedError
 
     def can_be_packed(self) -> bool:
-        """Whether the operator takes this matrix."""
-        return self.values.device.type == "cpu" and self.in_features % _MULTIPLE == 0
+        """Whether there is an operator for this matrix."""
+        return self.values.device.type == "cpu"
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
         """Multiply each vector by the matrix, add the bias."""
         vectors = x.reshape(-1, self.in_features).to(torch.bfloat16)
         if len(vectors) <= _FEW[self.format] and self.can_be_packed():
-            result = self.multiply_packed(vectors.contiguous())[:, : self.out_features]
+            result = self.multiply_packed(self._columns_added(vectors))[:, : self.out_features]
         else:
             result = F.linear(vectors, self.weight)
         if self.bias is not None:
             result = result + self.bias
         return result.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+    def _columns_added(self, x: Tensor) -> Tensor:
+        missing = self.padded - self.in_features
+        return (F.pad(x, (0, missing)) if missing else x).contiguous()
+
+    @property
+    def padded(self) -> int:
+        """Columns that the operator multiplies."""
+        raise NotImplementedError
 
     def packed(self) -> tuple[Tensor, Tensor]:
         """What `pack` gives, made at first use."""
@@ -106,8 +115,14 @@ class Int8Linear(QuantizedLinear):
         return (self.values.float() * self.scales.float()[:, None]).to(torch.bfloat16)
 
     def pack(self) -> tuple[Tensor, Tensor]:
-        """The same integers: nothing is copied where no rows are added."""
-        return _rows_added(self.values), _rows_added(self.scales.to(torch.bfloat16))
+        """The same integers: nothing is copied where neither rows nor columns are added."""
+        values = self._columns_added(self.values)
+        return _rows_added(values), _rows_added(self.scales.to(torch.bfloat16))
+
+    @property
+    def padded(self) -> int:
+        """Columns with those that are added."""
+        return -(-self.in_features // _MULTIPLE) * _MULTIPLE
 
     def multiply_packed(self, x: Float[Tensor, "vector in_features"]) -> Float[Tensor, "vector padded"]:
         """See `QuantizedLinear`."""
@@ -123,12 +138,20 @@ class Int4Linear(QuantizedLinear):
     @property
     def group_size(self) -> int:
         """Numbers that share a scale."""
-        return self.in_features // self.scales.shape[1]
+        return self.padded // self.scales.shape[1]
+
+    @property
+    def padded(self) -> int:
+        """Columns, with those that complete the last group."""
+        return 2 * self.values.shape[1]
 
     @staticmethod
     def quantized(weight: Float[Tensor, "rows columns"], group_size: int = GROUP_SIZE) -> dict[str, Tensor]:
         """The nearest integers, with scales from the smallest to the largest number of each group."""
-        groups = weight.float().unflatten(1, (-1, group_size))
+        missing = -weight.shape[1] % (max(group_size, _MULTIPLE) if group_size in _PACKED_GROUPS else group_size)
+        # Filled up with the last column, which widens no group's range.
+        filled = torch.cat((weight, weight[:, -1:].expand(-1, missing)), dim=1)
+        groups = filled.float().unflatten(1, (-1, group_size))
         least, most = groups.aminmax(dim=2)
         scales = ((most - least) / 15).clamp(min=1e-20).to(torch.bfloat16)
         middles = (least + 8 * scales.float()).to(torch.bfloat16)
@@ -141,7 +164,7 @@ class Int4Linear(QuantizedLinear):
         """See `QuantizedLinear`."""
         groups = self._integers().float().unflatten(1, (-1, self.group_size))
         made = (groups - 8) * self.scales.float()[..., None] + self.middles.float()[..., None]
-        return made.flatten(1).to(torch.bfloat16)
+        return made.flatten(1)[:, : self.in_features].to(torch.bfloat16)
 
     def can_be_packed(self) -> bool:
         """The operator has groups of some sizes."""
@@ -158,7 +181,7 @@ class Int4Linear(QuantizedLinear):
         packed, scales = self.packed()
         return torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, self.group_size, scales)
 
-    def _integers(self) -> UInt8[Tensor, "out_features in_features"]:
+    def _integers(self) -> UInt8[Tensor, "out_features padded"]:
         return torch.stack((self.values & 15, self.values >> 4), dim=2).flatten(1)
 
 
@@ -166,17 +189,11 @@ def quantize_model(model: Transformer, to: Format, *, group_size: int = GROUP_SI
     """Replace the matrices of a model's blocks by integers, and its head by int8; what is left becomes bf16.
 
     Left are embeddings (of a tied one the head is an int8 copy, and its rows are what that says), norms, biases,
-    routers and stacks of experts. The model is then for inference only. Raises NapkinError, with the model as it was,
-    where a group does not divide a row.
+    routers and stacks of experts. The model is then for inference only. Raises NapkinError for an odd group size.
     """
+    if to == "int4" and (group_size < 2 or group_size % 2):
+        raise NapkinError(f"groups of {group_size} numbers: use an even --group-size, such as {GROUP_SIZE}")
     layers = _quantized_layers(model)
-    if to == "int4":
-        for name, layer in layers.items():
-            if group_size < 2 or layer.weight.shape[1] % group_size or group_size % 2:
-                raise NapkinError(
-                    f"groups of {group_size} do not divide the {layer.weight.shape[1]} columns of blocks.{name}: use "
-                    "an even --group-size that does, or int8"
-                )
     for name, layer in layers.items():
         parent, _, last = name.rpartition(".")
         setattr(model.blocks.get_submodule(parent), last, _quantized(layer, to, group_size))
@@ -218,11 +235,13 @@ def _checked(layer: QuantizedLinear, name: str) -> QuantizedLinear:
     wanted = {"values": (torch.int8, (rows, columns)), "scales": (torch.bfloat16, (rows,))}
     found = dict(layer.named_buffers())
     if layer.format == "int4":
-        n_groups = found["scales"].shape[-1] if "scales" in found and found["scales"].dim() == 2 else 1
-        if not n_groups or columns % n_groups or (columns // n_groups) % 2:
-            raise ValueError(f"{name} has {n_groups} groups in {columns} columns")
+        if any(name not in found or found[name].dim() != 2 for name in ("values", "scales")):
+            raise ValueError(f"{name} has no groups")
+        halves, n_groups = found["values"].shape[1], found["scales"].shape[1]
+        if not n_groups or 2 * halves % n_groups or not 0 <= 2 * halves - columns < max(2 * halves // n_groups, 64):
+            raise ValueError(f"{name} has {n_groups} groups in {halves} bytes for {columns} columns")
         groups = (torch.bfloat16, (rows, n_groups))
-        wanted = {"values": (torch.uint8, (rows, columns // 2)), "scales": groups, "middles": groups}
+        wanted = {"values": (torch.uint8, (rows, halves)), "scales": groups, "middles": groups}
     if found.keys() - {"bias"} != wanted.keys():
         raise ValueError(f"{name} has {', '.join(found) or 'no tensors'}")
     for each, (dtype, shape) in wanted.items():
