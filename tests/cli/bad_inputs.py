@@ -72,6 +72,9 @@ BASES = {
     "calibrate": "--device tpu",
     # Without a key, nothing is listened on that others reach.
     "serve": "runs/tiny --host 0.0.0.0",
+    "chat": "runs/tiny --wrong",
+    "bench-serve": "--wrong",
+    "quantize": "runs/tiny --wrong",
 }
 TRIES = 60
 assert {name.partition(" ")[0] for name in BASES} == set(COMMANDS)

@@ -23,6 +23,7 @@ COMMANDS = {
     "launch": "print or submit the script with which Slurm or Kubernetes trains a run on several nodes",
     "evaluate": "loss, perplexity and bits per byte on held-out text, beside gzip and xz",
     "generate": "let a trained model continue a text",
+    "chat": "talk with a model in the terminal",
     "serve": "serve a model over HTTP, with OpenAI's interface and a page to chat on",
     "bench-serve": "send a load to a server: what its requests see, beside a plan",
     "quantize": "write a run's model with weights of 8 or 4 bits, and say what that costs in bits per byte",

@@ -19,9 +19,16 @@ def run_command(package: str, commands: Mapping[str, str], name: str, arguments:
         way_out = f"did you mean `{prefix} {near[0]}`?" if near else f"`{prefix} --help` lists them"
         full_name = f"{prefix} {name}".removeprefix("napkin ")
         raise NapkinError(f"there is no command '{full_name}': {way_out}")
-    # `import` cannot be the name of a module, nor what has a hyphen.
-    module = name.replace("-", "_") + "_" * keyword.iskeyword(name)
-    return importlib.import_module(f"{package}.{module}").main(list(arguments)) or 0
+    return importlib.import_module(f"{package}.{module_name(name)}").main(list(arguments)) or 0
+
+
+def module_name(command: str) -> str:
+    """The name of a command's module: `import` cannot be one, nor what has a hyphen.
+
+    >>> module_name("bench-serve"), module_name("import")
+    ('bench_serve', 'import_')
+    """
+    return command.replace("-", "_") + "_" * keyword.iskeyword(command)
 
 
 def run_group(package: str, commands: Mapping[str, str], arguments: Sequence[str]) -> int:

@@ -5,14 +5,13 @@ the script: no Python starts at a keystroke.
 """
 
 import importlib
-import keyword
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
 
-from napkin.cli.commands import command_line
+from napkin.cli.commands import command_line, module_name
 from napkin.cli.options import option_choices, parse
 from napkin.cli.terminal import print_verbatim
 
@@ -43,7 +42,7 @@ def _of_group(package: str) -> Iterator[tuple[str, dict[str, tuple[str, ...]]]]:
     prefix = command_line(package).removeprefix("napkin").strip()
     yield prefix, dict.fromkeys((*commands, "--help", *(() if prefix else ("--version",))), ())
     for name in commands:
-        module = importlib.import_module(f"{package}.{name}{'_' * keyword.iskeyword(name)}")
+        module = importlib.import_module(f"{package}.{module_name(name)}")
         if hasattr(module, "COMMANDS"):
             yield from _of_group(module.__name__)
             continue

@@ -1,0 +1,81 @@
+"""A conversation with a model in this process: what was said so far, and the next answer as it is made."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from napkin.errors import NapkinError
+from napkin.inference.chat_format import Message
+from napkin.inference.engine import Engine
+from napkin.inference.open_model import OpenModel
+from napkin.inference.request import Request
+from napkin.inference.settings import Sampling
+from napkin.inference.text_stream import TextStream
+
+
+class Conversation:
+    """Keeps the messages. The engine shares what turns have in common, so that each token is computed once.
+
+    Where the conversation has outgrown the model's context, its oldest messages are left out of what the model sees;
+    `n_left_out` says how many of the last answer.
+    """
+
+    def __init__(self, opened: OpenModel, *, system: str | None = None) -> None:
+        self._opened = opened
+        self._engine = Engine(opened.model, max_running=1)
+        self._system = [] if system is None else [Message("system", system)]
+        self._messages: list[Message] = []
+        self._wanted = True
+        self.n_left_out = 0
+
+    def answer(self, text: str, sampling: Sampling, *, max_tokens: int = 512) -> Iterator[str]:
+        """Yield the answer to a message in pieces of whole characters; `stop` ends it early, and what was said counts.
+
+        Raises NapkinError for a message that does not fit the model's context.
+        """
+        self._wanted = True
+        self._messages.append(Message("user", text))
+        try:
+            ids = self._fitting()
+        except NapkinError:
+            self._messages.pop()
+            raise
+        most = min(max_tokens, self._opened.model.config.context_length - len(ids))
+        stop = (*sampling.stop, *self._opened.chat.stop)
+        drawing = replace(sampling, stop=(), stop_ids=(*sampling.stop_ids, *self._opened.stop_ids))
+        completion = self._engine.submit(Request(ids, most, drawing))
+        stream, said, n_read = TextStream(self._opened.tokenizer, stop), "", 0
+        while completion.finish is None and self._wanted and not stream.stopped:
+            self._engine.step()
+            for drawn in completion.draws[n_read:]:
+                n_read += 1
+                # The model's vocabulary may be padded: such an id has no text.
+                if drawn.token < self._opened.tokenizer.vocab_size and (piece := stream.push(drawn.token)):
+                    said += piece
+                    yield piece
+        if completion.finish is None:
+            self._engine.cancel(completion)
+            self._engine.run()
+        if rest := stream.finish():
+            said += rest
+            yield rest
+        self._messages.append(Message("assistant", said))
+
+    def stop(self) -> None:
+        """End the answer after the token that is being made; may be called by a signal's handler."""
+        self._wanted = False
+
+    def forget(self) -> None:
+        """Begin again."""
+        self._messages.clear()
+
+    def _fitting(self) -> list[int]:
+        """Tokens of the newest messages that leave room for an answer."""
+        limit = self._opened.model.config.context_length
+        for first in range(len(self._messages)):
+            # A conversation begins with what the user said.
+            if self._messages[first].role == "user":
+                ids = self._opened.chat.encode([*self._system, *self._messages[first:]])
+                if len(ids) < limit:
+                    self.n_left_out = first
+                    return ids
+        raise NapkinError(f"the message does not fit the model's context of {limit:,} tokens: shorten it")
