@@ -89,7 +89,8 @@ def _planned(run: str, load: "ServiceLoad", progress: Any) -> "ServiceMeasuremen
     from napkin.inference.open_model import open_model
     from napkin.planning.engine_service import plan_engine_service
 
-    model = open_model(run).model
+    # As `napkin serve` opens it.
+    model = open_model(run, weights="auto").model
     engine = Engine(model)
     dtype = model.head_weight.dtype
     return plan_engine_service(

@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
         from napkin.inference.conversation import Conversation
         from napkin.inference.open_model import open_model
 
-        opened = open_model(options.model, on_message=notify)
+        opened = open_model(options.model, weights="auto", on_message=notify)
         conversation = Conversation(opened, system=options.system)
     if not opened.has_chat_template:
         notify(f"{opened.name} has no chat template: it continues lines that begin with user: and assistant:")

@@ -3,7 +3,7 @@
 import importlib.util
 import os
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -38,6 +38,8 @@ class ServeOptions:
     """Sequences that are computed at the same time; more wait."""
     cache_bytes: int | None = None
     """Bytes for keys and values of all sequences; None takes what the engine finds fitting."""
+    weights: Literal["auto", "fp32", "bf16"] = "auto"
+    """Number format of the weights and of their products; auto is bf16 where the device multiplies it natively."""
     batch_invariant: Switch = False
     """Compute each sequence alone: answers are then equal, bit for bit, whatever else runs, and slower together."""
     limits: Annotated[Limits, INLINED] = field(default_factory=Limits)
@@ -63,7 +65,7 @@ def main(arguments: list[str]) -> None:
         from napkin.inference.engine import Engine
         from napkin.inference.open_model import open_model
 
-        opened = open_model(options.model, name=options.name, on_message=notify)
+        opened = open_model(options.model, name=options.name, weights=options.weights, on_message=notify)
         engine = Engine(
             opened.model,
             max_running=options.max_running,

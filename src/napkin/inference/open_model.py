@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -17,11 +17,13 @@ from napkin.inference.trained import load_run
 from napkin.model.huggingface import load_huggingface
 from napkin.model.huggingface.folder_files import read_json
 from napkin.model.transformer import Transformer
-from napkin.recipe.precision import choose_device
+from napkin.recipe.precision import choose_device, choose_precision
 from napkin.runs.quantized_file import is_quantized
 from napkin.runs.run_format import is_run
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.interchange import read_huggingface
+
+WeightFormat = Literal["auto", "fp32", "bf16"]
 
 
 @dataclass(frozen=True)
@@ -48,20 +50,41 @@ class OpenModel:
 
 
 def open_model(
-    folder: StrPath, *, name: str | None = None, on_message: Callable[[str], None] = lambda message: None
+    folder: StrPath,
+    *,
+    name: str | None = None,
+    weights: WeightFormat = "fp32",
+    on_message: Callable[[str], None] = lambda message: None,
 ) -> OpenModel:
     """Open the newest checkpoint of a run, or a Hugging Face folder with tokenizer.json, on the GPU if there is one.
 
-    `name` is the folder's if it is None. Raises NapkinError for a folder that is neither.
+    `name` is the folder's if it is None. `weights` is the number format that they are held and multiplied in: "auto" is
+    bf16 where the device multiplies it natively; quantized weights stay as they are. Raises NapkinError for a folder
+    that is neither.
     """
     path = Path(folder)
     if not path.is_dir():
         raise NapkinError(f"there is no folder '{path}': name a run or a Hugging Face folder")
     if is_run(path) or is_quantized(path):
-        return _of_run(path, name, on_message)
-    if (path / "config.json").is_file():
-        return _of_huggingface(path, name)
+        opened = _of_run(path, name, on_message)
+    elif (path / "config.json").is_file():
+        opened = _of_huggingface(path, name)
+    else:
+        opened = None
+    if opened is not None:
+        if not is_quantized(path):
+            _hold_weights_in(opened.model, weights)
+        return opened
     raise NapkinError(f"'{path}' is neither a run nor a Hugging Face folder (config.json): name one of them")
+
+
+def _hold_weights_in(model: Transformer, weights: WeightFormat) -> None:
+    """Tables of positions stay in fp32."""
+    device_type = model.head_weight.device.type
+    assert device_type in ("cpu", "cuda")
+    products = choose_precision(weights, device_type, detect_host()).products
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16 if products == "bf16" else torch.float32)
 
 
 def _of_run(path: Path, name: str | None, on_message: Callable[[str], None]) -> OpenModel:
