@@ -24,6 +24,10 @@ class Proposer(Protocol):
         """Up to n tokens that may follow `tokens`, of which `number` were drawn; 0 begins another text."""
         ...
 
+    def draws_alone(self, sampling: Sampling) -> bool:
+        """Whether each token is what the target draws without proposals; `token` is then not asked."""
+        ...
+
     def token(self, place: int, tokens: Sequence[int], row: Tensor, sampling: Sampling, number: int) -> int:
         """The token that follows `tokens`, where `place` proposals were accepted since `propose`.
 
@@ -66,6 +70,10 @@ class PromptLookup:
         self.seconds += time.perf_counter() - started
         return found
 
+    def draws_alone(self, sampling: Sampling) -> bool:
+        """Always."""
+        return True
+
     def token(self, place: int, tokens: Sequence[int], row: Tensor, sampling: Sampling, number: int) -> int:
         """What the target draws without proposals."""
         return draw(row, [sampling], [number], [tokens])[0].token
@@ -107,6 +115,10 @@ class DraftModel:
         self.seconds += time.perf_counter() - started
         return list(self._proposed)
 
+    def draws_alone(self, sampling: Sampling) -> bool:
+        """At temperature 0."""
+        return sampling.temperature == 0
+
     def token(self, place: int, tokens: Sequence[int], row: Tensor, sampling: Sampling, number: int) -> int:
         """Accept the proposal, or draw another token. Raises NapkinError where the two models' vocabularies differ."""
         if row.shape[-1] != self.model.config.vocab_size:
@@ -114,8 +126,6 @@ class DraftModel:
                 f"the draft model has {self.model.config.vocab_size:,} tokens, the model {row.shape[-1]:,}: "
                 "use a draft model with the same tokenizer"
             )
-        if sampling.temperature == 0:
-            return draw(row, [sampling], [number], [tokens])[0].token
         if place == len(self._proposed):
             started = time.perf_counter()
             self._propose_one(tokens, sampling, number)

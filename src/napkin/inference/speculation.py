@@ -9,10 +9,12 @@ those over one.
 import time
 from collections.abc import Iterator, Sequence
 
+from torch import Tensor
+
 from napkin.errors import NapkinError
 from napkin.inference.generation import PREFILL_CHUNK
 from napkin.inference.proposals import CachedTokens, Proposer
-from napkin.inference.sampling import Draw, told
+from napkin.inference.sampling import Draw, draw, told
 from napkin.inference.settings import MOST_PROPOSED, Sampling
 from napkin.inference.speculation_plan import SpeculationMeter
 from napkin.model.transformer import Transformer
@@ -54,7 +56,11 @@ def speculate(
         target_seconds = time.perf_counter() - asked
         first = number
         drawn = []
-        for place in range(len(proposals) + 1):
+        if proposer.draws_alone(sampling):
+            drawn = _drawn_alone(logits, tokens, proposals, sampling, number)
+            tokens += [each.token for each in drawn]
+            number += len(drawn)
+        for place in range(0 if drawn else len(proposals) + 1):
             row = logits[place : place + 1]
             token = proposer.token(place, tokens, row, sampling, number)
             drawn += told(row, [token], [sampling])
@@ -71,3 +77,15 @@ def speculate(
             if each.token in ends:
                 return
             yield each
+
+
+def _drawn_alone(
+    logits: Tensor, tokens: list[int], proposals: list[int], sampling: Sampling, number: int
+) -> list[Draw]:
+    """What the target draws alone, up to the first that was not proposed: all rows at once."""
+    rows = range(len(proposals) + 1)
+    read = sampling.repetition_penalty != 1
+    histories = [[*tokens, *proposals[:row]] if read else [] for row in rows]
+    drawn = draw(logits, [sampling] * len(rows), [number + row for row in rows], histories)
+    same = next((row for row, token in enumerate(proposals) if drawn[row].token != token), len(proposals))
+    return drawn[: same + 1]

@@ -1,0 +1,145 @@
+"""What quantized weights and proposals gain in decoding on this CPU: `python benchmarks/decoding_options.py`.
+
+Quantized: a Transformer of d_model 2048 (4 blocks, vocabulary 32,000) with a prompt of 16 tokens decodes in int8 and
+int4, beside the same model in bf16 with torch's own products and attention, and with napkin's compiled ones.
+
+Lookup: a small model is trained for 25 seconds on a program that repeats itself, and continues it at temperature 0 with
+and without n-gram proposals.
+
+Contestants take turns, round by round, and each one's fastest round counts, so that other programs' work falls on all.
+"""
+
+import argparse
+import copy
+import os
+import random
+import time
+from collections.abc import Callable
+from unittest import mock
+
+import torch
+
+from napkin.inference.generation import cache_for, continue_prompt, next_logits
+from napkin.inference.proposals import PromptLookup
+from napkin.inference.settings import Sampling
+from napkin.inference.speculation import speculate
+from napkin.inference.speculation_plan import SpeculationMeter
+from napkin.kernels import decoding
+from napkin.model.config import ModelConfig
+from napkin.model.quantized import quantize_model
+from napkin.model.transformer import Transformer
+
+
+def main() -> None:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=("quantized", "lookup"))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(f"torch {torch.__version__}, {options.threads} threads, load {os.getloadavg()[0]:.1f}")
+    if options.only != "lookup":
+        quantized(options.rounds)
+    if options.only != "quantized":
+        lookup(options.rounds)
+
+
+def quantized(rounds: int) -> None:
+    """Seconds per token at d_model 2048."""
+    config = ModelConfig(vocab_size=32_000, context_length=256, d_model=2048, n_layers=4, n_heads=16, n_kv_heads=16)
+    model = Transformer(config).eval()
+    models = {}
+    for to in ("int8", "int4"):
+        models[to] = copy.deepcopy(model)
+        quantize_model(models[to], to)
+    plain = model.to(torch.bfloat16)
+    contestants: dict[str, Callable[[], float]] = {
+        "torch's bf16": lambda: without_compiled(lambda: seconds_per_token(plain)),
+        "bf16": lambda: seconds_per_token(plain),
+        "int8": lambda: seconds_per_token(models["int8"]),
+        "int4": lambda: seconds_per_token(models["int4"]),
+    }
+    fastest = in_turns(contestants, rounds)
+    print("\nd_model 2048, batch 1       tokens/s   of torch's bf16")
+    for name, seconds in fastest.items():
+        print(f"{name:<26} {1 / seconds:9.2f}   {fastest[next(iter(fastest))] / seconds:.2f}")
+
+
+def without_compiled(measure: Callable[[], float]) -> float:
+    """The same with torch's own operators alone."""
+    with mock.patch.object(decoding, "_may_be_compiled", return_value=False):
+        return measure()
+
+
+def seconds_per_token(model: Transformer, n_tokens: int = 12) -> float:
+    """The fastest of a few tokens after a prompt."""
+    cache = cache_for(model, 1, 64)
+    next_logits(model, list(range(16)), cache)
+    seconds = []
+    for token in range(n_tokens):
+        started = time.perf_counter()
+        next_logits(model, [token], cache)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds[2:])
+
+
+def lookup(rounds: int) -> None:
+    """Tokens per second of code with repetition."""
+    text = program(random.Random(0))
+    config = ModelConfig(vocab_size=256, context_length=1024, d_model=512, n_layers=6, n_heads=8)
+    model = Transformer(config)
+    train(model, text)
+    model = model.to(torch.bfloat16).eval()
+    prompt, greedy, n_tokens = list(text[:700]), Sampling(temperature=0), 300
+    made: dict[str, list[int]] = {}
+    meters: list[SpeculationMeter] = []
+
+    def without() -> float:
+        started = time.perf_counter()
+        made["without"] = [drawn.token for drawn in continue_prompt(model, prompt, n_tokens, greedy)]
+        return time.perf_counter() - started
+
+    def with_lookup() -> float:
+        meters.append(SpeculationMeter())
+        started = time.perf_counter()
+        draws = speculate(model, prompt, n_tokens, greedy, PromptLookup(8), meter=meters[-1])
+        made["with"] = [drawn.token for drawn in draws]
+        return time.perf_counter() - started
+
+    fastest = in_turns({"without": without, "lookup of 8 tokens": with_lookup}, rounds)
+    print(f"\nn-gram proposals, {n_tokens} tokens of code   tokens/s")
+    for name, seconds in fastest.items():
+        print(f"{name:<34} {n_tokens / seconds:8.1f}   {fastest['without'] / seconds:.2f}")
+    print(f"same tokens: {made['with'] == made['without']}; {meters[-1]}")
+
+
+def program(draw: random.Random) -> bytes:
+    """Methods that differ in one of five names, as generated or tabular code does; the prompt shows each once."""
+    names = ["".join(draw.choices("abcdefghij", k=5)) for _ in range(5)]
+    method = "    def set_{0}(self, value: int) -> None:\n        self._{0} = value\n        self.changed('{0}')\n\n"
+    return "".join(method.format(name) for _ in range(48) for name in names).encode()
+
+
+def train(model: Transformer, text: bytes, seconds: float = 25.0) -> None:
+    """Some AdamW on the text."""
+    tokens = torch.tensor(list(text))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    draw, started = random.Random(1), time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        starts = [draw.randrange(len(tokens) - 129) for _ in range(4)]
+        batch = torch.stack([tokens[start : start + 129] for start in starts])
+        loss = model.loss(batch[:, :-1], batch[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def in_turns(contestants: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """The fewest seconds of each, over rounds in which all take turns."""
+    seconds = [{name: run() for name, run in contestants.items()} for _ in range(rounds)]
+    return {name: min(each[name] for each in seconds) for name in contestants}
+
+
+if __name__ == "__main__":
+    main()
