@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 import napkin as library
+from napkin.inference.generation import generate
+from napkin.inference.open_model import open_model
+from napkin.inference.settings import Sampling
 from reliability.harness import Napkin as Starter
 
 Refusal = Callable[..., str]
@@ -38,6 +41,18 @@ def test_a_served_run_says_what_generate_says(place: Path, server: subprocess.Po
     assert command.errors == []
     expected = library.load("runs/tiny").generate("the", max_tokens=6, temperature=0.9, top_p=0.9, seed=2)
     assert choice["text"] == expected
+
+
+def test_an_exported_folder_opens_as_the_run_does(place: Path, napkin: Callable[..., Any]) -> None:
+    assert napkin("export", "runs/tiny", "--out", "folder").status == 0
+    run, folder = open_model("runs/tiny"), open_model("folder", name="mine")
+    assert (run.name, folder.name) == ("tiny", "mine")
+    assert (run.start_ids, run.stop_ids) == (folder.start_ids, folder.stop_ids)
+    text = "Café <|endoftext|> 🦊"
+    assert run.encode(text) == folder.encode(text)
+    greedy = Sampling(temperature=0)
+    ids = run.encode("the")
+    assert list(generate(run.model, ids, 8, greedy)) == list(generate(folder.model, ids, 8, greedy))
 
 
 @pytest.mark.parametrize(

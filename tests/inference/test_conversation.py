@@ -46,6 +46,7 @@ def test_old_messages_are_left_out_where_the_context_ends_and_too_long_ones_refu
     conversation = Conversation(opened)
     with pytest.raises(NapkinError, match="shorten it"):
         next(conversation.answer("a" * CONTEXT, GREEDY))
+    answer = ""
     for _ in range(3):
         answer = "".join(conversation.answer("b" * (CONTEXT // 2), GREEDY, max_tokens=3))
     assert conversation.n_left_out == 4

@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,7 +75,7 @@ def test_a_conversation_streams_is_coloured_and_can_be_stopped(served: Served, b
         browser.press("Enter")
         answered(f"document.querySelectorAll('.assistant').length === {number + 1}")
         messages.append({"role": "user", "content": text})
-        fields = {"max_tokens": 20, "seed": 7, "temperature": 1}
+        fields: dict[str, Any] = {"max_tokens": 20, "seed": 7, "temperature": 1}
         expected = served.post("/v1/chat/completions", messages=messages, **fields).json["choices"][0]["message"]
         assert browser.run(said)[-1] == expected["content"]
         messages.append({"role": "assistant", "content": expected["content"]})
