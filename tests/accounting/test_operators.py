@@ -212,7 +212,7 @@ def test_the_ranks_of_a_ring_share_the_pairs_of_the_whole_sequence(ranks: int):
 
 def test_every_formula_reads_arguments_that_its_operator_has():
     read = {
-        "self mat2": "mm bmm _scaled_mm _int_mm _grouped_mm",
+        "self mat2": "mm bmm _scaled_mm _int_mm _grouped_mm _weight_int8pack_mm _weight_int4pack_mm_for_cpu",
         "mat1 mat2": "addmm addmm_",
         "batch1 batch2": "baddbmm baddbmm_ addbmm",
         "self": "mv dot vdot",

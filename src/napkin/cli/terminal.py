@@ -177,7 +177,10 @@ def _narrowed(cell: Text, width: int) -> Text:
 
 def _table_width() -> int:
     """Columns of the terminal; what is read by a program is not narrowed, unless COLUMNS says so."""
-    return out.width if out.is_terminal or os.environ.get("COLUMNS") else WIDEST_TABLE
+    if out.is_terminal:
+        return out.width
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) else WIDEST_TABLE
 
 
 def print_rich(renderable: RenderableType, *, wrap: bool = True) -> None:
