@@ -109,7 +109,7 @@ def main(n_ranks: int) -> None:
         )
         if ranks.is_rank_zero:
             print("\n" + "\n".join(lines))
-            write_result("rank_seconds", lines)
+            write_result("rank-seconds", lines)
 
 
 if __name__ == "__main__":

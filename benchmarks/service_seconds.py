@@ -79,7 +79,7 @@ def main(*, quick: bool) -> None:
         f"token {middle['first']}, bytes {middle['bytes']} (worst {max(errors['bytes']):.1%})"
     )
     print("\n" + "\n".join(lines))
-    write_result("service_seconds", lines)
+    write_result("service-seconds", lines)
 
 
 if __name__ == "__main__":
