@@ -103,11 +103,11 @@ def lookup(rounds: int) -> None:
     def with_lookup() -> float:
         meters.append(SpeculationMeter())
         started = time.perf_counter()
-        draws = speculate(model, prompt, n_tokens, greedy, PromptLookup(8), meter=meters[-1])
+        draws = speculate(model, prompt, n_tokens, greedy, PromptLookup(64), meter=meters[-1])
         made["with"] = [drawn.token for drawn in draws]
         return time.perf_counter() - started
 
-    fastest = in_turns({"without": without, "lookup of 8 tokens": with_lookup}, rounds)
+    fastest = in_turns({"without": without, "lookup of 64 tokens": with_lookup}, rounds)
     print(f"\nn-gram proposals, {n_tokens} tokens of code   tokens/s")
     for name, seconds in fastest.items():
         print(f"{name:<34} {n_tokens / seconds:8.1f}   {fastest['without'] / seconds:.2f}")

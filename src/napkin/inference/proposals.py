@@ -1,6 +1,7 @@
 """Tokens proposed for one pass of a model: by a smaller model, or by what followed the same tokens before."""
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
@@ -14,6 +15,9 @@ from napkin.model.transformer import Transformer
 
 _PROPOSAL, _ACCEPTANCE, _RESIDUAL = 1, 2, 3
 """Streams of a seed's uniform numbers; stream 0 draws where nothing is proposed."""
+
+_LONGEST_INDEXED = 3
+_MOST_COMPARED = 32
 
 
 @runtime_checkable
@@ -46,26 +50,29 @@ class PromptLookup:
 
     The longest suffix counts that occurred, of at most `longest` tokens. A proposal is certain of its token, so testing
     it against a draw of the target is modified rejection sampling; the text is therefore the same as without proposals.
+    Of three tokens that occur very often, only the newest occurrences are compared.
     """
 
-    def __init__(self, longest: int = 3) -> None:
+    def __init__(self, longest: int = 16) -> None:
         if longest < 1:
             raise NapkinError(f"the longest suffix to look up is {longest} tokens: use 1 or more")
         self.longest = longest
         self.seconds = 0.0
         self._tokens: list[int] = []
-        # For each n-gram where its newest occurrence ends, and where the one before.
-        self._ends: dict[tuple[int, ...], tuple[int, int]] = {}
+        # For each n-gram of one to three tokens where its newest occurrences end.
+        self._ends: dict[tuple[int, ...], deque[int]] = {}
 
     def propose(self, tokens: Sequence[int], n: int, sampling: Sampling, number: int) -> list[int]:
         """See `Proposer`; none where even the last token is new."""
         started = time.perf_counter()
         self._index(tokens)
         found: list[int] = []
-        for size in range(min(self.longest, len(tokens) - 1), 0, -1):
-            _, before = self._ends[tuple(self._tokens[-size:])]
+        for size in range(min(self.longest, _LONGEST_INDEXED, len(tokens) - 1), 0, -1):
+            *before, _ = self._ends[tuple(self._tokens[-size:])]
             if before:
-                found = self._tokens[before : before + n]
+                # Of equally long ones the newest, which is the last.
+                end = max(before, key=lambda end: (self._common_suffix(end), end))
+                found = self._tokens[end : end + n]
                 break
         self.seconds += time.perf_counter() - started
         return found
@@ -78,15 +85,21 @@ class PromptLookup:
         """What the target draws without proposals."""
         return draw(row, [sampling], [number], [tokens])[0].token
 
+    def _common_suffix(self, end: int) -> int:
+        """How many of the last tokens also stand before `end`, of those that count."""
+        tokens, size, last = self._tokens, 0, len(self._tokens)
+        while size < min(self.longest, end) and tokens[end - 1 - size] == tokens[last - 1 - size]:
+            size += 1
+        return size
+
     def _index(self, tokens: Sequence[int]) -> None:
         if self._tokens != list(tokens[: len(self._tokens)]):
             self._tokens, self._ends = [], {}
         for token in tokens[len(self._tokens) :]:
             self._tokens.append(token)
             end = len(self._tokens)
-            for size in range(1, min(self.longest, end) + 1):
-                gram = tuple(self._tokens[-size:])
-                self._ends[gram] = end, self._ends.get(gram, (0, 0))[0]
+            for size in range(1, min(self.longest, _LONGEST_INDEXED, end) + 1):
+                self._ends.setdefault(tuple(self._tokens[-size:]), deque(maxlen=_MOST_COMPARED)).append(end)
 
 
 class DraftModel:
