@@ -66,6 +66,36 @@ def test_a_conversation_is_answered_by_its_template(saved: tuple[Path, Transform
     assert opened(folder).chat(messages, max_tokens=30) == expected
 
 
+def test_words_of_a_sentencepiece_tokenizer_keep_their_spaces(tmp_path: Path) -> None:
+    words = ["\u2581", "\u2581the", "\u2581cat", "the", "\n", "t", "h", "e", "c", "a", "é"]
+    vocab = {name: i for i, name in enumerate(["<s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words])}
+    space, back = ({"String": " "}, "\u2581"), ({"String": "\u2581"}, " ")
+    replace, undo = ({"type": "Replace", "pattern": each[0], "content": each[1]} for each in (space, back))
+    prepend = {"type": "Prepend", "prepend": "\u2581"}
+    content = {
+        "model": {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": True},
+        "added_tokens": [{"id": 0, "content": "<s>", "normalized": False, "special": True}],
+        "normalizer": {"type": "Sequence", "normalizers": [prepend, replace]},
+        "decoder": {"type": "Sequence", "decoders": [undo, {"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
+        },
+    }
+    config = ModelConfig(vocab_size=len(vocab), context_length=64, d_model=24, n_layers=2, n_heads=4)
+    model = disturbed(config).eval()
+    save_huggingface(model, tmp_path / "model", tokenizer=train_bpe([TEXT * 5], vocab_size=len(vocab)))
+    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(content))
+    found = opened(tmp_path / "model")
+    start = [0, vocab["\u2581"], vocab["c"], vocab["a"], vocab["<0x7A>"], vocab["é"]]
+    assert [*found.first_ids, *found.tokenizer.encode("cazé")] == start
+    sampling = Sampling(temperature=1, seed=3, stop_ids=found.sampling.stop_ids)
+    drawn = list(generate(model, start, 40, sampling))
+    expected = b"".join(found.tokenizer.vocabulary[i] for i in drawn).decode(errors="replace")
+    assert found.generate("cazé", max_tokens=40, sampling=sampling) == expected
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [

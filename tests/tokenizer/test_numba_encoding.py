@@ -20,7 +20,7 @@ from napkin.tokenizer.split_points import split_into_pieces
 from oracles.tiktoken_encodings import tiktoken_encoding
 
 CUT = ["gpt2", "cl100k", "o200k"]
-ALL = [*CUT, "gpt4", "whole"]
+ALL = [*CUT, "gpt4", "qwen2", "whole"]
 SAMPLE = (
     "the cat in the hat isn't THE rat's. " * 4
     + "naïve 你好 你好 🌍🌍 \n\n    indented\n\n12345 1234, don't; ΑΒΓ αβγ x=-1\t"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from napkin.inference.chat_template import ChatTemplate
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.text_input import split_at
+from napkin.tokenizer.text_input import split_at, utf8
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,9 @@ class TemplateChat(ChatFormat):
         rendered = self._template.render(
             [{"role": each.role, "content": _marked(each.content, special, mark)} for each in messages]
         )
-        ids: list[int] = []
-        for number, part in enumerate(split_at(rendered, special)):
-            if number % 2:
-                ids.append(self._tokenizer.special_tokens[part])
-            else:
-                ids += self._tokenizer.encode(part.replace(mark, ""))
-        return ids
+        utf8(rendered, "the conversation")
+        # A special token holds no mark.
+        return self._tokenizer.encode_parts([part.replace(mark, "") for part in split_at(rendered, special)])
 
 
 def _marked(text: str, special: Sequence[str], mark: str) -> str:

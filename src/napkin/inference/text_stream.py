@@ -27,7 +27,7 @@ def stream_text(
 
 
 class TextStream:
-    """Turns tokens into text piece by piece; the pieces together are what `decode` makes of all tokens.
+    """Turns tokens into text piece by piece; the pieces together are the text of their bytes, as they continue a text.
 
     A token may end within a character: its bytes wait for the rest. What may become a stop text waits until it has or
     cannot any more; where one is found, the text ends before it, and `stopped` is True.

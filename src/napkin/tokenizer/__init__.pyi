@@ -2,6 +2,7 @@ from .base import Tokenizer as Tokenizer
 from .bpe import BPETokenizer as BPETokenizer
 from .bpe_training import train_bpe as train_bpe
 from .byte_level import ByteTokenizer as ByteTokenizer
+from .character_bpe import CharacterBPETokenizer as CharacterBPETokenizer
 from .character_level import CharacterTokenizer as CharacterTokenizer
 from .inspection import Merge as Merge
 from .inspection import longest_tokens as longest_tokens

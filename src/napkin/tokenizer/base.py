@@ -66,8 +66,12 @@ class Tokenizer(ABC):
         if unknown := sorted(allowed - self.special_tokens.keys()):
             known = ", ".join(map(repr, self.special_tokens)) or "none"
             raise NapkinError(f"{unknown[0]!r} is not a special token of this tokenizer: it has {known}")
+        return self.encode_parts(split_at(text, allowed))
+
+    def encode_parts(self, parts: Sequence[str]) -> list[int]:
+        """The ids of a text in parts: ordinary, special, ordinary, ... Special tokens in ordinary parts are text."""
         ids: list[int] = []
-        for i, part in enumerate(split_at(text, allowed)):
+        for i, part in enumerate(parts):
             if i % 2:
                 ids.append(self.special_tokens[part])
             else:

@@ -36,6 +36,11 @@ PATTERNS: dict[str, str] = {
         r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
         r"|\s++\Z|\s*[\r\n]|\s+(?!\S)|\s"
     ),
+    # Qwen 2 and 3: as GPT-4 at first, with each digit alone.
+    "qwen2": (
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*+"
+        r"|\s*[\r\n]|\s+(?!\S)|\s"
+    ),
     # GPT-4o: a word may begin with capitals, ends where lower case is followed by a capital, and includes its
     # contraction; combining marks are letters; symbols include following line ends and slashes.
     "o200k": (

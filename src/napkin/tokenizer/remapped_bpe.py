@@ -1,7 +1,7 @@
 """Byte-pair encoding with the ids of another library, which need not follow the order of the merges.
 
-Such a vocabulary may differ from a BPETokenizer in three ways: bytes, merges and special tokens may have any ids; it
-may contain tokens that no merge makes; and such a token may be used if it is a whole pre-token.
+Such a vocabulary may differ from a BPETokenizer in four ways: bytes, merges and special tokens may have any ids; it may
+contain tokens that no merge makes; such a token may be used if it is a whole pre-token; text may be normalized first.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer
+from napkin.tokenizer.normal_form import normal_form_c
 from napkin.tokenizer.pre_tokenization import PreTokenizer
+from napkin.tokenizer.text_input import check_texts
 from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION
 
 if TYPE_CHECKING:
@@ -23,7 +25,8 @@ class RemappedBPETokenizer(Tokenizer):
 
     In `merges` the bytes are 0 to 255 and merge i makes 256 + i, independent of `ids`. `ids` are those of the bytes,
     the merges, the `unmerged` tokens and the special tokens, in this order: a permutation of the numbers from 0 on.
-    With `whole`, a pre-token that equals an `unmerged` token is encoded as it; otherwise those are only decoded.
+    With `whole`, a pre-token that equals an `unmerged` token is encoded as it; otherwise those are only decoded. With
+    `normalize`, text is brought into normal form C first (see normal_form.py), so that decoding gives that form.
 
     Raises NapkinError for ids that are not a permutation, for an unmerged token that is empty, a duplicate or made by a
     merge, and in the same cases as BPETokenizer.
@@ -45,6 +48,7 @@ class RemappedBPETokenizer(Tokenizer):
         ids: Sequence[int],
         unmerged: Sequence[bytes] = (),
         whole: bool = False,
+        normalize: bool = False,
         unicode_version: str | None = DEFAULT_VERSION,
     ) -> None:
         # With `whole`, text is split here to look up whole pre-tokens, and not again inside `_plain`.
@@ -54,6 +58,7 @@ class RemappedBPETokenizer(Tokenizer):
         self.pattern = pattern
         self.unmerged = list(unmerged)
         self.whole = whole
+        self.normalize = normalize
         super().__init__([*self._plain.vocabulary, *self.unmerged], special_tokens, pattern)
         self._ids = _checked_ids(ids, len(self.vocabulary))
         _check_unmerged(self.unmerged, self._plain.vocabulary)
@@ -77,21 +82,22 @@ class RemappedBPETokenizer(Tokenizer):
         """Turn each text into a list of ids; special tokens in them are ordinary text."""
         if self.whole:
             return super().encode_batch(texts)
+        texts = map(self._normal, check_texts(texts))
         return [list(map(self._ids.__getitem__, ids)) for ids in self._plain.encode_batch(texts, threads=threads)]
 
     def encode_documents(self, texts: Sequence[str], *, threads: int = 1) -> "tuple[numpy.ndarray, numpy.ndarray]":
         """The concatenated ids of all texts, and how many each text has."""
         if self.whole:
             return super().encode_documents(texts)
-        ids, counts = self._plain.encode_documents(texts, threads=threads)
+        ids, counts = self._plain.encode_documents(list(map(self._normal, texts)), threads=threads)
         return self._table[ids], counts
 
     def encode_utf8(
         self, data: bytes, ends: Sequence[int], *, threads: int = 1
     ) -> "tuple[numpy.ndarray, numpy.ndarray]":
         """Like `encode_documents`, for texts that follow one another in `data`, valid UTF-8, and end at `ends`."""
-        if self.whole:
-            return super().encode_utf8(data, ends)
+        if self.whole or (self.normalize and not data.isascii()):
+            return super().encode_utf8(data, ends, threads=threads)
         ids, counts = self._plain.encode_utf8(data, ends, threads=threads)
         return self._table[ids], counts
 
@@ -99,7 +105,7 @@ class RemappedBPETokenizer(Tokenizer):
         """Turn text into ids of shape [n_tokens]: uint16 if every id fits, otherwise uint32."""
         if self.whole:
             return super().encode_to_numpy(text)
-        return self._table[self._plain.encode_to_numpy(text, threads=threads)]
+        return self._table[self._plain.encode_to_numpy(self._normal(text), threads=threads)]
 
     @cached_property
     def _table(self) -> "numpy.ndarray":
@@ -107,7 +113,11 @@ class RemappedBPETokenizer(Tokenizer):
 
         return numpy.array(self._ids, self.id_dtype)
 
+    def _normal(self, text: str) -> str:
+        return normal_form_c(text) if self.normalize else text
+
     def _encode_ordinary(self, text: str) -> list[int]:
+        text = self._normal(text)
         if not self.whole:
             return list(map(self._ids.__getitem__, self._plain.encode(text)))
         ids: list[int] = []
@@ -127,6 +137,8 @@ class RemappedBPETokenizer(Tokenizer):
             "ids": self._ids,
             "unmerged": [token.hex() for token in self.unmerged],
             "whole": self.whole,
+            # Only where it is set: other files keep their fingerprint.
+            **({"normal_form": "NFC"} if self.normalize else {}),
         }
 
 

@@ -32,7 +32,7 @@ _ANY_SPLIT = re.compile(
     + _LETTER
     + rb"(?=\xe3\x80[\x81\x82]|\xef\xbc[\x81\x8c\x9a\x9b\x9f])"
 )
-SPLITTABLE_PATTERNS = frozenset({"gpt2", "gpt4", "cl100k", "o200k"})
+SPLITTABLE_PATTERNS = frozenset({"gpt2", "gpt4", "cl100k", "o200k", "qwen2"})
 """The patterns for which that is true."""
 
 _WINDOW_BYTES = 2**16

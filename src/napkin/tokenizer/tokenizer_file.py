@@ -17,11 +17,14 @@
     }
 
 Merge i joins two earlier ids into id 256 + i; the vocabulary follows from the merges. A tokenizer with another
-library's ids has three more fields (see remapped_bpe.py): "ids", "unmerged" tokens in hexadecimal, and "whole".
+library's ids has three more fields (see remapped_bpe.py): "ids", "unmerged" tokens in hexadecimal, and "whole"; and
+"normal_form" where text is normalized first. The fields of a "character-bpe" are the arguments of character_bpe.py.
 "unicode" is the version of Unicode whose letters, numbers and marks the pattern means. Files written before it was
 named do not have it: they are read with Unicode 18.0, that of the library with which they were made, and keep their
 fingerprint. The file is not trusted: every field's type, every id and the fingerprint are checked.
 """
+
+from typing import Literal
 
 import msgspec
 
@@ -30,6 +33,7 @@ from napkin.files import StrPath, read_bytes
 from napkin.tokenizer.base import FORMAT, VERSION, Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.byte_level import ByteTokenizer
+from napkin.tokenizer.character_bpe import CharacterBPETokenizer, Prefix
 from napkin.tokenizer.character_level import CharacterTokenizer
 from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
 from napkin.tokenizer.word_level import WordTokenizer
@@ -51,7 +55,7 @@ def load_tokenizer(path: StrPath) -> Tokenizer:
         raise NapkinError(f"{path} cannot be read ({error.strerror}): name a tokenizer file") from error
     try:
         _check_header(path, msgspec.json.decode(content, type=_Header))
-        file = msgspec.json.decode(content, type=_BPEFile | _ByteFile | _CharacterFile | _WordFile)
+        file = msgspec.json.decode(content, type=_BPEFile | _CharacterBPEFile | _ByteFile | _CharacterFile | _WordFile)
         tokenizer = file.tokenizer()
     except CorruptFile:
         raise
@@ -94,10 +98,11 @@ class _BPEFile(_File, tag=BPETokenizer.kind):
     ids: list[int] | None = None
     unmerged: list[str] | None = None
     whole: bool | None = None
+    normal_form: Literal["NFC"] | None = None
     unicode: str | None = None
 
     def tokenizer(self) -> BPETokenizer | RemappedBPETokenizer:
-        if self.ids is None and self.unmerged is None and self.whole is None:
+        if self.ids is None and self.unmerged is None and self.whole is None and self.normal_form is None:
             return BPETokenizer(self.merges, self.special_tokens, self.pattern, unicode_version=self.unicode)
         if self.ids is None or self.unmerged is None or self.whole is None:
             raise NapkinError("it has some of the fields `ids`, `unmerged` and `whole`, but not all")
@@ -109,7 +114,31 @@ class _BPEFile(_File, tag=BPETokenizer.kind):
             ids=self.ids,
             unmerged=unmerged,
             whole=self.whole,
+            normalize=self.normal_form is not None,
             unicode_version=self.unicode,
+        )
+
+
+class _CharacterBPEFile(_File, tag=CharacterBPETokenizer.kind):
+    prefix: Prefix
+    splits_spaces: bool
+    strips_space: bool
+    special_ids: list[int]
+    byte_ids: list[int]
+    hidden: list[int]
+    tokens: list[str]
+    merges: list[tuple[int, int]]
+
+    def tokenizer(self) -> CharacterBPETokenizer:
+        return CharacterBPETokenizer(
+            self.tokens,
+            self.merges,
+            _special_ids(self.special_tokens, self.special_ids),
+            byte_ids=self.byte_ids,
+            hidden=self.hidden,
+            prefix=self.prefix,
+            splits_spaces=self.splits_spaces,
+            strips_space=self.strips_space,
         )
 
 
@@ -132,6 +161,12 @@ class _WordFile(_File, tag=WordTokenizer.kind):
 
     def tokenizer(self) -> WordTokenizer:
         return WordTokenizer(self.words, self.special_tokens, self.pattern, unicode_version=self.unicode)
+
+
+def _special_ids(names: list[str], ids: list[int]) -> dict[str, int]:
+    if len(names) != len(ids) or len(set(names)) != len(names):
+        raise NapkinError(f"it has {len(ids)} special_ids for {len(set(names))} distinct special tokens")
+    return dict(zip(names, ids, strict=True))
 
 
 def _bytes(hexadecimal: str) -> bytes:

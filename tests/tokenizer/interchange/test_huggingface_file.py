@@ -74,7 +74,7 @@ def test_a_tokenizer_read_is_kept_in_napkins_own_file(theirs: tokenizers.Tokeniz
     assert loaded.encode_batch(strings[::5]) == ours.encode_batch(strings[::5])
 
 
-@pytest.mark.parametrize("pattern", ["gpt2", "gpt4", "cl100k", "o200k"])
+@pytest.mark.parametrize("pattern", ["gpt2", "gpt4", "cl100k", "o200k", "qwen2"])
 def test_every_character_is_cut_alike(pattern: str, tmp_path: Path):
     # Characters that are newer than this edition of Unicode may be of another class in one of the libraries; of those
     # that are in no case and for private use, tens of thousands, a sample does.
@@ -182,6 +182,10 @@ def sequence(*steps: dict[str, Any]) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": list(steps)}
 
 
+def normalizers(*types: str) -> dict[str, Any]:
+    return {"type": "Sequence", "normalizers": [{"type": each} for each in types]}
+
+
 def split(pattern: str = r"\s+|\S+", behavior: str = "Isolated", *, invert: bool = False) -> dict[str, Any]:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": invert}
 
@@ -224,7 +228,7 @@ def test_a_template_is_dropped_where_that_is_asked_for(tmp_path: Path):
         ('{"model":' * 10**5, "it is nested too deeply"),
         ('{"model": {"type": "BPE", "x": ' + "[" * 10**5, "it is nested too deeply"),
         ("{}", "missing required field `model`"),
-        ('{"model": {"type": "WordPiece"}}', "its model is of type 'WordPiece': only byte-level BPE is supported"),
+        ('{"model": {"type": "WordPiece"}}', "its model is of type 'WordPiece': only BPE is supported"),
         ('{"model": {"type": "Unigram", "vocab": []}}', "its model is of type 'Unigram'"),
         ('{"model": {"type": "BPE"}}', "missing required field `vocab`"),
         (changed(model_vocab={"a": "b"}), "Expected `int`, got `str`"),
@@ -244,8 +248,12 @@ def test_a_template_is_dropped_where_that_is_asked_for(tmp_path: Path):
         (changed(model_vocab={**BYTES, "th": 256, "the": 257, "": 258}), "the token of id 258 is empty"),
         (changed(model_vocab={**BYTES, "th": 256, "the": 257, "a b": 258}), "character that represents no byte"),
         (changed(model_vocab={**BYTES, "th": 256, "the": 257, "x" * 5000: 258}), "5,000 bytes long"),
-        (changed(normalizer={"type": "NFC"}), "its normalizer is 'NFC', which napkin's BPE does not support"),
-        (changed(normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}]}), "its normalizer is 'Sequence'"),
+        (changed(normalizer={"type": "NFKC"}), "its normalizer is 'NFKC', which napkin's BPE does not support"),
+        (changed(normalizer=normalizers("NFC", "Lowercase")), "its normalizer is 'Sequence'"),
+        (
+            changed(normalizer=normalizers("NFC"), added_tokens=[added("<s>", 259, normalized=True)]),
+            "'<s>' is looked for in normalized text",
+        ),
         (changed(truncation={"max_length": 512}), "its truncation is 512"),
         (changed(padding={"strategy": "BatchLongest"}), "its padding is 'on'"),
         (changed(decoder={"type": "Metaspace"}), "its decoder is 'Metaspace'"),

@@ -49,8 +49,8 @@ class TrainOptions(TextOptions, JsonOption):
     """Number of token ids, <|endoftext|> included; None is 4096 for bpe and words, and what they need for characters
     and bytes."""
     pattern: str | None = None
-    """How text is split before merging, and into words: gpt2, gpt4, cl100k (gpt4 as current tiktoken splits), o200k,
-    whole, or a regular expression; None is gpt2."""
+    """How text is split before merging, and into words: gpt2, gpt4, cl100k (gpt4 as current tiktoken splits), qwen2,
+    o200k, whole, or a regular expression; None is gpt2."""
 
 
 def main(arguments: list[str]) -> None:

@@ -9,6 +9,7 @@ token's merge in napkin. If the bytes alone do not become the token, no merge ma
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
@@ -37,6 +38,8 @@ class Vocabulary:
     rank: Rank
     whole: bool
     """Whether a pre-token that is a token is encoded as that token even if no merge makes it."""
+    normalize: bool = False
+    """Whether text is brought into normal form C first."""
 
 
 def assemble(vocabulary: Vocabulary) -> Tokenizer:
@@ -48,14 +51,14 @@ def assemble(vocabulary: Vocabulary) -> Tokenizer:
     a token of more than 4,096 bytes, or a token whose parts are learned after it.
     """
     _check_bytes(vocabulary)
-    specials = _with_unused(vocabulary)
+    specials = with_unused(vocabulary.ids, vocabulary.special_tokens)
     merges, unmerged = _learned_order(vocabulary)
     made = [bytes([i]) for i in range(256)] + [first + second for first, second in merges]
     number = {token: i for i, token in enumerate(made)}
     pairs = [(number[first], number[second]) for first, second in merges]
     names = sorted(specials, key=specials.__getitem__)
     ids = [vocabulary.ids[token] for token in (*made, *unmerged)] + [specials[name] for name in names]
-    if not unmerged and ids == list(range(len(ids))):
+    if not unmerged and not vocabulary.normalize and ids == list(range(len(ids))):
         return BPETokenizer(pairs, names, vocabulary.pattern, unicode_version=LIBRARIES_UNICODE)
     return RemappedBPETokenizer(
         pairs,
@@ -64,6 +67,7 @@ def assemble(vocabulary: Vocabulary) -> Tokenizer:
         ids=ids,
         unmerged=unmerged,
         whole=vocabulary.whole and bool(unmerged),
+        normalize=vocabulary.normalize,
         unicode_version=LIBRARIES_UNICODE,
     )
 
@@ -102,16 +106,16 @@ def _check_bytes(vocabulary: Vocabulary) -> None:
             )
 
 
-def _with_unused(vocabulary: Vocabulary) -> dict[str, int]:
-    """The special tokens, and one for each unused id."""
+def with_unused(ids: Mapping[Any, int], special_tokens: Mapping[str, int]) -> dict[str, int]:
+    """The special tokens, and one for each unused id. Raises NapkinError for ids that are not distinct and dense."""
     token_of: dict[int, object] = {}
-    for token, i in (*vocabulary.ids.items(), *vocabulary.special_tokens.items()):
+    for token, i in (*ids.items(), *special_tokens.items()):
         if i < 0:
             raise NapkinError(f"token {token!r} has id {i}: ids start at 0")
         if i in token_of:
             raise NapkinError(f"id {i} is given to {token_of[i]!r} and to {token!r}: ids must be distinct")
         token_of[i] = token
-    last = max(vocabulary.ids.values())
+    last = max(ids.values())
     # Counted before they are listed: a single huge id would mean a huge list.
     n_gaps = last + 1 - sum(1 for i in token_of if i <= last)
     if n_gaps:
@@ -127,9 +131,9 @@ def _with_unused(vocabulary: Vocabulary) -> dict[str, int]:
             f"{_MAX_UNUSED:,} ids may be unused"
         )
     unused = {f"<|unused_{i}|>": i for i in range(end) if i not in token_of}
-    if clash := sorted(unused.keys() & vocabulary.special_tokens.keys()):
+    if clash := sorted(unused.keys() & special_tokens.keys()):
         raise NapkinError(f"special token {clash[0]!r} has the name that is reserved for an unused id: rename it")
-    return {**vocabulary.special_tokens, **unused}
+    return {**special_tokens, **unused}
 
 
 def _learned_order(vocabulary: Vocabulary) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:

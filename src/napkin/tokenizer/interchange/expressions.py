@@ -14,6 +14,7 @@ from napkin.tokenizer.pre_tokenization import PATTERNS
 _SUFFIXES = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LOWER, _UPPER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
 _WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+_WORDS_AND_DIGITS = _WORDS.replace("{1,3}", "")
 _WHITE_SPACE = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 # napkin's names, and equivalent expressions that all engines read alike; the first one is written.
@@ -23,6 +24,7 @@ _KNOWN: dict[str, tuple[str, ...]] = {
         r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     ),
     "gpt4": (_SUFFIXES + _WORDS + _WHITE_SPACE, "'(?i:[sdmt]|ll|ve|re)" + _WORDS + _WHITE_SPACE),
+    "qwen2": (_SUFFIXES + _WORDS_AND_DIGITS + _WHITE_SPACE,),
     # As in tiktoken: white space at the end of the text is one pre-token.
     "cl100k": (_SUFFIXES + _WORDS + r"|\s+(?![\s\S])" + _WHITE_SPACE,),
     "o200k": (

@@ -1,8 +1,8 @@
-"""Hugging Face's tokenizer.json for byte-level BPE, as used by GPT-2 and later models.
+"""Hugging Face's tokenizer.json for BPE: on bytes, as GPT-2 and Llama 3, or on characters, see sentencepiece.py.
 
 A file describes how text is normalized (normalizer), split (pre_tokenizer) and encoded (model), and which tokens are
-added (post_processor); `added_tokens` are matched before all that. Supported is what napkin reproduces exactly: no
-normalizer, GPT-2's pattern or a Split by a regular expression, BPE on bytes, and no added tokens.
+added (post_processor); `added_tokens` are matched before all that. Supported is what napkin reproduces exactly: for
+bytes no normalizer or NFC, GPT-2's pattern or a Split by a regular expression, and no added tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,14 +13,15 @@ import msgspec
 from napkin.errors import NapkinError
 from napkin.files import StrPath, atomic_write_bytes
 from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.character_bpe import CharacterBPETokenizer
 from napkin.tokenizer.inspection import pattern_of
 from napkin.tokenizer.interchange.assembly import Vocabulary, assemble, check_round_trip
 from napkin.tokenizer.interchange.decoding import decode_json, naming, read_bytes
 from napkin.tokenizer.interchange.expressions import known_pattern, portable_expression
+from napkin.tokenizer.interchange.huggingface_fields import AddedToken, File, Head, Step, steps_of
 from napkin.tokenizer.interchange.merge_list import ordinary_tokens, ranks_of, vocab_and_merges
+from napkin.tokenizer.interchange.sentencepiece import character_bpe, character_bpe_document
 from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
-
-Pair = tuple[str, str]
 
 
 def read_huggingface(path: StrPath, *, drop_template: bool = False, special_tokens: Sequence[str] = ()) -> Tokenizer:
@@ -47,70 +48,19 @@ def write_huggingface(tokenizer: Tokenizer, path: StrPath, *, overwrite: bool = 
     atomic_write_bytes(path, content, overwrite=overwrite)
 
 
-class _AddedToken(msgspec.Struct):
-    id: int
-    content: str
-    single_word: bool = False
-    lstrip: bool = False
-    rstrip: bool = False
-    normalized: bool = True
-
-
-class _Model(msgspec.Struct):
-    vocab: dict[str, int]
-    merges: list[str | Pair]
-    type: str = "BPE"
-    dropout: float | None = None
-    continuing_subword_prefix: str | None = None
-    end_of_word_suffix: str | None = None
-    ignore_merges: bool = False
-
-
-class _Step(msgspec.Struct):
-    type: str = ""
-    add_prefix_space: bool = True
-    use_regex: bool = True
-    pattern: dict[str, str] | None = None
-    behavior: str = ""
-    invert: bool = False
-    pretokenizers: list["_Step"] | None = None
-    processors: list["_Step"] | None = None
-    normalizers: list["_Step"] | None = None
-    single: list[dict[str, Any]] | None = None
-
-
-class _TypeOnly(msgspec.Struct):
-    type: str = "BPE"
-
-
-class _Head(msgspec.Struct):
-    """Read first: models of other types have other fields."""
-
-    model: _TypeOnly
-
-
-class _File(msgspec.Struct):
-    model: _Model
-    added_tokens: list[_AddedToken] | None = None
-    normalizer: _Step | None = None
-    pre_tokenizer: _Step | None = None
-    post_processor: _Step | None = None
-    decoder: _Step | None = None
-    truncation: dict[str, Any] | None = None
-    padding: dict[str, Any] | None = None
-
-
 def parse(content: bytes, *, drop_template: bool = False, more_special_tokens: Sequence[str] = ()) -> Tokenizer:
     """Build a tokenizer from the contents of a tokenizer.json."""
-    head: _Head = decode_json(content, _Head)
+    head: Head = decode_json(content, Head)
     if head.model.type != "BPE":
-        raise NapkinError(f"its model is of type {head.model.type!r}: only byte-level BPE is supported")
-    file: _File = decode_json(content, _File)
+        raise NapkinError(f"its model is of type {head.model.type!r}: only BPE is supported")
+    file: File = decode_json(content, File)
     _refuse_inexact(file, drop_template)
-    added = file.added_tokens or []
-    special_tokens = _special_tokens(added, file.model.vocab)
+    special_tokens = _special_tokens(file.added_tokens or [], file.model.vocab)
     for token in more_special_tokens:
         special_tokens.setdefault(token, max([len(file.model.vocab) - 1, *special_tokens.values()]) + 1)
+    if file.model.byte_fallback:
+        return character_bpe(file, special_tokens)
+    _refuse_inexact_bytes(file)
     ids = ordinary_tokens(file.model.vocab, special_tokens)
     merges = (tuple(merge.split(" ")) if isinstance(merge, str) else merge for merge in file.model.merges)
     ranks = ranks_of(merges, ids)
@@ -121,20 +71,19 @@ def parse(content: bytes, *, drop_template: bool = False, more_special_tokens: S
             pattern=_pattern(file.pre_tokenizer),
             rank=lambda first, second: ranks.get((first, second)),
             whole=file.model.ignore_merges,
+            normalize=_is_nfc(file.normalizer),
         )
     )
 
 
-def _refuse_inexact(file: _File, drop_template: bool) -> None:
+def _refuse_inexact(file: File, drop_template: bool) -> None:
     model = file.model
     for name, value in (
-        ("normalizer", None if _is_empty(file.normalizer) else file.normalizer and file.normalizer.type),
         ("truncation", file.truncation and file.truncation.get("max_length")),
         ("padding", file.padding and "on"),
         ("model.dropout", model.dropout),
         ("model.continuing_subword_prefix", model.continuing_subword_prefix),
         ("model.end_of_word_suffix", model.end_of_word_suffix),
-        ("decoder", None if _is_byte_level(file.decoder) else file.decoder and file.decoder.type),
     ):
         if value:
             raise NapkinError(f"its {name} is {value!r}, which napkin's BPE does not support: the ids would differ")
@@ -151,36 +100,50 @@ def _refuse_inexact(file: _File, drop_template: bool) -> None:
         for flag in ("single_word", "lstrip", "rstrip"):
             if getattr(token, flag):
                 raise NapkinError(f"its added token {token.content!r} has {flag}: napkin matches it anywhere")
+        if token.normalized and steps_of(file.normalizer):
+            raise NapkinError(
+                f"its added token {token.content!r} is looked for in normalized text: only `normalized: false` is "
+                "supported with a normalizer"
+            )
 
 
-def _is_empty(step: _Step | None) -> bool:
-    return step is not None and step.type == "Sequence" and not step.normalizers
+def _refuse_inexact_bytes(file: File) -> None:
+    for name, step, exact in (
+        ("normalizer", file.normalizer, not steps_of(file.normalizer) or _is_nfc(file.normalizer)),
+        ("decoder", file.decoder, file.decoder is None or _is_byte_level(file.decoder)),
+    ):
+        if not exact and step is not None:
+            raise NapkinError(f"its {name} is {step.type!r}, which napkin's BPE does not support: the ids would differ")
 
 
-def _is_byte_level(step: _Step | None) -> TypeGuard[_Step]:
+def _is_nfc(step: Step | None) -> bool:
+    return [each.type for each in steps_of(step)] == ["NFC"]
+
+
+def _is_byte_level(step: Step | None) -> TypeGuard[Step]:
     return step is not None and step.type == "ByteLevel"
 
 
-def _template_tokens(processor: _Step) -> Iterator[str]:
+def _template_tokens(processor: Step) -> Iterator[str]:
     for piece in processor.single or []:
         match piece:
             case {"SpecialToken": {"id": str(name)}}:
                 yield repr(name)
 
 
-def _pattern(step: _Step | None) -> str:
+def _pattern(step: Step | None) -> str:
     """The pattern that splits text as `pre_tokenizer` does."""
-    steps = (step.pretokenizers or []) if step and step.type == "Sequence" else [step]
+    steps = steps_of(step)
     match steps:
         case [last] if _is_byte_level(last):
             split = None
-        case [split, last] if split and split.type == "Split" and _is_byte_level(last):
+        case [split, last] if split.type == "Split" and _is_byte_level(last):
             if last.use_regex:
                 raise NapkinError(
                     "its pre_tokenizer splits twice, by a Split and by ByteLevel's own pattern: only one is supported"
                 )
         case _:
-            types = " and ".join(each.type for each in steps if each) or "missing"
+            types = " and ".join(each.type for each in steps) or "missing"
             raise NapkinError(f"its pre_tokenizer is {types}: only ByteLevel, or a Split and ByteLevel, are supported")
     if last.add_prefix_space:
         raise NapkinError(
@@ -191,7 +154,7 @@ def _pattern(step: _Step | None) -> str:
     return "gpt2" if last.use_regex else "whole"
 
 
-def _split_pattern(split: _Step) -> str:
+def _split_pattern(split: Step) -> str:
     expression = (split.pattern or {}).get("Regex")
     if expression is None:
         raise NapkinError(f"its pre_tokenizer splits by {split.pattern}: only a Split by a Regex is supported")
@@ -205,7 +168,7 @@ def _split_pattern(split: _Step) -> str:
     return known or portable_expression(expression)
 
 
-def _special_tokens(added: list[_AddedToken], vocab: dict[str, int]) -> dict[str, int]:
+def _special_tokens(added: list[AddedToken], vocab: dict[str, int]) -> dict[str, int]:
     """Added tokens, text to id."""
     special_tokens: dict[str, int] = {}
     following = len(vocab)
@@ -241,6 +204,8 @@ def _may_overlap(first: str, second: str) -> bool:
 
 
 def _document(tokenizer: Tokenizer) -> dict[str, Any]:
+    if isinstance(tokenizer, CharacterBPETokenizer):
+        return character_bpe_document(tokenizer)
     vocab, merges = vocab_and_merges(tokenizer)
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
@@ -248,7 +213,7 @@ def _document(tokenizer: Tokenizer) -> dict[str, Any]:
         "truncation": None,
         "padding": None,
         "added_tokens": [{"id": i, "content": token, **flags} for token, i in tokenizer.special_tokens.items()],
-        "normalizer": None,
+        "normalizer": {"type": "NFC"} if isinstance(tokenizer, RemappedBPETokenizer) and tokenizer.normalize else None,
         "pre_tokenizer": _pre_tokenizer(pattern_of(tokenizer)),
         "post_processor": None,
         "decoder": _byte_level(use_regex=False),

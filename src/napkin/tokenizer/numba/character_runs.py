@@ -54,9 +54,9 @@ def run_end(text, i, stop, classes, kind):
 
 
 @jitted
-def at_most_three(text, i, stop, classes, kind):
-    """The end of the run of at most three characters of one kind that begins at `i`."""
-    for _ in range(3):
+def at_most(longest, text, i, stop, classes, kind):
+    """The end of the run of at most `longest` characters of one kind that begins at `i`."""
+    for _ in range(longest):
         if i < stop:
             i += _width_of_kind(text, i, stop, classes, kind)
     return i

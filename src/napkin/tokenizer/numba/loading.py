@@ -14,7 +14,7 @@ from napkin.files import cache_folder
 from napkin.tokenizer.numba.code_cache import code_folder, is_cached, read_code, write_code
 
 # Pre-tokenization patterns that have a scanner: the one function of the module `scan_NAME`.
-COMPILED_PATTERNS = ("gpt2", "gpt4", "cl100k", "o200k", "whole")
+COMPILED_PATTERNS = ("gpt2", "gpt4", "cl100k", "o200k", "qwen2", "whole")
 
 _loaded: set[str] = set()
 _loading = threading.Lock()

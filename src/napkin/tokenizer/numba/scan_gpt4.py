@@ -7,4 +7,4 @@ from napkin.tokenizer.numba.scanners import scan_gpt4 as scan
 @CompiledFunction
 def scan_gpt4(text, start, stop, limit, classes, ends, room):
     """The scanner of GPT-4's pattern."""
-    return scan(text, start, stop, classes, ends, room, False)
+    return scan(text, start, stop, classes, ends, room, False, 3)

@@ -14,7 +14,7 @@ from napkin.tokenizer.numba.character_runs import (
     APOSTROPHE,
     BLANK,
     SLASH,
-    at_most_three,
+    at_most,
     class_and_width,
     contraction_end,
     is_line_end,
@@ -49,11 +49,11 @@ def gpt2_end(text, i, stop, classes):
 
 
 @jitted
-def scan_gpt4(text, start, stop, classes, ends, room, tail):
-    """Scan by GPT-4's pattern, with `tail` in tiktoken's current form."""
+def scan_gpt4(text, start, stop, classes, ends, room, tail, digits):
+    """Scan by GPT-4's pattern, with `tail` in tiktoken's current form; a number has at most so many digits."""
     count = 0
     while start < stop and count < room:
-        start = _gpt4_end(text, start, stop, classes, tail)
+        start = _gpt4_end(text, start, stop, classes, tail, digits)
         store_i64(ends + 8 * count, start)
         count += 1
     return count
@@ -71,7 +71,7 @@ def scan_o200k(text, start, stop, classes, ends, room):
 
 
 @jitted
-def _gpt4_end(text, i, stop, classes, tail):
+def _gpt4_end(text, i, stop, classes, tail, digits):
     byte = load_u8(text + i)
     if byte == APOSTROPHE:
         end = contraction_end(text, i, stop, True)
@@ -83,7 +83,7 @@ def _gpt4_end(text, i, stop, classes, tail):
     if kind == LETTER:
         return run_end(text, following, stop, classes, LETTER)
     if kind == NUMBER:
-        return at_most_three(text, i, stop, classes, NUMBER)
+        return at_most(digits, text, i, stop, classes, NUMBER)
     next_kind = kind_at(text, following, stop, classes)
     if next_kind == LETTER and not is_line_end(byte):
         return run_end(text, following, stop, classes, LETTER)
@@ -102,7 +102,7 @@ def _o200k_end(text, i, stop, classes):
     kind = value & KIND
     following = i + width
     if kind == NUMBER:
-        return at_most_three(text, i, stop, classes, NUMBER)
+        return at_most(3, text, i, stop, classes, NUMBER)
     end = 0
     if kind != LETTER and not is_line_end(byte):
         end = _word_with_lower_case(text, following, stop, classes)

@@ -1,0 +1,198 @@
+"""Byte-pair encoding on characters with bytes for those that the vocabulary lacks: Llama 2, Mistral, Mixtral, Gemma.
+
+SentencePiece (Kudo & Richardson 2018) writes a space as U+2581 and puts one before a text, so that a word has the same
+tokens at its beginning as within it. So U+2581 in a text is encoded as a space; all else is lossless, but for a single
+space at the beginning where `prefix` adds one only to texts without.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import chain, groupby
+from typing import Any, ClassVar, Literal, SupportsIndex
+
+from napkin.errors import NapkinError
+from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.symbol_merging import Ranks, merge_symbols
+from napkin.tokenizer.text_input import check_special_tokens, utf8
+
+Prefix = Literal["none", "always", "if_missing", "first_if_missing"]
+"""The space before a text, and before each part of it between special tokens: none; always; where there is none yet;
+where there is none yet, and before the first part only."""
+
+SPACE = "\u2581"
+
+_CACHED_PIECES = 2**17
+_CACHED_LENGTH = 256
+_MAX_TOKEN_CHARACTERS = 4096
+
+
+class CharacterBPETokenizer(Tokenizer):
+    """`tokens[id]` is the text of an id; those at `byte_ids` are the 256 bytes, whatever their text is.
+
+    Merge i joins two tokens into the one whose text is theirs together; merges of a lower number come first.
+    `special_tokens` map what stands for them in a text to their ids; ordinary text never becomes one of the ids
+    `hidden`. With `splits_spaces`, no token reaches from before a space into it. `decode` leaves out one space at the
+    beginning if `strips_space`, as it must where a prefix adds it; `decode_bytes` gives it, since ids may continue a
+    text.
+
+    Raises NapkinError for byte ids that are not 256 distinct ones, ids outside the vocabulary, a merge whose result is
+    not in it or that is given twice, and two tokens with the same text.
+    """
+
+    kind: ClassVar[str] = "character-bpe"
+    is_splittable = False
+
+    def __init__(
+        self,
+        tokens: Sequence[str],
+        merges: Sequence[tuple[int, int]],
+        special_tokens: Mapping[str, int],
+        *,
+        byte_ids: Sequence[int],
+        hidden: Sequence[int] = (),
+        prefix: Prefix = "always",
+        splits_spaces: bool = False,
+        strips_space: bool = True,
+    ) -> None:
+        check_special_tokens(list(special_tokens))
+        self.tokens, self.byte_ids, self.merges = list(tokens), list(byte_ids), [(i, j) for i, j in merges]
+        self.special_tokens = dict(special_tokens)
+        self.prefix: Prefix = prefix
+        self.splits_spaces, self.strips_space = splits_spaces, strips_space
+        self.hidden = list(hidden)
+        self._check_ids()
+        self.vocabulary = [utf8(token, f"token {i}") for i, token in enumerate(self.tokens)]
+        for byte, i in enumerate(self.byte_ids):
+            self.vocabulary[i] = bytes([byte])
+        self._bytes = frozenset(self.byte_ids)
+        self._id_of = self._ids_by_text()
+        self._ranks, self._made = self._checked_merges()
+        self._ids_of = _Cache(self)
+
+    def encode_parts(self, parts: Sequence[str]) -> list[int]:
+        """The ids of ordinary texts and special tokens in turn; see `Tokenizer.encode_parts`."""
+        ids: list[int] = []
+        for i, part in enumerate(parts):
+            ids += [self.special_tokens[part]] if i % 2 else self._encode_part(part, first=i == 0)
+        return ids
+
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
+        """Turn ids into text. Bytes that are not valid UTF-8 become U+FFFD, each of them.
+
+        Raises NapkinError for an id outside the vocabulary.
+        """
+        numbers = [i.__index__() for i in ids]
+        self.decode_bytes(numbers)
+        text = "".join(
+            _text_of_bytes(bytes(self.vocabulary[i][0] for i in some)) if is_byte else "".join(map(self._text, some))
+            for is_byte, some in groupby(numbers, self._bytes.__contains__)
+        )
+        return text.removeprefix(" ") if self.strips_space else text
+
+    def merge_symbols_of(self, piece: str) -> list[int]:
+        """The ids of a text within which symbols may merge, without cache."""
+        ids: list[int] = []
+        for character in piece:
+            found = self._id_of.get(character)
+            ids += map(self.byte_ids.__getitem__, character.encode()) if found is None else (found,)
+        return merge_symbols(ids, self._ranks, self._made)
+
+    def _text(self, i: int) -> str:
+        return self.tokens[i]
+
+    def _encode_ordinary(self, text: str) -> list[int]:
+        return self._encode_part(text, first=True)
+
+    def _encode_part(self, text: str, *, first: bool) -> list[int]:
+        pieces = self._pieces.findall(self._prefixed(text.replace(SPACE, " "), first))
+        return list(chain.from_iterable(map(self._ids_of.__getitem__, pieces)))
+
+    def _prefixed(self, text: str, first: bool) -> str:
+        if self.prefix == "none" or not text:
+            return text
+        if self.prefix == "always":
+            return " " + text
+        return text if text.startswith(" ") or not (first or self.prefix == "if_missing") else " " + text
+
+    @cached_property
+    def _pieces(self) -> re.Pattern[str]:
+        """Pieces of a text such that no merge crosses the place between two of them."""
+        if self.splits_spaces:
+            return re.compile(" [^ ]*+|[^ ]++")
+        merged = {self.tokens[i] for i in self._made}
+        if any(" " in token.lstrip(" ") for token in merged):
+            return re.compile("(?s:.+)")
+        if any("\n" in token for token in merged):
+            return re.compile(" *+[^ ]++| ++")
+        return re.compile(" *[^ \n]++| ++|\n")
+
+    def _ids_by_text(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        left_out = self._bytes.union(self.hidden)
+        for i, token in enumerate(self.tokens):
+            if i in left_out:
+                continue
+            if found.setdefault(token, i) != i:
+                raise NapkinError(f"token {token!r} has the ids {found[token]} and {i}: remove one")
+        return found
+
+    def _check_ids(self) -> None:
+        n_tokens = len(self.tokens)
+        if len(self.byte_ids) != 256 or len(set(self.byte_ids)) != 256:
+            raise NapkinError(f"{len(set(self.byte_ids))} distinct ids are given for the 256 bytes: give one for each")
+        for i in (*self.byte_ids, *self.hidden, *self.special_tokens.values(), *chain.from_iterable(self.merges)):
+            if not 0 <= i < n_tokens:
+                raise NapkinError(f"id {i} is outside 0 to {n_tokens - 1}, the ids of {n_tokens} tokens")
+        for i, token in enumerate(self.tokens):
+            if not token or len(token) > _MAX_TOKEN_CHARACTERS:
+                raise NapkinError(f"token {i} has {len(token):,} characters: 1 to {_MAX_TOKEN_CHARACTERS:,} are needed")
+
+    def _checked_merges(self) -> tuple[Ranks, list[int]]:
+        ranks: dict[tuple[int, int], int] = {}
+        made: list[int] = []
+        for pair in self.merges:
+            text = self.tokens[pair[0]] + self.tokens[pair[1]]
+            merged = self._id_of.get(text)
+            if merged is None:
+                raise NapkinError(f"merge {len(made)} makes {text!r}, which is not in the vocabulary")
+            if ranks.setdefault(pair, len(made)) != len(made):
+                raise NapkinError(f"merge {len(made)}, which makes {text!r}, is given twice: remove one")
+            made.append(merged)
+        return ranks, made
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "prefix": self.prefix,
+            "splits_spaces": self.splits_spaces,
+            "strips_space": self.strips_space,
+            "special_tokens": list(self.special_tokens),
+            "special_ids": list(self.special_tokens.values()),
+            "byte_ids": self.byte_ids,
+            "hidden": self.hidden,
+            "tokens": self.tokens,
+            "merges": [list(pair) for pair in self.merges],
+        }
+
+
+def _text_of_bytes(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return "\ufffd" * len(content)
+
+
+class _Cache(dict[str, list[int]]):
+    """Piece to ids, computed once and cached."""
+
+    def __init__(self, tokenizer: CharacterBPETokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __missing__(self, piece: str) -> list[int]:
+        ids = self._tokenizer.merge_symbols_of(piece)
+        if len(piece) <= _CACHED_LENGTH:
+            if len(self) >= _CACHED_PIECES:
+                self.clear()
+            self[piece] = ids
+        return ids
