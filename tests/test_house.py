@@ -29,6 +29,7 @@ FLOORS = [
     {"inference"},
     {"planning"},
     {"training"},
+    {"scaling"},
     {"cli", "__init__"},
     {"__main__"},
 ]

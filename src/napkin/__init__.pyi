@@ -13,6 +13,7 @@ from . import planning as planning
 from . import recipe as recipe
 from . import report as report
 from . import runs as runs
+from . import scaling as scaling
 from . import tensors as tensors
 from . import tokenizer as tokenizer
 from . import train_step as train_step

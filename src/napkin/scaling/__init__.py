@@ -1,0 +1,9 @@
+"""Scaling laws: what loss a model of some size reaches after some tokens, fitted to finished runs.
+
+Start with `law_fit.py`, which fits the laws of `law_forms.py` to the runs that `observations.py` reads; `fitted_law.py`
+predicts with them.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,12 @@
+from .fitted_law import FittedLaw as FittedLaw
+from .fitted_law import Interval as Interval
+from .fitted_law import Optimum as Optimum
+from .fitted_law import read_law as read_law
+from .law_fit import LawFit as LawFit
+from .law_fit import fit_chinchilla as fit_chinchilla
+from .law_fit import fit_law as fit_law
+from .law_forms import LAWS as LAWS
+from .observations import Observation as Observation
+from .observations import Observations as Observations
+from .observations import read_observations as read_observations
+from .observations import read_run_observations as read_run_observations

@@ -1,0 +1,278 @@
+"""A fitted law: coefficients and predictions with intervals, kept as a JSON file."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from napkin.errors import NapkinError, first_line
+from napkin.files import StrPath, atomic_write_bytes, read_bytes
+from napkin.scaling.law_forms import LawForm, LawModel, law_form
+from napkin.scaling.observations import FLOPS_PER_PARAMETER_AND_TOKEN
+from napkin.scaling.robust_fit import Values
+
+LEVEL = 0.9
+"""Of all intervals: they hold the true value, or a new run, in nine of ten cases."""
+
+VERSION = 1
+LARGEST_FILE = 64 * 2**20
+_RESIDUALS = 40
+"""Quantiles of the residuals that stand for their distribution in predictions."""
+_GOLDEN = (5**0.5 - 1) / 2
+
+Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e40)]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and its 90% interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    @property
+    def relative(self) -> float:
+        """Half the width, as a share of the estimate."""
+        return (self.high - self.low) / 2 / self.estimate
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """Parameters and tokens that give the lowest loss for some FLOPs."""
+
+    flops: float
+    parameters: Interval
+    tokens: Interval
+    loss: Interval
+    """Of a run of that size; its interval includes the scatter of single runs."""
+
+
+class LawFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The file of a law."""
+
+    law: str
+    groups: tuple[str, ...]
+    centres: dict[str, Finite]
+    theta: tuple[Finite, ...]
+    draws: tuple[tuple[Finite, ...], ...]
+    residuals: tuple[Finite, ...]
+    runs: Annotated[int, msgspec.Meta(ge=1)]
+    ranges: dict[str, tuple[Positive, Positive]]
+    version: int = VERSION
+
+
+class FittedLaw:
+    """A law with the coefficients that fit some runs best, and those of bootstrap draws."""
+
+    def __init__(self, content: LawFile) -> None:
+        self.content = content
+        self.form: LawForm = law_form(content.law)
+        self.model = LawModel(self.form, dict(content.centres), content.groups)
+        self.theta = np.array(content.theta, dtype=np.float64)
+        """[coefficients]"""
+        self.draws = np.array(content.draws, dtype=np.float64).reshape(len(content.draws), len(content.theta))
+        """[draws, coefficients]"""
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The training sets of the runs; one without a name where the runs do not differ in it."""
+        return tuple(self.content.groups)
+
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """The least and the most parameters, tokens and compute of the runs."""
+        return self.content.ranges
+
+    @cached_property
+    def coefficients(self) -> dict[str, dict[str, Interval]]:
+        """The law's coefficients by training set."""
+        found = {}
+        for group in self.groups:
+            point = self.model.coefficients(self.theta[None], group)
+            drawn = self.model.coefficients(self.draws, group)
+            found[group] = {name: _interval(float(point[name][0]), drawn[name]) for name in point}
+        return found
+
+    def predict(
+        self, parameters: float, tokens: float, *, flops: float | None = None, group: str | None = None
+    ) -> Interval:
+        """The loss of a new run, in nats per token.
+
+        The interval holds how well the coefficients are known (bootstrap) and how much single runs scatter about the
+        law (residuals, without outliers). It holds nothing of a law that is wrong far beyond the runs: `compare_laws`
+        measures that.
+
+        Args:
+            parameters: N.
+            tokens: D.
+            flops: of the training; None is 6·N·D. Only laws of compute use it.
+            group: training set; None is the only one.
+
+        Raises:
+            NapkinError: for a size that is not positive, or a training set that the law does not know.
+        """
+        compute = FLOPS_PER_PARAMETER_AND_TOKEN * parameters * tokens if flops is None else flops
+        sizes = {"parameters": parameters, "tokens": tokens, "compute": compute}
+        for name, value in sizes.items():
+            if not 0 < value < 1e40:
+                raise NapkinError(f"{name} of {value:g} cannot be predicted for: use a number above 0")
+        variables = {name: np.array([value]) for name, value in sizes.items()}
+        group = self.group(group)
+        return self._of_new_run(
+            self._log_losses(variables, self.theta[None], group)[0], self._log_losses(variables, self.draws, group)
+        )
+
+    def mean_loss(self, parameters: float, tokens: float, *, group: str | None = None) -> float:
+        """The loss by the law's best coefficients alone."""
+        return self.predict(parameters, tokens, group=group).estimate
+
+    def optimum(
+        self,
+        flops: float,
+        *,
+        group: str | None = None,
+        flops_per_token: Callable[[float], float] | None = None,
+    ) -> Optimum:
+        """The best use of some FLOPs.
+
+        Args:
+            flops: of the whole training.
+            group: training set; None is the only one.
+            flops_per_token: FLOPs per token of a model with so many parameters; None is 6 per parameter.
+
+        Raises:
+            NapkinError: for a law that does not depend on both parameters and tokens.
+        """
+        if {*self.form.variables} != {"parameters", "tokens"}:
+            raise NapkinError(
+                f"the law '{self.form.name}' says nothing of parameters and tokens together: use --law chinchilla"
+            )
+        if not 1 <= flops <= 1e36:
+            raise NapkinError(f"{flops:g} FLOPs have no optimum: use 1 to 1e36")
+        per_token = flops_per_token or (lambda parameters: FLOPS_PER_PARAMETER_AND_TOKEN * parameters)
+        group = self.group(group)
+        thetas = np.concatenate([self.theta[None], self.draws])
+        sizes = _best_sizes(lambda n: self._losses_at(n, flops, per_token, thetas, group), len(thetas), flops)
+        tokens = np.array([flops / per_token(float(size)) for size in sizes])
+        best = {"parameters": sizes[:1], "tokens": tokens[:1], "compute": np.array([flops])}
+        return Optimum(
+            flops=flops,
+            parameters=_interval(float(sizes[0]), sizes[1:]),
+            tokens=_interval(float(tokens[0]), tokens[1:]),
+            loss=self._of_new_run(
+                self._log_losses(best, self.theta[None], group)[0], self._log_losses(best, self.draws, group)
+            ),
+        )
+
+    def extrapolation(self, flops: float) -> float:
+        """How many times the FLOPs of the largest run these are."""
+        return flops / self.ranges["compute"][1]
+
+    def group(self, name: str | None) -> str:
+        """The training set of this name. Raises NapkinError, naming those there are, for another."""
+        if name is None:
+            if len(self.groups) > 1:
+                raise NapkinError(f"the law has {len(self.groups)} training sets: name one of {', '.join(self.groups)}")
+            return next(iter(self.groups))
+        if name not in self.groups:
+            known = ", ".join(each for each in self.groups if each) or "no training sets"
+            raise NapkinError(f"the law does not know the training set '{name[:60]}': it has {known}")
+        return name
+
+    def write(self, path: StrPath, *, overwrite: bool = False) -> None:
+        """Write the law as JSON, atomically."""
+        atomic_write_bytes(path, msgspec.json.format(msgspec.json.encode(self.content), indent=1), overwrite=overwrite)
+
+    def _log_losses(self, variables: dict[str, Values], thetas: Values, group: str) -> Values:
+        """[thetas] of one run."""
+        terms = self.model.terms(variables, [group])
+        return terms.log_losses(thetas)[:, 0]
+
+    def _losses_at(
+        self, sizes: Values, flops: float, per_token: Callable[[float], float], thetas: Values, group: str
+    ) -> Values:
+        """[thetas]: the log loss of each at its own size."""
+        tokens = flops / np.array([per_token(float(size)) for size in sizes])
+        terms = self.model.terms({"parameters": sizes, "tokens": tokens}, [group] * len(sizes))
+        # Run i belongs to θ i.
+        exponents = np.einsum("knp,np->kn", terms.designs, thetas[:, : self.model.n_linear])
+        if terms.offsets is not None:
+            exponents = exponents + terms.offsets
+        inner = np.logaddexp.reduce(exponents, axis=0)
+        return inner * (np.exp(thetas[:, -1]) if terms.outer_exponent else 1.0)
+
+    def _of_new_run(self, point: float, drawn: Values) -> Interval:
+        """The interval of a loss: coefficients of every draw with every residual."""
+        residuals = np.array(self.content.residuals)
+        both = ((drawn - point)[:, None] + residuals[None, :]).ravel()
+        low, high = np.quantile(both, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        return Interval(
+            float(np.exp(point)), float(np.exp(point + min(low, 0.0))), float(np.exp(point + max(high, 0.0)))
+        )
+
+
+def read_law(path: str | Path) -> FittedLaw:
+    """Read a law that `FittedLaw.write` wrote. Raises NapkinError, naming the file, for anything else."""
+    path = Path(path)
+    try:
+        data = read_bytes(path)
+    except FileNotFoundError:
+        raise NapkinError(f"'{path}' does not exist: write a law with `napkin law fit ... --out {path}`") from None
+    if len(data) > LARGEST_FILE:
+        raise NapkinError(f"'{path}' has {len(data):,} bytes: a law has at most {LARGEST_FILE:,}")
+    try:
+        content = msgspec.json.decode(data, type=LawFile)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise NapkinError(f"'{path}' is not a law of `napkin law fit` ({first_line(error)})") from None
+    if content.version != VERSION:
+        raise NapkinError(f"'{path}' is a law of version {content.version}, this napkin reads {VERSION}: fit it again")
+    form = law_form(content.law)
+    expected = form.n_coefficients(len(content.groups))
+    if (
+        len(content.theta) != expected
+        or not content.draws
+        or not content.residuals
+        or any(len(draw) != expected for draw in content.draws)
+        or not set(form.variables) <= content.centres.keys()
+        or not {"parameters", "tokens", "compute"} <= content.ranges.keys()
+    ):
+        raise NapkinError(f"'{path}' does not hold the coefficients of the law '{content.law}': fit it again")
+    return FittedLaw(content)
+
+
+def quantile_shares() -> Values:
+    """The quantiles of residuals that stand for their distribution in a law's file."""
+    return (np.arange(_RESIDUALS) + 0.5) / _RESIDUALS
+
+
+def _interval(estimate: float, drawn: Values) -> Interval:
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(estimate, float(min(low, estimate)), float(max(high, estimate)))
+
+
+def _best_sizes(losses: Callable[[Values], Values], batch: int, flops: float) -> Values:
+    """[batch] sizes of lowest loss, by golden sections over their logarithm, all at a time."""
+    low, high = np.zeros(batch), np.full(batch, np.log(flops))
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_left, at_right = losses(np.exp(left)), losses(np.exp(right))
+    for _ in range(90):
+        to_left = at_left < at_right
+        low, high = np.where(to_left, low, left), np.where(to_left, right, high)
+        new = np.where(to_left, high - _GOLDEN * (high - low), low + _GOLDEN * (high - low))
+        at_new = losses(np.exp(new))
+        left, right, at_left, at_right = (
+            np.where(to_left, new, right),
+            np.where(to_left, left, new),
+            np.where(to_left, at_new, at_right),
+            np.where(to_left, at_left, at_new),
+        )
+    return np.exp((low + high) / 2)
