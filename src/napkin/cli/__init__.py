@@ -21,7 +21,7 @@ COMMANDS = {
     "train": "plan, train, meter and reconcile a run",
     "resume": "continue a run from its newest intact checkpoint",
     "launch": "print or submit the script with which Slurm or Kubernetes trains a run on several nodes",
-    "evaluate": "loss, perplexity and bits per byte on held-out text, beside gzip and xz",
+    "evaluate": "bits per byte on held-out text, beside gzip and xz; scores of tasks, and two models compared",
     "generate": "let a trained model continue a text",
     "chat": "talk with a model in the terminal",
     "serve": "serve a model over HTTP, with OpenAI's interface and a page to chat on",

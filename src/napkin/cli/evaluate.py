@@ -1,10 +1,13 @@
 """`napkin evaluate`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from napkin.cli.options import RunOptions, parse
+import tyro
+
+from napkin.cli.evaluate_task import TaskOptions, evaluate_task
+from napkin.cli.options import INLINED, JsonOption, parse
 from napkin.cli.progress import progress_line
 from napkin.cli.renewed_report import renew_report
 from napkin.cli.terminal import notify, print_json, print_table, say
@@ -16,23 +19,45 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class EvaluateOptions(RunOptions):
-    """Predict all validation tokens of a run: loss, perplexity, bits per byte, beside gzip and xz on the same bytes."""
+class EvaluateOptions(JsonOption):
+    """Predict all validation tokens of a run: loss, perplexity, bits per byte, beside gzip and xz on the same bytes; or
+    put a task to a run or a Hugging Face folder."""
 
+    run: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
+    """Folder of the run; with --task a Hugging Face folder, too."""
     tokens: str | None = None
     """Token file to predict; None is the run's validation file, whose result is kept in the run folder and report."""
+    tasks: Annotated[TaskOptions, INLINED] = field(default_factory=TaskOptions)
 
 
 def main(arguments: list[str]) -> None:
     """Evaluate a run and write the result to its folder."""
     options = parse(EvaluateOptions, "evaluate", arguments)
+    if options.tasks.compare:
+        from napkin.cli.evaluate_compare import compare
+
+        if options.run is not None or options.tasks.task:
+            raise NapkinError("--compare reads two results: leave out RUN and --task")
+        compare(options.tasks.compare, options.tasks.score, json=options.json)
+        return
+    if options.run is None:
+        raise NapkinError("missing from napkin evaluate: RUN Folder of the run: `napkin evaluate --help` tells more")
+    if options.tasks.task:
+        if options.tokens is not None:
+            raise NapkinError("--tokens and --task are two evaluations: use one of them")
+        evaluate_task(options.run, options.tasks, json=options.json)
+        return
+    _evaluate_tokens(options, options.run)
+
+
+def _evaluate_tokens(options: EvaluateOptions, run: str) -> None:
     with progress_line("opening the run") as line:
         from napkin.inference.trained import load_run
 
-        trained = load_run(options.run, on_message=notify)
+        trained = load_run(run, on_message=notify)
         path = trained.recipe.data.validation if options.tokens is None else options.tokens
         if path is None:
-            raise NapkinError(f"'{options.run}' has no validation tokens: name a token file with --tokens")
+            raise NapkinError(f"'{run}' has no validation tokens: name a token file with --tokens")
         if not Path(path).is_file():
             raise NapkinError(f"there is no token file '{path}': name one with --tokens")
         line.retitle("evaluating")

@@ -1,3 +1,9 @@
+from . import tasks as tasks
 from .bits_per_byte import Evaluation as Evaluation
 from .bits_per_byte import evaluate as evaluate
 from .bits_per_byte import mean_loss as mean_loss
+from .uncertainty import Estimate as Estimate
+from .uncertainty import PairedDifference as PairedDifference
+from .uncertainty import detectable_difference as detectable_difference
+from .uncertainty import mean_estimate as mean_estimate
+from .uncertainty import paired_difference as paired_difference

@@ -1,0 +1,17 @@
+from .item import Item as Item
+from .item import Task as Task
+from .item_log import ItemResult as ItemResult
+from .item_log import open_log as open_log
+from .prompts import Prompting as Prompting
+from .results import TaskResult as TaskResult
+from .results import compare_results as compare_results
+from .results import read_result as read_result
+from .results import settings_of as settings_of
+from .results import summarise as summarise
+from .results import write_result as write_result
+from .running import TaskModel as TaskModel
+from .running import TaskPlan as TaskPlan
+from .running import plan_task as plan_task
+from .running import run_task as run_task
+from .task_file import TaskFile as TaskFile
+from .task_file import read_task as read_task

@@ -1,0 +1,159 @@
+"""The result of a task: scores with their errors, by section and in all, and everything that reproduces it."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+import napkin
+from napkin.errors import NapkinError
+from napkin.evaluation.tasks.item import Task
+from napkin.evaluation.tasks.item_log import ItemResult
+from napkin.evaluation.tasks.prompts import Prompting
+from napkin.evaluation.uncertainty import Estimate, PairedDifference, mean_estimate, paired_difference
+from napkin.runs.json_file import read_json, write_json
+
+FORMAT = "napkin-task-result"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What is written as JSON."""
+
+    format: str
+    version: int
+    task: dict[str, Any]
+    """Name, kind, leading score, files with their SHA-256, how items were put."""
+    model: dict[str, Any]
+    made_with: dict[str, str]
+    """Versions of what computed it."""
+    scores: dict[str, Estimate]
+    sections: dict[str, dict[str, Estimate]]
+    """Where there are several."""
+    names: list[str]
+    """Of the items, in order."""
+    groups: list[str]
+    item_scores: dict[str, list[float]]
+    """Of each item, by name of the score."""
+    dropped_examples: int = 0
+    """Items that lost examples to fit the context."""
+    cut: int = 0
+    """Items that lost tokens of their own."""
+    left_out: list[str] = field(default_factory=list)
+    """Items that could not be scored, and why."""
+
+
+def settings_of(task: Task, model: Mapping[str, Any], prompting: Prompting) -> dict[str, Any]:
+    """Everything that the items' results depend on."""
+    return {
+        "task": {
+            "name": task.name,
+            "kind": task.kind,
+            "score": leading_score(task),
+            "files": task.files,
+            "items": len(task.items),
+            # The names of a sample tell which it is.
+            "sample": [item.name for item in task.items] if len(task.items) < 2000 else None,
+            "description": task.description,
+            "delimiter": task.delimiter,
+            "separator": task.separator,
+            "stop": list(task.stop),
+            "max_tokens": task.max_tokens if task.is_generated else None,
+            "answer_context": task.answer_context,
+            **asdict(prompting),
+        },
+        "model": dict(model),
+        "made_with": {
+            "napkin": napkin.__version__,
+            "torch": str(torch.__version__),
+            "numpy": numpy.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def leading_score(task: Task) -> str:
+    """The score that is told first."""
+    return task.score or ("exact_match" if task.is_generated else "acc")
+
+
+def summarise(settings: Mapping[str, Any], task: Task, results: Sequence[ItemResult]) -> TaskResult:
+    """The result of a task's items. Raises NapkinError where the leading score is not one of theirs."""
+    names = list(results[0].scores)
+    if leading_score(task) not in names:
+        raise NapkinError(f"the task has no score '{leading_score(task)}': use one of {', '.join(names)}")
+
+    def estimates(chosen: Sequence[ItemResult]) -> dict[str, Estimate]:
+        groups = [each.group or f"\0{each.name}" for each in chosen]
+        return {name: mean_estimate([each.scores[name] for each in chosen], groups) for name in names}
+
+    sections = list(dict.fromkeys(each.section for each in results))
+    return TaskResult(
+        FORMAT,
+        VERSION,
+        scores=estimates(results),
+        sections={
+            section: estimates([each for each in results if each.section == section])
+            for section in (sections if len(sections) > 1 else [])
+        },
+        names=[each.name for each in results],
+        groups=[each.group for each in results],
+        item_scores={name: [each.scores[name] for each in results] for name in names},
+        dropped_examples=sum(each.dropped_examples > 0 for each in results),
+        cut=sum(each.cut_tokens > 0 for each in results),
+        left_out=list(task.left_out),
+        **settings,
+    )
+
+
+def write_result(path: Path, result: TaskResult) -> None:
+    """Write a result, replacing an earlier one."""
+    write_json(path, result)
+
+
+def read_result(path: Path) -> TaskResult:
+    """Read a result. Raises NapkinError where there is none, CorruptFile where it was damaged."""
+    found = read_json(path, TaskResult)
+    if found is None:
+        raise NapkinError(f"there is no result '{path}': write one with `napkin evaluate RUN --task FILE`")
+    if found.format != FORMAT or found.version > VERSION:
+        raise NapkinError(f"'{path}' is not a result of this version of napkin: name one that it wrote")
+    n_items = len(found.names)
+    if {len(found.groups), *map(len, found.item_scores.values())} != {n_items} or not n_items:
+        raise NapkinError(f"'{path}' does not have a score for each item: restore the file")
+    return found
+
+
+def compare_results(first: TaskResult, second: TaskResult, score: str | None = None) -> PairedDifference:
+    """How two models differ on the items that both have done; None is the leading score of the first.
+
+    Raises NapkinError for results of different files or without a common item.
+    """
+    score = score or str(first.task.get("score"))
+    for result in (first, second):
+        if score not in result.item_scores:
+            listed = ", ".join(result.item_scores)
+            raise NapkinError(f"'{result.task.get('name')}' has no score '{score}': use one of {listed}")
+    if first.task.get("files") != second.task.get("files"):
+        raise NapkinError(
+            f"the results are of different files ({_files(first)}; {_files(second)}): compare results of the same task"
+        )
+    theirs = dict(zip(second.names, second.item_scores[score], strict=True))
+    common = [place for place, name in enumerate(first.names) if name in theirs]
+    if not common:
+        raise NapkinError("the results have no item in common: use the same --limit and --seed")
+    return paired_difference(
+        [first.item_scores[score][place] for place in common],
+        [theirs[first.names[place]] for place in common],
+        [first.groups[place] or f"\0{first.names[place]}" for place in common],
+    )
+
+
+def _files(result: TaskResult) -> str:
+    files: Any = result.task.get("files")
+    return ", ".join(f"{name} {str(digest)[:8]}" for name, digest in dict(files or {}).items())

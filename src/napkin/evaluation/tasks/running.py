@@ -1,0 +1,239 @@
+"""Put a task to a model, item by item."""
+
+import dataclasses
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from napkin.errors import NapkinError
+from napkin.evaluation.tasks.answers import choice_scores, generated_scores, pair_scores
+from napkin.evaluation.tasks.item import Item, Task
+from napkin.evaluation.tasks.item_log import ItemLog, ItemResult
+from napkin.evaluation.tasks.prompts import Prompted, Prompting, PromptModel, examples_of, prompted
+
+BATCH_ITEMS = 32
+"""Items that are scored at a time: they share the beginnings of their prompts, and are saved together."""
+
+MOST_COUNTED_BATCHES = 32
+"""Of a plan: counting takes as long as encoding, twice."""
+
+Pair = tuple[Sequence[int], Sequence[int]]
+
+
+@runtime_checkable
+class TaskModel(PromptModel, Protocol):
+    """A model that tasks can be put to."""
+
+    def logprobs(self, pairs: Sequence[Pair]) -> list[float]:
+        """The log-probability in nats of each (context, continuation); shared beginnings are computed once."""
+        ...
+
+    def complete(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, stop: Sequence[str]
+    ) -> Iterator[tuple[int, str]]:
+        """The likeliest continuation of each prompt, with its number, in the order in which they end."""
+        ...
+
+    def about(self) -> Mapping[str, Any]:
+        """What tells this model from others: name, step, checksum of its weights, number format."""
+        ...
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """What a task takes of a model, before it starts."""
+
+    items: int
+    counted_items: int
+    """Items whose tokens were counted; those of the others are estimated from them."""
+    sequences: int
+    """Pairs of context and continuation, or prompts to continue."""
+    tokens: int
+    """Of all sequences, each by itself."""
+    computed_tokens: int
+    """Of them, those that go through the model: shared beginnings of a batch once."""
+    generated_tokens: int
+    """At most."""
+    longest: int
+    """Tokens of the longest sequence."""
+    dropped_examples: int
+    """Items that lost examples, since they would have exceeded the context."""
+    cut: int
+    """Items that lost tokens of their own prompt."""
+    seconds: float | None = None
+    """Extrapolated by tokens from `timed_items`, put to the model."""
+    timed_items: int = 0
+
+
+def chosen_items(task: Task, limit: int | None, seed: int | None) -> Task:
+    """A task with at most so many items, drawn with a seed (None is 0), in the order of the file."""
+    if limit is None or limit >= len(task.items):
+        return task
+    if limit < 1:
+        raise NapkinError(f"--limit is {limit}: use 1 or more items")
+    numbers = sorted(random.Random(f"items/{seed or 0}").sample(range(len(task.items)), limit))
+    return dataclasses.replace(task, items=tuple(task.items[number] for number in numbers))
+
+
+def prompted_items(task: Task, model: TaskModel, prompting: Prompting, items: Sequence[Item]) -> list[Prompted]:
+    """Items as the model reads them."""
+    examples = {section: examples_of(task, section, prompting) for section in {item.section for item in items}}
+    return [prompted(task, item, model, prompting, examples[item.section]) for item in items]
+
+
+def run_task(
+    task: Task,
+    model: TaskModel,
+    prompting: Prompting,
+    log: ItemLog,
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[ItemResult]:
+    """The results of all items, in their order; those that are in the log are not computed again."""
+    left = [item for item in task.items if item.name not in log.done]
+    for start in range(0, len(left), BATCH_ITEMS):
+        batch = prompted_items(task, model, prompting, left[start : start + BATCH_ITEMS])
+        progress(len(log.done), len(task.items))
+        for results in _results(task, model, batch):
+            log.add(results)
+            progress(len(log.done), len(task.items))
+    return [log.done[item.name] for item in task.items]
+
+
+def plan_task(
+    task: Task,
+    model: TaskModel,
+    prompting: Prompting,
+    *,
+    timed_items: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> TaskPlan:
+    """Count what a task takes; with `timed_items` put so many of the items to the model, and extrapolate by tokens.
+
+    Of a long task batches spread over it are counted.
+    """
+    n_items = len(task.items)
+    starts = range(0, n_items, BATCH_ITEMS)
+    starts = starts[:: -(-len(starts) // MOST_COUNTED_BATCHES)]
+    batches = []
+    for start in starts:
+        batches.append(_Work.of(task, prompted_items(task, model, prompting, task.items[start : start + BATCH_ITEMS])))
+        progress(len(batches), len(starts))
+    total = _Work.total(batches)
+    scale = n_items / total.items
+    seconds = None
+    if timed_items:
+        seconds = scale * total.effort * _seconds_per_effort(task, model, prompting, timed_items)
+    return TaskPlan(
+        items=n_items,
+        counted_items=total.items,
+        sequences=round(scale * total.sequences),
+        tokens=round(scale * total.tokens),
+        computed_tokens=round(scale * total.computed),
+        generated_tokens=task.max_tokens * n_items if task.is_generated else 0,
+        longest=total.longest,
+        dropped_examples=round(scale * total.dropped),
+        cut=round(scale * total.cut),
+        seconds=seconds,
+        timed_items=min(timed_items, n_items),
+    )
+
+
+def _seconds_per_effort(task: Task, model: TaskModel, prompting: Prompting, n_items: int) -> float:
+    timed = prompted_items(task, model, prompting, task.items[:: max(1, len(task.items) // n_items)][:n_items])
+    # The first pass is slower than those that follow.
+    for _ in _results(task, model, timed[:1]):
+        pass
+    begin = time.perf_counter()
+    for _ in _results(task, model, timed):
+        pass
+    return (time.perf_counter() - begin) / _Work.of(task, timed).effort
+
+
+@dataclass(frozen=True)
+class _Work:
+    items: int
+    sequences: int
+    tokens: int
+    computed: int
+    generated: int
+    longest: int
+    dropped: int
+    cut: int
+
+    @property
+    def effort(self) -> int:
+        """What seconds are in proportion to: tokens that go through the model."""
+        return self.generated + self.computed
+
+    @classmethod
+    def of(cls, task: Task, batch: Sequence[Prompted]) -> "_Work":
+        sequences = sorted(sequence for each in batch for sequence in _sequences(each))
+        shared = sum(_common(*pair) for pair in itertools.pairwise(sequences))
+        tokens = sum(map(len, sequences))
+        return cls(
+            len(batch),
+            len(sequences),
+            tokens,
+            tokens - shared,
+            len(batch) * task.max_tokens if task.is_generated else 0,
+            max(map(len, sequences)),
+            sum(each.dropped_examples > 0 for each in batch),
+            sum(each.cut_tokens > 0 for each in batch),
+        )
+
+    @classmethod
+    def total(cls, batches: Sequence["_Work"]) -> "_Work":
+        summed = [sum(column) for column in zip(*map(dataclasses.astuple, batches), strict=True)]
+        return dataclasses.replace(cls(*summed), longest=max(each.longest for each in batches))
+
+
+def _sequences(each: Prompted) -> list[tuple[int, ...]]:
+    """What goes through the model: of a continuation all but the last token."""
+    if not each.pairs:
+        return [each.context]
+    return [(*context, *rest)[:-1] for context, rest in (*each.pairs, *each.unconditional)]
+
+
+def _results(task: Task, model: TaskModel, batch: Sequence[Prompted]) -> Iterator[list[ItemResult]]:
+    """A batch's results, those of choices together, generated ones as they end."""
+    if task.is_generated:
+        for number, text in model.complete([each.context for each in batch], task.max_tokens, task.stop):
+            each = batch[number]
+            found, scores = generated_scores(task.kind, each.item, text)
+            yield [_result(each, scores, text=text, found=found)]
+        return
+    pairs = [pair for each in batch for pair in (*each.pairs, *each.unconditional)]
+    logprobs = iter(model.logprobs(pairs))
+    results = []
+    for each in batch:
+        own = [next(logprobs) for _ in each.pairs]
+        alone = [next(logprobs) for _ in each.unconditional] or None
+        tokens = tuple(len(rest) for _, rest in each.pairs)
+        scores = pair_scores(own) if task.kind == "pair" else choice_scores(each.item, own, tokens, alone)
+        unconditional = None if alone is None else tuple(alone)
+        results.append(_result(each, scores, logprobs=tuple(own), tokens=tokens, unconditional=unconditional))
+    yield results
+
+
+def _result(each: Prompted, scores: dict[str, float], **what: Any) -> ItemResult:
+    item = each.item
+    return ItemResult(
+        item.name,
+        item.section,
+        item.group,
+        scores,
+        dropped_examples=each.dropped_examples,
+        cut_tokens=each.cut_tokens,
+        **what,
+    )
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    for place, (one, other) in enumerate(zip(first, second, strict=False)):
+        if one != other:
+            return place
+    return min(len(first), len(second))

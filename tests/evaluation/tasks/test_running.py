@@ -1,0 +1,281 @@
+"""Tasks put to a tiny random model, whose log-probabilities are computed here pair by pair, token by token."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from napkin.errors import NapkinError
+from napkin.evaluation.tasks import (
+    Item,
+    Prompting,
+    Task,
+    compare_results,
+    open_log,
+    plan_task,
+    read_result,
+    run_task,
+    settings_of,
+    summarise,
+    write_result,
+)
+from napkin.evaluation.tasks.answers import final_number
+from napkin.evaluation.tasks.prompts import examples_of, messages_of, prompt_text, prompted
+from napkin.inference.task_model import EvaluatedModel
+from napkin.tokenizer import BPETokenizer, train_bpe
+from oracles.served_model import tiny_served_model
+
+OPENED = tiny_served_model()
+MODEL = EvaluatedModel(OPENED, "tiny")
+DEV = tuple(
+    Item(f"d{n}", f"Question: {n} + 1?\nAnswer:", ("one", "two"), n % 2, shown=("one", "two")[n % 2]) for n in range(6)
+)
+ITEMS = tuple(
+    Item(str(n), f"Question: {n} times {n}?\nAnswer:", (f"{n} é", "is it more than", "no"), n % 3, group=str(n // 2))
+    for n in range(40)
+)
+TASK = Task("sums", "choice", ITEMS, DEV, description="Sums.\n\n")
+
+
+@torch.no_grad()
+def logprob(context: Sequence[int], continuation: Sequence[int]) -> float:
+    """By one forward pass for each token."""
+    total, limit = 0.0, OPENED.model.config.context_length
+    ids = list(context)
+    for token in continuation:
+        logits = OPENED.model(torch.tensor([ids[-limit:]]))[0, -1].double()
+        total += float(logits[token] - logits.logsumexp(0))
+        ids.append(token)
+    return total
+
+
+def ids(text: str) -> list[int]:
+    return [*OPENED.start_ids, *text.encode()]
+
+
+def run(task: Task, prompting: Prompting, path: Path | None = None) -> list[Any]:
+    with open_log(path, {"task": task.name}) as log:
+        return run_task(task, MODEL, prompting, log)
+
+
+def test_scores_of_choices_are_those_of_each_pair_by_itself() -> None:
+    results = run(TASK, Prompting(shots=2, unconditional=True))
+    shots = "Sums.\n\nQuestion: 0 + 1?\nAnswer: one\n\nQuestion: 1 + 1?\nAnswer: two\n\n"
+    for item, result in list(zip(ITEMS, results, strict=True))[::7]:
+        own = np.array([logprob(ids(shots + item.prompt), f" {choice}".encode()) for choice in item.choices])
+        alone = np.array([logprob(ids("Answer:"), f" {choice}".encode()) for choice in item.choices])
+        assert result.logprobs == pytest.approx(own, abs=1e-4)
+        assert result.unconditional == pytest.approx(alone, abs=1e-4)
+        n_bytes = np.array([len(choice.encode()) for choice in item.choices])
+        assert result.scores == {
+            "acc": own.argmax() == item.right,
+            "acc_norm": (own / [len(choice) for choice in item.choices]).argmax() == item.right,
+            "acc_bytes": (own / n_bytes).argmax() == item.right,
+            "acc_tokens": (own / (n_bytes + 1)).argmax() == item.right,
+            "acc_uncond": (own - alone).argmax() == item.right,
+        }
+
+
+def test_of_a_minimal_pair_whole_texts_are_scored() -> None:
+    task = Task("pairs", "pair", (Item("a", "", ("Ann runs.", "Ann run.")), Item("b", "", ("Go!", "Goes!"))))
+    for item, result in zip(task.items, run(task, Prompting()), strict=True):
+        good, bad = (logprob(OPENED.start_ids, choice.encode()) for choice in item.choices)
+        assert result.logprobs == pytest.approx((good, bad), abs=1e-4)
+        assert result.scores == {"acc": good > bad}
+
+
+def test_generated_answers_are_the_likeliest_tokens_up_to_a_stop_text() -> None:
+    prompts = [item.prompt for item in ITEMS[:5]]
+    greedy = []
+    for prompt in prompts:
+        tokens = ids(prompt)
+        for _ in range(12):
+            tokens.append(int(OPENED.model(torch.tensor([tokens]))[0, -1].argmax()))
+        greedy.append(
+            OPENED.tokenizer.decode_bytes(tokens[-12:]).partition(b"<|endoftext|>")[0].decode(errors="replace")
+        )
+    stop = greedy[0][4:6]
+    expected = [text.partition(stop)[0] for text in greedy]
+    items = tuple(
+        dataclasses.replace(item, choices=(), answer=text.strip() or "-")
+        for item, text in zip(ITEMS, expected, strict=False)
+    )
+    task = Task("free", "exact", items, stop=(stop,), max_tokens=12)
+    results = run(task, Prompting())
+    assert [result.text for result in results] == expected
+    assert [result.scores["exact_match"] for result in results] == [float(text.strip() != "") for text in expected]
+
+
+def test_an_answer_is_the_number_after_the_mark_or_the_last_one() -> None:
+    assert final_number("1 + 1 = 2. #### 1,234.50 eggs, 7") == "1234.50"
+    assert final_number("It costs $1,000, then $-20.") == "-20"
+    assert final_number("12,34") == "34"
+    assert final_number("none") is None
+    item = Item("x", "?", answer="so: #### 1,026")
+    task = Task("t", "number", (item,), max_tokens=4)
+
+    class Writes(EvaluatedModel):
+        def complete(self, prompts: Any, max_tokens: int, stop: Any) -> Iterator[tuple[int, str]]:
+            yield 0, "therefore 1026.0"
+
+    with open_log(None, {}) as log:
+        (result,) = run_task(task, Writes(OPENED, "x"), Prompting(), log)
+    assert (result.found, result.scores) == ("1026.0", {"exact_match": 1.0})
+
+
+def test_examples_are_the_first_of_the_section_or_drawn_with_the_seed() -> None:
+    other = dataclasses.replace(DEV[0], name="other", section="algebra", prompt="Algebra?")
+    task = dataclasses.replace(TASK, dev=(*DEV, other))
+    assert examples_of(task, "algebra", Prompting(1)) == [other]
+    assert [each.name for each in examples_of(task, "", Prompting(3))] == ["d0", "d1", "d2"]
+    drawn = examples_of(task, "", Prompting(3, seed=1))
+    assert drawn == examples_of(task, "", Prompting(3, seed=1)) != examples_of(task, "", Prompting(3, seed=2))
+    with pytest.raises(NapkinError, match="2 examples are asked for, the dev split has 1 for algebra"):
+        examples_of(task, "algebra", Prompting(2))
+
+
+def test_a_question_is_not_its_own_example() -> None:
+    found = prompted(TASK, DEV[0], MODEL, Prompting(2), DEV[:2])
+    assert found.pairs[0][0] == tuple(ids(prompt_text(TASK, DEV[0], DEV[1:2])))
+
+
+def test_conversations_have_examples_as_answers() -> None:
+    assert messages_of(TASK, ITEMS[0], DEV[:1]) == [
+        ("user", f"Sums.\n\n{DEV[0].prompt}"),
+        ("assistant", "one"),
+        ("user", ITEMS[0].prompt),
+    ]
+    with pytest.raises(NapkinError, match="has no chat template"):
+        run(TASK, Prompting(chat=True))
+
+
+class Short(EvaluatedModel):
+    """The model with a shorter context."""
+
+    def __init__(self, context_length: int) -> None:
+        super().__init__(OPENED, "short")
+        self.context_length = context_length
+
+
+def test_examples_that_do_not_fit_are_dropped_and_then_tokens() -> None:
+    long = max(len(ids(prompt_text(TASK, ITEMS[0], DEV[:n]))) + len(" is it more than") - 1 for n in (2,))
+    fits = prompted(TASK, ITEMS[0], Short(long), Prompting(2), DEV[:2])
+    assert (fits.dropped_examples, fits.cut_tokens) == (0, 0)
+    fewer = prompted(TASK, ITEMS[0], Short(long - 1), Prompting(2), DEV[:2])
+    assert (fewer.dropped_examples, fewer.cut_tokens) == (1, 0)
+    assert fewer.pairs[0][0] == tuple(ids(prompt_text(TASK, ITEMS[0], DEV[1:2])))
+    cut = prompted(TASK, ITEMS[0], Short(20), Prompting(2), DEV[:2])
+    assert cut.dropped_examples == 2
+    assert cut.cut_tokens > 0
+    with pytest.raises(NapkinError, match="item 0: choice 2 has 16 tokens, the model's context is 15"):
+        prompted(TASK, ITEMS[0], Short(15), Prompting(), [])
+    generated = dataclasses.replace(TASK, kind="exact", max_tokens=30)
+    item = dataclasses.replace(ITEMS[0], choices=(), answer="x")
+    cut = prompted(generated, item, Short(40), Prompting(), [])
+    assert cut.context == tuple(ids(prompt_text(generated, item, [])))[-10:]
+    with pytest.raises(NapkinError, match="an answer of up to 30 tokens leaves no room"):
+        prompted(generated, item, Short(30), Prompting(), [])
+
+
+def test_a_token_across_the_boundary_is_divided_so_that_every_byte_is_predicted_once() -> None:
+    tokenizer = train_bpe(["Answer:abc Answer:abc def def"] * 20, 300)
+
+    class Merged(EvaluatedModel):
+        def encode(self, text: str) -> list[int]:
+            return tokenizer.encode(text)
+
+    item = Item("x", "Answer:", ("abc", "def"))
+    for delimiter in ("", " "):
+        task = Task("t", "choice", (item,), delimiter=delimiter)
+        found = prompted(task, item, Merged(OPENED, "x"), Prompting(), [])
+        for (context, continuation), choice in zip(found.pairs, item.choices, strict=True):
+            assert tokenizer.decode_bytes(context[1:]) == b"Answer:"
+            assert tokenizer.decode_bytes(continuation) == f"{delimiter}{choice}".encode()
+    assert isinstance(tokenizer, BPETokenizer)
+
+
+def test_the_plan_counts_shared_beginnings_once() -> None:
+    task = dataclasses.replace(TASK, items=ITEMS[:8])
+    plan = plan_task(task, MODEL, Prompting(shots=1), timed_items=2)
+    sequences = {
+        tuple(ids(f"{prompt_text(task, item, DEV[:1])} {choice}")[:-1])
+        for item in task.items
+        for choice in item.choices
+    }
+    nodes = {sequence[:length] for sequence in sequences for length in range(1, len(sequence) + 1)}
+    assert (plan.items, plan.sequences) == (8, 24)
+    assert (plan.tokens, plan.computed_tokens) == (sum(map(len, sequences)), len(nodes))
+    assert plan.longest == max(map(len, sequences))
+    assert plan.seconds is not None
+    assert plan.seconds > 0
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_killed_evaluation_goes_on_with_the_items_that_are_left(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    asked: list[int] = []
+
+    class Dies(EvaluatedModel):
+        def logprobs(self, pairs: Any) -> list[float]:
+            asked.append(len(pairs))
+            if len(asked) == 2:
+                raise Killed
+            return super().logprobs(pairs)
+
+    with pytest.raises(Killed), open_log(path, {"a": 1}) as log:
+        run_task(TASK, Dies(OPENED, "x"), Prompting(), log)
+    with path.open("ab") as file:
+        file.write(b'{"name": "torn')
+    with open_log(path, {"a": 1}) as log:
+        assert len(log.done) == 32
+        results = run_task(TASK, Dies(OPENED, "x"), Prompting(), log)
+    assert asked == [96, 24, 24]
+    assert results == run(TASK, Prompting())
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line.get("name") for line in lines[1:]] == [item.name for item in ITEMS]
+
+
+def test_a_log_of_other_settings_or_of_something_else_is_not_continued(tmp_path: Path) -> None:
+    run(TASK, Prompting(), tmp_path / "log.jsonl")
+    with pytest.raises(NapkinError, match="other settings"), open_log(tmp_path / "log.jsonl", {"task": "other"}):
+        pass
+    before = (tmp_path / "log.jsonl").read_bytes()
+    (tmp_path / "log.jsonl").write_bytes(before.replace(b'"scores"', b'"scares"', 1))
+    with pytest.raises(NapkinError, match="line 2 is damaged"):
+        run(TASK, Prompting(), tmp_path / "log.jsonl")
+    (tmp_path / "letter.txt").write_text("Dear reader")
+    with pytest.raises(NapkinError, match="not a log of items"):
+        run(TASK, Prompting(), tmp_path / "letter.txt")
+    assert (tmp_path / "letter.txt").read_text() == "Dear reader"
+
+
+def test_a_result_is_read_as_it_was_written_and_compares_item_by_item(tmp_path: Path) -> None:
+    task = dataclasses.replace(TASK, files={"sums.jsonl": "12"})
+    settings = settings_of(task, MODEL.about(), Prompting())
+    results = run(task, Prompting())
+    first = summarise(settings, task, results)
+    write_result(tmp_path / "a.json", first)
+    assert read_result(tmp_path / "a.json") == first
+    assert first.scores["acc"].groups == 20
+    flipped = [
+        dataclasses.replace(each, scores={"acc": 1 - each.scores["acc"]} if n < 10 else {"acc": each.scores["acc"]})
+        for n, each in enumerate(results)
+    ]
+    second = summarise(settings, task, flipped[::-1][5:])
+    found = compare_results(first, second)
+    assert found.items == 35
+    assert found.discordance == pytest.approx(10 / 35)
+    with pytest.raises(NapkinError, match="different files"):
+        compare_results(first, dataclasses.replace(second, task={**second.task, "files": {"sums.jsonl": "13"}}))
+    with pytest.raises(NapkinError, match="has no score 'f1'"):
+        compare_results(first, second, "f1")
+    with pytest.raises(NapkinError, match="there is no result"):
+        read_result(tmp_path / "b.json")
