@@ -10,6 +10,7 @@ import napkin
 from napkin.errors import NapkinError
 from napkin.inference.generation import generate
 from napkin.inference.generation_config import read_generation_config
+from napkin.inference.open_model import open_model
 from napkin.inference.pretrained import Pretrained
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
@@ -94,6 +95,32 @@ def test_words_of_a_sentencepiece_tokenizer_keep_their_spaces(tmp_path: Path) ->
     drawn = list(generate(model, start, 40, sampling))
     expected = b"".join(found.tokenizer.vocabulary[i] for i in drawn).decode(errors="replace")
     assert found.generate("cazé", max_tokens=40, sampling=sampling) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "settings", "expected"),
+    [
+        (True, {}, True),
+        (True, {"bos_token": "<|endoftext|>", "add_bos_token": True}, True),
+        (True, {"bos_token": {"content": "<|endoftext|>"}, "add_bos_token": False}, False),
+        (True, {"bos_token": "<s>", "add_bos_token": False}, True),
+        (False, {"bos_token": "<|endoftext|>", "add_bos_token": True}, True),
+        (False, {"bos_token": "<|endoftext|>"}, False),
+        (False, {"bos_token": None, "add_bos_token": True}, False),
+    ],
+)
+def test_every_way_to_open_a_folder_begins_and_ends_texts_alike(
+    saved: tuple[Path, Transformer, Tokenizer], template: bool, settings: dict[str, Any], expected: bool
+) -> None:
+    folder, _, tokenizer = saved
+    if not template:
+        content = json.loads((folder / "tokenizer.json").read_text())
+        (folder / "tokenizer.json").write_text(json.dumps({**content, "post_processor": None}))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    end = tokenizer.special_tokens["<|endoftext|>"]
+    loaded, served = opened(folder), open_model(folder)
+    assert loaded.first_ids == served.start_ids == (end,) * expected
+    assert loaded.sampling.stop_ids == served.stop_ids == (end,)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
+from .chat_template import ChatTemplate as ChatTemplate
+from .chat_template import read_chat_template as read_chat_template
 from .engine import Engine as Engine
 from .engine import EngineStats as EngineStats
 from .generation import generate as generate
+from .pretrained import Pretrained as Pretrained
 from .request import Completion as Completion
 from .request import Request as Request
 from .scoring import Score as Score

@@ -1,9 +1,9 @@
 """A model opened for conversations and completions: a run of napkin, or a Hugging Face folder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -12,16 +12,13 @@ from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.hardware.host import detect_host
 from napkin.inference.chat_format import ChatFormat, PlainChat, TemplateChat
-from napkin.inference.chat_template import read_chat_template
+from napkin.inference.pretrained import is_pretrained, load_pretrained
 from napkin.inference.trained import load_run
-from napkin.model.huggingface import load_huggingface
-from napkin.model.huggingface.folder_files import read_json
 from napkin.model.transformer import Transformer
-from napkin.recipe.precision import choose_device, choose_precision
+from napkin.recipe.precision import choose_precision
 from napkin.runs.quantized_file import is_quantized
 from napkin.runs.run_format import is_run
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.interchange import read_huggingface
 
 WeightFormat = Literal["auto", "fp32", "bf16"]
 
@@ -67,7 +64,7 @@ def open_model(
         raise NapkinError(f"there is no folder '{path}': name a run or a Hugging Face folder")
     if is_run(path) or is_quantized(path):
         opened = _of_run(path, name, on_message)
-    elif (path / "config.json").is_file():
+    elif is_pretrained(path):
         opened = _of_huggingface(path, name)
     else:
         opened = None
@@ -95,33 +92,15 @@ def _of_run(path: Path, name: str | None, on_message: Callable[[str], None]) -> 
 
 
 def _of_huggingface(path: Path, name: str | None) -> OpenModel:
-    if not (path / "tokenizer.json").is_file():
-        raise NapkinError(f"'{path}' has no tokenizer.json: texts cannot be turned into tokens without it")
-    torch.set_num_threads(detect_host().cores)
-    tokenizer = read_huggingface(path / "tokenizer.json", drop_template=True)
-    model = load_huggingface(path).to(choose_device("auto")).eval()
-    settings = [
-        read_json(file) if file.is_file() else {}
-        for file in (path / "generation_config.json", path / "config.json", path / "tokenizer_config.json")
-    ]
-    start = _special_id(settings[2].get("bos_token"), tokenizer) if settings[2].get("add_bos_token") else None
-    stop = next((ids for ids in (_ids(each.get("eos_token_id")) for each in settings[:2]) if ids), ())
-    start_ids = () if start is None else (start,)
-    template = read_chat_template(path)
-    chat = PlainChat(tokenizer, start_ids) if template is None else TemplateChat(tokenizer, template)
-    return OpenModel(_name(path, name), model, tokenizer, start_ids, stop, chat)
+    found = load_pretrained(path, dtype=torch.float32)
+    chat = (
+        PlainChat(found.tokenizer, found.first_ids)
+        if found.chat_template is None
+        else TemplateChat(found.tokenizer, found.chat_template)
+    )
+    stop_ids = tuple(found.sampling.stop_ids)
+    return OpenModel(_name(path, name), found.model, found.tokenizer, found.first_ids, stop_ids, chat)
 
 
 def _name(path: Path, name: str | None) -> str:
     return path.resolve().name if name is None else name
-
-
-def _ids(value: Any) -> tuple[int, ...]:
-    """eos_token_id is a number or several."""
-    values: Sequence[Any] = value if isinstance(value, list) else [value]
-    return tuple(each for each in values if isinstance(each, int) and not isinstance(each, bool) and each >= 0)
-
-
-def _special_id(token: Any, tokenizer: Tokenizer) -> int | None:
-    text = token.get("content") if isinstance(token, dict) else token
-    return tokenizer.special_tokens.get(text) if isinstance(text, str) else None

@@ -11,6 +11,7 @@ from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.hardware.host import detect_host
 from napkin.inference.chat_template import ChatTemplate, Message, read_chat_template
+from napkin.inference.first_ids import read_first_ids
 from napkin.inference.generation import continue_prompt
 from napkin.inference.generation_config import read_generation_config
 from napkin.inference.proposals import DraftModel, PromptLookup, Proposer
@@ -20,7 +21,6 @@ from napkin.inference.speculation import speculate
 from napkin.inference.speculation_plan import SpeculationMeter
 from napkin.inference.text_stream import stream_text
 from napkin.model.huggingface.convert import load_huggingface
-from napkin.model.huggingface.folder_files import read_json
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import choose_device
 from napkin.tokenizer.base import Tokenizer
@@ -107,36 +107,24 @@ def is_pretrained(folder: StrPath) -> bool:
     return (Path(folder) / "config.json").exists()
 
 
-def load_pretrained(folder: StrPath) -> Pretrained:
-    """Load a Hugging Face folder. Raises NapkinError for a family, settings or a tokenizer that are not supported."""
+def load_pretrained(folder: StrPath, *, dtype: torch.dtype | None = None) -> Pretrained:
+    """Load a Hugging Face folder, on the GPU if there is one; `dtype` None is fp32, or on a GPU bf16.
+
+    Raises NapkinError for a family, settings or a tokenizer that are not supported.
+    """
     folder = Path(folder)
     torch.set_num_threads(detect_host().cores)
     device_type = choose_device("auto")
+    if not (folder / "tokenizer.json").is_file():
+        raise NapkinError(f"'{folder}' has no tokenizer.json: texts cannot be turned into tokens without it")
     # Of the folder's files the small ones first: a tokenizer that is not supported is told at once.
-    first_ids = _first_ids(read_json(folder / "tokenizer.json"))
     tokenizer = read_huggingface(folder / "tokenizer.json", drop_template=True)
+    first_ids = read_first_ids(folder, tokenizer)
     sampling, chat_template = read_generation_config(folder), read_chat_template(folder)
-    model = load_huggingface(folder, dtype=torch.float32 if device_type == "cpu" else torch.bfloat16)
+    model = load_huggingface(folder, dtype=dtype or (torch.float32 if device_type == "cpu" else torch.bfloat16))
     if tokenizer.vocab_size > model.config.vocab_size:
         raise NapkinError(
             f"'{folder}' has a tokenizer of {tokenizer.vocab_size} ids and a model of {model.config.vocab_size}: "
             "download it again"
         )
     return Pretrained(folder, tokenizer, model.eval().to(device_type), sampling, chat_template, first_ids)
-
-
-def _first_ids(document: dict[str, Any]) -> tuple[int, ...]:
-    """The tokens that tokenizer.json's template puts before a text."""
-    post_processor = document.get("post_processor") or {}
-    ids: list[int] = []
-    try:
-        for processor in post_processor.get("processors") or [post_processor]:
-            if processor.get("type") != "TemplateProcessing":
-                continue
-            for piece in processor["single"]:
-                if "SpecialToken" not in piece:
-                    break
-                ids += processor["special_tokens"][piece["SpecialToken"]["id"]]["ids"]
-        return tuple(int(number) for number in ids)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise NapkinError("tokenizer.json has a post_processor that cannot be read: download it again") from None
