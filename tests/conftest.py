@@ -14,6 +14,7 @@ TRAINING_ROOMS = {
     "planning",
     "recipe",
     "runs",
+    "scaling",
     "train_step",
     "training",
 }

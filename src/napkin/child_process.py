@@ -32,10 +32,10 @@ def start_python(code: str, *arguments: str, **environment: str) -> subprocess.P
     )
 
 
-def start_answering(code: str) -> AnsweringProcess:
+def start_answering(code: str, *, own_session: bool = False) -> AnsweringProcess:
     """Start Python on `code` that reads lines from its standard input and writes an answer to each; errors are lost.
 
-    Raises OSError if it cannot be started.
+    With `own_session` the terminal's signals, such as Ctrl-C, do not reach it. Raises OSError if it cannot be started.
     """
     return subprocess.Popen(
         [sys.executable, "-P", "-c", code],
@@ -44,6 +44,7 @@ def start_answering(code: str) -> AnsweringProcess:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        start_new_session=own_session,
     )
 
 

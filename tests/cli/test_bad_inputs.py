@@ -23,6 +23,7 @@ QUICK = {
     "runs": 8,
     "tokenizer show": 8,
     "train": 6,
+    "sweep": 6,
     "export": 6,
     "launch": 12,
 }

@@ -19,6 +19,7 @@ COMMANDS = {
     "fit": "say how large a model some accelerators can train, by rule and by count",
     "count": "trace a training step: FLOPs and bytes by operator, module or phase",
     "train": "plan, train, meter and reconcile a run",
+    "sweep": "train a grid, a list or a random sample of runs, and name the best",
     "resume": "continue a run from its newest intact checkpoint",
     "launch": "print or submit the script with which Slurm or Kubernetes trains a run on several nodes",
     "evaluate": "bits per byte on held-out text, beside gzip and xz; scores of tasks, and two models compared",

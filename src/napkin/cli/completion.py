@@ -13,7 +13,11 @@ import tyro
 
 from napkin.cli.commands import command_line, module_name
 from napkin.cli.options import option_choices, parse
+from napkin.cli.recipe_options import RecipeOptions
 from napkin.cli.terminal import print_verbatim
+
+TAKES_AXES = ("sweep",)
+"""Commands whose options are also the fields of a recipe, each with several values."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,10 @@ def _of_group(package: str) -> Iterator[tuple[str, dict[str, tuple[str, ...]]]]:
             yield from _of_group(module.__name__)
             continue
         words: dict[str, tuple[str, ...]] = {"--help": ()}
+        if name in TAKES_AXES:
+            # Values with commas between have no choices to complete, and no option a --no- form.
+            fields = (option for option in option_choices(RecipeOptions) if "." in option and ".no-" not in option)
+            words |= {f"--{field}": () for field in fields}
         for options in _options_of(module.__name__):
             words |= {f"--{option}": choices for option, choices in option_choices(options).items()}
         yield f"{prefix} {name}".strip(), words

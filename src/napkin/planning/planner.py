@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.pricing import Price
@@ -23,6 +24,15 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.train_files import paths_and_weights
 from napkin.train_step.step_ledger import count_step
+
+
+@runtime_checkable
+class Planner(Protocol):
+    """Plans the step of a resolved recipe, as `plan_resolved` does."""
+
+    def __call__(self, resolved: ResolvedRecipe, machine: Machine, *, progress: Progress = ...) -> Plan:
+        """The plan on that machine."""
+        ...
 
 
 def plan(

@@ -1,3 +1,5 @@
+from .axis import Axis as Axis
+from .axis import read_axis as read_axis
 from .fitted_law import FittedLaw as FittedLaw
 from .fitted_law import Interval as Interval
 from .fitted_law import Optimum as Optimum
@@ -10,3 +12,9 @@ from .observations import Observation as Observation
 from .observations import Observations as Observations
 from .observations import read_observations as read_observations
 from .observations import read_run_observations as read_run_observations
+from .sweep import Sweep as Sweep
+from .sweep_plan import SweepPlan as SweepPlan
+from .trials import Trial as Trial
+from .trials import grid as grid
+from .trials import listed as listed
+from .trials import sampled as sampled

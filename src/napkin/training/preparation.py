@@ -11,7 +11,7 @@ from napkin.data.token_file import TokenFile
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
 from napkin.planning.machine import ThisMachine
-from napkin.planning.planner import plan_resolved, with_text
+from napkin.planning.planner import Planner, plan_resolved, with_text
 from napkin.planning.resolve import resolve, with_vocab_size
 from napkin.planning.run_plan import Plan
 from napkin.recipe.precision import Precision
@@ -64,11 +64,13 @@ def prepare(
     tokenizer: Tokenizer | None = None,
     progress: Progress = lambda doing: None,
     ranks: Ranks = ALONE,
+    planner: Planner = plan_resolved,
 ) -> Preparation:
     """Open what the recipe names, check that it fits together, and plan the run on this machine.
 
     `tokenizer` replaces the file that the recipe names: a run keeps its own copy. `progress` is called with a
-    description of each stage. Raises NapkinError for files that are missing, damaged or do not belong together.
+    description of each stage. `planner` plans the step; a `SharedPlans` counts those of several runs that are alike
+    once. Raises NapkinError for files that are missing, damaged or do not belong together.
     """
     recipe.tracking.refuse_missing()
     tokenizer = tokenizer or _open_tokenizer(recipe.data.tokenizer)
@@ -78,7 +80,7 @@ def prepare(
     resolved = resolve(with_vocab_size(with_windows_written_out(recipe), tokenizer.vocab_size), machine)
     # Raises NapkinError for a text shorter than one window, before anything is measured or counted.
     _batches(resolved.recipe, train_tokens)
-    plan = with_text(plan_resolved(resolved, machine, progress=progress), train_tokens)
+    plan = with_text(planner(resolved, machine, progress=progress), train_tokens)
     return Preparation(plan.resolved, tokenizer, train_tokens, validation_tokens, plan, ranks)
 
 

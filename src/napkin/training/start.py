@@ -13,6 +13,7 @@ from napkin.files import StrPath
 from napkin.planning.checkpoint_plan import whole_checkpoint_bytes
 from napkin.planning.micro_batch import refuse_what_does_not_fit
 from napkin.planning.plan_file import plan_file_of
+from napkin.planning.planner import Planner, plan_resolved
 from napkin.planning.run_plan import Plan
 from napkin.recipe.data_config import DataConfig
 from napkin.recipe.parallelism_config import ParallelismConfig
@@ -27,9 +28,14 @@ Run = tuple[Preparation, RunFolder]
 
 
 def create_run(
-    recipe: Recipe, folder: StrPath, *, progress: Progress = lambda doing: None, ranks: Ranks = ALONE
+    recipe: Recipe,
+    folder: StrPath,
+    *,
+    progress: Progress = lambda doing: None,
+    ranks: Ranks = ALONE,
+    planner: Planner = plan_resolved,
 ) -> Run:
-    """Check and plan a recipe, make its run folder and write plan.json.
+    """Check and plan a recipe, with `planner`, make its run folder and write plan.json.
 
     A job that torchrun restarts has the same command line as before: it continues the run that it had created, if the
     recipe is the same. Otherwise raises NapkinError where the folder exists, the files do not belong together or the
@@ -38,9 +44,9 @@ def create_run(
 
     def create() -> Run:
         if ranks.info.restart_count and is_run(Path(folder)) and not recipe_differences(recipe, Path(folder)):
-            return _open(folder, progress, ranks, recipe.data)
+            return _open(folder, progress, ranks, recipe.data, planner=planner)
         RunFolder.refuse_existing(folder)
-        preparation, plan = _planned(prepare(recipe, progress=progress, ranks=ranks))
+        preparation, plan = _planned(prepare(recipe, progress=progress, ranks=ranks, planner=planner))
         refuse_too_small_disk(Path(folder), whole_checkpoint_bytes(plan))
         run = RunFolder.create(folder, preparation.recipe, preparation.tokenizer)
         run.write_json("plan.json", plan_file_of(plan))
@@ -56,14 +62,15 @@ def open_run(
     parallelism: ParallelismConfig | None = None,
     progress: Progress = lambda doing: None,
     ranks: Ranks = ALONE,
+    planner: Planner = plan_resolved,
 ) -> Run:
-    """Open a run folder and plan what it holds; training continues from its newest good checkpoint.
+    """Open a run folder and plan what it holds, with `planner`; training continues from its newest good checkpoint.
 
     `data` says where its token files are, if they have moved, and `parallelism` is the layout of its ranks, if that
     has changed; the run's recipe then says so. Raises NapkinError where the files are not the same, and where the ranks
     cannot train it in this layout.
     """
-    return _on_rank_zero(ranks, folder, lambda: _open(folder, progress, ranks, data, parallelism))
+    return _on_rank_zero(ranks, folder, lambda: _open(folder, progress, ranks, data, parallelism, planner=planner))
 
 
 def recipe_differences(recipe: Recipe, folder: Path) -> list[str]:
@@ -106,6 +113,8 @@ def _open(
     ranks: Ranks,
     data: DataConfig | None,
     parallelism: ParallelismConfig | None = None,
+    *,
+    planner: Planner,
 ) -> Run:
     run = RunFolder.open(folder)
     # A file that is damaged is named now, and not by the report, after all steps.
@@ -113,7 +122,10 @@ def _open(
     recipe = run.recipe if data is None else with_moved_data(run, data)
     if parallelism is not None:
         recipe = dataclasses.replace(recipe, parallelism=parallelism)
-    preparation, plan = _planned(prepare(_as_begun(recipe), tokenizer=run.tokenizer, progress=progress, ranks=ranks))
+    begun = _as_begun(recipe)
+    preparation, plan = _planned(
+        prepare(begun, tokenizer=run.tokenizer, progress=progress, ranks=ranks, planner=planner)
+    )
     if recipe != run.recipe:
         with run.locked():
             run.replace_recipe(recipe)
