@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from napkin.cli.evaluate_bits import BitsOptions, evaluate_bits
 from napkin.cli.evaluate_task import TaskOptions, evaluate_task
 from napkin.cli.options import INLINED, JsonOption, parse
 from napkin.cli.progress import progress_line
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class EvaluateOptions(JsonOption):
     """Predict all validation tokens of a run: loss, perplexity, bits per byte, beside gzip and xz on the same bytes; or
-    put a task to a run or a Hugging Face folder."""
+    those of a sample of any text; or put a task to the model of a run or a Hugging Face folder."""
 
     run: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
-    """Folder of the run; with --task a Hugging Face folder, too."""
+    """Folder of the run; with --text or --task a Hugging Face folder, too."""
     tokens: str | None = None
     """Token file to predict; None is the run's validation file, whose result is kept in the run folder and report."""
+    bits: Annotated[BitsOptions, INLINED] = field(default_factory=BitsOptions)
     tasks: Annotated[TaskOptions, INLINED] = field(default_factory=TaskOptions)
 
 
@@ -43,9 +45,22 @@ def main(arguments: list[str]) -> None:
     if options.run is None:
         raise NapkinError("missing from napkin evaluate: RUN Folder of the run: `napkin evaluate --help` tells more")
     if options.tasks.task:
-        if options.tokens is not None:
-            raise NapkinError("--tokens and --task are two evaluations: use one of them")
+        if options.tokens is not None or options.bits.wanted:
+            given = "--tokens" if options.tokens is not None else "--text, --stride, --error or --max-tokens"
+            raise NapkinError(f"{given} and --task are two evaluations: use one of them")
         evaluate_task(options.run, options.tasks, json=options.json)
+        return
+    tasks = options.tasks
+    if options.bits.wanted:
+        evaluate_bits(
+            options.run,
+            options.bits,
+            options.tokens,
+            weights=tasks.weights,
+            seed=tasks.seed or 0,
+            out=tasks.out,
+            json=options.json,
+        )
         return
     _evaluate_tokens(options, options.run)
 

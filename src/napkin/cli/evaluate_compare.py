@@ -9,6 +9,7 @@ from napkin.cli.terminal import print_json, say
 from napkin.errors import NapkinError
 
 if TYPE_CHECKING:
+    from napkin.evaluation.bits_result import BitsResult
     from napkin.evaluation.tasks.results import TaskResult
     from napkin.evaluation.uncertainty import PairedDifference
 
@@ -17,8 +18,13 @@ def compare(paths: Sequence[str], score: str | None, *, json: bool) -> None:
     """Print how the first result differs from the second."""
     if len(paths) != 2:
         raise NapkinError(f"--compare has {len(paths)} results: name two")
+    from napkin.evaluation.bits_result import read_bits_result
     from napkin.evaluation.tasks.results import compare_results, read_result
 
+    of_bits = [read_bits_result(Path(path)) for path in paths]
+    if any(of_bits):
+        _compare_bits(paths, of_bits, json=json)
+        return
     first, second = (read_result(Path(path)) for path in paths)
     score = score or str(first.task.get("score"))
     found = compare_results(first, second, score)
@@ -33,6 +39,26 @@ def compare(paths: Sequence[str], score: str | None, *, json: bool) -> None:
         )
     _say_differences(first, second)
     _say_found(found)
+
+
+def _compare_bits(paths: Sequence[str], results: "Sequence[BitsResult | None]", *, json: bool) -> None:
+    from napkin.evaluation.bits_result import compare_bits
+
+    first, second = results
+    if first is None or second is None:
+        raise NapkinError("one result is of bits per byte, the other of a task: compare two of a kind")
+    found = compare_bits(first, second)
+    if json:
+        print_json(found)
+        return
+    for letter, path, result in (("A", paths[0], first), ("B", paths[1], second)):
+        bits = result.bits
+        say(f"{letter}  {bits.bits_per_byte:.4f} ± {bits.standard_error:.4f} bits per byte  {path}")
+    reach = 1.96 * found.standard_error
+    say(
+        f"A - B: {found.difference:+.4f} bits per byte, 95% from {found.difference - reach:+.4f} to "
+        f"{found.difference + reach:+.4f}; p = {found.p_value:.3g}"
+    )
 
 
 def _say_differences(first: "TaskResult", second: "TaskResult") -> None:

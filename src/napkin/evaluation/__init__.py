@@ -1,7 +1,7 @@
-"""How well a model predicts a text: loss, perplexity and bits per byte.
+"""How well a model predicts a text, and answers questions: bits per byte, tasks, and how sure they are.
 
 `evaluate` predicts a whole token file and compares with gzip and xz; `mean_loss` is the loss alone, on a sample, as
-training asks for it.
+training asks for it. `sampled_bits` measures as much of any text as a wanted error needs.
 """
 
 import lazy_loader

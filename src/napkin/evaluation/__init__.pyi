@@ -2,6 +2,10 @@ from . import tasks as tasks
 from .bits_per_byte import Evaluation as Evaluation
 from .bits_per_byte import evaluate as evaluate
 from .bits_per_byte import mean_loss as mean_loss
+from .text_windows import SampledBits as SampledBits
+from .text_windows import documents_of_texts as documents_of_texts
+from .text_windows import documents_of_tokens as documents_of_tokens
+from .text_windows import sampled_bits as sampled_bits
 from .uncertainty import Estimate as Estimate
 from .uncertainty import PairedDifference as PairedDifference
 from .uncertainty import detectable_difference as detectable_difference

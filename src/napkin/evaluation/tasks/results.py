@@ -48,6 +48,16 @@ class TaskResult:
     """Items that could not be scored, and why."""
 
 
+def versions() -> dict[str, str]:
+    """What computes a result."""
+    return {
+        "napkin": napkin.__version__,
+        "torch": str(torch.__version__),
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+    }
+
+
 def settings_of(task: Task, model: Mapping[str, Any], prompting: Prompting) -> dict[str, Any]:
     """Everything that the items' results depend on."""
     return {
@@ -68,12 +78,7 @@ def settings_of(task: Task, model: Mapping[str, Any], prompting: Prompting) -> d
             **asdict(prompting),
         },
         "model": dict(model),
-        "made_with": {
-            "napkin": napkin.__version__,
-            "torch": str(torch.__version__),
-            "numpy": numpy.__version__,
-            "python": platform.python_version(),
-        },
+        "made_with": versions(),
     }
 
 

@@ -1,0 +1,325 @@
+"""Bits per byte of a text, document by document, from a random sample of windows as large as the wanted error needs.
+
+A document is read alone, after the token that begins a text. Its first window scores up to a context of tokens, each
+later one begins `stride` tokens further and scores the `stride` tokens that no earlier window has: every token of the
+text once, none but the first ones with less than context - stride tokens before it. The bits are those of the text's
+tokens, the bytes those of the text: the end of a document is not predicted.
+
+Windows are drawn without replacement, so the error is that of the sample of this text (ratio estimate, Cochran 1977,
+equation 6.13), not of this text as a sample of others; it is 0 where all were taken.
+"""
+
+import gzip
+import hashlib
+import lzma
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from napkin.data.permutation import KeyedPermutation
+from napkin.data.token_file import TokenFile
+from napkin.errors import NapkinError
+from napkin.hardware.host import detect_host
+from napkin.tokenizer.base import Tokenizer
+
+LEAST_WINDOWS = 100
+"""Before the error is believed: it is estimated from the windows themselves."""
+_BATCH = 16
+_ROWS_OF_LOGITS = 256
+_Z = 1.959963984540054
+
+
+@runtime_checkable
+class ScoringModel(Protocol):
+    """What is used of a model."""
+
+    config: Any
+
+    def hidden(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d_model"]:
+        """What the head reads."""
+        ...
+
+    def logits_of(self, hidden: Float[Tensor, "rows d_model"]) -> Float[Tensor, "rows vocab_size"]:
+        """Scores of the next token."""
+        ...
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The tokens of documents, and the bytes of their texts."""
+
+    ids: NDArray[np.integer]
+    """One document after another, without separators."""
+    ends: NDArray[np.int64]
+    """Where each document ends in `ids`."""
+    surplus: NDArray[np.int64]
+    """Bytes of each document's tokens that are not of its text, such as a space that its tokenizer puts first."""
+    sha256: str
+    """Of the documents' texts: equal for all tokenizers that do not change them."""
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """Where each document begins."""
+        return np.concatenate([np.zeros(1, np.int64), self.ends[:-1]])
+
+
+@dataclass(frozen=True)
+class SampledBits:
+    """How well a model predicts a text."""
+
+    bits_per_byte: float
+    standard_error: float
+    low: float
+    """Lower end of the interval of 95% confidence."""
+    high: float
+    windows: int
+    """Scored, of `all_windows`."""
+    all_windows: int
+    tokens: int
+    all_tokens: int
+    bytes: int
+    """Of the text that was scored."""
+    context_length: int
+    stride: int
+    seed: int
+    gzip_bits_per_byte: float
+    """Of the same bytes, as one stream."""
+    xz_bits_per_byte: float
+
+
+def documents_of_tokens(token_file: TokenFile, tokenizer: Tokenizer) -> Documents:
+    """The documents of a token file that the tokenizer made. Raises NapkinError where it holds no text."""
+    tokens = np.asarray(token_file.tokens)
+    is_separator = tokens == token_file.separator
+    places = np.flatnonzero(is_separator)
+    ends = np.append(places - np.arange(len(places)), len(tokens) - len(places))
+    lengths = np.diff(ends, prepend=0)
+    if not lengths.any():
+        raise NapkinError(f"'{token_file.path}' holds no text, only separators: name a token file that does")
+    ends = ends[lengths > 0]
+    ids = tokens[~is_separator]
+    parts = (ids[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True))
+    digest = _digest(tokenizer.decode_bytes(part.tolist()) for part in parts)
+    return Documents(ids, ends, np.zeros(len(ends), np.int64), digest)
+
+
+def documents_of_texts(texts: Sequence[str], tokenizer: Tokenizer) -> Documents:
+    """Encode texts. Raises NapkinError where the tokens of one are another text: its bytes would not be predicted."""
+    texts = [text for text in texts if text]
+    if not texts:
+        raise NapkinError("there is no text: name a file that has some")
+    ids, counts = tokenizer.encode_documents(texts, threads=detect_host().cores)
+    ends = np.cumsum(counts)
+    n_bytes = _bytes_of_ids(tokenizer)
+    surplus = []
+    for number, (text, end, count) in enumerate(zip(texts, ends.tolist(), counts.tolist(), strict=True)):
+        own = ids[end - count : end]
+        if tokenizer.decode(own.tolist()) != text:
+            raise NapkinError(
+                f"the tokenizer changes the text of document {number + 1:,} (normalization, or words that it does not "
+                "know): the bits of another text do not compare; use a lossless tokenizer"
+            )
+        surplus.append(int(n_bytes[own].sum()) - len(text.encode()))
+    return Documents(ids, ends, np.array(surplus), _digest(text.encode() for text in texts))
+
+
+@torch.inference_mode()
+def sampled_bits(
+    model: ScoringModel,
+    documents: Documents,
+    tokenizer: Tokenizer,
+    start_ids: Sequence[int],
+    *,
+    stride: int | None = None,
+    error: float | None = None,
+    max_tokens: int | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    progress: Callable[[int, int, float | None], None] = lambda done, total, error: None,
+) -> SampledBits:
+    """Score windows in random order until the standard error is at most `error` bits per byte.
+
+    Args:
+        start_ids: stand before each document, at least one.
+        stride: tokens between windows; None is half the context.
+        error: None goes on to `max_tokens`, or to the end of the text.
+        max_tokens: to score at most.
+        progress: called with the windows scored, all of them, and the error so far.
+    """
+    limit = model.config.context_length
+    stride = max(1, limit // 2) if stride is None else stride
+    _check(stride, limit, error, max_tokens, start_ids, tokenizer, documents)
+    windows = _Windows(documents, limit, len(start_ids), stride)
+    order = KeyedPermutation(windows.n, seed)
+    n_bytes = _bytes_of_ids(tokenizer)
+    taken: list[_Window] = []
+    ratio, n_tokens, text_bytes = _Ratio(windows.n), 0, 0
+    for first in range(0, windows.n, _BATCH):
+        batch = [windows[int(place)] for place in order(np.arange(first, min(windows.n, first + _BATCH)))]
+        for window, bits in zip(batch, _bits(model, documents, batch, start_ids, device), strict=True):
+            surplus = 0 if window.skipped else int(documents.surplus[window.document])
+            size = int(n_bytes[documents.ids[window.first : window.stop]].sum()) - surplus
+            ratio.add(bits, size)
+            text_bytes += size
+            n_tokens += window.stop - window.first
+        taken += batch
+        progress(len(taken), windows.n, ratio.error)
+        is_sure = error is not None and len(taken) >= LEAST_WINDOWS and ratio.error <= error
+        if is_sure or (max_tokens is not None and n_tokens >= max_tokens):
+            break
+    # In the order of the text, of which compressors make more.
+    ordered = sorted(taken, key=lambda window: window.first)
+    text = b"".join(tokenizer.decode_bytes(documents.ids[each.first : each.stop].tolist()) for each in ordered)
+    return SampledBits(
+        bits_per_byte=ratio.estimate,
+        standard_error=ratio.error,
+        low=ratio.estimate - _Z * ratio.error,
+        high=ratio.estimate + _Z * ratio.error,
+        windows=len(taken),
+        all_windows=windows.n,
+        tokens=n_tokens,
+        all_tokens=len(documents.ids),
+        bytes=text_bytes,
+        context_length=limit,
+        stride=stride,
+        seed=seed,
+        gzip_bits_per_byte=8 * len(gzip.compress(text, compresslevel=9)) / len(text),
+        xz_bits_per_byte=8 * len(lzma.compress(text, preset=9)) / len(text),
+    )
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Tokens `first` to `stop` are scored, after those from `begin` on and what is left of the start ids."""
+
+    document: int
+    begin: int
+    first: int
+    stop: int
+    skipped: int
+    """Tokens of start ids and document before the window; 0 of the first one."""
+
+
+class _Windows:
+    """All windows of documents, by number, without a list of them."""
+
+    def __init__(self, documents: Documents, limit: int, n_start: int, stride: int) -> None:
+        self._starts, self._ends = documents.starts, documents.ends
+        self._n_start, self._stride = n_start, stride
+        self._in_first = limit - n_start + 1
+        lengths = self._ends - self._starts
+        counts = 1 + np.maximum(0, -(-(lengths - self._in_first) // stride))
+        self._until = np.cumsum(counts)
+        self.n = int(self._until[-1])
+
+    def __getitem__(self, number: int) -> _Window:
+        document = int(np.searchsorted(self._until, number, side="right"))
+        place = number - (int(self._until[document - 1]) if document else 0)
+        start, end = int(self._starts[document]), int(self._ends[document])
+        skipped = place * self._stride
+        first = start if not place else start + self._in_first + skipped - self._stride
+        return _Window(
+            document,
+            begin=start + max(0, skipped - self._n_start),
+            first=first,
+            stop=min(end, start + self._in_first + skipped),
+            skipped=skipped,
+        )
+
+
+def _bits(
+    model: ScoringModel, documents: Documents, batch: list[_Window], start_ids: Sequence[int], device: Any
+) -> list[float]:
+    """The bits of the scored tokens of each window, in one pass."""
+    rows = [[*start_ids[window.skipped :], *documents.ids[window.begin : window.stop].tolist()] for window in batch]
+    width = max(len(row) for row in rows) - 1
+    inputs = torch.tensor([row[:-1] + [0] * (width - len(row) + 1) for row in rows], device=device)
+    hidden = model.hidden(inputs)
+    found = []
+    for number, (window, row) in enumerate(zip(batch, rows, strict=True)):
+        n_scored = window.stop - window.first
+        last = len(row) - 1
+        nats = 0.0
+        for start in range(last - n_scored, last, _ROWS_OF_LOGITS):
+            stop = min(last, start + _ROWS_OF_LOGITS)
+            logits = model.logits_of(hidden[number, start:stop]).float()
+            wanted = torch.tensor(row[start + 1 : stop + 1], device=device)
+            logprobs = logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(dim=-1)
+            nats -= float(logprobs.double().sum())
+        found.append(nats / math.log(2))
+    return found
+
+
+class _Ratio:
+    """Bits per byte of the windows so far, and its standard error, from sums."""
+
+    def __init__(self, all_windows: int) -> None:
+        self._all_windows = all_windows
+        self._n = 0
+        self._sums = np.zeros(2)
+        self._products = np.zeros((2, 2))
+
+    def add(self, bits: float, n_bytes: int) -> None:
+        each = np.array([bits, n_bytes])
+        self._n += 1
+        self._sums += each
+        self._products += np.outer(each, each)
+
+    @property
+    def estimate(self) -> float:
+        return float(self._sums[0] / self._sums[1])
+
+    @property
+    def error(self) -> float:
+        """Infinite for one window of several."""
+        if self._n == self._all_windows:
+            return 0.0
+        if self._n < 2:
+            return math.inf
+        residual = np.array([1.0, -self.estimate])
+        spread = max(0.0, float(residual @ self._products @ residual)) / (self._n - 1)
+        return math.sqrt((1 - self._n / self._all_windows) * spread / self._n) / float(self._sums[1] / self._n)
+
+
+def _digest(texts: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(len(text).to_bytes(8, "little") + text)
+    return digest.hexdigest()
+
+
+def _bytes_of_ids(tokenizer: Tokenizer) -> NDArray[np.int64]:
+    return np.array([len(each) for each in tokenizer.vocabulary], dtype=np.int64)
+
+
+def _check(
+    stride: int,
+    limit: int,
+    error: float | None,
+    max_tokens: int | None,
+    start_ids: Sequence[int],
+    tokenizer: Tokenizer,
+    documents: Documents,
+) -> None:
+    if not start_ids:
+        raise NapkinError("the model has no token that stands before a text: the first token has no probability")
+    most = limit - len(start_ids) + 1
+    if not 1 <= stride <= most:
+        raise NapkinError(f"a stride of {stride} is not possible: choose from 1 to {most}")
+    if error is not None and not 0 < error < math.inf:
+        raise NapkinError(f"an error of {error} bits per byte is not possible: use a number above 0, such as 0.01")
+    if max_tokens is not None and max_tokens < 1:
+        raise NapkinError(f"--max-tokens is {max_tokens}: use 1 or more")
+    unknown = tokenizer.unknown_id
+    if unknown is not None and (n_unknown := int(np.count_nonzero(documents.ids == unknown))):
+        raise NapkinError(
+            f"{n_unknown:,} tokens are words that the tokenizer does not know, whose bytes are lost: bits per byte "
+            "need a lossless tokenizer, such as --kind bpe"
+        )
