@@ -26,6 +26,9 @@ QUICK = {
     "sweep": 6,
     "export": 6,
     "launch": 12,
+    "law fit": 8,
+    "law predict": 8,
+    "law compare": 6,
 }
 """Tries of the ordinary suite."""
 

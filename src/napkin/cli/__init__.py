@@ -31,6 +31,7 @@ COMMANDS = {
     "export": "write a trained model and its tokenizer as a Hugging Face folder",
     "report": "write a run's report.html",
     "runs": "list runs, and compare their losses over steps, tokens, FLOPs, seconds or dollars",
+    "law": "fit scaling laws to runs, predict losses and best sizes, compare laws",
     "hardware": "print the catalogue of accelerators, or everything known about one",
     "formats": "print the number formats, or a number rounded to each",
     "doctor": "say what this machine has and lacks, and what is broken",

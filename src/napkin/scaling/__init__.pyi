@@ -4,6 +4,12 @@ from .fitted_law import FittedLaw as FittedLaw
 from .fitted_law import Interval as Interval
 from .fitted_law import Optimum as Optimum
 from .fitted_law import read_law as read_law
+from .gradient_noise import GradientNoise as GradientNoise
+from .gradient_noise import noise_of_gradients as noise_of_gradients
+from .isoflop import approach_1 as approach_1
+from .isoflop import approach_2 as approach_2
+from .isoflop import approach_2_bias as approach_2_bias
+from .law_comparison import compare_laws as compare_laws
 from .law_fit import LawFit as LawFit
 from .law_fit import fit_chinchilla as fit_chinchilla
 from .law_fit import fit_law as fit_law
@@ -12,6 +18,9 @@ from .observations import Observation as Observation
 from .observations import Observations as Observations
 from .observations import read_observations as read_observations
 from .observations import read_run_observations as read_run_observations
+from .power_law import PowerLaw as PowerLaw
+from .power_law import fit_power_law as fit_power_law
+from .sensitivity import leave_one_out as leave_one_out
 from .sweep import Sweep as Sweep
 from .sweep_plan import SweepPlan as SweepPlan
 from .trials import Trial as Trial

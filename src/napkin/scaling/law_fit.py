@@ -114,7 +114,9 @@ def refuse_too_few(form: LawForm, runs: Sequence[Observation]) -> None:
     for variable in form.variables:
         exponent = next(term.exponent for term in form.terms if term.variable == variable)
         distinct = len({round(float(np.log(value)), 6) for value in values_of(runs, variable)})
-        least = 2 if exponent in FIXED or len(form.variables) > 1 else 3
+        # Two values of a variable give a power and a floor no third equation; an exponent in common does.
+        own = [term.exponent for term in form.terms].count(exponent) == 1 and exponent not in FIXED
+        least = 3 if own and form.outer_exponent is None else 2
         if distinct < least:
             of = "1 value" if distinct == 1 else f"{distinct} values"
             raise NapkinError(f"all runs have {of} of {variable}: the law '{form.name}' needs {least} or more of them")
@@ -143,7 +145,7 @@ def _draws(
     f = n − p), which is Student's t; each draw adds them to the law and fits again. Of more runs, each draw weights the
     runs at random (Rubin 1981), which holds for any scatter.
     """
-    from scipy.stats import norm, t
+    from scipy.special import ndtri, stdtrit
 
     random = np.random.default_rng(SEED)
     runs, coefficients = len(log_losses), len(theta)
@@ -155,11 +157,11 @@ def _draws(
         deviations = deviation * np.sqrt(freedom / random.chisquare(freedom, size=(draws, 1)))
         noise = deviations * random.standard_normal((draws, runs))
         drawn = fit_batch(terms, log_losses - residuals + noise, np.ones((draws, runs)), starts, delta=delta)[0]
-        return drawn, tuple((deviation * t.ppf(quantile_shares(), freedom)).tolist())
+        return drawn, tuple((deviation * stdtrit(freedom, quantile_shares())).tolist())
     weights = random.exponential(size=(draws, runs))
     weights /= weights.mean(axis=1, keepdims=True)
     drawn = fit_batch(terms, log_losses, weights, starts, delta=delta)[0]
     # Residuals of a fit are smaller than the scatter about the truth, and n - p are not infinitely many.
     tail = (1 + LEVEL) / 2
-    enlarged = float(np.sqrt(runs / (runs - coefficients)) * t.ppf(tail, runs - coefficients) / norm.ppf(tail))
+    enlarged = float(np.sqrt(runs / (runs - coefficients)) * stdtrit(runs - coefficients, tail) / ndtri(tail))
     return theta + (drawn - theta) * enlarged, tuple(np.quantile(kept * enlarged, quantile_shares()).tolist())

@@ -61,6 +61,12 @@ class Observation:
                 raise NapkinError(f"{where}{name.replace('_', ' ')} is {value:g}: use {least:g} to {most:g}")
 
     @property
+    def name(self) -> str:
+        """Where it was read, without the path of its file; else its size."""
+        where = self.source.rpartition("', ")[2].strip("'")
+        return where or f"{self.parameters:.3g} parameters"
+
+    @property
     def compute(self) -> float:
         """FLOPs of the training: as given, or 6·parameters·tokens."""
         if self.flops is not None:

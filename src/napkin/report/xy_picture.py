@@ -1,0 +1,199 @@
+"""A picture of points, lines and bands over logarithmic or linear axes, as SVG without scripts."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from napkin.errors import NapkinError
+from napkin.report.colours import COLOURS
+
+Values = NDArray[np.float64]
+
+MOST_POINTS = 20_000
+_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 16, 34, 52
+_TICKS = 6
+
+
+@dataclass(frozen=True)
+class Series:
+    """What is drawn in one colour."""
+
+    label: str
+    x: Values
+    """[points]"""
+    y: Values
+    """[points]; of a band the lower edge."""
+    colour: str = "blue"
+    """One of `COLOURS`."""
+    style: Literal["points", "line", "dashed", "band"] = "points"
+    upper: Values | None = None
+    """[points]: the upper edge of a band."""
+    names: tuple[str, ...] = ()
+    """Of each point, shown under the pointer."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """An axis: from the lowest to the highest value, in pixels."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+    logarithmic: bool
+
+    def __call__(self, value: float) -> float:
+        """The pixel of a value."""
+        low, high, at = (math.log10(each) if self.logarithmic else each for each in (self.low, self.high, value))
+        return self.start + (self.stop - self.start) * (at - low) / (high - low)
+
+    def ticks(self) -> list[float]:
+        """Round values within, two or more."""
+        if not self.logarithmic:
+            return _round_steps(self.low, self.high)
+        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        if last - first > 2:
+            step = max(1, math.ceil((last - first) / 10))
+            decades = [10.0**power for power in range(first, last + 1, step)]
+            return [each for each in decades if self.low <= each <= self.high]
+        return _round_steps(self.low, self.high)
+
+
+def xy_svg(
+    series: Sequence[Series],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    log_x: bool = True,
+    log_y: bool = True,
+    width: int = 760,
+    height: int = 420,
+) -> str:
+    """Draw series over common axes; points that are not finite, or not above 0 on a logarithmic axis, are left out.
+
+    Raises:
+        NapkinError: where no point is left, or there are more than `MOST_POINTS`.
+    """
+    cleaned = [_clean(each, log_x, log_y) for each in series]
+    cleaned = [each for each in cleaned if len(each.x)]
+    if not cleaned:
+        raise NapkinError("there is nothing to draw: give points with finite coordinates")
+    if sum(len(each.x) for each in cleaned) > MOST_POINTS:
+        raise NapkinError(f"a picture has at most {MOST_POINTS:,} points: give fewer")
+    xs = np.concatenate([each.x for each in cleaned])
+    ys = np.concatenate([part for each in cleaned for part in (each.y, each.upper) if part is not None])
+    across = _scale(xs, _LEFT, width - _RIGHT, log_x)
+    up = _scale(ys, height - _BOTTOM, _TOP, log_y)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        'font-family="system-ui, sans-serif" font-size="12" role="img">',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        *_axes(across, up, x_label, y_label, width, height),
+    ]
+    order = {"band": 0, "line": 1, "dashed": 1, "points": 2}
+    for each in sorted(cleaned, key=lambda one: order[one.style]):
+        parts += _draw(each, across, up)
+    parts += _legend(cleaned)
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _clean(series: Series, log_x: bool, log_y: bool) -> Series:
+    x, y = np.asarray(series.x, dtype=np.float64), np.asarray(series.y, dtype=np.float64)
+    upper = y if series.upper is None else np.asarray(series.upper, dtype=np.float64)
+    kept = np.isfinite(x) & np.isfinite(y) & np.isfinite(upper)
+    kept &= (x > 0) | (not log_x)
+    kept &= ((y > 0) & (upper > 0)) | (not log_y)
+    names = tuple(name for name, keep in zip(series.names, kept, strict=False) if keep)
+    return Series(
+        series.label,
+        x[kept],
+        y[kept],
+        series.colour,
+        series.style,
+        None if series.upper is None else upper[kept],
+        names,
+    )
+
+
+def _scale(values: Values, start: float, stop: float, logarithmic: bool) -> Scale:
+    low, high = float(values.min()), float(values.max())
+    if logarithmic:
+        margin = max((math.log10(high) - math.log10(low)) * 0.04, 0.01)
+        return Scale(low / 10**margin, high * 10**margin, start, stop, True)
+    margin = max((high - low) * 0.05, 1e-9 * max(abs(high), 1e-300), 1e-300)
+    return Scale(low - margin, high + margin, start, stop, False)
+
+
+def _round_steps(low: float, high: float) -> list[float]:
+    raw = (high - low) / _TICKS
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
+    first = math.ceil(low / step)
+    return [
+        round(number * step, 12 - math.floor(math.log10(step))) for number in range(first, math.floor(high / step) + 1)
+    ]
+
+
+def _axes(across: Scale, up: Scale, x_label: str, y_label: str, width: int, height: int) -> Iterator[str]:
+    bottom = height - _BOTTOM
+    for tick in across.ticks():
+        x = f"{across(tick):.1f}"
+        yield f'<path d="M{x} {_TOP}V{bottom}" stroke="#e4e4e4"/>'
+        yield f'<text x="{x}" y="{bottom + 18}" text-anchor="middle" fill="#555555">{_label(tick)}</text>'
+    for tick in up.ticks():
+        y = up(tick)
+        yield f'<path d="M{_LEFT} {y:.1f}H{width - _RIGHT}" stroke="#e4e4e4"/>'
+        yield f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="#555555">{_label(tick)}</text>'
+    yield f'<path d="M{_LEFT} {_TOP}V{bottom}H{width - _RIGHT}" fill="none" stroke="#888888"/>'
+    yield f'<text x="{(width + _LEFT) / 2:.0f}" y="{height - 12}" text-anchor="middle">{escape(x_label)}</text>'
+    middle = (_TOP + bottom) / 2
+    yield (
+        f'<text x="16" y="{middle:.0f}" text-anchor="middle" transform="rotate(-90 16 {middle:.0f})">'
+        f"{escape(y_label)}</text>"
+    )
+
+
+def _label(value: float) -> str:
+    power = math.log10(value) if value > 0 else 0.5
+    if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
+        if abs(power - round(power)) < 1e-9:
+            return f"10{str(round(power)).translate(_SUPERSCRIPTS)}"
+        return f"{value:.3g}"
+    return f"{value:.6g}"
+
+
+_SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+
+
+def _draw(series: Series, across: Scale, up: Scale) -> Iterator[str]:
+    colour = COLOURS[series.colour]
+    places = [(across(x), up(y)) for x, y in zip(series.x.tolist(), series.y.tolist(), strict=True)]
+    if series.style == "points":
+        for index, (x, y) in enumerate(places):
+            name = f"<title>{escape(series.names[index])}</title>" if index < len(series.names) else ""
+            yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}" fill-opacity="0.75">{name}</circle>'
+        return
+    path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+    if series.style == "band" and series.upper is not None:
+        back = [(across(x), up(y)) for x, y in zip(series.x.tolist(), series.upper.tolist(), strict=True)]
+        path += "L" + "L".join(f"{x:.1f} {y:.1f}" for x, y in reversed(back)) + "Z"
+        yield f'<path class="band" d="M{path}" fill="{colour}" fill-opacity="0.22"/>'
+        return
+    dashes = ' stroke-dasharray="6 4"' if series.style == "dashed" else ""
+    yield f'<path class="line" d="M{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dashes}/>'
+
+
+def _legend(series: Sequence[Series]) -> Iterator[str]:
+    x = float(_LEFT)
+    for each in series:
+        if each.label:
+            yield f'<rect x="{x:.0f}" y="12" width="12" height="12" fill="{COLOURS[each.colour]}" fill-opacity="0.75"/>'
+            yield f'<text x="{x + 17:.0f}" y="22">{escape(each.label)}</text>'
+            x += 17 + 6.6 * len(each.label) + 20

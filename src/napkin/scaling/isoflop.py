@@ -1,0 +1,180 @@
+"""Chinchilla's approaches 1 and 2: the best size for a budget read off the runs themselves (Hoffmann et al. 2022).
+
+Approach 1 takes the runs that no run of as little compute beats, approach 2 the minimum of a parabola through the runs
+of each budget, loss over log size. Both then fit a power law to the best sizes over FLOPs.
+
+Approach 2 is biased: the loss over log size is no parabola, as its two sides fall with different exponents, and its
+minimum moves with how far the sizes reach to either side. `approach_2_bias` measures that on losses without noise.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from napkin.errors import NapkinError
+from napkin.scaling.fitted_law import FittedLaw, Interval
+from napkin.scaling.observations import FLOPS_PER_PARAMETER_AND_TOKEN, Observation
+from napkin.scaling.power_law import PowerLaw, fit_power_law
+from napkin.scaling.robust_fit import Values
+
+SAME_BUDGET = 0.05
+"""Runs whose FLOPs differ by at most this share from the next smaller one have one budget."""
+FEWEST_SIZES = 4
+"""Of a budget that gets a parabola."""
+
+
+@dataclass(frozen=True)
+class BestSize:
+    """The best size for a budget."""
+
+    flops: float
+    parameters: float
+    tokens: float
+    loss: float
+    runs: int
+    at_edge: bool = False
+    """Whether the minimum is outside the sizes that were run: then it is left out of the power law."""
+
+
+@dataclass(frozen=True)
+class SizeLaw:
+    """The best sizes, and power laws through them."""
+
+    approach: int
+    best: tuple[BestSize, ...]
+    parameters: PowerLaw
+    """Of FLOPs."""
+    tokens: PowerLaw
+    notes: tuple[str, ...] = ()
+
+    def optimum(self, flops: float) -> tuple[Interval, Interval]:
+        """Parameters and tokens for a budget, with 90% intervals of the power laws. They know nothing of a bias."""
+        return self.parameters.predict(flops=flops), self.tokens.predict(flops=flops)
+
+
+def approach_1(runs: Sequence[Observation]) -> SizeLaw:
+    """The power law through the runs that no run of at most their FLOPs beats.
+
+    Raises NapkinError where fewer than three such runs are left.
+    """
+    best: list[BestSize] = []
+    budgets = _budgets(runs)
+    lowest = np.inf
+    for budget in budgets:
+        run = min(budget, key=lambda each: each.loss)
+        if run.loss < lowest:
+            lowest = run.loss
+            best.append(BestSize(run.compute, run.parameters, run.tokens, run.loss, len(budget)))
+    return _size_law(1, best)
+
+
+def approach_2(runs: Sequence[Observation]) -> SizeLaw:
+    """The power law through the minima of parabolas, one for each budget with four sizes or more.
+
+    Raises NapkinError where fewer than three budgets have a minimum among their sizes.
+    """
+    best: list[BestSize] = []
+    for budget in _budgets(runs):
+        if len({run.parameters for run in budget}) >= FEWEST_SIZES:
+            found = _parabola(budget)
+            if found is not None:
+                best.append(found)
+    return _size_law(2, best)
+
+
+@dataclass(frozen=True)
+class Bias:
+    """What approach 2 finds on losses without noise of a known law, at the sizes and budgets of some runs."""
+
+    flops: float
+    true_parameters: float
+    found_parameters: float
+    true_exponent: float
+    """d log N / d log C of the law's optimum between the smallest budget and `flops`."""
+    found_exponent: float
+
+    @property
+    def relative(self) -> float:
+        """By how much the size found is off."""
+        return self.found_parameters / self.true_parameters - 1
+
+
+def approach_2_bias(runs: Sequence[Observation], law: FittedLaw, flops: float, *, group: str | None = None) -> Bias:
+    """The error of approach 2 for a budget, had the runs followed the law without noise."""
+    exact = [
+        replace(run, loss=law.predict(run.parameters, run.tokens, flops=run.flops, group=group).estimate)
+        for run in runs
+    ]
+    found = approach_2(exact)
+    least = min(each.flops for each in found.best)
+    low, high = law.optimum(least, group=group), law.optimum(flops, group=group)
+    slope = np.log(high.parameters.estimate / low.parameters.estimate) / np.log(flops / least)
+    return Bias(
+        flops,
+        high.parameters.estimate,
+        found.optimum(flops)[0].estimate,
+        float(slope),
+        found.parameters.exponents["flops"].estimate,
+    )
+
+
+def parabola_minimum(positions: Values, losses: Values) -> tuple[float, float, bool] | None:
+    """Where the parabola through losses over positions (logarithms) is lowest, its value, and whether that is outside
+    the positions; None where it opens downwards."""
+    centre = float(positions.mean())
+    square, slope, level = np.polyfit(positions - centre, losses, 2)
+    if square <= 0:
+        return None
+    at = -slope / (2 * square)
+    outside = not positions.min() - centre <= at <= positions.max() - centre
+    return centre + float(at), float(level + slope * at + square * at**2), outside
+
+
+def _parabola(budget: Sequence[Observation]) -> BestSize | None:
+    sizes = np.log([run.parameters for run in budget])
+    found = parabola_minimum(sizes, np.array([run.loss for run in budget]))
+    if found is None:
+        return None
+    at, loss, outside = found
+    flops = float(np.exp(np.mean(np.log([run.compute for run in budget]))))
+    parameters = float(np.exp(np.clip(at, -700, 700)))
+    return BestSize(flops, parameters, flops / (FLOPS_PER_PARAMETER_AND_TOKEN * parameters), loss, len(budget), outside)
+
+
+def _budgets(runs: Sequence[Observation]) -> list[list[Observation]]:
+    """The runs by budget, from the smallest."""
+    found: list[list[Observation]] = []
+    for run in sorted(runs, key=lambda each: each.compute):
+        if found and run.compute <= found[-1][-1].compute * (1 + SAME_BUDGET):
+            found[-1].append(run)
+        else:
+            found.append([run])
+    return found
+
+
+def _size_law(approach: int, best: Sequence[BestSize]) -> SizeLaw:
+    inside = [each for each in best if not each.at_edge]
+    if len(inside) < 3:
+        what = (
+            "runs on the lower envelope"
+            if approach == 1
+            else f"budgets with a minimum among {FEWEST_SIZES} sizes or more"
+        )
+        raise NapkinError(
+            f"approach {approach} needs 3 {what}, there are {len(inside)}: run more sizes per budget, "
+            "or use --approach 3"
+        )
+    flops = [each.flops for each in inside]
+    notes = tuple(
+        f"the minimum at {each.flops:.3g} FLOPs is outside the sizes that were run, and left out"
+        for each in best
+        if each.at_edge
+    )
+    return SizeLaw(
+        approach,
+        tuple(best),
+        fit_power_law([each.parameters for each in inside], flops=flops),
+        fit_power_law([each.tokens for each in inside], flops=flops),
+        notes,
+    )
