@@ -16,7 +16,7 @@ import torch
 
 from napkin.hardware.calibration_cache import calibration_of_this_machine
 from napkin.inference import Engine
-from napkin.inference.paged_cache import bytes_per_token
+from napkin.inference.kv_blocks import bytes_per_token
 from napkin.inference.service_load import ServiceLoad, measure_load
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer

@@ -58,6 +58,8 @@ def test_the_plan_prints_rule_and_count_and_both_times_with_intervals(capsys: py
         (["--on", "H100", "--requests-per-client", "0"], "--requests-per-client is 0"),
         (["--on", "A100", "--weights", "nvfp4"], "does not support fp4"),
         (["--on", "H100", "--server", "llama"], "vllm, trtllm, sglang"),
+        (["--on", "H100", "--kv", "int8"], "--kv is int8, with which vllm was not measured"),
+        (["--kv", "fp8"], "--kv is fp8, which napkin's own engine does not have"),
         (["--on", "T4"], "does not fit"),
         (["--on", "H100", "--model.vocab-size", "0"], "vocab_size is 0"),
     ],

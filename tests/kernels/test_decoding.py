@@ -49,6 +49,21 @@ def test_other_products_are_those_of_torch() -> None:
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("n_kv_heads", [6, 2])
+def test_attention_to_slots_in_int8_equals_the_formula(softcap: float | None, n_kv_heads: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shape = (9, n_kv_heads, 16, 40)
+    keys, values = (torch.randint(-127, 128, shape, dtype=torch.int8, generator=generator) for _ in range(2))
+    scales = tuple(randn(9, n_kv_heads, 16, 1, seed=seed).abs() / 40 for seed in (3, 4))
+    table = torch.tensor([[7, 2, 4], [5, 0, 0], [3, 0, 0]])
+    slots = Slots(torch.tensor([40, 1, 16]), table, 40, (scales[0], scales[1]))
+    arguments = randn(3, 6, 1, 40, seed=2), keys, values, slots, 0.3, softcap
+    torch.testing.assert_close(
+        attend_to_slots(*arguments), attend_to_slots_reference(*arguments), rtol=2**-8, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("n_kv_heads", [6, 2])
 def test_attention_to_slots_of_blocks_equals_the_formula(softcap: float | None, n_kv_heads: int) -> None:
     pool_of_keys, pool_of_values = 3 * randn(9, n_kv_heads, 16, 40), randn(9, n_kv_heads, 16, 40, seed=1)
     slots = Slots(torch.tensor([40, 1, 16]), torch.tensor([[7, 2, 4], [5, 0, 0], [3, 0, 0]]), 40)

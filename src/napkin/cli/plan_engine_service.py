@@ -9,6 +9,7 @@ from napkin.model.config import ModelConfig
 from napkin.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from napkin.inference.kv_blocks import KVFormat
     from napkin.planning.engine_service import EngineService
 
 MAX_RUNNING = 16
@@ -17,7 +18,13 @@ REQUESTS_PER_CLIENT = 4
 
 
 def print_engine_service(
-    model: ModelConfig, *, concurrency: int, input_tokens: int, output_tokens: int, json: bool
+    model: ModelConfig,
+    *,
+    concurrency: int,
+    input_tokens: int,
+    output_tokens: int,
+    kv: "KVFormat" = "auto",
+    json: bool,
 ) -> None:
     """Time steps of the engine, simulate the load, and print what its requests see."""
     if input_tokens + output_tokens > model.context_length:
@@ -28,7 +35,7 @@ def print_engine_service(
     with progress_line("timing steps of the engine") as line:
         import torch
 
-        from napkin.inference.paged_cache import bytes_per_token
+        from napkin.inference.kv_blocks import bytes_per_token
         from napkin.inference.service_load import ServiceLoad
         from napkin.planning.engine_service import plan_engine_service
 
@@ -37,16 +44,18 @@ def print_engine_service(
         plan = plan_engine_service(
             model,
             load,
-            cache_bytes=whole * bytes_per_token(model, torch.bfloat16),
+            cache_bytes=whole * bytes_per_token(model, torch.bfloat16, kv),
             max_running=MAX_RUNNING,
+            kv=kv,
             progress=line.retitle,
         )
     if json:
         print_json(engine_service_json(plan))
         return
+    formats = "bf16, KV in int8" if kv == "int8" else "bf16"
     say(
-        f"plan of napkin's own engine on this machine, bf16: {concurrency} concurrent requests of {input_tokens} + "
-        f"{output_tokens} tokens, {plan.running} running at a time"
+        f"plan of napkin's own engine on this machine, {formats}: {concurrency} concurrent requests of {input_tokens} "
+        f"+ {output_tokens} tokens, {plan.running} running at a time"
     )
     found = plan.expected
     decode = plan.steps.decode_seconds(plan.running, input_tokens + output_tokens / 2)

@@ -41,8 +41,9 @@ class ServiceOptions(RecipeOptions, JsonOption):
     """The server whose measured constants are taken."""
     weights: Literal["bf16", "fp8", "fp8_block", "nvfp4"] = "bf16"
     """Format of the blocks' matrices; embedding and head are in bf16."""
-    kv: Literal["auto", "bf16", "fp8"] = "auto"
-    """Format of the KV cache; auto is fp8 for weights that are narrower than bf16."""
+    kv: Literal["auto", "bf16", "fp8", "int8"] = "auto"
+    """Format of the KV cache; auto is fp8 for weights that are narrower than bf16. napkin's own engine has bf16 and
+    int8, the other servers bf16 and fp8."""
     tensor: int | None = None
     """Devices that divide the matrices of a replica; None compares all degrees."""
     requests_per_client: int | None = None
@@ -62,14 +63,21 @@ def main(arguments: list[str]) -> None:
     if options.on is None:
         if options.concurrency < 1 or options.input_tokens < 1 or options.output_tokens < 1:
             raise NapkinError("--concurrency, --input-tokens and --output-tokens are 1 or more")
+        if options.kv == "fp8":
+            raise NapkinError("--kv is fp8, which napkin's own engine does not have: use bf16 or int8, or name --on")
         print_engine_service(
             options.recipe.model,
             concurrency=options.concurrency,
             input_tokens=options.input_tokens,
             output_tokens=options.output_tokens,
+            kv="int8" if options.kv == "int8" else "auto",
             json=options.json,
         )
         return
+    if options.kv == "int8":
+        raise NapkinError(
+            f"--kv is int8, with which {options.server} was not measured: use bf16 or fp8, or leave out --on"
+        )
     with progress_line("counting prefill and decode"):
         from napkin.planning.service_plan import plan_service
 

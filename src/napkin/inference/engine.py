@@ -13,20 +13,16 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import psutil
 import torch
 from torch import Tensor
 
 from napkin.errors import NapkinError
 from napkin.inference.block_pool import FIRST, BlockPool, Digest, digest_of
-from napkin.inference.paged_cache import PagedCache, bytes_per_token
+from napkin.inference.kv_blocks import KVFormat, bytes_per_token, n_blocks_that_fit
+from napkin.inference.paged_cache import PagedCache
 from napkin.inference.request import Completion, Finish, Request
 from napkin.inference.sampling import draw, told_draws
 from napkin.model.transformer import Transformer
-from napkin.units import format_bytes
-
-FREE_SHARE = 0.5
-"""Of the memory that is free, what the pool takes at most by default."""
 
 Progress = tuple[Completion, int]
 """A completion that changed, and the index of its first new draw."""
@@ -93,6 +89,7 @@ class Engine:
         batch_invariant: compute each sequence alone, its prompt in chunks that begin at multiples of `prefill_chunk`:
             ids and log-probabilities are then equal, bit for bit, whatever else is running. The price is that of no
             batches: the weights are read once for each sequence and token.
+        kv: what keys and values are held in: "auto" is the weights' number format, "int8" about half the bytes of bf16.
     """
 
     def __init__(
@@ -105,6 +102,7 @@ class Engine:
         block_size: int = 16,
         stop_ids: Iterable[int] = (),
         batch_invariant: bool = False,
+        kv: KVFormat = "auto",
     ) -> None:
         for name, value in (("max_running", max_running), ("prefill_chunk", prefill_chunk), ("block_size", block_size)):
             if value < 1:
@@ -116,9 +114,12 @@ class Engine:
         self.stop_ids = frozenset(stop_ids)
         self.batch_invariant = batch_invariant
         weight = model.head_weight
-        each = block_size * bytes_per_token(model.config, weight.dtype)
-        self.pool = BlockPool(_n_blocks(model, each, block_size, max_running, cache_bytes), block_size)
-        self.cache = PagedCache(model.config, self.pool.n_blocks, block_size, dtype=weight.dtype, device=weight.device)
+        self.kv: KVFormat = kv
+        each = block_size * bytes_per_token(model.config, weight.dtype, kv)
+        self.pool = BlockPool(n_blocks_that_fit(model, each, block_size, max_running, cache_bytes), block_size)
+        self.cache = PagedCache(
+            model.config, self.pool.n_blocks, block_size, dtype=weight.dtype, device=weight.device, kv=kv
+        )
         self._arrived: deque[_Sequence] = deque()
         self._unwanted: deque[Completion] = deque()
         self._lock = threading.Lock()
@@ -378,19 +379,3 @@ class Engine:
 
 def _wants_more(sequence: _Sequence) -> bool:
     return len(sequence.completion.draws) < sequence.completion.request.max_tokens
-
-
-def _n_blocks(model: Transformer, block_bytes: int, block_size: int, max_running: int, cache_bytes: int | None) -> int:
-    """Blocks of the pool."""
-    wanted = max_running * -(-model.config.context_length // block_size)
-    if cache_bytes is None:
-        device = model.head_weight.device
-        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-        cache_bytes = min(wanted * block_bytes, int(FREE_SHARE * free))
-    n_blocks = cache_bytes // block_bytes
-    if n_blocks < 1:
-        raise NapkinError(
-            f"cache_bytes of {format_bytes(cache_bytes)} holds no block of {block_size} tokens, which takes "
-            f"{format_bytes(block_bytes)}: give more"
-        )
-    return n_blocks

@@ -1,25 +1,23 @@
 """A KV cache in blocks: sequences of any lengths in one pool of fixed size, see `napkin.inference.block_pool`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int8
 from torch import Tensor
 
+from napkin.inference.kv_blocks import Int8Blocks, KVFormat, PlainBlocks, make_blocks
 from napkin.kernels.decoding import Slots, reads_slots
 from napkin.model.config import ModelConfig
 from napkin.model.kv_cache import NOWHERE, NewKeys
 
-Held = Float[Tensor, "sequence_or_block kv_heads key head_dim"]
-
-
-def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Of the keys and values of one token in all layers."""
-    return 2 * config.n_layers * config.resolved_n_kv_heads * config.resolved_head_dim * dtype.itemsize
+_SHAPE = "sequence_or_block kv_heads key head_dim"
+Held = Float[Tensor, _SHAPE] | Int8[Tensor, _SHAPE]
 
 
 class PagedCache:
-    """Keys and values of n_blocks · block_size tokens: [block, kv_heads, slot, head_dim] for each layer."""
+    """Keys and values of n_blocks · block_size tokens, in blocks for each layer; `kv` is what they are held in."""
 
     def __init__(
         self,
@@ -29,21 +27,21 @@ class PagedCache:
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        kv: KVFormat = "auto",
     ) -> None:
         self.block_size, self.device = block_size, torch.device(device)
         self.most_positions = config.context_length
         self.has_windows = any(window is not None for window in config.attention_windows)
         self.padding_block = n_blocks
         """Takes what padding writes."""
-        # Zeros, since what is hidden is multiplied by 0, not left out.
         shape = (n_blocks + 1, config.resolved_n_kv_heads, block_size, config.resolved_head_dim)
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.n_layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.n_layers)]
+        self.keys = [make_blocks(shape, dtype, self.device, kv) for _ in range(config.n_layers)]
+        self.values = [make_blocks(shape, dtype, self.device, kv) for _ in range(config.n_layers)]
 
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values."""
-        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+        return sum(blocks.nbytes for blocks in (*self.keys, *self.values))
 
     def extend(
         self, tables: Sequence[Sequence[int]], lengths: Sequence[int], counts: Sequence[int], n_new: int
@@ -85,7 +83,7 @@ class PagedPass:
         self.document_positions = self.positions
         self.all_seen = n_new == 1 and len(set(after)) == 1 and not cache.has_windows
         self._slots = None
-        if n_new == 1 and not cache.has_windows and reads_slots(cache.keys[0].dtype, device, _width(cache.keys[0])):
+        if n_new == 1 and not cache.has_windows and _reads_slots(cache.keys[0]):
             self._slots = Slots(self._ends, self._table, self._longest)
 
     def key_positions(self, layer: int) -> Int[Tensor, "batch key"]:
@@ -99,20 +97,21 @@ class PagedPass:
 
     def slots(self, layer: int) -> Slots | None:
         """All that a sequence holds, where one new token of each is compared with keys in their blocks."""
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        if self._slots is not None and isinstance(keys, Int8Blocks) and isinstance(values, Int8Blocks):
+            return replace(self._slots, scales=(keys.scales, values.scales))
         return self._slots
 
     def update(self, layer: int, keys: NewKeys, values: NewKeys) -> tuple[Held, Held]:
         """Keep a layer's new keys and values; return all that the queries may see."""
         return self._updated(self.cache.keys[layer], keys), self._updated(self.cache.values[layer], values)
 
-    def _updated(self, held: Tensor, new: Tensor) -> Tensor:
-        blocks, places = self._new
-        held[blocks, :, places] = new.transpose(1, 2).to(held.dtype)
-        if self._slots is not None:
-            return held
-        return held[self._table].transpose(1, 2).flatten(2, 3)[:, :, : self._longest]
+    def _updated(self, held: PlainBlocks | Int8Blocks, new: Tensor) -> Tensor:
+        held.put(*self._new, new)
+        return held.numbers if self._slots is not None else held.seen(self._table, self._longest)
 
 
-def _width(held: Tensor) -> int:
-    """Numbers of a token's keys."""
-    return held.shape[1] * held.shape[3]
+def _reads_slots(held: PlainBlocks | Int8Blocks) -> bool:
+    """Whether attention reads keys where they are kept."""
+    numbers = held.numbers
+    return reads_slots(numbers.dtype, numbers.device, numbers.shape[1] * numbers.shape[3])

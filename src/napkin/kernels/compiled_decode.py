@@ -16,12 +16,14 @@ from numba.extending import intrinsic
 
 # Sums in any order, so that they run in vectors; NaN and infinity keep their meaning.
 _OPTIONS = {"nogil": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
-_array = numba.carray  # pyright: ignore[reportPrivateImportUsage]
+array = numba.carray  # pyright: ignore[reportPrivateImportUsage]
 _LOG2_E = np.float32(1.4426950408889634)
 _LN_2 = np.float32(0.6931471805599453)
 
 
-def _compiled(signature: str | None = None) -> Any:
+def compiled(signature: str | None = None) -> Any:
+    """Compile for the signature when defined; without one, into its callers."""
+
     def decorate(function: Any) -> Any:
         # A runtime type checker may have wrapped it.
         return (numba.njit(signature, **_OPTIONS) if signature else numba.njit(inline="always", **_OPTIONS))(
@@ -48,8 +50,9 @@ def _pointer(kind: Any) -> Any:
     )
 
 
-_u16_at, _f32_at, _i64_at = _pointer(types.uint16), _pointer(types.float32), _pointer(types.int64)
-_widened = _converter(
+u16_at, f32_at, i64_at, i8_at = map(_pointer, (types.uint16, types.float32, types.int64, types.int8))
+"""The pointer of an address."""
+widened = _converter(
     types.float32,
     types.uint16,
     lambda context, builder, x: builder.bitcast(
@@ -60,7 +63,7 @@ _widened = _converter(
 _float_of_bits = _converter(types.float32, types.int32, lambda context, builder, x: builder.bitcast(x, ir.FloatType()))
 
 
-@_compiled()
+@compiled()
 def _exponential(x: Any) -> Any:
     """e^x for x up to 0, within 2 units in the last place; math.exp would be a call per number."""
     x = max(x, np.float32(-87.0))
@@ -77,19 +80,40 @@ def _exponential(x: Any) -> Any:
     return p * _float_of_bits(np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)))
 
 
-@_compiled("void(int64, int64, int64, int64, int64)")
+@compiled()
+def capped(score: Any, cap: Any) -> Any:
+    """cap · tanh(score / cap), with e^x of what is not above 0 alone; the score itself if cap is 0."""
+    if cap > 0:
+        small = _exponential(-abs(score) * np.float32(2) / cap)
+        bounded = cap * (np.float32(1) - small) / (np.float32(1) + small)
+        return bounded if score > 0 else -bounded
+    return score
+
+
+@compiled()
+def exponentials(scores: Any, row: Any, n: Any, largest: Any) -> Any:
+    """Make the first n scores of a row e^(score - largest); their sum."""
+    total = np.float32(0)
+    for t in range(n):
+        e = _exponential(scores[row, t] - largest)
+        scores[row, t] = e
+        total += e
+    return total
+
+
+@compiled("void(int64, int64, int64, int64, int64)")
 def matrix_vector(weight: Any, x: Any, y: Any, n_rows: Any, n_columns: Any) -> None:
     """y = weight · x; weight is bf16 [n_rows, n_columns], x and y are float32."""
-    matrix = _array(_u16_at(weight), (n_rows, n_columns))
-    vector, result = _array(_f32_at(x), (n_columns,)), _array(_f32_at(y), (n_rows,))
+    matrix = array(u16_at(weight), (n_rows, n_columns))
+    vector, result = array(f32_at(x), (n_columns,)), array(f32_at(y), (n_rows,))
     for i in range(n_rows):
         total = np.float32(0)
         for j in range(n_columns):
-            total += _widened(matrix[i, j]) * vector[j]
+            total += widened(matrix[i, j]) * vector[j]
         result[i] = total
 
 
-@_compiled("void(" + ", ".join(["int64"] * 15) + ", float32, float32)")
+@compiled("void(" + ", ".join(["int64"] * 15) + ", float32, float32)")
 def attend(
     queries: Any,
     keys: Any,
@@ -115,9 +139,9 @@ def attend(
     between blocks and heads, in numbers. counts and table are int64; scores are capped unless cap is 0.
     """
     n_heads = n_kv_heads * group
-    query = _array(_f32_at(queries), (n_sequences, n_heads, width))
-    result = _array(_f32_at(mixed), (n_sequences, n_heads, width))
-    seen, blocks = _array(_i64_at(counts), (n_sequences,)), _array(_i64_at(table), (n_sequences, n_blocks))
+    query = array(f32_at(queries), (n_sequences, n_heads, width))
+    result = array(f32_at(mixed), (n_sequences, n_heads, width))
+    seen, blocks = array(i64_at(counts), (n_sequences,)), array(i64_at(table), (n_sequences, n_blocks))
     scores = np.empty((group, longest), np.float32)
     largest, total = np.empty(group, np.float32), np.empty(group, np.float32)
     for b in range(n_sequences):
@@ -127,34 +151,24 @@ def attend(
             total[:] = np.float32(0)
             for first in range(0, n_seen, block_size):
                 place = 2 * (blocks[b, first // block_size] * block_stride + h * head_stride)
-                key = _array(_u16_at(keys + place), (block_size, width))
+                key = array(u16_at(keys + place), (block_size, width))
                 for t in range(min(block_size, n_seen - first)):
                     for g in range(group):
                         score = np.float32(0)
                         for c in range(width):
-                            score += _widened(key[t, c]) * query[b, h * group + g, c]
-                        score *= scale
-                        if cap > 0:
-                            # cap · tanh(score / cap), with e^x of what is not above 0 alone.
-                            small = _exponential(-abs(score) * np.float32(2) / cap)
-                            bounded = cap * (np.float32(1) - small) / (np.float32(1) + small)
-                            score = bounded if score > 0 else -bounded
+                            score += widened(key[t, c]) * query[b, h * group + g, c]
+                        score = capped(score * scale, cap)
                         scores[g, first + t] = score
                         largest[g] = max(largest[g], score)
             for g in range(group):
-                m, z = largest[g], np.float32(0)
-                for t in range(n_seen):
-                    e = _exponential(scores[g, t] - m)
-                    scores[g, t] = e
-                    z += e
-                total[g] = np.float32(1) / z
+                total[g] = np.float32(1) / exponentials(scores, g, n_seen, largest[g])
                 for c in range(width):
                     result[b, h * group + g, c] = np.float32(0)
             for first in range(0, n_seen, block_size):
                 place = 2 * (blocks[b, first // block_size] * block_stride + h * head_stride)
-                value = _array(_u16_at(values + place), (block_size, width))
+                value = array(u16_at(values + place), (block_size, width))
                 for t in range(min(block_size, n_seen - first)):
                     for g in range(group):
                         weight = scores[g, first + t] * total[g]
                         for c in range(width):
-                            result[b, h * group + g, c] += weight * _widened(value[t, c])
+                            result[b, h * group + g, c] += weight * widened(value[t, c])

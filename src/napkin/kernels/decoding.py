@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int8
 from torch import Tensor
 
 _SMALLEST_MATRIX = 2**18
@@ -23,6 +23,10 @@ _SMALLEST_SHARED = 2**23
 of reading, beside which it is short to wake one."""
 _SMALLEST_WIDTH = 256
 """Numbers of a token's keys from which the compiled attention is used, for the same reason."""
+
+
+Scales = Float[Tensor, "n_blocks kv_heads slot 1"]
+Blocks = Float[Tensor, "block kv_heads slot head_dim"] | Int8[Tensor, "block kv_heads slot head_dim"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class Slots:
     table: Int[Tensor, "batch block"]
     longest: int
     """The largest of the counts."""
+    scales: tuple[Scales, Scales] | None = None
+    """By which keys and values are multiplied that are held in int8."""
 
 
 def linear(
@@ -84,18 +90,27 @@ def _suits(weight: Tensor, x: Tensor) -> bool:
 
 def reads_slots(dtype: torch.dtype, device: torch.device, width: int) -> bool:
     """Whether `attend_to_slots` is faster than torch for keys of that kind, `width` numbers per token."""
-    return dtype == torch.bfloat16 and device.type == "cpu" and width >= _SMALLEST_WIDTH and _may_be_compiled()
+    return (
+        dtype in (torch.bfloat16, torch.int8)
+        and device.type == "cpu"
+        and width >= _SMALLEST_WIDTH
+        and _may_be_compiled()
+    )
 
 
 def attend_to_slots_reference(
     queries: Float[Tensor, "batch heads 1 head_dim"],
-    keys: Float[Tensor, "block kv_heads slot head_dim"],
-    values: Float[Tensor, "block kv_heads slot head_dim"],
+    keys: Blocks,
+    values: Blocks,
     slots: Slots,
     scale: float,
     softcap: float | None = None,
 ) -> Float[Tensor, "batch heads 1 head_dim"]:
     """The formula, one sequence after another, in fp32."""
+    if slots.scales is not None:
+        keys, values = (
+            each.float() * scales.float() for each, scales in zip((keys, values), slots.scales, strict=True)
+        )
     rows = []
     for query, count, blocks in zip(queries.float(), slots.counts.tolist(), slots.table, strict=True):
         seen_keys, seen_values = (
@@ -114,13 +129,18 @@ def attend_to_slots_reference(
 
 def attend_to_slots(
     queries: Float[Tensor, "batch heads 1 head_dim"],
-    keys: Float[Tensor, "block kv_heads slot head_dim"],
-    values: Float[Tensor, "block kv_heads slot head_dim"],
+    keys: Blocks,
+    values: Blocks,
     slots: Slots,
     scale: float,
     softcap: float | None = None,
 ) -> Float[Tensor, "batch heads 1 head_dim"]:
-    """The same, compiled, for bf16 keys and values on a CPU that have the same strides, the last two contiguous."""
+    """The same, compiled, for a CPU.
+
+    Keys and values are bf16 with the same strides, the last two contiguous; or int8 without gaps, and so their scales.
+    """
+    if slots.scales is not None:
+        return _attend_to_int8(queries, keys, values, slots, slots.scales, scale, softcap)
     from napkin.kernels.compiled_decode import attend
 
     assert keys.dtype == values.dtype == torch.bfloat16
@@ -145,6 +165,45 @@ def attend_to_slots(
         block_size,
         keys.stride(0),
         keys.stride(1),
+        slots.longest,
+        scale,
+        softcap or 0.0,
+    )
+    return mixed.to(queries.dtype)
+
+
+def _attend_to_int8(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Slots,
+    scales: tuple[Tensor, Tensor],
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    from napkin.kernels.compiled_int8_attention import attend_int8
+
+    assert keys.dtype == values.dtype == torch.int8
+    assert all(each.is_contiguous() for each in (keys, values, *scales))
+    n_sequences, n_heads, _, width = queries.shape
+    n_kv_heads, block_size = keys.shape[1:3]
+    wide = queries.float().contiguous()
+    mixed = torch.empty_like(wide)
+    attend_int8(
+        wide.data_ptr(),
+        keys.data_ptr(),
+        scales[0].data_ptr(),
+        values.data_ptr(),
+        scales[1].data_ptr(),
+        mixed.data_ptr(),
+        slots.counts.data_ptr(),
+        slots.table.data_ptr(),
+        n_sequences,
+        n_kv_heads,
+        n_heads // n_kv_heads,
+        width,
+        slots.table.shape[1],
+        block_size,
         slots.longest,
         scale,
         softcap or 0.0,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, no_type_check
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int8
 from torch import Tensor
 
 from napkin.kernels.attention import flex_attention, fused_attention, plain_attention, softcap, softcapped_attention
@@ -19,7 +19,8 @@ from napkin.model.masks import CausalMask, additive_mask, additive_mask_at
 from napkin.model.positions import NoPositions
 
 Queries = Float[Tensor, "batch heads query head_dim"]
-Keys = Float[Tensor, "batch_or_block kv_heads key head_dim"]
+Keys = Float[Tensor, "batch_or_block kv_heads key head_dim"] | Int8[Tensor, "batch_or_block kv_heads key head_dim"]
+"""Int8 only with `Slots` that have scales."""
 Documents = Int[Tensor, "batch position"] | None
 
 

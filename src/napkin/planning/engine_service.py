@@ -17,7 +17,8 @@ import torch
 
 from napkin.errors import NapkinError
 from napkin.inference.block_pool import BlockPool
-from napkin.inference.paged_cache import PagedCache, bytes_per_token
+from napkin.inference.kv_blocks import KVFormat, bytes_per_token
+from napkin.inference.paged_cache import PagedCache
 from napkin.inference.sampling import draw
 from napkin.inference.service_load import Served, ServiceLoad, ServiceMeasurement
 from napkin.inference.settings import Sampling
@@ -73,6 +74,7 @@ def plan_engine_service(
     max_running: int = 16,
     prefill_chunk: int = 512,
     block_size: int = 16,
+    kv: KVFormat = "auto",
     model: Transformer | None = None,
     progress: Callable[[str], None] = lambda doing: None,
 ) -> EngineService:
@@ -80,6 +82,7 @@ def plan_engine_service(
 
     Args:
         config: the model's.
+        kv: what keys and values are held in, as in `Engine`.
         model: the model itself, if it is there; None probes one of its shape with random weights.
         progress: called with a description of what is timed.
 
@@ -94,13 +97,13 @@ def plan_engine_service(
             f"weights and KV cache take {format_bytes(needed)}, this machine has {format_bytes(free)} free: use a "
             "smaller model or fewer requests, or name accelerators with --on"
         )
-    fits = cache_bytes // (block_size * bytes_per_token(config, dtype)) * block_size // size
+    fits = cache_bytes // (block_size * bytes_per_token(config, dtype, kv)) * block_size // size
     running = max(1, min(max_running, fits, load.requests, load.concurrency or load.requests))
-    steps = probe_steps(config, load, running, prefill_chunk, dtype, model=model, progress=progress)
+    steps = probe_steps(config, load, running, prefill_chunk, dtype, kv=kv, model=model, progress=progress)
     return EngineService(
         load=load,
         weight_bytes=parameters * dtype.itemsize,
-        kv_bytes_per_sequence=size * bytes_per_token(config, dtype),
+        kv_bytes_per_sequence=size * bytes_per_token(config, dtype, kv),
         cache_bytes=cache_bytes,
         running=running,
         steps=steps,
@@ -115,6 +118,7 @@ def probe_steps(
     prefill_chunk: int,
     dtype: torch.dtype,
     *,
+    kv: KVFormat = "auto",
     model: Transformer | None = None,
     progress: Callable[[str], None] = lambda doing: None,
 ) -> StepSeconds:
@@ -127,7 +131,7 @@ def probe_steps(
 
     def probed(probe: Transformer) -> StepSeconds:
         progress(f"timing steps of {probe.config.n_layers} layers")
-        timer = _Timer(probe, max(running * (contexts[-1] + 1), before[-1] + chunk))
+        timer = _Timer(probe, max(running * (contexts[-1] + 1), before[-1] + chunk), kv)
         decode = {(each, context): timer.seconds(each, context, 1) for each in rows for context in contexts}
         prefill = {(each, start): timer.seconds(1, start, each) for each in chunks for start in before}
         return StepSeconds(decode, prefill)
@@ -218,14 +222,14 @@ def _drew(load: ServiceLoad, each: _Simulated, now: float) -> None:
 class _Timer:
     """Times passes of a model through a cache that holds zeros."""
 
-    def __init__(self, model: Transformer, tokens: int) -> None:
+    def __init__(self, model: Transformer, tokens: int, kv: KVFormat) -> None:
         self.model = model.eval()
         self.block_size = 16
         weight = model.head_weight
         # Each row has blocks of its own, of which the last may be part empty.
         self.pool = BlockPool(-(-tokens // self.block_size) + 256, self.block_size)
         self.cache = PagedCache(
-            model.config, self.pool.n_blocks, self.block_size, dtype=weight.dtype, device=weight.device
+            model.config, self.pool.n_blocks, self.block_size, dtype=weight.dtype, device=weight.device, kv=kv
         )
 
     @torch.inference_mode()

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from napkin.inference.engine import Engine
+from napkin.inference.kv_blocks import bytes_per_token
 from napkin.inference.open_model import OpenModel
-from napkin.inference.paged_cache import bytes_per_token
 from napkin.inference.request import Completion
 from napkin.inference.server.engine_thread import EngineThread
 from napkin.inference.server.limits import Limits
@@ -84,7 +84,7 @@ class Service:
     @cached_property
     def kv_bytes_per_token(self) -> int:
         """Bytes of the keys and values of one token in all layers."""
-        return bytes_per_token(self.opened.model.config, self.opened.model.head_weight.dtype)
+        return bytes_per_token(self.opened.model.config, self.opened.model.head_weight.dtype, self.engine.kv)
 
     def start(self) -> None:
         """Start the engine's thread, in the event loop that will use it."""
