@@ -7,6 +7,9 @@ import pytest
 
 
 def test_a_text_is_sampled_until_the_error_is_small_enough(napkin, place: Path) -> None:
+    plan = napkin("evaluate", "runs/tiny", "--text", "docs", "--error", "0.05", "--plan", "--usd-per-hour", "9")
+    assert "windows, timed here" in plan.out
+    assert not Path("runs/tiny/evaluations").exists()
     done = napkin("evaluate", "runs/tiny", "--text", "docs", "--error", "0.05", "--stride", "4")
     assert done.status == 0, done.err
     assert "windows of 16 tokens, stride 4, each document by itself" in done.out
@@ -36,6 +39,7 @@ def test_models_of_two_tokenizers_are_compared_on_one_text_only(napkin, refusal,
         ("runs/tiny --error -1", "an error of -1.0 bits per byte is not possible"),
         ("runs/tiny --text docs --tokens data/validation.tokens", "--text and --tokens are two texts"),
         ("runs/tiny --text docs --task one.txt", "--text, --stride, --error or --max-tokens and --task are two"),
+        ("runs/tiny --plan", "--plan is of a task or of a sample"),
         ("runs/tiny --text missing", "'missing' does not exist"),
         ("runs/tiny --tokens missing --max-tokens 5", "there is no token file 'missing'"),
         ("runs/tiny --tokens one/validation.tokens --max-tokens 5", "was made by another tokenizer"),

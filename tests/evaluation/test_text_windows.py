@@ -14,7 +14,7 @@ from napkin.data.document import Document
 from napkin.data.token_file import SEPARATOR
 from napkin.data.token_writer import write_token_file
 from napkin.errors import NapkinError
-from napkin.evaluation.text_windows import documents_of_texts, documents_of_tokens, sampled_bits
+from napkin.evaluation.text_windows import documents_of_texts, documents_of_tokens, sampled_bits, windows_for
 from napkin.tokenizer import ByteTokenizer, CharacterTokenizer, Tokenizer, WordTokenizer
 from oracles.served_model import tiny_served_model
 
@@ -157,14 +157,17 @@ def test_the_sample_grows_until_the_error_is_what_was_asked_and_covers_the_whole
     texts = ["".join(draw.choices(draw.choice(["ab", "etaoin ", "xyzXYZ019"]), k=120)) for _ in range(200)]
     documents = documents_of_texts(texts, TOKENIZER)
     whole = sampled_bits(Unigram(), documents, TOKENIZER, START)
-    covered = 0
-    for seed in range(50):
-        found = sampled_bits(Unigram(), documents, TOKENIZER, START, error=0.08, seed=seed)
+    samples = [sampled_bits(Unigram(), documents, TOKENIZER, START, error=0.08, seed=seed) for seed in range(50)]
+    for found in samples:
         assert found.standard_error <= 0.08
         assert 100 <= found.windows < whole.windows
-        covered += found.low <= whole.bits_per_byte <= found.high
+    covered = sum(found.low <= whole.bits_per_byte <= found.high for found in samples)
     # 95% within three standard errors, less what stopping early costs.
     assert covered >= 42
+    pilot = sampled_bits(Unigram(), documents, TOKENIZER, START, max_windows=100)
+    assert windows_for(pilot, error=0.08, max_tokens=None) == pytest.approx(samples[0].windows, rel=0.35)
+    assert windows_for(pilot, error=None, max_tokens=None) == whole.windows
+    assert windows_for(pilot, error=1e-9, max_tokens=80) == pytest.approx(80 / 8, rel=0.3)
     few = sampled_bits(Unigram(), documents, TOKENIZER, START, max_tokens=200)
     assert 200 <= few.tokens < 200 + 16 * 16
     assert few.standard_error > 0.08

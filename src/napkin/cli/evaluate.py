@@ -50,18 +50,11 @@ def main(arguments: list[str]) -> None:
             raise NapkinError(f"{given} and --task are two evaluations: use one of them")
         evaluate_task(options.run, options.tasks, json=options.json)
         return
-    tasks = options.tasks
     if options.bits.wanted:
-        evaluate_bits(
-            options.run,
-            options.bits,
-            options.tokens,
-            weights=tasks.weights,
-            seed=tasks.seed or 0,
-            out=tasks.out,
-            json=options.json,
-        )
+        evaluate_bits(options.run, options.bits, options.tokens, options.tasks, json=options.json)
         return
+    if options.tasks.plan:
+        raise NapkinError("--plan is of a task or of a sample: name a --task, or give --error or --max-tokens")
     _evaluate_tokens(options, options.run)
 
 

@@ -1,17 +1,20 @@
 """`napkin evaluate RUN --text FILE --error 0.01`: bits per byte, from as large a sample as the error needs."""
 
+import functools
 import hashlib
 import json as json_text
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from napkin.cli.evaluate_task import TaskOptions
 from napkin.cli.output_files import folder_for, refuse_existing
 from napkin.cli.progress import progress_line
 from napkin.cli.terminal import notify, print_json, print_table, say
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
-from napkin.units import format_bytes, format_count
+from napkin.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from napkin.evaluation.bits_result import BitsResult
@@ -38,15 +41,11 @@ class BitsOptions:
         return bool(self.text) or any(each is not None for each in (self.stride, self.error, self.max_tokens))
 
 
-def evaluate_bits(
-    folder: str, options: BitsOptions, tokens: str | None, *, weights: str, seed: int, out: str | None, json: bool
-) -> None:
-    """Measure, print and write the result."""
+def evaluate_bits(folder: str, options: BitsOptions, tokens: str | None, tasks: TaskOptions, *, json: bool) -> None:
+    """Measure, print and write the result; of `tasks` what both kinds of evaluation have."""
     if options.text and tokens is not None:
         raise NapkinError("--text and --tokens are two texts: name one of them")
-    if weights not in ("auto", "fp32", "bf16"):
-        raise NapkinError(f"--weights is {weights!r}: use auto, fp32 or bf16")
-    path = Path(out) if out is not None else None
+    path = None if tasks.out is None else Path(tasks.out)
     if path is not None:
         refuse_existing(path)
     with progress_line("opening the model") as line:
@@ -55,11 +54,12 @@ def evaluate_bits(
         from napkin.evaluation.text_windows import sampled_bits
         from napkin.inference.task_model import open_for_tasks
 
-        model = open_for_tasks(folder, weights=weights, on_message=notify)
+        model = open_for_tasks(folder, weights=tasks.weights, on_message=notify)
         line.retitle("reading the text")
         name, documents = _documents(folder, options, tokens, model)
         line.retitle("scoring windows")
-        found = sampled_bits(
+        measure = functools.partial(
+            sampled_bits,
             model.opened.model,
             documents,
             model.opened.tokenizer,
@@ -67,8 +67,14 @@ def evaluate_bits(
             stride=options.stride,
             error=options.error,
             max_tokens=options.max_tokens,
-            seed=seed,
+            seed=tasks.seed or 0,
             device=model.opened.model.head_weight.device,
+        )
+        if tasks.plan:
+            told = _plan(measure, options, tasks.usd_per_hour)
+            print_json(told) if json else _say_plan(name, told)
+            return
+        found = measure(
             progress=lambda done, total, error: line(
                 done, total if options.error is None else None, f"{done:,} of {total:,} windows  ± {error:.4f}"
             ),
@@ -79,6 +85,34 @@ def evaluate_bits(
         print_json(result)
     else:
         _say(name, found, path)
+
+
+def _plan(measure: Any, options: BitsOptions, usd_per_hour: float | None) -> dict[str, Any]:
+    """Time a pilot, and tell from its spread how many windows the error takes."""
+    from napkin.evaluation.text_windows import LEAST_WINDOWS, windows_for
+
+    begin = time.perf_counter()
+    pilot = measure(error=None, max_tokens=None, max_windows=LEAST_WINDOWS)
+    seconds = time.perf_counter() - begin
+    windows = windows_for(pilot, error=options.error, max_tokens=options.max_tokens)
+    seconds *= windows / pilot.windows
+    return {
+        "windows": windows,
+        "all_windows": pilot.all_windows,
+        "tokens": round(windows * pilot.tokens / pilot.windows),
+        "all_tokens": pilot.all_tokens,
+        "seconds": seconds,
+        "usd": None if usd_per_hour is None else seconds / 3600 * usd_per_hour,
+        "timed_windows": pilot.windows,
+    }
+
+
+def _say_plan(name: str, told: dict[str, Any]) -> None:
+    dollars = "" if told["usd"] is None else f", ${told['usd']:.3g}"
+    say(
+        f"{name}: about {told['windows']:,} of {told['all_windows']:,} windows, {format_count(told['tokens'])} tokens; "
+        f"about {format_seconds(told['seconds'])}{dollars}, by {told['timed_windows']:,} windows, timed here"
+    )
 
 
 def _documents(

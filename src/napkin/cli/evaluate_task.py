@@ -5,9 +5,7 @@ import json as json_text
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import tyro
+from typing import TYPE_CHECKING, Any, Literal
 
 from napkin.cli.options import Switch
 from napkin.cli.output_files import folder_for, refuse_existing
@@ -41,7 +39,8 @@ class TaskOptions:
     shots: int = 0
     """Examples before each question."""
     seed: int | None = None
-    """Draws the examples, and the items of --limit; None takes the first examples of the dev file."""
+    """Draws the examples, the items of --limit, and windows of a text; None takes the first examples of the dev
+    file."""
     limit: int | None = None
     """Items of a random sample; None is all."""
     chat: Switch = False
@@ -54,16 +53,20 @@ class TaskOptions:
     """The score that leads: acc, acc_norm (per character), acc_bytes, acc_tokens, acc_uncond, exact_match."""
     skip_bad: Switch = False
     """Leave out items that cannot be scored, and say which."""
-    weights: Annotated[str, tyro.conf.arg(metavar="auto|fp32|bf16")] = "fp32"
+    weights: Literal["auto", "fp32", "bf16"] = "fp32"
     """Number format of the weights; auto is bf16 where the device multiplies it natively."""
     plan: Switch = False
-    """Say what the task takes, timed on a few of its items, and what it can tell apart, and stop there."""
+    """Say what the evaluation takes, timed on a part of it, and what its items can tell apart, and stop there."""
     usd_per_hour: float | None = None
     """Price of this machine, for the plan."""
     out: str | None = None
     """JSON file of the result, beside which the items that are done are kept; None is in the run's folder."""
     compare: tuple[str, ...] = ()
-    """Two results of a task, to be compared item by item; no RUN is opened."""
+    """Two results, to be compared: of a task item by item; no RUN is opened."""
+
+    def __post_init__(self) -> None:
+        if self.usd_per_hour is not None and not 0 < self.usd_per_hour < 1e9:
+            raise NapkinError(f"--usd-per-hour is {self.usd_per_hour}: use a number above 0")
 
 
 def evaluate_task(folder: str, options: TaskOptions, *, json: bool) -> None:
@@ -71,12 +74,11 @@ def evaluate_task(folder: str, options: TaskOptions, *, json: bool) -> None:
     task, prompting = _task(options)
     with progress_line("opening the model") as line:
         from napkin.evaluation.tasks.results import settings_of
-        from napkin.evaluation.tasks.running import plan_task
+        from napkin.evaluation.tasks.running import fitting_items, plan_task
         from napkin.inference.task_model import open_for_tasks
 
-        if options.weights not in ("auto", "fp32", "bf16"):
-            raise NapkinError(f"--weights is {options.weights!r}: use auto, fp32 or bf16")
         model = open_for_tasks(folder, weights=options.weights, on_message=notify)
+        task = fitting_items(task, model, prompting, skip_bad=options.skip_bad)
         settings = settings_of(task, model.about(), prompting)
         path = _path(folder, options.out, task.name, settings)
         if path is not None and path.exists() and not _log_of(path).exists():
@@ -104,8 +106,6 @@ def _task(options: TaskOptions) -> "tuple[Task, Prompting]":
 
     if options.shots < 0:
         raise NapkinError(f"--shots is {options.shots}: use 0 or more")
-    if options.usd_per_hour is not None and not 0 < options.usd_per_hour < 1e9:
-        raise NapkinError(f"--usd-per-hour is {options.usd_per_hour}: use a number above 0")
     task = read_task(options.task, dev=options.dev, skip_bad=options.skip_bad)
     if task.kind == "pair" and (options.shots or options.chat):
         raise NapkinError("minimal pairs are whole texts without a question: leave out --shots and --chat")
@@ -208,9 +208,8 @@ def _say_plan(task: "Task", prompting: "Prompting", plan: "TaskPlan", told: dict
         "(paired, power 80%, two-sided level 5%)"
     )
     if plan.seconds is not None:
-        most = "at most " if plan.generated_tokens else ""
         dollars = "" if told["usd"] is None else f", ${told['usd']:.3g}"
-        say(f"{most}{format_seconds(plan.seconds)}{dollars}, by the tokens of {plan.timed_items} items, timed here")
+        say(f"about {format_seconds(plan.seconds)}{dollars}, by the tokens of {plan.timed_items} items, timed here")
 
 
 def _say_result(result: "TaskResult", path: Path | None) -> None:

@@ -140,6 +140,7 @@ def sampled_bits(
     stride: int | None = None,
     error: float | None = None,
     max_tokens: int | None = None,
+    max_windows: int | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
     progress: Callable[[int, int, float | None], None] = lambda done, total, error: None,
@@ -150,7 +151,8 @@ def sampled_bits(
         start_ids: stand before each document, at least one.
         stride: tokens between windows; None is half the context.
         error: None goes on to `max_tokens`, or to the end of the text.
-        max_tokens: to score at most.
+        max_tokens: to score at most, but for those of the last batch of windows.
+        max_windows: the same in windows.
         progress: called with the windows scored, all of them, and the error so far.
     """
     limit = model.config.context_length
@@ -172,7 +174,7 @@ def sampled_bits(
         taken += batch
         progress(len(taken), windows.n, ratio.error)
         is_sure = error is not None and len(taken) >= LEAST_WINDOWS and ratio.error <= error
-        if is_sure or (max_tokens is not None and n_tokens >= max_tokens):
+        if is_sure or n_tokens >= (max_tokens or math.inf) or len(taken) >= (max_windows or math.inf):
             break
     # In the order of the text, of which compressors make more.
     ordered = sorted(taken, key=lambda window: window.first)
@@ -193,6 +195,18 @@ def sampled_bits(
         gzip_bits_per_byte=8 * len(gzip.compress(text, compresslevel=9)) / len(text),
         xz_bits_per_byte=8 * len(lzma.compress(text, preset=9)) / len(text),
     )
+
+
+def windows_for(pilot: SampledBits, *, error: float | None, max_tokens: int | None) -> int:
+    """How many windows a measurement takes, by the spread of those of a pilot."""
+    most = pilot.all_windows
+    if max_tokens is not None:
+        most = min(most, -(-max_tokens * pilot.windows // pilot.tokens))
+    if error is None or pilot.windows == pilot.all_windows:
+        return most
+    spread = pilot.standard_error**2 * pilot.windows / (1 - pilot.windows / pilot.all_windows)
+    needed = math.ceil(spread / (error**2 + spread / pilot.all_windows))
+    return min(most, max(needed, min(LEAST_WINDOWS, pilot.all_windows)))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from napkin.inference.chat_format import Message
 from napkin.inference.engine import Engine
 from napkin.inference.open_model import OpenModel, WeightFormat, open_model
 from napkin.inference.request import Completion, Request
-from napkin.inference.scoring import score
+from napkin.inference.scoring import BRANCH_TOKENS, Score, score
 from napkin.inference.settings import Sampling
 from napkin.inference.text_stream import TextStream
 
@@ -44,7 +44,16 @@ class EvaluatedModel:
 
     def logprobs(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
         """The log-probability of each continuation, in nats."""
-        return [each.total for each in score(self._opened.model, pairs)]
+        return [each.total for each in self.scores(pairs)]
+
+    def scores(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Score]:
+        """The scores of continuations; shared beginnings are computed once."""
+        model = self._opened.model
+        most = BRANCH_TOKENS
+        if model.head_weight.device.type == "cpu":
+            # Scores of all with all cost as much as the products of so many tokens.
+            most = max(128, min(most, 2 * model.config.d_model))
+        return score(model, pairs, branch_tokens=most)
 
     def complete(
         self, prompts: Sequence[Sequence[int]], max_tokens: int, stop: Sequence[str]

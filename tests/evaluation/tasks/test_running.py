@@ -26,6 +26,7 @@ from napkin.evaluation.tasks import (
 )
 from napkin.evaluation.tasks.answers import final_number
 from napkin.evaluation.tasks.prompts import examples_of, messages_of, prompt_text, prompted
+from napkin.evaluation.tasks.running import fitting_items
 from napkin.inference.task_model import EvaluatedModel
 from napkin.tokenizer import BPETokenizer, train_bpe
 from oracles.served_model import tiny_served_model
@@ -180,6 +181,17 @@ def test_examples_that_do_not_fit_are_dropped_and_then_tokens() -> None:
     assert cut.context == tuple(ids(prompt_text(generated, item, [])))[-10:]
     with pytest.raises(NapkinError, match="an answer of up to 30 tokens leaves no room"):
         prompted(generated, item, Short(30), Prompting(), [])
+
+
+def test_an_item_that_cannot_fit_is_found_before_the_run() -> None:
+    long = Item("long", "?", ("x" * 60, "y"))
+    task = dataclasses.replace(TASK, items=(*ITEMS[:3], long))
+    with pytest.raises(NapkinError, match="item long: choice 1 has 61 tokens, the model's context is 50"):
+        fitting_items(task, Short(50), Prompting())
+    left = fitting_items(task, Short(50), Prompting(), skip_bad=True)
+    assert left.items == ITEMS[:3]
+    assert len(left.left_out) == 1
+    assert fitting_items(task, Short(70), Prompting()) == task
 
 
 def test_a_token_across_the_boundary_is_divided_so_that_every_byte_is_predicted_once() -> None:

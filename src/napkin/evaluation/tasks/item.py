@@ -80,7 +80,9 @@ class Task:
     left_out: tuple[str, ...] = ()
     """What was wrong with the items that were left out."""
     files: dict[str, str] = field(default_factory=dict)
-    """SHA-256 of each file that was read, by its name."""
+    """SHA-256 of each file that items were read from, by its name."""
+    dev_files: dict[str, str] = field(default_factory=dict)
+    """... of those of the dev items."""
 
     @property
     def is_generated(self) -> bool:

@@ -115,7 +115,7 @@ def prompted(task: Task, item: Item, model: PromptModel, prompting: Prompting, e
         if len(continuation) > limit:
             raise NapkinError(
                 f"item {item.name}: choice {number} has {len(continuation)} tokens, the model's context is {limit}: "
-                "leave the item out, or use a model with a longer context"
+                "leave it out with --skip-bad, or use a model with a longer context"
             )
     cut = found.n_tokens - limit
     # Scoring leaves out the oldest tokens of a pair by itself.
@@ -135,7 +135,8 @@ def _encoded(
     else:
         text, start = prompt_text(task, item, examples), tuple(model.start_ids)
         context = () if item.choices else (*start, *model.encode(text)) or tuple(model.document_ids)
-        pairs = _divided(model, start, text, [task.delimiter + choice for choice in item.choices])
+        continuations = [task.delimiter + choice for choice in item.choices]
+        pairs = _divided(model, start, text, continuations) if continuations else ()
     alone: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     if prompting.unconditional and item.choices:
         delimiter = "" if prompting.chat else task.delimiter

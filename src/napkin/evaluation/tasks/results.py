@@ -66,6 +66,7 @@ def settings_of(task: Task, model: Mapping[str, Any], prompting: Prompting) -> d
             "kind": task.kind,
             "score": leading_score(task),
             "files": task.files,
+            "dev_files": task.dev_files if prompting.shots else {},
             "items": len(task.items),
             # The names of a sample tell which it is.
             "sample": [item.name for item in task.items] if len(task.items) < 2000 else None,
@@ -144,7 +145,7 @@ def compare_results(first: TaskResult, second: TaskResult, score: str | None = N
         if score not in result.item_scores:
             listed = ", ".join(result.item_scores)
             raise NapkinError(f"'{result.task.get('name')}' has no score '{score}': use one of {listed}")
-    if first.task.get("files") != second.task.get("files"):
+    if _digests(first) != _digests(second):
         raise NapkinError(
             f"the results are of different files ({_files(first)}; {_files(second)}): compare results of the same task"
         )
@@ -157,6 +158,12 @@ def compare_results(first: TaskResult, second: TaskResult, score: str | None = N
         [theirs[first.names[place]] for place in common],
         [first.groups[place] or f"\0{first.names[place]}" for place in common],
     )
+
+
+def _digests(result: TaskResult) -> list[str]:
+    """Of the contents, wherever the files are."""
+    files: Any = result.task.get("files")
+    return sorted(map(str, dict(files or {}).values()))
 
 
 def _files(result: TaskResult) -> str:

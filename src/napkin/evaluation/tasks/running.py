@@ -78,6 +78,28 @@ def chosen_items(task: Task, limit: int | None, seed: int | None) -> Task:
     return dataclasses.replace(task, items=tuple(task.items[number] for number in numbers))
 
 
+def fitting_items(task: Task, model: TaskModel, prompting: Prompting, *, skip_bad: bool = False) -> Task:
+    """The task without items of which a choice alone exceeds the context; they are listed in `left_out`.
+
+    Raises NapkinError for such an item unless `skip_bad`: now, and not after an hour.
+    """
+    items, left_out = [], list(task.left_out)
+    for item in task.items:
+        # A token has a byte or more.
+        if any(len((task.delimiter + choice).encode()) > model.context_length for choice in item.choices):
+            try:
+                prompted(task, item, model, prompting, [])
+            except NapkinError as error:
+                if not skip_bad:
+                    raise
+                left_out.append(str(error))
+                continue
+        items.append(item)
+    if not items:
+        raise NapkinError(f"no item of {task.name} fits the model's context of {model.context_length} tokens")
+    return dataclasses.replace(task, items=tuple(items), left_out=tuple(left_out))
+
+
 def prompted_items(task: Task, model: TaskModel, prompting: Prompting, items: Sequence[Item]) -> list[Prompted]:
     """Items as the model reads them."""
     examples = {section: examples_of(task, section, prompting) for section in {item.section for item in items}}

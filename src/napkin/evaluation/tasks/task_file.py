@@ -142,11 +142,22 @@ def _of_rows(
         items += reader.rows(described, enumerate(about.item, 1), _stem(described), named=False)
     n_bad, kind, settings = len(reader.bad), reader.kind, dict(reader.settings)
     dev_items = [item for file in dev for item in reader.items(file, _stem(file), named=True)]
-    read = [*files, *dev, *([] if described is None else [described])]
-    digests = {f"{path.resolve().parent.name}/{path.name}": hashlib.sha256(_read(path)).hexdigest() for path in read}
     if kind is None:
         raise NapkinError(f"'{files[0] if files else described}' has no item that can be scored: correct it")
-    return Task("", kind, tuple(items), tuple(dev_items), left_out=tuple(reader.bad[:n_bad]), files=digests, **settings)
+    return Task(
+        "",
+        kind,
+        tuple(items),
+        tuple(dev_items),
+        left_out=tuple(reader.bad[:n_bad]),
+        files=_digests([*files, *([] if described is None else [described])]),
+        dev_files=_digests(dev),
+        **settings,
+    )
+
+
+def _digests(paths: Sequence[Path]) -> dict[str, str]:
+    return {f"{path.resolve().parent.name}/{path.name}": hashlib.sha256(_read(path)).hexdigest() for path in paths}
 
 
 class _Reader:
