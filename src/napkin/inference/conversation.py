@@ -43,7 +43,7 @@ class Conversation:
         stop = (*sampling.stop, *self._opened.chat.stop)
         drawing = replace(sampling, stop=(), stop_ids=(*sampling.stop_ids, *self._opened.stop_ids))
         completion = self._engine.submit(Request(ids, most, drawing))
-        stream, said, n_read = TextStream(self._opened.tokenizer, stop), "", 0
+        stream, said, n_read = TextStream(self._opened.tokenizer, stop, at_start=True), "", 0
         while completion.finish is None and self._wanted and not stream.stopped:
             self._engine.step()
             for drawn in completion.draws[n_read:]:

@@ -68,7 +68,7 @@ class Pretrained:
             if proposer is None
             else speculate(self.model, start, max_tokens, sampling, proposer, proposed=proposed, meter=meter)
         )
-        return stream_text(draws, self.tokenizer, sampling.stop, on_draw=on_draw)
+        return stream_text(draws, self.tokenizer, sampling.stop, at_start=not prompt, on_draw=on_draw)
 
     def proposer(self, speculation: Speculation) -> Proposer | None:
         """What proposes tokens of this model's, see `Trained.proposer`; a draft model is a Hugging Face folder too."""
@@ -92,7 +92,7 @@ class Pretrained:
         start = self.tokenizer.encode(self.chat_template.render(messages), allowed_special="all")
         sampling = self._with_ends(replace(self.sampling, **how))
         draws = continue_prompt(self.model, start, max_tokens, sampling)
-        return "".join(stream_text(draws, self.tokenizer, sampling.stop))
+        return "".join(stream_text(draws, self.tokenizer, sampling.stop, at_start=True))
 
     def _with_ends(self, sampling: Sampling) -> Sampling:
         return replace(sampling, stop_ids=(*sampling.stop_ids, *self.sampling.stop_ids))

@@ -94,7 +94,7 @@ class Trained:
                 self.model, start, max_tokens, sampling, proposer, proposed=proposed, stop=separator, meter=meter
             )
         )
-        return stream_text(draws, self.tokenizer, sampling.stop, on_draw=on_draw)
+        return stream_text(draws, self.tokenizer, sampling.stop, at_start=not prompt, on_draw=on_draw)
 
     def proposer(self, speculation: Speculation) -> Proposer | None:
         """What proposes tokens of this model's, for one text after another; None where nothing is to.

@@ -29,6 +29,7 @@ class Tokenizer(ABC):
 
     `vocabulary[id]` is the byte string of an id; `special_tokens` maps the text of each special token to its id;
     `unknown_id` is the id of everything that the vocabulary lacks, None if any text can be encoded without loss.
+    `strips_space` tells whether `decode` leaves out a space at the beginning, which `encode` puts there.
     `is_splittable` tells whether a text that is split where `find_split` says can be encoded part by part, with the
     same ids.
     """
@@ -37,6 +38,7 @@ class Tokenizer(ABC):
     vocabulary: list[bytes]
     special_tokens: dict[str, int]
     unknown_id: int | None = None
+    strips_space: bool = False
     is_splittable: bool
 
     def __init__(self, ordinary: Sequence[bytes], special_tokens: Sequence[str], pattern: str | None = None) -> None:

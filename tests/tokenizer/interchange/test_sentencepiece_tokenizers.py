@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napkin.errors import NapkinError
+from napkin.inference.text_stream import TextStream
 from napkin.tokenizer.character_bpe import CharacterBPETokenizer
 from napkin.tokenizer.interchange.huggingface import read_huggingface, write_huggingface
 from napkin.tokenizer.symbol_merging import merge_by_heap, merge_by_scanning
@@ -139,6 +140,24 @@ def test_ids_and_texts_are_those_of_the_library(pair: Any, strings: list[str], c
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=False)
 
     any_ids()
+
+
+def test_a_stream_of_tokens_at_the_start_of_a_text_is_what_decoding_gives(pair: Any) -> None:
+    theirs, ours, _ = pair
+
+    @given(TEXTS)
+    def streamed(text: str) -> None:
+        ids = ours.encode(text)
+        stream = TextStream(ours, at_start=True)
+        assert "".join(map(stream.push, ids)) + stream.finish() == theirs.decode(ids, skip_special_tokens=False)
+        half = len(ids) // 2
+        first, second = TextStream(ours, at_start=True), TextStream(ours)
+        both = [*map(first.push, ids[:half])], [*map(second.push, ids[half:]), second.finish()]
+        # Between whole characters, what continues a text is joined to it as it is.
+        if half and not first.finish():
+            assert "".join(both[0] + both[1]) == ours.decode(ids)
+
+    streamed()
 
 
 def test_what_a_text_loses_is_said(pair: Any) -> None:

@@ -89,7 +89,8 @@ class CompletionJob:
         for number, completion in enumerate(self._completions):
             prompt = prompts[number // n]
             echoed = self._echoed(prompt) if echo else ""
-            text = GrowingText(service.opened.tokenizer, stop, offset=len(echoed))
+            at_start = prompt.n_hidden == len(prompt.ids)
+            text = GrowingText(service.opened.tokenizer, stop, offset=len(echoed), at_start=at_start)
             self._choices.append(_Choice(number, completion, text, echoed, prompt))
 
     def __enter__(self) -> "CompletionJob":
@@ -190,7 +191,7 @@ class CompletionJob:
 
     def _echoed(self, prompt: Prompt) -> str:
         tokenizer = self._service.opened.tokenizer
-        stream = TextStream(tokenizer)
+        stream = TextStream(tokenizer, at_start=True)
         pieces = [stream.push(token) for token in prompt.ids[prompt.n_hidden :] if token < tokenizer.vocab_size]
         return "".join(pieces) + stream.finish()
 

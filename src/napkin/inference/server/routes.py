@@ -53,7 +53,9 @@ async def chat_completions(request: Request) -> Response:
         if service.limits.max_tokens_per_request is not None:
             most = max(1, min(most, service.limits.max_tokens_per_request // body.n - len(ids)))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    job = _job(service, body, [Prompt(ids)], max_tokens=most, logprobs=logprobs, stop=service.opened.chat.stop)
+    job = _job(
+        service, body, [Prompt(ids, len(ids))], max_tokens=most, logprobs=logprobs, stop=service.opened.chat.stop
+    )
     return await _answer(request, service, body, job, with_logprobs=body.logprobs)
 
 

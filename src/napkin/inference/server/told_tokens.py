@@ -25,14 +25,14 @@ class GrowingText:
     whole text. Tokens within the stop text are not told.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], *, offset: int = 0) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], *, offset: int = 0, at_start: bool = False) -> None:
         self.stopped = False
         self.length = offset
         """Characters released so far, those before the completion included."""
         self._tokenizer = tokenizer
-        self._stream = TextStream(tokenizer, stop)
+        self._stream = TextStream(tokenizer, stop, at_start=at_start)
         # A second stream without stop texts knows at which character a token begins while its text is held back.
-        self._plain = TextStream(tokenizer) if stop else None
+        self._plain = TextStream(tokenizer, at_start=at_start) if stop else None
         self._seen = offset
         self._waiting: list[ToldToken] = []
 
@@ -64,7 +64,7 @@ class GrowingText:
 
 def told_prompt(draws: Sequence[Draw], tokenizer: Tokenizer) -> list[ToldToken]:
     """The tokens of a prompt, each with its place in the prompt's text."""
-    stream, offset, told = TextStream(tokenizer), 0, []
+    stream, offset, told = TextStream(tokenizer, at_start=True), 0, []
     for draw in draws:
         told.append(ToldToken(draw, offset))
         if draw.token < tokenizer.vocab_size:
