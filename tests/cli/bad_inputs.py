@@ -58,6 +58,7 @@ BASES = {
     "export": "runs/tiny --out new",
     "report": "runs/tiny",
     "runs": "runs",
+    "contamination": "task.jsonl --texts one.txt",
     "law fit": "example --flops 1e23",
     "law predict": "example --flops 1e23",
     "law compare": "example",

@@ -26,6 +26,7 @@ QUICK = {
     "sweep": 6,
     "export": 6,
     "launch": 12,
+    "contamination": 8,
     "law fit": 8,
     "law predict": 8,
     "law compare": 6,

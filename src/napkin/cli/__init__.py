@@ -23,6 +23,7 @@ COMMANDS = {
     "resume": "continue a run from its newest intact checkpoint",
     "launch": "print or submit the script with which Slurm or Kubernetes trains a run on several nodes",
     "evaluate": "bits per byte on held-out text, beside gzip and xz; scores of tasks, and two models compared",
+    "contamination": "say which items of a task stand in a training text, and what score remains",
     "generate": "let a trained model continue a text",
     "chat": "talk with a model in the terminal",
     "serve": "serve a model over HTTP, with OpenAI's interface and a page to chat on",

@@ -2,6 +2,8 @@ from . import tasks as tasks
 from .bits_per_byte import Evaluation as Evaluation
 from .bits_per_byte import evaluate as evaluate
 from .bits_per_byte import mean_loss as mean_loss
+from .contamination import Contamination as Contamination
+from .contamination import find_contamination as find_contamination
 from .text_windows import SampledBits as SampledBits
 from .text_windows import documents_of_texts as documents_of_texts
 from .text_windows import documents_of_tokens as documents_of_tokens

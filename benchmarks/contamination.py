@@ -1,0 +1,139 @@
+"""Planted copies of a task's items in a training text: which are found, what else is, and how fast.
+
+    python benchmarks/contamination.py mmlu/test/*.csv --text articles/ --planted 500
+
+Items are read as `napkin evaluate --task` reads them. Copies are re-wrapped, re-cased, re-punctuated, or all of these,
+and stand within documents of the text (Python's standard library, and what --text names). The exact search beside it
+is that of 13 words in a row, words divided by spaces, as it is often done.
+"""
+
+import argparse
+import random
+import re
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from napkin.data import Document, read_documents, standard_library
+from napkin.evaluation.contamination import find_contamination, text_of
+from napkin.evaluation.tasks import Item, read_task
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", nargs="+")
+    parser.add_argument("--text", nargs="*", default=[])
+    parser.add_argument("--planted", type=int, default=500)
+    parser.add_argument("--repeat", type=int, default=1, help="times the text is searched, for the speed")
+    options = parser.parse_args()
+    items = read_task([Path(each) for each in options.task]).items
+    text = [each.text for each in standard_library()]
+    if options.text:
+        text += [each.text for each in read_documents(options.text)]
+    chosen = random.Random(0).sample(items, options.planted)
+    planted = {item.name for item in chosen}
+    by_name = {item.name: item for item in items}
+    grams = {gram for item in chosen for gram in words_in_a_row(item)}
+    related = sum(shares_text(item, grams) for item in items if item.name not in planted)
+    size = sum(map(len, text)) / 1e6
+    print(
+        f"{len(items):,} items, {options.planted} planted in {size:.1f} MB of text; {related} others share half of "
+        "their text with a planted one, such as a passage, and are no false positives\n"
+    )
+    print("| copies | found | 13 words found | false positives | of items |\n|---|---|---|---|---|")
+    for name, disguise in DISGUISES.items():
+        documents = plant(text, [disguise(text_of(item), random.Random(index)) for index, item in enumerate(chosen)])
+        found = find_contamination(items, documents)
+        tellable = planted - set(found.too_short)
+        right = len(found.contaminated & planted)
+        wrong = {name for name in found.contaminated - planted if not shares_text(by_name[name], grams)}
+        print(
+            f"| {name} | {right / len(planted):.1%} ({right / len(tellable):.1%} of those long enough) | "
+            f"{exact(chosen, documents):.1%} | {len(wrong)} | {len(wrong) / (len(items) - len(planted)):.3%} |",
+            flush=True,
+        )
+        if name == "all of these":
+            for each in [each for each in found.found if each.item in wrong][:5]:
+                print(f"<!-- {each.item}: {each.share:.0%} in {each.document} -->")
+    clean = [Document(f"document {index}", each) for index, each in enumerate(text)] * options.repeat
+    sizes = sum(len(each.data) for each in clean)
+    # The processor's seconds of this one thread: other programs do not count.
+    begin = time.process_time()
+    found = find_contamination(items, clean)
+    seconds = time.process_time() - begin
+    begin = time.process_time()
+    find_contamination(items, [Document("nothing", "nothing")])
+    index_seconds = time.process_time() - begin
+    print(
+        f"\nwithout copies: {len(found.found)} of {len(items):,} items found; {sizes / 1e6:.0f} MB in {seconds:.2f} s, "
+        f"{index_seconds:.2f} s of which for the items: {sizes / 1e6 / (seconds - index_seconds):.0f} MB/s on one core"
+    )
+
+
+def words_in_a_row(item: Item) -> list[tuple[str, ...]]:
+    words = re.findall(r"\w+", text_of(item).lower())
+    return list(zip(*(words[at:] for at in range(5)), strict=False))
+
+
+def shares_text(item: Item, grams: set[tuple[str, ...]]) -> bool:
+    own = words_in_a_row(item)
+    return sum(gram in grams for gram in own) >= 0.5 * max(len(own), 1)
+
+
+def rewrap(text: str, random: random.Random) -> str:
+    return "\n".join(textwrap.wrap(text, random.randint(20, 90), initial_indent="  " * random.randint(0, 3)))
+
+
+def recase(text: str, random: random.Random) -> str:
+    return random.choice([str.upper, str.lower, str.title, str.swapcase])(text)
+
+
+def repunctuate(text: str, random: random.Random) -> str:
+    text = re.sub(r"[,;:]", lambda _: random.choice(["", " -", ","]), text)
+    return re.sub(r" ", lambda _: random.choice([" ", "  ", "\t", "\u00a0"]), text).replace("'", "’").replace('"', "“")
+
+
+def everything(text: str, random: random.Random) -> str:
+    return recase(rewrap(repunctuate(text, random), random), random)
+
+
+DISGUISES: dict[str, Callable[[str, random.Random], str]] = {
+    "as they are": lambda text, random: text,
+    "re-wrapped": rewrap,
+    "re-cased": recase,
+    "other punctuation and spaces": repunctuate,
+    "all of these": everything,
+}
+
+
+def plant(text: list[str], copies: list[str]) -> list[Document]:
+    """Each copy in the middle of a document, at any character."""
+    order = random.Random(1)
+    held: dict[int, list[str]] = {}
+    for copy in copies:
+        held.setdefault(order.randrange(len(text)), []).append(copy)
+    documents = []
+    for index, each in enumerate(text):
+        for copy in held.get(index, []):
+            at = order.randrange(len(each) + 1)
+            each = f"{each[:at]}{copy}{each[at:]}"
+        documents.append(Document(f"document {index}", each))
+    return documents
+
+
+def exact(items: list[Item], documents: list[Document]) -> float:
+    """The share of items of which 13 words in a row stand in the text as they are."""
+    wanted: dict[tuple[str, ...], int] = {}
+    for index, item in enumerate(items):
+        words = text_of(item).split(" ")
+        wanted |= {tuple(words[at : at + 13]): index for at in range(len(words) - 12)}
+    found = set()
+    for document in documents:
+        words = document.text.split(" ")
+        found |= {wanted[each] for each in zip(*(words[at:] for at in range(13)), strict=False) if each in wanted}
+    return len(found) / len(items)
+
+
+if __name__ == "__main__":
+    main()

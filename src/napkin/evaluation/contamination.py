@@ -1,0 +1,303 @@
+"""Which items of a task stand in a training text, however it is cased, spaced, wrapped and punctuated.
+
+Of text and items only letters and digits remain, in lower case and without spaces. Windows of 32 of these characters
+are compared by hashes. A quarter of the windows is looked at: those that a hash of their first eight characters
+selects, the same in text and items. An item is contaminated where a share of its windows stands together in one place
+of a document. Windows that several items share, such as "which of the following statements is true", do not count.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from napkin.data.document import Document
+from napkin.errors import NapkinError
+from napkin.evaluation.tasks.item import Item
+
+WINDOW = 32
+"""Letters and digits; about six words of English."""
+SHARE = 0.6
+"""Of an item's windows that have to be found together."""
+MOST_ITEMS_OF_A_WINDOW = 3
+SHORTEST = 48
+"""Letters and digits of an item; shorter ones cannot be told."""
+
+_BATCH_BYTES = 2**21
+_KEPT_TAIL = 8192
+"""Letters and digits of a part of a document that are looked at again with the next part."""
+_SELECTED_BITS = 2
+_NOT_WORDS = re.compile(r"[\W_]+")
+_LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+_LOWER = bytes(range(256)).lower()
+_DELETED = bytes(set(range(256)) - set(_LETTERS))
+_FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
+_MIX = np.uint64(0xFF51AFD7ED558CCD)
+_FILTERS = ((21, 0), (24, 21))
+"""Bits of a hash, and the lowest of them: a table that fits a processor's cache, and a larger one for what is left."""
+
+Hashes = NDArray[np.uint64]
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Found:
+    """An item that stands in the text."""
+
+    item: str
+    """Its name."""
+    share: float
+    """Of its windows."""
+    document: str
+
+
+@dataclass(frozen=True)
+class Contamination:
+    """What was found in a text."""
+
+    found: tuple[Found, ...]
+    """In the order of the items; of several documents the one with the largest share."""
+    too_short: tuple[str, ...]
+    """Names of items that cannot be told."""
+    items: int
+    documents: int
+    bytes: int
+
+    @property
+    def contaminated(self) -> frozenset[str]:
+        """Names."""
+        return frozenset(each.item for each in self.found)
+
+    def clean(self, names: Sequence[str]) -> list[bool]:
+        """Which of the items remain: those that are not contaminated."""
+        return [name not in self.contaminated for name in names]
+
+
+def find_contamination(items: Sequence[Item], documents: Iterable[Document], *, share: float = SHARE) -> Contamination:
+    """Look for items in documents.
+
+    Args:
+        items: of a task; looked for are their prompts, of pairs the good text. A prompt that is too short is looked for
+            with the right choice or answer behind it.
+        documents: the training text; parts of one document follow each other.
+        share: of an item's windows that have to be found together, above 0 and at most 1.
+
+    Raises:
+        NapkinError: for a share out of range, and where there are no items.
+    """
+    if not 0 < share <= 1:
+        raise NapkinError(f"the share of windows is {share:g}: use a number above 0, at most 1")
+    if not items:
+        raise NapkinError("there are no items to look for: name a task with items")
+    search = ItemSearch([text_of(item) for item in items])
+    best: dict[int, tuple[float, str]] = {}
+    count = size = 0
+    for document in documents:
+        count += not document.continues
+        size += len(document.data)
+        for index, found, name in search.add(document):
+            if found >= share and found > best.get(index, (0.0, ""))[0]:
+                best[index] = found, name
+    for index, found, name in search.flush():
+        if found >= share and found > best.get(index, (0.0, ""))[0]:
+            best[index] = found, name
+    return Contamination(
+        found=tuple(Found(items[index].name, *best[index]) for index in sorted(best)),
+        too_short=tuple(items[index].name for index in search.too_short),
+        items=len(items),
+        documents=count,
+        bytes=size,
+    )
+
+
+def text_of(item: Item) -> str:
+    """What is looked for of an item."""
+    right = item.choices[item.right] if item.choices else item.answer
+    if len(letters(item.prompt)) >= SHORTEST:
+        return item.prompt
+    return f"{item.prompt} {right}"
+
+
+def letters(text: str | bytes) -> bytes:
+    """The letters and digits of a text as bytes, in lower case.
+
+    A text whose letters are mostly ASCII is reduced to those; of another all letters remain, as UTF-8.
+
+    >>> letters("The  QUICK-brown\\nfox, 1.5 times")
+    b'thequickbrownfox15times'
+    """
+    data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    plain = _ascii_letters(data)
+    if len(data) - len(data.translate(None, bytes(range(128, 256)))) <= len(plain) / 4:
+        return plain
+    return _all_letters(data)
+
+
+def _ascii_letters(data: bytes) -> bytes:
+    return data.translate(_LOWER, _DELETED)
+
+
+def _all_letters(data: bytes) -> bytes:
+    return _NOT_WORDS.sub("", data.decode("utf-8", "replace").casefold()).encode("utf-8", "replace")
+
+
+class ItemSearch:
+    """Texts of items, looked for in documents that are collected to batches."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        reduced = [letters(text) for text in texts]
+        # An item in another script is only found where a text keeps all its letters.
+        self._wide = any(not each.isascii() for each in reduced)
+        self._index = _WindowIndex(reduced)
+        self.too_short = self._index.too_short
+        self._lengths = [len(each) for each in reduced]
+        self._batches = {_ascii_letters: _Batch()} | ({_all_letters: _Batch()} if self._wide else {})
+
+    def add(self, document: Document) -> Iterator[tuple[int, float, str]]:
+        """Collect a document, and yield (item, share of its windows, document) of what a full batch holds."""
+        for reduce, batch in self._batches.items():
+            if reduce is _all_letters and document.data.isascii():
+                continue
+            batch.add(document.name, reduce(document.data), continues=document.continues)
+            if batch.size >= _BATCH_BYTES:
+                yield from self._search(batch)
+
+    def flush(self) -> Iterator[tuple[int, float, str]]:
+        """What the last batches hold."""
+        for batch in self._batches.values():
+            yield from self._search(batch)
+
+    def _search(self, batch: "_Batch") -> Iterator[tuple[int, float, str]]:
+        data, starts, names = batch.take()
+        places, windows = self._index.look_up(data)
+        if not len(places):
+            return
+        owners_of, owners = self._index.items_of(windows)
+        places, windows = places[owners_of], windows[owners_of]
+        documents = np.searchsorted(starts, places, side="right") - 1
+        order = np.lexsort((places, documents, owners))
+        owners, documents, places, windows = owners[order], documents[order], places[order], windows[order]
+        edges = np.flatnonzero(np.diff(owners) | np.diff(documents)) + 1
+        for group in np.split(np.arange(len(owners)), edges):
+            item = int(owners[group[0]])
+            count = self._together(places[group], windows[group], 2 * self._lengths[item])
+            yield item, float(count / self._index.counts[item]), names[int(documents[group[0]])]
+
+    def _together(self, places: Places, windows: Places, span: int) -> int:
+        """The most different windows within a span of the text."""
+        if len(np.unique(windows)) == len(windows) and places[-1] - places[0] <= span:
+            return len(windows)
+        best, first = 0, 0
+        inside: dict[int, int] = {}
+        for place, window in zip(places.tolist(), windows.tolist(), strict=True):
+            inside[window] = inside.get(window, 0) + 1
+            while place - places[first] > span:
+                gone = int(windows[first])
+                inside[gone] -= 1
+                if not inside[gone]:
+                    del inside[gone]
+                first += 1
+            best = max(best, len(inside))
+        return best
+
+
+@dataclass
+class _Batch:
+    """Reduced documents one after another, a zero byte between two."""
+
+    parts: list[bytes] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    size: int = 0
+    tail: tuple[str, bytes] = ("", b"")
+
+    def add(self, name: str, data: bytes, *, continues: bool) -> None:
+        if continues and self.tail[0] == name:
+            data = self.tail[1] + data
+        self.tail = (name, data[-_KEPT_TAIL:])
+        self.starts.append(self.size)
+        self.names.append(name)
+        self.parts += (data, b"\0")
+        self.size += len(data) + 1
+
+    def take(self) -> tuple[bytes, Places, list[str]]:
+        found = b"".join(self.parts), np.array(self.starts, dtype=np.int64), self.names
+        self.parts, self.starts, self.names, self.size = [], [], [], 0
+        return found
+
+
+class _WindowIndex:
+    """The selected windows of items, by hash."""
+
+    def __init__(self, texts: Sequence[bytes]) -> None:
+        hashes: list[Hashes] = []
+        owners: list[Places] = []
+        for index, text in enumerate(texts):
+            found = np.unique(_window_hashes(text)[1]) if len(text) >= SHORTEST else np.empty(0, np.uint64)
+            hashes.append(found)
+            owners.append(np.full(len(found), index))
+        every, owner = np.concatenate(hashes), np.concatenate(owners).astype(np.int64)
+        order = np.argsort(every, kind="stable")
+        every, owner = every[order], owner[order]
+        self.hashes, self._first, shared = np.unique(every, return_index=True, return_counts=True)
+        # Windows of many items are phrases that all questions of a kind have.
+        rare = shared <= MOST_ITEMS_OF_A_WINDOW
+        self._of_items = np.where(rare, shared, 0)
+        self._owners = owner
+        kept = np.repeat(rare, shared)
+        self.counts = np.bincount(owner[kept], minlength=len(texts))
+        self.too_short = [int(index) for index in np.flatnonzero(self.counts == 0)]
+        self.hashes, self._first, self._of_items = self.hashes[rare], self._first[rare], self._of_items[rare]
+        self._filters = [_Filter(self.hashes, *each) for each in _FILTERS]
+
+    def look_up(self, data: bytes) -> tuple[Places, Places]:
+        """Places in reduced text where a window of an item begins, and which window it is."""
+        places, hashes = _window_hashes(data)
+        for each in self._filters:
+            likely = each.likely(hashes)
+            places, hashes = places[likely], hashes[likely]
+        if not len(self.hashes):
+            return places[:0], places[:0]
+        at = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
+        right = self.hashes[at] == hashes
+        return places[right], at[right]
+
+    def items_of(self, windows: Places) -> tuple[Places, Places]:
+        """For each item of each window: the position of the window in `windows`, and the item."""
+        counts = self._of_items[windows]
+        positions = np.repeat(np.arange(len(windows)), counts)
+        within = np.arange(len(positions)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return positions, self._owners[self._first[windows][positions] + within]
+
+
+class _Filter:
+    """A table of bits of hashes: what is not in it is not among them."""
+
+    def __init__(self, hashes: Hashes, bits: int, low: int) -> None:
+        self._low, self._mask = np.uint64(low), np.uint64((1 << bits) - 1)
+        self._seen = np.zeros(1 << bits, dtype=np.bool_)
+        self._seen[self._bits(hashes)] = True
+
+    def likely(self, hashes: Hashes) -> Places:
+        """Positions of hashes that may be among them."""
+        return np.flatnonzero(self._seen[self._bits(hashes)])
+
+    def _bits(self, hashes: Hashes) -> Hashes:
+        return (hashes >> self._low) & self._mask
+
+
+def _window_hashes(data: bytes) -> tuple[Places, Hashes]:
+    """Where the selected windows of reduced text begin, and their hashes."""
+    count = len(data) - WINDOW + 1
+    if count <= 0:
+        return np.empty(0, np.int64), np.empty(0, np.uint64)
+    # Eight characters from every place, without a copy: a view whose elements overlap.
+    words = np.ndarray((len(data) - 7,), dtype="<u8", buffer=data, strides=(1,))
+    selected = words[:count] * np.uint64(_FACTORS[0])
+    places = np.flatnonzero(selected < np.uint64(1 << (64 - _SELECTED_BITS)))
+    hashes = selected[places]
+    for number, factor in enumerate(_FACTORS[1:], 1):
+        hashes = (hashes ^ (hashes >> np.uint64(29))) * _MIX + words[places + 8 * number] * np.uint64(factor)
+    return places, (hashes ^ (hashes >> np.uint64(31))) * _MIX

@@ -1,0 +1,112 @@
+"""Copies of items are found however they are written; what only resembles them is not."""
+
+import random
+import textwrap
+
+import pytest
+
+from napkin import NapkinError
+from napkin.data import Document, standard_library
+from napkin.evaluation import find_contamination
+from napkin.evaluation.contamination import letters, text_of
+from napkin.evaluation.tasks import Item
+
+WORDS = "river metal source winter market window paper letter garden number teacher island question bridge".split()
+
+
+def questions(count: int, seed: int = 0) -> list[Item]:
+    chance = random.Random(seed)
+    return [
+        Item(
+            f"item {index}",
+            f"Which of the following holds? {' '.join(chance.choices(WORDS, k=16))} {chance.randrange(10**9)}?",
+            ("yes", "no"),
+        )
+        for index in range(count)
+    ]
+
+
+def disguised(text: str, chance: random.Random) -> str:
+    text = "\n".join(textwrap.wrap(text, chance.randint(15, 60)))
+    text = chance.choice([str.upper, str.lower, str.title])(text)
+    return text.replace(" ", "  ").replace("?", " ?!").replace("e", "e" if chance.random() < 0.5 else "e\u00ad")
+
+
+def test_planted_copies_are_found_and_nothing_else() -> None:
+    items = questions(400)
+    chance = random.Random(1)
+    planted = chance.sample(items, 100)
+    library = [document.text for document in standard_library()][:120]
+    copies = [disguised(item.prompt, chance) for item in planted] + [""] * 20
+    texts = [each[: len(each) // 2] + copy + each[len(each) // 2 :] for each, copy in zip(library, copies, strict=True)]
+    found = find_contamination(items, (Document(f"file {index}", each) for index, each in enumerate(texts)))
+    assert found.contaminated == {item.name for item in planted}
+    assert {each.item: each.document for each in found.found} == {
+        item.name: f"file {index}" for index, item in enumerate(planted)
+    }
+    assert all(each.share == 1 for each in found.found)
+    assert found.clean(["item 0", planted[0].name]) == [items[0] not in planted, False]
+    assert (found.items, found.documents) == (400, 120)
+    assert found.bytes == sum(len(each.encode()) for each in texts)
+
+
+def test_half_an_item_is_not_the_item() -> None:
+    item = questions(1)[0]
+    half = item.prompt[: len(item.prompt) // 2]
+    assert not find_contamination([item], [Document("text", half)]).found
+    assert find_contamination([item], [Document("text", half)], share=0.2).found
+
+
+def test_halves_far_apart_are_not_a_copy() -> None:
+    item = questions(1)[0]
+    middle = len(item.prompt) // 2
+    filler = "nothing of interest stands here " * 40
+    apart = Document("text", item.prompt[:middle] + filler + item.prompt[middle:])
+    assert not find_contamination([item], [apart]).found
+    assert find_contamination([item], [Document("text", item.prompt[:middle] + "\n*\n" + item.prompt[middle:])]).found
+
+
+def test_words_that_all_items_share_are_no_contamination() -> None:
+    head = "This question refers to the following information, which is given in the table at the top of the page: "
+    items = [Item(f"{n}", f"{head}{n}", ("a", "b")) for n in range(20)]
+    assert not find_contamination(items, [Document("text", head * 3)]).found
+
+
+def test_a_copy_across_parts_of_a_document_is_found() -> None:
+    item = questions(1)[0]
+    middle = len(item.prompt) // 2
+    parts = [
+        Document("long", "x y z " * 500 + item.prompt[:middle]),
+        Document("long", item.prompt[middle:] + " and so on", continues=True),
+    ]
+    assert find_contamination([item], parts).contaminated == {"item 0"}
+    apart = [parts[0], Document("another", parts[1].text)]
+    assert not find_contamination([item], apart).found
+
+
+def test_items_of_other_scripts_are_found() -> None:
+    text = "Какая река, впадающая в Рейн у города Кобленц, берёт начало в горах Вогезы на территории Франции?"
+    item = Item("river", text, ("Мозель", "Рейн"))
+    copy = Document("текст", "Начало. " + text.upper().replace(" ", "\n") + " Конец.")
+    assert find_contamination([item], [copy]).contaminated == {"river"}
+    assert not find_contamination([item], [Document("english", "nothing of it " * 100)]).found
+
+
+def test_a_short_prompt_is_looked_for_with_its_answer() -> None:
+    short = Item("short", "Who wrote it?", ("A man whose name nobody in that town remembered any more", "no one"))
+    assert text_of(short) == "Who wrote it? A man whose name nobody in that town remembered any more"
+    found = find_contamination([short, Item("tiny", "2 + 2 =", ("4", "5"))], [Document("t", text_of(short) * 2)])
+    assert found.contaminated == {"short"}
+    assert found.too_short == ("tiny",)
+
+
+def test_letters_are_those_of_the_text() -> None:
+    assert letters("A naïve waiter in the old café, 1.5 × 2") == b"anavewaiterintheoldcaf152"
+    assert letters("ДА, нет!").decode() == "данет"
+
+
+def test_what_cannot_be_looked_for_is_refused() -> None:
+    with pytest.raises(NapkinError, match="share of windows is 0"):
+        find_contamination(questions(1), [], share=0)
+    with pytest.raises(NapkinError, match="no items"):
+        find_contamination([], [])
