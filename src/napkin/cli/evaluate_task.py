@@ -228,8 +228,11 @@ def _row(name: str, estimate: "Estimate") -> tuple[str, ...]:
     items = f"{estimate.items:,}"
     if estimate.groups != estimate.items:
         items += f" in {estimate.groups:,} groups"
-    shares = (estimate.mean, estimate.standard_error, estimate.low, estimate.high)
-    return (name, *(f"{100 * share:.2f}%" for share in shares), items)
+    mean, error, low, high = (
+        f"{100 * share:.2f}%" for share in (estimate.mean, estimate.standard_error, estimate.low, estimate.high)
+    )
+    # Items that all agree tell nothing of how they vary; the interval does.
+    return (name, mean, error if estimate.standard_error else "–", low, high, items)
 
 
 def _points(difference: float) -> str:

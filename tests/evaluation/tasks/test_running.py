@@ -27,6 +27,8 @@ from napkin.evaluation.tasks import (
 from napkin.evaluation.tasks.answers import final_number
 from napkin.evaluation.tasks.prompts import examples_of, messages_of, prompt_text, prompted
 from napkin.evaluation.tasks.running import fitting_items
+from napkin.inference.chat_format import TemplateChat
+from napkin.inference.chat_template import ChatTemplate
 from napkin.inference.task_model import EvaluatedModel
 from napkin.tokenizer import BPETokenizer, train_bpe
 from oracles.served_model import tiny_served_model
@@ -153,6 +155,14 @@ def test_conversations_have_examples_as_answers() -> None:
     ]
     with pytest.raises(NapkinError, match="has no chat template"):
         run(TASK, Prompting(chat=True))
+
+
+def test_a_chat_template_holds_the_question_and_the_choice_begins_the_answer() -> None:
+    template = ChatTemplate("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] ")
+    model = EvaluatedModel(dataclasses.replace(OPENED, chat=TemplateChat(OPENED.tokenizer, template)), "chat")
+    found = prompted(TASK, ITEMS[3], model, Prompting(1, chat=True), DEV[:1])
+    text = f"[user] Sums.\n\n{DEV[0].prompt}\n[assistant] one\n[user] {ITEMS[3].prompt}\n[assistant] "
+    assert found.pairs == tuple((tuple(text.encode()), tuple(choice.encode())) for choice in ITEMS[3].choices)
 
 
 class Short(EvaluatedModel):
