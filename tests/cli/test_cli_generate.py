@@ -3,6 +3,9 @@ import math
 from pathlib import Path
 
 from cli.conftest import Napkin
+from napkin.inference.engine import Engine
+from napkin.inference.request import Request
+from napkin.inference.settings import Sampling
 from napkin.inference.trained import load_run
 
 
@@ -59,4 +62,23 @@ def test_proposed_tokens_change_no_greedy_text_and_their_gain_is_told(napkin: Na
     for wrong in (["--lookup", "-1"], ["--lookup", "2", "--draft", "runs/tiny"], ["--proposed", "2"], ["--draft", "."]):
         done = napkin("generate", "runs/tiny", *wrong)
         assert done.status == 2
+        assert len(done.err.splitlines()) == 1
+
+
+def test_keys_and_values_in_int8_give_a_text_of_the_engine(napkin: Napkin, place: Path) -> None:
+    trained = load_run("runs/tiny")
+    engine = Engine(trained.model, kv="int8", max_running=1)
+    separator = trained.tokenizer.special_tokens["<|endoftext|>"]
+    start = [separator, *trained.tokenizer.encode("the")]
+    asked = engine.submit(Request(start, 8, Sampling(temperature=1.5, seed=4, stop_ids=(separator,))))
+    engine.run()
+    options = ("--prompts", "the", "--tokens", "8", "--seed", "4", "--kv", "int8")
+    assert completion(napkin, *options)["completion"] == trained.tokenizer.decode(asked.tokens)
+    for wrong, line in (
+        (["--tokens", "30"], "exceed the model's context of 16"),
+        (["--tokens", "8", "--lookup", "2"], "keys and values in int8 do not go with a draft model or a lookup"),
+    ):
+        done = napkin("generate", "runs/tiny", "--kv", "int8", *wrong)
+        assert done.status == 2
+        assert line in done.err
         assert len(done.err.splitlines()) == 1

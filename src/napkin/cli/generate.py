@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from napkin.cli.options import INLINED, RunOptions, Switch, parse
 from napkin.cli.progress import progress_line
@@ -25,6 +25,9 @@ class GenerateOptions(RunOptions):
     """Maximum number of tokens of a completion, which ends earlier where the model ends the document."""
     sampling: Annotated[Sampling, INLINED] = field(default_factory=Sampling)
     speculation: Annotated[Speculation, INLINED] = field(default_factory=Speculation)
+    kv: Literal["auto", "int8"] = "auto"
+    """What keys and values are held in: auto is the format of the weights; int8 takes about half the bytes of bf16, and
+    prompt and tokens must fit the model's context."""
     save: Switch = False
     """Write the completions to the run's samples.txt, and show them in its report."""
 
@@ -59,6 +62,7 @@ def main(arguments: list[str]) -> None:
             proposer=proposer,
             proposed=options.speculation.proposed,
             meter=meter,
+            kv=options.kv,
         )
         if options.json:
             completions.append("".join(pieces))

@@ -11,9 +11,11 @@ from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.hardware.host import detect_host
 from napkin.inference.chat_template import ChatTemplate, Message, read_chat_template
+from napkin.inference.engine_generation import continue_with_engine, refuse_kv_with_proposals
 from napkin.inference.first_ids import read_first_ids
 from napkin.inference.generation import continue_prompt
 from napkin.inference.generation_config import read_generation_config
+from napkin.inference.kv_blocks import KVFormat
 from napkin.inference.proposals import DraftModel, PromptLookup, Proposer
 from napkin.inference.sampling import Draw
 from napkin.inference.settings import Sampling, Speculation
@@ -58,16 +60,19 @@ class Pretrained:
         proposer: Proposer | None = None,
         proposed: int | None = None,
         meter: SpeculationMeter | None = None,
+        kv: KVFormat = "auto",
         **how: Any,
     ) -> Iterator[str]:
         """Yield the text of `generate` as it is made, in pieces of whole characters; see `Trained.stream`."""
         start = [*self.first_ids, *self.tokenizer.encode(prompt)]
         sampling = self._with_ends(replace(sampling or self.sampling, **how))
-        draws = (
-            continue_prompt(self.model, start, max_tokens, sampling)
-            if proposer is None
-            else speculate(self.model, start, max_tokens, sampling, proposer, proposed=proposed, meter=meter)
-        )
+        if proposer is not None:
+            refuse_kv_with_proposals(kv)
+            draws = speculate(self.model, start, max_tokens, sampling, proposer, proposed=proposed, meter=meter)
+        elif kv == "auto":
+            draws = continue_prompt(self.model, start, max_tokens, sampling)
+        else:
+            draws = continue_with_engine(self.model, start, max_tokens, sampling, kv=kv)
         return stream_text(draws, self.tokenizer, sampling.stop, at_start=not prompt, on_draw=on_draw)
 
     def proposer(self, speculation: Speculation) -> Proposer | None:

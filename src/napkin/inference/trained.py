@@ -15,7 +15,9 @@ from napkin.errors import NapkinError
 from napkin.evaluation.bits_per_byte import evaluate, sampled_bits_per_byte
 from napkin.files import StrPath
 from napkin.hardware.host import detect_host
+from napkin.inference.engine_generation import continue_with_engine, refuse_kv_with_proposals
 from napkin.inference.generation import continue_prompt
+from napkin.inference.kv_blocks import KVFormat
 from napkin.inference.pretrained import Pretrained, is_pretrained, load_pretrained
 from napkin.inference.proposals import DraftModel, PromptLookup, Proposer
 from napkin.inference.quantized_run import read_quantized
@@ -76,24 +78,28 @@ class Trained:
         proposer: Proposer | None = None,
         proposed: int | None = None,
         meter: SpeculationMeter | None = None,
+        kv: KVFormat = "auto",
         **how: Any,
     ) -> Iterator[str]:
         """Yield the text of `generate` as it is made, in pieces of whole characters.
 
         The last characters come late where they may be the beginning of a stop text. `on_draw` is called with each
         token, and its log-probability where `logprobs` asks for it. With a `proposer`, `proposed`
-        tokens are tested in each pass, see `speculate`, and `meter` tells what that gained.
+        tokens are tested in each pass, see `speculate`, and `meter` tells what that gained. `kv` is what keys and
+        values are held in: with "int8" all tokens must fit the context.
         """
         sampling = replace(sampling or Sampling(), **how)
         separator = self.tokenizer.special_tokens[SEPARATOR]
         start = [separator, *self.tokenizer.encode(prompt)]
-        draws = (
-            continue_prompt(self.model, start, max_tokens, sampling, stop=separator)
-            if proposer is None
-            else speculate(
+        if proposer is not None:
+            refuse_kv_with_proposals(kv)
+            draws = speculate(
                 self.model, start, max_tokens, sampling, proposer, proposed=proposed, stop=separator, meter=meter
             )
-        )
+        elif kv == "auto":
+            draws = continue_prompt(self.model, start, max_tokens, sampling, stop=separator)
+        else:
+            draws = continue_with_engine(self.model, start, max_tokens, sampling, kv=kv, stop=separator)
         return stream_text(draws, self.tokenizer, sampling.stop, at_start=not prompt, on_draw=on_draw)
 
     def proposer(self, speculation: Speculation) -> Proposer | None:

@@ -1,0 +1,46 @@
+"""One prompt continued by an engine of its own, whose keys and values may be in int8."""
+
+from collections.abc import Iterator, Sequence
+
+from napkin.errors import NapkinError
+from napkin.inference.engine import Engine
+from napkin.inference.kv_blocks import KVFormat, bytes_per_token
+from napkin.inference.request import Request
+from napkin.inference.sampling import Draw
+from napkin.inference.settings import Sampling
+from napkin.model.transformer import Transformer
+
+_BLOCK = 16
+
+
+def continue_with_engine(
+    model: Transformer,
+    prompt: Sequence[int],
+    n_tokens: int,
+    sampling: Sampling,
+    *,
+    kv: KVFormat,
+    stop: int | None = None,
+) -> Iterator[Draw]:
+    """Yield up to `n_tokens` tokens that continue `prompt`, as `continue_prompt` does; end before `stop` or a stop id.
+
+    Raises NapkinError where prompt and tokens exceed the model's context length: nothing is left out of the cache.
+    """
+    block_bytes = _BLOCK * bytes_per_token(model.config, model.head_weight.dtype, kv)
+    n_blocks = -(-min(len(prompt) + n_tokens, model.config.context_length) // _BLOCK)
+    stop_ids = () if stop is None else (stop,)
+    engine = Engine(
+        model, cache_bytes=n_blocks * block_bytes, max_running=1, block_size=_BLOCK, stop_ids=stop_ids, kv=kv
+    )
+    completion = engine.submit(Request(prompt, n_tokens, sampling))
+    n_told = 0
+    while engine.has_work:
+        engine.step()
+        yield from completion.draws[n_told:]
+        n_told = len(completion.draws)
+
+
+def refuse_kv_with_proposals(kv: KVFormat) -> None:
+    """Raise NapkinError unless keys and values are held as they are computed."""
+    if kv != "auto":
+        raise NapkinError(f"keys and values in {kv} do not go with a draft model or a lookup: use one of them")
