@@ -77,6 +77,30 @@ def test_documents_of_a_token_file_are_those_between_separators(tmp_path: Path) 
     assert of_tokens.sha256 == of_texts.sha256 != documents_of_texts(["".join(TEXTS)], TOKENIZER).sha256
 
 
+class Prefixed(ByteTokenizer):
+    """Puts a space before each text, as SentencePiece does."""
+
+    strips_space = True
+
+    def _encode_ordinary(self, text: str) -> list[int]:
+        return super()._encode_ordinary(f" {text}")
+
+    def decode(self, ids: Any) -> str:
+        return super().decode(ids).removeprefix(" ")
+
+
+def test_a_space_that_the_tokenizer_adds_is_no_byte_of_the_text(tmp_path: Path) -> None:
+    tokenizer = Prefixed([SEPARATOR])
+    texts = ["two words", " a space"]
+    of_texts = documents_of_texts(texts, tokenizer)
+    written = write_token_file(tmp_path / "t.tokens", [Document(name=text, text=text) for text in texts], tokenizer)
+    of_tokens = documents_of_tokens(written, tokenizer)
+    assert of_tokens.sha256 == of_texts.sha256 == documents_of_texts(texts, TOKENIZER).sha256
+    for documents in (of_texts, of_tokens):
+        found = sampled_bits(Unigram(), documents, tokenizer, START)
+        assert (found.tokens, found.bytes) == (19, 17)
+
+
 class Markov(torch.nn.Module):
     """A language of Greek letters, each drawn by the one before: as characters, or as the bytes of characters."""
 

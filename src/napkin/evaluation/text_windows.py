@@ -105,9 +105,15 @@ def documents_of_tokens(token_file: TokenFile, tokenizer: Tokenizer) -> Document
         raise NapkinError(f"'{token_file.path}' holds no text, only separators: name a token file that does")
     ends = ends[lengths > 0]
     ids = tokens[~is_separator]
-    parts = (ids[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True))
-    digest = _digest(tokenizer.decode_bytes(part.tolist()) for part in parts)
-    return Documents(ids, ends, np.zeros(len(ends), np.int64), digest)
+    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+    # A space that the tokenizer put before each document.
+    has_space = np.array([tokenizer.strips_space and each.startswith(b" ") for each in tokenizer.vocabulary])
+    surplus = has_space[ids[starts]].astype(np.int64)
+    parts = (
+        tokenizer.decode_bytes(ids[start:end].tolist())[extra:]
+        for start, end, extra in zip(starts, ends, surplus, strict=True)
+    )
+    return Documents(ids, ends, surplus, _digest(parts))
 
 
 def documents_of_texts(texts: Sequence[str], tokenizer: Tokenizer) -> Documents:
