@@ -43,6 +43,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "gemma": {"normalizer": FROM_SPACE, "pre_tokenizer": NO_SPLIT},
 }
 SCRIPTS = "Größe Ελληνικά русский עברית हिन्दी 한국어 日本語 你好 🌍👩\u200d👧 é e\u0301 \u2581 \u00a0\x00\x07\x1b\ufffd"
+TRICKY_TEXTS = ["", " ", "the cat", " the  the", "cafe\u0301\n\n日本", "the\u2581the<s>the"]
 TEXTS = (
     st.text()
     | st.text(alphabet="the cat sat.\n  \u2581<s>日é🌍", max_size=200)
@@ -222,3 +223,27 @@ def test_what_is_not_exact_is_refused(corpus: list[str], tmp_path: Path, change:
         read_huggingface(tmp_path / "tokenizer.json", drop_template=True)
     with pytest.raises(NapkinError, match="adds '<s>' to every text"):
         read_huggingface(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "special"),
+    [
+        ("LlamaTokenizer", ["<unk>", "<s>", "</s>"]),
+        ("GemmaTokenizer", ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]),
+        ("Qwen2Tokenizer", []),
+    ],
+)
+def test_the_files_that_transformers_writes_are_read(tmp_path: Path, name: str, special: list[str]) -> None:
+    transformers = pytest.importorskip("transformers")
+    pieces = [SPACE, *"theca", SPACE + "t", "he", SPACE + "the"]
+    own = [*special, *BYTES] if special else sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    merges = [(SPACE, "t"), ("h", "e"), (SPACE + "t", "he")] if special else [("t", "h"), ("th", "e")]
+    more = pieces if special else ["th", "the"]
+    vocab = {token: i for i, token in enumerate([*own, *more])}
+    theirs = getattr(transformers, name)(vocab=vocab, merges=merges)
+    theirs.save_pretrained(tmp_path)
+    ours = read_huggingface(tmp_path / "tokenizer.json", drop_template=True)
+    for text in [*TRICKY_TEXTS, *(f"a{token} the" for token in special)]:
+        ids = theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.encode(text, allowed_special="all") == ids
+        assert ours.decode(ids) == theirs.backend_tokenizer.decode(ids, skip_special_tokens=False)
