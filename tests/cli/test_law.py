@@ -98,3 +98,19 @@ def test_a_run_is_an_observation(napkin, place: Path, refusal) -> None:
 )
 def test_wrong_arguments_are_refused_in_a_line(runs_csv: str, refusal, arguments: str, complaint: str) -> None:
     assert complaint in refusal("law", *arguments.split())
+
+
+def test_the_worth_of_repeated_tokens_is_printed(napkin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = ["parameters,tokens,unique_tokens,loss"]
+    lines += [f"{run.parameters},{run.tokens},,{run.loss}" for run in synthetic_runs(20)]
+    for epochs in (2, 4, 10, 40):
+        worth = 5e9 * (1 + 15 * (1 - 2.718281828459045 ** (-(epochs - 1) / 15)))
+        lines += [f"{n},{5e9 * epochs},5e9,{true_loss(n, worth)}" for n in (1e7, 2e7, 5e7)]
+    Path("runs.csv").write_text("\n".join(lines))
+    found = json.loads(napkin("law", "fit", "runs.csv", "--law", "data-constrained", "--json").out)
+    assert found["repeated_tokens"]["estimate"] == pytest.approx(15, rel=0.01)
+    shown = napkin("law", "fit", "runs.csv", "--law", "data-constrained")
+    assert shown.status == 0
+    assert "R_D*" in shown.out
+    assert "4 epochs 93.0%" in shown.out

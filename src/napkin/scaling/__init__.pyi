@@ -1,5 +1,7 @@
 from .axis import Axis as Axis
 from .axis import read_axis as read_axis
+from .data_constrained import DataConstrainedLaw as DataConstrainedLaw
+from .data_constrained import fit_data_constrained as fit_data_constrained
 from .fitted_law import FittedLaw as FittedLaw
 from .fitted_law import Interval as Interval
 from .fitted_law import Optimum as Optimum

@@ -105,7 +105,7 @@ def fit_chinchilla(runs: Sequence[Observation], *, delta: float | None = None) -
 def refuse_too_few(form: LawForm, runs: Sequence[Observation]) -> None:
     """Raise NapkinError where the runs cannot determine the law's coefficients."""
     groups = tuple(dict.fromkeys(run.group for run in runs))
-    needed = form.n_coefficients(len(groups)) + 1
+    needed = form.n_coefficients(max(len(groups), 1)) + 1
     if len(runs) < needed:
         raise NapkinError(
             f"the law '{form.name}' needs {needed} runs or more, {len(runs)} {'is' if len(runs) == 1 else 'are'} "

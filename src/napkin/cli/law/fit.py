@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from napkin.cli.law.law_runs import ChosenRuns, LawName, Sources, read_runs
+from napkin.cli.law.law_runs import ChosenRuns, FittedName, Sources, read_runs
 from napkin.cli.law.law_tables import (
     as_json,
     five_digits,
@@ -19,9 +19,9 @@ from napkin.cli.law.law_tables import (
 from napkin.cli.options import JsonOption, parse
 from napkin.cli.output_files import refuse_existing
 from napkin.cli.progress import progress_line
-from napkin.cli.terminal import print_json, say
+from napkin.cli.terminal import print_json, print_table, say
 from napkin.errors import NapkinError
-from napkin.units import parse_count
+from napkin.units import format_share, parse_count
 
 if TYPE_CHECKING:
     from napkin.scaling.isoflop import Bias, SizeLaw
@@ -39,9 +39,10 @@ class FitOptions(JsonOption):
     runs: Sources = ()
     """A CSV file with columns for parameters, tokens (or FLOPs) and loss, folders of runs, or `example`: Chinchilla's
     runs. Runs whose loss is not a finite number are left out."""
-    law: LawName = "chinchilla"
+    law: FittedName = "chinchilla"
     """chinchilla: E + A/N^alpha + B/D^beta; gadre: with one exponent; kaplan: (A/N^kappa + B/D)^alpha_D; kaplan-n, -d,
-    -c: a power of parameters, tokens or FLOPs with a floor."""
+    -c: a power of parameters, tokens or FLOPs with a floor; data-constrained: what repeated tokens are worth, from a
+    column unique_tokens."""
     approach: Literal[1, 2, 3] = 3
     """Of Hoffmann et al. 2022: 1 is the envelope of the runs, 2 parabolas through the runs of each budget, 3 fits the
     law to all runs."""
@@ -69,6 +70,9 @@ def main(arguments: list[str]) -> None:
     chosen = read_runs(options.runs, loss_column=options.loss_column, drop_highest=options.drop_highest)
     largest = max(run.compute for run in chosen.runs)
     budgets = budgets or [10 * largest, 100 * largest]
+    if options.law == "data-constrained":
+        _fit_repetitions(options, chosen)
+        return
     if options.approach != 3:
         _fit_sizes(options, chosen, budgets)
         return
@@ -178,6 +182,41 @@ def _as_json(
             for group in law.groups
         },
     }
+
+
+def _fit_repetitions(options: FitOptions, chosen: ChosenRuns) -> None:
+    """Muennighoff's law."""
+    from napkin.scaling.data_constrained import fit_data_constrained
+    from napkin.scaling.robust_fit import HUBER_DELTA
+
+    if options.approach != 3 or options.out is not None or options.page is not None:
+        raise NapkinError("the law 'data-constrained' has approach 3 alone, no file and no page: leave these out")
+    with progress_line("fitting"):
+        law = fit_data_constrained(chosen.runs, delta=HUBER_DELTA if options.delta is None else options.delta)
+    epochs = (2, 4, 8, 16, 40)
+    if options.json:
+        print_json(
+            {
+                "law": "data-constrained",
+                "repeated_tokens": as_json(law.repeated_tokens),
+                "repeated_parameters": as_json(law.repeated_parameters),
+                "without_repetitions": {name: as_json(each) for name, each in law.base.coefficients[""].items()},
+                "worth": {str(each): as_json(law.worth(each)) for each in epochs},
+            }
+        )
+        return
+    say("data-constrained: loss = E + A/N'^alpha + B/D'^beta  (Muennighoff et al. 2023)")
+    coefficients = {
+        **law.base.coefficients[law.base.groups[0]],
+        "R_D*": law.repeated_tokens,
+        "R_N*": law.repeated_parameters,
+    }
+    print_table(
+        ["", "estimate", "90% from", "to"],
+        [[name, *map(five_digits, (each.estimate, each.low, each.high))] for name, each in coefficients.items()],
+    )
+    worth = ", ".join(f"{each} epochs {format_share(law.worth(each).estimate)}" for each in epochs)
+    say(f"what a token is worth on average, of a new one: {worth}")
 
 
 def _fit_sizes(options: FitOptions, chosen: ChosenRuns, budgets: list[float]) -> None:

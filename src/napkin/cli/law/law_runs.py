@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 LawName = Literal["chinchilla", "gadre", "kaplan", "kaplan-n", "kaplan-d", "kaplan-c"]
 
+FittedName = Literal["chinchilla", "gadre", "kaplan", "kaplan-n", "kaplan-d", "kaplan-c", "data-constrained"]
+
 Sources = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="CSV|RUN ...")]
 
 
