@@ -51,6 +51,7 @@ BASES = {
     "train": "tiny.toml --run new --training.steps 2 --training.batch-size 4 --model.d-model 16 --model.n-layers 1 "
     "--model.n-heads 2 --model.context-length 16",
     "sweep": "tiny.toml --optimizer.learning-rate 1e-3,3e-3 --plan",
+    "ladder": "tiny.toml --seconds 30 --on T4 --levels 2 --sizes 1",
     "resume": "runs/tiny",
     "launch": "tiny.toml --run new --nodes 1 --gpus-per-node 2",
     "evaluate": "runs/tiny",

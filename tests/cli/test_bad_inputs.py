@@ -24,6 +24,7 @@ QUICK = {
     "tokenizer show": 8,
     "train": 6,
     "sweep": 6,
+    "ladder": 6,
     "export": 6,
     "launch": 12,
     "contamination": 8,

@@ -16,7 +16,7 @@ from napkin.units import (
     format_three_digits,
 )
 
-Unit = Literal["FLOP", "bytes", "seconds", "count", "FLOP/s", "share", "USD", "kWh", "FLOP/byte", "tokens/s"]
+Unit = Literal["FLOP", "bytes", "seconds", "count", "FLOP/s", "share", "USD", "kWh", "FLOP/byte", "tokens/s", "nats"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,8 @@ def format_figure(value: int | float | None, unit: Unit) -> str:
     if unit in ("USD", "kWh"):
         amount = format_count(float(value)) if abs(value) >= 1000 else format_three_digits(float(value))
         return f"${amount}" if unit == "USD" else f"{amount} kWh"
+    if unit == "nats":
+        return f"{value:.4f}"
     if unit in ("FLOP/byte", "tokens/s"):
         return f"{format_three_digits(float(value))} {unit}"
     formats = {"FLOP": format_flops, "bytes": format_bytes, "seconds": format_seconds, "FLOP/s": format_rate}

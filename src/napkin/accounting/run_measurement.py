@@ -28,6 +28,8 @@ class Measurement:
     hfu: float
     seconds_by_part: dict[str, float]
     """data, forward, backward, optimizer, evaluation, checkpoints, compiling, other."""
+    validation_loss: float | None = None
+    """After the last step of the run, in nats per token."""
 
 
 def reconcile_run(
@@ -41,6 +43,7 @@ def reconcile_run(
         "seconds per step": measurement.seconds_per_step,
         "MFU": measurement.mfu,
         "seconds in all": measurement.seconds,
+        "validation loss": measurement.validation_loss,
         "seconds to compile": measurement.seconds_by_part.get("compiling"),
     }
     if usd_per_hour is not None:

@@ -1,6 +1,7 @@
 """`napkin plan`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from napkin.cli import plan_by_rule, plan_layouts, plan_service
@@ -28,6 +29,8 @@ class PlanOptions(RecipeOptions, plan_layouts.LayoutOptions, FailureOptions, Jso
     """Price of one device; None is the catalogue's, if it has one."""
     watts: float | None = None
     """Power of one device; None is the catalogue's, if it has it."""
+    law: str | None = None
+    """A file of `napkin law fit` or `napkin ladder`: also predict the validation loss, with its 90% interval."""
     rules: Switch = False
     """Also print the rules of thumb, each beside the count of the same quantity, and its error."""
     decode_batch_size: int = 64
@@ -52,6 +55,8 @@ def main(arguments: list[str]) -> None:
         if value is not None and not 0 < value < float("inf"):
             raise NapkinError(f"--{name.replace('_', '-')} is {value}: use a number above 0")
     options.refuse_impossible()
+    if options.law is not None and (plan_layouts.chosen(options) or options.timeline is not None):
+        raise NapkinError("--law predicts the loss of a plan of one layout: leave --layout and --timeline out")
     if plan_layouts.chosen(options):
         given = path is not None or "--training.batch-size" in _names(arguments)
         plan_layouts.search(options.recipe, options, batch_given=given)
@@ -73,6 +78,11 @@ def main(arguments: list[str]) -> None:
             mtbf_hours=options.mtbf_hours,
             restart_minutes=options.restart_minutes,
         )
+        if options.law is not None:
+            from napkin.scaling.fitted_law import read_law
+            from napkin.scaling.predicted_loss import with_predicted_loss
+
+            plan = with_predicted_loss(plan, read_law(options.law), Path(options.law).name)
         memory_options = find_memory_options(plan, options.on, line.retitle) if options.memory_options else []
     if options.json:
         print_json(

@@ -14,6 +14,9 @@ class TrainOptions(RecipeOptions, JsonOption):
 
     run: str | None = None
     """Folder to make for the run, which must not exist; None is runs/ and the name of the recipe, or runs/run."""
+    law: str | None = None
+    """A file of `napkin law fit` or `napkin ladder`: the validation loss that it predicts is in the plan, and beside
+    the measured one at the end."""
 
 
 def main(arguments: list[str]) -> int:
@@ -25,7 +28,13 @@ def main(arguments: list[str]) -> int:
     with join_ranks(options.recipe.training) as ranks:
         with progress_line("starting", shown=ranks.is_rank_zero) as line:
             from napkin.cli.train_and_report import train_and_report
+            from napkin.planning.planner import plan_resolved
             from napkin.training.start import create_run
 
-            preparation, run = create_run(options.recipe, folder, progress=line.retitle, ranks=ranks)
+            planner = plan_resolved
+            if options.law is not None:
+                from napkin.scaling.predicted_loss import predicting
+
+                planner = predicting(options.law)
+            preparation, run = create_run(options.recipe, folder, progress=line.retitle, ranks=ranks, planner=planner)
         return train_and_report(preparation, run, as_json=options.json)

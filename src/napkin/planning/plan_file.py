@@ -58,6 +58,7 @@ def plan_file_of(plan: Plan) -> PlanFile:
         unknown_operators=plan.ledger.unknown_operators,
         pipeline_peak_bytes=plan.pipeline_peak_bytes,
         failures=planned_failures(plan),
+        predicted_loss=plan.predicted_loss,
         table=tuple(plan.table()),
     )
 

@@ -22,7 +22,8 @@ from napkin.planning.layout_plan import LayoutPlan
 from napkin.planning.site import Site
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.units import format_bytes, format_flops, format_seconds
+from napkin.runs.plan_file import PredictedLoss
+from napkin.units import format_bytes, format_flops, format_seconds, format_three_digits
 
 RULE_MFU = 0.5
 
@@ -55,6 +56,8 @@ class Plan:
     """How often all steps read the training files; None where there are none yet."""
     warnings: tuple[str, ...] = ()
     """Lines about training files that are read too often."""
+    predicted_loss: PredictedLoss | None = None
+    """By a scaling law, if one was given."""
 
     @property
     def recipe(self) -> Recipe:
@@ -214,6 +217,8 @@ class Plan:
             rows.append(
                 QuantityRow("energy", "kWh", kilowatt_hours(in_all, site.watts), self.kilowatt_hours, note=note)
             )
+        if self.predicted_loss is not None:
+            rows.append(_row_of(self.predicted_loss))
         return QuantityTable(rows)
 
     def _reserved(self) -> list[QuantityRow]:
@@ -245,3 +250,11 @@ class Plan:
     def _of_what_peak(self) -> str:
         peak = "measured on this machine" if self.site.measured else "of the datasheet, dense"
         return f"of the matmul peak {peak}; full attention, no recomputation"
+
+
+def _row_of(predicted: PredictedLoss) -> QuantityRow:
+    note = (
+        f"nats per token, count: the law {predicted.law}, 90% interval {predicted.low:.4f} to {predicted.high:.4f}, at "
+        f"{format_three_digits(predicted.extrapolation)} times the FLOPs of its largest run"
+    )
+    return QuantityRow("validation loss", "nats", None, predicted.loss, note=note)

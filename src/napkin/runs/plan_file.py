@@ -59,6 +59,23 @@ class PlannedFailures:
 
 
 @dataclass(frozen=True)
+class PredictedLoss:
+    """The validation loss that a scaling law predicts for the end of the run, in nats per token."""
+
+    loss: NonNegative
+    low: NonNegative
+    """Of the 90% interval for a single run."""
+    high: NonNegative
+    law: str
+    """Which law, and where it was read."""
+    extrapolation: NonNegative
+    """The run's FLOPs over those of the largest run that the law was fitted to."""
+
+    def __contains__(self, loss: float) -> bool:
+        return self.low <= loss <= self.high
+
+
+@dataclass(frozen=True)
 class PlanFile:
     """Units are bytes, FLOPs and seconds, without prefixes; figures by category, phase, operator or module are of one
     step."""
@@ -102,3 +119,5 @@ class PlanFile:
     versions."""
     failures: PlannedFailures | None = None
     """None in plans of earlier versions."""
+    predicted_loss: PredictedLoss | None = None
+    """None where the plan was made without a law."""

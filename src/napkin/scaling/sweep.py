@@ -3,7 +3,7 @@
 import dataclasses
 import signal as signals
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from napkin.errors import NapkinError
@@ -51,18 +51,20 @@ class Sweep:
         *,
         at_once: int | None = None,
         retry: bool = False,
+        besides: Sequence[str] = (),
         progress: Progress = lambda doing: None,
     ) -> "Sweep":
         """Plan what is left to do of a sweep, without training anything or writing to its folder.
 
-        Raises NapkinError where the folder holds something else, and where a run, or as many as `at_once`, do not fit.
+        `besides` are files that may be in the folder before the sweep. Raises NapkinError where it holds something
+        else, and where a run, or as many as `at_once`, do not fit.
         """
         trials = tuple(
             dataclasses.replace(trial, recipe=with_threads(trial.recipe, at_once and min(at_once, len(trials))))
             for trial in trials
         )
         place = SweepFolder(Path(folder))
-        file = place.open(trials)
+        file = place.open(trials, besides)
         if retry:
             file = dataclasses.replace(file, failed={})
         unfinished = tuple(

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +40,7 @@ class SweepFolder:
         """The folder of a run."""
         return self.path / trial.name
 
-    def open(self, trials: tuple[Trial, ...]) -> SweepFile:
+    def open(self, trials: tuple[Trial, ...], besides: Sequence[str] = ()) -> SweepFile:
         """What the folder holds of this sweep; nothing is written.
 
         A sweep may have runs that an earlier one in this folder did not have, but not the other way round. Raises
@@ -51,7 +52,7 @@ class SweepFolder:
             raise NapkinError(f"'{self.path}' exists and is not a folder: choose another --runs")
         found = read_json(self.path / SWEEP_FILE, SweepFile)
         if found is None:
-            if any(self.path.iterdir()):
+            if {path.name for path in self.path.iterdir()} - set(besides):
                 what = "is a run" if is_run(self.path) else "holds runs" if runs_in(self.path) else "is not empty"
                 raise NapkinError(f"'{self.path}' {what} and is not of a sweep: choose another --runs")
             return SweepFile()

@@ -165,6 +165,7 @@ class MeteredStep:
             mfu=mfu(plan.ledger, seconds, plan.site.matmul_peak, steps=len(step_seconds)),
             hfu=hfu(plan.ledger, seconds, plan.site.matmul_peak, steps=len(step_seconds)),
             seconds_by_part=loop.seconds_by_part() if is_trained_here else {},
+            validation_loss=dict(loop.history.validation_losses).get(loop.recipe.training.steps),
         )
 
 

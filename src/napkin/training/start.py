@@ -18,6 +18,8 @@ from napkin.planning.run_plan import Plan
 from napkin.recipe.data_config import DataConfig
 from napkin.recipe.parallelism_config import ParallelismConfig
 from napkin.recipe.recipe import Recipe
+from napkin.runs.json_file import read_json
+from napkin.runs.plan_file import PlanFile
 from napkin.runs.run_folder import ReadOnlyRunFolder, RunFolder
 from napkin.runs.run_format import is_run
 from napkin.runs.run_record import read_run_record
@@ -124,7 +126,7 @@ def _open(
         recipe = dataclasses.replace(recipe, parallelism=parallelism)
     begun = _as_begun(recipe)
     preparation, plan = _planned(
-        prepare(begun, tokenizer=run.tokenizer, progress=progress, ranks=ranks, planner=planner)
+        _with_prediction(prepare(begun, tokenizer=run.tokenizer, progress=progress, ranks=ranks, planner=planner), run)
     )
     if recipe != run.recipe:
         with run.locked():
@@ -132,6 +134,15 @@ def _open(
             if parallelism is not None:
                 run.write_json("plan.json", plan_file_of(plan))
     return preparation, run
+
+
+def _with_prediction(preparation: Preparation, run: RunFolder) -> Preparation:
+    """The preparation of a resumed run: its loss stays the one that was predicted when it began."""
+    began = read_json(run.path / "plan.json", PlanFile)
+    if began is None or began.predicted_loss is None or preparation.plan is None:
+        return preparation
+    plan = dataclasses.replace(preparation.plan, predicted_loss=began.predicted_loss)
+    return dataclasses.replace(preparation, plan=plan)
 
 
 def _as_begun(recipe: Recipe) -> Recipe:

@@ -1,0 +1,274 @@
+"""A ladder: runs whose FLOPs grow by one factor from level to level, several model sizes at each (IsoFLOP curves), as
+many FLOPs as a budget of seconds or dollars has, by the plan of each run.
+
+Shapes follow one rule, d_model / n_layers, and tokens are what the level's FLOPs leave, by the counted FLOPs of a step
+instead of 6·N·D. The learning rate follows a rule too, for a loss that another one would lower says nothing of size.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from napkin.errors import NapkinError
+from napkin.model.config import ModelConfig
+from napkin.planning.machine import Machine, machine_of
+from napkin.planning.resolve import resolve, vocab_size_of
+from napkin.planning.run_plan import Plan
+from napkin.planning.shared_plans import SharedPlans
+from napkin.planning.site import Site
+from napkin.recipe.recipe import Recipe
+from napkin.scaling.axis import Value
+from napkin.scaling.predicted_loss import count_parameters, flops_per_step
+from napkin.scaling.sweep_plan import run_seconds
+from napkin.scaling.trials import Trial
+from napkin.units import format_flops, format_seconds
+
+LearningRateRule = Literal["power-law", "mup", "recipe"]
+
+FEWEST_STEPS = 20
+_PASSES = 6
+_CLOSE = 0.9
+"""A ladder that takes this share of its budget is not made larger."""
+_EVALUATION_FACTOR = 8
+"""Times the recipe's evaluation tokens, 131,072 by default, for the one evaluation at the end of each run: its error is
+that of a point of the law."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """What a ladder is made of."""
+
+    levels: int = 4
+    """Numbers of FLOPs."""
+    sizes: int = 3
+    """Model sizes at each of them."""
+    level_factor: float = 2.0
+    """FLOPs of a level over those of the one below."""
+    size_factor: float = 2.0
+    """Parameters of a size over those of the one below."""
+    tokens_per_parameter: float = 20.0
+    """Of the middle size: 20 is about optimal (Hoffmann et al. 2022)."""
+    aspect: float = 64.0
+    """d_model / n_layers; Kaplan et al. 2020 find hardly any difference from 30 to 100."""
+    learning_rate: LearningRateRule = "power-law"
+    """power-law: 0.3118 · C^-0.125 of the run's FLOPs C (DeepSeek-AI 2024, equation 1); mup: the recipe's, with µP's
+    multipliers from its width; recipe: the recipe's for every run."""
+
+    def __post_init__(self) -> None:
+        limits: dict[str, tuple[float, float]] = {
+            "levels": (1, 100),
+            "sizes": (1, 100),
+            "level_factor": (1.01, 1000),
+            "size_factor": (1.01, 1000),
+            "tokens_per_parameter": (0.01, 1e6),
+            "aspect": (1, 10_000),
+        }
+        for name, (least, most) in limits.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise NapkinError(f"--{name.replace('_', '-')} is {value}: use {least:g} to {most:g}")
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One run of a ladder."""
+
+    level: float
+    """FLOPs that it was made for; the plan's differ by less than a step."""
+    plan: Plan
+    trial: Trial
+
+    @property
+    def flops(self) -> float:
+        """Counted FLOPs of all its steps."""
+        return self.plan.steps * flops_per_step(self.plan)
+
+    def refuse_too_short(self) -> None:
+        """Raise NapkinError where it has too few steps to end at a loss that says anything of its size."""
+        if self.plan.steps < FEWEST_STEPS:
+            raise NapkinError(
+                f"{format_flops(self.level)} are {self.plan.steps} steps of the model with d_model "
+                f"{self.plan.recipe.model.d_model}, a run of a ladder has {FEWEST_STEPS} or more: give a larger "
+                "budget, fewer --levels or --sizes, or a smaller --training.batch-size"
+            )
+
+
+class Shapes:
+    """The models of one aspect ratio, by their number of parameters; all else is the base recipe's."""
+
+    def __init__(self, base: Recipe, design: Design) -> None:
+        self.base = dataclasses.replace(base.model, vocab_size=vocab_size_of(base))
+        self.aspect, self.mup = design.aspect, design.learning_rate == "mup"
+        self._parameters: dict[int, int] = {}
+
+    def model(self, heads: int) -> ModelConfig:
+        """The model with so many heads, each as wide as the base's."""
+        width = heads * self.base.resolved_head_dim
+        grouped = self.base.resolved_n_kv_heads != self.base.n_heads
+        return dataclasses.replace(
+            self.base,
+            d_model=width,
+            n_layers=max(2, round(width / self.aspect)),
+            n_heads=heads,
+            n_kv_heads=max(1, heads * self.base.resolved_n_kv_heads // self.base.n_heads) if grouped else None,
+            head_dim=None,
+            d_ff=None if self.base.d_ff is None else round(width * self.base.d_ff / self.base.d_model),
+            mup_base_d_model=self.base.d_model if self.mup else self.base.mup_base_d_model,
+        )
+
+    def parameters(self, heads: int) -> int:
+        """Its parameters, counted without allocating them."""
+        if heads not in self._parameters:
+            self._parameters[heads] = count_parameters(self.model(heads))
+        return self._parameters[heads]
+
+    def nearest(self, parameters: float) -> int:
+        """The heads of the model that is nearest to so many parameters, by their ratio."""
+        low, high = 1, 2
+        while self.parameters(high) < parameters:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.parameters(middle) < parameters else (low, middle)
+        return min((low, high), key=lambda heads: abs(math.log(self.parameters(heads) / parameters)))
+
+
+class Ladder:
+    """Runs within a budget, planned."""
+
+    def __init__(self, base: Recipe, design: Design, on: str | Machine | None, planner: SharedPlans) -> None:
+        self.base, self.design, self.planner = base, design, planner
+        self.machine = machine_of(on, device=base.training.device)
+        self.shapes = Shapes(base, design)
+        self.rungs: tuple[Rung, ...] = ()
+
+    @classmethod
+    def within(
+        cls,
+        base: Recipe,
+        *,
+        seconds: float | None = None,
+        dollars: float | None = None,
+        design: Design | None = None,
+        on: str | Machine | None = None,
+        progress: Callable[[str], None] = lambda doing: None,
+    ) -> "Ladder":
+        """The largest ladder of a design whose runs take, one after the other, at most so many seconds or dollars.
+
+        `on` are devices of the catalogue; None is this machine. Raises NapkinError for a budget that is too small for
+        the smallest run, or in dollars where there is no price.
+        """
+        if (seconds is None) == (dollars is None):
+            raise NapkinError("a ladder has one budget: give --seconds, or --budget with --on")
+        if not 0 < (seconds or dollars or 0.0) < 1e12:
+            raise NapkinError(f"a budget of {seconds if dollars is None else dollars:g} has no ladder: use more than 0")
+        made = cls(base, design or Design(), on, SharedPlans())
+        budget = made._seconds_of(dollars) if dollars is not None else seconds
+        assert budget is not None
+        level = made._first_level(budget)
+        for _ in range(_PASSES):
+            made.rungs = made._at(level, progress)
+            steps = sum(rung.plan.seconds for rung in made.rungs)
+            # Evaluations, and what a run takes beside its steps, do not grow with its FLOPs.
+            fixed = sum(map(run_seconds, (rung.plan for rung in made.rungs))) - steps
+            if fixed >= budget:
+                raise NapkinError(
+                    f"{len(made.rungs)} runs take {format_seconds(fixed)} beside their steps, the budget is "
+                    f"{format_seconds(budget)}: give a larger budget, or fewer --levels or --sizes"
+                )
+            if _CLOSE * budget <= steps + fixed <= budget:
+                break
+            level *= 0.97 * (budget - fixed) / steps
+        for rung in made.rungs:
+            rung.refuse_too_short()
+        return made
+
+    def rung(self, flops: float, size: float = 1.0, *, progress: Callable[[str], None] = lambda doing: None) -> Rung:
+        """The run of so many FLOPs whose model is `size` times as large as the rule's, by the ladder's other rules."""
+        # 6·N·D is close enough to choose a size: the tokens are then what is left by count.
+        middle = math.sqrt(flops / 6 / self.design.tokens_per_parameter)
+        found = self._rung(flops, self.shapes.nearest(middle * size), progress)
+        found.refuse_too_short()
+        return found
+
+    def _at(self, largest: float, progress: Callable[[str], None]) -> tuple[Rung, ...]:
+        design = self.design
+        found: list[Rung] = []
+        for level in range(design.levels):
+            flops = largest * design.level_factor ** (level + 1 - design.levels)
+            middle = math.sqrt(flops / 6 / design.tokens_per_parameter)
+            sizes = (middle * design.size_factor ** (i - (design.sizes - 1) / 2) for i in range(design.sizes))
+            shapes = _distinct([self.shapes.nearest(size) for size in sizes])
+            found += [self._rung(flops, heads, progress) for heads in shapes]
+        return tuple(found)
+
+    def _rung(self, flops: float, heads: int, progress: Callable[[str], None]) -> Rung:
+        model = self.shapes.model(heads)
+        recipe = dataclasses.replace(self.base, model=model)
+        progress(f"planning d_model {model.d_model}, {model.n_layers} layers")
+        plan = self.planner(resolve(recipe, self.machine), self.machine)
+        steps = max(1, round(flops / flops_per_step(plan)))
+        recipe = _ending(recipe, steps, flops, self.design.learning_rate)
+        name = f"flops={flops:.3g},d_model={model.d_model}".replace("+", "")
+        values: dict[str, Value] = {
+            "model.d_model": model.d_model,
+            "model.n_layers": model.n_layers,
+            "training.steps": steps,
+        }
+        planned = self.planner(resolve(recipe, self.machine), self.machine)
+        return Rung(flops, planned, Trial(name, values, recipe))
+
+    def _seconds_of(self, dollars: float) -> float:
+        price = self._site.usd_per_hour
+        if not price:
+            raise NapkinError(
+                "this machine has no price: name devices with --on, or give the budget in time with --seconds"
+            )
+        return dollars / price * 3600
+
+    def _first_level(self, seconds: float) -> float:
+        """A first guess at the FLOPs of the largest level: a third of the peak, and most of the time at that level."""
+        shares = sum(self.design.level_factor**-level for level in range(self.design.levels))
+        return seconds * self._site.matmul_peak * self._site.n_devices / 3 / self.design.sizes / shares
+
+    @functools.cached_property
+    def _site(self) -> Site:
+        recipe = dataclasses.replace(self.base, model=self.shapes.model(2))
+        return self.planner(resolve(recipe, self.machine), self.machine).site
+
+
+def learning_rate_of(flops: float) -> float:
+    """The power law of DeepSeek-AI 2024 (arXiv 2401.02954, equation 1): 0.3118 · C^-0.125.
+
+    >>> f"{learning_rate_of(1e17):.2e}"
+    '2.34e-03'
+    """
+    return 0.3118 * flops**-0.125
+
+
+def _ending(recipe: Recipe, steps: int, flops: float, rule: LearningRateRule) -> Recipe:
+    """The recipe of that many steps: its schedule ends with them, and its one evaluation is on many tokens."""
+    training = dataclasses.replace(
+        recipe.training,
+        steps=steps,
+        evaluate_every=steps,
+        checkpoint_every=steps,
+        keep_best=False,
+        evaluation_tokens=_EVALUATION_FACTOR * recipe.training.evaluation_tokens,
+    )
+    optimizer = recipe.optimizer
+    if rule == "power-law":
+        optimizer = dataclasses.replace(optimizer, learning_rate=float(f"{learning_rate_of(flops):.4g}"))
+    # A warm-up of more steps than the run has would be refused; without one it is a tenth of them.
+    return dataclasses.replace(recipe, training=training, optimizer=optimizer)
+
+
+def _distinct(heads: Sequence[int]) -> list[int]:
+    """Sizes that fall on one shape move up to the next."""
+    found: list[int] = []
+    for each in heads:
+        found.append(max(each, found[-1] + 1) if found else each)
+    return found
