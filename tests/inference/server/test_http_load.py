@@ -72,6 +72,10 @@ def answering(with_what: bytes) -> int:
         with connection:
             connection.recv(65536)
             connection.sendall(with_what)
+            connection.shutdown(socket.SHUT_WR)
+            # Closed with a part of the request unread, the connection would be reset and the answer lost.
+            while connection.recv(65536):
+                pass
         listening.close()
 
     threading.Thread(target=answer, daemon=True).start()
