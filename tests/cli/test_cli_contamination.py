@@ -59,6 +59,8 @@ def test_the_score_without_contaminated_items_is_told(napkin) -> None:
     [
         ("", "no TASK is given"),
         ("trivia.jsonl", "no text is given"),
+        ("trivia.jsonl --token-files train.tokens", "--token-files and --tokenizer belong together"),
+        ("trivia.jsonl --token-files train.tokens --tokenizer none.json", "none.json"),
         ("missing.jsonl --texts corpus.txt", "missing.jsonl"),
         ("trivia.jsonl --texts missing", "'missing' does not exist"),
         ("trivia.jsonl --texts corpus.txt --share 0", "share of windows is 0"),

@@ -2,14 +2,16 @@
 
 import random
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from napkin import NapkinError
-from napkin.data import Document, standard_library
+from napkin.data import Document, TokenFile, standard_library, write_token_file
 from napkin.evaluation import find_contamination
-from napkin.evaluation.contamination import letters, text_of
+from napkin.evaluation.contamination import documents_of_token_file, letters, text_of
 from napkin.evaluation.tasks import Item
+from napkin.tokenizer import train_bpe
 
 WORDS = "river metal source winter market window paper letter garden number teacher island question bridge".split()
 
@@ -110,3 +112,20 @@ def test_what_cannot_be_looked_for_is_refused() -> None:
         find_contamination(questions(1), [], share=0)
     with pytest.raises(NapkinError, match="no items"):
         find_contamination([], [])
+
+
+def test_copies_in_token_files_are_found(tmp_path: Path) -> None:
+    items = questions(3)
+    texts = ["nothing here", f"before {items[1].prompt.upper()} after", "nor here"]
+    tokenizer = train_bpe(texts, vocab_size=300)
+    path = write_token_file(
+        tmp_path / "train.tokens", [Document(f"{n}", each) for n, each in enumerate(texts)], tokenizer
+    )
+    documents = list(documents_of_token_file(TokenFile.open(tmp_path / "train.tokens"), tokenizer))
+    assert path is not None
+    assert [each.text for each in documents] == texts
+    assert [each.continues for each in documents] == [False] * 3
+    found = find_contamination(items, documents)
+    assert [(each.item, each.document) for each in found.found] == [("item 1", "train.tokens#2")]
+    with pytest.raises(NapkinError):
+        list(documents_of_token_file(TokenFile.open(tmp_path / "train.tokens"), train_bpe(["other"], vocab_size=260)))

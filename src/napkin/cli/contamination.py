@@ -1,5 +1,6 @@
 """`napkin contamination`."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +33,10 @@ class ContaminationOptions(JsonOption):
     """Files of a task, as for `napkin evaluate --task`."""
     texts: tuple[str, ...] = ()
     """The training text: files, folders, or stdlib: for Python's own library."""
+    token_files: tuple[str, ...] = ()
+    """Token files that a run was trained on, beside --texts or instead of them."""
+    tokenizer: str | None = None
+    """The tokenizer of the token files."""
     suffixes: tuple[str, ...] = ()
     """In folders, read only files that end so: --suffixes .txt .md; none is all files."""
     share: float = 0.6
@@ -45,8 +50,10 @@ def main(arguments: list[str]) -> None:
     options = parse(ContaminationOptions, "contamination", arguments)
     if not options.task:
         raise NapkinError("no TASK is given: name the files of a task")
-    if not options.texts:
-        raise NapkinError("no text is given: name files, folders or stdlib: with --texts")
+    if not options.texts and not options.token_files:
+        raise NapkinError("no text is given: name files, folders or stdlib: with --texts, or --token-files")
+    if bool(options.token_files) != (options.tokenizer is not None):
+        raise NapkinError("--token-files and --tokenizer belong together: give both")
     from napkin.cli.text_arguments import open_documents
     from napkin.evaluation.contamination import find_contamination
     from napkin.evaluation.tasks.results import read_result
@@ -59,13 +66,25 @@ def main(arguments: list[str]) -> None:
     for message in task.left_out:
         notify(f"left out: {message}")
     with progress_line("reading") as line:
-        documents = _counted(open_documents(options.texts, options.suffixes), line)
+        texts = open_documents(options.texts, options.suffixes)
+        documents = _counted(itertools.chain(texts, _of_token_files(options)), line)
         found = find_contamination(task.items, documents, share=options.share)
     scores = None if result is None else _scores(result, found)
     if options.json:
         print_json(_as_json(task, found, scores))
         return
     _print(task, found, scores)
+
+
+def _of_token_files(options: ContaminationOptions) -> "Iterator[Document]":
+    from napkin.data.token_file import TokenFile
+    from napkin.evaluation.contamination import documents_of_token_file
+    from napkin.tokenizer.tokenizer_file import load_tokenizer
+
+    if options.tokenizer is not None:
+        tokenizer = load_tokenizer(options.tokenizer)
+        for path in options.token_files:
+            yield from documents_of_token_file(TokenFile.open(path), tokenizer)
 
 
 def _counted(documents: "Iterator[Document]", line: ProgressLine) -> "Iterator[Document]":

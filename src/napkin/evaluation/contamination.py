@@ -14,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from napkin.data.document import Document
+from napkin.data.token_file import TokenFile
 from napkin.errors import NapkinError
 from napkin.evaluation.tasks.item import Item
+from napkin.tokenizer import Tokenizer
 
 WINDOW = 32
 """Letters and digits; about six words of English."""
@@ -28,6 +30,7 @@ SHORTEST = 48
 _BATCH_BYTES = 2**21
 _KEPT_TAIL = 8192
 """Letters and digits of a part of a document that are looked at again with the next part."""
+_TOKENS_AT_A_TIME = 2**20
 _SELECTED_BITS = 2
 _NOT_WORDS = re.compile(r"[\W_]+")
 _LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
@@ -110,6 +113,25 @@ def find_contamination(items: Sequence[Item], documents: Iterable[Document], *, 
         documents=count,
         bytes=size,
     )
+
+
+def documents_of_token_file(token_file: TokenFile, tokenizer: Tokenizer) -> Iterator[Document]:
+    """The documents of a token file as text, long ones in parts; raises NapkinError for another tokenizer's tokens."""
+    token_file.refuse_other_vocabulary(tokenizer)
+    token_file.verify_on_read()
+    name, number, total = token_file.path.name, 0, len(token_file.tokens)
+    continues = False
+    for start in range(0, total, _TOKENS_AT_A_TIME):
+        tokens = np.asarray(token_file.stretch(start, min(start + _TOKENS_AT_A_TIME, total)))
+        ends = np.flatnonzero(tokens == token_file.separator)
+        for first, last in zip([0, *(ends + 1)], [*ends, len(tokens)], strict=True):
+            if last > first:
+                data = tokenizer.decode_bytes(tokens[first:last].tolist())
+                number += not continues
+                yield Document(f"{name}#{number}", data=data, continues=continues)
+                continues = True
+            if last < len(tokens):
+                continues = False
 
 
 def text_of(item: Item) -> str:
