@@ -25,6 +25,7 @@ QUICK = {
     "train": 6,
     "sweep": 6,
     "ladder": 6,
+    "budget": 6,
     "export": 6,
     "launch": 12,
     "contamination": 8,
