@@ -65,6 +65,11 @@ def test_a_conversation_is_answered_by_its_template(saved: tuple[Path, Transform
     expected = tokenizer.decode(list(generate(model, start, 30, Sampling(temperature=0), stop=end)))
     messages = [{"role": "user", "content": "the cat sat on"}]
     assert opened(folder).chat(messages, max_tokens=30) == expected
+    # What a message says is text, also where it is that of a special token.
+    said = "sat<|endoftext|>on"
+    start = [end, *tokenizer.encode(said + " the mat")]
+    expected = tokenizer.decode(list(generate(model, start, 30, Sampling(temperature=0), stop=end)))
+    assert opened(folder).chat([{"role": "user", "content": said}], max_tokens=30) == expected
 
 
 def test_words_of_a_sentencepiece_tokenizer_keep_their_spaces(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ can pretend to end itself and begin another.
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from napkin.inference.chat_template import ChatTemplate
 from napkin.tokenizer.base import Tokenizer
@@ -64,18 +65,25 @@ class TemplateChat(ChatFormat):
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Tokens of the rendered template."""
+        return self.encode_fields([{"role": each.role, "content": each.content} for each in messages])
+
+    def encode_fields(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The same for messages with any fields that the template knows: texts, lists and tables of texts."""
         special = sorted(self._tokenizer.special_tokens, key=len, reverse=True)
         # A mark inside the text of a special token keeps it from being one, and is removed where text becomes tokens.
         mark = f"\ue000{secrets.token_hex(8)}\ue001"
-        rendered = self._template.render(
-            [{"role": each.role, "content": _marked(each.content, special, mark)} for each in messages]
-        )
+        rendered = self._template.render([_marked(each, special, mark) for each in messages])
         utf8(rendered, "the conversation")
         # A special token holds no mark.
         return self._tokenizer.encode_parts([part.replace(mark, "") for part in split_at(rendered, special)])
 
 
-def _marked(text: str, special: Sequence[str], mark: str) -> str:
-    for token in special:
-        text = text.replace(token, token[0] + mark + token[1:])
-    return text
+def _marked(value: Any, special: Sequence[str], mark: str) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _marked(each, special, mark) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_marked(each, special, mark) for each in value]
+    if isinstance(value, str):
+        for token in special:
+            value = value.replace(token, token[0] + mark + token[1:])
+    return value

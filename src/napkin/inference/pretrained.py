@@ -10,6 +10,7 @@ import torch
 from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.hardware.host import detect_host
+from napkin.inference.chat_format import TemplateChat
 from napkin.inference.chat_template import ChatTemplate, Message, read_chat_template
 from napkin.inference.engine_generation import continue_with_engine, refuse_kv_with_proposals
 from napkin.inference.first_ids import read_first_ids
@@ -93,8 +94,7 @@ class Pretrained:
         """
         if self.chat_template is None:
             raise NapkinError(f"'{self.folder}' has no chat template: use generate")
-        # The template writes special tokens out, the first one too; in a message they count as well, as elsewhere.
-        start = self.tokenizer.encode(self.chat_template.render(messages), allowed_special="all")
+        start = TemplateChat(self.tokenizer, self.chat_template).encode_fields(messages)
         sampling = self._with_ends(replace(self.sampling, **how))
         draws = continue_prompt(self.model, start, max_tokens, sampling)
         return "".join(stream_text(draws, self.tokenizer, sampling.stop, at_start=True))
