@@ -114,3 +114,10 @@ def test_the_worth_of_repeated_tokens_is_printed(napkin, tmp_path: Path, monkeyp
     assert shown.status == 0
     assert "R_D*" in shown.out
     assert "4 epochs 93.0%" in shown.out
+
+
+def test_a_loss_below_the_floor_is_told(napkin, runs_csv: str) -> None:
+    Path(runs_csv).write_text(Path(runs_csv).read_text() + "1e9,2e10,1.0\n")
+    done = napkin("law", "fit", runs_csv)
+    assert done.status == 0
+    assert "1 of the runs have a loss below the fitted floor, line 26" in done.err

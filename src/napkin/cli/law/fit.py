@@ -19,7 +19,7 @@ from napkin.cli.law.law_tables import (
 from napkin.cli.options import JsonOption, parse
 from napkin.cli.output_files import refuse_existing
 from napkin.cli.progress import progress_line
-from napkin.cli.terminal import print_json, print_table, say
+from napkin.cli.terminal import notify, print_json, print_table, say
 from napkin.errors import NapkinError
 from napkin.units import format_share, parse_count
 
@@ -83,6 +83,7 @@ def main(arguments: list[str]) -> None:
         fitted = fit_law(chosen.runs, options.law, delta=options.delta)
         beside = refit_with(fitted, chosen.dropped) if chosen.dropped else None
         influence = leave_one_out(fitted)
+    _tell_below_floor(fitted)
     if options.page is not None:
         from napkin.scaling.law_page import write_law_page
 
@@ -96,6 +97,17 @@ def main(arguments: list[str]) -> None:
     for path in (options.out, options.page):
         if path is not None:
             say(f"wrote {path}")
+
+
+def _tell_below_floor(fitted: "LawFit") -> None:
+    floors = {group: found["E"].estimate for group, found in fitted.law.coefficients.items() if "E" in found}
+    below = [run for run in fitted.runs if run.loss <= floors.get(run.group, 0.0)]
+    if below:
+        shown = ", ".join(run.name for run in below[:5]) + (" ..." if len(below) > 5 else "")
+        notify(
+            f"note: {len(below)} of the runs have a loss below the fitted floor, {shown}: it cannot hold for them; "
+            "look whether their loss is of the same text"
+        )
 
 
 def _print(
