@@ -5,8 +5,8 @@
 
 Each file is a CSV with parameters, tokens or training_flops, and a loss; those that are not given are left out. The
 small and the large file have a column training_set. Without --large the larger half of the small file is predicted
-from its smaller half. published_scaling_runs.csv beside this script is such a large file: the 37 runs above 2e19 FLOPs of
-Gadre et al. 2024 (mlfoundations/scaling, MIT licence), with the loss on C4's validation text.
+from its smaller half. published_scaling_runs.csv beside this script is such a large file: the 37 runs above 2e19 FLOPs
+of Gadre et al. 2024 (mlfoundations/scaling, MIT licence), with the loss on C4's validation text.
 """
 
 import argparse
