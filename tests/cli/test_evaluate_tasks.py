@@ -65,6 +65,7 @@ def test_a_plan_is_timed_and_nothing_is_written(napkin, task: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
+        ("runs/tiny --task", "--task names no file"),
         ("runs/tiny --task missing.jsonl", "'missing.jsonl' cannot be read"),
         ("runs/tiny --task colours.jsonl --shots 1", "1 examples are asked for, the dev split has 0"),
         ("runs/tiny --task colours.jsonl --chat", "has no chat template"),

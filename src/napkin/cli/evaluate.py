@@ -44,6 +44,8 @@ def main(arguments: list[str]) -> None:
         return
     if options.run is None:
         raise NapkinError("missing from napkin evaluate: RUN Folder of the run: `napkin evaluate --help` tells more")
+    if "--task" in arguments and not options.tasks.task:
+        raise NapkinError("--task names no file: give a task file, or a folder of them")
     if options.tasks.task:
         if options.tokens is not None or options.bits.wanted:
             given = "--tokens" if options.tokens is not None else "--text, --stride, --error or --max-tokens"
