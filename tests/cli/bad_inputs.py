@@ -52,6 +52,7 @@ BASES = {
     "--model.n-heads 2 --model.context-length 16",
     "sweep": "tiny.toml --optimizer.learning-rate 1e-3,3e-3 --plan",
     "ladder": "tiny.toml --seconds 30 --on T4 --levels 2 --sizes 1",
+    "mup": "tiny.toml --widths 16,32 --plan",
     "budget": "tiny.toml --flops 1e12 --on T4 --law missing.json",
     "resume": "runs/tiny",
     "launch": "tiny.toml --run new --nodes 1 --gpus-per-node 2",

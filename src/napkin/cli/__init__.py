@@ -21,6 +21,7 @@ COMMANDS = {
     "train": "plan, train, meter and reconcile a run",
     "sweep": "train a grid, a list or a random sample of runs, and name the best",
     "ladder": "recipes of growing runs within a budget, whose law predicts a larger one",
+    "mup": "whether a learning rate found at a small width holds at larger ones",
     "budget": "say what FLOPs, days or dollars buy by a fitted law: size, tokens, loss",
     "resume": "continue a run from its newest intact checkpoint",
     "launch": "print or submit the script with which Slurm or Kubernetes trains a run on several nodes",

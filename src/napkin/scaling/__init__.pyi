@@ -16,6 +16,8 @@ from .law_fit import LawFit as LawFit
 from .law_fit import fit_chinchilla as fit_chinchilla
 from .law_fit import fit_law as fit_law
 from .law_forms import LAWS as LAWS
+from .mup_coordinates import check_coordinates as check_coordinates
+from .mup_transfer import transfer_trials as transfer_trials
 from .observations import Observation as Observation
 from .observations import Observations as Observations
 from .observations import read_observations as read_observations
