@@ -1,9 +1,9 @@
 """A ladder on this machine, the law of its runs, and a run of 8 times the FLOPs of its largest beside the prediction.
 
-The text is Python's own library. The ladder takes --seconds by its plan, one run after the other on one thread; the
-large run takes about as long again. A second call continues what the first has left.
+The text is Python's own library. The ladder takes --seconds by its plan, one run after the other; the large run
+takes about as long again. A second call continues what the first has left.
 
-    OMP_NUM_THREADS=1 python benchmarks/ladder.py        # some fifteen minutes on a quiet core
+    python benchmarks/ladder.py        # some fifteen minutes on two quiet cores
 
 The table is also written to benchmarks/results/.
 """
@@ -38,6 +38,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=480.0)
     parser.add_argument("--folder", type=Path, default=cache_folder() / "benchmarks" / "ladder")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--level-factor", type=float, default=2.5)
     parser.add_argument("--only-ladder", action="store_true", help="leave the large run out")
     options = parser.parse_args()
     folder: Path = options.folder
@@ -46,16 +48,16 @@ def main() -> None:
     base = Recipe(
         data=library_text(1024),
         model=ModelConfig(context_length=128, d_model=64, n_layers=2, n_heads=4),
-        training=TrainingConfig(batch_size=16, threads=1, log_every=10),
+        training=TrainingConfig(batch_size=16, threads=options.threads, log_every=10),
     )
     recipe.write_text(format_recipe(base))
-    design = f"--seconds {options.seconds} --levels 4 --sizes 3 --level-factor 1.8 --tokens-per-parameter 8"
+    design = f"--seconds {options.seconds} --levels 4 --sizes 3 --level-factor {options.level_factor} --tokens-per-parameter 8"
     _call("ladder", str(recipe), *design.split(), "--run", "--at-once", "1", "--runs", str(ladder))
     _print_laws(ladder)
     if options.only_ladder:
         return
     _call(*(("resume", str(large)) if is_run(large) else ("train", str(ladder / "next.toml"), "--run", str(large))))
-    _write(ladder, large)
+    _write(ladder, large, options.threads)
 
 
 def _print_laws(ladder: Path) -> None:
@@ -70,7 +72,7 @@ def _print_laws(ladder: Path) -> None:
         print(f"{law}: {loss.estimate:.4f}, {loss.low:.4f} to {loss.high:.4f}, scatter {found.rms:.2%} of {len(runs)}")
 
 
-def _write(ladder: Path, large: Path) -> None:
+def _write(ladder: Path, large: Path, threads: int) -> None:
     runs = [read_run(path.parent, training=False).summary for path in sorted(ladder.glob("*/recipe.toml"))]
     found = read_run(large, training=False).summary
     predicted = predict(read_law(ladder / "law.json"), read_recipe(ladder / "next.toml"))
@@ -79,7 +81,7 @@ def _write(ladder: Path, large: Path) -> None:
     inside = "inside" if measured in loss else "outside"
     largest = max(run.flops or 0.0 for run in runs)
     lines = [
-        f"# {detect_host().cpu_name}, one thread",
+        f"# {detect_host().cpu_name}, {threads} threads",
         "",
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "",
