@@ -51,7 +51,8 @@ def main() -> None:
         training=TrainingConfig(batch_size=16, threads=options.threads, log_every=10),
     )
     recipe.write_text(format_recipe(base))
-    design = f"--seconds {options.seconds} --levels 4 --sizes 3 --level-factor {options.level_factor} --tokens-per-parameter 8"
+    levels = f"--levels 4 --sizes 3 --level-factor {options.level_factor}"
+    design = f"--seconds {options.seconds} {levels} --tokens-per-parameter 8"
     _call("ladder", str(recipe), *design.split(), "--run", "--at-once", "1", "--runs", str(ladder))
     _print_laws(ladder)
     if options.only_ladder:
