@@ -1,13 +1,17 @@
-"""One prompt continued by an engine of its own, whose keys and values may be in int8."""
+"""One prompt continued: token by token, by proposals, or by an engine whose keys and values are in int8."""
 
 from collections.abc import Iterator, Sequence
 
 from napkin.errors import NapkinError
 from napkin.inference.engine import Engine
+from napkin.inference.generation import continue_prompt
 from napkin.inference.kv_blocks import KVFormat, bytes_per_token
+from napkin.inference.proposals import Proposer
 from napkin.inference.request import Request
 from napkin.inference.sampling import Draw
 from napkin.inference.settings import Sampling
+from napkin.inference.speculation import speculate
+from napkin.inference.speculation_plan import SpeculationMeter
 from napkin.model.transformer import Transformer
 
 _BLOCK = 16
@@ -40,7 +44,26 @@ def continue_with_engine(
         n_told = len(completion.draws)
 
 
-def refuse_kv_with_proposals(kv: KVFormat) -> None:
-    """Raise NapkinError unless keys and values are held as they are computed."""
-    if kv != "auto":
-        raise NapkinError(f"keys and values in {kv} do not go with a draft model or a lookup: use one of them")
+def continue_tokens(
+    model: Transformer,
+    prompt: Sequence[int],
+    n_tokens: int,
+    sampling: Sampling,
+    *,
+    stop: int | None = None,
+    proposer: Proposer | None = None,
+    proposed: int | None = None,
+    meter: SpeculationMeter | None = None,
+    kv: KVFormat = "auto",
+) -> Iterator[Draw]:
+    """Yield up to `n_tokens` tokens that continue `prompt`: with a proposer, in an engine of its own, or one by one.
+
+    Raises NapkinError for a proposer where keys and values are not held as they are computed.
+    """
+    if proposer is not None:
+        if kv != "auto":
+            raise NapkinError(f"keys and values in {kv} do not go with a draft model or a lookup: use one of them")
+        return speculate(model, prompt, n_tokens, sampling, proposer, proposed=proposed, stop=stop, meter=meter)
+    if kv == "auto":
+        return continue_prompt(model, prompt, n_tokens, sampling, stop=stop)
+    return continue_with_engine(model, prompt, n_tokens, sampling, kv=kv, stop=stop)

@@ -12,7 +12,7 @@ from napkin.files import StrPath
 from napkin.hardware.host import detect_host
 from napkin.inference.chat_format import TemplateChat
 from napkin.inference.chat_template import ChatTemplate, Message, read_chat_template
-from napkin.inference.engine_generation import continue_with_engine, refuse_kv_with_proposals
+from napkin.inference.engine_generation import continue_tokens
 from napkin.inference.first_ids import read_first_ids
 from napkin.inference.generation import continue_prompt
 from napkin.inference.generation_config import read_generation_config
@@ -20,7 +20,6 @@ from napkin.inference.kv_blocks import KVFormat
 from napkin.inference.proposals import DraftModel, PromptLookup, Proposer
 from napkin.inference.sampling import Draw
 from napkin.inference.settings import Sampling, Speculation
-from napkin.inference.speculation import speculate
 from napkin.inference.speculation_plan import SpeculationMeter
 from napkin.inference.text_stream import stream_text
 from napkin.model.huggingface.convert import load_huggingface
@@ -67,13 +66,16 @@ class Pretrained:
         """Yield the text of `generate` as it is made, in pieces of whole characters; see `Trained.stream`."""
         start = [*self.first_ids, *self.tokenizer.encode(prompt)]
         sampling = self._with_ends(replace(sampling or self.sampling, **how))
-        if proposer is not None:
-            refuse_kv_with_proposals(kv)
-            draws = speculate(self.model, start, max_tokens, sampling, proposer, proposed=proposed, meter=meter)
-        elif kv == "auto":
-            draws = continue_prompt(self.model, start, max_tokens, sampling)
-        else:
-            draws = continue_with_engine(self.model, start, max_tokens, sampling, kv=kv)
+        draws = continue_tokens(
+            self.model,
+            start,
+            max_tokens,
+            sampling,
+            proposer=proposer,
+            proposed=proposed,
+            meter=meter,
+            kv=kv,
+        )
         return stream_text(draws, self.tokenizer, sampling.stop, at_start=not prompt, on_draw=on_draw)
 
     def proposer(self, speculation: Speculation) -> Proposer | None:

@@ -15,15 +15,13 @@ from napkin.errors import NapkinError
 from napkin.evaluation.bits_per_byte import evaluate, sampled_bits_per_byte
 from napkin.files import StrPath
 from napkin.hardware.host import detect_host
-from napkin.inference.engine_generation import continue_with_engine, refuse_kv_with_proposals
-from napkin.inference.generation import continue_prompt
+from napkin.inference.engine_generation import continue_tokens
 from napkin.inference.kv_blocks import KVFormat
 from napkin.inference.pretrained import Pretrained, is_pretrained, load_pretrained
 from napkin.inference.proposals import DraftModel, PromptLookup, Proposer
 from napkin.inference.quantized_run import read_quantized
 from napkin.inference.sampling import Draw
 from napkin.inference.settings import Sampling, Speculation
-from napkin.inference.speculation import speculate
 from napkin.inference.speculation_plan import SpeculationMeter
 from napkin.inference.text_stream import stream_text
 from napkin.model.transformer import Transformer
@@ -91,15 +89,17 @@ class Trained:
         sampling = replace(sampling or Sampling(), **how)
         separator = self.tokenizer.special_tokens[SEPARATOR]
         start = [separator, *self.tokenizer.encode(prompt)]
-        if proposer is not None:
-            refuse_kv_with_proposals(kv)
-            draws = speculate(
-                self.model, start, max_tokens, sampling, proposer, proposed=proposed, stop=separator, meter=meter
-            )
-        elif kv == "auto":
-            draws = continue_prompt(self.model, start, max_tokens, sampling, stop=separator)
-        else:
-            draws = continue_with_engine(self.model, start, max_tokens, sampling, kv=kv, stop=separator)
+        draws = continue_tokens(
+            self.model,
+            start,
+            max_tokens,
+            sampling,
+            stop=separator,
+            proposer=proposer,
+            proposed=proposed,
+            meter=meter,
+            kv=kv,
+        )
         return stream_text(draws, self.tokenizer, sampling.stop, at_start=not prompt, on_draw=on_draw)
 
     def proposer(self, speculation: Speculation) -> Proposer | None:
