@@ -139,73 +139,26 @@ def attend_to_slots(
 
     Keys and values are bf16 with the same strides, the last two contiguous; or int8 without gaps, and so their scales.
     """
-    if slots.scales is not None:
-        return _attend_to_int8(queries, keys, values, slots, slots.scales, scale, softcap)
-    from napkin.kernels.compiled_decode import attend
-
-    assert keys.dtype == values.dtype == torch.bfloat16
-    assert keys.stride() == values.stride()
-    assert keys.stride()[2:] == (keys.shape[-1], 1)
     n_sequences, n_heads, _, width = queries.shape
     n_kv_heads, block_size = keys.shape[1:3]
     wide = queries.float().contiguous()
     mixed = torch.empty_like(wide)
-    attend(
-        wide.data_ptr(),
-        keys.data_ptr(),
-        values.data_ptr(),
-        mixed.data_ptr(),
-        slots.counts.data_ptr(),
-        slots.table.data_ptr(),
-        n_sequences,
-        n_kv_heads,
-        n_heads // n_kv_heads,
-        width,
-        slots.table.shape[1],
-        block_size,
-        keys.stride(0),
-        keys.stride(1),
-        slots.longest,
-        scale,
-        softcap or 0.0,
-    )
-    return mixed.to(queries.dtype)
+    sizes = (n_sequences, n_kv_heads, n_heads // n_kv_heads, width, slots.table.shape[1], block_size)
+    places = (slots.counts.data_ptr(), slots.table.data_ptr(), *sizes)
+    scaling = (slots.longest, scale, softcap or 0.0)
+    if slots.scales is None:
+        from napkin.kernels.compiled_decode import attend
 
+        assert keys.dtype == values.dtype == torch.bfloat16
+        assert keys.stride() == values.stride()
+        assert keys.stride()[2:] == (keys.shape[-1], 1)
+        read = [each.data_ptr() for each in (wide, keys, values, mixed)]
+        attend(*read, *places, keys.stride(0), keys.stride(1), *scaling)
+    else:
+        from napkin.kernels.compiled_int8_attention import attend_int8
 
-def _attend_to_int8(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    slots: Slots,
-    scales: tuple[Tensor, Tensor],
-    scale: float,
-    softcap: float | None,
-) -> Tensor:
-    from napkin.kernels.compiled_int8_attention import attend_int8
-
-    assert keys.dtype == values.dtype == torch.int8
-    assert all(each.is_contiguous() for each in (keys, values, *scales))
-    n_sequences, n_heads, _, width = queries.shape
-    n_kv_heads, block_size = keys.shape[1:3]
-    wide = queries.float().contiguous()
-    mixed = torch.empty_like(wide)
-    attend_int8(
-        wide.data_ptr(),
-        keys.data_ptr(),
-        scales[0].data_ptr(),
-        values.data_ptr(),
-        scales[1].data_ptr(),
-        mixed.data_ptr(),
-        slots.counts.data_ptr(),
-        slots.table.data_ptr(),
-        n_sequences,
-        n_kv_heads,
-        n_heads // n_kv_heads,
-        width,
-        slots.table.shape[1],
-        block_size,
-        slots.longest,
-        scale,
-        softcap or 0.0,
-    )
+        assert keys.dtype == values.dtype == torch.int8
+        assert all(each.is_contiguous() for each in (keys, values, *slots.scales))
+        read = [each.data_ptr() for each in (wide, keys, slots.scales[0], values, slots.scales[1], mixed)]
+        attend_int8(*read, *places, *scaling)
     return mixed.to(queries.dtype)
