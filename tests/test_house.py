@@ -28,6 +28,7 @@ FLOORS = [
     {"checkpoint"},
     {"inference"},
     {"planning"},
+    {"benchmarking"},
     {"training"},
     {"scaling"},
     {"cli", "__init__"},

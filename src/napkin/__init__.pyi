@@ -1,4 +1,5 @@
 from . import accounting as accounting
+from . import benchmarking as benchmarking
 from . import checkpoint as checkpoint
 from . import data as data
 from . import distributed as distributed

@@ -24,3 +24,8 @@ def first_line(error: BaseException) -> str:
     """
     line = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return line if len(line) <= 2 * _QUOTED else f"{line[:_QUOTED]}...{line[-_QUOTED:]}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there is no memory left; on a CPU torch has no class for it."""
+    return isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error)

@@ -81,6 +81,7 @@ BASES = {
     # Without a key, nothing is listened on that others reach.
     "serve": "runs/tiny --host 0.0.0.0",
     "chat": "runs/tiny --wrong",
+    "bench": "swiglu --shapes tokens=8,d_ff=8 --seconds 0.001",
     "bench-serve": "--wrong",
     "quantize": "runs/tiny --wrong",
 }

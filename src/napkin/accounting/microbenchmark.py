@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from napkin.accounting.ledger import Ledger, Row
+from napkin.hardware.timing import wall_seconds
 
 REPEATS = 3
 
@@ -86,13 +87,7 @@ def make_arguments(call: Call, generator: torch.Generator, device_type: str) -> 
 
 def _time(call: Call, generator: torch.Generator, device_type: str) -> float:
     args, kwargs = make_arguments(call, generator, device_type)
-    taken: list[float] = []
-    for _ in range(REPEATS + 1):
-        begin = time.perf_counter()
-        call.operator(*args, **kwargs)
-        if device_type == "cuda":
-            torch.cuda.synchronize()
-        taken.append(time.perf_counter() - begin)
+    taken = [wall_seconds(lambda: call.operator(*args, **kwargs), device_type) for _ in range(REPEATS + 1)]
     return statistics.median(taken[1:])
 
 

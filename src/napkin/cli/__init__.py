@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import napkin
 from napkin.cli.commands import run_command, usage
-from napkin.errors import NapkinError
+from napkin.errors import NapkinError, is_out_of_memory
 
 COMMANDS = {
     "demo": "train a language model on Python's own library, and account for it, in five minutes",
@@ -30,6 +30,7 @@ COMMANDS = {
     "generate": "let a trained model continue a text",
     "chat": "talk with a model in the terminal",
     "serve": "serve a model over HTTP, with OpenAI's interface and a page to chat on",
+    "bench": "time operators, modules and collectives, beside the machine's limits",
     "bench-serve": "send a load to a server: what its requests see, beside a plan",
     "quantize": "write a run's model with weights of 8 or 4 bits, and say what that costs in bits per byte",
     "export": "write a trained model and its tokenizer as a Hugging Face folder",
@@ -117,7 +118,7 @@ def _run(command: str, rest: Sequence[str]) -> int:
     except RecursionError:
         return _fail(command, "a file is nested too deeply to be read: restore it as napkin wrote it")
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         return _fail(command, "this machine ran out of memory: `napkin plan` says what a run needs")
     except KeyboardInterrupt:
@@ -134,11 +135,6 @@ def _require_utf8(argument: str) -> None:
         raise NapkinError(
             f"argument {argument!r} is not UTF-8 at character {error.start}: rename the file, or convert the text"
         ) from None
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    # torch has no class for it on the CPU.
-    return isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error)
 
 
 def _fail(command: str, reason: str, status: int = 2) -> int:

@@ -69,6 +69,15 @@ def usable_cores() -> int:
     return max(1, int(min(allowed, read_limits().cores)))
 
 
+def seconds_waited() -> float | None:
+    """Seconds that this process's threads were runnable but had no core, summed over threads (Linux only)."""
+    try:
+        texts = [path.read_text() for path in Path("/proc/self/task").glob("*/schedstat")]
+    except OSError:
+        return None
+    return sum(int(text.split()[1]) for text in texts) / 1e9 if texts else None
+
+
 def has_native_bf16(cpuinfo: Path = _CPUINFO) -> bool:
     """Whether the processor has bf16 matrix or dot-product instructions: AVX512-BF16, AMX, or ARM's."""
     fields = _first_processor(cpuinfo)

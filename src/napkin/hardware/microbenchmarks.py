@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -22,7 +21,8 @@ from napkin.hardware.calibration import (
     Machine,
     MatmulMeasurement,
 )
-from napkin.hardware.host import cpu_name, has_native_bf16, usable_cores
+from napkin.hardware.host import cpu_name, has_native_bf16, seconds_waited, usable_cores
+from napkin.hardware.timing import wall_seconds
 from napkin.number_formats import FORMATS
 
 
@@ -154,15 +154,9 @@ def _run(
     progress: Callable[[float], None],
 ) -> float | None:
     """Time all microbenchmarks in turns; returns the fraction of the time that the threads waited for a core."""
-    synchronize = torch.cuda.synchronize if device_type == "cuda" else lambda: None
 
     def sample(benchmark: _Microbenchmark) -> float:
-        synchronize()
-        start = time.perf_counter()
-        for _ in range(benchmark.calls):
-            benchmark.run()
-        synchronize()
-        return (time.perf_counter() - start) / benchmark.calls
+        return wall_seconds(benchmark.run, device_type, benchmark.calls)
 
     def visit(benchmark: _Microbenchmark) -> None:
         torch.set_float32_matmul_precision(benchmark.float32_precision)
@@ -172,7 +166,7 @@ def _run(
             if time.perf_counter() >= end:
                 return
 
-    start, rounds, waited = time.perf_counter(), 0, _seconds_waited()
+    start, rounds, waited = time.perf_counter(), 0, seconds_waited()
     # The first call compiles kernels and touches memory; the second determines the number of calls per sample.
     for benchmark in benchmarks:
         torch.set_float32_matmul_precision(benchmark.float32_precision)
@@ -187,13 +181,4 @@ def _run(
     if device_type != "cpu" or waited is None:
         return None
     thread_seconds = torch.get_num_threads() * (time.perf_counter() - start)
-    return max(0.0, (_seconds_waited() or waited) - waited) / thread_seconds
-
-
-def _seconds_waited() -> float | None:
-    """Seconds that this process's threads were runnable but had no core, summed over threads (Linux only)."""
-    try:
-        texts = [path.read_text() for path in Path("/proc/self/task").glob("*/schedstat")]
-    except OSError:
-        return None
-    return sum(int(text.split()[1]) for text in texts) / 1e9 if texts else None
+    return max(0.0, (seconds_waited() or waited) - waited) / thread_seconds

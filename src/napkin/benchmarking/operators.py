@@ -1,0 +1,218 @@
+"""The operators that can be timed, each in its forms: one table. A form is a function of the same inputs."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from napkin import kernels
+from napkin.benchmarking.shapes import Shape
+from napkin.benchmarking.subject import Draw
+from napkin.model.attention_implementations import FlexAttention
+from napkin.model.masks import CausalMask
+from napkin.model.positions import NoPositions
+from napkin.model.rope import RotaryEmbedding
+
+EPS = 1e-5
+Inputs = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator: its dimensions, its inputs, its forms."""
+
+    about: str
+    sizes: Mapping[str, int]
+    """Its dimensions, with the sizes of those that a shape does not name."""
+    inputs: Callable[[Shape, Draw], Inputs]
+    forms: Mapping[str, Callable[..., Tensor]]
+    shapes: Sequence[Shape] = ({},)
+    """What is timed where no shape is named."""
+    sweep: Sequence[Shape] = ()
+    """What a sweep times."""
+    optional: tuple[str, ...] = ()
+    """Dimensions that have a size only where a shape names one."""
+    on_gpu_only: frozenset[str] = field(default_factory=frozenset)
+    """Forms that a CPU does not have."""
+    counted_as: Mapping[str, str] = field(default_factory=dict)
+    """Forms that depend on values and cannot be traced, and those whose work is the same."""
+
+
+def _grid(**axes: Sequence[int]) -> list[Shape]:
+    return [dict(zip(axes, sizes, strict=True)) for sizes in product(*axes.values())]
+
+
+def _attention_inputs(shape: Shape, draw: Draw) -> Inputs:
+    batch, heads, length, width = (shape[name] for name in ("batch_size", "n_heads", "context_length", "head_dim"))
+    kv_heads = shape.get("n_kv_heads", heads)
+    return tuple(draw.normal(batch, each, length, width) for each in (heads, kv_heads, kv_heads))
+
+
+def _flex(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    attend = FlexAttention(queries.shape[1], scale=queries.shape[-1] ** -0.5, sees=CausalMask())
+    return attend(queries, keys, values, _flex_mask(attend.n_heads, queries.shape[-2], queries.device))
+
+
+@functools.lru_cache(maxsize=8)
+def _flex_mask(n_heads: int, length: int, device: torch.device) -> object:
+    # A step makes it once for all layers.
+    return FlexAttention(n_heads, scale=1.0, sees=CausalMask()).prepare(NoPositions(), length, None, device)
+
+
+def _softmax_formula(x: Tensor) -> Tensor:
+    exponentials = (x - x.amax(dim=-1, keepdim=True)).exp()
+    return exponentials / exponentials.sum(dim=-1, keepdim=True)
+
+
+def _head_inputs(shape: Shape, draw: Draw) -> Inputs:
+    tokens, width, vocabulary = shape["tokens"], shape["d_model"], shape["vocab_size"]
+    return draw.normal(tokens, width), draw.weight(vocabulary, width), draw.ids(vocabulary, tokens)
+
+
+def _linear_inputs(shape: Shape, draw: Draw) -> Inputs:
+    return draw.normal(shape["tokens"], shape["d_in"]), draw.weight(shape["d_out"], shape["d_in"])
+
+
+def _vectors_and_gains(shape: Shape, draw: Draw) -> Inputs:
+    x = draw.normal(shape["tokens"], shape["d_model"])
+    return x, *(draw.normal(shape["d_model"]) for _ in range(2))
+
+
+def _rope_inputs(shape: Shape, draw: Draw) -> Inputs:
+    sizes = (shape[name] for name in ("batch_size", "context_length", "n_heads", "head_dim"))
+    length = shape["context_length"]
+    tables = RotaryEmbedding(shape["head_dim"], length)(length)
+    return draw.normal(*sizes), *(table.to(draw.device_type) for table in tables)
+
+
+def _grouped_inputs(shape: Shape, draw: Draw) -> Inputs:
+    groups, tokens = shape["groups"], shape["tokens"]
+    starts = torch.arange(groups) * tokens // groups
+    weight = draw.weight(groups, shape["d_out"], shape["d_in"])
+    return draw.normal(tokens, shape["d_in"]), weight, starts.to(draw.device_type)
+
+
+_TOKENS = _grid(tokens=(1024, 4096, 16384))
+_LINEAR = {"tokens": 4096, "d_in": 512, "d_out": 512}
+
+OPERATORS: dict[str, Operator] = {
+    "matmul": Operator(
+        "x · weightᵀ, [tokens, d_in] by [d_in, d_out]",
+        _LINEAR,
+        _linear_inputs,
+        {"linear": F.linear},
+        sweep=[{"tokens": size, "d_in": size, "d_out": size} for size in (256, 512, 1024, 2048, 4096)],
+    ),
+    "softmax": Operator(
+        "over rows of `columns` numbers",
+        {"rows": 4096, "columns": 1024},
+        lambda shape, draw: (draw.normal(shape["rows"], shape["columns"]),),
+        {"torch": lambda x: x.softmax(dim=-1), "formula": _softmax_formula},
+        sweep=_grid(columns=(256, 1024, 4096, 16384)),
+    ),
+    "attention": Operator(
+        "causal softmax attention, [batch_size, n_heads, context_length, head_dim]",
+        {"batch_size": 4, "n_heads": 8, "context_length": 512, "head_dim": 64},
+        _attention_inputs,
+        {
+            "fused": kernels.fused_attention,
+            "plain": kernels.plain_attention,
+            "reference": kernels.attention_reference,
+            "flex": _flex,
+        },
+        shapes=_grid(context_length=(256, 1024)),
+        # Course CS336 of Stanford, assignment 2: batches of 8, one head.
+        sweep=[
+            {"batch_size": 8, "n_heads": 1, **each}
+            for each in _grid(head_dim=(16, 32, 64, 128), context_length=(256, 1024, 4096, 8192, 16384))
+        ],
+        optional=("n_kv_heads",),
+        on_gpu_only=frozenset({"flex"}),
+    ),
+    "linear_cross_entropy": Operator(
+        "the loss of hidden states through the output head, [tokens, d_model] by [d_model, vocab_size]",
+        {"tokens": 2048, "d_model": 256, "vocab_size": 4096},
+        _head_inputs,
+        {
+            "fused": kernels.linear_cross_entropy,
+            "logits": lambda hidden, weight, targets: kernels.cross_entropy(F.linear(hidden, weight), targets),
+            "torch": lambda hidden, weight, targets: F.cross_entropy(F.linear(hidden, weight).float(), targets),
+        },
+        sweep=_grid(vocab_size=(4096, 32_000, 50_304, 128_256)),
+    ),
+    "cross_entropy": Operator(
+        "the loss of logits, [tokens, vocab_size]",
+        {"tokens": 2048, "vocab_size": 4096},
+        lambda shape, draw: (
+            draw.normal(shape["tokens"], shape["vocab_size"]),
+            draw.ids(shape["vocab_size"], shape["tokens"]),
+        ),
+        {
+            "formula": kernels.cross_entropy,
+            "torch": lambda logits, targets: F.cross_entropy(logits.float(), targets),
+        },
+        sweep=_grid(vocab_size=(4096, 32_000, 50_304, 128_256)),
+    ),
+    "rms_norm": Operator(
+        "root-mean-square normalization of [tokens, d_model]",
+        {"tokens": 4096, "d_model": 512},
+        lambda shape, draw: _vectors_and_gains(shape, draw)[:2],
+        {
+            "kernel": lambda x, gain: kernels.rms_norm(x, gain, EPS),
+            "reference": lambda x, gain: kernels.rms_norm_reference(x, gain, EPS),
+            "torch": lambda x, gain: F.rms_norm(x, gain.shape, gain, EPS),
+        },
+        sweep=_grid(d_model=(256, 768, 1600, 4096), tokens=(1024, 16384)),
+    ),
+    "layer_norm": Operator(
+        "layer normalization of [tokens, d_model]",
+        {"tokens": 4096, "d_model": 512},
+        _vectors_and_gains,
+        {
+            "kernel": lambda x, gain, bias: kernels.layer_norm(x, gain, bias, EPS),
+            "reference": lambda x, gain, bias: kernels.layer_norm_reference(x, gain, bias, EPS),
+            "torch": lambda x, gain, bias: F.layer_norm(x, gain.shape, gain, bias, EPS),
+        },
+        sweep=_grid(d_model=(256, 768, 1600, 4096), tokens=(1024, 16384)),
+    ),
+    "rope": Operator(
+        "rotary positions of [batch_size, context_length, n_heads, head_dim]",
+        {"batch_size": 4, "context_length": 512, "n_heads": 8, "head_dim": 64},
+        _rope_inputs,
+        # The seconds do not depend on the tables' numbers: both forms get those of halves.
+        {"halves": kernels.rotate_halves, "interleaved": kernels.rotate_interleaved},
+        sweep=_grid(context_length=(256, 1024, 4096)),
+    ),
+    "swiglu": Operator(
+        "silu(gate) · up of [tokens, 2 · d_ff]",
+        {"tokens": 4096, "d_ff": 1024},
+        lambda shape, draw: (draw.normal(shape["tokens"], 2 * shape["d_ff"]),),
+        {"kernel": kernels.swiglu, "reference": kernels.swiglu_reference},
+        sweep=_TOKENS,
+    ),
+    "grouped_matmul": Operator(
+        "the product of experts: rows of each group by a matrix of its own, groups of equal size",
+        {**_LINEAR, "groups": 8},
+        _grouped_inputs,
+        {"kernel": kernels.grouped_matmul, "reference": kernels.grouped_matmul_reference},
+        sweep=_grid(groups=(2, 8, 64)),
+        counted_as={"reference": "kernel"},
+    ),
+    "fp8_linear": Operator(
+        "x · weightᵀ in fp8, [tokens, d_in] by [d_in, d_out]",
+        _LINEAR,
+        _linear_inputs,
+        {
+            "emulated": lambda x, weight: kernels.fp8_linear_emulated(x, weight, None),
+            "linear": F.linear,
+            "hardware": lambda x, weight: kernels.fp8_linear(x, weight, None),
+        },
+        sweep=[{"tokens": size, "d_in": size, "d_out": size} for size in (512, 1024, 2048, 4096)],
+        on_gpu_only=frozenset({"hardware"}),
+    ),
+}
+"""By name; the first form is that of napkin's layers."""

@@ -1,0 +1,122 @@
+"""Samples of what calls take: warmed up, with a warm or a cold cache, and in turns where calls are to be compared."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from napkin.hardware.timing import event_seconds, wall_seconds
+
+SHORTEST_SAMPLE = {"cpu": 2e-4, "cuda": 1e-3}
+"""Seconds: shorter calls are timed several at a time."""
+LONGEST_WARM = 0.02
+"""Seconds: after a longer call of something else there is nothing left in a cache to warm."""
+LEAST_CACHE_BYTES = 32 * 2**20
+_CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What is timed: `call`, each time after `prepare`, which is not."""
+
+    call: Callable[[], object]
+    prepare: Callable[[], object] | None = None
+
+
+Clock = Callable[[Callable[[], object], int], float]
+"""Makes a number of calls in a row and returns the seconds of one."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How many samples are taken, and how."""
+
+    seconds: float = 0.5
+    """Of measuring one call; then there are enough samples if there are `least`."""
+    least: int = 6
+    """Six are the fewest whose median has an interval of 95%."""
+    most: int = 300
+    shortest: float = SHORTEST_SAMPLE["cpu"]
+    evict: Callable[[], object] | None = None
+    """Empties the caches before each sample; None leaves them as the call before left them."""
+
+
+def device_clock(device_type: str) -> Clock:
+    """The wall clock for a CPU, events for a GPU."""
+    if device_type == "cuda":
+        return event_seconds
+    return lambda call, calls: wall_seconds(call, device_type, calls)
+
+
+def sample_in_turns(
+    timed: Sequence[Timed],
+    clock: Clock,
+    sampling: Sampling,
+    *,
+    now: Callable[[], float] = time.perf_counter,
+    progress: Callable[[float], None] = lambda fraction: None,
+) -> list[list[float]]:
+    """Seconds of each call, as many samples of each: sample i of one and of another were taken one after the other.
+
+    Every second round goes backwards, A B B A, so that what drifts evenly favours none. Each call is made twice before
+    its first sample: what it compiles, allocates and maps is no part of one.
+    """
+    once = [_warm_up(each, clock) for each in timed]
+    calls = [_calls(each, seconds, sampling) for each, seconds in zip(timed, once, strict=True)]
+    samples: list[list[float]] = [[] for _ in timed]
+    begin, budget = now(), sampling.seconds * len(timed)
+    while len(samples[0]) < sampling.least or (len(samples[0]) < sampling.most and now() - begin < budget):
+        forward = len(samples[0]) % 2 == 0
+        for number in range(len(timed)) if forward else reversed(range(len(timed))):
+            each = timed[number]
+            if len(timed) > 1 and sampling.evict is None and once[number] < LONGEST_WARM:
+                # The others have used the cache meanwhile.
+                _run(each)
+            if each.prepare is not None:
+                each.prepare()
+            if sampling.evict is not None:
+                sampling.evict()
+            samples[number].append(clock(each.call, calls[number]))
+        progress(min(1.0, max((now() - begin) / budget if budget else 0.0, len(samples[0]) / sampling.most)))
+    return samples
+
+
+def cache_bytes(device_type: str, folder: Path = _CPU_CACHES) -> int:
+    """Bytes of the device's last cache; 32 MiB where the system does not tell."""
+    if device_type == "cuda":
+        return int(getattr(torch.cuda.get_device_properties(), "L2_cache_size", 0)) or LEAST_CACHE_BYTES
+    sizes = [LEAST_CACHE_BYTES]
+    for path in folder.glob("index*/size"):
+        text = path.read_text().strip()
+        unit = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1:], 0)
+        sizes.append(int(text[:-1]) * unit if text[:-1].isdecimal() else 0)
+    return max(sizes)
+
+
+def evictor(device_type: str) -> Callable[[], object]:
+    """A function that empties the caches: it writes twice as many bytes as the last one holds."""
+    buffer = torch.zeros(2 * cache_bytes(device_type) // 4, device=device_type)
+    return lambda: buffer.add_(1)
+
+
+def _warm_up(timed: Timed, clock: Clock) -> float:
+    """Seconds of the second call."""
+    _run(timed)
+    if timed.prepare is not None:
+        timed.prepare()
+    return clock(timed.call, 1)
+
+
+def _run(timed: Timed) -> None:
+    if timed.prepare is not None:
+        timed.prepare()
+    timed.call()
+
+
+def _calls(timed: Timed, once: float, sampling: Sampling) -> int:
+    if timed.prepare is not None or sampling.evict is not None:
+        return 1
+    return max(1, math.ceil(sampling.shortest / max(once, 1e-9)))
