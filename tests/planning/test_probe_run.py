@@ -46,7 +46,7 @@ def test_a_step_of_two_layers_and_two_micro_batches_is_compared_with_its_operato
 ) -> None:
     steps = Clock(seconds_per_reading=0.3)
     monkeypatch.setattr("napkin.planning.probe_run.time", steps)
-    monkeypatch.setattr("napkin.accounting.microbenchmark.time", Clock(seconds_per_reading=1e-3))
+    monkeypatch.setattr("napkin.hardware.timing.time", Clock(seconds_per_reading=1e-3))
     ceilings = calibration(1e15)
     between, factor = time_probe_run(ResolvedRecipe(recipe(), PRECISION), ceilings, {}, max_bytes=2**30)
     # Every operator takes a millisecond alone, as it is timed, and a step three tenths of a second.
