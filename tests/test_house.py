@@ -15,7 +15,7 @@ FLOORS = [
     {"errors"},
     {"near_names"},
     {"units", "files", "number_formats", "child_process", "private_folder"},
-    {"tensors", "torch_compile"},
+    {"tensors", "torch_compile", "machine_code"},
     {"kernels"},
     {"optim", "tokenizer"},
     {"hardware", "data", "model"},

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from napkin.tokenizer.numba import fields, hash_keys, merge_learner, pair_table
 from napkin.tokenizer.numba.apply_merges import NEVER
 from napkin.tokenizer.numba.encoder import Encoder, _Vocabulary
-from napkin.tokenizer.numba.loading import load, modules_for_training
+from napkin.tokenizer.numba.loading import CORE, modules_for_training
 from napkin.tokenizer.numba.merge_learner import learn_merges_compiled
 from napkin.tokenizer.numba.pre_token_counter import PreTokenCounter
 
@@ -68,7 +68,7 @@ def test_merges_made_to_collide_do_not() -> None:
 
 
 def test_pairs_made_to_collide_while_merges_are_learned_do_not() -> None:
-    load(*modules_for_training("whole"))
+    CORE.load(*modules_for_training("whole"))
     random = np.random.default_rng(0)
     pairs = random.integers(0, 2**20, (2_000_000, 2), np.int64)
     products = (pairs[:, 0] << 32 | pairs[:, 1]).astype(np.uint64) * np.uint64(GOLDEN)

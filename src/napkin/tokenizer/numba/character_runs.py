@@ -5,9 +5,9 @@ the results are offsets into the text; no byte at or after `stop` is read. The t
 byte counts as a character of one byte and of no class.
 """
 
+from napkin.machine_code.compiled_function import jitted
 from napkin.tokenizer.numba.character_classes import KIND, SPACE
 from napkin.tokenizer.numba.intrinsics import load_u8
-from napkin.tokenizer.numba.jit import jitted
 
 LINE_FEED, CARRIAGE_RETURN, BLANK, APOSTROPHE, SLASH = 10, 13, 32, 39, 47
 

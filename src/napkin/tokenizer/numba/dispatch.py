@@ -6,10 +6,9 @@ enough to make up for that; shorter ones are handled by the plain functions. Not
 
 from napkin.tokenizer.numba.loading import (
     COMPILED_PATTERNS,
-    is_loaded,
+    CORE,
     modules_for_encoding,
     modules_for_training,
-    not_cached,
 )
 
 # The text length from which on the core is faster: when it is loaded, when its machine code is on disk, and when that
@@ -36,16 +35,16 @@ def should_encode_compiled(n_bytes: int, pattern: str) -> bool:
     """
     global _bytes_encoded_plainly
     modules = modules_for_encoding(pattern)
-    if is_loaded(modules):
+    if CORE.is_loaded(modules):
         return n_bytes >= MIN_BYTES_LOADED
     _bytes_encoded_plainly += n_bytes
     if _bytes_encoded_plainly < MIN_BYTES_CACHED:
         return False
-    return _bytes_encoded_plainly >= MIN_BYTES_NOT_CACHED or not not_cached(modules)
+    return _bytes_encoded_plainly >= MIN_BYTES_NOT_CACHED or not CORE.not_cached(modules)
 
 
 def should_train_compiled(n_bytes: int, pattern: str) -> bool:
     """Whether the core should train on a text of at least `n_bytes`."""
     if pattern not in COMPILED_PATTERNS:
         return False
-    return n_bytes >= (MIN_BYTES_NOT_CACHED if not_cached(modules_for_training(pattern)) else MIN_BYTES_CACHED)
+    return n_bytes >= (MIN_BYTES_NOT_CACHED if CORE.not_cached(modules_for_training(pattern)) else MIN_BYTES_CACHED)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from napkin.tokenizer.numba import fields, hash_keys
 from napkin.tokenizer.numba.apply_merges import NEVER, NO_ID, SHORT_ROOM, fill_pairs
 from napkin.tokenizer.numba.encode_documents import IDS_MARGIN, encode_documents
-from napkin.tokenizer.numba.loading import load, modules_for_encoding, scanner_of
+from napkin.tokenizer.numba.loading import CORE, modules_for_encoding, scanner_of
 from napkin.tokenizer.numba.workspace import Workspace, aligned_zeros
 from napkin.tokenizer.split_points import SPLITTABLE_PATTERNS, split_into_pieces
 from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION
@@ -44,7 +44,7 @@ class Encoder:
     ) -> None:
         self._arguments = (merges, pattern, cache_bytes, unicode_version)
         self._unicode_version = unicode_version
-        load(*modules_for_encoding(pattern))
+        CORE.load(*modules_for_encoding(pattern))
         self._scanner = scanner_of(pattern)
         self._may_split = pattern in SPLITTABLE_PATTERNS
         self._cache_bytes = cache_bytes

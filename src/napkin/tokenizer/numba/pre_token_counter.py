@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from napkin.tokenizer.numba import fields
 from napkin.tokenizer.numba.count_documents import add_counts, count_documents, count_symbols, list_words
-from napkin.tokenizer.numba.loading import load, modules_for_training, scanner_of
+from napkin.tokenizer.numba.loading import CORE, modules_for_training, scanner_of
 from napkin.tokenizer.numba.workspace import Workspace
 from napkin.tokenizer.split_points import SPLITTABLE_PATTERNS, Piece, split_into_pieces
 from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION
@@ -30,7 +30,7 @@ class PreTokenCounter:
 
     def __init__(self, pattern: str, threads: int, unicode_version: str = DEFAULT_VERSION) -> None:
         self._unicode_version = unicode_version
-        load(*modules_for_training(pattern))
+        CORE.load(*modules_for_training(pattern))
         self._scanner = scanner_of(pattern)
         self._may_split = pattern in SPLITTABLE_PATTERNS
         self._threads = threads

@@ -11,6 +11,7 @@ ids, the upper half of the first word is their offset in LONG_IDS.
 
 import numpy as np
 
+from napkin.machine_code.compiled_function import CompiledFunction, jitted
 from napkin.tokenizer.numba import fields
 from napkin.tokenizer.numba.fields import get
 from napkin.tokenizer.numba.intrinsics import (
@@ -22,7 +23,6 @@ from napkin.tokenizer.numba.intrinsics import (
     prefetch,
     store_u64,
 )
-from napkin.tokenizer.numba.jit import CompiledFunction, jitted
 
 ENTRY_BYTES = 32
 INLINE_BYTES = 15

@@ -1,6 +1,6 @@
 """GPT-4's pattern in its first published form."""
 
-from napkin.tokenizer.numba.jit import CompiledFunction
+from napkin.machine_code.compiled_function import CompiledFunction
 from napkin.tokenizer.numba.scanners import scan_gpt4 as scan
 
 

@@ -1,6 +1,6 @@
 """GPT-4o's pattern."""
 
-from napkin.tokenizer.numba.jit import CompiledFunction
+from napkin.machine_code.compiled_function import CompiledFunction
 from napkin.tokenizer.numba.scanners import scan_o200k as scan
 
 

@@ -1,6 +1,6 @@
 """Qwen 2's pattern."""
 
-from napkin.tokenizer.numba.jit import CompiledFunction
+from napkin.machine_code.compiled_function import CompiledFunction
 from napkin.tokenizer.numba.scanners import scan_gpt4 as scan
 
 

@@ -9,6 +9,7 @@ address of the table of character_classes.py. To continue, call it with the last
 The plain twin of each is `PreTokenizer(name).split`.
 """
 
+from napkin.machine_code.compiled_function import jitted
 from napkin.tokenizer.numba.character_classes import KIND, LETTER, LOWER, MARK, NUMBER, OTHER, SPACE, UPPER
 from napkin.tokenizer.numba.character_runs import (
     APOSTROPHE,
@@ -23,7 +24,6 @@ from napkin.tokenizer.numba.character_runs import (
     white_space_end,
 )
 from napkin.tokenizer.numba.intrinsics import load_u8, store_i64
-from napkin.tokenizer.numba.jit import jitted
 
 # Entries of `ends` that may be written beyond `room`.
 MARGIN = 80

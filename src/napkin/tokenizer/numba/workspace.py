@@ -6,10 +6,10 @@ A workspace serves one thread at a time.
 import numpy as np
 from numpy.typing import NDArray
 
+from napkin.machine_code.compiled_function import CompiledFunction
 from napkin.tokenizer.numba import fields
 from napkin.tokenizer.numba.character_classes import character_classes
 from napkin.tokenizer.numba.hash_keys import set_hash_keys
-from napkin.tokenizer.numba.jit import CompiledFunction
 from napkin.tokenizer.numba.pre_token_table import ENTRY_BYTES, LONGEST, move_entries
 from napkin.tokenizer.numba.scanners import MARGIN
 from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION

@@ -1,7 +1,8 @@
-"""How the functions of this folder are compiled with numba, unchecked, and how their machine code is loaded and called.
+"""How functions are compiled with numba, unchecked, and how their machine code is loaded and called.
 
 numba's own cache is not used, because it is made of pickles. A function that Python calls takes int64 and returns int64
-or nothing, so its object code needs no wrapper, and is loaded by LLVM alone; see code_cache.py for the file.
+or nothing, so its object code needs no wrapper, and is loaded by LLVM alone; see code_cache.py for the file. numba's
+run-time library is not there then: such functions use arrays that their caller made, and make none of their own.
 """
 
 import ctypes
@@ -9,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import cached_property
 from inspect import unwrap
-from typing import Any
+from typing import Any, Self
 
 import numba
 
@@ -23,17 +24,24 @@ _engines: list[Any] = []
 
 
 class CompiledFunction:
-    """Decorate a function that Python calls, or that compiled functions call by its address (see scanners.py).
+    """Decorate a function that Python calls, or that compiled functions call by its address.
 
     All arguments are int64: numbers, or addresses of arrays that the caller keeps alive. Calls release the GIL.
+    `options` are those of numba.njit, beside the ones that all functions have.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
         self.function = unwrap(function)
+        self.options = _OPTIONS | options
         self.__doc__ = function.__doc__
         self.name = self.function.__name__
         self.n_arguments = self.function.__code__.co_argcount
         _functions[function.__module__].append(self)
+
+    @classmethod
+    def with_options(cls, **options: Any) -> Callable[[Callable[..., Any]], Self]:
+        """The decorator with options, such as fastmath={"reassoc"}."""
+        return lambda function: cls(function, **options)
 
     def __call__(self, *arguments: int) -> int:
         """Run its machine code; 0 if the function returns nothing."""
@@ -51,7 +59,12 @@ class CompiledFunction:
 
 def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a function that only compiled functions call; it becomes a part of their machine code."""
-    return numba.njit(**_OPTIONS)(unwrap(function))
+    return jitted_with()(function)
+
+
+def jitted_with(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`jitted` with options of numba.njit: its own fastmath, or inline="always" to be compiled with its caller's."""
+    return lambda function: numba.njit(**_OPTIONS | options)(unwrap(function))
 
 
 def compile_module(module: str) -> dict[str, bytes]:
@@ -98,7 +111,9 @@ def _object_code(function: CompiledFunction) -> bytes:
 
     arguments = (types.int64,) * function.n_arguments
     with global_compiler_lock:
-        native = NativeCompiler(function.function, registry.cpu_target, _OPTIONS, {}, pipeline_class=compiler.Compiler)
+        native = NativeCompiler(
+            function.function, registry.cpu_target, function.options, {}, pipeline_class=compiler.Compiler
+        )
         result = native.compile(arguments, None)
         returned, context, library = result.signature.return_type, result.target_context, result.library
         int64 = ir.IntType(64)

@@ -1,0 +1,101 @@
+"""Where machine code is kept between processes: a folder per package, a file per module, in napkin's own format.
+
+    64 hexadecimal digits: the SHA-256 of what follows the line feed
+    JSON: {"FUNCTION": number of bytes, ...}
+    the object code of the functions, one after another
+
+It is run, so a file counts only if it is this user's own (private_folder.py) and its SHA-256 is right; any other is
+removed and made again.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+
+from napkin.errors import NapkinError
+from napkin.files import atomic_write_bytes, cache_folder
+from napkin.private_folder import private_folder, read_private_file
+
+
+class CodeCache:
+    """The machine code of a package's modules, each named by its last part.
+
+    What they compile must stand in the package's own folder: its sources are a part of the key. Where there can be no
+    folder for the code, nothing is cached.
+    """
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+
+    def has(self, module: str) -> bool:
+        """Whether there is a file with the machine code of a module; it may be damaged."""
+        return self.folder is not None and self._file(self.folder, module).exists()
+
+    def read(self, module: str) -> dict[str, bytes] | None:
+        """The object code of a module's functions; None if it is not cached. A damaged file is removed."""
+        if self.folder is None or not self.has(module):
+            return None
+        file = self._file(self.folder, module)
+        code = _parse(read_private_file(file) or b"")
+        if code is None:
+            with contextlib.suppress(OSError):
+                file.unlink()
+        return code
+
+    def write(self, module: str, code: dict[str, bytes]) -> None:
+        """Cache the object code of a module's functions; where that is impossible, nothing happens."""
+        if self.folder is None:
+            return
+        sizes = json.dumps({name: len(part) for name, part in code.items()})
+        content = b"\n".join([sizes.encode(), b"".join(code.values())])
+        digest = hashlib.sha256(content).hexdigest().encode()
+        with contextlib.suppress(OSError, NapkinError):
+            atomic_write_bytes(self._file(self.folder, module), digest + b"\n" + content, overwrite=True)
+
+    @cached_property
+    def folder(self) -> Path | None:
+        """For these sources, this Python, this numba and this type of processor; None if there can be none."""
+        from importlib.metadata import version
+
+        key = hashlib.sha256()
+        for part in (self._package, sys.version, version("numba"), version("llvmlite"), _processor()):
+            key.update(part.encode() + b"\0")
+        for package in ("napkin.machine_code", self._package):
+            for file in _sources(package):
+                key.update(file.read_bytes())
+        return private_folder(cache_folder() / "machine-code" / key.hexdigest()[:16])
+
+    def _file(self, folder: Path, module: str) -> Path:
+        return folder / f"{module}.code"
+
+
+def _sources(package: str) -> list[Path]:
+    return sorted(file for folder in import_module(package).__path__ for file in Path(folder).glob("*.py"))
+
+
+def _parse(file: bytes) -> dict[str, bytes] | None:
+    digest, _, content = file.partition(b"\n")
+    if digest != hashlib.sha256(content).hexdigest().encode():
+        return None
+    head, _, objects = content.partition(b"\n")
+    code: dict[str, bytes] = {}
+    for name, size in json.loads(head).items():
+        code[name], objects = objects[:size], objects[size:]
+    return code
+
+
+def _processor() -> str:
+    overrides = [os.environ.get(name, "") for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")]
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            described = [line for line in file.read(8192).splitlines() if line.startswith(("model name", "flags"))]
+    except OSError:
+        import platform
+
+        described = [platform.machine(), platform.processor()]
+    return "\n".join([*described[:2], *overrides])

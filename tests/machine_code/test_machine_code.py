@@ -1,0 +1,85 @@
+"""Compiled functions of a package: built in a process of their own, with the options they ask for, and loaded."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from napkin.machine_code.loading import MachineCode
+
+# A sum of float32 from 2^24 on: in order, each further 1 is lost; in any order, they are summed beside it.
+SUMS = """
+import numpy as np
+from napkin.machine_code.compiled_function import CompiledFunction, jitted, jitted_with
+
+def summed(n):
+    total = np.float32(2**24)
+    for i in range(n):
+        total += np.float32(i & 1)
+    return np.int64(total)
+
+in_order = jitted(summed)
+in_any_order = jitted_with(fastmath={"reassoc"})(summed)
+inlined = jitted_with(inline="always")(summed)
+
+@CompiledFunction
+def strict(n):
+    return in_order(n)
+
+@CompiledFunction.with_options(fastmath={"reassoc"})
+def fast(n):
+    return inlined(n)
+
+@CompiledFunction.with_options(fastmath={"reassoc"})
+def fast_with_strict(n):
+    return in_order(n)
+
+@CompiledFunction
+def strict_with_fast(n):
+    return in_any_order(n)
+
+@CompiledFunction
+def nothing(n):
+    pass
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "__init__.py").touch()
+    (tmp_path / "made" / "sums.py").write_text(SUMS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("NAPKIN_CACHE_DIR", str(tmp_path / "cache"))
+    return "made"
+
+
+def test_functions_are_compiled_with_their_own_options_and_built_once(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = MachineCode(package, "building")
+    assert code.not_cached(("sums",)) == ["sums"]
+    threads = [Thread(target=code.load, args=("sums",)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert capsys.readouterr().err == "building\n"
+    assert code.is_loaded(("sums",))
+
+    sums = import_module("made.sums")
+    assert sums.strict(1000) == sums.fast_with_strict(1000) == 2**24
+    assert sums.fast(1000) > 2**24
+    assert sums.strict_with_fast(1000) > 2**24
+    assert sums.nothing(3) == 0
+
+    # Another process: nothing is compiled.
+    for name in ("made.sums", "made"):
+        monkeypatch.delitem(sys.modules, name)
+    again = MachineCode(package, "building")
+    assert not again.is_loaded(("sums",))
+    assert again.not_cached(("sums",)) == []
+    again.load("sums")
+    assert capsys.readouterr().err == ""
