@@ -29,6 +29,7 @@ FLOORS = [
     {"inference"},
     {"planning"},
     {"benchmarking"},
+    {"profiling"},
     {"training"},
     {"scaling"},
     {"cli", "__init__"},

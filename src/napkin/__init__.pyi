@@ -11,6 +11,7 @@ from . import model as model
 from . import number_formats as number_formats
 from . import optim as optim
 from . import planning as planning
+from . import profiling as profiling
 from . import recipe as recipe
 from . import report as report
 from . import runs as runs
@@ -38,6 +39,8 @@ from .model import Transformer as Transformer
 from .planning import Plan as Plan
 from .planning import plan as plan
 from .planning import plan_service as plan_service
+from .profiling import StepProfile as StepProfile
+from .profiling import profile as profile
 from .recipe import DataConfig as DataConfig
 from .recipe import OptimizerConfig as OptimizerConfig
 from .recipe import Recipe as Recipe

@@ -78,6 +78,7 @@ BASES = {
     "demo": "--folder one.txt/x --wrong",
     "doctor": "--wrong",
     "calibrate": "--device tpu",
+    "profile": "tiny.toml --wrong",
     # Without a key, nothing is listened on that others reach.
     "serve": "runs/tiny --host 0.0.0.0",
     "chat": "runs/tiny --wrong",

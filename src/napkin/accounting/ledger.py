@@ -89,6 +89,10 @@ class Moment(NamedTuple):
     """Those of them in parameters, gradients and optimizer state: what can be sharded."""
     weight_copy_bytes: int
     """Those of them in weight copies, which sharding makes anew for each layer while it runs."""
+    gradient_bytes: int = 0
+    """Those of the state in gradients."""
+    activation_bytes: int = 0
+    """Those of them that the forward pass keeps for the backward pass."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -209,7 +209,9 @@ class Memory:
             held[self.storages[number].category] += size
             if row not in timeline or bytes_alive > timeline[row].bytes_alive:
                 state_bytes = sum(held[category] for category in STATE)
-                timeline[row] = Moment(row, bytes_alive, state_bytes, held["weight copies"])
+                timeline[row] = Moment(
+                    row, bytes_alive, state_bytes, held["weight copies"], held["gradients"], held["activations"]
+                )
             if bytes_alive > peak:
                 peak, peak_event = bytes_alive, event
         alive = set(self.start_alive)

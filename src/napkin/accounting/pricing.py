@@ -6,19 +6,26 @@ that of its bytes at the memory bandwidth, and a fixed time to launch (Williams 
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from napkin.accounting.ledger import Ledger, Row
 from napkin.accounting.summary import Line, Summary, largest
 from napkin.hardware.ceilings import Ceilings
 from napkin.units import format_seconds, format_share
 
+Name = TypeVar("Name", bound=Hashable)
+
 # A CPU's allocator gets blocks of at least this size from the operating system, and returns them, each time.
 FRESH_BYTES = 32 * 2**20
 
 ROOFLINE_FACTOR = 3.0
 """How far off a step's seconds may be by rooflines alone, which know no exponentials and no non-contiguous strides."""
+
+
+CallSite = tuple[str, str, str]
+"""(operator, path of the module, phase): where the calls of a step are told apart."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,8 @@ class Price(Summary):
     """Largest first."""
     factor: float
     """In nine cases of ten a step is expected to take between seconds / factor and seconds · factor."""
+    by_call_site: dict[CallSite, Spent] = field(default_factory=dict)
+    """Largest first; the paths of modules have their numbers."""
 
     @property
     def byte_bound_share(self) -> float:
@@ -79,25 +88,23 @@ def price(
         factor: how far off the result may be, up or down, in nine cases of ten.
     """
     known = timed or {}
-    sums: dict[str, defaultdict[str, list[float]]] = {
-        column: defaultdict(lambda: [0.0, 0.0]) for column in ("operator", "module", "phase")
-    }
+    sites: defaultdict[CallSite, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for row in ledger.rows:
         seconds = known.get(row.call)
         seconds = between * (roofline_seconds(row, ceilings) if seconds is None else seconds)
         byte_bound = seconds if _is_byte_bound(row, ceilings) else 0.0
-        for column, name in (("operator", row.operator), ("module", numbered_alike(row.module)), ("phase", row.phase)):
-            spent = sums[column][name]
-            spent[0] += seconds
-            spent[1] += byte_bound
-    by = {column: _largest_first(spent) for column, spent in sums.items()}
+        spent = sites[row.operator, row.module, row.phase]
+        spent[0] += seconds
+        spent[1] += byte_bound
+    by_phase = _summed(sites, lambda site: site[2])
     return Price(
-        seconds=sum(spent.seconds for spent in by["phase"].values()),
-        byte_bound_seconds=sum(spent.byte_bound_seconds for spent in by["phase"].values()),
-        by_operator=by["operator"],
-        by_module=by["module"],
-        by_phase=by["phase"],
+        seconds=sum(spent.seconds for spent in by_phase.values()),
+        byte_bound_seconds=sum(spent.byte_bound_seconds for spent in by_phase.values()),
+        by_operator=_summed(sites, lambda site: site[0]),
+        by_module=_summed(sites, lambda site: numbered_alike(site[1])),
+        by_phase=by_phase,
         factor=factor,
+        by_call_site=_summed(sites, lambda site: site),
     )
 
 
@@ -131,7 +138,13 @@ def numbered_alike(module: str) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", module)
 
 
-def _largest_first(sums: Mapping[str, list[float]]) -> dict[str, Spent]:
+def _summed(sites: Mapping[CallSite, list[float]], name_of: Callable[[CallSite], Name]) -> dict[Name, Spent]:
+    """The sites that have a name in common together, largest first."""
+    sums: defaultdict[Name, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for site, (seconds, byte_bound) in sites.items():
+        spent = sums[name_of(site)]
+        spent[0] += seconds
+        spent[1] += byte_bound
     return {name: Spent(*spent) for name, spent in sorted(sums.items(), key=lambda item: -item[1][0])}
 
 

@@ -18,6 +18,7 @@ COMMANDS = {
     "plan": "say what a run will take before it starts: parameters, FLOPs, bytes, seconds",
     "fit": "say how large a model some accelerators can train, by rule and by count",
     "count": "trace a training step: FLOPs and bytes by operator, module or phase",
+    "profile": "where the seconds of a training step go, operator by operator, beside the plan",
     "train": "plan, train, meter and reconcile a run",
     "sweep": "train a grid, a list or a random sample of runs, and name the best",
     "ladder": "recipes of growing runs within a budget, whose law predicts a larger one",

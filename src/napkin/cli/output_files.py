@@ -10,12 +10,12 @@ from napkin.errors import NapkinError
 from napkin.files import remove_abandoned
 
 
-def refuse_existing(path: Path) -> None:
-    """Raise NapkinError if there is something at `path`, which --out has named."""
+def refuse_existing(path: Path, *, option: str = "--out") -> None:
+    """Raise NapkinError if there is something at `path`, which the option has named."""
     # Of a process that was killed right after it had written the file.
     remove_abandoned(path)
     if os.path.lexists(path):
-        raise NapkinError(f"'{path}' exists and is not overwritten: remove it or choose another --out")
+        raise NapkinError(f"'{path}' exists and is not overwritten: remove it or choose another {option}")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ planned part by part, as `plan_layout` does.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from napkin.accounting.communication import Communication
 from napkin.accounting.ledger import Ledger, Row
@@ -134,7 +135,7 @@ def _seconds_in(price: Price, phase: str) -> float:
 
 
 def _scaled(price: Price, factor: float) -> Price:
-    def scaled(parts: Mapping[str, Spent]) -> dict[str, Spent]:
+    def scaled(parts: Mapping[Any, Spent]) -> dict[Any, Spent]:
         return {name: Spent(factor * each.seconds, factor * each.byte_bound_seconds) for name, each in parts.items()}
 
     return Price(
@@ -144,4 +145,5 @@ def _scaled(price: Price, factor: float) -> Price:
         by_module=scaled(price.by_module),
         by_phase=scaled(price.by_phase),
         factor=price.factor,
+        by_call_site=scaled(price.by_call_site),
     )

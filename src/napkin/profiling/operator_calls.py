@@ -1,0 +1,205 @@
+"""Divides the time of a step among the operators that were called in it.
+
+Each moment of a thread belongs to the innermost event that runs. An operator that computes, with all that it calls, is
+one call: the same that the ledger has a row for. What torch does around it, from an operator that only calls others to
+autograd's engine, is the price of the call and counts with it. All else is Python.
+
+On a device the time is that of its kernels, each of which belongs to the call that launched it; where several run at a
+time, the later ones count from the end of the earlier.
+"""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Literal, NamedTuple
+
+import torch
+
+from napkin.profiling.profiler_events import HostEvent, Kernel, ProfiledStep
+
+Kind = Literal["call", "torch", "compiled", "Python"]
+
+COMPILED = "compiled code"
+"""The operator that code of torch's compiler is shown as, without the operators that it calls."""
+WAITING = "device waits"
+UNKNOWN_KERNELS = "kernels of no operator"
+PYTHON = "Python between calls"
+ENGINE = "torch between calls"
+
+_OPERATOR = re.compile(r"(\w+)::(\w+)")
+_TORCH = re.compile(r"autograd::engine::|torch::autograd::|\w+Backward\d+$")
+_COMPILED = re.compile(r"## Call CompiledFxGraph")
+
+
+class OperatorCall(NamedTuple):
+    """One call of an operator."""
+
+    operator: str
+    begin: int
+    end: int
+    nanoseconds: int
+    """Of the step, that are its: on a CPU with what torch took to make the call, on a device of its kernels."""
+    counts: bool = True
+    """False for the later parts of compiled code, which calls operators in between."""
+
+
+class Gap(NamedTuple):
+    """Time in no call."""
+
+    name: str
+    nanoseconds: int
+    before: int
+    """Number of the call that comes next, or of the last one."""
+
+
+class CallsOfStep(NamedTuple):
+    """The calls of a step in their order. Their nanoseconds and those of the gaps add up to the step's."""
+
+    calls: tuple[OperatorCall, ...]
+    gaps: tuple[Gap, ...]
+    kernels: tuple[tuple[Kernel, int | None], ...] = ()
+    """Each with the number of its call."""
+
+
+def calls_of_step(step: ProfiledStep) -> CallsOfStep:
+    """Divide a step's time among its calls; by its kernels where there are any."""
+    calls, gaps = _on_host(step)
+    return _on_device(step, calls) if step.kernels else CallsOfStep(calls, gaps)
+
+
+@cache
+def kind_of(name: str, overload: str = "") -> Kind:
+    """What an event of the host is.
+
+    >>> kind_of("aten::mm"), kind_of("aten::linear"), kind_of("MmBackward0"), kind_of("MyFunction")
+    ('call', 'torch', 'torch', 'Python')
+    """
+    if _OPERATOR.fullmatch(name):
+        operator = f"{name}.{overload}" if overload else name
+        try:
+            has = torch._C._dispatch_has_kernel_for_dispatch_key
+            composite = has(operator, "CompositeImplicitAutograd") and not (
+                has(operator, "CPU") or has(operator, "CUDA")
+            )
+        except RuntimeError:
+            # A range of the user's with a name like this.
+            return "Python"
+        return "torch" if composite else "call"
+    if _TORCH.match(name):
+        return "torch"
+    return "compiled" if _COMPILED.match(name) else "Python"
+
+
+def _kind(event: HostEvent | None) -> Kind:
+    return "Python" if event is None else kind_of(event.name, event.overload)
+
+
+class _Segment(NamedTuple):
+    begin: int
+    end: int
+    event: HostEvent | None
+    """The innermost one."""
+
+
+def _on_host(step: ProfiledStep) -> tuple[tuple[OperatorCall, ...], tuple[Gap, ...]]:
+    segments = list(_segments(_computing_threads(step), step.begin, step.end))
+    calls: list[OperatorCall] = []
+    seen: set[HostEvent] = set()
+    for segment in segments:
+        kind = _kind(segment.event)
+        if segment.event is not None and kind in ("call", "compiled"):
+            name = COMPILED if kind == "compiled" else segment.event.name.partition("::")[2]
+            nanoseconds = segment.end - segment.begin
+            calls.append(OperatorCall(name, segment.begin, segment.end, nanoseconds, counts=segment.event not in seen))
+            seen.add(segment.event)
+    begins = [call.begin for call in calls]
+    extra = [0] * len(calls)
+    gaps: list[Gap] = []
+    for begin, end, event in segments:
+        kind = _kind(event)
+        following = bisect_left(begins, end)
+        if kind == "torch":
+            assert event is not None
+            if following < len(calls) and calls[following].begin < event.end:
+                extra[following] += end - begin
+                continue
+            if following and calls[following - 1].begin >= event.begin:
+                extra[following - 1] += end - begin
+                continue
+        if kind in ("torch", "Python"):
+            gaps.append(Gap(PYTHON if kind == "Python" else ENGINE, end - begin, min(following, len(calls) - 1)))
+    with_extra = (call._replace(nanoseconds=call.nanoseconds + more) for call, more in zip(calls, extra, strict=True))
+    return tuple(with_extra), tuple(gaps)
+
+
+def _computing_threads(step: ProfiledStep) -> list[HostEvent]:
+    """The events of the thread that takes the step and, with a device, of autograd's."""
+    if not step.host:
+        return []
+    main = step.host[0].thread
+    threads = {main}
+    if step.kernels:
+        threads |= {event.thread for event in step.host if event.name.startswith("autograd::engine::")}
+    return [event for event in step.host if event.thread in threads]
+
+
+def _segments(events: Sequence[HostEvent], begin: int, end: int) -> Iterator[_Segment]:
+    """The step's time in pieces, each with its innermost event; what a call calls is a part of it."""
+    open_events: list[HostEvent] = []
+    now = begin
+
+    def until(moment: int) -> Iterator[_Segment]:
+        nonlocal now
+        while open_events and open_events[-1].end <= moment:
+            closed = open_events.pop()
+            if closed.end > now:
+                yield _Segment(now, closed.end, closed)
+                now = closed.end
+        if moment > now:
+            yield _Segment(now, moment, open_events[-1] if open_events else None)
+            now = moment
+
+    for event in events:
+        innermost = open_events[-1] if open_events else None
+        if innermost is not None and event.begin < innermost.end and _kind(innermost) == "call":
+            continue
+        yield from until(min(event.begin, end))
+        open_events.append(event)
+    yield from until(end)
+
+
+def _on_device(step: ProfiledStep, calls: tuple[OperatorCall, ...]) -> CallsOfStep:
+    launched_at = {event.number: event.begin for event in step.host}
+    begins = [call.begin for call in calls]
+    spent = [0] * len(calls)
+    gaps: list[Gap] = []
+    kernels: list[tuple[Kernel, int | None]] = []
+    now, last = step.begin, 0
+    for kernel in step.kernels:
+        call = _launching_call(calls, begins, launched_at.get(kernel.launched_by))
+        kernels.append((kernel, call))
+        last = last if call is None else call
+        begin, end = max(kernel.begin, now), min(kernel.end, step.end)
+        if begin > now:
+            gaps.append(Gap(WAITING, begin - now, last))
+        if end > begin:
+            if call is None:
+                gaps.append(Gap(UNKNOWN_KERNELS, end - begin, last))
+            else:
+                spent[call] += end - begin
+        now = max(now, begin, end)
+    if step.end > now:
+        gaps.append(Gap(WAITING, step.end - now, last))
+    timed = (call._replace(nanoseconds=each) for call, each in zip(calls, spent, strict=True))
+    return CallsOfStep(tuple(timed), tuple(gaps), tuple(kernels))
+
+
+def _launching_call(calls: Sequence[OperatorCall], begins: Sequence[int], moment: int | None) -> int | None:
+    """Number of the call that runs at a moment, or that follows next, where torch launched before it called."""
+    if moment is None or not calls:
+        return None
+    before = bisect_right(begins, moment) - 1
+    if before >= 0 and moment < calls[before].end:
+        return before
+    return min(before + 1, len(calls) - 1)
