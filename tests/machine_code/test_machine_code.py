@@ -5,8 +5,10 @@ from importlib import import_module
 from pathlib import Path
 from threading import Thread
 
+import numpy as np
 import pytest
 
+from napkin.machine_code.compiled_function import CompiledFunction
 from napkin.machine_code.loading import MachineCode
 
 # A sum of float32 from 2^24 on: in order, each further 1 is lost; in any order, they are summed beside it.
@@ -83,3 +85,14 @@ def test_functions_are_compiled_with_their_own_options_and_built_once(
     assert again.not_cached(("sums",)) == []
     again.load("sums")
     assert capsys.readouterr().err == ""
+
+
+def test_a_function_that_needs_the_runtime_of_numba_is_refused() -> None:
+    def makes_an_array(n: int) -> int:
+        numbers = np.empty(n, np.int64)
+        for i in range(n):
+            numbers[i] = i
+        return numbers[n // 2]
+
+    with pytest.raises(TypeError, match="makes_an_array: arrays need"):
+        CompiledFunction(makes_an_array)(9)

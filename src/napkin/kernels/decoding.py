@@ -1,8 +1,8 @@
 """What one new token per sequence computes: products of a matrix with one vector, attention of one query.
 
-`linear` and `attend_to_slots` take compiled loops for bf16 on a CPU in inference mode, where they are worth their
-compilation, see napkin.kernels.compiled_decode; all else is torch's. So is everything while a dispatch mode counts or
-fakes operators, which would not see the loops.
+`linear` and `attend_to_slots` take compiled loops for bf16 on a CPU in inference mode, where they are worth being
+loaded, see napkin.kernels.compiled; all else is torch's. So is everything while a dispatch mode counts or fakes
+operators, which would not see the loops.
 """
 
 import functools
@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Int8
 from torch import Tensor
 
+from napkin.kernels.compiled.loading import KERNELS, float_bits
+
 _SMALLEST_MATRIX = 2**18
 """Numbers of a matrix from which the compiled product is used; the products of smaller models are soon done."""
 _SMALLEST_SHARED = 2**23
@@ -23,6 +25,7 @@ _SMALLEST_SHARED = 2**23
 of reading, beside which it is short to wake one."""
 _SMALLEST_WIDTH = 256
 """Numbers of a token's keys from which the compiled attention is used, for the same reason."""
+_MODULES = ("decode_product", "decode_attention", "decode_int8_attention")
 
 
 Scales = Float[Tensor, "n_blocks kv_heads slot 1"]
@@ -54,7 +57,8 @@ def linear(
     # torch.compile cannot trace the question for inference mode, and is for training.
     if torch.compiler.is_compiling() or not _may_be_compiled() or x.numel() != x.shape[-1] or not _suits(weight, x):
         return F.linear(x, weight, bias)
-    from napkin.kernels.compiled_decode import matrix_vector
+    KERNELS.load(*_MODULES)
+    from napkin.kernels.compiled.decode_product import matrix_vector
 
     n_rows, n_columns = weight.shape
     wide, result = x.float().contiguous(), torch.empty(*x.shape[:-1], n_rows)
@@ -145,9 +149,11 @@ def attend_to_slots(
     mixed = torch.empty_like(wide)
     sizes = (n_sequences, n_kv_heads, n_heads // n_kv_heads, width, slots.table.shape[1], block_size)
     places = (slots.counts.data_ptr(), slots.table.data_ptr(), *sizes)
-    scaling = (slots.longest, scale, softcap or 0.0)
+    buffer = torch.empty(n_heads // n_kv_heads * (slots.longest + 1))
+    scaling = (slots.longest, float_bits(scale), float_bits(softcap or 0.0), buffer.data_ptr())
+    KERNELS.load(*_MODULES)
     if slots.scales is None:
-        from napkin.kernels.compiled_decode import attend
+        from napkin.kernels.compiled.decode_attention import attend
 
         assert keys.dtype == values.dtype == torch.bfloat16
         assert keys.stride() == values.stride()
@@ -155,7 +161,7 @@ def attend_to_slots(
         read = [each.data_ptr() for each in (wide, keys, values, mixed)]
         attend(*read, *places, keys.stride(0), keys.stride(1), *scaling)
     else:
-        from napkin.kernels.compiled_int8_attention import attend_int8
+        from napkin.kernels.compiled.decode_int8_attention import attend_int8
 
         assert keys.dtype == values.dtype == torch.int8
         assert all(each.is_contiguous() for each in (keys, values, *slots.scales))

@@ -2,7 +2,7 @@
 
 numba's own cache is not used, because it is made of pickles. A function that Python calls takes int64 and returns int64
 or nothing, so its object code needs no wrapper, and is loaded by LLVM alone; see code_cache.py for the file. numba's
-run-time library is not there then: such functions use arrays that their caller made, and make none of their own.
+run-time library is not there then: such functions use no arrays of numba's, only addresses of what their caller made.
 """
 
 import ctypes
@@ -125,4 +125,7 @@ def _object_code(function: CompiledFunction) -> bytes:
         builder.ret(int64(0) if returned == types.none else context.cast(builder, value, returned, types.int64))
         library.add_ir_module(module)
         library.finalize()
+        needed = {each.name for each in library._final_module.functions if each.is_declaration}
+        if any(name.startswith("NRT_") for name in needed):
+            raise TypeError(f"{function.name}: arrays need numba's run-time library; use addresses")
         return library.serialize_using_object_code()[2][0]

@@ -1,0 +1,119 @@
+"""Numbers in registers: addresses as pointers, bf16 and float32, rounding, the largest of two, e^x.
+
+What numba itself cannot express is an intrinsic. Nothing is checked: an address is a plain integer, and the caller
+keeps the numbers there alive.
+"""
+
+from inspect import unwrap
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import extending, types
+
+from napkin.machine_code.compiled_function import jitted_with
+
+FASTMATH = {"reassoc", "contract", "nsz"}
+"""Sums in any order, so that they run in vectors; NaN and infinity keep their meaning."""
+
+_I8, _I16, _I32, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
+_LOG2_E = np.float32(1.4426950408889634)
+_LN_2 = np.float32(0.6931471805599453)
+_SMALLEST = np.float32(-87.0)
+"""e^x is a normal number down to here; below, its value here is returned, which is less than 1.7e-38."""
+_LARGEST = np.float32(88.0)
+"""Above, the value of e^x here is returned, 1.65e38."""
+
+
+def _operation(target: Any, sources: tuple[Any, ...], emit: Any) -> Any:
+    """An intrinsic of that signature; `emit(builder, *values)` writes its LLVM instructions."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return emit(builder, *arguments)
+
+    if len(sources) == 1:
+
+        def unary(typing_context: Any, x: Any) -> Any:
+            return target(*sources), generate
+
+        return extending.intrinsic(unwrap(unary))
+
+    def binary(typing_context: Any, x: Any, y: Any) -> Any:
+        return target(*sources), generate
+
+    return extending.intrinsic(unwrap(binary))
+
+
+def _pointer(kind: Any, llvm_kind: Any) -> Any:
+    return _operation(types.CPointer(kind), (types.int64,), lambda b, x: b.inttoptr(x, llvm_kind.as_pointer()))
+
+
+def _constant(value: int) -> Any:
+    return ir.Constant(_I32, value)
+
+
+def _rounded_to_bf16(builder: Any, x: Any) -> Any:
+    # To the nearest, ties to even. A NaN whose bits are all set would become 0, but no processor makes one.
+    bits = builder.bitcast(x, _I32)
+    odd = builder.and_(builder.lshr(bits, _constant(16)), _constant(1))
+    rounded = builder.add(builder.add(bits, _constant(0x7FFF)), odd)
+    return builder.trunc(builder.lshr(rounded, _constant(16)), _I16)
+
+
+def _called(name: str) -> Any:
+    def emit(builder: Any, *values: Any) -> Any:
+        kind = ir.FunctionType(_F32, [_F32] * len(values))
+        return builder.call(builder.module.declare_intrinsic(name, [_F32], kind), values)
+
+    return emit
+
+
+bf16_at = _pointer(types.uint16, _I16)
+f32_at = _pointer(types.float32, _F32)
+i8_at = _pointer(types.int8, _I8)
+i64_at = _pointer(types.int64, ir.IntType(64))
+"""The pointer of an address; of bf16 numbers to their bits."""
+widened = _operation(
+    types.float32, (types.uint16,), lambda b, x: b.bitcast(b.shl(b.zext(x, _I32), _constant(16)), _F32)
+)
+"""The float32 of a bf16's bits."""
+narrowed = _operation(types.uint16, (types.float32,), _rounded_to_bf16)
+"""The bits of the nearest bf16."""
+float_of_bits = _operation(types.float32, (types.int32,), lambda b, x: b.bitcast(x, _F32))
+float_argument = _operation(types.float32, (types.int64,), lambda b, x: b.bitcast(b.trunc(x, _I32), _F32))
+"""The float32 whose bits are the lower half of an int64, as compiled functions are given them."""
+nearest_integer = _operation(types.float32, (types.float32,), _called("llvm.rint"))
+larger = _operation(types.float32, (types.float32, types.float32), _called("llvm.maximum"))
+"""The larger of two numbers; NaN if one of them is."""
+
+
+@jitted_with(fastmath=FASTMATH, inline="always")
+def exponential(x: Any) -> Any:
+    """e^x for x of -87 to 88, within 2 units in the last place; NaN of NaN. A call of the C library would not run in
+    vectors."""
+    # Not max and min, which may lose a NaN.
+    x = _SMALLEST if x < _SMALLEST else x  # noqa: FURB136
+    x = _LARGEST if x > _LARGEST else x  # noqa: FURB136
+    whole = nearest_integer(x * _LOG2_E)
+    r = x - whole * _LN_2
+    # Taylor's series to r^6, |r| up to ln(2)/2: the first term left out is below 2^-22 of the sum.
+    p = np.float32(1 / 720)
+    p = p * r + np.float32(1 / 120)
+    p = p * r + np.float32(1 / 24)
+    p = p * r + np.float32(1 / 6)
+    p = p * r + np.float32(0.5)
+    p = p * r + np.float32(1.0)
+    p = p * r + np.float32(1.0)
+    return p * float_of_bits((np.int32(whole) + np.int32(127)) << np.int32(23))
+
+
+@jitted_with(fastmath=FASTMATH, inline="always")
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + e^-x), within 2e-7; NaN of NaN."""
+    return np.float32(1) / (np.float32(1) + exponential(-x))
+
+
+@jitted_with(fastmath=FASTMATH, inline="always")
+def hyperbolic_tangent(x: Any) -> Any:
+    """tanh(x), within 3e-7; NaN of NaN."""
+    return np.float32(2) * sigmoid(np.float32(2) * x) - np.float32(1)
