@@ -32,13 +32,16 @@ class Moment:
 
 
 class Conditions:
-    """Watches the machine from when it is made until `values` is called."""
+    """Watches the machine from when it is made until `values` is called.
 
-    def __init__(self, device_type: str) -> None:
+    `of_children` is whether child processes are what is measured: nothing is known then of how long they waited.
+    """
+
+    def __init__(self, device_type: str, *, of_children: bool = False) -> None:
         self.device_type = device_type
         self.measured_at = datetime.now(UTC).isoformat(timespec="seconds")
         self.before = moment(device_type)
-        self._begin, self._waited = time.perf_counter(), seconds_waited()
+        self._begin, self._waited = time.perf_counter(), None if of_children else seconds_waited()
 
     @property
     def waiting_share(self) -> float | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from napkin.errors import NapkinError
 from napkin.near_names import suggestion
-from napkin.units import parse_count
+from napkin.units import parse_bytes, parse_count
 
 Shape = Mapping[str, int]
 
@@ -51,7 +51,7 @@ def _read(text: str, known: list[str], named: Mapping[str, Mapping[str, Shape]])
         if name not in known:
             raise NapkinError(f"--shapes has no dimension '{name}': {suggestion(name, [*known, *named])}")
         try:
-            shape[name] = parse_count(value)
+            shape[name] = parse_bytes(value) if name == "bytes" else parse_count(value)
         except NapkinError as error:
             raise NapkinError(f"--shapes {name}: {error}") from None
         if not 1 <= shape[name] <= LARGEST_DIMENSION:

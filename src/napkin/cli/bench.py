@@ -1,5 +1,7 @@
 """`napkin bench`."""
 
+import dataclasses
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -74,6 +76,7 @@ def main(arguments: list[str]) -> int:
     if options.threads is not None and not 1 <= options.threads <= 1024:
         raise NapkinError(f"--threads is {options.threads}: use 1 to 1024")
     with progress_line("loading"):
+        from napkin.benchmarking.collective_bench import COLLECTIVES
         from napkin.benchmarking.conditions import Conditions
         from napkin.benchmarking.module_target import MODULES
         from napkin.benchmarking.operators import OPERATORS
@@ -81,9 +84,16 @@ def main(arguments: list[str]) -> int:
     if not options.name:
         rows = [(name, "operator", ", ".join(each.forms), each.about) for name, each in OPERATORS.items()]
         rows += [(name, "model", "", about) for name, about in MODULES.items()]
+        rows += [
+            (name, "collective", "", "among processes of this machine, or ranks of torchrun") for name in COLLECTIVES
+        ]
         print_table(("name", "kind", "forms", "what"), rows, align="llll")
         return 0
-    name = _known(options.name, [*OPERATORS, *MODULES])
+    name = _known(options.name, [*OPERATORS, *MODULES, *COLLECTIVES])
+    if name in COLLECTIVES:
+        return _collective(options, name)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise NapkinError(f"torchrun has started several ranks, but one process times {name}: leave torchrun out")
     with progress_line("preparing") as line:
         machine = _machine(options)
         target = _target(options, name, machine)
@@ -103,6 +113,25 @@ def main(arguments: list[str]) -> int:
     if interrupted:
         notify(f"bench: interrupted after {len(rows)} of {len(cases)} rows")
         return 130
+    return 0
+
+
+def _collective(options: BenchOptions, name: str) -> int:
+    from napkin.cli.bench_collectives import bench_collective
+
+    taken = {"name", "shapes", "device", "threads", "seconds", "json"}
+    for each in dataclasses.fields(options):
+        if each.name not in taken and getattr(options, each.name) != each.default:
+            option = {"passes": "pass"}.get(each.name, each.name.replace("_", "-"))
+            raise NapkinError(f"--{option} is for operators and models, and {name} is a collective: leave it out")
+    bench_collective(
+        name,
+        options.shapes,
+        device=options.device,
+        threads=options.threads,
+        seconds=options.seconds,
+        as_json=options.json,
+    )
     return 0
 
 
@@ -138,8 +167,6 @@ def _target(options: BenchOptions, name: str, machine: "ThisMachine") -> "Target
 
 
 def _recipe(options: BenchOptions) -> "Recipe":
-    import dataclasses
-
     from napkin.model.published_models import preset
     from napkin.recipe.recipe import Recipe
     from napkin.recipe.toml_file import read_recipe

@@ -37,7 +37,7 @@ def print_rows(name: str, rows: "Sequence[Row]", conditions: "Conditions", *, as
         cells,
         align="l" * len(differ) + "rrrrrl" + "r" * len(compared) + "l" * notes,
     )
-    _print_conditions(conditions)
+    print_conditions(conditions)
 
 
 def _described(row: "Row") -> dict[str, str]:
@@ -73,7 +73,8 @@ def _ratio(ratio: "Interval") -> str:
     return f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 
-def _print_conditions(conditions: "Conditions") -> None:
+def print_conditions(conditions: "Conditions") -> None:
+    """Print what was so beside the measurement."""
     from napkin.benchmarking.conditions import MOST_WAITING
 
     found: dict[str, Any] = conditions.values()

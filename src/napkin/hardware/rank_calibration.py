@@ -7,11 +7,13 @@ processes as there are ranks, and cached like a `Calibration`.
 
 import math
 import os
+import statistics
 import tempfile
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -104,16 +106,33 @@ def measure_ranks(machine: Machine, ranks: int) -> RankCalibration:
 
     Raises NapkinError where a process fails, OSError where it cannot be started.
     """
+    measured = run_ranks({"operations": get_args(Operation), "contention": True}, ranks, machine.threads)
+    collectives = (
+        CollectiveMeasurement(each["operation"], each["data_bytes"], statistics.median(each["seconds"]))
+        for each in measured["collectives"]
+    )
+    return RankCalibration(machine, ranks, measured["contention"], tuple(collectives))
+
+
+def run_ranks(request: Mapping[str, Any], ranks: int, threads: int) -> dict[str, Any]:
+    """What `ranks` child processes on this machine measure together: the request is a `Request` of rank_benchmark.py,
+    the answer a `Measured`.
+
+    Raises NapkinError where a process fails, OSError where it cannot be started; no process is left behind.
+    """
     code = "from napkin.hardware.rank_benchmark import main; main()"
+    text = msgspec.json.encode(request).decode()
+    processes = []
     with tempfile.TemporaryDirectory(prefix="napkin-ranks-") as folder:
-        processes = [
-            start_python(
-                code, folder, str(rank), str(ranks), str(machine.threads), OMP_NUM_THREADS=str(machine.threads)
-            )
-            for rank in range(ranks)
-        ]
-        failures = [failure for failure in map(failure_of, processes) if failure]
+        try:
+            for rank in range(ranks):
+                arguments = (folder, str(rank), str(ranks), str(threads), text)
+                processes.append(start_python(code, *arguments, OMP_NUM_THREADS=str(threads)))
+            failures = [failure for failure in map(failure_of, processes) if failure]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
         if failures:
             raise NapkinError(failures[0])
-        measured = msgspec.json.decode(read_bytes(Path(folder) / "measured.json"), type=dict)
-    return msgspec.convert({"machine": machine, "ranks": ranks, **measured}, RankCalibration)
+        return msgspec.json.decode(read_bytes(Path(folder) / "measured.json"), type=dict)
