@@ -1,12 +1,12 @@
 """What a call computes and moves, counted operator by operator, and the least seconds that a machine needs for it."""
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from napkin.accounting.ledger import Ledger, Row
 from napkin.accounting.pricing import price
+from napkin.accounting.roofs import computed_flops, roofs_of
 from napkin.hardware.ceilings import Ceilings
 
 Pass = Literal["forward", "backward", "both", "step"]
@@ -35,24 +35,17 @@ class Work:
 
 
 def work_of(ledger: Ledger, timed: Pass, ceilings: Ceilings) -> Work:
-    """The work of one pass of a step; of a step that was counted without its other passes, that of the whole."""
-    rows = [row for row in ledger.rows if _TIMED[timed](row)]
-    flops: Counter[str] = Counter()
-    for row in rows:
-        if row.flops:
-            share = row.causal_flops / row.flops if row.is_fused_attention else 1.0
-            flops[row.format] += round((row.flops + row.recomputed_flops) * share)
-    touched = [row.bytes_read + row.bytes_written for row in rows]
-    arithmetic = sum(count / ceilings.matmul_peak(name) for name, count in flops.items())
-    moving = sum(size / ceilings.bandwidth(size) for size in touched if size)
-    only = Ledger(tuple(rows), ledger.parameters, ledger.peak_bytes, ledger.resident_bytes, {}, (), {})
+    """The work of one pass of a counted step."""
+    rows = tuple(row for row in ledger.rows if _TIMED[timed](row))
+    roofs = roofs_of(rows, ceilings)
+    arithmetic, moving = (sum(each) for each in zip((0.0, 0.0), *map(roofs.seconds, rows), strict=True))
     return Work(
-        flops=flops.total(),
-        bytes=sum(touched),
+        flops=round(sum(map(computed_flops, rows))),
+        bytes=sum(row.bytes_read + row.bytes_written for row in rows),
         peak_bytes=ledger.peak_bytes,
         roof_seconds=max(arithmetic, moving),
         bound="FLOPs" if arithmetic >= moving else "bytes",
-        planned_seconds=price(only, ceilings).seconds,
+        planned_seconds=price(replace(ledger, rows=rows, timeline=()), ceilings).seconds,
     )
 
 

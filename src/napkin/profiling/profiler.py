@@ -12,6 +12,7 @@ from napkin.accounting.ledger import Ledger
 from napkin.accounting.metering import meter_step
 from napkin.accounting.microbenchmark import time_operators
 from napkin.accounting.pricing import Price, price, roofline_seconds
+from napkin.accounting.roofs import computed_flops, roofs_of
 from napkin.errors import NapkinError
 from napkin.hardware.calibration_cache import calibration_of_this_machine
 from napkin.hardware.ceilings import Ceilings
@@ -21,7 +22,6 @@ from napkin.profiling.matching import matched_rows
 from napkin.profiling.nvtx_ranges import nvtx_ranges
 from napkin.profiling.operator_calls import CallsOfStep, calls_of_step
 from napkin.profiling.profiler_events import ProfiledStep, profiled_steps
-from napkin.profiling.roofs import computed_flops, roofs_of
 from napkin.profiling.step_profile import ProfiledSpan, StepProfile, middle, profile_rows, sites_of_calls
 
 STEPS = 5

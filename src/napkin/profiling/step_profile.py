@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.pricing import CallSite, Price, numbered_alike
+from napkin.accounting.roofs import Roofs, computed_flops
 from napkin.accounting.summary import Line, Summary, largest
 from napkin.profiling.operator_calls import CallsOfStep
-from napkin.profiling.roofs import Roofs, computed_flops
 from napkin.units import format_bytes, format_rate, format_seconds, format_share
 
 By = Literal["operator", "module", "phase"]
