@@ -54,9 +54,9 @@ def test_python_inside_of_a_custom_function_is_no_operators() -> None:
     found = calls_of_step(step_of(event("MyFunction", 0, 100), event("aten::mm", 30, 40), event("aten::exp", 50, 60)))
     assert [call.nanoseconds for call in found.calls] == [10, 10]
     assert [(gap.name, gap.nanoseconds, gap.before) for gap in found.gaps] == [
-        (PYTHON, 30, 0),
-        (PYTHON, 10, 1),
-        (PYTHON, 40, 1),
+        ("Python in MyFunction", 30, 0),
+        ("Python in MyFunction", 10, 1),
+        ("Python in MyFunction", 40, 1),
     ]
 
 
@@ -109,7 +109,7 @@ def test_random_nests_are_divided_as_nanosecond_by_nanosecond() -> None:
             outermost |= {call.number} if call else set()
         assert len(found.calls) == len(outermost)
         assert sum(call.end - call.begin for call in found.calls) == owned["call"]
-        assert sum(gap.nanoseconds for gap in found.gaps if gap.name == PYTHON) == owned["Python"]
+        assert sum(gap.nanoseconds for gap in found.gaps if gap.name.startswith("Python")) == owned["Python"]
         in_calls, in_gaps = (sum(each.nanoseconds for each in parts) for parts in (found.calls, found.gaps))
         assert in_calls + in_gaps == 60
 

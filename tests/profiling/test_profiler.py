@@ -89,7 +89,10 @@ def test_rows_and_what_is_in_none_add_up_to_the_step() -> None:
     outside = sum(row.seconds for row in found.outside)
     assert found.total.seconds + outside == pytest.approx(found.seconds, rel=1e-9)
     assert found.seconds == pytest.approx(sum(found.profiled_seconds) / 3, rel=1e-9)
-    assert {row.name for row in found.outside} <= {PYTHON, ENGINE}
+    assert {PYTHON, "Python in Square", "Python in SquareBackward"} <= {row.name for row in found.outside}
+    nowhere = sum(row.seconds for row in found.outside if row.name in (PYTHON, ENGINE) and row.module == "")
+    assert found.located == pytest.approx(1 - nowhere / found.seconds)
+    assert found.explained < found.located < 1
     assert all(sum(each.seconds for each in found.by(by).values()) == pytest.approx(found.total.seconds) for by in BYS)
 
 

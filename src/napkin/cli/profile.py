@@ -71,13 +71,13 @@ def _refuse_existing(options: ProfileOptions) -> None:
 
 
 def _show(options: ProfileOptions, found: "StepProfile") -> None:
-    from napkin.profiling.profile_table import HEADINGS, statements, table_rows
+    from napkin.profiling.profile_table import headings, statements, table_rows
     from napkin.profiling.step_profile import as_values
 
     if options.json:
         print_json(as_values(found))
         return
-    print_table((options.by, *HEADINGS), table_rows(found, options.by, most=MOST_ROWS))
+    print_table(headings(options.by), table_rows(found, options.by, most=MOST_ROWS))
     say()
     for line in statements(found):
         say(line)

@@ -128,7 +128,8 @@ def _on_host(step: ProfiledStep) -> tuple[tuple[OperatorCall, ...], tuple[Gap, .
                 extra[following - 1] += end - begin
                 continue
         if kind in ("torch", "Python"):
-            gaps.append(Gap(PYTHON if kind == "Python" else ENGINE, end - begin, min(following, len(calls) - 1)))
+            name = ENGINE if kind == "torch" else PYTHON if event is None else f"Python in {event.name}"
+            gaps.append(Gap(name, end - begin, min(following, len(calls) - 1)))
     with_extra = (call._replace(nanoseconds=call.nanoseconds + more) for call, more in zip(calls, extra, strict=True))
     return tuple(with_extra), tuple(gaps)
 

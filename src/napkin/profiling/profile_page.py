@@ -7,7 +7,7 @@ from markupsafe import Markup
 from napkin.files import StrPath, atomic_write_text
 from napkin.profiling.flame_picture import flame_svg
 from napkin.profiling.profile_pictures import memory_svg, roofline_svg
-from napkin.profiling.profile_table import ALL, HEADINGS, STEP, statements, table_rows
+from napkin.profiling.profile_table import ALL, STEP, headings, statements, table_rows
 from napkin.profiling.step_profile import By, StepProfile
 from napkin.report.colours import COLOURS
 from napkin.report.templates import render
@@ -31,8 +31,10 @@ def render_profile_page(profile: StepProfile) -> str:
         "memory": ("Memory over the step", memory_svg(profile)),
     }
     pictures = {key: (title, Markup(picture)) for key, (title, picture) in drawn.items() if picture is not None}
-    tables = {f"by-{by}": (f"By {by}", table_rows(profile, by, most=most)) for by, most in _MOST_ROWS.items()}
-    sections = {key: title for key, (title, _) in {**pictures, **tables}.items()}
+    tables = {
+        f"by-{by}": (f"By {by}", headings(by), table_rows(profile, by, most=most)) for by, most in _MOST_ROWS.items()
+    }
+    sections = {key: title for key, (title, *_) in {**pictures, **tables}.items()}
     outside = _outside(profile)
     if outside:
         sections["outside"] = "In no operator"
@@ -48,7 +50,6 @@ def render_profile_page(profile: StepProfile) -> str:
         statements=statements(profile),
         pictures=pictures,
         notes=_NOTES,
-        headings=HEADINGS,
         tables=tables,
         sums={ALL, STEP},
         outside=outside,
@@ -80,7 +81,7 @@ def _keys(profile: StepProfile) -> list[tuple[str, str, str]]:
     best = max(profile.roofs.peaks.values(), default=0.0) if profile.roofs else 0.0
     keys.append(("FLOP/s", format_rate(rate), f"{format_share(rate / best)} of the peak" if best else ""))
     keys.append(("peak bytes", format_bytes(profile.ledger.peak_bytes), ""))
-    keys.append(("overhead of profiling", format_share(max(0.0, profile.overhead)), ""))
+    keys.append(("overhead of profiling", format_share(profile.overhead), ""))
     return keys
 
 
@@ -92,6 +93,6 @@ def _outside(profile: StepProfile) -> list[tuple[str, ...]]:
 def _ranks(profile: StepProfile) -> list[tuple[str, ...]]:
     names = ("seconds", "operators", "collectives", "outside")
     return [
-        (str(number), *(format_seconds(each[name]) for name in names), format_share(max(0.0, each["overhead"])))
+        (str(number), *(format_seconds(each[name]) for name in names), format_share(each["overhead"]))
         for number, each in enumerate(profile.ranks)
     ]

@@ -2,42 +2,54 @@
 
 from collections.abc import Iterator
 
-from napkin.profiling.step_profile import By, Figures, StepProfile
+from napkin.hardware.calibration import Calibration
+from napkin.profiling.operator_calls import COMPILED
+from napkin.profiling.step_profile import By, Figures, StepProfile, named_by, summed
 from napkin.units import format_bytes, format_rate, format_seconds, format_share
 
-HEADINGS = ("calls", "planned", "measured", "share", "FLOP/s", "bytes/s", "of its roof")
 ALL = "in operators"
 STEP = "step"
+_MOST_OUTSIDE = 8
+
+
+def headings(by: By) -> tuple[str, ...]:
+    """The names of the columns; what lies between calls belongs to a module and a phase, but to no operator."""
+    between = () if by == "operator" else ("between",)
+    return by, "calls", "planned", "measured", "share", *between, "FLOP/s", "bytes/s", "of its roof"
 
 
 def table_rows(profile: StepProfile, by: By, *, most: int) -> list[tuple[str, ...]]:
-    """The rows, each with its name first: the `most` longest, the others together, all, what is outside, the step.
+    """The rows of the table: the `most` longest, the others together, all, what is outside, the step.
 
     A module without a name is everything outside of modules.
     """
     sums = profile.by(by)
     names = list(sums)
     shown, rest = names[:most], names[most:]
-    rows = [_row(profile, name or "(outside of modules)", sums[name]) for name in shown]
+    outside = {} if by == "operator" else profile.outside_by(lambda row: named_by(row, by))
+    rows = [_row(profile, by, name or "(outside of modules)", sums[name], outside.get(name, 0.0)) for name in shown]
     if rest:
-        together = Figures()
-        for name in rest:
-            together = together + sums[name]
-        rows.append(_row(profile, f"{len(rest)} others", together))
-    return [*rows, *_totals(profile)]
+        between = sum((outside.get(name, 0.0) for name in rest), 0.0)
+        rows.append(_row(profile, by, f"{len(rest)} others", summed(sums[name] for name in rest), between))
+    return [*rows, *_totals(profile, by)]
 
 
-def _totals(profile: StepProfile) -> Iterator[tuple[str, ...]]:
-    yield _row(profile, ALL, profile.total)
-    for name, seconds in profile.outside_by(lambda row: row.name).items():
-        share = format_share(seconds / profile.seconds)
-        yield name, "", "", format_seconds(seconds), share, "", "", ""
+def _totals(profile: StepProfile, by: By) -> Iterator[tuple[str, ...]]:
+    blank = [""] * (len(headings(by)) - 5)
+    yield _row(profile, by, ALL, profile.total, 0.0)
+    outside = list(profile.outside_by(lambda row: row.name).items())
+    shown, rest = outside[:_MOST_OUTSIDE], outside[_MOST_OUTSIDE:]
+    if rest:
+        shown.append((f"{len(rest)} others in no operator", sum(seconds for _, seconds in rest)))
+    for name, seconds in shown:
+        yield name, "", "", format_seconds(seconds), format_share(seconds / profile.seconds), *blank
     planned = format_seconds(profile.price.seconds) if profile.price else ""
     flops, touched = profile.total.flops / profile.seconds, profile.total.bytes_touched / profile.seconds
-    yield STEP, "", planned, format_seconds(profile.seconds), "100%", format_rate(flops), _bytes_rate(touched), ""
+    rates = format_rate(flops), _bytes_rate(touched), ""
+    yield STEP, "", planned, format_seconds(profile.seconds), "100%", *blank[3:], *rates
 
 
-def _row(profile: StepProfile, name: str, figures: Figures) -> tuple[str, ...]:
+def _row(profile: StepProfile, by: By, name: str, figures: Figures, between: float) -> tuple[str, ...]:
     roof = figures.roof_share
     return (
         name,
@@ -45,6 +57,7 @@ def _row(profile: StepProfile, name: str, figures: Figures) -> tuple[str, ...]:
         format_seconds(figures.planned_seconds) if profile.price else "",
         format_seconds(figures.seconds),
         format_share(figures.seconds / profile.seconds),
+        *([] if by == "operator" else [format_seconds(between) if between else ""]),
         format_rate(figures.flops_per_second) if figures.flops_per_second else "",
         _bytes_rate(figures.bytes_per_second),
         f"{format_share(roof)} {figures.bound}" if roof else "",
@@ -59,29 +72,39 @@ def statements(profile: StepProfile) -> list[str]:
     """What a reader should know about the figures, a sentence each."""
     n_steps = len(profile.profiled_seconds)
     whole = f"{format_seconds(profile.seconds)}, the mean of {n_steps} step{'s' * (n_steps > 1)}"
+    on_cpu = profile.device_type == "cpu"
     lines = [
-        f"{format_share(profile.explained)} of {whole}, is in operators.",
-        f"Under the profiler a step takes {_signed(profile.overhead)} ({len(profile.plain_seconds)} steps without it).",
+        f"{format_share(profile.explained)} of {whole}, is in operators"
+        + (f"; with what else modules and functions take, {format_share(profile.located)}." if on_cpu else "."),
+        f"Under the profiler a step takes {_signed(profile.overhead)} than without, by medians; without it "
+        f"{len(profile.plain_seconds)} steps took {format_seconds(min(profile.plain_seconds))} to "
+        f"{format_seconds(max(profile.plain_seconds))}.",
     ]
-    if profile.device_type == "cpu":
+    if on_cpu:
         lines.append(
-            "The seconds of a call include what torch takes to make it; Python is all that runs between calls, such as "
-            "modules, custom autograd functions and the optimizer's loop."
+            "The seconds of a call include what torch takes to make it; Python is all that runs between calls: in "
+            "custom autograd functions and optimizers, which are named, in modules, and outside of all."
         )
     else:
         lines.append("The seconds of an operator are those of its kernels; the device waits where none runs.")
     if profile.planned_ledger is not None:
-        lines.append("The planned seconds are those of the run's plan, which has no row for what is between operators.")
+        lines.append("The planned seconds are the plan's, which spreads what is between operators over their rows.")
+        if any(row.operator == COMPILED for row in profile.rows):
+            lines.append("The plan's rows are those of the step before it is compiled.")
     elif profile.price is not None:
         lines.append("The planned seconds are those of each operator of the recorded step, run alone on this machine.")
+    if profile.ranks:
+        lines.append("Where a rank waits for others outside of an operator, that is Python too.")
     if profile.roofs is not None:
         peaks = ", ".join(f"{format_rate(rate)} in {name}" for name, rate in profile.roofs.peaks.items())
         memory = f"{format_bytes(profile.roofs.bandwidth)}/s to main memory"
         lines.append(f"The roofs, as measured on this machine: {', '.join(filter(None, [peaks, memory]))}.")
+        if isinstance(profile.roofs.ceilings, Calibration) and profile.roofs.ceilings.disturbed:
+            lines.append(
+                "Other programs ran while they were measured: they may be too low, `napkin calibrate` measures again."
+            )
     return lines
 
 
 def _signed(overhead: float) -> str:
-    if abs(overhead) < 0.001:
-        return "as long as without it"
-    return f"{format_share(abs(overhead))} {'longer' if overhead > 0 else 'less'}"
+    return f"{format_share(abs(overhead))} {'less' if overhead < 0 else 'longer'}"

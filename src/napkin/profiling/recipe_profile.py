@@ -82,7 +82,7 @@ def _step_of(train_state: TrainState, resolved: ResolvedRecipe) -> Callable[[], 
 
 def _told(found: StepProfile) -> dict[str, float]:
     """A rank's seconds, for the others."""
-    collectives = {row.operator for row in found.ledger.rows if row.collective is not None}
+    collectives = {"wait_tensor", *(row.operator for row in found.ledger.rows if row.collective is not None)}
     waiting = sum(row.figures.seconds for row in found.rows if row.operator in collectives)
     return {
         "seconds": found.seconds,

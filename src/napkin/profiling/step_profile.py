@@ -10,7 +10,7 @@ from napkin.accounting.ledger import Ledger
 from napkin.accounting.pricing import CallSite, Price, numbered_alike
 from napkin.accounting.roofs import Roofs, computed_flops
 from napkin.accounting.summary import Line, Summary, largest
-from napkin.profiling.operator_calls import CallsOfStep
+from napkin.profiling.operator_calls import ENGINE, PYTHON, CallsOfStep
 from napkin.units import format_bytes, format_rate, format_seconds, format_share
 
 By = Literal["operator", "module", "phase"]
@@ -135,9 +135,7 @@ class StepProfile(Summary):
         """The rows summed by a column, longest first; `folded` puts modules that differ only in numbers together."""
         sums: dict[str, Figures] = {}
         for row in self.rows:
-            name = getattr(row, column)
-            if column == "module" and folded:
-                name = numbered_alike(name)
+            name = named_by(row, column) if folded else getattr(row, column)
             sums[name] = sums.get(name, Figures()) + row.figures
         return dict(sorted(sums.items(), key=lambda item: -item[1].seconds))
 
@@ -159,6 +157,12 @@ class StepProfile(Summary):
         return self.total.seconds / self.seconds if self.seconds else 0.0
 
     @property
+    def located(self) -> float:
+        """Fraction of the step's seconds in operators, or in Python or torch inside of a module or function, named."""
+        nowhere = sum(row.seconds for row in self.outside if row.name in (PYTHON, ENGINE) and not row.module)
+        return 1 - nowhere / self.seconds if self.seconds else 0.0
+
+    @property
     def overhead(self) -> float:
         """How much longer a step takes under the profiler, as a fraction: medians of steps with and without."""
         return middle(self.profiled_seconds) / middle(self.plain_seconds) - 1
@@ -174,6 +178,12 @@ class StepProfile(Summary):
         flops, touched = self.total.flops / self.seconds, self.total.bytes_touched / self.seconds
         yield "reached", f"{format_rate(flops)}, {format_bytes(touched)}/s"
         yield "overhead of profiling", format_share(self.overhead)
+
+
+def named_by(row: ProfileRow | OutsideRow, column: By) -> str:
+    """What a row is summed under: modules that differ only in numbers are one."""
+    name = getattr(row, column)
+    return numbered_alike(name) if column == "module" else name
 
 
 def middle(values: Iterable[float]) -> float:
@@ -267,6 +277,7 @@ def as_values(profile: StepProfile) -> dict[str, Any]:
         "device_type": profile.device_type,
         "seconds": profile.seconds,
         "explained": profile.explained,
+        "located": profile.located,
         "planned_seconds": profile.price.seconds if profile.price else None,
         "profiled_seconds": profile.profiled_seconds,
         "plain_seconds": profile.plain_seconds,
