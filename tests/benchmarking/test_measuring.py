@@ -97,7 +97,7 @@ def test_the_forms_of_an_operator_compute_the_same_from_the_same_inputs(name: st
 
 @pytest.mark.parametrize("name", MODULES)
 def test_every_module_runs_in_every_pass_and_its_flops_are_those_of_the_formula(name: str) -> None:
-    target = ModuleTarget(name, Recipe(), FP32)
+    target = ModuleTarget(name, Recipe(), "cpu")
     shape = target.whole(TINY_MODEL)
     form = "gelu" if name == "mlp" else "plain"
     cases = [Case(shape, form, FP32, timed) for timed in target.passes]
@@ -134,7 +134,7 @@ def test_the_roof_is_the_longer_of_flops_at_their_peak_and_bytes_at_their_bandwi
 
 
 def test_a_case_that_memory_or_time_do_not_suffice_for_by_plan_is_named_and_the_next_one_runs() -> None:
-    target = ModuleTarget("transformer", Recipe(), FP32)
+    target = ModuleTarget("transformer", Recipe(), "cpu")
     huge = Case(target.whole({"d_model": 8192, "d_ff": 32768, "n_layers": 3}), "plain", FP32, "step")
     small = Case(target.whole(TINY_MODEL), "plain", FP32, "step")
     refused, ran = measuring(target, Limits(2**30)).rows([huge, small])

@@ -37,8 +37,6 @@ class Target(ABC):
     named_sizes: Mapping[str, Mapping[str, Shape]] = {}
     """Dimensions whose values are names, which stand for several dimensions."""
     forms: Sequence[str]
-    usual_forms: Sequence[str]
-    """Those that are timed where none is named."""
     passes: Sequence[Pass]
     shapes: Sequence[Shape]
     """What is timed where no shape is named."""
@@ -47,6 +45,10 @@ class Target(ABC):
     @abstractmethod
     def whole(self, shape: Shape) -> dict[str, int]:
         """A shape with the dimensions that it does not name."""
+
+    @abstractmethod
+    def usual_forms(self, shape: Shape, precision: Precision) -> Sequence[str]:
+        """The forms of a whole shape that are timed where none is named."""
 
     @abstractmethod
     def ledger(self, case: Case, progress: Callable[[int], None] | None = None) -> Ledger:

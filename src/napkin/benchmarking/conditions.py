@@ -16,7 +16,7 @@ from napkin.hardware.host import cpu_name, seconds_waited
 _CPUINFO, _LOADAVG = Path("/proc/cpuinfo"), Path("/proc/loadavg")
 _NVIDIA_SMI = "clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu,power.draw,utilization.gpu"
 MOST_WAITING = 0.05
-"""Share of the time in which threads waited for a core, above which other programs have disturbed a measurement."""
+"""Fraction of the time in which threads waited for a core, above which other programs have disturbed a measurement."""
 
 
 @dataclass(frozen=True)
@@ -31,25 +31,30 @@ class Moment:
     """Fields of nvidia-smi, by its names."""
 
 
+class Waited:
+    """Watches, while a block runs, for how long this process's threads were ready to run and had no core."""
+
+    def __init__(self) -> None:
+        self.share: float | None = None
+        """Fraction of the time, of one thread; None before the end, and where the system does not tell."""
+
+    def __enter__(self) -> "Waited":
+        self._begin, self._before = time.perf_counter(), seconds_waited()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        seconds, after = time.perf_counter() - self._begin, seconds_waited()
+        if self._before is not None and after is not None and seconds:
+            self.share = max(0.0, after - self._before) / seconds / torch.get_num_threads()
+
+
 class Conditions:
-    """Watches the machine from when it is made until `values` is called.
+    """Watches the machine from when it is made until `values` is called."""
 
-    `of_children` is whether child processes are what is measured: nothing is known then of how long they waited.
-    """
-
-    def __init__(self, device_type: str, *, of_children: bool = False) -> None:
+    def __init__(self, device_type: str) -> None:
         self.device_type = device_type
         self.measured_at = datetime.now(UTC).isoformat(timespec="seconds")
         self.before = moment(device_type)
-        self._begin, self._waited = time.perf_counter(), None if of_children else seconds_waited()
-
-    @property
-    def waiting_share(self) -> float | None:
-        """Fraction of the time that a thread was ready to run and had no core; None where the system does not tell."""
-        waited = seconds_waited()
-        if waited is None or self._waited is None:
-            return None
-        return max(0.0, waited - self._waited) / (time.perf_counter() - self._begin) / torch.get_num_threads()
 
     def values(self) -> dict[str, Any]:
         """All of it, for programs."""
@@ -58,7 +63,6 @@ class Conditions:
             "device": torch.cuda.get_device_name() if self.device_type == "cuda" else cpu_name(),
             "threads": torch.get_num_threads(),
             "torch": str(torch.__version__),
-            "waiting_share": self.waiting_share,
             "before": vars(self.before),
             "after": vars(moment(self.device_type)),
         }

@@ -10,6 +10,7 @@ from torch._dynamo.exc import TorchDynamoException
 
 from napkin.accounting.ledger import Ledger
 from napkin.benchmarking.case import Case, Target
+from napkin.benchmarking.conditions import Waited
 from napkin.benchmarking.intervals import Interval, median_interval, ratio_interval
 from napkin.benchmarking.sampling import (
     SHORTEST_SAMPLE,
@@ -52,6 +53,8 @@ class Row:
     """The form that it was timed in turns with."""
     ratio: Interval | None = None
     """Its seconds over those of that form, in pairs."""
+    waiting_share: float | None = None
+    """Fraction of the time in which threads waited for a core that others used; None where that is not known."""
 
     @property
     def seconds(self) -> Interval | None:
@@ -104,7 +107,8 @@ class Measuring:
         if refused:
             return replace(row, refused=refused)
         try:
-            first, *rest = self._samples(both)
+            waited = Waited()
+            first, *rest = self._samples(both, waited)
         except TorchDynamoException as error:
             return replace(row, refused=f"cannot be compiled: {first_line(error)}")
         except (MemoryError, RuntimeError) as error:
@@ -117,7 +121,8 @@ class Measuring:
                 gc.collect()
             if self.device_type == "cuda":
                 torch.cuda.empty_cache()
-        return replace(row, samples=tuple(first), ratio=ratio_interval(first, rest[0]) if rest else None)
+        ratio = ratio_interval(first, rest[0]) if rest else None
+        return replace(row, samples=tuple(first), ratio=ratio, waiting_share=waited.share)
 
     def _work(self, case: Case) -> Work:
         counted = (tuple(case.shape.items()), case.form, case.precision, case.timed == "step")
@@ -135,15 +140,21 @@ class Measuring:
             return f"too long by plan: {format_seconds(seconds)} for {calls} calls"
         return ""
 
-    def _samples(self, cases: Sequence[Case]) -> list[list[float]]:
+    def _samples(self, cases: Sequence[Case], waited: Waited) -> list[list[float]]:
         if cases[0].cold and self._evict is None:
             self._evict = evictor(self.device_type)
         sampling = replace(self.sampling, evict=self._evict if cases[0].cold else None)
-        if any(case.compiled for case in cases):
+        compiled = any(case.compiled for case in cases)
+        if compiled:
             # Of one function only so many shapes are compiled; from then on it would run uncompiled.
             torch.compiler.reset()
         timed = [timed_pass(self.target.subject(case), case.timed) for case in cases]
-        return sample_in_turns(timed, self.clock, sampling)
+        if compiled:
+            # So that compiling is not watched: it takes longer than what is timed.
+            for each in timed:
+                each.run()
+        with waited:
+            return sample_in_turns(timed, self.clock, sampling)
 
 
 def row_values(row: Row) -> dict[str, Any]:
@@ -163,6 +174,7 @@ def row_values(row: Row) -> dict[str, Any]:
         "bound": row.work.bound,
         "planned_seconds": row.work.planned_seconds,
         "refused": row.refused or None,
+        "waiting_share": row.waiting_share,
         "samples": row.samples,
     }
     if seconds is not None:

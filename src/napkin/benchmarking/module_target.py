@@ -1,7 +1,7 @@
 """A recipe's model and its parts as something to be timed: transformer, block, self-attention, feed-forward layer."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import get_args
 
@@ -54,7 +54,7 @@ class ModuleTarget(Target):
 
     named_sizes = {"size": SIZES}  # noqa: RUF012  never changed
 
-    def __init__(self, name: str, recipe: Recipe, precision: Precision) -> None:
+    def __init__(self, name: str, recipe: Recipe, device_type: str) -> None:
         self.name, self.about, self.recipe = name, MODULES[name], recipe
         self.passes = ("forward", "backward", "both", *(["step"] if name == "transformer" else []))
         # What other dimensions there are makes no difference to a part of the model.
@@ -65,10 +65,8 @@ class ModuleTarget(Target):
         self.sweep = [{**size, "context_length": n, **_SWEEP_BATCH} for size, n in product(SIZES.values(), _LENGTHS)]
         if name == "mlp":
             self.forms = get_args(FeedForwardKind)
-            self.usual_forms = [recipe.model.feed_forward]
         else:
-            self.forms = ["sdpa", "plain", *["flex"] * (precision.device_type == "cuda")]
-            self.usual_forms = [choose_kernels(recipe, precision).model.attention]
+            self.forms = ["sdpa", "plain", *["flex"] * (device_type == "cuda")]
 
     def whole(self, shape: Shape) -> dict[str, int]:
         """A shape with the recipe's sizes for what it does not name."""
@@ -76,6 +74,13 @@ class ModuleTarget(Target):
         batch_size = shape.get("batch_size", self.recipe.training.batch_size)
         sizes = {"batch_size": batch_size, **{name: getattr(model, name) for name in _DIMENSIONS}}
         return {name: sizes[name] for name in self.dimensions if sizes[name] is not None}
+
+    def usual_forms(self, shape: Shape, precision: Precision) -> Sequence[str]:
+        """The one that training takes for this shape."""
+        if self.name == "mlp":
+            return [self.recipe.model.feed_forward]
+        recipe = dataclasses.replace(self.recipe, model=self._config(shape))
+        return [choose_kernels(recipe, precision).model.attention]
 
     def ledger(self, case: Case, progress: Callable[[int], None] | None = None) -> Ledger:
         """Forward and backward pass, or the whole step."""

@@ -1,6 +1,6 @@
 """An operator of napkin.kernels as something to be timed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,6 +11,7 @@ from napkin.benchmarking.case import Case, Target
 from napkin.benchmarking.operators import OPERATORS
 from napkin.benchmarking.shapes import Shape
 from napkin.benchmarking.subject import Draw, Operation, Subject, count_passes
+from napkin.recipe.precision import Precision
 from napkin.torch_compile import set_up_compiler
 
 
@@ -25,12 +26,15 @@ class OperatorTarget(Target):
         self.forms = [
             form for form in self.operator.forms if device_type == "cuda" or form not in self.operator.on_gpu_only
         ]
-        self.usual_forms = self.forms
         self.shapes, self.sweep = self.operator.shapes, self.operator.sweep
 
     def whole(self, shape: Shape) -> dict[str, int]:
         """A shape with the operator's own sizes for what it does not name."""
         return {**self.operator.sizes, **shape}
+
+    def usual_forms(self, shape: Shape, precision: Precision) -> Sequence[str]:
+        """All that the device has."""
+        return self.forms
 
     def ledger(self, case: Case, progress: Callable[[int], None] | None = None) -> Ledger:
         """Forward and backward pass."""

@@ -25,6 +25,12 @@ class Timed:
     call: Callable[[], object]
     prepare: Callable[[], object] | None = None
 
+    def run(self) -> None:
+        """Once, whatever it takes."""
+        if self.prepare is not None:
+            self.prepare()
+        self.call()
+
 
 Clock = Callable[[Callable[[], object], int], float]
 """Makes a number of calls in a row and returns the seconds of one."""
@@ -74,7 +80,7 @@ def sample_in_turns(
             each = timed[number]
             if len(timed) > 1 and sampling.evict is None and once[number] < LONGEST_WARM:
                 # The others have used the cache meanwhile.
-                _run(each)
+                each.run()
             if each.prepare is not None:
                 each.prepare()
             if sampling.evict is not None:
@@ -104,16 +110,10 @@ def evictor(device_type: str) -> Callable[[], object]:
 
 def _warm_up(timed: Timed, clock: Clock) -> float:
     """Seconds of the second call."""
-    _run(timed)
+    timed.run()
     if timed.prepare is not None:
         timed.prepare()
     return clock(timed.call, 1)
-
-
-def _run(timed: Timed) -> None:
-    if timed.prepare is not None:
-        timed.prepare()
-    timed.call()
 
 
 def _calls(timed: Timed, once: float, sampling: Sampling) -> int:

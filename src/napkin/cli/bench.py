@@ -37,7 +37,8 @@ class BenchOptions(JsonOption):
     """One or several, as in context_length=256,head_dim=64; dimensions that are not named keep their size. For parts of
     a model size=small, medium, large, xl or 2.7B stands for several."""
     form: tuple[str, ...] = ()
-    """Forms of an operator; attention implementations of a model; activations of mlp. None is the usual ones."""
+    """Forms of an operator; attention implementations of a model; activations of mlp. None is all of an operator, of a
+    model the one that training takes."""
     against: str | None = None
     """A form that the others are timed in turns with, for the ratio of their seconds; +compiled behind it is that form
     compiled."""
@@ -159,7 +160,7 @@ def _target(options: BenchOptions, name: str, machine: "ThisMachine") -> "Target
     from napkin.benchmarking.operator_target import OperatorTarget
 
     if name in MODULES:
-        return ModuleTarget(name, _recipe(options), machine.precision("auto"))
+        return ModuleTarget(name, _recipe(options), machine.device_type)
     for option in ("recipe", "preset"):
         if getattr(options, option) is not None:
             raise NapkinError(f"--{option} is for models, and {name} is an operator: give its --shapes")
@@ -200,7 +201,7 @@ def _cases(options: BenchOptions, target: "Target", machine: "ThisMachine") -> "
     for each in options.passes:
         if each not in target.passes:
             raise NapkinError(f"--pass {each} is not a pass of it: use {', '.join(target.passes)}")
-    forms = [_form(each, target) for each in options.form] or target.usual_forms
+    forms = [_form(each, target) for each in options.form]
     formats = options.precision or (("fp32", "bf16") if options.sweep else ("auto",))
     precisions = [machine.precision(each) for each in formats]
     caches = {"warm": (False,), "cold": (True,), "both": (False, True)}[options.cache]
@@ -209,12 +210,12 @@ def _cases(options: BenchOptions, target: "Target", machine: "ThisMachine") -> "
     ]
     compiled = _compiled(options, machine)
     return [
-        Case(target.whole(shape), form, precision, which, each, cold)
-        for shape in shapes
+        Case(shape, form, precision, which, each, cold)
+        for shape in map(target.whole, shapes)
         for precision in precisions
         for which in passes
         for cold in caches
-        for form in forms
+        for form in forms or target.usual_forms(shape, precision)
         for each in compiled
     ]
 

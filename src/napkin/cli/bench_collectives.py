@@ -42,7 +42,7 @@ def bench_collective(
         raise NapkinError("--device cuda needs one process per GPU: start them with torchrun, or use --device cpu")
     device_type = choose_device(device) if together else "cpu"
     with progress_line(f"timing {name}", shown=info.rank == 0) as line:
-        conditions = Conditions(device_type, of_children=not together)
+        conditions = Conditions(device_type)
         if together:
             rows = _of_torchrun(COLLECTIVES[name], sizes, device_type, seconds, threads, line)
         else:

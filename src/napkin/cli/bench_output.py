@@ -27,16 +27,13 @@ def print_rows(name: str, rows: "Sequence[Row]", conditions: "Conditions", *, as
     headings = [*(key.replace("_", " ") for key in differ), "median", "±", "FLOP/s", "bytes/s", "of roof", "bound"]
     compared = sorted({row.against for row in rows if row.against})
     headings += [f"over {other}" for other in compared]
-    notes = any(row.refused for row in rows)
+    noted = any(map(_note, rows))
     cells = [
-        [*(each.get(key, "") for key in differ), *_measured(row), *_ratios(row, compared), *[row.refused] * notes]
+        [*(each.get(key, "") for key in differ), *_measured(row), *_ratios(row, compared), *[_note(row)] * noted]
         for row, each in zip(rows, described, strict=True)
     ]
-    print_table(
-        [*headings, *["not run"] * notes],
-        cells,
-        align="l" * len(differ) + "rrrrrl" + "r" * len(compared) + "l" * notes,
-    )
+    align = "l" * len(differ) + "rrrrrl" + "r" * len(compared) + "l" * noted
+    print_table([*headings, *["note"] * noted], cells, align=align)
     print_conditions(conditions)
 
 
@@ -65,6 +62,14 @@ def _measured(row: "Row") -> list[str]:
     ]
 
 
+def _note(row: "Row") -> str:
+    from napkin.benchmarking.conditions import MOST_WAITING
+
+    share = row.waiting_share or 0.0
+    waited = f"disturbed: waited {format_share(share)} of the time for a core" if share > MOST_WAITING else ""
+    return f"not run: {row.refused}" if row.refused else waited
+
+
 def _ratios(row: "Row", compared: Sequence[str]) -> list[str]:
     return [_ratio(row.ratio) if row.against == other and row.ratio else "" for other in compared]
 
@@ -75,8 +80,6 @@ def _ratio(ratio: "Interval") -> str:
 
 def print_conditions(conditions: "Conditions") -> None:
     """Print what was so beside the measurement."""
-    from napkin.benchmarking.conditions import MOST_WAITING
-
     found: dict[str, Any] = conditions.values()
     before, after = found["before"], found["after"]
     parts = [found["device"], f"{found['threads']} threads", f"torch {found['torch']}"]
@@ -86,10 +89,5 @@ def print_conditions(conditions: "Conditions") -> None:
         parts.append(f"{before['gpu'].get('clocks.sm', '')} to {(after['gpu'] or {}).get('clocks.sm', '')}")
     if before["load"] is not None:
         parts.append(f"load {before['load']:.2f} before")
-    share = found["waiting_share"]
-    if share is not None:
-        parts.append(f"threads waited {format_share(share)} of the time for a core")
     say()
     say("; ".join(parts) + "; ± is half of a 95% interval, the longer one")
-    if share is not None and share > MOST_WAITING:
-        say("other programs were using the processor: measure again when it is idle")
