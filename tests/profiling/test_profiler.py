@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import cast
 
@@ -99,6 +100,13 @@ def test_rows_and_what_is_in_none_add_up_to_the_step() -> None:
 BYS = ("operator", "module", "phase")
 
 
+def test_the_overhead_is_the_median_of_steps_side_by_side() -> None:
+    found = replace(example(), profiled_seconds=(2.0, 11.0, 3.3), plain_seconds=(1.0, 10.0, 3.0))
+    assert found.overheads == pytest.approx([0.1, 0.1, 1.0])
+    assert found.overhead == pytest.approx(0.1)
+    assert len(example().plain_seconds) == len(example().profiled_seconds) == 3
+
+
 def test_calls_are_those_of_the_ledger_operator_by_operator() -> None:
     found = example()
     # Recording a step under activation checkpointing makes more views.
@@ -168,7 +176,7 @@ def test_profiling_changes_nothing_that_is_computed() -> None:
     model, step, _ = training()
     measured_steps(step, model, torch.device("cpu"), steps=2, warm_up=1)
     witness, other, _ = training()
-    for _ in range(1 + 3 * 2 + 3):
+    for _ in range(1 + 4 * 2 + 2):
         other()
     for left, right in zip(model.parameters(), witness.parameters(), strict=True):
         assert torch.equal(left, right)

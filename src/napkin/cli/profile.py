@@ -26,7 +26,7 @@ class ProfileOptions(RecipeOptions, JsonOption):
     by: Literal["operator", "module", "phase"] = "operator"
     """What the rows are summed by; of module, layers that are alike are one row."""
     steps: int = 5
-    """Steps that are profiled; as many are timed without the profiler, before and after."""
+    """Steps that are profiled, each beside one that is timed without the profiler."""
     page: str | None = None
     """HTML file to write: all tables, the roofline, memory over the step, and a flame view by module."""
     trace: str | None = None

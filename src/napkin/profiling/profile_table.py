@@ -76,9 +76,7 @@ def statements(profile: StepProfile) -> list[str]:
     lines = [
         f"{format_share(profile.explained)} of {whole}, is in operators"
         + (f"; with what else modules and functions take, {format_share(profile.located)}." if on_cpu else "."),
-        f"Under the profiler a step takes {_signed(profile.overhead)} than without, by medians; without it "
-        f"{len(profile.plain_seconds)} steps took {format_seconds(min(profile.plain_seconds))} to "
-        f"{format_seconds(max(profile.plain_seconds))}.",
+        _overhead(profile),
     ]
     if on_cpu:
         lines.append(
@@ -104,6 +102,14 @@ def statements(profile: StepProfile) -> list[str]:
                 "Other programs ran while they were measured: they may be too low, `napkin calibrate` measures again."
             )
     return lines
+
+
+def _overhead(profile: StepProfile) -> str:
+    pairs = profile.overheads
+    told = f"Under the profiler a step takes {_signed(profile.overhead)} than the one beside it without"
+    if len(pairs) < 2:
+        return f"{told}; of one pair, that may be chance."
+    return f"{told}: the median of {len(pairs)} pairs, which range from {pairs[0]:+.1%} to {pairs[-1]:+.1%}."
 
 
 def _signed(overhead: float) -> str:

@@ -44,9 +44,9 @@ def profile(
     """Say where the seconds of a training step go, operator by operator, beside what was planned.
 
     Args:
-        step: trains once; it is called `warm_up` + 3 · `steps` + 3 times, and trains as often.
+        step: trains once; it is called `warm_up` + 4 · `steps` + 2 times, and trains as often.
         module: what it trains, whose parts name the rows. Without it, rows are named by the classes of modules.
-        steps: that are profiled, and as many that are timed without the profiler before and after.
+        steps: that are profiled, each beside one that is timed without the profiler.
         warm_up: steps before anything is measured.
         device: where it computes; None is the module's device, or the CPU.
         ceilings: the machine; None is this one, which is measured once.
@@ -73,7 +73,7 @@ class MeasuredSteps(NamedTuple):
 
     profiled: list[ProfiledStep]
     plain_seconds: list[float]
-    """Of steps without the profiler."""
+    """Of a step without the profiler beside each of them."""
     ledger: Ledger
     """Of one that was recorded."""
 
@@ -87,20 +87,32 @@ def measured_steps(
     warm_up: int = WARM_UP,
     progress: Callable[[str], None] = lambda doing: None,
 ) -> MeasuredSteps:
-    """Time, record and profile steps: `warm_up` + 3 · `steps` + 3 in all."""
+    """Record one step; then profile `steps` of them, each beside one without the profiler, in turns of their order.
+
+    Machines waver by more than the profiler takes: only steps that are next to each other can be compared. `step` is
+    called `warm_up` + 4 · `steps` + 2 times in all.
+    """
     if steps < 1 or warm_up < 0:
         raise NapkinError(f"profile: {steps} steps after {warm_up} of warm-up: use at least 1 after at least 0")
     progress("warming up")
     for _ in range(warm_up):
         step()
-    plain = _timed(step, device, steps)
     progress("recording a step")
     ledger = meter_step(module, step, device_type=device.type).ledger
     step()
     progress("profiling")
-    with nvtx_ranges(module, device):
-        profiled = profiled_steps(step, device, steps=steps, warm_up=1)
-    return MeasuredSteps(profiled, plain + _timed(step, device, steps), ledger)
+    profiled: list[ProfiledStep] = []
+    plain: list[float] = []
+    for number in range(steps):
+        step()
+        if number % 2:
+            plain.append(_timed(step, device))
+        with nvtx_ranges(module, device):
+            # A session's first step is slower.
+            profiled += profiled_steps(step, device, steps=1, warm_up=1)
+        if not number % 2:
+            plain.append(_timed(step, device))
+    return MeasuredSteps(profiled, plain, ledger)
 
 
 def assembled(
@@ -148,15 +160,14 @@ def _device_of(module: nn.Module, device: str | torch.device | None) -> torch.de
     return found
 
 
-def _timed(step: Callable[[], Any], device: torch.device, steps: int) -> list[float]:
-    taken: list[float] = []
-    for _ in range(steps):
-        begin = time.perf_counter()
-        step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        taken.append(time.perf_counter() - begin)
-    return taken
+def _timed(step: Callable[[], Any], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    begin = time.perf_counter()
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin
 
 
 def _priced(ledger: Ledger, ceilings: Ceilings, device: torch.device, progress: Callable[[str], None]) -> Price | None:

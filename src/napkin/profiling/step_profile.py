@@ -1,5 +1,6 @@
 """The profile of a step: for each operator, module and phase what was planned, what was measured, and the roofs."""
 
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -112,7 +113,7 @@ class StepProfile(Summary):
     profiled_seconds: tuple[float, ...]
     """Of each profiled step."""
     plain_seconds: tuple[float, ...]
-    """Of steps without the profiler, before and after."""
+    """Of a step without the profiler, next to each of them."""
     ledger: Ledger
     """Of a real step, recorded operator by operator."""
     row_moments: tuple[float | None, ...]
@@ -163,9 +164,15 @@ class StepProfile(Summary):
         return 1 - nowhere / self.seconds if self.seconds else 0.0
 
     @property
+    def overheads(self) -> list[float]:
+        """How much longer a profiled step took than the one beside it without the profiler, as fractions, sorted."""
+        pairs = zip(self.profiled_seconds, self.plain_seconds, strict=True)
+        return sorted(profiled / plain - 1 for profiled, plain in pairs)
+
+    @property
     def overhead(self) -> float:
-        """How much longer a step takes under the profiler, as a fraction: medians of steps with and without."""
-        return middle(self.profiled_seconds) / middle(self.plain_seconds) - 1
+        """Their median. It wavers as the machine does: `overheads` shows by how much."""
+        return statistics.median(self.overheads)
 
     def summary(self) -> Iterator[Line]:
         """The profile in a few lines."""
@@ -282,6 +289,7 @@ def as_values(profile: StepProfile) -> dict[str, Any]:
         "profiled_seconds": profile.profiled_seconds,
         "plain_seconds": profile.plain_seconds,
         "overhead": profile.overhead,
+        "overheads": profile.overheads,
         "flops": profile.ledger.flops,
         "peak_bytes": profile.ledger.peak_bytes,
         "roofs": {"peaks": profile.roofs.peaks, "bandwidth": profile.roofs.bandwidth} if profile.roofs else None,
