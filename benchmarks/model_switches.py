@@ -10,14 +10,15 @@ are taken in turns with the unchanged model's: the seconds are the best of them,
 
 import argparse
 import dataclasses
-import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from napkin.accounting.counting import count
+from napkin.benchmarking import Sampling, Timed, ratio_interval, sample_in_turns
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
@@ -73,14 +74,13 @@ class LossOf(nn.Module):
 
 
 class Trained:
-    """A model with its optimizer and batch, and the seconds of its best step."""
+    """A model with its optimizer and batch."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.module = LossOf(Transformer(config))
         tokens = torch.randint(4096, (BATCH_SIZE, 257), generator=torch.Generator().manual_seed(0))
         self.batch = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         self.optimizer = AdamW(self.module.parameters())
-        self.seconds = float("inf")
 
     def step(self) -> None:
         self.module(*self.batch).backward()
@@ -96,28 +96,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    clock = time.perf_counter if options.clock == "wall" else time.process_time
+    now = time.perf_counter if options.clock == "wall" else time.process_time
+
+    def clock(step: Callable[[], object], steps: int) -> float:
+        begin = now()
+        for _ in range(steps):
+            step()
+        return (now() - begin) / steps
 
     print("| switch | parameters | FLOPs per step | peak bytes | seconds | × |")
     print("|---|---|---|---|---|---|")
     reference = Trained(BASE)
-    reference.step()
     for name, changes in SWITCHES.items():
         trained = Trained(dataclasses.replace(BASE, **changes))
         ledger = count(trained.module, trained.batch, optimizer=AdamW)
-        trained.step()
-        ratios = []
-        for _ in range(options.rounds):
-            pair = []
-            for each in (reference, trained):
-                begin = clock()
-                each.step()
-                pair.append(clock() - begin)
-            trained.seconds = min(trained.seconds, pair[1])
-            ratios.append(pair[1] / pair[0])
+        steps = [Timed(trained.step), Timed(reference.step)]
+        seconds, of_reference = sample_in_turns(steps, clock, Sampling(seconds=0, least=options.rounds))
+        ratio = ratio_interval(seconds, of_reference)
         print(
             f"| {name} | {format_count(ledger.parameters)} | {format_flops(ledger.flops)} | "
-            f"{format_bytes(ledger.peak_bytes)} | {trained.seconds:.3f} | {statistics.median(ratios):.2f} |",
+            f"{format_bytes(ledger.peak_bytes)} | {min(seconds):.3f} | {ratio.median:.2f} |",
             flush=True,
         )
 

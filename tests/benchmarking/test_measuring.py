@@ -10,6 +10,7 @@ from napkin.benchmarking.measuring import Limits, Measuring, row_values
 from napkin.benchmarking.module_target import MODULES, ModuleTarget
 from napkin.benchmarking.operator_target import OperatorTarget
 from napkin.benchmarking.operators import OPERATORS
+from napkin.benchmarking.work import work_of
 from napkin.hardware.accelerators import find_device
 from napkin.hardware.ceilings import CatalogueCeilings
 from napkin.recipe.precision import Precision
@@ -76,6 +77,20 @@ def test_every_form_of_every_operator_runs_and_its_flops_are_those_of_the_formul
         assert all(row.work.bytes > 0 for row in rows[::2])
         forward, backward = FLOPS.get(name, lambda form: (0, 0))(form)
         assert [row.work.flops for row in rows] == [forward, backward, forward + backward], form
+
+
+def test_forms_that_only_a_gpu_has_are_counted_without_one_in_every_format() -> None:
+    # CUDA's fused attention pads heads that are no multiple of 8 wide.
+    for name, flops in (("attention", 2 * 2 * 8 * 21 * 16), ("fp8_linear", 2 * 6 * 10 * 14)):
+        target = OperatorTarget(name, "cuda")
+        (form,) = OPERATORS[name].on_gpu_only
+        assert form in target.forms
+        assert form not in OperatorTarget(name, "cpu").forms
+        for precision in (Precision("bf16", "cuda"), Precision("fp32", "cuda")):
+            shape = target.whole(TINY[name])
+            shape |= {"head_dim": 16} if "head_dim" in shape else {}
+            case = Case(shape, form, precision, "forward")
+            assert work_of(target.ledger(case), "forward", CEILINGS).flops == flops
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -2,8 +2,12 @@
 
 import json
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from napkin.benchmarking.case import Case
@@ -112,3 +116,18 @@ def test_ctrl_c_prints_the_rows_that_are_done(napkin, monkeypatch: pytest.Monkey
     assert done.status == 130
     assert [row["form"] for row in json.loads(done.out)["rows"]] == ["kernel"]
     assert done.err == "bench: interrupted after 1 of 2 rows\n"
+
+
+def test_ctrl_c_leaves_none_of_the_processes_of_a_collective(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "napkin", "bench", "all-reduce", "--seconds", "60"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        parent, children = psutil.Process(process.pid), list[psutil.Process]()
+        while len(children) < 2:
+            assert process.poll() is None
+            time.sleep(0.05)
+            children = parent.children()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert err.endswith("bench: interrupted\n")
+    assert not any(each.is_running() for each in children)

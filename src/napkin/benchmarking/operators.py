@@ -39,7 +39,7 @@ class Operator:
     on_gpu_only: frozenset[str] = field(default_factory=frozenset)
     """Forms that a CPU does not have."""
     counted_as: Mapping[str, str] = field(default_factory=dict)
-    """Forms that depend on values and cannot be traced, and those whose work is the same."""
+    """Forms that cannot be traced, and those whose work is the same."""
 
 
 def _grid(**axes: Sequence[int]) -> list[Shape]:
@@ -132,6 +132,8 @@ OPERATORS: dict[str, Operator] = {
         ],
         optional=("n_kv_heads",),
         on_gpu_only=frozenset({"flex"}),
+        # On the fake tensors of a count, which are on a CPU, it would be plain attention.
+        counted_as={"flex": "fused"},
     ),
     "linear_cross_entropy": Operator(
         "the loss of hidden states through the output head, [tokens, d_model] by [d_model, vocab_size]",
