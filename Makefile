@@ -1,5 +1,6 @@
 # make demo   set up .venv and train a language model on Python's own library, books kept
 # make test   set up .venv and run every check: lint, types, tests
+# make triton install triton (1 GB) into .venv and test the kernels for GPUs in its interpreter, without a GPU
 # make docs   build the site into site/: the pages of docs/ and a reference from the docstrings
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -11,7 +12,7 @@ READY := $(VENV)/.ready
 export GOMP_SPINCOUNT ?= 5000
 export NAPKIN_CACHE_DIR ?= $(CURDIR)/.cache
 
-.PHONY: demo test check torture docs clean
+.PHONY: demo test check torture triton docs clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -27,6 +28,13 @@ check: $(READY)
 
 torture: $(READY)
 	$(VENV)/bin/python -m pytest -m torture
+
+triton: $(VENV)/.triton-ready
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/kernels/triton_forms
+
+$(VENV)/.triton-ready: $(READY)
+	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[triton]"
+	@touch $@
 
 docs: $(VENV)/.docs-ready
 	$(VENV)/bin/python docs/build_site.py

@@ -16,6 +16,9 @@ from oracles.tiny_models import LossOf
 
 EVERY_SWITCH = pytest.mark.parametrize("switch", SWITCHES)
 
+# The oracle sees no products inside napkin's own operator; test_components counts attention in each implementation.
+SPELLED_OUT = [switch for switch in SWITCHES if switch != "attention_flash"]
+
 
 @pytest.fixture
 def _float64() -> Iterator[None]:
@@ -34,7 +37,7 @@ def loss_and_gradients(module: nn.Module, batch: tuple[Tensor, ...]) -> list[Ten
     return [loss.detach(), *(parameter.grad for parameter in parameters)]
 
 
-@EVERY_SWITCH
+@pytest.mark.parametrize("switch", SPELLED_OUT)
 @pytest.mark.usefixtures("_float64")
 def test_flops_equal_the_multiplications_and_additions_done_one_by_one(switch: str) -> None:
     # One layer: the oracle multiplies numbers in Python. Without a dense layer before it the experts are the layer.

@@ -1,6 +1,7 @@
 """Scratch that no formula tells: what kernels of a CPU library take while they run is measured by running them.
 
-Convolutions, recurrent layers and Fourier transforms copy their operands into formats of their own. An operator that is
+Convolutions, recurrent layers and Fourier transforms copy their operands into formats of their own; napkin's flash
+attention makes blocks of scores. An operator that is
 traced on fake tensors is run alone, once per distinct call, on tensors of the same shapes; where that would take too
 long, on fewer rows of the batch, twice, and the line through both is followed. Products of narrow formats are neither
 modelled nor measured: they are named.
@@ -30,6 +31,9 @@ MEASURED: dict[torch._ops.OpOverloadPacket, tuple[int, ...] | None] = {
     aten._fft_r2c: None,
     aten._fft_c2r: None,
     aten._fft_c2c: None,
+    # Blocks of scores, in torch.
+    torch.ops.napkin.flash_attention: None,
+    torch.ops.napkin.flash_attention_backward: None,
 }
 
 MOST_WORK = 2e10

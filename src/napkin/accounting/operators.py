@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import napkin.kernels.attention_ring  # makes operators of torch.ops.napkin, as the next one does
+import napkin.kernels.attention_flash
+import napkin.kernels.attention_ring  # makes operators of torch.ops.napkin, as the next ones do
 import napkin.kernels.grouped_gemm  # noqa: F401
 from napkin.accounting.collectives import DISTRIBUTED
 
@@ -208,6 +209,12 @@ def _attention_backward(given: dict, result: Any) -> Work:
     return _attended(given, over_head_dim=2, over_value_dim=2, recomputed=1)
 
 
+def _own_flash_attention_backward(given: dict, result: Any) -> Work:
+    # Two kernels, one for dQ, one for dK and dV, each recompute scores and dP.
+    once = _attention_backward(given, result)
+    return replace(once, recomputed_flops=3 * once.recomputed_flops)
+
+
 def _attended(given: dict, *, over_head_dim: int, over_value_dim: int, recomputed: int = 0) -> Work:
     *batch_shape, queries, head_dim = given["query"].shape
     keys, batch, value_dim = given["key"].shape[-2], math.prod(batch_shape), given["value"].shape[-1]
@@ -215,6 +222,11 @@ def _attended(given: dict, *, over_head_dim: int, over_value_dim: int, recompute
     if given.get("is_causal"):
         triangle = min(queries, keys)
         causal_pairs = triangle * (triangle + 1) // 2 + (queries - triangle) * keys
+    if "window" in given and causal_pairs is not None:
+        # The query at position p sees p + 1 keys, at most those of the window.
+        first, most = given["query_offset"] + 1, given["window"] or keys
+        narrow = max(0, min(queries, most - first))
+        causal_pairs = narrow * first + narrow * (narrow - 1) // 2 + (queries - narrow) * most
     if "ranks" in given:
         # In a ring: the keys are those of all ranks, and each has as many of the pairs.
         keys *= given["ranks"]
@@ -261,6 +273,8 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     aten.convolution_backward: _convolution_backward,
     torch.ops.napkin.ring_attention: _attention,
     torch.ops.napkin.ring_attention_backward: _attention_backward,
+    torch.ops.napkin.flash_attention: _attention,
+    torch.ops.napkin.flash_attention_backward: _own_flash_attention_backward,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     aten._scaled_dot_product_flash_attention: _attention,
@@ -272,7 +286,9 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
 }
 
 FUSED_ATTENTION = frozenset(
-    packet for packet, formula in CONTRACTIONS.items() if formula in (_attention, _attention_backward)
+    packet
+    for packet, formula in CONTRACTIONS.items()
+    if formula in (_attention, _attention_backward, _own_flash_attention_backward)
 )
 BATCHED_PRODUCTS = frozenset({aten.bmm, aten.baddbmm, aten.baddbmm_, aten.addbmm})
 

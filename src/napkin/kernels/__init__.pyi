@@ -5,6 +5,8 @@ from .attention import fused_attention as fused_attention
 from .attention import plain_attention as plain_attention
 from .attention import softcap as softcap
 from .attention import softcapped_attention as softcapped_attention
+from .attention_flash import document_bounds as document_bounds
+from .attention_flash import flash_attention as flash_attention
 from .attention_ring import ring_attention as ring_attention
 from .cross_entropy_loss import cross_entropy as cross_entropy
 from .cross_entropy_loss import linear_cross_entropy as linear_cross_entropy

@@ -6,16 +6,18 @@ them unless keys and values of earlier positions are kept.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, no_type_check
 
 import torch
-from jaxtyping import Float, Int, Int8
+from jaxtyping import Float, Int, Int8, Int32
 from torch import Tensor
 
 from napkin.kernels.attention import flex_attention, fused_attention, plain_attention, softcap, softcapped_attention
+from napkin.kernels.attention_flash import document_bounds, flash_attention
 from napkin.kernels.decoding import Slots, attend_to_slots
 from napkin.model.kv_cache import CachedPass
-from napkin.model.masks import CausalMask, additive_mask, additive_mask_at
+from napkin.model.masks import CausalMask, SlidingWindowMask, additive_mask, additive_mask_at
 from napkin.model.positions import NoPositions
 
 Queries = Float[Tensor, "batch heads query head_dim"]
@@ -102,6 +104,49 @@ class MaskedFusedAttention(FusedAttention):
     def needs_mask(self, documents: Documents) -> bool:
         """Always."""
         return True
+
+
+@dataclass(frozen=True)
+class FlashBlocks:
+    """What a pass of flash attention shares among its layers."""
+
+    bounds: Int32[Tensor, "2 batch position"] | None
+    """Of each token's document, as `napkin.kernels.attention_flash.document_bounds` makes them; None is one."""
+    query_offset: int
+
+
+class FlashAttention(PlainAttention):
+    """napkin's FlashAttention-2, in Triton on a GPU: it holds no scores, and skips blocks of pairs that are hidden.
+
+    With a cache of keys and values it is plain attention.
+    """
+
+    def prepare(
+        self,
+        positions: NoPositions,
+        length: int,
+        documents: Documents,
+        device: torch.device,
+        *,
+        query_offset: int = 0,
+    ) -> FlashBlocks:
+        """Where documents begin and end, instead of a mask."""
+        return FlashBlocks(None if documents is None else document_bounds(documents), query_offset)
+
+    def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
+        """Mix the values by their weights."""
+        if not isinstance(prepared, FlashBlocks):
+            return super().__call__(queries, keys, values, prepared)
+        return flash_attention(
+            queries,
+            keys,
+            values,
+            scale=self.scale,
+            window=self.sees.size if isinstance(self.sees, SlidingWindowMask) else None,
+            softcap=self.softcap,
+            bounds=prepared.bounds,
+            query_offset=prepared.query_offset,
+        )
 
 
 class FlexAttention(PlainAttention):

@@ -7,7 +7,13 @@ import torch
 from torch import nn
 
 from napkin.model.attention import CausalSelfAttention
-from napkin.model.attention_implementations import FlexAttention, FusedAttention, MaskedFusedAttention, PlainAttention
+from napkin.model.attention_implementations import (
+    FlashAttention,
+    FlexAttention,
+    FusedAttention,
+    MaskedFusedAttention,
+    PlainAttention,
+)
 from napkin.model.block import BLOCKS, Block, BlockParts, ParallelBlock
 from napkin.model.config import ModelConfig
 from napkin.model.dropout import make_dropout
@@ -75,6 +81,7 @@ class ModelBuilder:
             "plain": PlainAttention,
             "sdpa": MaskedFusedAttention if needs_mask else FusedAttention,
             "flex": FlexAttention,
+            "flash": FlashAttention,
         }
         return implementations[config.resolved_attention](config.n_heads, scale=scale, sees=sees, **caps)
 

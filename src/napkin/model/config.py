@@ -9,7 +9,7 @@ from napkin.errors import NapkinError
 Positions = Literal["rope", "learned", "sinusoidal", "alibi", "none"]
 RopePairing = Literal["halves", "interleaved"]
 RopeScaling = Literal["none", "linear", "ntk", "yarn", "llama3"]
-AttentionImplementation = Literal["auto", "sdpa", "plain", "flex"]
+AttentionImplementation = Literal["auto", "sdpa", "plain", "flex", "flash"]
 QKNorm = Literal["none", "head", "all_heads"]
 FeedForwardKind = Literal[
     "swiglu", "geglu", "geglu_tanh", "reglu", "glu", "silu", "gelu", "gelu_tanh", "relu", "relu_squared"
@@ -19,6 +19,9 @@ BlockKind = Literal["pre", "post", "sandwich", "reordered", "parallel"]
 Biases = Literal["none", "qkv", "all"]
 InitialStd = Literal["fan_in", "glorot", "fixed"]
 
+
+WIDEST_FLASH_HEAD = 256
+"""`napkin.kernels.attention_flash` holds a block of whole heads in registers."""
 
 _MAY_BE_ZERO = frozenset(
     "vocab_size dropout n_experts n_shared_experts n_dense_layers balance_weight router_z_weight z_weight".split()
@@ -98,7 +101,8 @@ class ModelConfig:
     attention: AttentionImplementation = "auto"
     """The implementation of attention; all compute the same numbers. sdpa is torch's fused operator; plain is matrix
     products and a softmax, holds all scores, and is fastest on a CPU in bf16 up to a few hundred tokens; flex is
-    compiled for a GPU (on a CPU it is plain). auto is sdpa, or plain if a run is expected to be faster with it."""
+    compiled for a GPU (on a CPU it is plain); flash is napkin's FlashAttention-2 in Triton for a GPU (on a CPU the same
+    blocks in torch, slowly). auto is sdpa, or plain if a run is expected to be faster with it."""
 
     attention_window: int | None = None
     """Number of tokens that a token sees, itself included (Beltagy et al. 2020); None is all before it."""
@@ -209,7 +213,7 @@ class ModelConfig:
         return [None if every and (layer + 1) % every == 0 else window for layer in range(self.n_layers)]
 
     @property
-    def resolved_attention(self) -> Literal["sdpa", "plain", "flex"]:
+    def resolved_attention(self) -> Literal["sdpa", "plain", "flex", "flash"]:
         """attention with auto resolved for no particular device: sdpa, unless there is a softcap."""
         if self.attention == "auto":
             return "sdpa" if self.attention_softcap is None else "plain"
@@ -330,7 +334,14 @@ def _check_attention(config: ModelConfig) -> None:
     if config.attention_softcap is not None and config.attention == "sdpa":
         raise NapkinError(
             f"attention_softcap is {config.attention_softcap}, which attention 'sdpa' does not support: use "
-            "attention 'plain' or 'flex'"
+            "attention 'plain', 'flex' or 'flash'"
+        )
+    if config.attention == "flash" and config.positions == "alibi":
+        raise NapkinError("positions is 'alibi', whose biases attention 'flash' does not add: use attention 'flex'")
+    if config.attention == "flash" and config.resolved_head_dim > WIDEST_FLASH_HEAD:
+        raise NapkinError(
+            f"attention is 'flash' and heads are {config.resolved_head_dim} wide, the limit is {WIDEST_FLASH_HEAD}: "
+            "use more heads, or attention 'sdpa'"
         )
     every = config.full_attention_every
     if every is not None and config.attention_window is None:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import napkin.kernels.attention_flash  # noqa: F401  # makes an operator of torch.ops.napkin
+
 aten = torch.ops.aten
 
 
@@ -28,6 +30,12 @@ def _flash_backward(args: Any, inputs: list[Tensor]) -> list[int]:
     rows, width = _up(queries, 128), _up(head_dim, 32) if head_dim <= 192 else 256
     copies = [0 if tensor.transpose(1, 2).is_contiguous() else tensor.nbytes for tensor in (gradient, output)]
     return [*copies, 4 * batch * heads * rows, 4 * batch * rows * heads * width, *_by_query_head(query, key)]
+
+
+def _own_flash_backward(args: Any, inputs: list[Tensor]) -> list[int]:
+    # napkin.kernels.triton.attention_backward: the sums of gradient · result.
+    batch, heads, queries, _ = inputs[1].shape
+    return [4 * batch * heads * queries]
 
 
 def _cudnn_backward(args: Any, inputs: list[Tensor]) -> list[int]:
@@ -82,6 +90,7 @@ SCRATCH: dict[torch._ops.OpOverloadPacket, Callable[[Any, list[Tensor]], list[in
     aten._scaled_dot_product_flash_attention_backward: _flash_backward,
     aten._scaled_dot_product_cudnn_attention_backward: _cudnn_backward,
     aten._scaled_dot_product_efficient_attention_backward: _efficient_backward,
+    torch.ops.napkin.flash_attention_backward: _own_flash_backward,
     aten.embedding_dense_backward: _embedding_backward,
     aten._foreach_norm: _norms,
 }

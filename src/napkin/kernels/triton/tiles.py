@@ -1,0 +1,86 @@
+"""The tile sizes of attention's kernels: how many queries and keys a program holds at a time.
+
+A tile has to fit into the registers of its threads: a compiler that runs out of them spills to memory, and the kernel
+becomes several times slower. The sizes below spill nothing on sm_80, sm_90 and sm_100; `benchmarks/cubins.py` reads
+that from the compiled kernels.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+AttentionKernel = Literal["forward", "backward_keys", "backward_queries"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTile:
+    """What one program holds, and how it runs."""
+
+    queries: int
+    keys: int
+    warps: int
+    """Of 32 threads."""
+    stages: int
+    """Blocks of keys, or of queries, on their way from memory at a time."""
+
+
+_Tiles = dict[AttentionKernel, dict[int, AttentionTile]]
+"""By kernel and widest head."""
+
+HALF: _Tiles = {
+    "forward": {64: AttentionTile(128, 64, 4, 3), 128: AttentionTile(128, 64, 8, 3), 256: AttentionTile(64, 32, 8, 2)},
+    "backward_keys": {
+        64: AttentionTile(64, 128, 8, 2),
+        128: AttentionTile(32, 64, 8, 2),
+        256: AttentionTile(16, 32, 4, 1),
+    },
+    "backward_queries": {
+        64: AttentionTile(128, 64, 8, 2),
+        128: AttentionTile(64, 32, 4, 2),
+        256: AttentionTile(32, 32, 4, 1),
+    },
+}
+"""Of fp16 and bf16, causal or not."""
+
+HALF_BOUNDED: _Tiles = {
+    "forward": {64: AttentionTile(64, 64, 4, 3), 128: AttentionTile(64, 32, 4, 3), 256: AttentionTile(64, 32, 8, 2)},
+    "backward_keys": {
+        64: AttentionTile(32, 64, 8, 2),
+        128: AttentionTile(32, 64, 8, 1),
+        256: AttentionTile(16, 32, 4, 1),
+    },
+    "backward_queries": {
+        64: AttentionTile(128, 64, 8, 2),
+        128: AttentionTile(64, 32, 8, 2),
+        256: AttentionTile(32, 32, 4, 1),
+    },
+}
+"""The same with documents, a window or a soft cap, which take registers."""
+
+FULL: _Tiles = {
+    "forward": {64: AttentionTile(64, 32, 8, 2), 128: AttentionTile(32, 32, 8, 1), 256: AttentionTile(16, 16, 8, 1)},
+    "backward_keys": {
+        64: AttentionTile(32, 32, 8, 1),
+        128: AttentionTile(16, 32, 8, 1),
+        256: AttentionTile(16, 16, 8, 1),
+    },
+    "backward_queries": {
+        64: AttentionTile(32, 32, 8, 1),
+        128: AttentionTile(16, 16, 8, 1),
+        256: AttentionTile(16, 16, 8, 1),
+    },
+}
+"""Of fp32."""
+
+
+def attention_tile(kernel: AttentionKernel, query: Tensor, *, bounded: bool) -> AttentionTile:
+    """The tile for queries of that dtype and width; `bounded`: whether there are documents, a window or a soft cap."""
+    table = FULL if query.dtype == torch.float32 else HALF_BOUNDED if bounded else HALF
+    return next(tile for width, tile in table[kernel].items() if query.shape[-1] <= width)
+
+
+def dot_precision(dtype: torch.dtype) -> str:
+    """How products of fp32 matrices are computed: as torch's own, in tf32 only where it was allowed."""
+    return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
