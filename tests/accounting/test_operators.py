@@ -234,7 +234,11 @@ def test_every_formula_reads_arguments_that_its_operator_has():
                 assert set(names.split()) <= arguments, (operator, overload)
             checked.add(packet)
     ring = [(packet, "query key value ranks") for packet in (own.ring_attention, own.ring_attention_backward)]
-    for packet, names in ((own.grouped_matmul, "x weight"), (own.grouped_outer, "left right"), *ring):
+    blocks = [
+        (packet, "query key value is_causal window query_offset")
+        for packet in (own.flash_attention, own.flash_attention_backward)
+    ]
+    for packet, names in ((own.grouped_matmul, "x weight"), (own.grouped_outer, "left right"), *ring, *blocks):
         assert set(names.split()) <= {argument.name for argument in packet.default._schema.arguments}
         checked.add(packet)
     assert checked == set(CONTRACTIONS)

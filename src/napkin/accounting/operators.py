@@ -360,11 +360,20 @@ _MOVING = frozenset(
 )
 
 
+# napkin's own fused operators, which compute and are not contractions.
+_OWN_COMPUTING = frozenset(
+    """
+    fused_adamw fused_cross_entropy fused_gelu_tanh fused_gelu_tanh_backward fused_norm fused_norm_backward fused_rotate
+    fused_swiglu fused_swiglu_backward
+    """.split()
+)
+
+
 @cache
 def _is_no_contraction(operator: torch._ops.OpOverload) -> bool:
     # The names are aten's; in other namespaces they may mean anything.
     if operator.namespace != "aten":
-        return operator.namespace in _MOVING_NAMESPACES
+        return operator.namespace in _MOVING_NAMESPACES or _is_elementwise(operator)
     name = operator.overloadpacket.__name__
     return _is_elementwise(operator) or name.removesuffix("_") in _MOVING or _is_view(operator)
 
@@ -374,7 +383,7 @@ def _is_elementwise(operator: torch._ops.OpOverload) -> bool:
     """Whether the operator computes and is not a contraction."""
     name = operator.overloadpacket.__name__.removesuffix("_")
     if operator.namespace != "aten" or name in _MOVING:
-        return False
+        return operator.namespace == "napkin" and name in _OWN_COMPUTING
     return torch.Tag.pointwise in operator.tags or name.startswith("_foreach_") or name in _COMPUTING
 
 

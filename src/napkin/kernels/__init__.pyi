@@ -13,6 +13,13 @@ from .cross_entropy_loss import linear_cross_entropy as linear_cross_entropy
 from .fp8_matmul import fp8_linear as fp8_linear
 from .fp8_matmul import fp8_linear_emulated as fp8_linear_emulated
 from .fp8_matmul import takes_fp8 as takes_fp8
+from .fused_cross_entropy import fused_linear_cross_entropy as fused_linear_cross_entropy
+from .fused_rows import fused_gelu_tanh as fused_gelu_tanh
+from .fused_rows import fused_layer_norm as fused_layer_norm
+from .fused_rows import fused_rms_norm as fused_rms_norm
+from .fused_rows import fused_rotate as fused_rotate
+from .fused_rows import fused_swiglu as fused_swiglu
+from .fused_update import fused_adamw_ as fused_adamw_
 from .grouped_gemm import grouped_matmul as grouped_matmul
 from .grouped_gemm import grouped_matmul_reference as grouped_matmul_reference
 from .layer_normalization import layer_norm as layer_norm

@@ -84,3 +84,13 @@ def attention_tile(kernel: AttentionKernel, query: Tensor, *, bounded: bool) -> 
 def dot_precision(dtype: torch.dtype) -> str:
     """How products of fp32 matrices are computed: as torch's own, in tf32 only where it was allowed."""
     return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+def row_block(width: int) -> int:
+    """Numbers of a program that holds a whole row: the next power of two."""
+    return 1 << (width - 1).bit_length()
+
+
+def row_warps(width: int) -> int:
+    """Warps of such a program: 8 numbers or more for each thread, 16 at most in flight."""
+    return min(16, max(1, row_block(width) // 512))
