@@ -14,9 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# These make operators of torch.ops.napkin.
 import napkin.kernels.attention_flash
-import napkin.kernels.attention_ring  # makes operators of torch.ops.napkin, as the next ones do
-import napkin.kernels.grouped_gemm  # noqa: F401
+import napkin.kernels.attention_ring
+import napkin.kernels.cross_entropy_loss
+import napkin.kernels.gelu_activation
+import napkin.kernels.grouped_gemm
+import napkin.kernels.norm_operator
+import napkin.kernels.rope
+import napkin.kernels.swiglu_gate  # noqa: F401
 from napkin.accounting.collectives import DISTRIBUTED
 
 aten = torch.ops.aten
@@ -337,6 +343,14 @@ _COMPUTING = frozenset(
     """.split()
 )
 
+# napkin's own operators of that kind.
+_OWN_COMPUTING = frozenset(
+    """
+    compiled_gelu_tanh compiled_gelu_tanh_backward compiled_loss_rows compiled_norm compiled_norm_backward
+    compiled_rotation compiled_swiglu compiled_swiglu_backward
+    """.split()
+)
+
 # Operators that move, create or draw numbers, where neither their schema nor their tags show it.
 _MOVING = frozenset(
     """
@@ -382,6 +396,8 @@ def _is_no_contraction(operator: torch._ops.OpOverload) -> bool:
 def _is_elementwise(operator: torch._ops.OpOverload) -> bool:
     """Whether the operator computes and is not a contraction."""
     name = operator.overloadpacket.__name__.removesuffix("_")
+    if operator.namespace == "napkin":
+        return name in _OWN_COMPUTING
     if operator.namespace != "aten" or name in _MOVING:
         return operator.namespace == "napkin" and name in _OWN_COMPUTING
     return torch.Tag.pointwise in operator.tags or name.startswith("_foreach_") or name in _COMPUTING

@@ -5,9 +5,6 @@ loaded, see napkin.kernels.compiled; all else is torch's. So is everything while
 operators, which would not see the loops.
 """
 
-import functools
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,6 +14,7 @@ from jaxtyping import Float, Int, Int8
 from torch import Tensor
 
 from napkin.kernels.compiled.loading import KERNELS, float_bits
+from napkin.kernels.rows_on_threads import worker_threads
 
 _SMALLEST_MATRIX = 2**18
 """Numbers of a matrix from which the compiled product is used; the products of smaller models are soon done."""
@@ -66,17 +64,11 @@ def linear(
     n_threads = torch.get_num_threads() if weight.numel() >= _SMALLEST_SHARED else 1
     ends = [n_rows * part // n_threads for part in range(n_threads + 1)]
     parts = [(first + 2 * n_columns * a, x_at, y_at + 4 * a, b - a, n_columns) for a, b in pairwise(ends)]
-    others = [_threads(os.getpid(), n_threads).submit(matrix_vector, *part) for part in parts[1:]]
+    others = [worker_threads(n_threads).submit(matrix_vector, *part) for part in parts[1:]]
     matrix_vector(*parts[0])
     for other in others:
         other.result()
     return (result if bias is None else result.add_(bias)).to(x.dtype)
-
-
-@functools.cache
-def _threads(process: int, n: int) -> ThreadPoolExecutor:
-    """Threads of this process: those of the process that forked it are not there."""
-    return ThreadPoolExecutor(n)
 
 
 def _may_be_compiled() -> bool:

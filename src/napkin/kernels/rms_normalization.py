@@ -7,6 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from napkin.kernels.norm_operator import normalize_rows
+
 Vectors = Float[Tensor, "*batch d_model"]
 Gain = Float[Tensor, " d_model"]
 
@@ -20,6 +22,15 @@ def rms_norm_reference(x: Vectors, gain: Gain, eps: float) -> Vectors:
 def rms_norm(x: Vectors, gain: Gain, eps: float) -> Vectors:
     """The same; the backward pass keeps x and one number per vector."""
     return _RMSNorm.apply(x, gain, eps)  # pyright: ignore[reportReturnType]
+
+
+def compiled_rms_norm(x: Vectors, gain: Gain, eps: float, *, narrow: bool = False) -> Vectors:
+    """The same in a compiled loop on a CPU, `narrow` under autocast in autocast's format, as what reads it takes it.
+
+    `rms_norm` where there is no such loop.
+    """
+    result = normalize_rows(x, gain, None, eps, centred=False, narrow=narrow)
+    return rms_norm(x, gain, eps) if result is None else result
 
 
 class _RMSNorm(torch.autograd.Function):

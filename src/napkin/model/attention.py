@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
-from napkin.kernels.rope import rotate_halves
+from napkin.kernels.rope import COMPILED_ROTATIONS, rotate_halves
 from napkin.model.attention_implementations import FusedAttention, PlainAttention
 from napkin.model.initialization import Device
 from napkin.model.kv_cache import CachedPass
@@ -100,7 +100,7 @@ class CausalSelfAttention(nn.Module):
         length = x.shape[1]
         rotation: Rotation = ()
         for pairing, (rotate, _) in PAIRINGS.items():
-            if rotate is self.rotate:
+            if self.rotate in (rotate, COMPILED_ROTATIONS[rotate]):
                 with x.device:
                     rotation = RotaryEmbedding(self.head_dim, length, pairing=pairing)(length)
         return ForwardContext(rotation, self.attend.prepare(NoPositions(), length, None, x.device))

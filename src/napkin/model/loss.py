@@ -18,10 +18,12 @@ def next_token_loss(
     chunk_size: int,
     z_weight: float = 0.0,
     logit_softcap: float | None = None,
+    compiled: bool = False,
 ) -> Float[Tensor, ""]:
     """Mean cross-entropy in nats per token, targets of -1 ignored, plus z_weight · mean(logsumexp(logits)²).
 
-    At most chunk_size rows of logits exist at a time; they are bounded by a softcap if there is one.
+    At most chunk_size rows of logits exist at a time; they are bounded by a softcap if there is one. `compiled` is as
+    in `linear_cross_entropy`.
     """
     return linear_cross_entropy(
         rearrange(hidden, "b t c -> (b t) c"),
@@ -30,6 +32,7 @@ def next_token_loss(
         chunk_size=chunk_size,
         z_weight=z_weight,
         logit_softcap=logit_softcap,
+        compiled=compiled,
     )
 
 

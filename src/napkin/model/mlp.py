@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from napkin.kernels.gelu_activation import gelu_tanh
 from napkin.kernels.swiglu_gate import swiglu
 from napkin.model.initialization import Device
 from napkin.model.linear import LinearFactory
@@ -107,10 +108,7 @@ class GELU(FeedForward):
 class TanhGELU(FeedForward):
     """GELU with Φ(z) as (1 + tanh(sqrt(2/π) · (z + 0.044715 · z³))) / 2: GPT-2's."""
 
-    @staticmethod
-    def activation(z: Tensor) -> Tensor:
-        """Approximate GELU."""
-        return F.gelu(z, approximate="tanh")
+    activation = staticmethod(gelu_tanh)
 
 
 class SiLU(FeedForward):

@@ -24,10 +24,12 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.gain = nn.Parameter(torch.ones(d_model, device=device, dtype=dtype))
+        self.normalize: Callable[..., Tensor] = rms_norm
+        """The form of the operator."""
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Scale each vector to a root mean square of 1, then each of its numbers by its gain."""
-        return rms_norm(x, self.gain, self.eps)
+        return self.normalize(x, self.gain, self.eps)
 
 
 class LayerNorm(nn.Module):
@@ -50,10 +52,12 @@ class LayerNorm(nn.Module):
         self.gain = nn.Parameter(torch.ones(d_model, device=device, dtype=dtype))
         zeros = nn.Parameter(torch.zeros(d_model, device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", zeros)
+        self.normalize: Callable[..., Tensor] = layer_norm
+        """The form of the operator."""
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Subtract each vector's mean, scale it to a variance of 1, then each of its numbers by its gain."""
-        return layer_norm(x, self.gain, self.bias, self.eps)
+        return self.normalize(x, self.gain, self.bias, self.eps)
 
 
 class NoNorm(nn.Module):

@@ -51,6 +51,8 @@ def refuse_impossible_compile(resolved: ResolvedRecipe) -> None:
 
 
 def _obstacle(resolved: ResolvedRecipe) -> str | None:
+    if resolved.recipe.training.kernels == "compiled":
+        return "training.kernels is 'compiled', whose operators torch.compile does not see into"
     if resolved.recipe.model.n_experts:
         return "the number of tokens per expert varies from step to step, but compiled code has fixed shapes"
     if resolved.recipe.training.recompute == "selective":

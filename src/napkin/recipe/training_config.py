@@ -31,6 +31,11 @@ class TrainingConfig:
     loss_chunk_size: int = 512
     """Tokens whose logits are in memory at a time, at most a whole micro-batch."""
 
+    kernels: Literal["auto", "plain", "compiled"] = "auto"
+    """The form of the operators between matrix products: plain is torch's operators, compiled is napkin's own loops for
+    a CPU, compiled by numba once for each machine: norms, GELU and SwiGLU, rotary positions, and the loss. auto is
+    compiled on a CPU for runs of more than some seconds whose blocks torch.compile does not fuse."""
+
     offload_optimizer: bool = False
     """Whether the optimizer state of a GPU is kept in page-locked host memory and copied to the GPU bucket by
     bucket."""

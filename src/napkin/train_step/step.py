@@ -12,6 +12,7 @@ from napkin.distributed.dividing import parallelize
 from napkin.distributed.micro_batches import MicroBatch, Passes
 from napkin.distributed.parallel_model import ParallelModel, all_resident
 from napkin.distributed.ranks import ALONE, Ranks
+from napkin.model.compiled_kernels import use_compiled_kernels
 from napkin.model.fp8 import multiply_in_fp8
 from napkin.model.transformer import Transformer, mixtures
 from napkin.optim.averaging import WeightAverage
@@ -210,6 +211,8 @@ def build_train_state(resolved: ResolvedRecipe, ranks: Ranks = ALONE, *, compile
         _cast(model, precision.weights_dtype)
     if precision.name == "fp8":
         multiply_in_fp8(model.blocks, native=precision.native_fp8)
+    if recipe.training.kernels == "compiled":
+        use_compiled_kernels(model)
     model.loss_chunk_size = recipe.training.loss_chunk_size
     if compiled:
         compile_blocks(model)

@@ -1,0 +1,73 @@
+"""The rows of a language model's loss, compiled: logits become their gradient in one pass over a row that stays in
+cache."""
+
+from math import log
+from typing import Any
+
+import numpy as np
+
+from napkin.kernels.compiled.number_conversions import (
+    FASTMATH,
+    exponential,
+    f32_at,
+    float_argument,
+    hyperbolic_tangent,
+    i64_at,
+    larger,
+)
+from napkin.kernels.compiled.rows import narrow_row, widen_row
+from napkin.machine_code.compiled_function import CompiledFunction
+
+
+@CompiledFunction.with_options(fastmath=FASTMATH)
+def loss_rows(
+    logits: Any,
+    is_bf16: Any,
+    targets: Any,
+    target_logits: Any,
+    logsumexps: Any,
+    start: Any,
+    stop: Any,
+    n: Any,
+    softcap: Any,
+    z_weight: Any,
+    with_gradient: Any,
+    buffer: Any,
+) -> None:
+    """Of the rows start to stop of logits [rows, n]: the target's logit and logsumexp; with_gradient, each row becomes
+    the gradient of logsumexp - logits[target] + z_weight · logsumexp².
+
+    Logits are bounded by a softcap unless it is 0. The buffer holds 2 · n float32.
+    """
+    row, slope = f32_at(buffer), f32_at(buffer + 4 * n)
+    target_of, target_logit_of, logsumexp_of = i64_at(targets), f32_at(target_logits), f32_at(logsumexps)
+    cap, z = float_argument(softcap), float_argument(z_weight)
+    for i in range(start, stop):
+        widen_row(logits, is_bf16, i * n, n, row)
+        if cap > 0:
+            for j in range(n):
+                bounded = hyperbolic_tangent(row[j] / cap)
+                slope[j] = np.float32(1) - bounded * bounded
+                row[j] = cap * bounded
+        largest = np.float32(-np.inf)
+        for j in range(n):
+            largest = larger(largest, row[j])
+        target = target_of[i]
+        target_logit_of[i] = row[target]
+        total = np.float32(0)
+        for j in range(n):
+            e = exponential(row[j] - largest)
+            row[j] = e
+            total += e
+        logsumexp = largest + np.float32(log(total))
+        logsumexp_of[i] = logsumexp
+        if with_gradient:
+            # The gradient of logsumexp² is 2 · logsumexp · softmax.
+            factor = (np.float32(1) + np.float32(2) * z * logsumexp) / total
+            for j in range(n):
+                row[j] *= factor
+            row[target] -= np.float32(1)
+            if cap > 0:
+                for j in range(n):
+                    row[j] *= slope[j]
+            narrow_row(row, logits, is_bf16, i * n, n)
