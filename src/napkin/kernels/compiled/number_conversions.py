@@ -21,8 +21,8 @@ _LOG2_E = np.float32(1.4426950408889634)
 _LN_2 = np.float32(0.6931471805599453)
 _SMALLEST = np.float32(-87.0)
 """e^x is a normal number down to here; below, its value here is returned, which is less than 1.7e-38."""
-_LARGEST = np.float32(88.0)
-"""Above, the value of e^x here is returned, 1.65e38."""
+_LARGEST = np.float32(89.0)
+"""e^x is infinite from here on; from 88.4 on it is so here."""
 
 
 def _operation(target: Any, sources: tuple[Any, ...], emit: Any) -> Any:

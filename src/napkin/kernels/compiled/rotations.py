@@ -25,11 +25,11 @@ def rotate_heads(
     backwards: Any,
     buffer: Any,
 ) -> None:
-    """y = x rotated, of the tokens start to stop; token i stands at position i mod n_positions of the tables
-    [n_positions, width], float32.
+    """y = x rotated, or rotated back, of the tokens start to stop.
 
-    x and y are [tokens, n_heads, width]; from one token to the next it is x_stride and y_stride numbers. The pairs are
-    number j of each half, or neighbours where interleaved. The buffer holds 2 · width.
+    x and y are [tokens, n_heads, width]; from one token to the next it is x_stride and y_stride numbers. Token i stands
+    at position i mod n_positions of the tables [n_positions, width], float32. The pairs are number j of each half, or
+    neighbours where interleaved; the two sines of a pair are each other's negatives. The buffer holds 2 · width.
     """
     row, other = f32_at(buffer), f32_at(buffer + 4 * width)
     half = width // 2

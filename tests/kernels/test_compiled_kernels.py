@@ -1,0 +1,161 @@
+"""The compiled kernels of a CPU beside the formulas in float64, forward and backward."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from napkin.kernels.cross_entropy_loss import linear_cross_entropy
+from napkin.kernels.gelu_activation import compiled_gelu_tanh, gelu_tanh
+from napkin.kernels.layer_normalization import compiled_layer_norm
+from napkin.kernels.rms_normalization import compiled_rms_norm
+from napkin.kernels.rope import compiled_rotate_halves, compiled_rotate_interleaved, rotate_halves, rotate_interleaved
+from napkin.kernels.swiglu_gate import compiled_swiglu, swiglu_reference
+from napkin.model.rope import RotaryEmbedding
+
+EPS = 1e-5
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
+DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=["fp32", "bf16"])
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0, scale: float = 2.0) -> Tensor:
+    return (scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).to(dtype)
+
+
+def layer_norm_formula(x: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, gain.shape, gain, bias, EPS)
+
+
+def rms_norm_formula(x: Tensor, gain: Tensor) -> Tensor:
+    return x / (x.square().mean(dim=-1, keepdim=True) + EPS).sqrt() * gain
+
+
+def compare(compiled: Callable[..., Tensor], formula: Callable[..., Tensor], *inputs: Tensor) -> None:
+    """Results and gradients, of the largest number of each, within the resolution of the format."""
+    ours = [x.clone().requires_grad_() for x in inputs]
+    theirs = [x.double().requires_grad_() for x in inputs]
+    result, expected = compiled(*ours), formula(*theirs)
+    gradient = drawn(*expected.shape, dtype=result.dtype, seed=99)
+    result.backward(gradient)
+    expected.backward(gradient.double())
+    pairs = [(result, expected), *((x.grad, y.grad) for x, y in zip(ours, theirs, strict=True))]
+    for got, wanted in pairs:
+        assert got is not None
+        assert wanted is not None
+        assert (got.double() - wanted).abs().max() <= 2 * TOLERANCES[inputs[0].dtype] * wanted.abs().max()
+
+
+@DTYPES
+def test_gelu_and_swiglu_equal_their_formulas(dtype: torch.dtype) -> None:
+    for shape in ((3, 1), (5, 1026), (2, 70, 64)):
+        compare(compiled_gelu_tanh, gelu_tanh, drawn(*shape, dtype=dtype))
+    for shape in ((3, 2), (7, 130), (2, 70, 2048)):
+        compare(compiled_swiglu, swiglu_reference, drawn(*shape, dtype=dtype))
+
+
+def test_activations_of_the_largest_and_smallest_numbers() -> None:
+    z = torch.tensor([0.0, -0.0, 1e-30, 30.0, -30.0, 1e4, -1e4, 3e38, -3e38, torch.inf, torch.nan])
+    assert torch.equal(compiled_gelu_tanh(z).isnan(), gelu_tanh(z).isnan())
+    torch.testing.assert_close(compiled_gelu_tanh(z)[:7], gelu_tanh(z)[:7], rtol=1e-6, atol=1e-6)
+    gate_up = torch.stack((z, torch.ones_like(z)), dim=1)
+    expected = swiglu_reference(gate_up)
+    torch.testing.assert_close(compiled_swiglu(gate_up)[:9], expected[:9], rtol=1e-6, atol=1e-6)
+    assert compiled_swiglu(gate_up)[10].isnan()
+
+
+@DTYPES
+def test_norms_equal_their_formulas(dtype: torch.dtype) -> None:
+    for n_rows, n in ((1, 3), (131, 64), (257, 100)):
+        x, gain, bias = drawn(n_rows, n, dtype=dtype), drawn(n, seed=1), drawn(n, seed=2)
+        compare(lambda x, g: compiled_rms_norm(x, g, EPS), rms_norm_formula, x, gain)
+        compare(lambda x, g, b: compiled_layer_norm(x, g, b, EPS), layer_norm_formula, x, gain, bias)
+
+
+def test_a_narrow_norm_writes_what_autocast_would_read() -> None:
+    x, gain, bias = drawn(40, 64), drawn(64, seed=1), drawn(64, seed=2)
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = compiled_layer_norm(x, gain, bias, EPS, narrow=True)
+        wide = compiled_layer_norm(x, gain, bias, EPS)
+    assert wide.dtype == torch.float32
+    assert torch.equal(narrow, wide.bfloat16())
+
+
+@DTYPES
+def test_rotations_equal_the_plain_form_on_slices_of_heads(dtype: torch.dtype) -> None:
+    heads = drawn(2, 9, 5, 16, dtype=dtype)
+    for compiled, plain, pairing in (
+        (compiled_rotate_halves, rotate_halves, "halves"),
+        (compiled_rotate_interleaved, rotate_interleaved, "interleaved"),
+    ):
+        tables = RotaryEmbedding(16, 9, pairing=pairing)(9)
+        ours, theirs = heads.clone().requires_grad_(), heads.clone().requires_grad_()
+        # Queries and keys lie beside values.
+        result, expected = compiled(ours[:, :, :3], *tables), plain(theirs[:, :, :3], *tables)
+        torch.testing.assert_close(result, expected, rtol=2 * TOLERANCES[dtype], atol=TOLERANCES[dtype])
+        gradient = drawn(2, 9, 3, 16, dtype=dtype, seed=3)
+        result.backward(gradient)
+        expected.backward(gradient)
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=2 * TOLERANCES[dtype], atol=2 * TOLERANCES[dtype])
+
+
+LOSSES = [{}, {"z_weight": 1e-2}, {"logit_softcap": 5.0}, {"z_weight": 1e-2, "logit_softcap": 5.0}]
+
+
+@pytest.mark.parametrize("settings", LOSSES, ids=["plain", "z", "softcap", "both"])
+@DTYPES
+def test_the_loss_equals_that_of_full_logits(settings: dict[str, float], dtype: torch.dtype) -> None:
+    hidden, weight = drawn(50, 32, dtype=dtype, scale=0.5), drawn(301, 32, dtype=dtype, seed=1)
+    targets = torch.randint(301, (50,), generator=torch.Generator().manual_seed(2))
+    targets[::7] = -1
+    ours, theirs = ([x.clone().requires_grad_() for x in (hidden, weight)] for _ in range(2))
+    found = linear_cross_entropy(*ours, targets, chunk_size=16, compiled=True, **settings)
+    expected = full_loss(theirs[0].double(), theirs[1].double(), targets, **settings)
+    torch.testing.assert_close(found.double(), expected, rtol=2 * TOLERANCES[dtype], atol=1e-6)
+    with torch.no_grad():
+        assert linear_cross_entropy(*ours, targets, chunk_size=16, compiled=True, **settings) == found
+    found.backward()
+    expected.backward()
+    for x, y in zip(ours, theirs, strict=True):
+        assert x.grad is not None
+        assert y.grad is not None
+        assert (x.grad.double() - y.grad.double()).norm() <= 4 * TOLERANCES[dtype] * y.grad.double().norm()
+
+
+def full_loss(
+    hidden: Tensor, weight: Tensor, targets: Tensor, z_weight: float = 0, logit_softcap: float | None = None
+) -> Tensor:
+    logits = hidden @ weight.T
+    if logit_softcap is not None:
+        logits = logit_softcap * torch.tanh(logits / logit_softcap)
+    kept = targets != -1
+    return F.cross_entropy(logits[kept], targets[kept]) + z_weight * logits[kept].logsumexp(dim=-1).square().mean()
+
+
+def test_a_loss_of_huge_logits_is_finite_and_one_of_nan_is_nan() -> None:
+    hidden, weight = 1000 * drawn(8, 16), drawn(50, 16, seed=1)
+    targets = torch.arange(8)
+    found = linear_cross_entropy(hidden, weight, targets, compiled=True)
+    torch.testing.assert_close(found, F.cross_entropy(hidden @ weight.T, targets), rtol=1e-5, atol=0)
+    hidden[3, 3] = torch.nan
+    assert linear_cross_entropy(hidden, weight, targets, compiled=True).isnan()
+
+
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
+    x, gain, bias = drawn(1000, 128).requires_grad_(), drawn(128, seed=1).requires_grad_(), drawn(128, seed=2)
+    found: list[list[Tensor]] = []
+    threads = torch.get_num_threads()
+    try:
+        for n in (1, 3):
+            torch.set_num_threads(n)
+            normed = compiled_layer_norm(x, gain, bias, EPS)
+            loss = linear_cross_entropy(normed, drawn(600, 128, seed=3), torch.arange(1000) % 600, compiled=True)
+            loss.backward()
+            assert x.grad is not None
+            assert gain.grad is not None
+            found.append([loss.detach(), x.grad, gain.grad])
+            x.grad = gain.grad = None
+    finally:
+        torch.set_num_threads(threads)
+    assert all(map(torch.equal, *found))
