@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from napkin.accounting.recording import record
+from napkin.model.block import Block
 from napkin.model.compiled_kernels import use_compiled_kernels
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
@@ -87,7 +88,9 @@ def test_short_runs_are_plain_and_long_ones_compiled() -> None:
 def test_a_norm_that_a_router_reads_stays_wide() -> None:
     model = Transformer(resolved("experts", "compiled", "bf16").recipe.model)
     use_compiled_kernels(model)
+    block = model.blocks[0]
+    assert isinstance(block, Block)
     with torch.autocast("cpu", torch.bfloat16):
         x = torch.randn(1, 4, 64)
-        assert model.blocks[0].attention_norm(x).dtype == torch.bfloat16
-        assert model.blocks[0].feed_forward_norm(x).dtype == torch.float32
+        assert block.attention_norm(x).dtype == torch.bfloat16
+        assert block.feed_forward_norm(x).dtype == torch.float32

@@ -4,6 +4,7 @@ import gzip
 import lzma
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from napkin.distributed.parallel_model import ParallelModel
 from napkin.distributed.ranks import ALONE
 from napkin.errors import NapkinError
 from napkin.hardware.host import detect_host
+from napkin.model.compiled_kernels import compiled_kernels, is_worth_compiling
 from napkin.model.language_model import evaluation_mode
 from napkin.model.transformer import Transformer
 from napkin.recipe.layout import Layout
@@ -120,6 +122,8 @@ def mean_loss(
     stride = context_length if stride is None else stride
     total = token_file.n_tokens - 1 if max_tokens is None else min(max_tokens, token_file.n_tokens - 1)
     nats, done = 0.0, 0
+    computed = total * context_length // stride
+    compiled = precision.device_type == "cpu" and is_worth_compiling(model.config, computed, trained=False)
     for inputs, targets in evaluation_windows(
         token_file,
         context_length=context_length,
@@ -132,7 +136,7 @@ def mean_loss(
         inputs, targets = _own_rows(inputs, targets, parallel_model)
         inputs, targets = inputs.to(precision.device_type), targets.to(precision.device_type)
         documents = document_ids(inputs, token_file.separator) if separate_documents else None
-        with evaluation_mode(model), precision.autocast():
+        with evaluation_mode(model), precision.autocast(), compiled_kernels(model) if compiled else nullcontext():
             nats += parallel_model.evaluation_nats(inputs, targets, documents)
         done += scored
         if progress is not None:

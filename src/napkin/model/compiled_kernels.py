@@ -1,7 +1,8 @@
 """A model whose operators between matrix products are napkin's compiled loops for a CPU, where there are some."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -12,6 +13,7 @@ from napkin.kernels.rms_normalization import compiled_rms_norm, rms_norm
 from napkin.kernels.rope import COMPILED_ROTATIONS
 from napkin.kernels.swiglu_gate import compiled_swiglu
 from napkin.model.block import Block, ParallelBlock, PostNormBlock, ReorderedBlock
+from napkin.model.config import ModelConfig
 from napkin.model.linear import Linear
 from napkin.model.loss import next_token_loss
 from napkin.model.mlp import SwiGLU, TanhGELU
@@ -28,8 +30,18 @@ COMPILED: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 """The compiled form of an operator, by the form that a model has without."""
 
+COMPILED_FROM = 2**38
+"""The products of weights and tokens, forward and backward, from which compiled kernels are worth being loaded or, once
+for each machine, built: some 1.6 TFLOP, seconds of a CPU's time."""
+
 _ATTRIBUTES = ("normalize", "rotate", "activate", "next_token_loss")
 """Where modules keep their forms."""
+
+
+def is_worth_compiling(config: ModelConfig, tokens: int, *, trained: bool) -> bool:
+    """Whether a model is computed for so many tokens that its compiled kernels save more time than they cost."""
+    weights = config.d_model * (12 * config.n_layers * config.d_model + config.vocab_size)
+    return weights * tokens * (1 if trained else 1 / 3) >= COMPILED_FROM
 
 
 def use_compiled_kernels(model: Transformer) -> None:
@@ -37,14 +49,34 @@ def use_compiled_kernels(model: Transformer) -> None:
 
     A norm that only linear layers read then writes what they read: under autocast, numbers of its format.
     """
+    for module, name, form in _replacements(model):
+        setattr(module, name, form)
+
+
+@contextmanager
+def compiled_kernels(model: Transformer) -> Iterator[None]:
+    """While it lasts, the model computes with the compiled forms."""
+    replacements = _replacements(model)
+    before = [(module, name, getattr(module, name)) for module, name, _ in replacements]
+    use_compiled_kernels(model)
+    try:
+        yield
+    finally:
+        for module, name, form in before:
+            setattr(module, name, form)
+
+
+def _replacements(model: Transformer) -> list[tuple[nn.Module, str, Callable[..., Any]]]:
+    narrow = {norm for block in model.blocks for norm in _norms_before_linears(block)}
+    found: list[tuple[nn.Module, str, Callable[..., Any]]] = []
     for module in model.modules():
         for name in _ATTRIBUTES:
             form = getattr(module, name, None)
-            if form is not None and not isinstance(form, nn.Module) and form in COMPILED:
-                setattr(module, name, COMPILED[form])
-    for block in model.blocks:
-        for norm in _norms_before_linears(block):
-            norm.normalize = functools.partial(norm.normalize, narrow=True)
+            if form is None or isinstance(form, nn.Module) or form not in COMPILED:
+                continue
+            compiled = COMPILED[form]
+            found.append((module, name, functools.partial(compiled, narrow=True) if module in narrow else compiled))
+    return found
 
 
 def _norms_before_linears(block: nn.Module) -> list[RMSNorm | LayerNorm]:
