@@ -141,6 +141,7 @@ OPERATORS: dict[str, Operator] = {
         _head_inputs,
         {
             "fused": kernels.linear_cross_entropy,
+            "compiled": functools.partial(kernels.linear_cross_entropy, compiled=True),
             "logits": lambda hidden, weight, targets: kernels.cross_entropy(F.linear(hidden, weight), targets),
             "torch": lambda hidden, weight, targets: F.cross_entropy(F.linear(hidden, weight).float(), targets),
         },
@@ -165,6 +166,7 @@ OPERATORS: dict[str, Operator] = {
         lambda shape, draw: _vectors_and_gains(shape, draw)[:2],
         {
             "kernel": lambda x, gain: kernels.rms_norm(x, gain, EPS),
+            "compiled": lambda x, gain: kernels.compiled_rms_norm(x, gain, EPS),
             "reference": lambda x, gain: kernels.rms_norm_reference(x, gain, EPS),
             "torch": lambda x, gain: F.rms_norm(x, gain.shape, gain, EPS),
         },
@@ -176,6 +178,7 @@ OPERATORS: dict[str, Operator] = {
         _vectors_and_gains,
         {
             "kernel": lambda x, gain, bias: kernels.layer_norm(x, gain, bias, EPS),
+            "compiled": lambda x, gain, bias: kernels.compiled_layer_norm(x, gain, bias, EPS),
             "reference": lambda x, gain, bias: kernels.layer_norm_reference(x, gain, bias, EPS),
             "torch": lambda x, gain, bias: F.layer_norm(x, gain.shape, gain, bias, EPS),
         },
@@ -186,14 +189,25 @@ OPERATORS: dict[str, Operator] = {
         {"batch_size": 4, "context_length": 512, "n_heads": 8, "head_dim": 64},
         _rope_inputs,
         # The seconds do not depend on the tables' numbers: both forms get those of halves.
-        {"halves": kernels.rotate_halves, "interleaved": kernels.rotate_interleaved},
+        {
+            "halves": kernels.rotate_halves,
+            "interleaved": kernels.rotate_interleaved,
+            "compiled": kernels.compiled_rotate_halves,
+        },
         sweep=_grid(context_length=(256, 1024, 4096)),
     ),
     "swiglu": Operator(
         "silu(gate) · up of [tokens, 2 · d_ff]",
         {"tokens": 4096, "d_ff": 1024},
         lambda shape, draw: (draw.normal(shape["tokens"], 2 * shape["d_ff"]),),
-        {"kernel": kernels.swiglu, "reference": kernels.swiglu_reference},
+        {"kernel": kernels.swiglu, "compiled": kernels.compiled_swiglu, "reference": kernels.swiglu_reference},
+        sweep=_TOKENS,
+    ),
+    "gelu_tanh": Operator(
+        "GELU's approximation by tanh of [tokens, d_ff]",
+        {"tokens": 4096, "d_ff": 1024},
+        lambda shape, draw: (draw.normal(shape["tokens"], shape["d_ff"]),),
+        {"torch": kernels.gelu_tanh, "compiled": kernels.compiled_gelu_tanh},
         sweep=_TOKENS,
     ),
     "grouped_matmul": Operator(

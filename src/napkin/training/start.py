@@ -147,9 +147,11 @@ def _with_prediction(preparation: Preparation, run: RunFolder) -> Preparation:
 
 def _as_begun(recipe: Recipe) -> Recipe:
     """The resolved recipe of a run. Where it leaves an option open, the run is older than that option and continues as
-    it began: uncompiled, its windows at the same places in every epoch."""
+    it began: uncompiled, with plain kernels, its windows at the same places in every epoch."""
     if recipe.training.compile == "auto":
         recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, compile="off"))
+    if recipe.training.kernels == "auto":
+        recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, kernels="plain"))
     if recipe.data.windows == "auto":
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, windows="fixed"))
     return recipe
