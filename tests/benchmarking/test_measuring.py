@@ -31,6 +31,7 @@ TINY = {
     "layer_norm": {"tokens": 6, "d_model": 10},
     "rope": {"batch_size": 2, "context_length": 6, "n_heads": 2, "head_dim": 10},
     "swiglu": {"tokens": 6, "d_ff": 10},
+    "gelu_tanh": {"tokens": 6, "d_ff": 10},
     "grouped_matmul": {"tokens": 6, "d_in": 10, "d_out": 14, "groups": 3},
     "fp8_linear": {"tokens": 6, "d_in": 10, "d_out": 14},
 }

@@ -205,7 +205,8 @@ def test_a_run_of_before_windows_were_shifted_continues_as_it_began(text: Path) 
     # Neither its recipe nor its checkpoint has the field.
     lines = (run.path / "recipe.toml").read_text().splitlines()
     assert 'windows = "fixed"' in lines
-    (run.path / "recipe.toml").write_text("\n".join(line for line in lines if not line.startswith("windows")))
+    kept = [line for line in lines if not line.startswith(("windows", "kernels"))]
+    (run.path / "recipe.toml").write_text("\n".join(kept))
     [path] = checkpoint_paths(run.checkpoints)
     state = msgspec.json.decode((path / "state.json").read_bytes())
     del state["recipe"]["data"]["windows"]
@@ -216,6 +217,7 @@ def test_a_run_of_before_windows_were_shifted_continues_as_it_began(text: Path) 
 
     preparation, run = open_run(run.path)
     assert preparation.recipe.data.windows == "fixed"
+    assert preparation.recipe.training.kernels == "plain"
     train_run(preparation, run)
     assert losses(run) == losses(whole)
     _, shifted = create_run(little_text(text), text / "shifted")
