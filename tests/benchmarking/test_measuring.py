@@ -42,7 +42,7 @@ FLOPS: dict[str, Callable[[str], tuple[int, int]]] = {
     "grouped_matmul": lambda form: (2 * 6 * 10 * 14, 2 * 2 * 6 * 10 * 14),
     # The fused loss computes both gradients in its forward pass.
     "linear_cross_entropy": lambda form: (
-        (3 * 2 * 6 * 10 * 14, 0) if form == "fused" else (2 * 6 * 10 * 14, 2 * 2 * 6 * 10 * 14)
+        (3 * 2 * 6 * 10 * 14, 0) if form in ("fused", "compiled") else (2 * 6 * 10 * 14, 2 * 2 * 6 * 10 * 14)
     ),
     # Two products of all pairs, twice that backward; the fused form computes the 21 pairs on and below the diagonal,
     # and the scores once more in its backward pass.

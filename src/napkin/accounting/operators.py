@@ -17,12 +17,7 @@ from torch import Tensor
 # These make operators of torch.ops.napkin.
 import napkin.kernels.attention_flash
 import napkin.kernels.attention_ring
-import napkin.kernels.cross_entropy_loss
-import napkin.kernels.gelu_activation
-import napkin.kernels.grouped_gemm
-import napkin.kernels.norm_operator
-import napkin.kernels.rope
-import napkin.kernels.swiglu_gate  # noqa: F401
+import napkin.kernels.grouped_gemm  # noqa: F401
 from napkin.accounting.collectives import DISTRIBUTED
 
 aten = torch.ops.aten
@@ -343,14 +338,6 @@ _COMPUTING = frozenset(
     """.split()
 )
 
-# napkin's own operators of that kind.
-_OWN_COMPUTING = frozenset(
-    """
-    compiled_gelu_tanh compiled_gelu_tanh_backward compiled_loss_rows compiled_norm compiled_norm_backward
-    compiled_rotation compiled_swiglu compiled_swiglu_backward
-    """.split()
-)
-
 # Operators that move, create or draw numbers, where neither their schema nor their tags show it.
 _MOVING = frozenset(
     """
@@ -377,6 +364,8 @@ _MOVING = frozenset(
 # napkin's own fused operators, which compute and are not contractions.
 _OWN_COMPUTING = frozenset(
     """
+    compiled_gelu_tanh compiled_gelu_tanh_backward compiled_loss_rows compiled_norm compiled_norm_backward
+    compiled_rotation compiled_swiglu compiled_swiglu_backward
     fused_adamw fused_cross_entropy fused_gelu_tanh fused_gelu_tanh_backward fused_norm fused_norm_backward fused_rotate
     fused_swiglu fused_swiglu_backward
     """.split()
@@ -396,8 +385,6 @@ def _is_no_contraction(operator: torch._ops.OpOverload) -> bool:
 def _is_elementwise(operator: torch._ops.OpOverload) -> bool:
     """Whether the operator computes and is not a contraction."""
     name = operator.overloadpacket.__name__.removesuffix("_")
-    if operator.namespace == "napkin":
-        return name in _OWN_COMPUTING
     if operator.namespace != "aten" or name in _MOVING:
         return operator.namespace == "napkin" and name in _OWN_COMPUTING
     return torch.Tag.pointwise in operator.tags or name.startswith("_foreach_") or name in _COMPUTING
