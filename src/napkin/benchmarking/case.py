@@ -1,7 +1,7 @@
 """One thing that is timed: a shape of a target, in a form, a precision and a pass, compiled or not, cold or warm."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from napkin.accounting.ledger import Ledger
@@ -32,7 +32,6 @@ class Case:
 class Target(ABC):
     """What can be timed: an operator or a module."""
 
-    about: str
     dimensions: Sequence[str]
     named_sizes: Mapping[str, Mapping[str, Shape]] = {}
     """Dimensions whose values are names, which stand for several dimensions."""
@@ -51,7 +50,7 @@ class Target(ABC):
         """The forms of a whole shape that are timed where none is named."""
 
     @abstractmethod
-    def ledger(self, case: Case, progress: Callable[[int], None] | None = None) -> Ledger:
+    def ledger(self, case: Case) -> Ledger:
         """The step that a case is a pass of, counted without allocating anything."""
 
     @abstractmethod

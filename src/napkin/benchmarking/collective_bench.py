@@ -28,6 +28,8 @@ COLLECTIVES: dict[str, Operation] = {
 }
 DIMENSIONS = ("bytes", "ranks")
 USUAL_RANKS = 2
+# Course CS336 of Stanford, assignment 2: 1 MB to 1 GB among 2, 4 and 6 processes.
+SWEEP: list[Shape] = [{"ranks": ranks, "bytes": 10**power} for ranks in (2, 4, 6) for power in (6, 7, 8, 9)]
 MOST_RANKS = 256
 BYTES_OF_A_PROCESS = 300e6
 """That a process with torch takes by itself; it also holds tensors of twice the bytes that a collective moves."""
@@ -121,7 +123,13 @@ def collective_shapes(shapes: Sequence[Shape], world_size: int | None = None) ->
 
 
 def time_in_processes(
-    operation: Operation, sizes: Mapping[int, Sequence[int]], *, threads: int, seconds: float, free_bytes: float
+    operation: Operation,
+    sizes: Mapping[int, Sequence[int]],
+    *,
+    threads: int,
+    seconds: float,
+    free_bytes: float,
+    progress: Callable[[int, int, str], None] = lambda *_: None,
 ) -> list[CollectiveRow]:
     """Rows for sizes by number of ranks, measured by as many processes of this machine through gloo.
 
@@ -129,7 +137,8 @@ def time_in_processes(
     fails, OSError where it cannot be started.
     """
     rows: list[CollectiveRow] = []
-    for ranks, wanted in sizes.items():
+    for number, (ranks, wanted) in enumerate(sizes.items()):
+        progress(number, len(sizes), f"{ranks} ranks")
         needed = {size: ranks * (BYTES_OF_A_PROCESS + 2 * size) for size in wanted}
         fits = tuple(size for size in wanted if needed[size] <= free_bytes)
         if fits:

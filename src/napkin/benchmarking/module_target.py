@@ -1,7 +1,7 @@
 """A recipe's model and its parts as something to be timed: transformer, block, self-attention, feed-forward layer."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import get_args
 
@@ -55,7 +55,7 @@ class ModuleTarget(Target):
     named_sizes = {"size": SIZES}  # noqa: RUF012  never changed
 
     def __init__(self, name: str, recipe: Recipe, device_type: str) -> None:
-        self.name, self.about, self.recipe = name, MODULES[name], recipe
+        self.name, self.recipe = name, recipe
         self.passes = ("forward", "backward", "both", *(["step"] if name == "transformer" else []))
         # What other dimensions there are makes no difference to a part of the model.
         left_out = set() if name == "transformer" else {"n_layers", "vocab_size"}
@@ -82,14 +82,14 @@ class ModuleTarget(Target):
         recipe = dataclasses.replace(self.recipe, model=self._config(shape))
         return [choose_kernels(recipe, precision).model.attention]
 
-    def ledger(self, case: Case, progress: Callable[[int], None] | None = None) -> Ledger:
+    def ledger(self, case: Case) -> Ledger:
         """Forward and backward pass, or the whole step."""
         resolved = self._resolved(case)
         if case.timed == "step":
-            return count_step(resolved, progress=progress)
+            return count_step(resolved)
         with FakeTensorMode():
             subject = self._subject(dataclasses.replace(resolved, precision=resolved.precision.on("cpu")))
-            return count_passes(subject, resolved.precision.device_type, progress)
+            return count_passes(subject, resolved.precision.device_type)
 
     def subject(self, case: Case) -> Subject:
         """The module with the recipe's weights, on random tokens."""

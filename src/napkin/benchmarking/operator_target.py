@@ -1,6 +1,6 @@
 """An operator of napkin.kernels as something to be timed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -21,7 +21,6 @@ class OperatorTarget(Target):
     def __init__(self, name: str, device_type: str) -> None:
         self.operator = OPERATORS[name]
         self.passes = ("forward", "backward", "both")
-        self.about = self.operator.about
         self.dimensions = (*self.operator.sizes, *self.operator.optional)
         self.forms = [
             form for form in self.operator.forms if device_type == "cuda" or form not in self.operator.on_gpu_only
@@ -36,12 +35,12 @@ class OperatorTarget(Target):
         """All that the device has."""
         return self.forms
 
-    def ledger(self, case: Case, progress: Callable[[int], None] | None = None) -> Ledger:
+    def ledger(self, case: Case) -> Ledger:
         """Forward and backward pass."""
         with FakeTensorMode():
             form = self.operator.counted_as.get(case.form, case.form)
             subject = self._subject(replace(case, form=form), "cpu", compiled=False)
-            return count_passes(subject, case.precision.device_type, progress)
+            return count_passes(subject, case.precision.device_type)
 
     def subject(self, case: Case) -> Subject:
         """The operator with inputs in the case's format."""

@@ -91,7 +91,7 @@ def output_gradient(subject: Subject) -> Tensor:
     return torch.ones_like(subject.module(*subject.inputs)).contiguous().detach()
 
 
-def count_passes(subject: Subject, target: Target, progress: Callable[[int], None] | None) -> Ledger:
+def count_passes(subject: Subject, target: Target) -> Ledger:
     """The ledger of a forward and a backward pass; fake tensors stay fake.
 
     Raises NapkinError for what depends on values, as `napkin.count` does.
@@ -103,4 +103,4 @@ def count_passes(subject: Subject, target: Target, progress: Callable[[int], Non
         for leaf in (*module.parameters(), *inputs):
             leaf.grad = None
 
-    return count(subject.module, (*subject.inputs, output_gradient(subject)), passes, target=target, progress=progress)
+    return count(subject.module, (*subject.inputs, output_gradient(subject)), passes, target=target)

@@ -61,7 +61,7 @@ class BenchOptions(JsonOption):
     """A published model instead, as for `napkin count`."""
     sweep: Switch = False
     """A table over sizes: for models five sizes, four context lengths, fp32 and bf16, compiled and not, forward,
-    backward and step. What does not fit says so in its row."""
+    backward and step. What does not fit says so in its row. For collectives 1 MB to 1 GB among 2, 4 and 6 ranks."""
     seconds: float = 0.5
     """For which each row is timed, after its warm-up."""
     most_seconds: float = 60.0
@@ -120,7 +120,7 @@ def main(arguments: list[str]) -> int:
 def _collective(options: BenchOptions, name: str) -> int:
     from napkin.cli.bench_collectives import bench_collective
 
-    taken = {"name", "shapes", "device", "threads", "seconds", "json"}
+    taken = {"name", "shapes", "device", "threads", "seconds", "sweep", "json"}
     for each in dataclasses.fields(options):
         if each.name not in taken and getattr(options, each.name) != each.default:
             option = {"passes": "pass"}.get(each.name, each.name.replace("_", "-"))
@@ -131,6 +131,7 @@ def _collective(options: BenchOptions, name: str) -> int:
         device=options.device,
         threads=options.threads,
         seconds=options.seconds,
+        sweep=options.sweep,
         as_json=options.json,
     )
     return 0

@@ -22,6 +22,7 @@ def bench_collective(
     device: Literal["auto", "cpu", "cuda"],
     threads: int | None,
     seconds: float,
+    sweep: bool,
     as_json: bool,
 ) -> None:
     """Time a collective by sizes and ranks, and print seconds, bandwidths and a fit.
@@ -29,7 +30,7 @@ def bench_collective(
     By itself it starts processes on this machine, which use gloo. Under torchrun all ranks time it, through NCCL where
     they have GPUs, and rank 0 prints.
     """
-    from napkin.benchmarking.collective_bench import COLLECTIVES, DIMENSIONS, collective_shapes, fitted
+    from napkin.benchmarking.collective_bench import COLLECTIVES, DIMENSIONS, SWEEP, collective_shapes, fitted
     from napkin.benchmarking.conditions import Conditions
     from napkin.benchmarking.shapes import read_shapes
     from napkin.distributed.ranks import rank_info_of
@@ -37,7 +38,11 @@ def bench_collective(
 
     info = rank_info_of(os.environ)
     together = info.world_size > 1
-    sizes = collective_shapes(read_shapes(shapes, DIMENSIONS), info.world_size if together else None)
+    chosen = read_shapes(shapes, DIMENSIONS)
+    if sweep and not chosen:
+        # torchrun has decided on the number of ranks.
+        chosen = [{"bytes": each["bytes"]} for each in SWEEP] if together else SWEEP
+    sizes = collective_shapes(chosen, info.world_size if together else None)
     if not together and device == "cuda":
         raise NapkinError("--device cuda needs one process per GPU: start them with torchrun, or use --device cpu")
     device_type = choose_device(device) if together else "cpu"
@@ -46,14 +51,18 @@ def bench_collective(
         if together:
             rows = _of_torchrun(COLLECTIVES[name], sizes, device_type, seconds, threads, line)
         else:
-            rows = _of_processes(COLLECTIVES[name], sizes, seconds, threads)
+            rows = _of_processes(COLLECTIVES[name], sizes, seconds, threads, line)
     rows, fits = fitted(rows)
     if info.rank == 0:
         _print(name, rows, fits, conditions, as_json=as_json)
 
 
 def _of_processes(
-    operation: "Operation", sizes: Mapping[int, Sequence[int]], seconds: float, threads: int | None
+    operation: "Operation",
+    sizes: Mapping[int, Sequence[int]],
+    seconds: float,
+    threads: int | None,
+    line: ProgressLine,
 ) -> "list[CollectiveRow]":
     from napkin.benchmarking.collective_bench import time_in_processes
     from napkin.hardware.host import detect_host
@@ -67,6 +76,7 @@ def _of_processes(
         threads=threads or max(1, host.cores // most),
         seconds=seconds,
         free_bytes=host.available_bytes,
+        progress=line,
     )
 
 

@@ -146,13 +146,13 @@ def _all_reduce(size: int, rank: int, ranks: int, device: torch.device) -> Calla
 def _all_gather(size: int, rank: int, ranks: int, device: torch.device) -> Callable[[], None]:
     own = torch.zeros(size // 4 // ranks, device=device)
     whole = torch.zeros(own.numel() * ranks, device=device)
-    return lambda: dist.all_gather_into_tensor(whole, own) and None
+    return lambda: dist.all_gather_single(whole, own) and None
 
 
 def _reduce_scatter(size: int, rank: int, ranks: int, device: torch.device) -> Callable[[], None]:
     own = torch.zeros(size // 4 // ranks, device=device)
     whole = torch.zeros(own.numel() * ranks, device=device)
-    return lambda: dist.reduce_scatter_tensor(own, whole) and None
+    return lambda: dist.reduce_scatter_single(own, whole) and None
 
 
 def _all_to_all(size: int, rank: int, ranks: int, device: torch.device) -> Callable[[], None]:
