@@ -3,12 +3,13 @@
 import ast
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import napkin
-from napkin.child_process import failure_of, run_program, start_python
+from napkin.child_process import failure_of, interrupts_wait, run_program, start_python
 
 SOURCE = Path(napkin.__file__).parent
 
@@ -34,6 +35,23 @@ def test_a_failure_is_told_in_one_line() -> None:
     assert failure_of(start_python("import sys; sys.exit(3)")) == "exit status 3"
     killed = start_python("import os, sys; os.kill(os.getpid(), int(sys.argv[1]))", str(int(signal.SIGTERM)))
     assert failure_of(killed) == (f"signal {int(signal.SIGTERM)}" if os.name != "nt" else f"exit status {15}")
+
+
+def test_ctrl_c_while_processes_are_started_is_answered_when_all_are_known() -> None:
+    handler, known = signal.getsignal(signal.SIGINT), list[str]()
+
+    def start() -> None:
+        with interrupts_wait():
+            signal.raise_signal(signal.SIGINT)
+            known.append("a process")
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert known
+    assert signal.getsignal(signal.SIGINT) is handler
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: interrupts_wait().__enter__()).result()
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_a_program_begins_outside_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

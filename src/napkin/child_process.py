@@ -4,10 +4,13 @@
 the place of a library. PYTHONPATH still counts: the user has set it.
 """
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 
 _ROOT = os.path.abspath(os.sep)
 
@@ -30,6 +33,26 @@ def start_python(code: str, *arguments: str, **environment: str) -> subprocess.P
         text=True,
         errors="replace",
     )
+
+
+@contextlib.contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Ctrl-C is answered after the block: a process that is being started would be left behind, known to nobody.
+
+    Only the main thread is interrupted; in others there is nothing to do.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        # None is a handler that was not set from Python.
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def start_answering(code: str, *, own_session: bool = False) -> AnsweringProcess:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 import numpy as np
 
-from napkin.child_process import failure_of, start_python
+from napkin.child_process import failure_of, interrupts_wait, start_python
 from napkin.errors import NapkinError
 from napkin.files import read_bytes
 from napkin.hardware.calibration import Machine, Positive, Size
@@ -125,9 +125,10 @@ def run_ranks(request: Mapping[str, Any], ranks: int, threads: int) -> dict[str,
     processes = []
     with tempfile.TemporaryDirectory(prefix="napkin-ranks-") as folder:
         try:
-            for rank in range(ranks):
-                arguments = (folder, str(rank), str(ranks), str(threads), text)
-                processes.append(start_python(code, *arguments, OMP_NUM_THREADS=str(threads)))
+            with interrupts_wait():
+                for rank in range(ranks):
+                    arguments = (folder, str(rank), str(ranks), str(threads), text)
+                    processes.append(start_python(code, *arguments, OMP_NUM_THREADS=str(threads)))
             failures = [failure for failure in map(failure_of, processes) if failure]
         finally:
             for process in processes:
