@@ -67,8 +67,8 @@ FULL: _Tiles = {
         256: AttentionTile(16, 16, 8, 1),
     },
     "backward_queries": {
-        64: AttentionTile(32, 32, 8, 1),
-        128: AttentionTile(16, 16, 8, 1),
+        64: AttentionTile(32, 16, 8, 1),
+        128: AttentionTile(16, 16, 4, 1),
         256: AttentionTile(16, 16, 8, 1),
     },
 }
