@@ -80,18 +80,23 @@ def test_every_form_of_every_operator_runs_and_its_flops_are_those_of_the_formul
         assert [row.work.flops for row in rows] == [forward, backward, forward + backward], form
 
 
-def test_forms_that_only_a_gpu_has_are_counted_without_one_in_every_format() -> None:
+@pytest.mark.parametrize("name", [name for name, each in OPERATORS.items() if each.on_gpu_only | each.with_triton_only])
+def test_forms_that_only_a_gpu_has_are_counted_without_one_in_every_format(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("napkin.benchmarking.operator_target.triton_is_installed", lambda: True)
+    target = OperatorTarget(name, "cuda")
+    shape = target.whole(TINY[name])
     # CUDA's fused attention pads narrow heads, and in fp32 takes no grouped queries.
-    for name, flops in (("attention", 2 * 2 * 8 * 21 * 16), ("fp8_linear", 2 * 6 * 10 * 14)):
-        target = OperatorTarget(name, "cuda")
-        (form,) = OPERATORS[name].on_gpu_only
+    shape |= {"head_dim": 16, "n_kv_heads": 4} if "head_dim" in shape else {}
+    flops = {"attention": 2 * 2 * 8 * 21 * 16, "fp8_linear": 2 * 6 * 10 * 14}
+    flops["linear_cross_entropy"] = 3 * 2 * 6 * 10 * 14
+    for form in OPERATORS[name].on_gpu_only | OPERATORS[name].with_triton_only:
         assert form in target.forms
         assert form not in OperatorTarget(name, "cpu").forms
         for precision in (Precision("bf16", "cuda"), Precision("fp32", "cuda")):
-            shape = target.whole(TINY[name])
-            shape |= {"head_dim": 16, "n_kv_heads": 4} if "head_dim" in shape else {}
-            case = Case(shape, form, precision, "forward")
-            assert work_of(target.ledger(case), "forward", CEILINGS).flops == flops
+            work = work_of(target.ledger(Case(shape, form, precision, "forward")), "forward", CEILINGS)
+            assert work.flops == flops.get(name, 0), form
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -66,7 +66,7 @@ class ModuleTarget(Target):
         if name == "mlp":
             self.forms = get_args(FeedForwardKind)
         else:
-            self.forms = ["sdpa", "plain", *["flex"] * (device_type == "cuda")]
+            self.forms = ["sdpa", "plain", *(["flex", "flash"] if device_type == "cuda" else [])]
 
     def whole(self, shape: Shape) -> dict[str, int]:
         """A shape with the recipe's sizes for what it does not name."""

@@ -11,6 +11,7 @@ from napkin.benchmarking.case import Case, Target
 from napkin.benchmarking.operators import OPERATORS
 from napkin.benchmarking.shapes import Shape
 from napkin.benchmarking.subject import Draw, Operation, Subject, count_passes
+from napkin.kernels.triton.usable import triton_is_installed
 from napkin.recipe.precision import Precision
 from napkin.torch_compile import set_up_compiler
 
@@ -22,9 +23,12 @@ class OperatorTarget(Target):
         self.operator = OPERATORS[name]
         self.passes = ("forward", "backward", "both")
         self.dimensions = (*self.operator.sizes, *self.operator.optional)
-        self.forms = [
-            form for form in self.operator.forms if device_type == "cuda" or form not in self.operator.on_gpu_only
-        ]
+        missing: frozenset[str] = frozenset()
+        if device_type != "cuda":
+            missing |= self.operator.on_gpu_only
+        if device_type != "cuda" or not triton_is_installed():
+            missing |= self.operator.with_triton_only
+        self.forms = [form for form in self.operator.forms if form not in missing]
         self.shapes, self.sweep = self.operator.shapes, self.operator.sweep
 
     def whole(self, shape: Shape) -> dict[str, int]:

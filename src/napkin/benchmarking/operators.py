@@ -38,6 +38,8 @@ class Operator:
     """Dimensions that have a size only where a shape names one."""
     on_gpu_only: frozenset[str] = field(default_factory=frozenset)
     """Forms that a CPU does not have."""
+    with_triton_only: frozenset[str] = field(default_factory=frozenset)
+    """Forms that are Triton's kernels: on a CPU, or without triton, plain torch stands in for them."""
     counted_as: Mapping[str, str] = field(default_factory=dict)
     """Forms that cannot be traced, and those whose work is the same."""
 
@@ -97,6 +99,7 @@ def _grouped_inputs(shape: Shape, draw: Draw) -> Inputs:
 
 
 _TOKENS = _grid(tokens=(1024, 4096, 16384))
+_TRITON = frozenset({"triton"})
 _LINEAR = {"tokens": 4096, "d_in": 512, "d_out": 512}
 
 OPERATORS: dict[str, Operator] = {
@@ -122,6 +125,7 @@ OPERATORS: dict[str, Operator] = {
             "fused": kernels.fused_attention,
             "plain": kernels.plain_attention,
             "reference": kernels.attention_reference,
+            "flash": kernels.flash_attention,
             "flex": _flex,
         },
         shapes=_grid(context_length=(256, 1024)),
@@ -132,6 +136,7 @@ OPERATORS: dict[str, Operator] = {
         ],
         optional=("n_kv_heads",),
         on_gpu_only=frozenset({"flex"}),
+        with_triton_only=frozenset({"flash"}),
         # On the fake tensors of a count, which are on a CPU, it would be plain attention.
         counted_as={"flex": "fused"},
     ),
@@ -144,7 +149,9 @@ OPERATORS: dict[str, Operator] = {
             "compiled": functools.partial(kernels.linear_cross_entropy, compiled=True),
             "logits": lambda hidden, weight, targets: kernels.cross_entropy(F.linear(hidden, weight), targets),
             "torch": lambda hidden, weight, targets: F.cross_entropy(F.linear(hidden, weight).float(), targets),
+            "triton": kernels.fused_linear_cross_entropy,
         },
+        with_triton_only=_TRITON,
         sweep=_grid(vocab_size=(4096, 32_000, 50_304, 128_256)),
     ),
     "cross_entropy": Operator(
@@ -169,7 +176,9 @@ OPERATORS: dict[str, Operator] = {
             "compiled": lambda x, gain: kernels.compiled_rms_norm(x, gain, EPS),
             "reference": lambda x, gain: kernels.rms_norm_reference(x, gain, EPS),
             "torch": lambda x, gain: F.rms_norm(x, gain.shape, gain, EPS),
+            "triton": lambda x, gain: kernels.fused_rms_norm(x, gain, EPS)[0],
         },
+        with_triton_only=_TRITON,
         sweep=_grid(d_model=(256, 768, 1600, 4096), tokens=(1024, 16384)),
     ),
     "layer_norm": Operator(
@@ -181,7 +190,9 @@ OPERATORS: dict[str, Operator] = {
             "compiled": lambda x, gain, bias: kernels.compiled_layer_norm(x, gain, bias, EPS),
             "reference": lambda x, gain, bias: kernels.layer_norm_reference(x, gain, bias, EPS),
             "torch": lambda x, gain, bias: F.layer_norm(x, gain.shape, gain, bias, EPS),
+            "triton": lambda x, gain, bias: kernels.fused_layer_norm(x, gain, bias, EPS)[0],
         },
+        with_triton_only=_TRITON,
         sweep=_grid(d_model=(256, 768, 1600, 4096), tokens=(1024, 16384)),
     ),
     "rope": Operator(
@@ -193,21 +204,30 @@ OPERATORS: dict[str, Operator] = {
             "halves": kernels.rotate_halves,
             "interleaved": kernels.rotate_interleaved,
             "compiled": kernels.compiled_rotate_halves,
+            "triton": lambda x, cosines, sines: kernels.fused_rotate(x, cosines[None], sines[None]),
         },
+        with_triton_only=_TRITON,
         sweep=_grid(context_length=(256, 1024, 4096)),
     ),
     "swiglu": Operator(
         "silu(gate) · up of [tokens, 2 · d_ff]",
         {"tokens": 4096, "d_ff": 1024},
         lambda shape, draw: (draw.normal(shape["tokens"], 2 * shape["d_ff"]),),
-        {"kernel": kernels.swiglu, "compiled": kernels.compiled_swiglu, "reference": kernels.swiglu_reference},
+        {
+            "kernel": kernels.swiglu,
+            "compiled": kernels.compiled_swiglu,
+            "reference": kernels.swiglu_reference,
+            "triton": kernels.fused_swiglu,
+        },
+        with_triton_only=_TRITON,
         sweep=_TOKENS,
     ),
     "gelu_tanh": Operator(
         "GELU's approximation by tanh of [tokens, d_ff]",
         {"tokens": 4096, "d_ff": 1024},
         lambda shape, draw: (draw.normal(shape["tokens"], shape["d_ff"]),),
-        {"torch": kernels.gelu_tanh, "compiled": kernels.compiled_gelu_tanh},
+        {"torch": kernels.gelu_tanh, "compiled": kernels.compiled_gelu_tanh, "triton": kernels.fused_gelu_tanh},
+        with_triton_only=_TRITON,
         sweep=_TOKENS,
     ),
     "grouped_matmul": Operator(
