@@ -32,13 +32,21 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from napkin.hardware.accelerators import find_device
-from napkin.kernels.triton import attention_backward, attention_forward, cross_entropy, elementwise, norms
+from napkin.kernels.triton import (
+    attention_backward,
+    attention_forward,
+    cross_entropy,
+    elementwise,
+    grouped_products,
+    norms,
+)
 from result_files import write_result
 
 DEVICES = {80: "A100-SXM-80GB", 90: "H100-SXM-80GB", 100: "B200"}
 BATCH, LENGTH, HEADS, KV_HEADS = 4, 2048, 16, 4
 WIDTH, VOCAB_SIZE = 4096, 50304
 WINDOW = 512
+EXPERTS, D_EXPERT = 16, 1024
 TOKENS = BATCH * LENGTH
 
 
@@ -85,7 +93,7 @@ def main() -> int:
         f"# Triton {triton.__version__} kernels compiled ahead: {datetime.now(UTC):%Y-%m-%d}",
         "",
         f"{BATCH} × {LENGTH} tokens; attention of {HEADS} query and {KV_HEADS} key heads; rows of {WIDTH}; "
-        f"vocabulary {VOCAB_SIZE}. Spilled bytes are per thread.",
+        f"vocabulary {VOCAB_SIZE}; {EXPERTS} experts of {D_EXPERT}. Spilled bytes are per thread.",
         "",
         "| case | kernel | for | registers | shared KiB | spilled | occupancy | planned µs | measured µs |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -123,6 +131,8 @@ def cases() -> dict[str, tuple[Callable[[str], object], dict[str, int]]]:
     made["norms bf16"] = (run_norms, {})
     made["elementwise bf16"] = (run_elementwise, {})
     made["cross-entropy bf16"] = (run_cross_entropy, {})
+    product = 2 * TOKENS * WIDTH * D_EXPERT
+    made["grouped products bf16"] = (run_grouped, {"matmul_kernel": product, "outer_kernel": product})
     return made
 
 
@@ -168,6 +178,14 @@ def run_cross_entropy(device: str) -> None:
     logits = torch.zeros(1024, VOCAB_SIZE, dtype=torch.bfloat16, device=device)
     targets = torch.zeros(1024, dtype=torch.int64, device=device)
     cross_entropy.cross_entropy_in_place(logits, targets, -1, 0.0, 0.0, True)
+
+
+def run_grouped(device: str) -> None:
+    """The rows of all tokens among experts, and the gradient of their matrices."""
+    x = torch.zeros(TOKENS, WIDTH, dtype=torch.bfloat16, device=device)
+    weight = torch.zeros(EXPERTS, D_EXPERT, WIDTH, dtype=torch.bfloat16, device=device)
+    starts = torch.arange(0, TOKENS, TOKENS // EXPERTS, device=device)
+    grouped_products.grouped_outer(grouped_products.grouped_matmul(x, weight, starts), x, starts)
 
 
 def caught(run: Callable[[str], object], architecture: int) -> dict[str, Launch]:

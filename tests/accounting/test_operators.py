@@ -238,7 +238,9 @@ def test_every_formula_reads_arguments_that_its_operator_has():
         (packet, "query key value is_causal window query_offset")
         for packet in (own.flash_attention, own.flash_attention_backward)
     ]
-    for packet, names in ((own.grouped_matmul, "x weight"), (own.grouped_outer, "left right"), *ring, *blocks):
+    grouped = [(packet, "x weight") for packet in (own.grouped_matmul, own.fused_grouped_matmul)]
+    outer = [(packet, "left right") for packet in (own.grouped_outer, own.fused_grouped_outer)]
+    for packet, names in (*grouped, *outer, *ring, *blocks):
         assert set(names.split()) <= {argument.name for argument in packet.default._schema.arguments}
         checked.add(packet)
     assert checked == set(CONTRACTIONS)

@@ -17,6 +17,7 @@ from torch import Tensor
 # These make operators of torch.ops.napkin.
 import napkin.kernels.attention_flash
 import napkin.kernels.attention_ring
+import napkin.kernels.fused_grouped_gemm
 import napkin.kernels.grouped_gemm  # noqa: F401
 from napkin.accounting.collectives import DISTRIBUTED
 
@@ -258,6 +259,8 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     aten._grouped_mm: _grouped_mm,
     torch.ops.napkin.grouped_matmul: _own_grouped_matmul,
     torch.ops.napkin.grouped_outer: _own_grouped_outer,
+    torch.ops.napkin.fused_grouped_matmul: _own_grouped_matmul,
+    torch.ops.napkin.fused_grouped_outer: _own_grouped_outer,
     aten.mv: _mv,
     aten.addmv: _mv,
     aten.dot: _dot,

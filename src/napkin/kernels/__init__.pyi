@@ -14,6 +14,7 @@ from .fp8_matmul import fp8_linear as fp8_linear
 from .fp8_matmul import fp8_linear_emulated as fp8_linear_emulated
 from .fp8_matmul import takes_fp8 as takes_fp8
 from .fused_cross_entropy import fused_linear_cross_entropy as fused_linear_cross_entropy
+from .fused_grouped_gemm import fused_grouped_matmul as fused_grouped_matmul
 from .fused_rows import fused_gelu_tanh as fused_gelu_tanh
 from .fused_rows import fused_layer_norm as fused_layer_norm
 from .fused_rows import fused_rms_norm as fused_rms_norm
