@@ -80,8 +80,10 @@ def test_recomputation_changes_no_number() -> None:
 def test_short_runs_are_plain_and_long_ones_compiled() -> None:
     recipe = resolved("llama", "auto", "fp32").recipe
     assert recipe.training.kernels == "plain"
-    long = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, kernels="auto", steps=1_000_000))
-    assert choose_kernels(long, Precision("fp32", "cpu")).training.kernels == "compiled"
+    changes = {"kernels": "auto", "steps": 1_000_000, "batch_size": 128}
+    long = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, **changes))
+    assert choose_kernels(long, Precision("bf16", "cpu")).training.kernels == "compiled"
+    assert choose_kernels(long, Precision("fp32", "cpu")).training.kernels == "plain"
     assert choose_kernels(long, Precision("bf16", "cuda")).training.kernels == "plain"
 
 

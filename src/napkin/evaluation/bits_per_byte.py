@@ -123,7 +123,9 @@ def mean_loss(
     total = token_file.n_tokens - 1 if max_tokens is None else min(max_tokens, token_file.n_tokens - 1)
     nats, done = 0.0, 0
     computed = total * context_length // stride
-    compiled = precision.device_type == "cpu" and is_worth_compiling(model.config, computed, trained=False)
+    compiled = (precision.device_type, precision.products) == ("cpu", "bf16") and is_worth_compiling(
+        model.config, computed, trained=False
+    )
     for inputs, targets in evaluation_windows(
         token_file,
         context_length=context_length,

@@ -149,7 +149,8 @@ def _chunked(
         # A row of zeros adds nothing to the weight's gradient: cheaper here than clearing a row of logits later.
         inputs = hidden[rows].masked_fill(~counts, 0)
         logits = inputs @ weight.T
-        if compiled and type(vocabulary) is Vocabulary and is_computed(logits):
+        in_loops = compiled and type(vocabulary) is Vocabulary and is_computed(logits)
+        if in_loops:
             with early_gradient() if any(wanted) else nullcontext():
                 target_logits, logsumexp = _loss_rows(logits, chosen, logit_softcap or 0.0, z_weight, any(wanted))
             gradient = logits
@@ -170,6 +171,8 @@ def _chunked(
                 grad_hidden[rows].masked_fill_(~counts, 0)
             if grad_weight is not None and dtype == wide:
                 grad_weight.addmm_(gradient.T, inputs)
+            elif grad_weight is not None and in_loops and dtype == torch.bfloat16:
+                _add_narrow(grad_weight, gradient.T @ inputs)
             elif grad_weight is not None:
                 grad_weight += gradient.T @ inputs
     return total, grad_hidden, grad_weight
@@ -231,6 +234,17 @@ def _loss_rows(
         2 * n,
     )
     return target_logits, logsumexps
+
+
+@cpu_operator("compiled_add_(Tensor(a!) total, Tensor part) -> ()", lambda total, part: None)
+def _add_narrow(total: Tensor, part: Tensor) -> None:
+    """total += part, fp32 and bf16, without a wide copy of the part."""
+    KERNELS.load("loss_rows")
+    from napkin.kernels.compiled.loss_rows import add_narrow
+
+    on_threads(
+        lambda start, stop, buffer: add_narrow(total.data_ptr(), part.data_ptr(), start, stop), total.numel(), 1, 1
+    )
 
 
 def _softcap(logits: Tensor, cap: float, *, with_slopes: bool) -> Tensor | None:

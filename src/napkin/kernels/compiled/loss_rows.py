@@ -8,12 +8,14 @@ import numpy as np
 
 from napkin.kernels.compiled.number_conversions import (
     FASTMATH,
+    bf16_at,
     exponential,
     f32_at,
     float_argument,
     hyperbolic_tangent,
     i64_at,
     larger,
+    widened,
 )
 from napkin.kernels.compiled.rows import narrow_row, widen_row
 from napkin.machine_code.compiled_function import CompiledFunction
@@ -71,3 +73,11 @@ def loss_rows(
                 for j in range(n):
                     row[j] *= slope[j]
             narrow_row(row, logits, is_bf16, i * n, n)
+
+
+@CompiledFunction.with_options(fastmath=FASTMATH)
+def add_narrow(total: Any, part: Any, start: Any, stop: Any) -> None:
+    """Add the bf16 numbers start to stop to those of a float32 total."""
+    wide, narrow = f32_at(total), bf16_at(part)
+    for j in range(start, stop):
+        wide[j] += widened(narrow[j])
