@@ -13,8 +13,8 @@ backward pass take 0.6 times as long at 256 tokens and 2.4 times as long at 1024
 faster."""
 
 COMPILED_FROM_NUMBERS = 2**18
-"""Numbers of a micro-batch's residual stream from which compiled kernels are faster on two cores: with 2^17 a step takes
-1.05 times as long as with plain ones, with 2^18.6 (the demo) 0.93 times."""
+"""Numbers of a micro-batch's residual stream from which compiled kernels are faster on two cores: with 2^17 a step
+takes 1.05 times as long as with plain ones, with 2^18.6 (the demo) 0.93 times."""
 
 
 def choose_kernels(recipe: Recipe, precision: Precision) -> Recipe:
