@@ -31,7 +31,7 @@ def transformer(**fields: object) -> Transformer:
     return Transformer(config)
 
 
-@pytest.mark.parametrize("attention", ["plain", "sdpa", "flex", "flash"])
+@pytest.mark.parametrize("attention", ["plain", "sdpa", "flex", "flash", "compiled"])
 @pytest.mark.parametrize("kv_heads", [2, 4])
 def test_attention_is_found_however_the_model_computes_it(attention: str, kv_heads: int):
     ledger = count(transformer(attention=attention, n_kv_heads=kv_heads), (TOKENS, TOKENS), train)

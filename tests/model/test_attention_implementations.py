@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from napkin.kernels.attention import softcap
-from napkin.model.attention_implementations import FlexAttention, MaskedFusedAttention, PlainAttention
+from napkin.model.attention_implementations import (
+    CompiledAttention,
+    FlexAttention,
+    MaskedFusedAttention,
+    PlainAttention,
+)
 from napkin.model.config import ModelConfig
 from napkin.model.masks import CausalMask, SlidingWindowMask, additive_mask, document_ids
 from napkin.model.positions import AlibiPositions, NoPositions, alibi_slopes, position_ids
@@ -69,6 +74,12 @@ def mixed_by_hand(
     return out
 
 
+def implementations(positions: NoPositions) -> list[Any]:
+    """Those that compute on a CPU with these positions."""
+    without_biases = [] if isinstance(positions, AlibiPositions) else [CompiledAttention]
+    return [PlainAttention, MaskedFusedAttention, FlexAttention, *without_biases]
+
+
 @contextmanager
 def unfused() -> Iterator[None]:
     """Uncompiled, flex_attention is what it is here: slow."""
@@ -87,7 +98,7 @@ def test_all_implementations_give_the_same_numbers(
     expected = mixed_by_hand(*inputs, sees, positions, documents, lambda scores: scores)
     gradients = torch.autograd.grad(expected, inputs, upstream.double())
 
-    for implementation in (PlainAttention, MaskedFusedAttention, FlexAttention):
+    for implementation in implementations(positions):
         attend = implementation(4, scale=0.3, sees=sees)
         actual = attend(*inputs, attend.prepare(positions, 16, documents, CPU))
         torch.testing.assert_close(actual, expected.float(), rtol=1e-5, atol=1e-5)
@@ -169,7 +180,7 @@ def test_later_queries_attend_as_they_do_in_the_whole(
     sees: CausalMask, positions: NoPositions, documents: Tensor | None
 ) -> None:
     queries, keys, values = (tensor.detach() for tensor in problem(2))
-    for implementation in (PlainAttention, MaskedFusedAttention, FlexAttention):
+    for implementation in implementations(positions):
         attend = implementation(4, scale=0.3, sees=sees)
         whole = attend(queries, keys, values, attend.prepare(positions, 16, documents, CPU))
         prepared = attend.prepare(positions, 16, documents, CPU, query_offset=11)
@@ -189,3 +200,22 @@ def test_the_kernel_is_given_the_same_rules_for_later_queries(
         actual = attend(queries[:, :, 11:], keys, values, prepared, kernel=flex_attention)
     expected = mixed_by_hand(queries, keys, values, sees, positions, documents, lambda scores: scores)
     torch.testing.assert_close(actual, expected[:, :, 11:].float(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_trains_with_compiled_attention_as_with_plain() -> None:
+    config = ModelConfig(vocab_size=61, context_length=300, d_model=32, n_heads=4, n_kv_heads=2, n_layers=2)
+    tokens = random_tokens(config, length=300)
+    curves = []
+    for form in ("compiled", "plain"):
+        model = Transformer(dataclasses.replace(config, attention=form))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        losses = []
+        for _ in range(8):
+            loss = model.loss(tokens[:, :-1], tokens[:, 1:])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        curves.append(losses)
+    assert curves[0][-1] < curves[0][0] - 0.1
+    torch.testing.assert_close(curves[0], curves[1], rtol=1e-5, atol=0)

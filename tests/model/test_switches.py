@@ -137,7 +137,7 @@ def test_no_output_depends_on_a_later_token(switch: str) -> None:
 
 
 def test_one_layer_sees_its_window_and_no_further() -> None:
-    for form in ("sdpa", "plain", "flex", "flash"):
+    for form in ("sdpa", "plain", "flex", "flash", "compiled"):
         config = dataclasses.replace(BASE, n_layers=1, attention_window=3, attention=form)
         for sight in reached(disturbed(config), random_tokens(config)):
             assert sight == [[t - 2 <= s <= t for s in range(9)] for t in range(9)]

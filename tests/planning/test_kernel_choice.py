@@ -2,6 +2,7 @@ import dataclasses
 import platform
 import subprocess
 import sys
+from typing import Literal
 
 import pytest
 
@@ -10,12 +11,14 @@ from napkin.planning.kernel_choice import choose_kernels
 from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import TrainingConfig
 
 MODEL = ModelConfig(vocab_size=300, context_length=256)
 
 
-def form(precision: Precision, **changes) -> str:
-    return choose_kernels(Recipe(model=dataclasses.replace(MODEL, **changes)), precision).model.attention
+def form(precision: Precision, kernels: Literal["plain", "compiled"] = "plain", **changes) -> str:
+    model, training = dataclasses.replace(MODEL, **changes), TrainingConfig(kernels=kernels)
+    return choose_kernels(Recipe(model=model, training=training), precision).model.attention
 
 
 def test_attention_is_plain_where_a_cpu_multiplies_bf16_over_short_contexts() -> None:
@@ -25,6 +28,15 @@ def test_attention_is_plain_where_a_cpu_multiplies_bf16_over_short_contexts() ->
     assert form(Precision("bf16", "cpu"), attention="sdpa") == "sdpa"
     # The fused operator has no caps.
     assert form(Precision("fp32", "cpu"), attention_softcap=30.0) == "plain"
+
+
+def test_attention_is_compiled_with_the_other_kernels_where_a_cpu_is_faster_with_it() -> None:
+    bf16, fp32 = Precision("bf16", "cpu"), Precision("fp32", "cpu")
+    assert form(bf16, "compiled") == form(bf16, "compiled", context_length=4096) == "compiled"
+    assert form(bf16, "compiled", context_length=128) == "plain"
+    assert form(bf16, "compiled", positions="alibi") == "plain"
+    assert form(bf16, "compiled", attention="sdpa") == form(fp32, "compiled", context_length=4096) == "sdpa"
+    assert form(fp32, "compiled", attention_softcap=30.0) == "compiled"
 
 
 @pytest.mark.parametrize(("name", "fused"), [("adamw", True), ("lion", False)])

@@ -76,7 +76,7 @@ class Row:
     @property
     def is_fused_attention(self) -> bool:
         """Whether one kernel computes scores, softmax and their products with values, and skips what a mask hides."""
-        return self.operator.startswith(("_scaled_dot_product_", "flash_attention"))
+        return self.operator.startswith(("_scaled_dot_product_", "flash_attention", "compiled_attention"))
 
 
 class Moment(NamedTuple):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 # These make operators of torch.ops.napkin.
+import napkin.kernels.attention_by_rows
 import napkin.kernels.attention_flash
 import napkin.kernels.attention_ring
 import napkin.kernels.fused_grouped_gemm
@@ -221,7 +222,7 @@ def _attended(given: dict, *, over_head_dim: int, over_value_dim: int, recompute
     *batch_shape, queries, head_dim = given["query"].shape
     keys, batch, value_dim = given["key"].shape[-2], math.prod(batch_shape), given["value"].shape[-1]
     causal_pairs = None
-    if given.get("is_causal"):
+    if given.get("is_causal") or "first_keys" in given:  # napkin's compiled attention is always causal
         triangle = min(queries, keys)
         causal_pairs = triangle * (triangle + 1) // 2 + (queries - triangle) * keys
     if "window" in given and causal_pairs is not None:
@@ -277,6 +278,8 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     aten.convolution_backward: _convolution_backward,
     torch.ops.napkin.ring_attention: _attention,
     torch.ops.napkin.ring_attention_backward: _attention_backward,
+    torch.ops.napkin.compiled_attention: _attention,
+    torch.ops.napkin.compiled_attention_backward: _attention_backward,
     torch.ops.napkin.flash_attention: _attention,
     torch.ops.napkin.flash_attention_backward: _own_flash_attention_backward,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
@@ -322,11 +325,10 @@ _COMPUTING = frozenset(
     avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward binary_cross_entropy binary_cross_entropy_backward
     binary_cross_entropy_with_logits bincount bucketize count_nonzero cudnn_batch_norm cudnn_batch_norm_backward cummax
     cumprod cumsum dist elu_backward embedding_renorm equal floor_divide fractional_max_pool2d
-    fractional_max_pool2d_backward
-    fractional_max_pool3d fractional_max_pool3d_backward glu glu_backward grid_sampler_2d grid_sampler_2d_backward
-    grid_sampler_3d grid_sampler_3d_backward hardshrink_backward hardsigmoid_backward hardswish hardswish_backward
-    hardtanh_backward histc huber_loss huber_loss_backward isin kthvalue leaky_relu_backward linalg_cross
-    linalg_vector_norm log_sigmoid_backward log_sigmoid_forward log_softmax logcumsumexp logsumexp max
+    fractional_max_pool2d_backward fractional_max_pool3d fractional_max_pool3d_backward glu glu_backward grid_sampler_2d
+    grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward hardshrink_backward hardsigmoid_backward hardswish
+    hardswish_backward hardtanh_backward histc huber_loss huber_loss_backward isin kthvalue leaky_relu_backward
+    linalg_cross linalg_vector_norm log_sigmoid_backward log_sigmoid_forward log_softmax logcumsumexp logsumexp max
     max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices max_pool3d_with_indices_backward
     mean median min mish_backward mode mse_loss mse_loss_backward multi_margin_loss multi_margin_loss_backward
     multilabel_margin_loss_backward multilabel_margin_loss_forward nanmedian nansum native_batch_norm
@@ -368,9 +370,8 @@ _MOVING = frozenset(
 _OWN_COMPUTING = frozenset(
     """
     compiled_add compiled_gelu_tanh compiled_gelu_tanh_backward compiled_loss_rows compiled_norm compiled_norm_backward
-    compiled_rotation compiled_swiglu compiled_swiglu_backward
-    fused_adamw fused_cross_entropy fused_gelu_tanh fused_gelu_tanh_backward fused_norm fused_norm_backward fused_rotate
-    fused_swiglu fused_swiglu_backward
+    compiled_rotation compiled_swiglu compiled_swiglu_backward fused_adamw fused_cross_entropy fused_gelu_tanh
+    fused_gelu_tanh_backward fused_norm fused_norm_backward fused_rotate fused_swiglu fused_swiglu_backward
     """.split()
 )
 

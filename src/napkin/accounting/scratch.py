@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from napkin.hardware.host import has_amx
+from napkin.kernels.attention_by_rows import scratch_bytes as compiled_attention_scratch
 
 aten = torch.ops.aten
 
@@ -71,6 +72,14 @@ def _attention_backward(inputs: list[Tensor], arguments: tuple) -> int:
     gradient, query, key = inputs[:3]
     copied = 0 if gradient.transpose(1, 2).is_contiguous() else gradient.nbytes
     return copied + _attention_tiles(query, key, tiles=2, numbers_per_row=0, packed=False)
+
+
+def _compiled_attention(inputs: list[Tensor], arguments: tuple) -> int:
+    return compiled_attention_scratch(*inputs[:3], backward=False)
+
+
+def _compiled_attention_backward(inputs: list[Tensor], arguments: tuple) -> int:
+    return compiled_attention_scratch(*inputs[1:4], backward=True)
 
 
 def _asked_dtype(arguments: tuple) -> torch.dtype | None:
@@ -146,6 +155,8 @@ SCRATCH: dict[torch._ops.OpOverloadPacket, Callable[[list[Tensor], tuple], int]]
     aten._foreach_norm: _normed_one_by_one,
     aten.mean: _averaged,
     aten.logsumexp: _log_of_sum_of_exponentials,
+    torch.ops.napkin.compiled_attention: _compiled_attention,
+    torch.ops.napkin.compiled_attention_backward: _compiled_attention_backward,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }

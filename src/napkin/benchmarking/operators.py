@@ -124,6 +124,7 @@ OPERATORS: dict[str, Operator] = {
         {
             "fused": kernels.fused_attention,
             "plain": kernels.plain_attention,
+            "compiled": kernels.compiled_attention,
             "reference": kernels.attention_reference,
             "flash": kernels.flash_attention,
             "flex": _flex,

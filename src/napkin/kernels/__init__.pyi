@@ -5,6 +5,8 @@ from .attention import fused_attention as fused_attention
 from .attention import plain_attention as plain_attention
 from .attention import softcap as softcap
 from .attention import softcapped_attention as softcapped_attention
+from .attention_by_rows import compiled_attention as compiled_attention
+from .attention_by_rows import first_keys_of as first_keys_of
 from .attention_flash import document_bounds as document_bounds
 from .attention_flash import flash_attention as flash_attention
 from .attention_ring import ring_attention as ring_attention

@@ -7,13 +7,14 @@ them unless keys and values of earlier positions are kept.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import torch
 from jaxtyping import Float, Int, Int8, Int32
 from torch import Tensor
 
 from napkin.kernels.attention import flex_attention, fused_attention, plain_attention, softcap, softcapped_attention
+from napkin.kernels.attention_by_rows import compiled_attention, first_keys_of
 from napkin.kernels.attention_flash import document_bounds, flash_attention
 from napkin.kernels.decoding import Slots, attend_to_slots
 from napkin.model.kv_cache import CachedPass
@@ -147,6 +148,39 @@ class FlashAttention(PlainAttention):
             bounds=prepared.bounds,
             query_offset=prepared.query_offset,
         )
+
+
+class FirstKeys(NamedTuple):
+    """What a pass of compiled attention shares among its layers."""
+
+    of_queries: Int[Tensor, "batch_or_1 query"]
+
+
+class CompiledAttention(PlainAttention):
+    """napkin's attention by blocks of queries, compiled for a CPU: it holds some MB of scores, and no mask.
+
+    With a cache of keys and values, and on a GPU, it is plain attention.
+    """
+
+    def prepare(
+        self,
+        positions: NoPositions,
+        length: int,
+        documents: Documents,
+        device: torch.device,
+        *,
+        query_offset: int = 0,
+    ) -> FirstKeys:
+        """The first key that each query sees, instead of a mask."""
+        window = self.sees.size if isinstance(self.sees, SlidingWindowMask) else None
+        return FirstKeys(first_keys_of(documents, window, length, query_offset, device))
+
+    def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
+        """Mix the values by their weights."""
+        if not isinstance(prepared, FirstKeys):
+            return super().__call__(queries, keys, values, prepared)
+        (first_keys,) = prepared
+        return compiled_attention(queries, keys, values, self.scale, first_keys=first_keys, softcap=self.softcap)
 
 
 class FlexAttention(PlainAttention):

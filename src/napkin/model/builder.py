@@ -8,6 +8,7 @@ from torch import nn
 
 from napkin.model.attention import CausalSelfAttention
 from napkin.model.attention_implementations import (
+    CompiledAttention,
     FlashAttention,
     FlexAttention,
     FusedAttention,
@@ -82,6 +83,7 @@ class ModelBuilder:
             "sdpa": MaskedFusedAttention if needs_mask else FusedAttention,
             "flex": FlexAttention,
             "flash": FlashAttention,
+            "compiled": CompiledAttention,
         }
         return implementations[config.resolved_attention](config.n_heads, scale=scale, sees=sees, **caps)
 

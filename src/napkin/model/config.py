@@ -9,7 +9,7 @@ from napkin.errors import NapkinError
 Positions = Literal["rope", "learned", "sinusoidal", "alibi", "none"]
 RopePairing = Literal["halves", "interleaved"]
 RopeScaling = Literal["none", "linear", "ntk", "yarn", "llama3"]
-AttentionImplementation = Literal["auto", "sdpa", "plain", "flex", "flash"]
+AttentionImplementation = Literal["auto", "sdpa", "plain", "flex", "flash", "compiled"]
 QKNorm = Literal["none", "head", "all_heads"]
 FeedForwardKind = Literal[
     "swiglu", "geglu", "geglu_tanh", "reglu", "glu", "silu", "gelu", "gelu_tanh", "relu", "relu_squared"
@@ -102,7 +102,9 @@ class ModelConfig:
     """The implementation of attention; all compute the same numbers. sdpa is torch's fused operator; plain is matrix
     products and a softmax, holds all scores, and is fastest on a CPU in bf16 up to a few hundred tokens; flex is
     compiled for a GPU (on a CPU it is plain); flash is napkin's FlashAttention-2 in Triton for a GPU (on a CPU the same
-    blocks in torch, slowly). auto is sdpa, or plain if a run is expected to be faster with it."""
+    blocks in torch, slowly); compiled is for a CPU in bf16 or fp32 (elsewhere it is plain), holds a block of scores,
+    and multiplies no keys that it does not see. auto is sdpa, or plain or compiled if a run is expected to be faster
+    with it."""
 
     attention_window: int | None = None
     """Number of tokens that a token sees, itself included (Beltagy et al. 2020); None is all before it."""
@@ -213,7 +215,7 @@ class ModelConfig:
         return [None if every and (layer + 1) % every == 0 else window for layer in range(self.n_layers)]
 
     @property
-    def resolved_attention(self) -> Literal["sdpa", "plain", "flex", "flash"]:
+    def resolved_attention(self) -> Literal["sdpa", "plain", "flex", "flash", "compiled"]:
         """attention with auto resolved for no particular device: sdpa, unless there is a softcap."""
         if self.attention == "auto":
             return "sdpa" if self.attention_softcap is None else "plain"
@@ -334,10 +336,12 @@ def _check_attention(config: ModelConfig) -> None:
     if config.attention_softcap is not None and config.attention == "sdpa":
         raise NapkinError(
             f"attention_softcap is {config.attention_softcap}, which attention 'sdpa' does not support: use "
-            "attention 'plain', 'flex' or 'flash'"
+            "attention 'plain', 'flex', 'flash' or 'compiled'"
         )
-    if config.attention == "flash" and config.positions == "alibi":
-        raise NapkinError("positions is 'alibi', whose biases attention 'flash' does not add: use attention 'flex'")
+    if config.attention in ("flash", "compiled") and config.positions == "alibi":
+        raise NapkinError(
+            f"positions is 'alibi', whose biases attention '{config.attention}' does not add: use attention 'flex'"
+        )
     if config.attention == "flash" and config.resolved_head_dim > WIDEST_FLASH_HEAD:
         raise NapkinError(
             f"attention is 'flash' and heads are {config.resolved_head_dim} wide, the limit is {WIDEST_FLASH_HEAD}: "

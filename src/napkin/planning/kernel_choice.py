@@ -3,6 +3,7 @@
 import dataclasses
 
 from napkin.model.compiled_kernels import is_worth_compiling
+from napkin.model.config import AttentionImplementation
 from napkin.optim.registry import optimizer_entry
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
@@ -16,6 +17,12 @@ COMPILED_FROM_NUMBERS = 2**18
 """Numbers of a micro-batch's residual stream from which compiled kernels are faster on two cores: with 2^17 a step
 takes 1.05 times as long as with plain ones, with 2^18.6 (the demo) 0.93 times."""
 
+COMPILED_FROM = 256
+"""The shortest context at which compiled attention is faster than both on a CPU in bf16: forward and backward pass
+take 0.6 times as long as the better of both at 256, 512, 1024, 2048 and 4096 tokens (benchmarks/attention.py). At 128
+plain attention takes half as long. In fp32 compiled attention takes 0.9 to 1.3 times as long as torch's fused
+attention, and 0.7 to 0.4 times as long as plain attention."""
+
 
 def choose_kernels(recipe: Recipe, precision: Precision) -> Recipe:
     """The recipe with all written out; the choice depends only on device, format, shape and length of the run."""
@@ -27,9 +34,21 @@ def choose_kernels(recipe: Recipe, precision: Precision) -> Recipe:
         compiled = suits and large and is_worth_compiling(model, tokens, trained=True)
         training = dataclasses.replace(training, kernels="compiled" if compiled else "plain")
     if model.attention == "auto":
-        on_cpu = precision.device_type == "cpu" and precision.products == "bf16"
-        plain = on_cpu and model.context_length <= PLAIN_UP_TO and recipe.parallelism.context == 1
-        model = dataclasses.replace(model, attention="plain" if plain else model.resolved_attention)
+        attention = _attention(recipe, precision, compiled=training.kernels == "compiled")
+        model = dataclasses.replace(model, attention=attention)
     if optimizer.fused is None:
         optimizer = dataclasses.replace(optimizer, fused=optimizer_entry(optimizer.name).fused)
     return dataclasses.replace(recipe, model=model, optimizer=optimizer, training=training)
+
+
+def _attention(recipe: Recipe, precision: Precision, *, compiled: bool) -> AttentionImplementation:
+    model = recipe.model
+    usual = model.resolved_attention
+    if precision.device_type != "cpu" or recipe.parallelism.context > 1:
+        return usual
+    in_bf16 = precision.products == "bf16"
+    # In fp32 it is faster than plain attention alone, which is what there is for scores with a cap.
+    faster = (in_bf16 or usual == "plain") and model.context_length >= COMPILED_FROM
+    if compiled and faster and model.positions != "alibi":
+        return "compiled"
+    return "plain" if in_bf16 and model.context_length <= PLAIN_UP_TO else usual

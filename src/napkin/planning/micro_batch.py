@@ -141,8 +141,8 @@ def _peak_by_size(resolved: ResolvedRecipe, *, accumulated: bool) -> Callable[[i
     """
     batch_size, context_length = resolved.per_device.training.batch_size, resolved.recipe.model.context_length
     # Without attention scores, activations depend only on the number of tokens, not on the sequence length.
-    keeps_scores = resolved.recipe.model.resolved_attention == "plain"
-    probe_length = context_length if keeps_scores else min(context_length, _PROBE_TOKENS)
+    holds_scores = resolved.recipe.model.resolved_attention in ("plain", "compiled")
+    probe_length = context_length if holds_scores else min(context_length, _PROBE_TOKENS)
     probe_size = -(-_PROBE_TOKENS // probe_length)
 
     @functools.cache

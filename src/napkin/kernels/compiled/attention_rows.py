@@ -10,12 +10,14 @@ import numpy as np
 
 from napkin.kernels.compiled.number_conversions import (
     FASTMATH,
+    bf16_at,
     exponential,
     f32_at,
     float_argument,
     hyperbolic_tangent,
     i64_at,
     larger,
+    widened,
 )
 from napkin.kernels.compiled.rows import narrow_row, widen_row, zero_row
 from napkin.machine_code.compiled_function import CompiledFunction, jitted_with
@@ -130,3 +132,18 @@ def score_gradients(
             narrow_row(values, address, is_bf16, begin + first, n)
             zero_row(address, is_bf16, begin, first)
             zero_row(address, is_bf16, begin + first + n, n_keys - first - n)
+
+
+@CompiledFunction.with_options(fastmath=FASTMATH)
+def add_rows(sums: Any, parts: Any, is_bf16: Any, start: Any, stop: Any, n_part: Any, n_sum: Any, width: Any) -> None:
+    """sums[h, r] += parts[h, r] for the rows start to stop of parts [heads, n_part, width]; sums [heads, n_sum, width]
+    are float32."""
+    totals, wide, narrow = f32_at(sums), f32_at(parts), bf16_at(parts)
+    for i in range(start, stop):
+        begin, to = i * width, (i // n_part * n_sum + i % n_part) * width
+        if is_bf16:
+            for j in range(width):
+                totals[to + j] += widened(narrow[begin + j])
+        else:
+            for j in range(width):
+                totals[to + j] += wide[begin + j]
