@@ -238,9 +238,10 @@ def test_every_formula_reads_arguments_that_its_operator_has():
         (packet, "query key value is_causal window query_offset")
         for packet in (own.flash_attention, own.flash_attention_backward)
     ]
+    rows = [(packet, "query key value") for packet in (own.compiled_attention, own.compiled_attention_backward)]
     grouped = [(packet, "x weight") for packet in (own.grouped_matmul, own.fused_grouped_matmul)]
     outer = [(packet, "left right") for packet in (own.grouped_outer, own.fused_grouped_outer)]
-    for packet, names in (*grouped, *outer, *ring, *blocks):
+    for packet, names in (*grouped, *outer, *ring, *blocks, *rows):
         assert set(names.split()) <= {argument.name for argument in packet.default._schema.arguments}
         checked.add(packet)
     assert checked == set(CONTRACTIONS)

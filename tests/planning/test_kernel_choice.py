@@ -32,11 +32,11 @@ def test_attention_is_plain_where_a_cpu_multiplies_bf16_over_short_contexts() ->
 
 def test_attention_is_compiled_with_the_other_kernels_where_a_cpu_is_faster_with_it() -> None:
     bf16, fp32 = Precision("bf16", "cpu"), Precision("fp32", "cpu")
-    assert form(bf16, "compiled") == form(bf16, "compiled", context_length=4096) == "compiled"
-    assert form(bf16, "compiled", context_length=128) == "plain"
-    assert form(bf16, "compiled", positions="alibi") == "plain"
+    assert form(bf16, "compiled", context_length=1024) == form(bf16, "compiled", context_length=4096) == "compiled"
+    assert form(bf16, "compiled", context_length=512) == "plain"
+    assert form(bf16, "compiled", context_length=4096, positions="alibi") != "compiled"
     assert form(bf16, "compiled", attention="sdpa") == form(fp32, "compiled", context_length=4096) == "sdpa"
-    assert form(fp32, "compiled", attention_softcap=30.0) == "compiled"
+    assert form(fp32, "compiled", context_length=4096, attention_softcap=30.0) == "compiled"
 
 
 @pytest.mark.parametrize(("name", "fused"), [("adamw", True), ("lion", False)])

@@ -17,11 +17,12 @@ COMPILED_FROM_NUMBERS = 2**18
 """Numbers of a micro-batch's residual stream from which compiled kernels are faster on two cores: with 2^17 a step
 takes 1.05 times as long as with plain ones, with 2^18.6 (the demo) 0.93 times."""
 
-COMPILED_FROM = 256
-"""The shortest context at which compiled attention is faster than both on a CPU in bf16: forward and backward pass
-take 0.6 times as long as the better of both at 256, 512, 1024, 2048 and 4096 tokens (benchmarks/attention.py). At 128
-plain attention takes half as long. In fp32 compiled attention takes 0.9 to 1.3 times as long as torch's fused
-attention, and 0.7 to 0.4 times as long as plain attention."""
+COMPILED_ATTENTION_FROM = 1024
+"""The shortest context at which compiled attention is taken on a CPU in bf16. By itself it takes 0.6 times as long as
+the better of both at 256, 512, 1024, 2048 and 4096 tokens, forward and backward (benchmarks/attention.py); but between
+the products of a step with 256 tokens 1.4 times as long as plain attention, as its many short calls begin with cold
+caches. In fp32 it takes 0.9 to 1.3 times as long as torch's fused attention, and 0.7 to 0.4 times as long as plain
+attention."""
 
 
 def choose_kernels(recipe: Recipe, precision: Precision) -> Recipe:
@@ -48,7 +49,7 @@ def _attention(recipe: Recipe, precision: Precision, *, compiled: bool) -> Atten
         return usual
     in_bf16 = precision.products == "bf16"
     # In fp32 it is faster than plain attention alone, which is what there is for scores with a cap.
-    faster = (in_bf16 or usual == "plain") and model.context_length >= COMPILED_FROM
+    faster = (in_bf16 or usual == "plain") and model.context_length >= COMPILED_ATTENTION_FROM
     if compiled and faster and model.positions != "alibi":
         return "compiled"
     return "plain" if in_bf16 and model.context_length <= PLAIN_UP_TO else usual

@@ -33,7 +33,7 @@ class TrainingConfig:
 
     kernels: Literal["auto", "plain", "compiled"] = "auto"
     """The form of the operators between matrix products: plain is torch's operators, compiled is napkin's own loops for
-    a CPU, compiled by numba once for each machine: norms, GELU and SwiGLU, rotary positions, and the loss. auto is
+    a CPU, compiled by numba once for each machine: RMSNorm, GELU and SwiGLU, rotary positions, and the loss. auto is
     compiled on a CPU in bf16, for runs of more than some seconds whose blocks torch.compile does not fuse."""
 
     offload_optimizer: bool = False
