@@ -143,6 +143,12 @@ def test_a_loss_of_huge_logits_is_finite_and_one_of_nan_is_nan() -> None:
     assert linear_cross_entropy(hidden, weight, targets, compiled=True).isnan()
 
 
+@pytest.mark.parametrize("target", [-2, 50])
+def test_a_target_outside_of_the_vocabulary_is_refused(target: int) -> None:
+    with pytest.raises(IndexError, match="outside of a vocabulary of 50"):
+        linear_cross_entropy(drawn(1, 16), drawn(50, 16), torch.tensor([target]), compiled=True)
+
+
 def test_results_do_not_depend_on_the_number_of_threads() -> None:
     x, gain, bias = drawn(1000, 128).requires_grad_(), drawn(128, seed=1).requires_grad_(), drawn(128, seed=2)
     found: list[list[Tensor]] = []

@@ -223,6 +223,10 @@ def _loss_rows(
 
     target_logits, logsumexps = _fake_loss_rows(logits, targets, softcap, z_weight, with_gradient)
     n_rows, n = logits.shape
+    smallest, largest = (int(end) for end in targets.aminmax()) if n_rows else (0, 0)
+    # The loop checks nothing.
+    if smallest < 0 or largest >= n:
+        raise IndexError(f"targets from {smallest} to {largest} are outside of a vocabulary of {n}")
     addresses = (targets.data_ptr(), target_logits.data_ptr(), logsumexps.data_ptr())
     options = (n, float_bits(softcap), float_bits(z_weight), with_gradient)
     on_threads(

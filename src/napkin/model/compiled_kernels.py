@@ -16,7 +16,7 @@ from napkin.model.config import ModelConfig
 from napkin.model.linear import Linear
 from napkin.model.loss import next_token_loss
 from napkin.model.mlp import SwiGLU, TanhGELU
-from napkin.model.norm import LayerNorm, RMSNorm
+from napkin.model.norm import RMSNorm
 from napkin.model.transformer import Transformer
 
 COMPILED: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -78,7 +78,7 @@ def _replacements(model: Transformer) -> list[tuple[nn.Module, str, Callable[...
     return found
 
 
-def _norms_before_linears(block: nn.Module) -> list[RMSNorm | LayerNorm]:
+def _norms_before_linears(block: nn.Module) -> list[nn.Module]:
     if isinstance(block, (PostNormBlock, ReorderedBlock)):
         return []
     readers = {}
@@ -87,9 +87,7 @@ def _norms_before_linears(block: nn.Module) -> list[RMSNorm | LayerNorm]:
     elif isinstance(block, ParallelBlock):
         readers = {block.norm: [block.attention, block.feed_forward]}
     return [
-        norm
-        for norm, layers in readers.items()
-        if isinstance(norm, (RMSNorm, LayerNorm)) and all(map(_reads_by_linear, layers))
+        norm for norm, layers in readers.items() if isinstance(norm, RMSNorm) and all(map(_reads_by_linear, layers))
     ]
 
 
