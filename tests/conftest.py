@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,6 +7,10 @@ from pathlib import Path
 import pytest
 
 from reliability.harness import fork_server
+
+# A shell's background job ignores Ctrl-C, and so do the processes that it starts; tests send it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TRAINING_ROOMS = {
     "checkpoint",

@@ -67,6 +67,7 @@ OTHER: dict[str, Any] = {
     "training.threads": 3,
     "training.parallelism": "fsdp",
     "training.compile": "off",
+    "training.kernels": "compiled",
     "training.gather_format": "bf16",
     "training.reduce_format": "bf16",
     "training.checkpoint_writing": "wait",

@@ -99,12 +99,10 @@ class ModelConfig:
     rope_factor."""
 
     attention: AttentionImplementation = "auto"
-    """The implementation of attention; all compute the same numbers. sdpa is torch's fused operator; plain is matrix
-    products and a softmax, holds all scores, and is fastest on a CPU in bf16 up to a few hundred tokens; flex is
-    compiled for a GPU (on a CPU it is plain); flash is napkin's FlashAttention-2 in Triton for a GPU (on a CPU the same
-    blocks in torch, slowly); compiled is for a CPU in bf16 or fp32 (elsewhere it is plain), holds a block of scores,
-    and multiplies no keys that it does not see. auto is sdpa, or plain or compiled if a run is expected to be faster
-    with it."""
+    """The implementation of attention; all compute the same numbers. sdpa is torch's fused operator; plain is products
+    and a softmax, holds all scores, and is fastest on a CPU in bf16 up to some hundred tokens; flex is compiled for a
+    GPU, flash is FlashAttention-2 in Triton for a GPU (on a CPU: plain, and slow blocks); compiled holds a block of
+    scores, on a CPU (elsewhere plain). auto is sdpa, or plain or compiled where that is expected to be faster."""
 
     attention_window: int | None = None
     """Number of tokens that a token sees, itself included (Beltagy et al. 2020); None is all before it."""
