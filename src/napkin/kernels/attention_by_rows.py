@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from napkin.kernels.attention import plain_attention, softcapped_attention
-from napkin.kernels.compiled.loading import KERNELS, float_bits
+from napkin.kernels.compiled.loading import float_bits, load_for_training
 from napkin.kernels.cpu_operator import COMPUTED, cpu_operator
 from napkin.kernels.rows_on_threads import on_threads
 
@@ -123,7 +123,7 @@ def _fake_forward(
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, first_keys: Tensor, scale: float, cap: float
 ) -> tuple[Tensor, Tensor]:
-    KERNELS.load("attention_rows")
+    load_for_training()
     from napkin.kernels.compiled.attention_rows import weights_of_scores
 
     mixed, logsumexps = _fake_forward(query, key, value, first_keys, scale, cap)
@@ -173,7 +173,7 @@ def _backward(
     scale: float,
     cap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    KERNELS.load("attention_rows")
+    load_for_training()
     from napkin.kernels.compiled.attention_rows import score_gradients
 
     gradients = _fake_backward(gradient, query, key, value, first_keys, logsumexps, scale, cap)

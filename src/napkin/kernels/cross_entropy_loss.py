@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from napkin.kernels.compiled.loading import KERNELS, float_bits
+from napkin.kernels.compiled.loading import float_bits, load_for_training
 from napkin.kernels.cpu_operator import cpu_operator, is_computed
 from napkin.kernels.early_gradient import early_gradient
 from napkin.kernels.rows_on_threads import on_threads
@@ -218,7 +218,7 @@ def _loss_rows(
     logits: Tensor, targets: Tensor, softcap: float, z_weight: float, with_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """The same in one compiled loop: with_gradient, the logits become their gradient in place."""
-    KERNELS.load("loss_rows")
+    load_for_training()
     from napkin.kernels.compiled.loss_rows import loss_rows
 
     target_logits, logsumexps = _fake_loss_rows(logits, targets, softcap, z_weight, with_gradient)
@@ -243,7 +243,7 @@ def _loss_rows(
 @cpu_operator("compiled_add_(Tensor(a!) total, Tensor part) -> ()", lambda total, part: None)
 def _add_narrow(total: Tensor, part: Tensor) -> None:
     """total += part, fp32 and bf16, without a wide copy of the part."""
-    KERNELS.load("loss_rows")
+    load_for_training()
     from napkin.kernels.compiled.loss_rows import add_narrow
 
     on_threads(

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from napkin.kernels.compiled.loading import KERNELS
+from napkin.kernels.compiled.loading import load_for_training
 from napkin.kernels.cpu_operator import cpu_operator, is_computed
 from napkin.kernels.rows_on_threads import on_threads
 
@@ -40,7 +40,7 @@ class _CompiledGELU(torch.autograd.Function):
 
 @cpu_operator("compiled_gelu_tanh(Tensor z) -> Tensor", torch.empty_like)
 def _forward(z: Tensor) -> Tensor:
-    KERNELS.load("activations")
+    load_for_training()
     from napkin.kernels.compiled.activations import PIECE, gelu_tanh_forward
 
     result = torch.empty_like(z)
@@ -53,7 +53,7 @@ def _forward(z: Tensor) -> Tensor:
     "compiled_gelu_tanh_backward(Tensor gradient, Tensor z) -> Tensor", lambda gradient, z: torch.empty_like(z)
 )
 def _backward(gradient: Tensor, z: Tensor) -> Tensor:
-    KERNELS.load("activations")
+    load_for_training()
     from napkin.kernels.compiled.activations import PIECE, gelu_tanh_backward
 
     result = torch.empty_like(z)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from napkin.kernels.compiled.loading import KERNELS, float_bits
+from napkin.kernels.compiled.loading import float_bits, load_for_training
 from napkin.kernels.cpu_operator import cpu_operator, is_computed
 from napkin.kernels.rows_on_threads import on_threads
 
@@ -61,7 +61,7 @@ def _fake_forward(
 def _forward(
     x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, centred: bool, in_bf16: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    KERNELS.load("norm_rows")
+    load_for_training()
     from napkin.kernels.compiled.norm_rows import norm_forward
 
     y, means, scales = _fake_forward(x, gain, bias, eps, centred, in_bf16)
@@ -91,7 +91,7 @@ def _fake_backward(
 def _backward(
     gradient: Tensor, x: Tensor, gain: Tensor, means: Tensor, scales: Tensor, centred: bool, biased: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    KERNELS.load("norm_rows")
+    load_for_training()
     import numpy as np
 
     from napkin.kernels.compiled.norm_rows import ROWS_PER_SUM, norm_backward

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from napkin.kernels.compiled.loading import KERNELS
+from napkin.kernels.compiled.loading import load_for_training
 from napkin.kernels.cpu_operator import COMPUTED, cpu_operator, is_computed
 from napkin.kernels.rows_on_threads import on_threads
 
@@ -85,7 +85,7 @@ def _fake_rotate(x: Tensor, cosines: Tensor, signed_sines: Tensor, interleaved: 
 )
 def _rotate(x: Tensor, cosines: Tensor, signed_sines: Tensor, interleaved: bool, backwards: bool) -> Tensor:
     """The gradient of a rotation is a rotation backwards."""
-    KERNELS.load("rotations")
+    load_for_training()
     from napkin.kernels.compiled.rotations import rotate_heads
 
     y = x.new_empty(x.shape)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from napkin.kernels.compiled.loading import KERNELS
+from napkin.kernels.compiled.loading import load_for_training
 from napkin.kernels.cpu_operator import cpu_operator, is_computed
 from napkin.kernels.rows_on_threads import on_threads
 
@@ -72,7 +72,7 @@ class _CompiledSwiGLU(torch.autograd.Function):
     lambda gate_up: gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2),
 )
 def _forward(gate_up: Tensor) -> Tensor:
-    KERNELS.load("activations")
+    load_for_training()
     from napkin.kernels.compiled.activations import swiglu_forward
 
     width = gate_up.shape[-1] // 2
@@ -92,7 +92,7 @@ def _forward(gate_up: Tensor) -> Tensor:
     lambda gradient, gate_up: torch.empty_like(gate_up),
 )
 def _backward(gradient: Tensor, gate_up: Tensor) -> Tensor:
-    KERNELS.load("activations")
+    load_for_training()
     from napkin.kernels.compiled.activations import swiglu_backward
 
     width, result = gradient.shape[-1], torch.empty_like(gate_up)
