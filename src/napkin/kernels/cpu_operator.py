@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 _LIBRARY = torch.library.Library("napkin", "FRAGMENT")
 
@@ -32,3 +33,21 @@ def is_computed(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return False
     return all(x.device.type == "cpu" and x.dtype in COMPUTED and x.is_contiguous() for x in tensors)
+
+
+def differentiable(x: Tensor, compute: Callable[..., Tensor], differentiate: Callable[..., Tensor]) -> Tensor:
+    """compute(x), whose gradient is differentiate(gradient, x): x alone is kept."""
+    return _OfOneTensor.apply(x, compute, differentiate)  # pyright: ignore[reportReturnType]
+
+
+class _OfOneTensor(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, compute: Callable[..., Tensor], differentiate: Callable[..., Tensor]) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.differentiate = differentiate
+        return compute(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return ctx.differentiate(grad_outputs[0].contiguous(), *ctx.saved_tensors), None, None

@@ -1,15 +1,12 @@
 """GELU with Φ(z) as (1 + tanh(sqrt(2/π) · (z + 0.044715 · z³))) / 2 (Hendrycks & Gimpel 2016): GPT-2's."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from napkin.kernels.compiled.loading import load_for_training
-from napkin.kernels.cpu_operator import cpu_operator, is_computed
+from napkin.kernels.cpu_operator import cpu_operator, differentiable, is_computed
 from napkin.kernels.rows_on_threads import on_threads
 
 Numbers = Float[Tensor, "*batch"]
@@ -23,19 +20,9 @@ def gelu_tanh(z: Numbers) -> Numbers:
 def compiled_gelu_tanh(z: Numbers) -> Numbers:
     """The same, in a compiled pass over memory on a CPU; `gelu_tanh` where there is none."""
     z = z.contiguous()
-    return _CompiledGELU.apply(z) if is_computed(z) else gelu_tanh(z)  # pyright: ignore[reportReturnType]
-
-
-class _CompiledGELU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, z: Tensor) -> Tensor:
-        ctx.save_for_backward(z)
-        return _forward(z)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _backward(grad_outputs[0].contiguous(), *ctx.saved_tensors)
+    if not is_computed(z):
+        return gelu_tanh(z)
+    return differentiable(z, _forward, _backward)
 
 
 @cpu_operator("compiled_gelu_tanh(Tensor z) -> Tensor", torch.empty_like)

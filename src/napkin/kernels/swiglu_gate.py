@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from napkin.kernels.compiled.loading import load_for_training
-from napkin.kernels.cpu_operator import cpu_operator, is_computed
+from napkin.kernels.cpu_operator import cpu_operator, differentiable, is_computed
 from napkin.kernels.rows_on_threads import on_threads
 
 GateUp = Float[Tensor, "*batch two_d_ff"]
@@ -52,19 +52,9 @@ class _SwiGLU(torch.autograd.Function):
 def compiled_swiglu(gate_up: GateUp) -> Gated:
     """The same, in one compiled pass over memory on a CPU; `swiglu` where there is none."""
     gate_up = gate_up.contiguous()
-    return _CompiledSwiGLU.apply(gate_up) if is_computed(gate_up) else swiglu(gate_up)  # pyright: ignore[reportReturnType]
-
-
-class _CompiledSwiGLU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate_up)
-        return _forward(gate_up)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _backward(grad_outputs[0].contiguous(), *ctx.saved_tensors)
+    if not is_computed(gate_up):
+        return swiglu(gate_up)
+    return differentiable(gate_up, _forward, _backward)
 
 
 @cpu_operator(
