@@ -16,10 +16,9 @@ from napkin.kernels.compiled.number_conversions import (
     float_argument,
     hyperbolic_tangent,
     i64_at,
-    larger,
     widened,
 )
-from napkin.kernels.compiled.rows import narrow_row, widen_row, zero_row
+from napkin.kernels.compiled.rows import exponentiate_row, narrow_row, widen_row, zero_row
 from napkin.machine_code.compiled_function import CompiledFunction, jitted_with
 
 
@@ -67,14 +66,7 @@ def weights_of_scores(
         begin = i * n_keys
         widen_row(scores, is_bf16, begin + first, n, row)
         bound_scores(row, slope, n, float_argument(scale), float_argument(cap))
-        largest = np.float32(-np.inf)
-        for j in range(n):
-            largest = larger(largest, row[j])
-        total = np.float32(0)
-        for j in range(n):
-            e = exponential(row[j] - largest)
-            row[j] = e
-            total += e
+        largest, total = exponentiate_row(row, n)
         logsumexp_of[i] = largest + np.float32(log(total))
         factor = np.float32(1) / total
         for j in range(n):

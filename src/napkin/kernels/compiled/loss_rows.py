@@ -9,15 +9,13 @@ import numpy as np
 from napkin.kernels.compiled.number_conversions import (
     FASTMATH,
     bf16_at,
-    exponential,
     f32_at,
     float_argument,
     hyperbolic_tangent,
     i64_at,
-    larger,
     widened,
 )
-from napkin.kernels.compiled.rows import narrow_row, widen_row
+from napkin.kernels.compiled.rows import exponentiate_row, narrow_row, widen_row
 from napkin.machine_code.compiled_function import CompiledFunction
 
 
@@ -51,16 +49,9 @@ def loss_rows(
                 bounded = hyperbolic_tangent(row[j] / cap)
                 slope[j] = np.float32(1) - bounded * bounded
                 row[j] = cap * bounded
-        largest = np.float32(-np.inf)
-        for j in range(n):
-            largest = larger(largest, row[j])
         target = target_of[i]
         target_logit_of[i] = row[target]
-        total = np.float32(0)
-        for j in range(n):
-            e = exponential(row[j] - largest)
-            row[j] = e
-            total += e
+        largest, total = exponentiate_row(row, n)
         logsumexp = largest + np.float32(log(total))
         logsumexp_of[i] = logsumexp
         if with_gradient:

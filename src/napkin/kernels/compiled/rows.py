@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from napkin.kernels.compiled.number_conversions import FASTMATH, bf16_at, f32_at, narrowed, widened
+from napkin.kernels.compiled.number_conversions import FASTMATH, bf16_at, exponential, f32_at, larger, narrowed, widened
 from napkin.machine_code.compiled_function import jitted_with
 
 
@@ -49,3 +49,17 @@ def zero_row(address: Any, is_bf16: Any, start: Any, n: Any) -> None:
         wide = f32_at(address)
         for j in range(n):
             wide[start + j] = np.float32(0)
+
+
+@jitted_with(fastmath=FASTMATH)
+def exponentiate_row(row: Any, n: Any) -> Any:
+    """row[0:n] = e^(row - its largest); the largest, and the sum of the exponentials."""
+    largest = np.float32(-np.inf)
+    for j in range(n):
+        largest = larger(largest, row[j])
+    total = np.float32(0)
+    for j in range(n):
+        e = exponential(row[j] - largest)
+        row[j] = e
+        total += e
+    return largest, total
