@@ -126,25 +126,26 @@ def mean_loss(
     compiled = (precision.device_type, precision.products) == ("cpu", "bf16") and is_worth_compiling(
         model.config, computed, trained=False
     )
-    for inputs, targets in evaluation_windows(
-        token_file,
-        context_length=context_length,
-        stride=stride,
-        batch_size=batch_size * parallel_model.layout.batch_parts,
-    ):
-        scores = targets >= 0
-        targets[scores & (scores.flatten().cumsum(0).view_as(scores) > total - done)] = IGNORE_INDEX
-        scored = int((targets >= 0).sum())
-        inputs, targets = _own_rows(inputs, targets, parallel_model)
-        inputs, targets = inputs.to(precision.device_type), targets.to(precision.device_type)
-        documents = document_ids(inputs, token_file.separator) if separate_documents else None
-        with evaluation_mode(model), precision.autocast(), compiled_kernels(model) if compiled else nullcontext():
-            nats += parallel_model.evaluation_nats(inputs, targets, documents)
-        done += scored
-        if progress is not None:
-            progress(done, total)
-        if done >= total:
-            break
+    with compiled_kernels(model) if compiled else nullcontext():
+        for inputs, targets in evaluation_windows(
+            token_file,
+            context_length=context_length,
+            stride=stride,
+            batch_size=batch_size * parallel_model.layout.batch_parts,
+        ):
+            scores = targets >= 0
+            targets[scores & (scores.flatten().cumsum(0).view_as(scores) > total - done)] = IGNORE_INDEX
+            scored = int((targets >= 0).sum())
+            inputs, targets = _own_rows(inputs, targets, parallel_model)
+            inputs, targets = inputs.to(precision.device_type), targets.to(precision.device_type)
+            documents = document_ids(inputs, token_file.separator) if separate_documents else None
+            with evaluation_mode(model), precision.autocast():
+                nats += parallel_model.evaluation_nats(inputs, targets, documents)
+            done += scored
+            if progress is not None:
+                progress(done, total)
+            if done >= total:
+                break
     return parallel_model.ranks.all_reduce_sum(torch.tensor(nats, dtype=torch.float64)).item() / done
 
 
