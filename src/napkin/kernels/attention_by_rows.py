@@ -46,8 +46,8 @@ def compiled_attention(
     """softmax(softcap(q · kᵀ · scale)) · v, each query over the keys from its first to its own position.
 
     The last query stands at the last key. `first_keys` of None is all zeros. A scale of None is 1/sqrt(head_dim). Under
-    autocast in autocast's dtype. Where there is no compiled loop, which is anywhere
-    but on a CPU, in bf16 and fp32, and while torch.compile traces, this is plain attention with a mask.
+    autocast it computes in autocast's dtype. The loops are for a CPU, in bf16 and fp32: elsewhere, and while
+    torch.compile traces, this is plain attention with a mask.
     """
     device_type = queries.device.type
     if torch.is_autocast_enabled(device_type):

@@ -35,6 +35,11 @@ class MaskedAttention:
         self.scale = scale
         self.sees = sees
 
+    @property
+    def window(self) -> int | None:
+        """Tokens that a token sees, itself included; None is all before it."""
+        return self.sees.size if isinstance(self.sees, SlidingWindowMask) else None
+
     def needs_mask(self, documents: Documents) -> bool:
         """Whether pairs are hidden that the kernel does not hide by itself."""
         return True
@@ -143,7 +148,7 @@ class FlashAttention(PlainAttention):
             keys,
             values,
             scale=self.scale,
-            window=self.sees.size if isinstance(self.sees, SlidingWindowMask) else None,
+            window=self.window,
             softcap=self.softcap,
             bounds=prepared.bounds,
             query_offset=prepared.query_offset,
@@ -172,8 +177,7 @@ class CompiledAttention(PlainAttention):
         query_offset: int = 0,
     ) -> FirstKeys:
         """The first key that each query sees, instead of a mask."""
-        window = self.sees.size if isinstance(self.sees, SlidingWindowMask) else None
-        return FirstKeys(first_keys_of(documents, window, length, query_offset, device))
+        return FirstKeys(first_keys_of(documents, self.window, length, query_offset, device))
 
     def __call__(self, queries: Queries, keys: Keys, values: Keys, prepared: Any) -> Queries:
         """Mix the values by their weights."""
