@@ -25,6 +25,7 @@ FLOORS = [
     {"report"},
     {"train_step"},
     {"evaluation"},
+    {"curation"},
     {"checkpoint"},
     {"inference"},
     {"planning"},

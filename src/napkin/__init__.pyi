@@ -1,6 +1,7 @@
 from . import accounting as accounting
 from . import benchmarking as benchmarking
 from . import checkpoint as checkpoint
+from . import curation as curation
 from . import data as data
 from . import distributed as distributed
 from . import evaluation as evaluation
