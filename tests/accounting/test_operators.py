@@ -8,7 +8,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from napkin import count
-from napkin.accounting.operators import _COMPUTING, _MOVING, CONTRACTIONS, Work, work_of
+from napkin.accounting.contractions import CONTRACTIONS, Work
+from napkin.accounting.operators import _COMPUTING, _MOVING, work_of
 from napkin.accounting.recording import record
 from oracles.brute_force_flops import ScalarProducts
 

@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from napkin.accounting.allocator_events import allocator_events
+from napkin.accounting.contractions import MATRIX_PRODUCTS
 from napkin.accounting.microbenchmark import Call, call_of, make_arguments
-from napkin.accounting.operators import MATRIX_PRODUCTS
 from napkin.accounting.scratch import NARROW
 from napkin.hardware.host import has_amx
 

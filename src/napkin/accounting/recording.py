@@ -16,20 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from napkin.accounting.attribution import Attribution
 from napkin.accounting.collectives import collective_of, needs_other_ranks
+from napkin.accounting.contractions import BATCHED_PRODUCTS, FUSED_ATTENTION, MATRIX_PRODUCTS
 from napkin.accounting.cuda.scratch import cuda_scratch_bytes
 from napkin.accounting.fake_calls import EVEN_ROUTING, FakeCalls, runs_in
 from napkin.accounting.ledger import Ledger, Phase, Row
 from napkin.accounting.measured_scratch import MEASURED, hides_scratch, measured_scratch
 from napkin.accounting.memory import Memory
 from napkin.accounting.microbenchmark import call_of
-from napkin.accounting.operators import (
-    BATCHED_PRODUCTS,
-    FUSED_ATTENTION,
-    MATRIX_PRODUCTS,
-    UnknownOperator,
-    elementwise_flops_of,
-    work_of,
-)
+from napkin.accounting.operators import UnknownOperator, elementwise_flops_of, work_of
 from napkin.accounting.scratch import scratch_bytes
 from napkin.accounting.unseen_changes import resizes_told, waits_unseen
 from napkin.hardware.target import CudaTarget
