@@ -1,0 +1,20 @@
+"""The libraries of the extra `curation`, imported where they are used."""
+
+import importlib
+from types import ModuleType
+
+from napkin.errors import NapkinError
+
+
+def import_extra(name: str, purpose: str) -> ModuleType:
+    """Import a library of the extra. Raises NapkinError, with what it is needed for, where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        library = name.partition(".")[0]
+        raise NapkinError(f"{purpose} needs {library}: pip install 'napkin-lm[curation]'") from None
+
+
+def zstandard() -> ModuleType:
+    """The library for zstd."""
+    return import_extra("zstandard", "a zstd file")

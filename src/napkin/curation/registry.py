@@ -1,0 +1,78 @@
+"""The stages of pipelines by name. A stage is imported when it is used; to add one, add a line to `STAGES`.
+
+A stage is a frozen dataclass whose fields are its options, each with a docstring below it and a default where one is
+sensible; TOML values, checked in `__post_init__`. Its class is imported for the help and for completion in a shell, so
+its module imports numpy, numba and other heavy libraries where it uses them. No option may be named as one of
+`RESERVED`, which every command of a stage has.
+"""
+
+import dataclasses
+import importlib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from napkin.curation.stage import CorpusStage, RecordStage
+from napkin.errors import NapkinError
+from napkin.near_names import suggestion
+
+Stage = RecordStage | CorpusStage
+
+RESERVED = frozenset({"paths", "out", "input_format", "output_format", "text_field", "workers", "memory", "json"})
+
+
+@dataclass(frozen=True)
+class StageEntry:
+    """Where a stage is, as "module:Class", and what it does, for the list of commands."""
+
+    where: str
+    about: str
+
+
+STAGES = {
+    "length": StageEntry("napkin.curation.length:Length", "drop documents with too few or too many characters"),
+}
+
+
+def stage_class(name: str) -> type[Any]:
+    """The class of a stage. Raises NapkinError, with the nearest name, for one that does not exist."""
+    if name not in STAGES:
+        raise NapkinError(f"there is no stage '{name}': {suggestion(name, STAGES)}")
+    module, _, cls = STAGES[name].where.partition(":")
+    return getattr(importlib.import_module(module), cls)
+
+
+def make_stage(name: str, options: Mapping[str, Any]) -> Stage:
+    """A stage with these options, TOML values.
+
+    Raises NapkinError for an unknown stage or option, a missing option, and a value of the wrong type or range.
+    """
+    cls = stage_class(name)
+    known = [field.name for field in dataclasses.fields(cls)]
+    for option in options:
+        if option not in known:
+            way_out = suggestion(option, known) if known else "it has none"
+            raise NapkinError(f"stage '{name}' has no option '{option}': {way_out}")
+    try:
+        return msgspec.convert(dict(options), cls)
+    except msgspec.ValidationError as error:
+        how = str(error).replace("`$.", "`").replace("Object missing", "it is missing the")
+        raise NapkinError(f"stage '{name}': {how}: `napkin data {name} --help` lists its options") from None
+    except NapkinError as error:
+        raise NapkinError(f"stage '{name}': {error}") from None
+
+
+def stage_options(stage: Stage) -> dict[str, Any]:
+    """All options of a stage with their values, as JSON has them."""
+    return {
+        field.name: msgspec.to_builtins(getattr(stage, field.name))
+        for field in dataclasses.fields(typing.cast(Any, stage))
+    }
+
+
+def stage_version(stage: Stage) -> int:
+    """The version of what a stage does, its class variable `version`: 1 unless it has one."""
+    return getattr(type(stage), "version", 1)
