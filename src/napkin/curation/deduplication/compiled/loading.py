@@ -1,0 +1,16 @@
+"""Loading the compiled loops of deduplication, and the addresses that they are given."""
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from napkin.machine_code.loading import MachineCode
+
+DEDUPLICATION = MachineCode(
+    "napkin.curation.deduplication.compiled", "napkin: compiling deduplication for this machine (once, a few seconds)"
+)
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """Where a contiguous array begins; the caller keeps it alive."""
+    return array.ctypes.data

@@ -1,0 +1,131 @@
+"""Which documents have equal keys, in bounded memory: a table of keys is sorted in parts.
+
+A table that does not fit is divided by the upper bits of its keys into files, each of which is read in pieces, sorted,
+and reduced to the first document of each key before the next piece is added. So memory holds where one key belongs to
+most documents, too.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from napkin.curation.deduplication.clusters import Clusters, Numbers
+from napkin.curation.deduplication.key_file import KeyFile, Keys
+from napkin.errors import NapkinError
+
+LEAST_MEMORY = 2**22
+_MOST_PARTS = 512
+
+# Of a document while its keys are sorted: keys, numbers and their order, twice, and what numpy takes for itself.
+_SORTED_BYTES = {1: 96, 2: 128}
+
+
+def refuse_little_memory(memory: int) -> None:
+    """Raise NapkinError if that is too little to sort in."""
+    if memory < LEAST_MEMORY:
+        raise NapkinError(f"{memory} bytes of memory for deduplication: it needs {LEAST_MEMORY} or more")
+
+
+def join_equal_keys(files: Sequence[KeyFile], clusters: Clusters, scratch: Path, memory: int) -> None:
+    """Join documents that share a key in some table; documents are numbered through the files in their order."""
+    for table in range(files[0].header.tables if files else 0):
+        count, width = sum(map(len, files)), files[0].header.width
+        for first, second in equal_pairs(_numbered(files, table), count, width, scratch, memory):
+            clusters.join(first, second)
+
+
+def equal_pairs(
+    keyed: Iterable[tuple[Keys, Numbers]], count: int, width: int, scratch: Path, memory: int
+) -> Iterator[tuple[Numbers, Numbers]]:
+    """Pairs (the smallest number that has a key, another number that has it), in at most `memory` bytes.
+
+    `keyed` gives keys of shape [n, width] with their numbers, in ascending order of numbers, `count` at most in all.
+    `scratch` is a folder for what does not fit.
+    """
+    refuse_little_memory(memory)
+    room = memory // _SORTED_BYTES[width]
+    if count <= room:
+        yield from _pairs_of(keyed, count)
+        return
+    # Half of the room is for a piece, half for the keys of a part; parts are only about equally large.
+    parts = count * 3 // room + 1
+    if parts > _MOST_PARTS:
+        least = count * 3 * _SORTED_BYTES[width] // (_MOST_PARTS - 1)
+        raise NapkinError(f"{memory} bytes of memory for {count} documents or lines: deduplication needs {least}")
+    paths = [scratch / f"part-{part:03d}" for part in range(parts)]
+    _divide(keyed, paths, memory // 4 // parts)
+    for path in paths:
+        yield from _pairs_of(_read(path, width, room // 2), room // 2)
+        path.unlink()
+
+
+def _numbered(files: Sequence[KeyFile], table: int) -> Iterator[tuple[Keys, Numbers]]:
+    start = 0
+    for file in files:
+        for keys in file.tables(table):
+            # The key 0 belongs to no document.
+            kept = np.flatnonzero(keys.any(axis=1))
+            yield keys[kept], kept + start
+            start += len(keys)
+
+
+def _divide(keyed: Iterable[tuple[Keys, Numbers]], paths: Sequence[Path], buffering: int) -> None:
+    """Write each key, with its number behind it, into the file of its upper bits."""
+    with ExitStack() as stack:
+        files = [stack.enter_context(open(path, "wb", buffering=max(buffering, 4096))) for path in paths]
+        for keys, numbers in keyed:
+            part = (keys[:, 0] >> np.uint64(32)) * np.uint64(len(files)) >> np.uint64(32)
+            order = np.argsort(part, kind="stable")
+            rows = np.concatenate([keys, numbers[:, None].view(np.uint64)], axis=1)[order]
+            ends = np.searchsorted(part[order], np.arange(len(files) + 1, dtype=np.uint64))
+            for file, first, last in zip(files, ends[:-1], ends[1:], strict=True):
+                file.write(rows[first:last].tobytes())
+
+
+def _read(path: Path, width: int, piece: int) -> Iterator[tuple[Keys, Numbers]]:
+    with open(path, "rb") as file:
+        while rows := file.read(8 * (width + 1) * piece):
+            table = np.frombuffer(rows, np.uint64).reshape(-1, width + 1)
+            yield table[:, :width], np.ascontiguousarray(table[:, width]).view(np.int64)
+
+
+def _pairs_of(keyed: Iterable[tuple[Keys, Numbers]], piece: int) -> Iterator[tuple[Numbers, Numbers]]:
+    """The pairs of what comes, sorted `piece` numbers at a time with the first of each key from before."""
+    waiting: list[tuple[Keys, Numbers]] = []
+    size = 0
+    known: tuple[Keys, Numbers] | None = None
+    for keys, numbers in keyed:
+        waiting.append((keys, numbers))
+        size += len(numbers)
+        if size >= piece:
+            known, firsts, others = _reduced(known, waiting)
+            waiting, size = [], 0
+            yield firsts, others
+    if waiting:
+        _, firsts, others = _reduced(known, waiting)
+        yield firsts, others
+
+
+def _reduced(
+    known: tuple[Keys, Numbers] | None, waiting: list[tuple[Keys, Numbers]]
+) -> tuple[tuple[Keys, Numbers], Numbers, Numbers]:
+    """The first number of each key, known ones included; and the pairs (first, other)."""
+    every = ([known] if known else []) + waiting
+    keys, numbers = np.concatenate([each for each, _ in every]), np.concatenate([each for _, each in every])
+    order = _sorted_by_key(keys)
+    keys, numbers = keys[order], numbers[order]
+    new = np.ones(len(keys), np.bool_)
+    new[1:] = (keys[1:] != keys[:-1]).any(axis=1)
+    first = np.maximum.accumulate(np.where(new, np.arange(len(keys)), 0))
+    others = np.flatnonzero(~new)
+    return (keys[new], numbers[new]), numbers[first[others]], numbers[others]
+
+
+def _sorted_by_key(keys: Keys) -> NDArray[np.intp]:
+    """The order of keys; equal ones stay in theirs, which is that of their numbers."""
+    if keys.shape[1] == 1:
+        return np.argsort(keys[:, 0], kind="stable")
+    return np.lexsort((keys[:, 1], keys[:, 0]))

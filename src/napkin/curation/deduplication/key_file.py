@@ -1,0 +1,154 @@
+"""What deduplication has to know of a shard: for each document its identity, its length and its keys, in a file.
+
+    one line of JSON: {"format": "napkin keys", "version": 1, "definition": ..., "tables": b, "width": w}
+    chunks of up to 65,536 documents, little-endian:
+        int64: n, bytes of identities
+        n int64: lengths of the texts in characters
+        n + 1 int64: where each identity ends, from 0
+        b · n · w uint64: keys, table by table
+        the identities, one after another, as UTF-8
+    int64: 0, number of documents: the end
+
+A key is one or two uint64; two documents are equal in a table if their keys are. The key 0 belongs to no document.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from napkin.errors import NapkinError
+from napkin.files import atomic_file, refuse_irregular
+
+CHUNK = 65_536
+_LONGEST_HEADER = 4096
+
+Keys = NDArray[np.uint64]
+
+
+class KeyHeader(msgspec.Struct, frozen=True):
+    """What the keys of a file are; files of equal headers belong together."""
+
+    definition: str
+    """How keys are made, in words: the options on which they depend."""
+    tables: int
+    width: int
+    format: str = "napkin keys"
+    version: int = 1
+
+
+@dataclass
+class KeyChunk:
+    """Some documents: identities, lengths of shape [n], keys of shape [tables, n, width]."""
+
+    identities: list[str]
+    lengths: NDArray[np.int64]
+    keys: Keys
+
+
+def write_keys(path: Path, header: KeyHeader, chunks: Iterable[KeyChunk]) -> None:
+    """Write a new file of keys; it appears whole or not at all. A chunk has at most 65,536 documents."""
+    count = 0
+    with atomic_file(path) as file:
+        file.write(msgspec.json.encode(header) + b"\n")
+        for chunk in chunks:
+            identities = [each.encode("utf-8", "surrogatepass") for each in chunk.identities]
+            n = len(identities)
+            if not n:
+                continue
+            ends = np.zeros(n + 1, np.int64)
+            np.cumsum([len(each) for each in identities], out=ends[1:])
+            for array in (np.array([n, ends[-1]], np.int64), chunk.lengths, ends, chunk.keys):
+                file.write(np.ascontiguousarray(array).data)
+            file.write(b"".join(identities))
+            count += n
+        file.write(np.array([0, count], np.int64).data)
+
+
+class KeyFile:
+    """A file of keys, mapped into memory. Raises NapkinError if it is none, or damaged."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        refuse_irregular(path)
+        self._bytes: NDArray[np.uint8] = np.asarray(np.memmap(path, np.uint8, "r"))
+        line = bytes(self._bytes[:_LONGEST_HEADER]).partition(b"\n")[0]
+        try:
+            self.header = msgspec.json.decode(line, type=KeyHeader)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise self._damaged("its first line is not that of a file of keys") from error
+        if (self.header.format, self.header.version) != ("napkin keys", 1):
+            raise self._damaged(f"its format is {self.header.format!r}, version {self.header.version}")
+        if not (1 <= self.header.tables <= 4096 and self.header.width in (1, 2)):
+            raise self._damaged(f"it has {self.header.tables} tables of width {self.header.width}")
+        self._chunks = list(self._find_chunks(len(line) + 1))
+        self.starts = np.cumsum([0, *(n for _, n, _ in self._chunks)])
+        """The number of the first document of each chunk, and that of documents."""
+        if self._total != len(self):
+            raise self._damaged(f"it names {self._total} documents and has {len(self)}")
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def tables(self, table: int) -> Iterator[Keys]:
+        """The keys of one table, a chunk at a time, each of shape [n, width]."""
+        width = self.header.width
+        for offset, n, _ in self._chunks:
+            first = offset + 8 * (2 + n + n + 1 + table * n * width)
+            yield self._array(first, n * width, np.uint64).reshape(n, width)
+
+    def lengths(self, chunk: int) -> NDArray[np.int64]:
+        """The lengths of the texts of a chunk, in characters."""
+        offset, n, _ = self._chunks[chunk]
+        return self._array(offset + 16, n, np.int64)
+
+    def identity(self, number: int) -> str:
+        """The identity of a document by its number in the file."""
+        chunk = int(np.searchsorted(self.starts, number, side="right")) - 1
+        return self.identity_in(chunk, number - int(self.starts[chunk]))
+
+    def identity_in(self, chunk: int, place: int) -> str:
+        """The identity of a document by its place in a chunk."""
+        offset, n, size = self._chunks[chunk]
+        ends = self._array(offset + 8 * (2 + n + place), 2, np.int64)
+        first, last = int(ends[0]), int(ends[1])
+        if not 0 <= first <= last <= size:
+            raise self._damaged("an identity lies outside of it")
+        begin = offset + 8 * (2 + n + n + 1 + self.header.tables * n * self.header.width)
+        return bytes(self._bytes[begin + first : begin + last]).decode("utf-8", "surrogatepass")
+
+    def _find_chunks(self, offset: int) -> Iterator[tuple[int, int, int]]:
+        """(offset, documents, bytes of identities) of each chunk."""
+        per_document = 8 * (2 + self.header.tables * self.header.width)
+        while offset + 16 <= len(self._bytes):
+            n, size = self._array(offset, 2, np.int64).tolist()
+            if n == 0:
+                self._total = size
+                return
+            if not (0 < n <= CHUNK and size >= 0):
+                break
+            yield offset, n, size
+            offset += 24 + n * per_document + size
+        raise self._damaged("it ends too early")
+
+    def _array(self, offset: int, count: int, kind: Any) -> Any:
+        return self._bytes[offset : offset + 8 * count].view(kind)
+
+    def _damaged(self, why: str) -> NapkinError:
+        return NapkinError(f"{str(self.path)!r} is not a whole file of keys ({why}): make it again")
+
+
+def open_key_files(paths: Iterable[Path]) -> list[KeyFile]:
+    """Files of keys that belong together; raises NapkinError for one whose keys are made otherwise."""
+    files = [KeyFile(path) for path in paths]
+    for file in files:
+        if file.header != files[0].header:
+            raise NapkinError(
+                f"{str(file.path)!r} has keys of {file.header.definition!r}, "
+                f"{str(files[0].path)!r} those of {files[0].header.definition!r}: use the same options"
+            )
+    return files

@@ -1,0 +1,112 @@
+"""Signatures estimate the Jaccard similarity, without bias and with the documented error."""
+
+import random
+import re
+
+import numpy as np
+import pytest
+
+from napkin.curation.deduplication import MinHash, estimated_similarity
+from napkin.errors import NapkinError
+
+
+def shingles(text: str, n: int) -> set[tuple[str, ...]]:
+    """The definition, for text of Latin letters."""
+    words = re.findall(r"[a-z0-9]+", text.lower())
+    return {tuple(words[i : i + n]) for i in range(max(len(words) - n + 1, 1))} if words else set()
+
+
+def similarity(first: str, second: str, n: int) -> float:
+    a, b = shingles(first, n), shingles(second, n)
+    return len(a & b) / len(a | b)
+
+
+def planted_pairs(shared: int, own: int, pairs: int) -> tuple[list[str], list[str]]:
+    """Texts of different words, of which two texts of a pair share some."""
+    draw = random.Random(shared)
+    first, second = [], []
+    for _ in range(pairs):
+        words = [f"w{draw.getrandbits(60):x}" for _ in range(shared + 2 * own)]
+        first.append(" ".join(words[: shared + own]))
+        second.append(" ".join(words[:shared] + words[shared + own :]))
+    return first, second
+
+
+@pytest.mark.parametrize(("shared", "own"), [(20, 5), (50, 50), (400, 50), (3000, 1000), (3000, 50)])
+def test_the_estimate_is_unbiased_and_its_error_is_that_of_the_formula(shared: int, own: int) -> None:
+    minhash = MinHash(hashes=128, words=1)
+    first, second = planted_pairs(shared, own, 300)
+    estimates = estimated_similarity(minhash.signatures(first)[0], minhash.signatures(second)[0])
+    truth = shared / (shared + 2 * own)
+    error = np.sqrt(truth * (1 - truth) / 128)
+    assert abs(estimates.mean() - truth) < 4 * error / np.sqrt(300)
+    # The sample's own error of a standard deviation is 1 / sqrt(600). With few shingles two numbers of a signature
+    # seldom have the same one, and the error is smaller.
+    assert estimates.std() < error * (1 + 4 / np.sqrt(600))
+    if shared == 3000:
+        assert estimates.std() > error * 0.85
+
+
+def test_the_similarity_of_real_sentences_is_that_of_their_shingles() -> None:
+    draw = random.Random(1)
+    words = "the cat sat on a mat while dogs ran over hills and far away from all houses".split()
+    texts = [" ".join(draw.choices(words, k=300)) for _ in range(20)]
+    edited = []
+    for text in texts:
+        parts = text.split()
+        for place in draw.sample(range(300), 8):
+            parts[place] = "other"
+        edited.append(" ".join(parts))
+    minhash = MinHash(hashes=1024)
+    estimates = estimated_similarity(minhash.signatures(texts)[0], minhash.signatures(edited)[0])
+    truths = np.array([similarity(a, b, 5) for a, b in zip(texts, edited, strict=True)])
+    assert np.abs(estimates - truths).max() < 4 * np.sqrt(0.25 / 1024)
+
+
+def test_case_punctuation_and_white_space_do_not_count() -> None:
+    plain = "one two three four five six seven éclair straße"
+    other = "  One, TWO\n\nthree -- four 'five' (six)\tSeven: ÉCLAIR; straße!"
+    signatures, words = MinHash().signatures([plain, other, "one two three four five six seven éclair"])
+    assert words.tolist() == [9, 9, 8]
+    assert (signatures[0] == signatures[1]).all()
+    assert not (signatures[0] == signatures[2]).all()
+
+
+def test_characters_of_scripts_without_spaces_are_words() -> None:
+    _, words = MinHash().signatures(["今日は", "ไทย", "한국어 말", "हिन्दी", "", " -- ", "don't"])
+    assert words.tolist() == [3, 3, 2, 1, 0, 0, 2]
+
+
+def test_a_text_of_fewer_words_than_a_shingle_is_one_shingle() -> None:
+    signatures, _ = MinHash(words=5).signatures(["a b c", "A, b; c", "a b d", "c b a"])
+    assert (signatures[0] == signatures[1]).all()
+    # Each of 128 numbers is equal by chance once in 2^32.
+    assert not (signatures[0] == signatures[2]).any()
+    assert not (signatures[0] == signatures[3]).any()
+
+
+def test_a_signature_does_not_depend_on_the_texts_beside_it() -> None:
+    draw = random.Random(2)
+    texts = [" ".join(f"w{draw.randrange(n + 1)}" for _ in range(n)) for n in [0, 1, 4, 5, 60, 700, 9000] * 3]
+    minhash = MinHash(hashes=64)
+    together, _ = minhash.signatures(texts)
+    assert (together == np.concatenate([minhash.signatures([text])[0] for text in texts])).all()
+
+
+def test_repeated_shingles_count_once() -> None:
+    signatures, _ = MinHash(words=1).signatures(["a b", "a b " * 50_000])
+    assert (signatures[0] == signatures[1]).all()
+
+
+def test_any_text_has_a_signature() -> None:
+    texts = ["\ud800 lone surrogate", "\0\0", "a" * 100_000, "𝒳 " * 10, "\U0010ffff"]
+    signatures, words = MinHash().signatures(texts)
+    assert signatures.shape == (5, 128)
+    assert words.tolist() == [2, 0, 1, 10, 0]
+
+
+def test_options_out_of_range_are_refused() -> None:
+    with pytest.raises(NapkinError, match="0 hashes"):
+        MinHash(hashes=0)
+    with pytest.raises(NapkinError, match="65 words"):
+        MinHash(words=65)
