@@ -156,8 +156,8 @@ def attention(head_dim: int, dtype: torch.dtype, *, bounded: bool) -> Callable[[
 def run_norms(device: str) -> None:
     """RMSNorm and its gradient, with a residual."""
     x, gain = torch.zeros(TOKENS, WIDTH, dtype=torch.bfloat16, device=device), torch.ones(WIDTH, device=device)
-    _, summed, statistics = norms.norm(x, x, gain, None, 1e-5, False)
-    norms.norm_backward(x, x, summed, gain, statistics, False, False)
+    _, summed, statistics = norms.norm(x, x, gain, None, 1e-5, False, None)
+    norms.norm_backward(x, x, summed, gain, statistics, False, False, None)
 
 
 def run_elementwise(device: str) -> None:

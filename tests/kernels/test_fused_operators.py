@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from napkin import count
 from napkin.kernels.fused_cross_entropy import fused_linear_cross_entropy
-from napkin.kernels.fused_rows import fused_gelu_tanh, fused_layer_norm, fused_rms_norm, fused_rotate, fused_swiglu
+from napkin.kernels.fused_norms import fused_layer_norm, fused_rms_norm
+from napkin.kernels.fused_rows import fused_gelu_tanh, fused_rotate, fused_swiglu
 from oracles.fused_operators import CHECKS, Check
 
 

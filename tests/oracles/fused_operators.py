@@ -8,13 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from napkin.kernels.fused_cross_entropy import fused_linear_cross_entropy
-from napkin.kernels.fused_rows import (
-    fused_gelu_tanh,
-    fused_layer_norm,
-    fused_rms_norm,
-    fused_rotate,
-    fused_swiglu,
-)
+from napkin.kernels.fused_norms import fused_layer_norm, fused_rms_norm
+from napkin.kernels.fused_rows import fused_gelu_tanh, fused_rotate, fused_swiglu
 from napkin.kernels.fused_update import fused_adamw_
 
 Check = Callable[[torch.dtype, float], None]
@@ -71,6 +66,26 @@ def layer_norm_of_a_sum(dtype: torch.dtype, bound: float) -> None:
 
     inputs = [normal(*shape, seed=seed, dtype=dtype) for seed, shape in enumerate([(7, 33), (33,), (33,), (7, 33)])]
     compare(lambda x, gain, bias, residual: fused_layer_norm(x, gain, bias, 1e-5, residual), plain, inputs, bound)
+
+
+def norm_of_a_sum_of_two_formats(dtype: torch.dtype, bound: float) -> None:
+    """What is written to a residual stream in fp32 is narrow, as is what is read from it."""
+
+    def plain(written: Tensor, stream: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
+        summed = written + stream
+        return F.layer_norm(summed, (33,), gain, None, 1e-5), summed
+
+    def fused(written: Tensor, stream: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
+        normed, summed = fused_layer_norm(written, gain, None, 1e-5, stream, dtype=dtype)
+        assert (normed.dtype, summed.dtype) == (dtype, torch.float32)
+        return normed, summed
+
+    inputs = [
+        normal(7, 33, seed=0, dtype=dtype),
+        normal(7, 33, seed=1, dtype=torch.float32),
+        normal(33, seed=2, dtype=torch.float32),
+    ]
+    compare(fused, plain, inputs, bound)
 
 
 def layer_norm_without_bias(dtype: torch.dtype, bound: float) -> None:
@@ -191,6 +206,7 @@ CHECKS: list[Check] = [
     rms_norm,
     rms_norm_of_a_sum,
     layer_norm_of_a_sum,
+    norm_of_a_sum_of_two_formats,
     layer_norm_without_bias,
     rotation_of_halves,
     rotation_of_neighbours,

@@ -17,9 +17,9 @@ from .fp8_matmul import fp8_linear_emulated as fp8_linear_emulated
 from .fp8_matmul import takes_fp8 as takes_fp8
 from .fused_cross_entropy import fused_linear_cross_entropy as fused_linear_cross_entropy
 from .fused_grouped_gemm import fused_grouped_matmul as fused_grouped_matmul
+from .fused_norms import fused_layer_norm as fused_layer_norm
+from .fused_norms import fused_rms_norm as fused_rms_norm
 from .fused_rows import fused_gelu_tanh as fused_gelu_tanh
-from .fused_rows import fused_layer_norm as fused_layer_norm
-from .fused_rows import fused_rms_norm as fused_rms_norm
 from .fused_rows import fused_rotate as fused_rotate
 from .fused_rows import fused_swiglu as fused_swiglu
 from .fused_update import fused_adamw_ as fused_adamw_

@@ -25,20 +25,28 @@ def fused_linear_cross_entropy(
     z_weight: float = 0.0,
     logit_softcap: float | None = None,
 ) -> Float[Tensor, ""]:
-    """`napkin.kernels.linear_cross_entropy` for a GPU; hidden states and weight have one dtype.
+    """`napkin.kernels.linear_cross_entropy` for a GPU, with the same formats: under autocast products in its dtype.
 
     A chunk_size of None is n · d_model / vocab_size rows, rounded up to a power of two, 128 at least.
     """
+    device_type = hidden.device.type
+    if torch.is_autocast_enabled(device_type):
+        dtype = torch.get_autocast_dtype(device_type)
+    else:
+        dtype = torch.promote_types(hidden.dtype, weight.dtype)
     if chunk_size is None:
         chunk_size = max(128, 1 << (-(-hidden.numel() // len(weight)) - 1).bit_length())
-    settings = (chunk_size, ignore_index, z_weight, logit_softcap or 0.0)
-    return _FusedCrossEntropy.apply(hidden, weight, targets, *settings)  # pyright: ignore[reportReturnType]
+    settings = (dtype, chunk_size, ignore_index, z_weight, logit_softcap or 0.0)
+    with torch.autocast(device_type, enabled=False):
+        return _FusedCrossEntropy.apply(hidden, weight, targets, *settings)  # pyright: ignore[reportReturnType]
 
 
 class _FusedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, *settings: Any) -> Tensor:
-        chunk_size, ignore_index, z_weight, softcap = settings
+        dtype, chunk_size, ignore_index, z_weight, softcap = settings
+        ctx.dtypes = hidden.dtype, weight.dtype
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         wide = torch.promote_types(hidden.dtype, torch.float32)
         total = torch.zeros((), dtype=wide, device=hidden.device)
@@ -56,7 +64,6 @@ class _FusedCrossEntropy(torch.autograd.Function):
                     torch.mm(logits, weight, out=grad_hidden[rows])
                 if grad_weight is not None:
                     grad_weight += logits.T @ hidden[rows]
-        ctx.dtypes = hidden.dtype, weight.dtype
         ctx.save_for_backward(grad_hidden, grad_weight, count)
         return total / count
 
@@ -70,7 +77,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
             None if gradient is None else gradient.mul_(factor).to(dtype)
             for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
         )
-        return (*scaled, None, None, None, None, None)
+        return (*scaled, *[None] * 6)
 
 
 def in_place_reference(

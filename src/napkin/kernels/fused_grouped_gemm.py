@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from napkin.kernels.grouped_gemm import grouped_matmul  # makes operators of torch.ops.napkin
+import napkin.kernels.grouped_gemm  # noqa: F401  # makes operators of torch.ops.napkin
 from napkin.kernels.triton.usable import runs_triton
 
 _SAME_DTYPE = "(Tensor x, Tensor weight, Tensor starts) -> Tensor"
@@ -17,9 +17,7 @@ def fused_grouped_matmul(
     weight: Float[Tensor, "groups out_features in_features"],
     starts: Int[Tensor, " groups"],
 ) -> Float[Tensor, "rows out_features"]:
-    """x · weight[e]ᵀ for the rows of each group e; elsewhere than on a GPU it is `grouped_matmul`."""
-    if not runs_triton(x):
-        return grouped_matmul(x, weight, starts)
+    """x · weight[e]ᵀ for the rows of each group e; elsewhere than on a GPU as `grouped_matmul` computes it."""
     device_type = x.device.type
     if torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)
@@ -29,6 +27,8 @@ def fused_grouped_matmul(
 
 @torch.library.custom_op("napkin::fused_grouped_matmul", mutates_args=(), schema=_SAME_DTYPE)
 def _matmul(x: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
+    if not runs_triton(x):
+        return torch.ops.napkin.grouped_matmul(x, weight, starts)
     from napkin.kernels.triton.grouped_products import grouped_matmul
 
     return grouped_matmul(x, weight, starts)
@@ -38,6 +38,8 @@ def _matmul(x: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
     "napkin::fused_grouped_outer", mutates_args=(), schema="(Tensor left, Tensor right, Tensor starts) -> Tensor"
 )
 def _outer(left: Tensor, right: Tensor, starts: Tensor) -> Tensor:
+    if not runs_triton(left):
+        return torch.ops.napkin.grouped_outer(left.contiguous(), right, starts)
     from napkin.kernels.triton.grouped_products import grouped_outer
 
     return grouped_outer(left, right, starts)

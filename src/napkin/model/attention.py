@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
+from napkin.kernels.fused_rows import FUSED_ROTATIONS
 from napkin.kernels.rope import COMPILED_ROTATIONS, rotate_halves
 from napkin.model.attention_implementations import FusedAttention, PlainAttention
 from napkin.model.initialization import Device
@@ -100,7 +101,7 @@ class CausalSelfAttention(nn.Module):
         length = x.shape[1]
         rotation: Rotation = ()
         for pairing, (rotate, _) in PAIRINGS.items():
-            if self.rotate in (rotate, COMPILED_ROTATIONS[rotate]):
+            if self.rotate in (rotate, COMPILED_ROTATIONS[rotate], FUSED_ROTATIONS[rotate]):
                 with x.device:
                     rotation = RotaryEmbedding(self.head_dim, length, pairing=pairing)(length)
         return ForwardContext(rotation, self.attend.prepare(NoPositions(), length, None, x.device))

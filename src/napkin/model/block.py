@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from napkin.model.attention import CausalSelfAttention, ForwardContext
 from napkin.model.initialization import Device, moved
+from napkin.model.norm import sum_and_norm
 
 Residual = Float[Tensor, "batch position d_model"]
 
@@ -44,8 +45,9 @@ class Block(nn.Module):
 
     def forward(self, x: Residual, context: ForwardContext | None = None) -> Residual:
         """Read from the residual stream twice, write to it twice."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), context))
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+        written = self.dropout(self.attention(self.attention_norm(x), context))
+        x, read = sum_and_norm(self.feed_forward_norm, x, written)
+        return x + self.dropout(self.feed_forward(read))
 
 
 class PostNormBlock(Block):
@@ -55,8 +57,8 @@ class PostNormBlock(Block):
 
     def forward(self, x: Residual, context: ForwardContext | None = None) -> Residual:
         """Normalize each sum."""
-        x = self.attention_norm(x + self.dropout(self.attention(x, context)))
-        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+        _, x = sum_and_norm(self.attention_norm, x, self.dropout(self.attention(x, context)))
+        return sum_and_norm(self.feed_forward_norm, x, self.dropout(self.feed_forward(x)))[1]
 
 
 class ReorderedBlock(Block):
@@ -79,8 +81,9 @@ class SandwichBlock(Block):
 
     def forward(self, x: Residual, context: ForwardContext | None = None) -> Residual:
         """Normalize what is read and what is written."""
-        x = x + self.dropout(self.attention_output_norm(self.attention(self.attention_norm(x), context)))
-        return x + self.dropout(self.feed_forward_output_norm(self.feed_forward(self.feed_forward_norm(x))))
+        written = self.dropout(self.attention_output_norm(self.attention(self.attention_norm(x), context)))
+        x, read = sum_and_norm(self.feed_forward_norm, x, written)
+        return x + self.dropout(self.feed_forward_output_norm(self.feed_forward(read)))
 
 
 class ParallelBlock(nn.Module):

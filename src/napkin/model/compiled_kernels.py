@@ -16,10 +16,12 @@ from napkin.model.config import ModelConfig
 from napkin.model.linear import Linear
 from napkin.model.loss import next_token_loss
 from napkin.model.mlp import SwiGLU, TanhGELU
-from napkin.model.norm import RMSNorm
+from napkin.model.norm import LayerNorm, RMSNorm
 from napkin.model.transformer import Transformer
 
-COMPILED: dict[Callable[..., Any], Callable[..., Any]] = {
+Forms = dict[Callable[..., Any], Callable[..., Any]]
+
+COMPILED: Forms = {
     rms_norm: compiled_rms_norm,
     **COMPILED_ROTATIONS,
     SwiGLU.activate: compiled_swiglu,
@@ -33,7 +35,7 @@ COMPILED_FROM = 2**38
 """The products of weights and tokens, forward and backward, from which compiled kernels are worth being loaded or, once
 for each machine, built: some 1.6 TFLOP, seconds of a CPU's time."""
 
-_ATTRIBUTES = ("normalize", "rotate", "activate", "next_token_loss")
+_ATTRIBUTES = ("normalize", "rotate", "activate", "multiply_groups", "next_token_loss")
 """Where modules keep their forms."""
 
 
@@ -48,15 +50,15 @@ def use_compiled_kernels(model: Transformer) -> None:
 
     A norm that only linear layers read then writes what they read: under autocast, numbers of its format.
     """
-    for module, name, form in _replacements(model):
+    for module, name, form in replacements(model, COMPILED):
         setattr(module, name, form)
 
 
 @contextmanager
 def compiled_kernels(model: Transformer) -> Iterator[None]:
     """While it lasts, the model computes with the compiled forms."""
-    replacements = _replacements(model)
-    before = [(module, name, getattr(module, name)) for module, name, _ in replacements]
+    replaced = replacements(model, COMPILED)
+    before = [(module, name, getattr(module, name)) for module, name, _ in replaced]
     use_compiled_kernels(model)
     try:
         yield
@@ -65,16 +67,20 @@ def compiled_kernels(model: Transformer) -> Iterator[None]:
             setattr(module, name, form)
 
 
-def _replacements(model: Transformer) -> list[tuple[nn.Module, str, Callable[..., Any]]]:
+def replacements(model: Transformer, forms: Forms) -> list[tuple[nn.Module, str, Callable[..., Any]]]:
+    """The modules of a model that have one of those forms, under which attribute, and the form that replaces it.
+
+    The form of a norm that only linear layers read is told to be `narrow`.
+    """
     narrow = {norm for block in model.blocks for norm in _norms_before_linears(block)}
     found: list[tuple[nn.Module, str, Callable[..., Any]]] = []
     for module in model.modules():
         for name in _ATTRIBUTES:
             form = getattr(module, name, None)
-            if form is None or isinstance(form, nn.Module) or form not in COMPILED:
+            if form is None or isinstance(form, nn.Module) or form not in forms:
                 continue
-            compiled = COMPILED[form]
-            found.append((module, name, functools.partial(compiled, narrow=True) if module in narrow else compiled))
+            new = forms[form]
+            found.append((module, name, functools.partial(new, narrow=True) if module in narrow else new))
     return found
 
 
@@ -87,7 +93,9 @@ def _norms_before_linears(block: nn.Module) -> list[nn.Module]:
     elif isinstance(block, ParallelBlock):
         readers = {block.norm: [block.attention, block.feed_forward]}
     return [
-        norm for norm, layers in readers.items() if isinstance(norm, RMSNorm) and all(map(_reads_by_linear, layers))
+        norm
+        for norm, layers in readers.items()
+        if isinstance(norm, (RMSNorm, LayerNorm)) and all(map(_reads_by_linear, layers))
     ]
 
 

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from napkin.kernels.cross_entropy_loss import linear_cross_entropy
+from napkin.kernels.fused_cross_entropy import fused_linear_cross_entropy
 from napkin.model.moe import Routing
 
 
@@ -33,6 +34,26 @@ def next_token_loss(
         z_weight=z_weight,
         logit_softcap=logit_softcap,
         compiled=compiled,
+    )
+
+
+def fused_next_token_loss(
+    hidden: Float[Tensor, "batch position d_model"],
+    head_weight: Float[Tensor, "vocab_size d_model"],
+    targets: Int[Tensor, "batch position"],
+    *,
+    chunk_size: int,
+    z_weight: float = 0.0,
+    logit_softcap: float | None = None,
+) -> Float[Tensor, ""]:
+    """`next_token_loss` by `fused_linear_cross_entropy`."""
+    return fused_linear_cross_entropy(
+        rearrange(hidden, "b t c -> (b t) c"),
+        head_weight,
+        rearrange(targets, "b t -> (b t)"),
+        chunk_size=chunk_size,
+        z_weight=z_weight,
+        logit_softcap=logit_softcap,
     )
 
 

@@ -158,6 +158,9 @@ class Experts(nn.Module):
 class DroplessExperts(Experts):
     """Each expert takes all the tokens that were sent to it: the assignments are sorted by expert."""
 
+    multiply_groups: Callable[..., Tensor] = staticmethod(grouped_matmul)
+    """The form of the products of all experts."""
+
     def forward(
         self, x: Float[Tensor, "token d_model"], chosen: Int[Tensor, "token choice"], counts: Int[Tensor, " n_experts"]
     ) -> tuple[Float[Tensor, "token choice d_model"], Int[Tensor, ""]]:
@@ -171,7 +174,7 @@ class DroplessExperts(Experts):
     ) -> Float[Tensor, "assignment d_model"]:
         """What the experts make of rows sorted by expert, of which each has as many as `counts` says."""
         starts, (up, down) = counts.cumsum(0) - counts, self.matrices()
-        return grouped_matmul(self.activate(grouped_matmul(rows, up, starts)), down, starts)
+        return self.multiply_groups(self.activate(self.multiply_groups(rows, up, starts)), down, starts)
 
 
 class CapacityExperts(Experts):

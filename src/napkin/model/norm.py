@@ -1,6 +1,7 @@
 """Normalization layers, which make a layer independent of the size of what it reads; and norms of queries and keys."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,6 +11,7 @@ from napkin.kernels.layer_normalization import layer_norm
 from napkin.kernels.rms_normalization import rms_norm
 from napkin.model.initialization import Device
 
+Vectors = Float[Tensor, "*batch d_model"]
 QueriesAndKeys = Float[Tensor, "batch position heads head_dim"]
 
 
@@ -24,12 +26,16 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.gain = nn.Parameter(torch.ones(d_model, device=device, dtype=dtype))
-        self.normalize: Callable[..., Tensor] = rms_norm
+        self.normalize: Callable[..., Any] = rms_norm
         """The form of the operator."""
+        self.adds = False
+        """Whether that form adds a residual in the same pass; then a call with one returns the sum and its norm."""
 
-    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+    def forward(self, x: Vectors, residual: Vectors | None = None) -> Vectors | tuple[Vectors, Vectors]:
         """Scale each vector to a root mean square of 1, then each of its numbers by its gain."""
-        return self.normalize(x, self.gain, self.eps)
+        if residual is None:
+            return self.normalize(x, self.gain, self.eps)
+        return self.normalize(x, self.gain, self.eps, residual)
 
 
 class LayerNorm(nn.Module):
@@ -52,12 +58,24 @@ class LayerNorm(nn.Module):
         self.gain = nn.Parameter(torch.ones(d_model, device=device, dtype=dtype))
         zeros = nn.Parameter(torch.zeros(d_model, device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", zeros)
-        self.normalize: Callable[..., Tensor] = layer_norm
+        self.normalize: Callable[..., Any] = layer_norm
         """The form of the operator."""
+        self.adds = False
+        """As in RMSNorm."""
 
-    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+    def forward(self, x: Vectors, residual: Vectors | None = None) -> Vectors | tuple[Vectors, Vectors]:
         """Subtract each vector's mean, scale it to a variance of 1, then each of its numbers by its gain."""
-        return self.normalize(x, self.gain, self.bias, self.eps)
+        if residual is None:
+            return self.normalize(x, self.gain, self.bias, self.eps)
+        return self.normalize(x, self.gain, self.bias, self.eps, residual)
+
+
+def sum_and_norm(norm: nn.Module, x: Vectors, written: Vectors) -> tuple[Vectors, Vectors]:
+    """x + written, and the norm of that: in one operator where the norm's form adds."""
+    if getattr(norm, "adds", False):
+        return norm(written, x)
+    summed = x + written
+    return summed, norm(summed)
 
 
 class NoNorm(nn.Module):

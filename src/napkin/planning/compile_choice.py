@@ -26,13 +26,13 @@ def choose_compile(
         return CompileEstimate(why_not="whether it saves time is decided on the machine that trains")
     estimate = estimate_compile(ledger, ceilings, device_type=precision.device_type, precision=precision.name)
     if not here:
-        obstacle = _obstacle(resolved)
+        obstacle = compile_obstacle(resolved)
         return dataclasses.replace(estimate, chosen=obstacle is None, why_not=obstacle)
     if training.compile == "off":
         return dataclasses.replace(estimate, why_not="training.compile is off")
     if training.compile == "on":
         return dataclasses.replace(estimate, chosen=True)
-    pays, obstacle = estimate.pays(training.steps), _obstacle(resolved)
+    pays, obstacle = estimate.pays(training.steps), compile_obstacle(resolved)
     if pays and obstacle is None:
         obstacle = missing_compiler(precision.device_type)
     return dataclasses.replace(estimate, chosen=pays and obstacle is None, why_not=obstacle)
@@ -42,7 +42,7 @@ def refuse_impossible_compile(resolved: ResolvedRecipe) -> None:
     """Raise NapkinError where training.compile is "on" and the recipe or the machine does not allow it."""
     if resolved.recipe.training.compile != "on":
         return
-    obstacle = _obstacle(resolved) or missing_compiler(resolved.precision.device_type)
+    obstacle = compile_obstacle(resolved) or missing_compiler(resolved.precision.device_type)
     if obstacle is not None:
         raise NapkinError(
             f"training.compile is 'on', but {obstacle}: use --training.compile off, or in the recipe.toml of a run "
@@ -50,9 +50,11 @@ def refuse_impossible_compile(resolved: ResolvedRecipe) -> None:
         )
 
 
-def _obstacle(resolved: ResolvedRecipe) -> str | None:
-    if resolved.recipe.training.kernels == "compiled":
-        return "training.kernels is 'compiled', whose operators torch.compile does not see into"
+def compile_obstacle(resolved: ResolvedRecipe) -> str | None:
+    """What of a resolved recipe prevents that its blocks are compiled; None is nothing."""
+    if resolved.recipe.training.kernels in ("compiled", "triton"):
+        kernels = resolved.recipe.training.kernels
+        return f"training.kernels is '{kernels}', whose operators torch.compile does not see into"
     if resolved.recipe.model.n_experts:
         return "the number of tokens per expert varies from step to step, but compiled code has fixed shapes"
     if resolved.recipe.training.recompute == "selective":

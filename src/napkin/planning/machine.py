@@ -32,6 +32,7 @@ from napkin.hardware.microbenchmarks import current_machine
 from napkin.hardware.node import Node, node_of
 from napkin.hardware.rank_calibration import RankCalibration, ranks_of_this_machine
 from napkin.hardware.target import CudaTarget, Target
+from napkin.kernels.triton.usable import triton_obstacle
 from napkin.planning.probe_run import time_probe_run
 from napkin.planning.site import Site
 from napkin.recipe.precision import Precision, PrecisionName, choose_device, choose_precision
@@ -61,6 +62,10 @@ class Machine(ABC):
     @abstractmethod
     def training(self, training: TrainingConfig, precision: Precision) -> TrainingConfig:
         """[training] with the fields that depend on the machine written out."""
+
+    @abstractmethod
+    def triton_obstacle(self) -> str | None:
+        """Why napkin's Triton kernels do not run there; None if they do."""
 
     @abstractmethod
     def prepare(self, training: TrainingConfig) -> None:
@@ -113,6 +118,10 @@ class ThisMachine(Machine):
         """Device, precision and threads."""
         threads = self.ranks.threads(training.threads, self.host.cores)
         return dataclasses.replace(training, device=self.device_type, precision=precision.name, threads=threads)
+
+    def triton_obstacle(self) -> str | None:
+        """Of the kind of device that trains."""
+        return triton_obstacle(self.device_type)
 
     def prepare(self, training: TrainingConfig) -> None:
         """The same number of threads, and the same handling of freed memory, as in training."""
@@ -214,6 +223,12 @@ class CatalogueMachine(Machine):
     def training(self, training: TrainingConfig, precision: Precision) -> TrainingConfig:
         """Only the precision: device and threads are resolved on the machine that trains."""
         return dataclasses.replace(training, precision=precision.name)
+
+    def triton_obstacle(self) -> str | None:
+        """By the vendor: torch's builds for GPUs bring Triton with them."""
+        return (
+            None if isinstance(self.target, CudaTarget) else f"{self.device_name} is not a GPU that Triton compiles for"
+        )
 
     def prepare(self, training: TrainingConfig) -> None:
         """Nothing runs here."""

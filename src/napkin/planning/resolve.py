@@ -8,6 +8,7 @@ from napkin.planning.compile_choice import refuse_impossible_compile
 from napkin.planning.kernel_choice import choose_kernels
 from napkin.planning.machine import Machine
 from napkin.planning.micro_batch import largest_micro_batch
+from napkin.planning.triton_choice import choose_triton, with_kernels_that_run
 from napkin.recipe.layout_check import refuse_impossible_layout
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
@@ -27,6 +28,7 @@ def resolve(recipe: Recipe, machine: Machine) -> ResolvedRecipe:
     )
     precision = machine.precision(recipe.training.precision)
     recipe = dataclasses.replace(recipe, training=machine.training(recipe.training, precision))
+    recipe = choose_triton(with_kernels_that_run(recipe, machine), precision, machine)
     resolved = ResolvedRecipe(choose_kernels(recipe, precision), precision, machine.target, machine.n_devices)
     _ = resolved.per_device
     refuse_impossible_layout(recipe, resolved.layout)

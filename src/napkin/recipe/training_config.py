@@ -31,10 +31,12 @@ class TrainingConfig:
     loss_chunk_size: int = 512
     """Tokens whose logits are in memory at a time, at most a whole micro-batch."""
 
-    kernels: Literal["auto", "plain", "compiled"] = "auto"
-    """The form of the operators between matrix products: plain is torch's operators, compiled is napkin's own loops for
-    a CPU, compiled by numba once for each machine: RMSNorm, GELU and SwiGLU, rotary positions, and the loss. auto is
-    compiled on a CPU in bf16, for runs of more than some seconds whose blocks torch.compile does not fuse."""
+    kernels: Literal["auto", "plain", "compiled", "triton"] = "auto"
+    """The form of the operators between matrix products: plain is torch's operators; compiled is napkin's own loops for
+    a CPU, compiled by numba once for each machine: RMSNorm, GELU and SwiGLU, rotary positions, and the loss; triton is
+    napkin's Triton kernels for a GPU: the same, LayerNorm, residual sums, products of experts and AdamW's update. auto
+    is compiled on a CPU in bf16, for runs of more than some seconds, and triton on a GPU of this machine where the step
+    is planned to be faster with it; neither where torch.compile fuses the blocks."""
 
     offload_optimizer: bool = False
     """Whether the optimizer state of a GPU is kept in page-locked host memory and copied to the GPU bucket by

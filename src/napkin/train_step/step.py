@@ -15,6 +15,7 @@ from napkin.distributed.ranks import ALONE, Ranks
 from napkin.model.compiled_kernels import use_compiled_kernels
 from napkin.model.fp8 import multiply_in_fp8
 from napkin.model.transformer import Transformer, mixtures
+from napkin.model.triton_kernels import use_triton_kernels
 from napkin.optim.averaging import WeightAverage
 from napkin.optim.base import Optimizer
 from napkin.optim.clipping import clip_gradients
@@ -213,6 +214,8 @@ def build_train_state(resolved: ResolvedRecipe, ranks: Ranks = ALONE, *, compile
         multiply_in_fp8(model.blocks, native=precision.native_fp8)
     if recipe.training.kernels == "compiled":
         use_compiled_kernels(model)
+    elif recipe.training.kernels == "triton":
+        use_triton_kernels(model)
     model.loss_chunk_size = recipe.training.loss_chunk_size
     if compiled:
         compile_blocks(model)

@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import napkin.kernels.attention_flash  # noqa: F401  # makes an operator of torch.ops.napkin
+# These make operators of torch.ops.napkin.
+import napkin.kernels.attention_flash
+import napkin.kernels.fused_norms  # noqa: F401
+from napkin.kernels.triton.tiles import MOST_NORM_PROGRAMS
 
 aten = torch.ops.aten
 
@@ -36,6 +39,14 @@ def _own_flash_backward(args: Any, inputs: list[Tensor]) -> list[int]:
     # napkin.kernels.triton.attention_backward: the sums of gradient · result.
     batch, heads, queries, _ = inputs[1].shape
     return [4 * batch * heads * queries]
+
+
+def _own_norm_backward(args: Any, inputs: list[Tensor]) -> list[int]:
+    # napkin.kernels.triton.norms: the partial sums of the programs, for the gain and, where there is one, the bias; and
+    # the sums of a gain that is narrower than fp32.
+    summed, gain, biased = args[2], args[3], args[5]
+    sums = (2 if biased else 1) * gain.numel() * 4
+    return [sums * min(len(summed), MOST_NORM_PROGRAMS), sums if gain.element_size() < 4 else 0]
 
 
 def _cudnn_backward(args: Any, inputs: list[Tensor]) -> list[int]:
@@ -91,6 +102,7 @@ SCRATCH: dict[torch._ops.OpOverloadPacket, Callable[[Any, list[Tensor]], list[in
     aten._scaled_dot_product_cudnn_attention_backward: _cudnn_backward,
     aten._scaled_dot_product_efficient_attention_backward: _efficient_backward,
     torch.ops.napkin.flash_attention_backward: _own_flash_backward,
+    torch.ops.napkin.fused_norm_backward: _own_norm_backward,
     aten.embedding_dense_backward: _embedding_backward,
     aten._foreach_norm: _norms,
 }

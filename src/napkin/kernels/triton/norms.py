@@ -13,19 +13,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from napkin.kernels.triton.tiles import row_block, row_warps
-
-MOST_PROGRAMS = 256
-"""Of the backward pass, each of which writes a row of partial sums: one to three per multiprocessor."""
+from napkin.kernels.triton.tiles import MOST_NORM_PROGRAMS, row_block, row_warps
 
 
 def norm(
-    x: Tensor, residual: Tensor | None, gain: Tensor, bias: Tensor | None, eps: float, centred: bool
+    x: Tensor,
+    residual: Tensor | None,
+    gain: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
+    dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `napkin.kernels.fused_rows.norm_reference`."""
+    """See `napkin.kernels.fused_norms.norm_reference`."""
     rows, width = x.shape
-    result, statistics = torch.empty_like(x), x.new_empty(2, rows, dtype=torch.float32)
-    summed = x.new_empty(0) if residual is None else torch.empty_like(x)
+    of_sum = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    result, statistics = torch.empty_like(x, dtype=dtype or of_sum), x.new_empty(2, rows, dtype=torch.float32)
+    summed = x.new_empty(0) if residual is None else torch.empty_like(x, dtype=of_sum)
     if rows:
         norm_kernel[(rows,)](
             x, residual, gain, bias, result, summed, statistics, rows, width, eps,
@@ -43,20 +47,22 @@ def norm_backward(
     statistics: Tensor,
     biased: bool,
     centred: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See `napkin.kernels.fused_rows.norm_backward_reference`."""
+    narrow: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `napkin.kernels.fused_norms.norm_backward_reference`."""
     rows, width = summed.shape
-    programs = min(rows, MOST_PROGRAMS)
-    grad_x = torch.empty_like(summed)
-    partial = summed.new_zeros(2 if biased else 1, max(programs, 1), width, dtype=torch.float32)
+    programs = min(rows, MOST_NORM_PROGRAMS)
+    grad_sum = torch.empty_like(summed)
+    grad_narrow = gain.new_empty(0) if narrow is None else torch.empty_like(summed, dtype=narrow)
+    partial = summed.new_empty(2 if biased else 1, programs, width, dtype=torch.float32)
     if rows:
         norm_backward_kernel[(programs,)](
-            gradient, grad_summed, summed, gain, statistics, grad_x, partial, rows, width,
-            CENTRED=centred, ADDED=grad_summed is not None, BIASED=biased,
+            gradient, grad_summed, summed, gain, statistics, grad_sum, grad_narrow, partial, rows, width,
+            CENTRED=centred, ADDED=grad_summed is not None, BIASED=biased, NARROWED=narrow is not None,
             BLOCK=row_block(width), num_warps=row_warps(width),
         )  # fmt: skip
-    sums = partial.sum(dim=1).to(gain.dtype)
-    return grad_x, sums[0].clone(), sums[1].clone() if biased else gain.new_empty(0)
+    grad_bias = partial[1].sum(dim=0).to(gain.dtype) if biased else gain.new_empty(0)
+    return grad_sum, grad_narrow, partial[0].sum(dim=0).to(gain.dtype), grad_bias
 
 
 @triton.jit
@@ -68,11 +74,12 @@ def norm_kernel(
     """One row."""
     row, columns = tl.cast(tl.program_id(0), tl.int64), tl.arange(0, BLOCK)
     inside, at = columns < width, row * width + columns
-    s = tl.load(x + at, mask=inside, other=0.0)
+    s = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     if ADDED:
-        s = (s.to(tl.float32) + tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)).to(s.dtype)
-        tl.store(summed + at, s, mask=inside)
-    s = s.to(tl.float32)
+        s += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+        rounded = s.to(summed.dtype.element_ty)
+        tl.store(summed + at, rounded, mask=inside)
+        s = rounded.to(tl.float32)
     mean = 0.0
     if CENTRED:
         mean = tl.sum(s, 0) / width
@@ -89,8 +96,8 @@ def norm_kernel(
 @triton.jit
 @no_type_check
 def norm_backward_kernel(
-    gradient, grad_summed, summed, gain, statistics, grad_x, partial, rows, width,
-    CENTRED: tl.constexpr, ADDED: tl.constexpr, BIASED: tl.constexpr, BLOCK: tl.constexpr,
+    gradient, grad_summed, summed, gain, statistics, grad_sum, grad_narrow, partial, rows, width,
+    CENTRED: tl.constexpr, ADDED: tl.constexpr, BIASED: tl.constexpr, NARROWED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Every n-th row, for n programs."""
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -117,7 +124,9 @@ def norm_backward_kernel(
         slope = along * inverse
         if ADDED:
             slope += tl.load(grad_summed + at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(grad_x + at, slope.to(grad_x.dtype.element_ty), mask=inside)
+        tl.store(grad_sum + at, slope.to(grad_sum.dtype.element_ty), mask=inside)
+        if NARROWED:
+            tl.store(grad_narrow + at, slope.to(grad_narrow.dtype.element_ty), mask=inside)
     tl.store(partial + program * width + columns, grad_gain, mask=inside)
     if BIASED:
         tl.store(partial + (programs + program) * width + columns, grad_bias, mask=inside)

@@ -94,3 +94,7 @@ def row_block(width: int) -> int:
 def row_warps(width: int) -> int:
     """Warps of such a program: 8 numbers or more for each thread, 16 at most in flight."""
     return min(16, max(1, row_block(width) // 512))
+
+
+MOST_NORM_PROGRAMS = 256
+"""Of a norm's backward pass, each of which writes a row of partial sums: one to three per multiprocessor."""

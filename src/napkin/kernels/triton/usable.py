@@ -42,6 +42,19 @@ def runs_triton(tensor: Tensor) -> bool:
     return tensor.is_cuda and _is_new_enough(tensor.device)
 
 
+def triton_obstacle(device_type: str) -> str | None:
+    """Why no Triton kernel can run on the tensors of this process's device; None if they can."""
+    if not triton_is_installed():
+        return "triton is not installed: pip install 'napkin-lm[triton]'"
+    if is_interpreted():
+        return None
+    if device_type != "cuda":
+        return "its kernels are for a GPU, and the run is on a CPU"
+    if not _is_new_enough(torch.device("cuda", torch.cuda.current_device())):
+        return f"the GPU's compute capability is below {'.'.join(map(str, LEAST_CAPABILITY))}"
+    return None
+
+
 def needs_triton(name: str, tensor: Tensor) -> None:
     """Raise NapkinError where `name`, chosen for its Triton form, would run without it on a GPU."""
     if tensor.is_cuda and tensor.dtype in DTYPES and not triton_is_installed():
