@@ -14,6 +14,8 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe, read_recipe
 
 OTHER: dict[str, Any] = {
+    "data.temperature": 2.0,
+    "data.max_epochs": 4.0,
     "data.prefetch": "on",
     "data.windows": "fixed",
     "data.validation": None,

@@ -61,6 +61,8 @@ def print_plan(plan: Plan, *, by: Literal["operator", "module", "phase"] | None 
     if plan.epochs is not None:
         in_all = format_count(plan.steps * plan.tokens_per_step)
         say(f"{in_all} tokens in all: {plan.epochs:,.3g} epochs of the training text")
+    for file in plan.mixture:
+        say(f"{file.path}: {file.share:.1%} of the windows; each document is read {file.epochs:,.3g} times")
     _print_failures(plan)
     if plan.fits:
         say(f"it fits, and takes about {format_seconds(plan.seconds)}")

@@ -14,7 +14,8 @@ from jaxtyping import Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from napkin.data.mixing import Interleaving, TokenMixture
+from napkin.data.mixing import TokenMixture
+from napkin.data.mixture_phases import PhasedInterleaving
 from napkin.data.permutation import KeyedPermutation
 from napkin.data.token_file import TokenFile
 from napkin.errors import NapkinError
@@ -67,7 +68,9 @@ class Batches:
             _Windows(file, number, context_length, seed, shifted=windows == "shifted")
             for number, file in enumerate(self.tokens.files)
         ]
-        self._interleaving = Interleaving(self.tokens.weights or [windows.n for windows in self._windows])
+        first = self.tokens.weights or tuple(windows.n for windows in self._windows)
+        later = [(step * batch_size, weights) for step, weights in self.tokens.later]
+        self._interleaving = PhasedInterleaving([(0, first), *later])
 
     @property
     def n_windows(self) -> int:
@@ -76,9 +79,14 @@ class Batches:
 
     @property
     def windows_of_files(self) -> list[tuple[int, float]]:
-        """For each file its number of windows, and how many of a batch are from it on average."""
-        proportions = self._interleaving.proportions
-        return [(windows.n, self.batch_size * p) for windows, p in zip(self._windows, proportions, strict=True)]
+        """For each file its number of windows, and how many of a batch are from it on average, where it is most."""
+        most = [max(shares) for shares in zip(*self._interleaving.proportions, strict=True)]
+        return [(windows.n, self.batch_size * p) for windows, p in zip(self._windows, most, strict=True)]
+
+    def epochs_of_files(self, n_batches: int) -> list[float]:
+        """How often each document of each file is read in the first `n_batches` batches."""
+        read = [before for before, _ in self._interleaving(n_batches * self.batch_size, 0)]
+        return [before / windows.n for before, windows in zip(read, self._windows, strict=True)]
 
     @property
     def batches_per_epoch(self) -> float:

@@ -31,13 +31,20 @@ class TokenMixture:
     """Memory-mapped token files of one tokenizer, and the proportion of each in training.
 
     `weights` are proportions of the training windows and need not sum to 1; None weights each file by its number of
-    windows, so that all files end their epochs together.
+    windows, so that all files end their epochs together. `later` are weights that take their place from a training
+    step on, in the order of the steps (see napkin.data.mixture_phases).
     """
 
     files: tuple[TokenFile, ...]
     weights: tuple[float, ...] | None
+    later: tuple[tuple[int, tuple[float, ...]], ...]
 
-    def __init__(self, files: Sequence[TokenFile], weights: Sequence[float] | None = None) -> None:
+    def __init__(
+        self,
+        files: Sequence[TokenFile],
+        weights: Sequence[float] | None = None,
+        later: Sequence[tuple[int, Sequence[float]]] = (),
+    ) -> None:
         if not files:
             raise NapkinError("there is no token file to train on: name at least one")
         first = files[0]
@@ -48,6 +55,7 @@ class TokenMixture:
                 )
         self.files = tuple(files)
         self.weights = None if weights is None else tuple(weights)
+        self.later = tuple((step, tuple(weights)) for step, weights in later)
 
     @property
     def n_tokens(self) -> int:
@@ -72,7 +80,8 @@ class TokenMixture:
         if len(self.files) == 1:
             return self.files[0].sha256
         weights = self.weights or (None,) * len(self.files)
-        lines = (f"{file.sha256} {weight}\n" for file, weight in zip(self.files, weights, strict=True))
+        lines = [f"{file.sha256} {weight}\n" for file, weight in zip(self.files, weights, strict=True)]
+        lines += [f"from step {step}: {weights}\n" for step, weights in self.later]
         return sha256("".join(lines).encode()).hexdigest()
 
 

@@ -35,6 +35,7 @@ def plan_file_of(plan: Plan) -> PlanFile:
         steps=plan.steps,
         tokens_per_step=plan.tokens_per_step,
         epochs=plan.epochs,
+        mixture=plan.mixture,
         fits=plan.fits,
         seconds=plan.seconds,
         checkpoint_bytes=checkpoint_bytes(plan.ledger),

@@ -20,9 +20,11 @@ from napkin.planning.micro_batch import refuse_far_too_much
 from napkin.planning.rank_plan import planned_layout, planned_ranks
 from napkin.planning.resolve import resolve
 from napkin.planning.run_plan import Plan
+from napkin.recipe.mixture import open_mixture
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.train_files import paths_and_weights
+from napkin.runs.plan_file import PlannedFile
 from napkin.train_step.step_ledger import count_step
 
 
@@ -56,10 +58,14 @@ def plan(
     """
     machine = machine_of(on, ranks=ranks, device=recipe.training.device)
     planned = plan_resolved(resolve(recipe, machine), machine, progress=progress)
-    paths, weights = paths_and_weights(recipe.data.train)
     # A plan needs no text: files that do not exist yet are left out.
+    try:
+        files = {path: TokenFile.open(path) for path in paths_and_weights(recipe.data.train)[0]}
+    except NapkinError:
+        return planned
+    mixture = open_mixture(planned.recipe, files.__getitem__)
     with contextlib.suppress(NapkinError):
-        return with_text(planned, TokenMixture([TokenFile.open(path) for path in paths], weights))
+        return with_text(planned, mixture)
     return planned
 
 
@@ -76,7 +82,23 @@ def with_text(planned: Plan, tokens: TokenMixture) -> Plan:
         seed=training.data_seed,
     )
     epochs = tokens.epochs(planned.steps * planned.tokens_per_step)
-    return dataclasses.replace(planned, epochs=epochs, warnings=tuple(repetition_warnings(batches, planned.steps)))
+    return dataclasses.replace(
+        planned,
+        epochs=epochs,
+        mixture=_planned_files(batches, planned.steps),
+        warnings=tuple(repetition_warnings(batches, planned.steps)),
+    )
+
+
+def _planned_files(batches: Batches, steps: int) -> tuple[PlannedFile, ...]:
+    files = batches.tokens.files
+    if len(files) == 1:
+        return ()
+    n_windows = [n for n, _ in batches.windows_of_files]
+    return tuple(
+        PlannedFile(str(file.path), file.n_tokens, epochs, share=epochs * n / (steps * batches.batch_size))
+        for file, epochs, n in zip(files, batches.epochs_of_files(steps), n_windows, strict=True)
+    )
 
 
 def plan_resolved(resolved: ResolvedRecipe, machine: Machine, *, progress: Progress = lambda doing: None) -> Plan:

@@ -22,7 +22,7 @@ from napkin.planning.layout_plan import LayoutPlan
 from napkin.planning.site import Site
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.runs.plan_file import PredictedLoss
+from napkin.runs.plan_file import PlannedFile, PredictedLoss
 from napkin.units import format_bytes, format_flops, format_seconds, format_three_digits
 
 RULE_MFU = 0.5
@@ -54,6 +54,8 @@ class Plan:
     """Whether blocks are compiled. The ledger is of the uncompiled step; the seconds include compilation."""
     epochs: float | None = None
     """How often all steps read the training files; None where there are none yet."""
+    mixture: tuple[PlannedFile, ...] = ()
+    """How much of each training file all steps read, where there are several."""
     warnings: tuple[str, ...] = ()
     """Lines about training files that are read too often."""
     predicted_loss: PredictedLoss | None = None

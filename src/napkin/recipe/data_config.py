@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from napkin.recipe.mixture import refuse_impossible_mixture
 from napkin.recipe.train_files import TrainFiles, refuse_impossible_files
 
 
@@ -14,6 +15,18 @@ class DataConfig:
     """Token file to train on, as `napkin tokenizer encode` makes it; or several, sampled in proportion to their
     lengths; or several with weights, the proportions of the training windows: as a table in TOML, as FILE=WEIGHT on
     the command line."""
+
+    temperature: float = 1.0
+    """Of several files without weights: each is sampled in proportion to its length to the power of 1/temperature. 1 is
+    in proportion, more samples short files more often."""
+
+    max_epochs: float | None = None
+    """How often a document may be read in the whole run: a file that would be read more often gets a smaller share, and
+    the others get the rest. None does not limit it."""
+
+    curriculum: tuple[str, ...] = ()
+    """Weights that replace those of data.train from a step on, as "STEP FILE=WEIGHT FILE=WEIGHT", steps increasing; a
+    file that is not named is left out from there."""
 
     validation: str | None = "data/validation.tokens"
     """Token file for evaluation only; None, or "" in a TOML file, disables evaluation."""
@@ -42,3 +55,4 @@ class DataConfig:
         if self.validation == "":
             object.__setattr__(self, "validation", None)
         refuse_impossible_files(self.train)
+        refuse_impossible_mixture(self.train, self.temperature, self.max_epochs, self.curriculum)

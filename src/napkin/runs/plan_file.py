@@ -27,6 +27,18 @@ class PlannedDevice:
 
 
 @dataclass(frozen=True)
+class PlannedFile:
+    """How much of a training file the whole run reads."""
+
+    path: str
+    tokens: Natural
+    epochs: NonNegative
+    """How often each of its documents is read."""
+    share: NonNegative
+    """Of all windows that are read."""
+
+
+@dataclass(frozen=True)
 class PlannedFailures:
     """What failures are expected to cost; the model is `napkin.accounting.failures`."""
 
@@ -94,6 +106,8 @@ class PlanFile:
     table: tuple[QuantityRow, ...]
     epochs: NonNegative | None = None
     """Tokens of all steps, divided by the tokens of the training files; None where there are none yet."""
+    mixture: tuple[PlannedFile, ...] = ()
+    """The training files where there are several; none in plans of earlier versions."""
     versions: dict[str, str] = field(default_factory=dict)
     formats: dict[str, str] = field(default_factory=dict)
     """Number formats of weights, gradients and so on."""

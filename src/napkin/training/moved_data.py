@@ -4,10 +4,10 @@ import dataclasses
 from pathlib import Path
 
 from napkin.checkpoint.folder import checkpoint_paths, read_checkpoint
-from napkin.data.mixing import TokenMixture
 from napkin.data.token_file import TokenFile
 from napkin.errors import CorruptFile, NapkinError
 from napkin.recipe.data_config import DataConfig
+from napkin.recipe.mixture import open_mixture, renamed_phase
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.train_files import TrainFiles, paths_and_weights
 from napkin.runs.run_folder import RunFolder
@@ -21,7 +21,7 @@ def has_moved(run: RunFolder, name: str, now: TrainFiles | None) -> bool:
             case "tokenizer", str():
                 return load_tokenizer(now).fingerprint == run.tokenizer.fingerprint
             case "train", str() | tuple() | dict():
-                return _train_checksum(now) == _checksum_before(run)
+                return _train_checksum(_with_train(run.recipe, now)) == _checksum_before(run)
             case "validation", str():
                 before = run.recipe.data.validation
                 return before is not None and _validation_has_moved(run, before, now)
@@ -37,23 +37,30 @@ def with_moved_data(run: RunFolder, data: DataConfig) -> Recipe:
     """
     recipe = run.recipe
     before = recipe.data
-    moved = dataclasses.replace(before, train=data.train, validation=data.validation)
-    if moved == before:
+    if (data.train, data.validation) == (before.train, before.validation):
         return recipe
-    if moved.train != before.train:
+    moved = recipe
+    if data.train != before.train:
+        moved = _with_train(recipe, data.train)
         trained_with = _checksum_before(run)
-        if trained_with is not None and _train_checksum(moved.train) != trained_with:
-            paths = ", ".join(f"'{path}'" for path in paths_and_weights(moved.train)[0])
+        if trained_with is not None and _train_checksum(moved) != trained_with:
+            paths = ", ".join(f"'{path}'" for path in paths_and_weights(data.train)[0])
             raise NapkinError(
                 f"{paths}: these are not the tokens that '{run.path}' was trained with: name the same files at their "
                 "new place, or start a new run with `napkin train`"
             )
-    return dataclasses.replace(recipe, data=moved)
+    return dataclasses.replace(moved, data=dataclasses.replace(moved.data, validation=data.validation))
 
 
-def _train_checksum(train: TrainFiles) -> str:
-    paths, weights = paths_and_weights(train)
-    return TokenMixture([TokenFile.open(path) for path in paths], weights).sha256
+def _with_train(recipe: Recipe, train: TrainFiles) -> Recipe:
+    """The recipe with other names of its training files, in its curriculum too: the first is the first, and so on."""
+    names = dict(zip(paths_and_weights(recipe.data.train)[0], paths_and_weights(train)[0], strict=False))
+    curriculum = tuple(renamed_phase(line, names) for line in recipe.data.curriculum)
+    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, train=train, curriculum=curriculum))
+
+
+def _train_checksum(recipe: Recipe) -> str:
+    return open_mixture(recipe, TokenFile.open).sha256
 
 
 def _checksum_before(run: RunFolder) -> str | None:
@@ -64,7 +71,7 @@ def _checksum_before(run: RunFolder) -> str | None:
         except CorruptFile:
             continue
     try:
-        return _train_checksum(run.recipe.data.train)
+        return _train_checksum(run.recipe)
     except NapkinError:
         return None
 

@@ -14,10 +14,10 @@ from napkin.planning.machine import ThisMachine
 from napkin.planning.planner import Planner, plan_resolved, with_text
 from napkin.planning.resolve import resolve, with_vocab_size
 from napkin.planning.run_plan import Plan
+from napkin.recipe.mixture import open_mixture
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.recipe.train_files import paths_and_weights
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.tokenizer_file import load_tokenizer
 
@@ -117,8 +117,7 @@ def open_token_files(
             token_file.verify()
         return token_file
 
-    paths, weights = paths_and_weights(recipe.data.train)
-    training = TokenMixture([opened(path, "or name yours with --data.train") for path in paths], weights)
+    training = open_mixture(recipe, lambda path: opened(path, "or name yours with --data.train"))
     if recipe.data.validation is None:
         return training, None
     way_out = "name yours with --data.validation, or do without: --data.validation None"
