@@ -16,6 +16,7 @@ from napkin.recipe.toml_file import format_recipe, read_recipe
 OTHER: dict[str, Any] = {
     "data.temperature": 2.0,
     "data.max_epochs": 4.0,
+    "data.curriculum": ("3 data/train.tokens=1",),
     "data.prefetch": "on",
     "data.windows": "fixed",
     "data.validation": None,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from napkin.recipe.mixture import refuse_impossible_mixture
+from napkin.recipe.curriculum import refuse_impossible_mixture
 from napkin.recipe.train_files import TrainFiles, refuse_impossible_files
 
 
@@ -15,18 +15,6 @@ class DataConfig:
     """Token file to train on, as `napkin tokenizer encode` makes it; or several, sampled in proportion to their
     lengths; or several with weights, the proportions of the training windows: as a table in TOML, as FILE=WEIGHT on
     the command line."""
-
-    temperature: float = 1.0
-    """Of several files without weights: each is sampled in proportion to its length to the power of 1/temperature. 1 is
-    in proportion, more samples short files more often."""
-
-    max_epochs: float | None = None
-    """How often a document may be read in the whole run: a file that would be read more often gets a smaller share, and
-    the others get the rest. None does not limit it."""
-
-    curriculum: tuple[str, ...] = ()
-    """Weights that replace those of data.train from a step on, as "STEP FILE=WEIGHT FILE=WEIGHT", steps increasing; a
-    file that is not named is left out from there."""
 
     validation: str | None = "data/validation.tokens"
     """Token file for evaluation only; None, or "" in a TOML file, disables evaluation."""
@@ -49,6 +37,18 @@ class DataConfig:
     prefetch: Literal["auto", "on", "off"] = "auto"
     """Whether a thread prepares the next batch while the current one trains; the batches are the same. auto is on with
     a GPU, to which they are copied in the background, and off on a CPU, where all cores train."""
+
+    temperature: float = 1.0
+    """Of several files without weights: each is sampled in proportion to its length to the power of 1/temperature. 1 is
+    in proportion, more samples short files more often."""
+
+    max_epochs: float | None = None
+    """How often a document may be read in the whole run: a file that would be read more often gets a smaller share, and
+    the others get the rest. None does not limit it."""
+
+    curriculum: tuple[str, ...] = ()
+    """Weights that replace those of data.train from a step on, as "STEP FILE=WEIGHT FILE=WEIGHT", steps increasing; a
+    file that is not named is left out from there."""
 
     def __post_init__(self) -> None:
         # TOML has no None, and leaving the field out means its default.

@@ -6,8 +6,9 @@ from pathlib import Path
 from napkin.checkpoint.folder import checkpoint_paths, read_checkpoint
 from napkin.data.token_file import TokenFile
 from napkin.errors import CorruptFile, NapkinError
+from napkin.recipe.curriculum import renamed_phase
 from napkin.recipe.data_config import DataConfig
-from napkin.recipe.mixture import open_mixture, renamed_phase
+from napkin.recipe.mixture import open_mixture
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.train_files import TrainFiles, paths_and_weights
 from napkin.runs.run_folder import RunFolder
