@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from napkin.kernels.compiled.loading import load_for_training
 from napkin.kernels.cross_entropy_loss import linear_cross_entropy
 from napkin.kernels.gelu_activation import compiled_gelu_tanh, gelu_tanh
 from napkin.kernels.layer_normalization import compiled_layer_norm
@@ -166,3 +167,19 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
     finally:
         torch.set_num_threads(threads)
     assert all(map(torch.equal, *found))
+
+
+def test_a_team_with_fewer_threads_than_parts_computes_all_of_them() -> None:
+    from napkin.kernels import rows_on_threads
+
+    team = rows_on_threads._team()
+    if team is None:
+        pytest.skip("torch is not built with GNU's OpenMP")
+    load_for_training()
+    from napkin.kernels.compiled.loss_rows import add_narrow
+
+    total, part = torch.zeros(100), drawn(100, dtype=torch.bfloat16)
+    parts = [(total.data_ptr(), part.data_ptr(), start, start + 20) for start in range(0, 100, 20)]
+    for n_threads in (1, 2):
+        team.run(add_narrow, parts, n_threads)
+        assert torch.equal(total, n_threads * part.float())

@@ -6,10 +6,10 @@ Kept for the backward pass are queries, keys, values and each row's logsumexp; t
 FlashAttention-2 (Dao 2023).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -20,6 +20,9 @@ from napkin.kernels.attention import plain_attention, softcapped_attention
 from napkin.kernels.compiled.loading import float_bits, load_for_training
 from napkin.kernels.cpu_operator import COMPUTED, cpu_operator
 from napkin.kernels.rows_on_threads import on_threads
+
+if TYPE_CHECKING:
+    from napkin.machine_code.compiled_function import CompiledFunction
 
 Queries = Float[Tensor, "batch heads query head_dim"]
 Keys = Float[Tensor, "batch kv_heads key head_dim"]
@@ -263,7 +266,7 @@ class _Block:
         return _copy(self.queries(x), room).view(n_kv_heads, -1, x.shape[-1])
 
     def on_rows(
-        self, kernel: Callable[..., int], rows: tuple[Tensor, ...], logsumexps: Tensor, scale: float, cap: float
+        self, kernel: "CompiledFunction", rows: tuple[Tensor, ...], logsumexps: Tensor, scale: float, cap: float
     ) -> None:
         """Let one of the kernels of attention_rows change rows of scores, or of their gradients too, in place."""
         n_keys, n_rows = rows[0].shape[-1], prod(self.shape)
@@ -273,7 +276,8 @@ class _Block:
         sizes = self.shape[1], n_keys, n_rows, n_keys - self.shape[1]
         bits = float_bits(scale), float_bits(cap)
         on_threads(
-            lambda start, stop, buffer: kernel(*given, *kept, start, stop, *sizes, *bits, buffer),
+            kernel,
+            lambda start, stop, buffer: (*given, *kept, start, stop, *sizes, *bits, buffer),
             n_rows,
             n_keys,
             (len(rows) + 1) * n_keys,
@@ -289,7 +293,7 @@ class _Block:
         n_heads, n_seen, width = part.shape
         given = total.data_ptr() + 4 * self.seen_keys.start * width, part.data_ptr(), part.dtype == torch.bfloat16
         sizes = n_seen, self.heads.n_keys, width
-        on_threads(lambda start, stop, buffer: add_rows(*given, start, stop, *sizes), n_heads * n_seen, width, 0)
+        on_threads(add_rows, lambda start, stop, buffer: (*given, start, stop, *sizes), n_heads * n_seen, width, 0)
 
 
 def _all_heads(query: Tensor, key: Tensor) -> Iterator[_Heads]:

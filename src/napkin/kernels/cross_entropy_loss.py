@@ -230,8 +230,15 @@ def _loss_rows(
     addresses = (targets.data_ptr(), target_logits.data_ptr(), logsumexps.data_ptr())
     options = (n, float_bits(softcap), float_bits(z_weight), with_gradient)
     on_threads(
-        lambda start, stop, buffer: loss_rows(
-            logits.data_ptr(), logits.dtype == torch.bfloat16, *addresses, start, stop, *options, buffer
+        loss_rows,
+        lambda start, stop, buffer: (
+            logits.data_ptr(),
+            logits.dtype == torch.bfloat16,
+            *addresses,
+            start,
+            stop,
+            *options,
+            buffer,
         ),
         n_rows,
         n,
@@ -247,7 +254,7 @@ def _add_narrow(total: Tensor, part: Tensor) -> None:
     from napkin.kernels.compiled.loss_rows import add_narrow
 
     on_threads(
-        lambda start, stop, buffer: add_narrow(total.data_ptr(), part.data_ptr(), start, stop), total.numel(), 1, 1
+        add_narrow, lambda start, stop, buffer: (total.data_ptr(), part.data_ptr(), start, stop), total.numel(), 1, 0
     )
 
 

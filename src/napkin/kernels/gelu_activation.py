@@ -32,7 +32,7 @@ def _forward(z: Tensor) -> Tensor:
 
     result = torch.empty_like(z)
     addresses = z.data_ptr(), z.dtype == torch.bfloat16, result.data_ptr()
-    on_threads(lambda start, stop, buffer: gelu_tanh_forward(*addresses, start, stop, buffer), z.numel(), 1, PIECE)
+    on_threads(gelu_tanh_forward, lambda start, stop, buffer: (*addresses, start, stop, buffer), z.numel(), 1, PIECE)
     return result
 
 
@@ -45,5 +45,7 @@ def _backward(gradient: Tensor, z: Tensor) -> Tensor:
 
     result = torch.empty_like(z)
     addresses = z.data_ptr(), gradient.data_ptr(), z.dtype == torch.bfloat16, result.data_ptr()
-    on_threads(lambda start, stop, buffer: gelu_tanh_backward(*addresses, start, stop, buffer), z.numel(), 1, 2 * PIECE)
+    on_threads(
+        gelu_tanh_backward, lambda start, stop, buffer: (*addresses, start, stop, buffer), z.numel(), 1, 2 * PIECE
+    )
     return result

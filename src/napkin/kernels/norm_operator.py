@@ -69,7 +69,8 @@ def _forward(
     tensors = x.data_ptr(), x.dtype == torch.bfloat16, gain.data_ptr(), 0 if bias is None else bias.data_ptr()
     results = y.data_ptr(), y.dtype == torch.bfloat16, means.data_ptr(), scales.data_ptr()
     on_threads(
-        lambda start, stop, buffer: norm_forward(*tensors, *results, start, stop, n, float_bits(eps), centred, buffer),
+        norm_forward,
+        lambda start, stop, buffer: (*tensors, *results, start, stop, n, float_bits(eps), centred, buffer),
         x.numel() // n,
         n,
         n,
@@ -106,7 +107,8 @@ def _backward(
     kept = gain.data_ptr(), means.data_ptr(), scales.data_ptr()
     results = grad_x.data_ptr(), gains.ctypes.data, biases.ctypes.data if biased else 0
     on_threads(
-        lambda start, stop, buffer: norm_backward(*inputs, *kept, *results, start, stop, n_rows, n, centred, buffer),
+        norm_backward,
+        lambda start, stop, buffer: (*inputs, *kept, *results, start, stop, n_rows, n, centred, buffer),
         n_sums,
         n * ROWS_PER_SUM,
         2 * n,

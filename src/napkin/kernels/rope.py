@@ -93,9 +93,8 @@ def _rotate(x: Tensor, cosines: Tensor, signed_sines: Tensor, interleaved: bool,
     inputs = x.data_ptr(), x.dtype == torch.bfloat16, x.stride(1), y.data_ptr(), n_heads * width
     tables = cosines.data_ptr(), signed_sines.data_ptr(), n_positions
     on_threads(
-        lambda start, stop, buffer: rotate_heads(
-            *inputs, *tables, start, stop, n_heads, width, interleaved, backwards, buffer
-        ),
+        rotate_heads,
+        lambda start, stop, buffer: (*inputs, *tables, start, stop, n_heads, width, interleaved, backwards, buffer),
         n_sequences * n_positions,
         n_heads * width,
         2 * width,

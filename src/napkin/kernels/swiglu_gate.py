@@ -69,7 +69,8 @@ def _forward(gate_up: Tensor) -> Tensor:
     result = gate_up.new_empty(*gate_up.shape[:-1], width)
     addresses = gate_up.data_ptr(), gate_up.dtype == torch.bfloat16, result.data_ptr()
     on_threads(
-        lambda start, stop, buffer: swiglu_forward(*addresses, start, stop, width, buffer),
+        swiglu_forward,
+        lambda start, stop, buffer: (*addresses, start, stop, width, buffer),
         result.numel() // max(width, 1),
         2 * width,
         2 * width,
@@ -88,7 +89,8 @@ def _backward(gradient: Tensor, gate_up: Tensor) -> Tensor:
     width, result = gradient.shape[-1], torch.empty_like(gate_up)
     addresses = gate_up.data_ptr(), gradient.data_ptr(), gate_up.dtype == torch.bfloat16, result.data_ptr()
     on_threads(
-        lambda start, stop, buffer: swiglu_backward(*addresses, start, stop, width, buffer),
+        swiglu_backward,
+        lambda start, stop, buffer: (*addresses, start, stop, width, buffer),
         gradient.numel() // max(width, 1),
         2 * width,
         3 * width,

@@ -50,7 +50,20 @@ class CompiledFunction:
     @cached_property
     def address(self) -> int:
         """The address of its machine code, which is compiled now if it was not loaded before."""
-        return _load(self.name, _object_code(self))
+        return self._loaded.get_function_address(self.name)
+
+    @cached_property
+    def parts_address(self) -> int:
+        """The address of a C function by which the threads of an OpenMP team share several calls, its parts.
+
+        Its argument is the address of int64: the addresses of omp_get_thread_num and omp_get_num_threads, the number of
+        parts, and the arguments of each. Of n threads, thread i makes the calls i, i + n, i + 2n, ...
+        """
+        return self._loaded.get_function_address(_parts_name(self.name))
+
+    @cached_property
+    def _loaded(self) -> Any:
+        return _load(_object_code(self))
 
     @cached_property
     def _call(self) -> Callable[..., int]:
@@ -75,11 +88,15 @@ def compile_module(module: str) -> dict[str, bytes]:
 def load_module(module: str, code: dict[str, bytes]) -> None:
     """Load the object code of the compiled functions of an imported module."""
     for function in _functions[module]:
-        function.address = _load(function.name, code[function.name])
+        function._loaded = _load(code[function.name])
 
 
-def _load(name: str, object_code: bytes) -> int:
-    """The address of function `name`, for as long as the process lives."""
+def _parts_name(name: str) -> str:
+    return f"{name}.parts"
+
+
+def _load(object_code: bytes) -> Any:
+    """The engine that holds a function's machine code, for as long as the process lives."""
     from llvmlite import binding
 
     binding.initialize_native_target()
@@ -90,11 +107,11 @@ def _load(name: str, object_code: bytes) -> int:
     engine.add_object_file(binding.ObjectFileRef.from_data(object_code))
     engine.finalize_object()
     _engines.append(engine)
-    return engine.get_function_address(name)
+    return engine
 
 
 def _object_code(function: CompiledFunction) -> bytes:
-    """Compile a function, and a C function of its name that calls it."""
+    """Compile a function, a C function of its name that calls it, and one by which threads share calls of that."""
     from llvmlite import ir
     from numba import types
     from numba.core import compiler, registry
@@ -123,9 +140,41 @@ def _object_code(function: CompiledFunction) -> bytes:
         callee = context.declare_function(module, result.fndesc)
         _, value = context.call_conv.call_function(builder, callee, returned, arguments, wrapper.args)
         builder.ret(int64(0) if returned == types.none else context.cast(builder, value, returned, types.int64))
+        _add_parts(module, wrapper)
         library.add_ir_module(module)
         library.finalize()
         needed = {each.name for each in library._final_module.functions if each.is_declaration}
         if any(name.startswith("NRT_") for name in needed):
             raise TypeError(f"{function.name}: arrays need numba's run-time library; use addresses")
         return library.serialize_using_object_code()[2][0]
+
+
+def _add_parts(module: Any, function: Any) -> None:
+    """Add what `parts_address` describes to an LLVM module with that function."""
+    from llvmlite import ir
+
+    int32, int64 = ir.IntType(32), ir.IntType(64)
+    address = ir.FunctionType(int32, []).as_pointer()
+    parts = ir.Function(module, ir.FunctionType(ir.VoidType(), [int64.as_pointer()]), _parts_name(function.name))
+    entry, ask, call, leave = (parts.append_basic_block(name) for name in ("entry", "ask", "call", "leave"))
+    builder, given = ir.IRBuilder(entry), parts.args[0]
+
+    def number(index: Any) -> Any:
+        return builder.load(builder.gep(given, [index]))
+
+    thread, n_threads = (
+        builder.sext(builder.call(builder.inttoptr(number(int64(i)), address), []), int64) for i in range(2)
+    )
+    n_parts = number(int64(2))
+    builder.branch(ask)
+    builder.position_at_end(ask)
+    part = builder.phi(int64)
+    builder.cbranch(builder.icmp_signed("<", part, n_parts), call, leave)
+    builder.position_at_end(call)
+    first = builder.add(builder.mul(part, int64(len(function.args))), int64(3))
+    builder.call(function, [number(builder.add(first, int64(i))) for i in range(len(function.args))])
+    part.add_incoming(thread, entry)
+    part.add_incoming(builder.add(part, n_threads), call)
+    builder.branch(ask)
+    builder.position_at_end(leave)
+    builder.ret_void()

@@ -13,9 +13,9 @@ PLAIN_UP_TO = 512
 backward pass take 0.6 times as long at 256 tokens and 2.4 times as long at 1024. In fp32 fused attention is always
 faster."""
 
-COMPILED_FROM_NUMBERS = 2**18
-"""Numbers of a micro-batch's residual stream from which compiled kernels are faster on two cores: with 2^17 a step
-takes 1.05 times as long as with plain ones, with 2^18.6 (the demo) 0.93 times."""
+COMPILED_FROM_NUMBERS = 2**16
+"""Numbers of a micro-batch's residual stream from which compiled kernels are faster on two cores: with 2^16.6 a step
+takes 0.92 times as long as with plain ones, with 2^18.6 (the demo) 0.85 times."""
 
 COMPILED_ATTENTION_FROM = 1024
 """The shortest context at which compiled attention is taken on a CPU in bf16. By itself it takes 0.6 times as long as
