@@ -74,8 +74,12 @@ BASES = {
     "tokenizer show": "one/tokenizer.json",
     "tokenizer import": "missing.json --out new.json",
     "tokenizer export": "one/tokenizer.json --out new.json",
+    "data why": "one.txt#1 --in missing",
+    "data samples": "missing --out new.html",
     # These measure or train where the input is right: each has a wrong option beside.
     "demo": "--folder one.txt/x --wrong",
+    "data run": "tiny.toml --out new --wrong",
+    "data length": "one.txt --out new --wrong",
     "doctor": "--wrong",
     "calibrate": "--device tpu",
     "profile": "tiny.toml --wrong",

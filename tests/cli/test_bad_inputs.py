@@ -29,6 +29,8 @@ QUICK = {
     "export": 6,
     "launch": 12,
     "contamination": 8,
+    "data run": 6,
+    "data why": 6,
     "law fit": 8,
     "law predict": 8,
     "law compare": 6,

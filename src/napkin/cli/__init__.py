@@ -14,6 +14,7 @@ from napkin.errors import NapkinError, is_out_of_memory
 COMMANDS = {
     "demo": "train a language model on Python's own library, and account for it, in five minutes",
     "tokenizer": "train, compare, show, import or export a tokenizer; encode text into token files",
+    "data": "make a corpus of raw pages and files: pipelines of stages, resumable to the byte; tell a document's story",
     "recipe": "print a recipe, the TOML file that says everything a run does",
     "plan": "say what a run will take before it starts: parameters, FLOPs, bytes, seconds",
     "fit": "say how large a model some accelerators can train, by rule and by count",

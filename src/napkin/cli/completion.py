@@ -42,10 +42,17 @@ def words_of_commands() -> dict[str, dict[str, tuple[str, ...]]]:
 
 
 def _of_group(package: str) -> Iterator[tuple[str, dict[str, tuple[str, ...]]]]:
-    commands: Mapping[str, str] = importlib.import_module(package).COMMANDS
+    group = importlib.import_module(package)
+    commands: Mapping[str, str] = group.COMMANDS
     prefix = command_line(package).removeprefix("napkin").strip()
     yield prefix, dict.fromkeys((*commands, "--help", *(() if prefix else ("--version",))), ())
     for name in commands:
+        # Some groups make commands of declarations that have no file.
+        made = group.made_options(name) if hasattr(group, "made_options") else None
+        if made is not None:
+            choices = option_choices(made)
+            yield f"{prefix} {name}", {"--help": ()} | {f"--{option}": values for option, values in choices.items()}
+            continue
         module = importlib.import_module(f"{package}.{module_name(name)}")
         if hasattr(module, "COMMANDS"):
             yield from _of_group(module.__name__)

@@ -203,7 +203,12 @@ def _field_docstrings(cls: type) -> dict[str, str]:
     for base in reversed(cls.__mro__):
         if not dataclasses.is_dataclass(base):
             continue
-        (definition,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(base))).body
+        try:
+            source = inspect.getsource(base)
+        except (OSError, TypeError):
+            # A class that was made of others, whose fields are theirs.
+            continue
+        (definition,) = ast.parse(inspect.cleandoc("\n" + source)).body
         assert isinstance(definition, ast.ClassDef)
         for statement, following in zip(definition.body, definition.body[1:], strict=False):
             match statement, following:

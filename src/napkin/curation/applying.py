@@ -1,7 +1,7 @@
 """Stages as functions on an iterator of records, without a pipeline's files."""
 
-import itertools
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -60,15 +60,33 @@ def _apply_to_corpus(
         scratch.mkdir()
         summarize_shard(records, stage, kept, summary)
         stage.decide([summary], [decisions], scratch, memory)
-        # Stages give a result per record, in order: the second reading says which record a drop is of.
-        originals = read_record_file(kept)
-        for before, result in itertools.zip_longest(originals, stage.apply(read_record_file(kept), decisions)):
+        for before, entries, result in apply_decisions(stage, read_record_file(kept), decisions):
             if isinstance(result, Dropped):
                 if on_drop is not None:
                     on_drop(before, stage.name, result)
                 continue
-            add_to_trace(result, stage.name, len(before.trace))
+            add_to_trace(result, stage.name, entries)
             yield result
+
+
+def apply_decisions(
+    stage: CorpusStage, records: Iterable[Record], decisions: Path
+) -> Iterator[tuple[Record, int, Record | Dropped]]:
+    """Each record of a shard, the entries that its trace had before the stage, and what the stage makes of it."""
+    # A stage gives a result per record, in order, but may read ahead.
+    waiting: deque[tuple[Record, int]] = deque()
+
+    def noted() -> Iterator[Record]:
+        for record in records:
+            waiting.append((record, len(record.trace)))
+            yield record
+
+    for result in stage.apply(noted(), decisions):
+        if not waiting:
+            raise RuntimeError(f"stage '{stage.name}' gives more results than there are records")
+        yield (*waiting.popleft(), result)
+    if waiting:
+        raise RuntimeError(f"stage '{stage.name}' gives no result for '{waiting[0][0].identity}'")
 
 
 def summarize_shard(records: Iterable[Record], stage: CorpusStage, kept: Path, summary: Path) -> None:

@@ -21,7 +21,7 @@ from napkin.near_names import suggestion
 
 Stage = RecordStage | CorpusStage
 
-RESERVED = frozenset({"paths", "out", "input_format", "output_format", "text_field", "workers", "memory", "json"})
+RESERVED = frozenset({"paths", "out", "input_format", "output_format", "text_field", "workers", "memory_bytes", "json"})
 
 
 @dataclass(frozen=True)

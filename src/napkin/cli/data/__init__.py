@@ -1,0 +1,33 @@
+"""`napkin data`: a group of commands, one file each; and one for each stage of a pipeline, made from its options."""
+
+from napkin.cli.commands import run_group
+from napkin.curation.registry import STAGES
+
+STAGE_COMMANDS = {name.replace(" ", "-"): name for name in STAGES}
+"""The commands of stages, with the name of each."""
+
+COMMANDS = {
+    "run": "make a corpus of raw documents by the stages of a pipeline, or go on with it",
+    "why": "tell a document's story: what each stage did to it, or why it was dropped",
+    "samples": "write a page with samples of what each stage dropped, beside what remained",
+    **{command: STAGES[name].about for command, name in STAGE_COMMANDS.items()},
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Run one of the commands."""
+    if arguments and arguments[0] in STAGE_COMMANDS:
+        from napkin.cli.data.stage_command import run_stage
+
+        run_stage(STAGE_COMMANDS[arguments[0]], arguments[1:])
+        return 0
+    return run_group(__name__, COMMANDS, arguments)
+
+
+def made_options(command: str) -> type | None:
+    """The options of a stage's command; None for a command that has a file."""
+    if command not in STAGE_COMMANDS:
+        return None
+    from napkin.cli.data.stage_command import options_class
+
+    return options_class(STAGE_COMMANDS[command])

@@ -1,0 +1,38 @@
+"""`napkin data why`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from napkin.cli.options import JsonOption, parse
+from napkin.cli.terminal import print_json, print_table, say
+
+
+@dataclass(frozen=True)
+class WhyOptions(JsonOption):
+    """Tell a document's story: where it comes from, what each stage did to it, and why it was dropped if it was."""
+
+    identity: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ID")]
+    """Of the document: the name of its file, #, and its number in it, such as pages/a.warc.gz#12."""
+    corpus: Annotated[str, tyro.conf.arg(name="in")]
+    """Folder of the corpus."""
+
+
+def main(arguments: list[str]) -> None:
+    """Find the document and tell."""
+    options = parse(WhyOptions, "data why", arguments)
+    from napkin.curation.story import find_story
+
+    story = find_story(Path(options.corpus), options.identity)
+    if options.json:
+        print_json(story)
+        return
+    say(f"{story.identity}: {story.ending}")
+    rows = [["source", f"{story.source}, byte {story.offset:,}"]]
+    rows += [["address", story.address]] if story.address else []
+    rows += [["licence", story.licence]] if story.licence else []
+    rows += [["found", f"{name} = {value}"] for name, value in story.fields.items()]
+    rows += [[entry.stage, entry.note or "went on"] for entry in story.trace]
+    print_table([], rows)

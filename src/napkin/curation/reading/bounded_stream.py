@@ -1,0 +1,134 @@
+"""Decompressed bytes of a file, within bounds: gzip with any number of members, zstd with any number of frames.
+
+The kind is told by the first bytes. Little is given to the decompressor at a time, so that what one call gives is
+bounded whatever is in the file: deflate expands by at most 1,032, a block of zstd of 4 bytes to 128 KiB.
+"""
+
+import zlib
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+from napkin.curation.extra import zstandard
+from napkin.curation.reading.set_aside import Unreadable
+from napkin.units import format_bytes
+
+FREE_BYTES = 2**26
+"""Decompressed bytes that are never too many."""
+_READ_BYTES = 2**20
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_PIECE_BYTES = {"gzip": 2**14, "zstd": 2**10}
+_MAX_WINDOW_BYTES = 2**27
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """What readers of formats read from."""
+
+    def read(self, n_bytes: int, /) -> bytes:
+        """At most so many bytes, and none only at the end. Raises Unreadable for damaged data, OSError."""
+        ...
+
+
+def decompressed(file: Stream, ratio: int) -> Stream:
+    """The decompressed bytes of a gzip or zstd file, and those of any other as they are.
+
+    Reading raises Unreadable where the file is damaged, ends too soon, or gives more than `ratio` bytes per byte.
+    """
+    first = file.read(_READ_BYTES)
+    if first.startswith(_GZIP):
+        return _Decompressed(file, first, "gzip", lambda: zlib.decompressobj(wbits=31), zlib.error, ratio)
+    if first.startswith(_ZSTD):
+        library = zstandard()
+        decompressor = library.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+        return _Decompressed(file, first, "zstd", decompressor.decompressobj, library.ZstdError, ratio)
+    return _Plain(file, first)
+
+
+class _Plain:
+    def __init__(self, file: Stream, first: bytes) -> None:
+        self._file, self._first = file, first
+
+    def read(self, n_bytes: int) -> bytes:
+        if not self._first:
+            return self._file.read(n_bytes)
+        data, self._first = self._first[:n_bytes], self._first[n_bytes:]
+        return data
+
+
+class _Decompressed:
+    def __init__(
+        self, file: Stream, first: bytes, kind: str, new: Callable[[], Any], errors: type[Exception], ratio: int
+    ) -> None:
+        self._file, self._kind, self._new, self._errors, self._ratio = file, kind, new, errors, ratio
+        self._compressed, self._place = first, 0
+        self._decoder: Any = new()
+        self._has_begun = False
+        """Whether a member has begun and not ended."""
+        self._ready = b""
+        self._problem: Unreadable | None = None
+        self._taken = self._given = 0
+
+    def read(self, n_bytes: int) -> bytes:
+        parts, size = [self._ready], len(self._ready)
+        while size < n_bytes:
+            try:
+                data = self._decompress_piece()
+            except Unreadable as error:
+                self._problem = error
+                break
+            if data is None:
+                break
+            parts.append(data)
+            size += len(data)
+        whole = b"".join(parts)
+        data, self._ready = whole[:n_bytes], whole[n_bytes:]
+        # What came before the damage is given first.
+        if not data and self._problem is not None:
+            raise self._problem
+        return data
+
+    def _decompress_piece(self) -> bytes | None:
+        """What the next piece of the file gives; None at its end."""
+        if self._problem is not None:
+            return None
+        piece = self._next_piece()
+        if piece:
+            return self._decompress(piece)
+        if self._has_begun:
+            raise Unreadable("truncated", f"its {self._kind} data ends too soon, after {self._taken:,} bytes")
+        return None
+
+    def _next_piece(self) -> bytes:
+        if self._place == len(self._compressed):
+            self._compressed, self._place = self._file.read(_READ_BYTES), 0
+        piece = self._compressed[self._place : self._place + _PIECE_BYTES[self._kind]]
+        self._place += len(piece)
+        return piece
+
+    def _decompress(self, piece: bytes) -> bytes:
+        if not self._has_begun:
+            # Zeros behind the last member are padding.
+            if not piece.strip(b"\0"):
+                self._taken += len(piece)
+                return b""
+            self._decoder, self._has_begun = self._new(), True
+        try:
+            data = self._decoder.decompress(piece)
+        except self._errors as error:
+            how = f"its {self._kind} data is damaged near byte {self._taken:,} ({error})"
+            raise Unreadable("damaged", how) from None
+        rest = 0
+        if self._decoder.eof:
+            rest = len(self._decoder.unused_data)
+            self._has_begun = False
+            self._place -= rest
+        self._taken += len(piece) - rest
+        self._given += len(data)
+        if self._given > max(FREE_BYTES, self._ratio * self._taken):
+            raise Unreadable(
+                "zip bomb",
+                f"{format_bytes(self._taken)} of {self._kind} data give more than {format_bytes(self._given)}, "
+                f"the limit is {self._ratio} per byte",
+            )
+        return data

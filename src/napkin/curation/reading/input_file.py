@@ -1,0 +1,169 @@
+"""The files of a pipeline's input: found in a fixed order, told by their names, opened for reading.
+
+A path is a file, a folder, a pattern such as `crawl/*.warc.gz`, or an address that fsspec knows, such as
+`s3://bucket/pages/`. Of a folder everything is read but hidden entries, `__pycache__` and links to folders; a link to
+a file outside the folder is set aside.
+"""
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from napkin.curation.extra import import_extra
+from napkin.curation.reading.set_aside import SetAside
+from napkin.errors import NapkinError, first_line
+from napkin.files import regular
+
+InputFormat = Literal["auto", "text", "html", "pdf", "jsonl", "parquet", "warc"]
+"""Of files; `auto` is told by the end of each name."""
+
+_ENDINGS: dict[str, InputFormat] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".warc": "warc",
+    ".wet": "warc",
+    ".html": "html",
+    ".htm": "html",
+    ".xhtml": "html",
+    ".pdf": "pdf",
+}
+_COMPRESSED = (".gz", ".zst")
+_SKIPPED_FOLDERS = frozenset({"__pycache__"})
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file of the input, as it was when it was found."""
+
+    name: str
+    """As the user named it: a path, or an address."""
+    format: InputFormat
+    bytes: int
+    modified: str
+    """When it was changed last, as its file system says; empty where it does not."""
+
+
+def find_files(paths: Sequence[str], chosen: InputFormat = "auto") -> Iterator[InputFile | SetAside]:
+    """The files in `paths`, in that order, those of a folder sorted by name.
+
+    Raises NapkinError for a path that does not exist, and for a file that is found twice.
+    """
+    seen: set[str] = set()
+    for path in paths:
+        for found in _in_address(path, chosen) if "://" in path else _in_path(path, chosen):
+            name = found.name if isinstance(found, InputFile) else found.identity
+            if name in seen:
+                raise NapkinError(f"input '{name}' is found twice in the paths: name it once")
+            seen.add(name)
+            yield found
+
+
+@contextmanager
+def open_file(file: InputFile) -> Iterator[Any]:
+    """The file's bytes, as a file that can be sought. Raises OSError."""
+    if "://" in file.name:
+        system, path = _file_system(file.name)
+        with system.open(path, "rb") as opened:
+            yield opened
+    else:
+        with open(file.name, "rb", opener=regular) as opened:
+            yield opened
+
+
+def format_of(name: str) -> InputFormat:
+    """What is in a file, by the end of its name.
+
+    >>> format_of("a/CC-MAIN.warc.wet.gz"), format_of("notes.md"), format_of("pages.jsonl.zst")
+    ('warc', 'text', 'jsonl')
+    """
+    stem, ending = os.path.splitext(name.lower())
+    if ending in _COMPRESSED:
+        ending = os.path.splitext(stem)[1]
+    return _ENDINGS.get(ending, "text")
+
+
+def _in_path(path: str, chosen: InputFormat) -> Iterator[InputFile | SetAside]:
+    if not os.path.lexists(path):
+        matches = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else []
+        if not matches:
+            raise NapkinError(f"input '{path}' does not exist: name a file, a folder, a pattern or an address")
+        for match in matches:
+            yield from _in_path(match, chosen)
+    elif os.path.isdir(path):
+        yield from _in_folder(path, os.path.realpath(path), chosen)
+    else:
+        yield _local_file(path, chosen)
+
+
+def _in_folder(folder: str, root: str, chosen: InputFormat) -> Iterator[InputFile | SetAside]:
+    try:
+        with os.scandir(folder) as entries:
+            ordered = sorted((each for each in entries if not each.name.startswith(".")), key=lambda each: each.name)
+    except OSError as error:
+        yield SetAside(folder, "unreadable", error.strerror or str(error))
+        return
+    for entry in ordered:
+        if entry.is_symlink():
+            target = os.path.realpath(entry.path)
+            if os.path.commonpath([root, target]) != root:
+                yield SetAside(entry.path, "link", "it leads out of the folder")
+                continue
+            if os.path.isdir(target):
+                continue
+        if entry.is_dir():
+            if entry.name not in _SKIPPED_FOLDERS:
+                yield from _in_folder(entry.path, root, chosen)
+        else:
+            yield _local_file(entry.path, chosen)
+
+
+def _local_file(path: str, chosen: InputFormat) -> InputFile | SetAside:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return SetAside(path.encode(errors="replace").decode(), "unreadable", "its name is not UTF-8")
+    try:
+        descriptor = regular(path)
+    except OSError as error:
+        return SetAside(path, "unreadable", error.strerror or str(error))
+    status = os.fstat(descriptor)
+    os.close(descriptor)
+    return InputFile(path, _format(path, chosen), status.st_size, str(status.st_mtime_ns))
+
+
+def _in_address(address: str, chosen: InputFormat) -> Iterator[InputFile | SetAside]:
+    system, path = _file_system(address)
+    try:
+        if glob.has_magic(path):
+            found = cast(dict[str, Any], system.glob(path, detail=True))
+        elif system.isdir(path):
+            found = cast(dict[str, Any], system.find(path, detail=True))
+        else:
+            found = {path: system.info(path)}
+    except FileNotFoundError:
+        found = {}
+    except Exception as error:
+        raise NapkinError(f"input '{address}' cannot be listed ({first_line(error)}): choose another") from None
+    files = {name: each for name, each in found.items() if each.get("type", "file") == "file"}
+    if not files:
+        raise NapkinError(f"input '{address}' does not exist: name a file, a folder, a pattern or an address")
+    for name in sorted(files):
+        info = files[name]
+        modified = next((str(info[key]) for key in ("mtime", "LastModified", "ETag", "etag") if info.get(key)), "")
+        full = system.unstrip_protocol(name)
+        yield InputFile(full, _format(name, chosen), int(info.get("size") or 0), modified)
+
+
+def _file_system(address: str) -> tuple[Any, str]:
+    try:
+        return import_extra("fsspec.core", f"'{address}'").url_to_fs(address)
+    except (ValueError, ImportError, OSError) as error:
+        raise NapkinError(f"input '{address}' is not an address that fsspec knows ({first_line(error)})") from None
+
+
+def _format(name: str, chosen: InputFormat) -> InputFormat:
+    return format_of(name) if chosen == "auto" else chosen

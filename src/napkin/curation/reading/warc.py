@@ -1,0 +1,194 @@
+"""Web archives (WARC 1.0 and 1.1, ISO 28500): pages that were answered (WARC) and texts made of them (WET).
+
+A record is header lines, an empty line, as many bytes as its Content-Length says, and two line ends. Where those do not
+follow, the length is wrong: the record is set aside, and reading goes on at the next that begins.
+"""
+
+import io
+import re
+from collections.abc import Iterator
+
+from napkin.curation.reading.bounded_stream import Stream, decompressed
+from napkin.curation.reading.http_message import Headers, body_of_response, parse_headers
+from napkin.curation.reading.set_aside import ReadLimits, SetAside, Unreadable
+from napkin.curation.reading.text import too_large
+from napkin.curation.record import Record
+
+_READ_BYTES = 2**18
+_MOST_HEADER_BYTES = 2**16
+_END = b"\r\n\r\n"
+_NEXT = re.compile(rb"\r?\n\r?\nWARC/1\.\d\r?\n")
+_BEGIN = re.compile(rb"(?<![^\n])WARC/1\.\d\r?\n")
+_BOUNDARY_BYTES = 16
+
+
+def read_warc(stream: Stream, name: str, limits: ReadLimits) -> Iterator[Record | SetAside]:
+    """The documents of an archive; the number of each is that of its record, of whatever type."""
+    archive, number = _Archive(stream), 0
+    while True:
+        offset, strays = archive.to_next_record()
+        if strays:
+            yield SetAside(name, "not a record", f"{strays:,} bytes between records", offset - strays)
+        if archive.at_end:
+            return
+        number += 1
+        yield from _read_record(archive, name, f"{name}#{number}", offset, limits)
+
+
+def _read_record(
+    archive: "_Archive", name: str, identity: str, offset: int, limits: ReadLimits
+) -> Iterator[Record | SetAside]:
+    headers = archive.headers()
+    length = headers.get("content-length", "")
+    if not (length.isascii() and length.isdecimal() and len(length) < 19):
+        yield SetAside(identity, "wrong length", f"its Content-Length is {length[:30]!r}", offset)
+        return
+    n_bytes = int(length)
+    most = limits.document_bytes + _MOST_HEADER_BYTES
+    body = archive.take(n_bytes) if n_bytes <= most else b""
+    taken = len(body) if n_bytes <= most else archive.skip(n_bytes)
+    if taken < n_bytes:
+        yield from _set_aside_wrong_length(archive, body, identity, n_bytes, offset, "the file ends first")
+    elif not archive.takes_end():
+        yield from _set_aside_wrong_length(archive, body, identity, n_bytes, offset, "it does not end there")
+    elif headers.get("warc-type") in ("response", "resource", "conversion"):
+        if n_bytes > most:
+            yield too_large(identity, n_bytes, limits, offset)
+        else:
+            yield _document(headers, body, name, identity, offset, limits)
+
+
+def _set_aside_wrong_length(
+    archive: "_Archive", body: bytes, identity: str, n_bytes: int, offset: int, how: str
+) -> Iterator[SetAside]:
+    yield SetAside(identity, "wrong length", f"its Content-Length says {n_bytes:,} bytes, {how}", offset)
+    # A length that is too large has swallowed the records that follow.
+    if found := _NEXT.search(body):
+        archive.give_back(body[found.start() :])
+
+
+def _document(
+    headers: Headers, body: bytes, name: str, identity: str, offset: int, limits: ReadLimits
+) -> Record | SetAside:
+    record = Record(identity, source=name, offset=offset, address=headers.get("warc-target-uri", "").strip("<>"))
+    if date := headers.get("warc-date"):
+        record.fields["date"] = date
+    content_type = headers.get("content-type", "")
+    if headers["warc-type"] == "response":
+        try:
+            status, content_type, body = body_of_response(body, lambda data: _inflated(data, limits))
+        except Unreadable as error:
+            return SetAside(identity, error.reason, error.detail, offset)
+        if status != 200:
+            return SetAside(identity, "HTTP status", str(status), offset)
+    record.media_type = content_type.partition(";")[0].strip().lower() or "application/octet-stream"
+    if "charset" in content_type.lower():
+        record.fields["content_type"] = content_type
+    if record.media_type == "text/plain":
+        try:
+            record.text = body.decode()
+            return record
+        except UnicodeDecodeError:
+            pass
+    record.content = body
+    return record
+
+
+def _inflated(data: bytes, limits: ReadLimits) -> bytes:
+    """The bytes of a body that was sent as gzip."""
+    stream, parts, size = decompressed(io.BytesIO(data), limits.ratio), [], 0
+    while part := stream.read(_READ_BYTES):
+        parts.append(part)
+        size += len(part)
+        if size > limits.document_bytes:
+            raise Unreadable("too large", f"its body of {len(data):,} bytes is larger than the limit once inflated")
+    return b"".join(parts)
+
+
+class _Archive:
+    """An archive that is read forwards, with what was read too far given back."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream, self._buffer, self._place, self._offset = stream, b"", 0, 0
+        """The buffer begins at `_offset` in the file; what follows `_place` in it was not taken yet."""
+
+    @property
+    def at_end(self) -> bool:
+        return not self._fill(1)
+
+    def to_next_record(self) -> tuple[int, int]:
+        """Go to the next record, or to the end; its offset, and the bytes before it that are not line ends."""
+        strays = 0
+        while self._fill(_BOUNDARY_BYTES) or self._place < len(self._buffer):
+            if found := _BEGIN.search(self._buffer, self._place):
+                strays += len(self._buffer[self._place : found.start()].strip(b"\r\n"))
+                self._place = found.start()
+                break
+            # What may be the beginning of a record stays, and the character before it.
+            left = len(self._buffer) - self._place
+            skipped = left - _BOUNDARY_BYTES if self._read_more() else left
+            if skipped > 0:
+                strays += len(self._buffer[self._place : self._place + skipped].strip(b"\r\n"))
+                self._place += skipped
+        return self._offset + self._place, strays
+
+    def headers(self) -> Headers:
+        """The headers of the record that begins here; none where they do not end in time."""
+        self._fill(_MOST_HEADER_BYTES)
+        found = re.compile(rb"\r?\n\r?\n").search(self._buffer, self._place, self._place + _MOST_HEADER_BYTES)
+        first_line_end = self._buffer.index(b"\n", self._place) + 1
+        if found is None:
+            self._place = first_line_end
+            return {}
+        lines = self._buffer[first_line_end : found.start()]
+        self._place = found.end()
+        return parse_headers(lines)
+
+    def take(self, n_bytes: int) -> bytes:
+        """The next bytes; fewer at the end of the file."""
+        self._fill(n_bytes)
+        data = self._buffer[self._place : self._place + n_bytes]
+        self._place += len(data)
+        return data
+
+    def skip(self, n_bytes: int) -> int:
+        """Go on by so many bytes without keeping them; how many there were."""
+        left = n_bytes
+        while left and self._fill(1):
+            step = min(left, len(self._buffer) - self._place)
+            self._place += step
+            left -= step
+        return n_bytes - left
+
+    def takes_end(self) -> bool:
+        """Whether a record ends here, or the file does; what ends it is taken."""
+        self._fill(len(_END))
+        for end in (_END, b"\n\n"):
+            if self._buffer.startswith(end, self._place):
+                self._place += len(end)
+                return True
+        # Some writers leave out what would end the last record.
+        rest = self._buffer[self._place :]
+        return len(rest) < len(_END) and not rest.strip(b"\r\n")
+
+    def give_back(self, data: bytes) -> None:
+        """Bytes that were taken last are to be read again."""
+        self._offset += self._place - len(data)
+        self._buffer, self._place = data + self._buffer[self._place :], 0
+
+    def _fill(self, n_bytes: int) -> bool:
+        """Whether there are so many bytes; they are in the buffer then."""
+        missing = n_bytes - (len(self._buffer) - self._place)
+        return missing <= 0 or self._read_more(missing) >= missing
+
+    def _read_more(self, n_bytes: int = _READ_BYTES) -> int:
+        """Read about so many bytes into the buffer; how many came, none only at the end."""
+        # The character before the place tells whether a line begins there.
+        kept = max(self._place - 1, 0)
+        parts, size = [self._buffer[kept:]], 0
+        while size < n_bytes and (block := self._stream.read(max(_READ_BYTES, n_bytes - size))):
+            parts.append(block)
+            size += len(block)
+        self._buffer, self._offset = b"".join(parts), self._offset + kept
+        self._place -= kept
+        return size
