@@ -38,7 +38,7 @@ def test_attention_is_found_however_the_model_computes_it(attention: str, kv_hea
     assert ledger.attention_flops == ledger.flops_by("component")["attention scores"] == ATTENTION
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.parametrize("precision", ["bf16", "fp8", "int8"])
 def test_weights_that_are_cast_or_quantised_are_still_parameters(precision: str):
     recipe = Recipe(
         model=ModelConfig(512, LENGTH, d_model=WIDTH, n_layers=LAYERS, n_heads=4, attention="plain"),

@@ -34,11 +34,13 @@ TINY = {
     "gelu_tanh": {"tokens": 6, "d_ff": 10},
     "grouped_matmul": {"tokens": 6, "d_in": 10, "d_out": 14, "groups": 3},
     "fp8_linear": {"tokens": 6, "d_in": 10, "d_out": 14},
+    "int8_linear": {"tokens": 24, "d_in": 16, "d_out": 32},
 }
 FLOPS: dict[str, Callable[[str], tuple[int, int]]] = {
     # Forward and backward: a product, and one for each of its two factors.
     "matmul": lambda form: (2 * 6 * 10 * 14, 2 * 2 * 6 * 10 * 14),
     "fp8_linear": lambda form: (2 * 6 * 10 * 14, 2 * 2 * 6 * 10 * 14),
+    "int8_linear": lambda form: (2 * 24 * 16 * 32, 2 * 2 * 24 * 16 * 32),
     "grouped_matmul": lambda form: (2 * 6 * 10 * 14, 2 * 2 * 6 * 10 * 14),
     # The fused loss computes both gradients in its forward pass.
     "linear_cross_entropy": lambda form: (
@@ -91,7 +93,7 @@ def test_forms_that_only_a_gpu_has_are_counted_without_one_in_every_format(
     shape = target.whole(TINY[name])
     # CUDA's fused attention pads narrow heads, and in fp32 takes no grouped queries.
     shape |= {"head_dim": 16, "n_kv_heads": 4} if "head_dim" in shape else {}
-    flops = {"attention": 2 * 2 * 8 * 21 * 16, "fp8_linear": 2 * 6 * 10 * 14}
+    flops = {"attention": 2 * 2 * 8 * 21 * 16, "fp8_linear": 2 * 6 * 10 * 14, "int8_linear": 2 * 24 * 16 * 32}
     flops["linear_cross_entropy"] = 3 * 2 * 6 * 10 * 14
     for form in OPERATORS[name].on_gpu_only | OPERATORS[name].with_triton_only:
         assert form in target.forms
@@ -115,7 +117,7 @@ def test_the_forms_of_an_operator_compute_the_same_from_the_same_inputs(name: st
             continue
         # A product of numbers in eight bits keeps two digits.
         error = (each - results[0]).norm() / results[0].norm()
-        assert error < (0.1 if name == "fp8_linear" else 1e-5), form
+        assert error < (0.1 if name.endswith("8_linear") else 1e-5), form
 
 
 @pytest.mark.parametrize("name", MODULES)

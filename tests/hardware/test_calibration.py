@@ -124,6 +124,17 @@ def test_formats_that_were_not_measured_and_empty_products_are_refused():
         calibration.matmul_rate("fp32", 0, 8, 8)
 
 
+def test_products_of_8_bits_that_were_not_measured_are_expected_to_be_as_fast_as_those_of_bf16():
+    calibration = calibration_of([(512, 512, 512, 1e11)], [(2**16, 1e9, 1e9)])
+    wide = replace(calibration.matmuls[0], format="bf16", flops_per_second=3e11)
+    calibration = replace(calibration, matmuls=(*calibration.matmuls, wide))
+    for name in ("int8", "fp8-e4m3"):
+        assert calibration.matmul_rate(name, 512, 512, 512) == pytest.approx(3e11)
+    measured = replace(wide, format="int8", flops_per_second=5e11)
+    calibration = replace(calibration, matmuls=(*calibration.matmuls, measured))
+    assert calibration.matmul_rate("int8", 512, 512, 512) == pytest.approx(5e11)
+
+
 def test_emulated_products_are_at_most_as_fast_as_those_that_they_are_made_of():
     calibration = calibration_of([(8, 8, 8, 1e9)], [(2**16, 1e9, 1e9)])
     assert calibration.matmul_peak("bf16") == calibration.matmul_peak("fp32") == 1e9

@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 
-from napkin.hardware.host import cpu_name, detect_host, has_native_bf16, usable_cores
+from napkin.hardware.host import cpu_name, detect_host, has_native_bf16, has_native_int8, usable_cores
 
 ON_LINUX_X86 = sys.platform == "linux" and platform.machine() == "x86_64"
 
@@ -40,19 +40,21 @@ def test_native_bf16_is_what_torch_finds_in_the_processor():
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "native"),
+    ("text", "name", "native", "int8"),
     [
-        ("model name\t: Old Xeon\nflags\t\t: fpu sse2 avx2 avx512f\n", "Old Xeon", False),
-        ("model name\t: New Xeon\nflags\t\t: fpu avx512_bf16 amx_bf16\n", "New Xeon", True),
-        ("model name\t: Zen 4\nflags\t\t: fpu avx512_bf16\n\nmodel name\t: other\n", "Zen 4", True),
-        ("Features\t: fp asimd bf16 i8mm\nCPU part\t: 0xd40\nModel\t: Some Board\n", "Some Board", True),
-        ("Features\t: fp asimd\nHardware\t: Older Board\n", "Older Board", False),
+        ("model name\t: Old Xeon\nflags\t\t: fpu sse2 avx2 avx512f\n", "Old Xeon", False, False),
+        ("model name\t: New Xeon\nflags\t\t: fpu avx512_bf16 amx_bf16 amx_int8\n", "New Xeon", True, True),
+        ("model name\t: Zen 4\nflags\t\t: fpu avx512_bf16 avx512_vnni\n\nmodel name\t: other\n", "Zen 4", True, True),
+        ("model name\t: Small Core\nflags\t\t: fpu avx2 avx_vnni\n", "Small Core", False, True),
+        ("Features\t: fp asimd bf16 i8mm\nCPU part\t: 0xd40\nModel\t: Some Board\n", "Some Board", True, False),
+        ("Features\t: fp asimd\nHardware\t: Older Board\n", "Older Board", False, False),
     ],
 )
-def test_name_and_bf16_are_read_from_cpuinfo(tmp_path: Path, text: str, name: str, native: bool):
+def test_name_and_formats_are_read_from_cpuinfo(tmp_path: Path, text: str, name: str, native: bool, int8: bool):
     (tmp_path / "cpuinfo").write_text(text)
     assert cpu_name(tmp_path / "cpuinfo") == name
     assert has_native_bf16(tmp_path / "cpuinfo") is native
+    assert has_native_int8(tmp_path / "cpuinfo") is int8
 
 
 def test_a_name_is_found_without_cpuinfo(tmp_path: Path):

@@ -9,6 +9,7 @@ import torch
 from napkin.accounting.metering import meter_step
 from napkin.checkpoint.load import load_model, load_train_state
 from napkin.checkpoint.write import save_checkpoint
+from napkin.hardware.host import has_native_int8
 from napkin.model.config import ModelConfig
 from napkin.optim.loss_scale import FIRST_SCALE, LossScale
 from napkin.recipe.optimizer_config import OptimizerConfig
@@ -20,16 +21,19 @@ from napkin.train_step.step import TrainState, build_train_state
 from napkin.train_step.step_ledger import count_step
 from oracles.allocator import growth_at_peak
 
+with_int8 = pytest.mark.skipif(not has_native_int8(), reason="the processor does not multiply int8")
 # fp16 is refused on a CPU for its speed; its arithmetic is there.
 NARROW = [
     Precision("bf16", "cpu"),
     Precision("bf16-pure", "cpu"),
     Precision("fp16", "cpu"),
     Precision("fp8", "cpu"),
-    Precision("fp8", "cpu", native_fp8=True),
+    Precision("fp8", "cpu", narrow_form="cuda"),
+    Precision("int8", "cpu"),
+    pytest.param(Precision("int8", "cpu", narrow_form="cpu"), marks=with_int8),
 ]
 FP32 = Precision("fp32", "cpu")
-each_narrow = pytest.mark.parametrize("precision", NARROW, ids=lambda p: p.name + "-native" * p.native_fp8)
+each_narrow = pytest.mark.parametrize("precision", NARROW, ids=lambda p: f"{p.name}-{p.narrow_form}")
 MODEL = ModelConfig(vocab_size=32, context_length=16, d_model=32, n_layers=1, n_heads=2)
 
 
@@ -77,7 +81,7 @@ def test_a_narrow_step_is_counted_as_it_runs(precision: Precision, micro_batch_s
     whole, without_scratch = growth_at_peak(lambda: train_state.step(2, *batch(2, model)))
     scratch = whole - without_scratch
     assert scratch <= 250_000
-    within = 250_000 if precision.native_fp8 else 4096
+    within = 250_000 if precision.narrow_form != "emulated" else 4096
     assert metered.peak_bytes - scratch == pytest.approx(counted.peak_bytes, abs=within)
     assert counted.unknown_operators == {}
 

@@ -16,7 +16,8 @@ import napkin.kernels.attention_by_rows
 import napkin.kernels.attention_flash
 import napkin.kernels.attention_ring
 import napkin.kernels.fused_grouped_gemm
-import napkin.kernels.grouped_gemm  # noqa: F401
+import napkin.kernels.grouped_gemm
+import napkin.kernels.int8_matmul  # noqa: F401
 
 aten = torch.ops.aten
 
@@ -48,6 +49,10 @@ def _addmm(given: dict, result: Tensor) -> Work:
 
 def _baddbmm(given: dict, result: Tensor) -> Work:
     return _mm(given, result, "batch1", "batch2")
+
+
+def _own_int8_product(given: dict, result: Tensor) -> Work:
+    return _mm(given, result, "left", "right")
 
 
 def _mv(given: dict, result: Tensor) -> Work:
@@ -214,6 +219,7 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     aten._weight_int8pack_mm: _packed_product,
     aten._weight_int4pack_mm_for_cpu: _packed_product,
     aten._grouped_mm: _grouped_mm,
+    torch.ops.napkin.int8_product: _own_int8_product,
     torch.ops.napkin.grouped_matmul: _own_grouped_matmul,
     torch.ops.napkin.grouped_outer: _own_grouped_outer,
     torch.ops.napkin.fused_grouped_matmul: _own_grouped_matmul,

@@ -124,6 +124,7 @@ _OWN_COMPUTING = frozenset(
     compiled_add compiled_gelu_tanh compiled_gelu_tanh_backward compiled_loss_rows compiled_norm compiled_norm_backward
     compiled_rotation compiled_swiglu compiled_swiglu_backward fused_adamw fused_cross_entropy fused_gelu_tanh
     fused_gelu_tanh_backward fused_norm fused_norm_backward fused_rotate fused_swiglu fused_swiglu_backward
+    int8_quantize int8_restore
     """.split()
 )
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from napkin.hardware.host import has_amx
 from napkin.kernels.attention_by_rows import scratch_bytes as compiled_attention_scratch
+from napkin.kernels.int8_matmul import product_scratch_bytes as int8_scratch
 
 aten = torch.ops.aten
 
@@ -80,6 +81,10 @@ def _compiled_attention(inputs: list[Tensor], arguments: tuple) -> int:
 
 def _compiled_attention_backward(inputs: list[Tensor], arguments: tuple) -> int:
     return compiled_attention_scratch(*inputs[1:4], backward=True)
+
+
+def _int8_product(inputs: list[Tensor], arguments: tuple) -> int:
+    return int8_scratch(*inputs[:2])
 
 
 def _asked_dtype(arguments: tuple) -> torch.dtype | None:
@@ -157,6 +162,7 @@ SCRATCH: dict[torch._ops.OpOverloadPacket, Callable[[list[Tensor], tuple], int]]
     aten.logsumexp: _log_of_sum_of_exponentials,
     torch.ops.napkin.compiled_attention: _compiled_attention,
     torch.ops.napkin.compiled_attention_backward: _compiled_attention_backward,
+    torch.ops.napkin.int8_product: _int8_product,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }

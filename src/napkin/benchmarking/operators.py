@@ -251,5 +251,18 @@ OPERATORS: dict[str, Operator] = {
         sweep=[{"tokens": size, "d_in": size, "d_out": size} for size in (512, 1024, 2048, 4096)],
         on_gpu_only=frozenset({"hardware"}),
     ),
+    "int8_linear": Operator(
+        "x · weightᵀ in int8, the gradient of weight in bf16, [tokens, d_in] by [d_in, d_out]",
+        _LINEAR,
+        _linear_inputs,
+        {
+            "emulated": lambda x, weight: kernels.int8_linear_emulated(x, weight, None),
+            "linear": F.linear,
+            "compiled": lambda x, weight: kernels.compiled_int8_linear(x, weight, None),
+            "hardware": lambda x, weight: kernels.int8_linear(x, weight, None),
+        },
+        sweep=[{"tokens": size, "d_in": size, "d_out": size} for size in (512, 1024, 2048, 4096)],
+        on_gpu_only=frozenset({"hardware"}),
+    ),
 }
 """By name; the first form is that of napkin's layers."""

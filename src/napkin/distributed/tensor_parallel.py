@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from napkin.distributed.collectives import all_gather, all_reduce, in_products_dtype, reduce_scatter
 from napkin.distributed.local_parameters import Divided, make_local
 from napkin.distributed.vocabulary_parallel import VocabularyShard
-from napkin.kernels.fp8_matmul import fp8_linear, fp8_linear_emulated, takes_fp8
+from napkin.kernels.narrow_forms import Multiply, is_narrow, takes_narrow
 from napkin.model.attention import CausalSelfAttention
 from napkin.model.embedding import Embedding
 from napkin.model.linear import Linear
@@ -129,14 +129,11 @@ class _Split:
         linear.multiply = functools.partial(_scattered_sum, self._multiply(linear, columns), self.group)
         self.divided[linear] = {"weight": columns}
 
-    def _multiply(self, linear: Linear, divided: Divided) -> "Multiply":
-        """The layer's product, in fp8 only if a rank's part has sizes that the hardware takes."""
-        if linear.multiply not in (fp8_linear, fp8_linear_emulated):
+    def _multiply(self, linear: Linear, divided: Divided) -> Multiply:
+        """The layer's product, in 8 bits only if a rank's part has sizes that the hardware takes."""
+        if not is_narrow(linear.multiply):
             return linear.multiply
-        return linear.multiply if takes_fp8(divided.part(linear.weight.detach(), 0, self.size)) else F.linear
-
-
-Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+        return linear.multiply if takes_narrow(divided.part(linear.weight.detach(), 0, self.size)) else F.linear
 
 
 def _of_gathered(multiply: Multiply, group: "ProcessGroup", x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -150,7 +150,8 @@ class Calibration:
         return max(matmul.flops_per_second for matmul in self._measured(format_name))
 
     def matmul_rate(self, format_name: str, m: int, n: int, k: int) -> float:
-        """The expected FLOP/s of an [m × k] @ [k × n], at most `matmul_peak`.
+        """The expected FLOP/s of an [m × k] @ [k × n], at most `matmul_peak`; for a format of 8 bits that was not
+        measured that of bf16, which is a lower bound.
 
         The model: a product takes its 2·m·n·k FLOPs at the peak rate, plus a time proportional to each of its three
         matrices (moved, packed or zeroed once), plus a constant: seconds = p·mnk + a·nk + b·mk + c·mn + d. Divided by
@@ -160,6 +161,8 @@ class Calibration:
         """
         if min(m, n, k) < 1:
             raise NapkinError(f"a matrix product of {m} × {n} × {k} is empty: every side must be at least 1")
+        narrow = find_format(format_name).bits == 8 and find_format(format_name).name not in self.formats
+        format_name = "bf16" if narrow else format_name
         peak = self.matmul_peak(format_name)
         seconds_per_flop = _terms(m, n, k) @ np.array(_fit_matmuls(self._measured(format_name)))
         return 1 / max(float(seconds_per_flop), 1 / peak)

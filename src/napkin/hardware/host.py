@@ -87,6 +87,11 @@ def has_native_bf16(cpuinfo: Path = _CPUINFO) -> bool:
     return _sysctl("hw.optional.arm.FEAT_BF16") == "1" or _torch_says_bf16()
 
 
+def has_native_int8(cpuinfo: Path = _CPUINFO) -> bool:
+    """Whether the processor sums products of 8-bit integers in 32 bits, in one instruction: VNNI or AMX."""
+    return bool(set(_first_processor(cpuinfo).get("flags", "").split()) & {"avx512_vnni", "avx_vnni", "amx_int8"})
+
+
 @cache
 def has_amx(number_format: Literal["bf16", "fp16"]) -> bool:
     """Whether the processor has AMX, Intel's matrix tiles, for that format; fewer have it for fp16."""

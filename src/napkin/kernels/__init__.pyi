@@ -14,7 +14,6 @@ from .cross_entropy_loss import cross_entropy as cross_entropy
 from .cross_entropy_loss import linear_cross_entropy as linear_cross_entropy
 from .fp8_matmul import fp8_linear as fp8_linear
 from .fp8_matmul import fp8_linear_emulated as fp8_linear_emulated
-from .fp8_matmul import takes_fp8 as takes_fp8
 from .fused_cross_entropy import fused_linear_cross_entropy as fused_linear_cross_entropy
 from .fused_grouped_gemm import fused_grouped_matmul as fused_grouped_matmul
 from .fused_norms import fused_layer_norm as fused_layer_norm
@@ -27,9 +26,14 @@ from .gelu_activation import compiled_gelu_tanh as compiled_gelu_tanh
 from .gelu_activation import gelu_tanh as gelu_tanh
 from .grouped_gemm import grouped_matmul as grouped_matmul
 from .grouped_gemm import grouped_matmul_reference as grouped_matmul_reference
+from .int8_matmul import compiled_int8_linear as compiled_int8_linear
+from .int8_matmul import int8_linear as int8_linear
+from .int8_matmul import int8_linear_emulated as int8_linear_emulated
 from .layer_normalization import compiled_layer_norm as compiled_layer_norm
 from .layer_normalization import layer_norm as layer_norm
 from .layer_normalization import layer_norm_reference as layer_norm_reference
+from .narrow_forms import narrow_linear as narrow_linear
+from .narrow_forms import takes_narrow as takes_narrow
 from .rms_normalization import compiled_rms_norm as compiled_rms_norm
 from .rms_normalization import rms_norm as rms_norm
 from .rms_normalization import rms_norm_reference as rms_norm_reference

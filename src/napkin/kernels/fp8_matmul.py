@@ -14,7 +14,8 @@ from torch.autograd.function import once_differentiable
 
 _FORWARD, _BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 _SMALLEST_SCALE = 1e-30
-_MULTIPLE = 16
+
+MULTIPLE = 16
 """The hardware multiplies only sizes that are multiples of this."""
 
 Rows = Float[Tensor, "*batch in_features"]
@@ -36,14 +37,9 @@ def fp8_linear(x: Rows, weight: Weight, bias: Bias | None) -> Result:
     return _linear(x, weight, bias, native=True)
 
 
-def takes_fp8(weight: Weight) -> bool:
-    """Whether the hardware's fp8 product takes a weight of this shape."""
-    return all(size % _MULTIPLE == 0 for size in weight.shape)
-
-
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, native: bool) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
-    product: Any = _FP8Product.apply(rows, weight, native and len(rows) % _MULTIPLE == 0)
+    product: Any = _FP8Product.apply(rows, weight, native and len(rows) % MULTIPLE == 0)
     result = product.view(*x.shape[:-1], -1)
     return result if bias is None else result + bias.to(result.dtype)
 

@@ -35,7 +35,7 @@ from napkin.hardware.target import CudaTarget, Target
 from napkin.kernels.triton.usable import triton_obstacle
 from napkin.planning.probe_run import time_probe_run
 from napkin.planning.site import Site
-from napkin.recipe.precision import Precision, PrecisionName, choose_device, choose_precision
+from napkin.recipe.precision import NARROW, Precision, PrecisionName, choose_device, choose_precision
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 
@@ -215,8 +215,8 @@ class CatalogueMachine(Machine):
     def precision(self, wanted: Literal["auto"] | PrecisionName) -> Precision:
         """Resolve "auto" to bf16 if the device has it."""
         name = self.device.choose_format("auto") if wanted == "auto" else wanted
-        native_fp8 = name == "fp8" and "fp8" in self.device.peaks
-        precision = Precision(name, self.device.torch_device, native_fp8=native_fp8)
+        native = name in NARROW and name in self.device.peaks
+        precision = Precision(name, self.device.torch_device, self.device.torch_device if native else "emulated")
         self.device.peak(precision.products)
         return precision
 

@@ -9,16 +9,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from napkin.errors import NapkinError
-from napkin.hardware.host import Host, has_native_bf16
+from napkin.hardware.host import Host, has_native_bf16, has_native_int8
 
 if TYPE_CHECKING:
     import torch
 
-PrecisionName = Literal["fp32", "bf16", "fp16", "bf16-pure", "fp8"]
+PrecisionName = Literal["fp32", "bf16", "fp16", "bf16-pure", "fp8", "int8"]
 
+NarrowForm = Literal["emulated", "cpu", "cuda"]
 
-# Ada and Hopper: cuBLAS has no fp8 for earlier architectures.
-_FIRST_WITH_FP8 = (8, 9)
+NARROW = ("fp8", "int8")
+"""Those that are bf16 but for products of the blocks' linear layers, which are in 8 bits."""
+
+# Ada and Hopper: cuBLAS has no fp8 for earlier architectures. Ampere: the first whose int8 products torch tests.
+_FIRST_CAPABILITY = {"fp8": (8, 9), "int8": (8, 0)}
 
 
 @dataclass(frozen=True)
@@ -26,18 +30,18 @@ class Precision:
     """A named policy, on a kind of device.
 
     fp32: everything in fp32. bf16, fp16: autocast over fp32 weights; fp16 with a loss scale. bf16-pure: weights and
-    gradients in bf16, updates computed in fp32 and rounded stochastically. fp8: as bf16, with the blocks' linear layers
-    in fp8.
+    gradients in bf16, updates computed in fp32 and rounded stochastically. fp8, int8: as bf16, with products of the
+    blocks' linear layers in that format: of fp8 all three, of int8 the forward product and the gradient of the input.
     """
 
     name: PrecisionName
     device_type: Literal["cpu", "cuda"]
-    native_fp8: bool = False
-    """Whether the device multiplies fp8 natively; otherwise fp8 is emulated: rounded to fp8, multiplied in bf16."""
+    narrow_form: NarrowForm = "emulated"
+    """The device's form of products in fp8 or int8; emulated: rounded to the format, multiplied in bf16."""
 
     @property
     def products(self) -> Literal["fp32", "bf16", "fp16"]:
-        """The format whose matmul peak MFU is relative to; bf16 for fp8, which keeps head and attention in bf16."""
+        """The format whose matmul peak MFU is relative to; that of head and attention for fp8 and int8: bf16."""
         return self.name if self.name in ("fp32", "fp16") else "bf16"
 
     @property
@@ -77,7 +81,7 @@ class Precision:
 
     def usage(self) -> "list[Usage]":
         """Which numbers are in which format."""
-        return usage_of(self.name, native_fp8=self.native_fp8)
+        return usage_of(self.name, self.narrow_form)
 
 
 def choose_precision(
@@ -95,12 +99,20 @@ def choose_precision(
             "training.precision is 'fp16', which a CPU multiplies a hundred times slower than fp32: use 'bf16' or "
             "'fp32', or a GPU"
         )
-    if device_type == "cpu":
-        return Precision(wanted, device_type)
-    import torch
+    return Precision(wanted, device_type, _narrow_form(wanted, device_type))
 
-    native_fp8 = torch.cuda.get_device_capability() >= _FIRST_WITH_FP8
-    return Precision(wanted, device_type, native_fp8=wanted == "fp8" and native_fp8)
+
+def _narrow_form(name: PrecisionName, device_type: Literal["cpu", "cuda"]) -> NarrowForm:
+    if name not in NARROW:
+        return "emulated"
+    if device_type == "cpu":
+        # torch multiplies fp8 on a CPU, more slowly than bf16.
+        native = name == "int8" and has_native_int8()
+    else:
+        import torch
+
+        native = torch.cuda.get_device_capability() >= _FIRST_CAPABILITY[name]
+    return device_type if native else "emulated"
 
 
 def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
@@ -125,15 +137,16 @@ class Usage:
     format: str
 
 
-def usage_of(name: PrecisionName, *, native_fp8: bool = False) -> list[Usage]:
+def usage_of(name: PrecisionName, narrow_form: NarrowForm = "emulated") -> list[Usage]:
     """The formats of a policy."""
     wide, products, update = "fp32", name, "fp32"
     if name == "bf16-pure":
         wide, products, update = "bf16", "bf16", "fp32, rounded stochastically to bf16"
-    if name == "fp8":
-        how = "" if native_fp8 else ", emulated: rounded to fp8, multiplied in bf16"
-        products = f"fp8-e4m3 forward, fp8-e5m2 gradients, in the blocks' linear layers{how}; otherwise bf16"
-    copies = "" if name in ("fp32", "bf16-pure") else f", cast to {'bf16' if name == 'fp8' else name} for products"
+    if name in NARROW:
+        how = "" if narrow_form != "emulated" else f", emulated: rounded to {name}, multiplied in bf16"
+        which = {"fp8": "fp8-e4m3 forward, fp8-e5m2 gradients", "int8": "int8 forward and for gradients of inputs"}
+        products = f"{which[name]}, in the blocks' linear layers{how}; otherwise bf16"
+    copies = "" if name in ("fp32", "bf16-pure") else f", cast to {'bf16' if name in NARROW else name} for products"
     rows = [
         Usage("weights", wide + copies),
         Usage("gradients", wide),

@@ -42,10 +42,10 @@ class TrainingConfig:
     """Whether the optimizer state of a GPU is kept in page-locked host memory and copied to the GPU bucket by
     bucket."""
 
-    precision: Literal["auto", "fp32", "bf16", "fp16", "bf16-pure", "fp8"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "fp16", "bf16-pure", "fp8", "int8"] = "auto"
     """Number formats: bf16 and fp16 are autocast over fp32 weights, fp16 on a GPU only; bf16-pure keeps weights in bf16
-    and rounds updates stochastically; fp8 is bf16 with the blocks' linear layers in fp8, emulated where the hardware
-    has none. auto is bf16 where the hardware multiplies it natively, otherwise fp32."""
+    and rounds updates stochastically; fp8 and int8 are bf16 with products of the blocks' linear layers in 8 bits,
+    emulated where the hardware has none. auto is bf16 where the hardware multiplies it natively, otherwise fp32."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """The device to train on; auto is the GPU if there is one."""

@@ -22,8 +22,8 @@ Recompute = Literal["none", "selective", "full"]
 _FUSED_ATTENTION = "_scaled_dot_product_"
 _PRODUCTS = frozenset(
     (
-        "mm addmm _scaled_mm _grouped_mm grouped_matmul fused_grouped_matmul ring_attention flash_attention "
-        "compiled_attention"
+        "mm addmm _scaled_mm _int_mm int8_product _grouped_mm grouped_matmul fused_grouped_matmul ring_attention "
+        "flash_attention compiled_attention"
     ).split()
 )
 """Products with weights, and attention in a ring or in blocks. Products of plain attention are batched, and their

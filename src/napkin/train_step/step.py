@@ -12,8 +12,9 @@ from napkin.distributed.dividing import parallelize
 from napkin.distributed.micro_batches import MicroBatch, Passes
 from napkin.distributed.parallel_model import ParallelModel, all_resident
 from napkin.distributed.ranks import ALONE, Ranks
+from napkin.kernels.narrow_forms import narrow_linear
 from napkin.model.compiled_kernels import use_compiled_kernels
-from napkin.model.fp8 import multiply_in_fp8
+from napkin.model.narrow_products import multiply_narrow
 from napkin.model.transformer import Transformer, mixtures
 from napkin.model.triton_kernels import use_triton_kernels
 from napkin.optim.averaging import WeightAverage
@@ -22,7 +23,7 @@ from napkin.optim.clipping import clip_gradients
 from napkin.optim.loss_scale import LossScale
 from napkin.optim.registry import build_optimizer
 from napkin.optim.rounding import StochasticRounding
-from napkin.recipe.precision import Precision
+from napkin.recipe.precision import NARROW, Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.activation_checkpointing import recompute_blocks
@@ -210,8 +211,8 @@ def build_train_state(resolved: ResolvedRecipe, ranks: Ranks = ALONE, *, compile
     model = Transformer(recipe.model, seed=recipe.training.init_seed)
     if precision.weights_dtype != torch.float32:
         _cast(model, precision.weights_dtype)
-    if precision.name == "fp8":
-        multiply_in_fp8(model.blocks, native=precision.native_fp8)
+    if precision.name in NARROW:
+        multiply_narrow(model.blocks, narrow_linear(precision.name, precision.narrow_form))
     if recipe.training.kernels == "compiled":
         use_compiled_kernels(model)
     elif recipe.training.kernels == "triton":

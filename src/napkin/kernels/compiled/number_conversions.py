@@ -71,6 +71,7 @@ def _called(name: str) -> Any:
 bf16_at = _pointer(types.uint16, _I16)
 f32_at = _pointer(types.float32, _F32)
 i8_at = _pointer(types.int8, _I8)
+i32_at = _pointer(types.int32, _I32)
 i64_at = _pointer(types.int64, ir.IntType(64))
 """The pointer of an address; of bf16 numbers to their bits."""
 widened = _operation(

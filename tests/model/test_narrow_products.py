@@ -1,14 +1,15 @@
 from napkin.kernels.decoding import linear
+from napkin.kernels.fp8_matmul import fp8_linear_emulated
 from napkin.model.config import ModelConfig
-from napkin.model.fp8 import multiply_in_fp8
 from napkin.model.linear import Linear
+from napkin.model.narrow_products import multiply_narrow
 from napkin.model.transformer import Transformer
 
 
 def test_routers_and_odd_sizes_stay_as_they_are() -> None:
     config = ModelConfig(vocab_size=32, context_length=8, d_model=32, n_layers=1, n_heads=2, n_experts=16, d_ff=40)
     model = Transformer(config)
-    multiply_in_fp8(model.blocks, native=False)
+    multiply_narrow(model.blocks, fp8_linear_emulated)
     changed = {
         name for name, module in model.named_modules() if isinstance(module, Linear) and module.multiply is not linear
     }
