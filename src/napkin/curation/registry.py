@@ -33,6 +33,16 @@ class StageEntry:
 
 
 STAGES = {
+    "duplicates": StageEntry(
+        "napkin.curation.deduplication.document_stages:Duplicates", "drop documents whose text another has"
+    ),
+    "near duplicates": StageEntry(
+        "napkin.curation.deduplication.document_stages:NearDuplicates",
+        "drop documents that are nearly another, by MinHash",
+    ),
+    "duplicate lines": StageEntry(
+        "napkin.curation.deduplication.line_stage:DuplicateLines", "remove lines that stand earlier in the corpus"
+    ),
     "length": StageEntry("napkin.curation.length:Length", "drop documents with too few or too many characters"),
 }
 

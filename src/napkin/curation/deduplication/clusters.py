@@ -42,7 +42,7 @@ def numbers_array(count: int, path: Path, memory: int) -> Numbers:
     """An array of `count` int64 zeros: in memory, or in the new file `path` where it is larger than `memory` bytes."""
     if 8 * count <= memory:
         return np.zeros(count, np.int64)
-    return np.memmap(path, np.int64, "w+", shape=(count,))
+    return np.asarray(np.memmap(path, np.int64, "w+", shape=(count,)))
 
 
 def lists_of(roots: Numbers) -> list[list[int]]:

@@ -33,7 +33,7 @@ def join_equal_keys(files: Sequence[KeyFile], clusters: Clusters, scratch: Path,
     """Join documents that share a key in some table; documents are numbered through the files in their order."""
     for table in range(files[0].header.tables if files else 0):
         count, width = sum(map(len, files)), files[0].header.width
-        for first, second in equal_pairs(_numbered(files, table), count, width, scratch, memory):
+        for first, second in equal_pairs(numbered_keys(files, table), count, width, scratch, memory):
             clusters.join(first, second)
 
 
@@ -62,7 +62,8 @@ def equal_pairs(
         path.unlink()
 
 
-def _numbered(files: Sequence[KeyFile], table: int) -> Iterator[tuple[Keys, Numbers]]:
+def numbered_keys(files: Sequence[KeyFile], table: int) -> Iterator[tuple[Keys, Numbers]]:
+    """The keys of a table with their numbers, through all files in their order; what has no key is left out."""
     start = 0
     for file in files:
         for keys in file.tables(table):

@@ -13,6 +13,7 @@ import numpy as np
 
 from napkin.curation.deduplication.clusters import Numbers, numbers_array
 from napkin.curation.deduplication.key_file import KeyFile
+from napkin.curation.deduplication.marks import Marks
 
 Keep = Literal["longest", "first"]
 
@@ -51,8 +52,9 @@ def choose_kept(
         scratch: a folder for what does not fit into memory.
         memory: bytes; where clusters need more, the files are read several times.
     """
-    many = numbers_array(_count_of_clusters(roots), scratch / "clusters", memory // 4)
-    _clusters_of_many(roots, many)
+    count = _count_of_clusters(roots, Marks(len(roots), scratch / "counted", memory // 8))
+    many = numbers_array(count, scratch / "clusters", memory // 4)
+    _fill_with_clusters(many, roots, Marks(len(roots), scratch / "filled", memory // 8))
     kept = numbers_array(len(many), scratch / "kept", memory // 4)
     at_a_time = max(memory // 4 // _CLUSTER_BYTES, 1)
     for first in range(0, len(many), at_a_time):
@@ -62,28 +64,27 @@ def choose_kept(
     return KeptDocuments(many, kept)
 
 
-def _count_of_clusters(roots: Numbers) -> int:
-    return sum(len(each) for each in _roots_of_others(roots, np.zeros((len(roots) + 7) // 8, np.uint8)))
+def _count_of_clusters(roots: Numbers, seen: Marks) -> int:
+    return sum(len(each) for each in _roots_of_others(roots, seen))
 
 
-def _clusters_of_many(roots: Numbers, many: Numbers) -> None:
+def _fill_with_clusters(many: Numbers, roots: Numbers, seen: Marks) -> None:
     """Fill in the roots of all clusters with another member, in ascending order."""
     filled = 0
-    for found in _roots_of_others(roots, np.zeros((len(roots) + 7) // 8, np.uint8)):
+    for found in _roots_of_others(roots, seen):
         many[filled : filled + len(found)] = found
         filled += len(found)
     many.sort()
 
 
-def _roots_of_others(roots: Numbers, seen: np.ndarray) -> Iterator[Numbers]:
-    """The roots that some other number has, each once; `seen` has a bit for each number."""
+def _roots_of_others(roots: Numbers, seen: Marks) -> Iterator[Numbers]:
+    """The roots that some other number has, each once."""
     for start in range(0, len(roots), _STEP):
         piece = roots[start : start + _STEP]
         found = np.unique(piece[piece != np.arange(start, start + len(piece))])
-        bits = (np.uint8(1) << (found & 7)).astype(np.uint8)
-        fresh = (seen[found >> 3] & bits) == 0
-        np.bitwise_or.at(seen, found >> 3, bits)
-        yield found[fresh]
+        fresh = found[~seen.at(found)]
+        seen.set(fresh)
+        yield fresh
 
 
 def _best_of(
@@ -97,11 +98,13 @@ def _best_of(
             n = int(file.starts[chunk + 1] - file.starts[chunk])
             members = roots[number : number + n]
             at = np.minimum(np.searchsorted(chosen, members), len(chosen) - 1)
-            lengths = file.lengths(chunk)
-            for place in np.flatnonzero(chosen[at] == members).tolist():
-                rank = (-int(lengths[place]), file.identity_in(chunk, place)) if keep == "longest" else ()
-                found = (generation, *rank, number + place)
-                root = int(members[place])
+            places = np.flatnonzero(chosen[at] == members)
+            lengths = file.values(chunk)[places].tolist() if keep == "longest" else [0] * len(places)
+            names = file.identities(chunk, places.tolist()) if keep == "longest" else [""] * len(places)
+            for place, root, length, name in zip(
+                places.tolist(), members[places].tolist(), lengths, names, strict=True
+            ):
+                found = (generation, -length, name, number + place)
                 if root not in best or found < best[root]:
                     best[root] = found
             number += n

@@ -1,15 +1,16 @@
-"""What deduplication has to know of a shard: for each document its identity, its length and its keys, in a file.
+"""What deduplication has to know of a shard: for each document or line its keys, its identity and a number, in a file.
 
     one line of JSON: {"format": "napkin keys", "version": 1, "definition": ..., "tables": b, "width": w}
     chunks of up to 65,536 documents, little-endian:
         int64: n, bytes of identities
-        n int64: lengths of the texts in characters
+        n int64: values: of a document the characters of its text, of a line where it is
         n + 1 int64: where each identity ends, from 0
         b · n · w uint64: keys, table by table
         the identities, one after another, as UTF-8
     int64: 0, number of documents: the end
 
 A key is one or two uint64; two documents are equal in a table if their keys are. The key 0 belongs to no document.
+Lines have no identities: theirs are empty.
 """
 
 from collections.abc import Iterable, Iterator
@@ -43,10 +44,10 @@ class KeyHeader(msgspec.Struct, frozen=True):
 
 @dataclass
 class KeyChunk:
-    """Some documents: identities, lengths of shape [n], keys of shape [tables, n, width]."""
+    """Some documents: identities, values of shape [n], keys of shape [tables, n, width]."""
 
     identities: list[str]
-    lengths: NDArray[np.int64]
+    values: NDArray[np.int64]
     keys: Keys
 
 
@@ -62,7 +63,7 @@ def write_keys(path: Path, header: KeyHeader, chunks: Iterable[KeyChunk]) -> Non
                 continue
             ends = np.zeros(n + 1, np.int64)
             np.cumsum([len(each) for each in identities], out=ends[1:])
-            for array in (np.array([n, ends[-1]], np.int64), chunk.lengths, ends, chunk.keys):
+            for array in (np.array([n, ends[-1]], np.int64), chunk.values, ends, chunk.keys):
                 file.write(np.ascontiguousarray(array).data)
             file.write(b"".join(identities))
             count += n
@@ -75,6 +76,8 @@ class KeyFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         refuse_irregular(path)
+        if not path.stat().st_size:
+            raise self._damaged("it is empty")
         self._bytes: NDArray[np.uint8] = np.asarray(np.memmap(path, np.uint8, "r"))
         line = bytes(self._bytes[:_LONGEST_HEADER]).partition(b"\n")[0]
         try:
@@ -101,25 +104,26 @@ class KeyFile:
             first = offset + 8 * (2 + n + n + 1 + table * n * width)
             yield self._array(first, n * width, np.uint64).reshape(n, width)
 
-    def lengths(self, chunk: int) -> NDArray[np.int64]:
-        """The lengths of the texts of a chunk, in characters."""
+    def values(self, chunk: int) -> NDArray[np.int64]:
+        """The values of a chunk."""
         offset, n, _ = self._chunks[chunk]
         return self._array(offset + 16, n, np.int64)
 
     def identity(self, number: int) -> str:
         """The identity of a document by its number in the file."""
         chunk = int(np.searchsorted(self.starts, number, side="right")) - 1
-        return self.identity_in(chunk, number - int(self.starts[chunk]))
+        return self.identities(chunk, [number - int(self.starts[chunk])])[0]
 
-    def identity_in(self, chunk: int, place: int) -> str:
-        """The identity of a document by its place in a chunk."""
+    def identities(self, chunk: int, places: list[int]) -> list[str]:
+        """The identities of documents by their places in a chunk."""
         offset, n, size = self._chunks[chunk]
-        ends = self._array(offset + 8 * (2 + n + place), 2, np.int64)
-        first, last = int(ends[0]), int(ends[1])
-        if not 0 <= first <= last <= size:
+        ends = self._array(offset + 8 * (2 + n), n + 1, np.int64)
+        first, last = ends[places].tolist(), ends[1:][places].tolist()
+        if not all(0 <= a <= b <= size for a, b in zip(first, last, strict=True)):
             raise self._damaged("an identity lies outside of it")
         begin = offset + 8 * (2 + n + n + 1 + self.header.tables * n * self.header.width)
-        return bytes(self._bytes[begin + first : begin + last]).decode("utf-8", "surrogatepass")
+        names = self._bytes.data[begin : begin + size]
+        return [str(names[a:b], "utf-8", "surrogatepass") for a, b in zip(first, last, strict=True)]
 
     def _find_chunks(self, offset: int) -> Iterator[tuple[int, int, int]]:
         """(offset, documents, bytes of identities) of each chunk."""

@@ -1,0 +1,118 @@
+"""The stage `duplicate lines`: of each line of a corpus the first stays."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from napkin.curation.record import Record, TraceEntry
+from napkin.curation.stage import Dropped
+from napkin.errors import NapkinError
+
+if TYPE_CHECKING:
+    from napkin.curation.deduplication.key_file import KeyChunk, KeyFile
+    from napkin.curation.deduplication.marks import Marks
+
+
+@dataclass(frozen=True)
+class DuplicateLines:
+    """Remove lines that stand earlier in the corpus, in the order of the input, and documents that have no other.
+
+    Lines are compared by 128 bits of a hash, without regard to white space (CCNet, Wenzek et al. 2020).
+    """
+
+    name: ClassVar[str] = "duplicate lines"
+
+    shortest: int = 30
+    """Characters of a line that is looked at, white space at both ends not counted; shorter ones stay."""
+    index: str = ""
+    """A folder with the lines of earlier runs, which are removed from this one; it is made, and extended."""
+
+    def __post_init__(self) -> None:
+        if self.shortest < 1:
+            raise NapkinError(f"shortest is {self.shortest}: use 1 character or more")
+
+    def summarize(self, records: Iterable[Record], summary: Path) -> None:
+        """Write the key of each line that is long enough, and where it is."""
+        from napkin.curation.deduplication.key_file import KeyHeader, write_keys
+
+        header = KeyHeader(f"BLAKE2b-128 of lines of {self.shortest} characters or more", tables=1, width=2)
+        write_keys(summary, header, self._chunks(records))
+
+    def _chunks(self, records: Iterable[Record]) -> "Iterator[KeyChunk]":
+        import numpy as np
+
+        from napkin.curation.deduplication.document_keys import text_digest
+        from napkin.curation.deduplication.key_file import CHUNK, KeyChunk
+
+        # The header of verdicts has the number of records, so the last entry of a summary is no line but that number.
+        count = 0
+
+        def lines() -> Iterator[tuple[int, bytes]]:
+            nonlocal count
+            for record in records:
+                for number, line in enumerate(record.text.split("\n")):
+                    if len(line.strip()) >= self.shortest:
+                        yield count << 32 | number, text_digest(line)
+                count += 1
+            yield count << 32, bytes(16)
+
+        found = lines()
+        while batch := list(itertools.islice(found, CHUNK)):
+            keys = np.frombuffer(b"".join(digest for _, digest in batch), "<u8").reshape(1, len(batch), 2)
+            yield KeyChunk([""] * len(batch), np.array([place for place, _ in batch], np.int64), keys)
+
+    def decide(self, summaries: Sequence[Path], decisions: Sequence[Path], scratch: Path, memory: int) -> None:
+        """Write which lines are removed."""
+        import numpy as np
+
+        from napkin.curation.deduplication.equal_keys import equal_pairs, numbered_keys
+        from napkin.curation.deduplication.key_file import open_key_files
+        from napkin.curation.deduplication.key_index import opened_index
+        from napkin.curation.deduplication.marks import Marks
+        from napkin.curation.deduplication.verdicts import write_verdicts
+
+        with opened_index(self.index, summaries) as known:
+            earlier = [path for generation in known.earlier() for path in generation] if known else []
+            files = open_key_files([*earlier, *summaries])
+            count = sum(map(len, files))
+            removed = Marks(count, scratch / "removed", memory // 4)
+            for _, others in equal_pairs(numbered_keys(files, 0), count, 2, scratch, memory // 2):
+                removed.set(others)
+            starts = np.cumsum([0, *map(len, files)]).tolist()
+            for number, decision in enumerate(decisions, len(earlier)):
+                file = files[number]
+                n_records = int(file.values(len(file.starts) - 2)[-1]) >> 32
+                write_verdicts(decision, self.name, n_records, _removed_lines(file, starts[number], removed))
+            if known:
+                known.extend()
+
+    def apply(self, records: Iterable[Record], decisions: Path) -> Iterator[Record | Dropped]:
+        """Each record without the lines that stand earlier; dropped if nothing remains."""
+        from napkin.curation.deduplication.verdicts import Verdicts
+
+        for record, removed in Verdicts[list[int]](decisions, self.name, list[int]).beside(records):
+            if removed is None:
+                yield record
+                continue
+            gone = set(removed)
+            lines = [line for number, line in enumerate(record.text.split("\n")) if number not in gone]
+            text = "\n".join(lines)
+            if not text.strip():
+                yield Dropped("only duplicate lines", f"{len(gone)} lines")
+                continue
+            record.text = text
+            record.trace.append(TraceEntry(self.name, f"{len(gone)} lines removed"))
+            yield record
+
+
+def _removed_lines(file: "KeyFile", start: int, removed: "Marks") -> Iterator[tuple[int, list[int]]]:
+    """(record, its lines that are removed) of a shard whose first line has the number `start`."""
+
+    def places() -> Iterator[int]:
+        for chunk, (first, last) in enumerate(itertools.pairwise(file.starts.tolist())):
+            yield from file.values(chunk)[removed.between(start + first, start + last)].tolist()
+
+    for record, group in itertools.groupby(places(), lambda place: place >> 32):
+        yield record, [place & 0xFFFFFFFF for place in group]

@@ -1,0 +1,70 @@
+"""Of each line of a corpus the first stays."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from curation.deduplication.test_document_stages import decided
+from napkin.curation import Dropped, Record
+from napkin.curation.deduplication.line_stage import DuplicateLines
+from napkin.errors import NapkinError
+
+
+def random_records(count: int) -> list[Record]:
+    draw = random.Random(9)
+    lines = [" ".join(draw.choices(["red", "green", "blue"], k=draw.randrange(12))) for _ in range(60)]
+    return [Record(f"in#{n}", "\n".join(draw.choices(lines, k=draw.randrange(6)))) for n in range(count)]
+
+
+def expected_of(records: list[Record], shortest: int, seen: set[str]) -> dict[str, str | Dropped]:
+    found: dict[str, str | Dropped] = {}
+    for record in records:
+        kept, gone = [], 0
+        for line in record.text.split("\n"):
+            words = " ".join(line.split())
+            if len(line.strip()) < shortest or words not in seen:
+                kept.append(line)
+                if len(line.strip()) >= shortest:
+                    seen.add(words)
+            else:
+                gone += 1
+        text = "\n".join(kept)
+        lost = gone and not text.strip()
+        found[record.identity] = Dropped("only duplicate lines", f"{gone} lines") if lost else text
+    return found
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_the_first_of_equal_lines_stays(shards: int, tmp_path: Path) -> None:
+    records = random_records(200)
+    per_shard = len(records) // shards
+    parts = [records[start : start + per_shard] for start in range(0, len(records), per_shard)]
+    found = decided(DuplicateLines(shortest=15), parts, tmp_path)
+    assert found == expected_of(records, 15, set())
+    assert any(isinstance(each, Dropped) for each in found.values())
+
+
+def test_lines_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
+    records = random_records(40)
+    stage = DuplicateLines(shortest=15, index=str(tmp_path / "index"))
+    seen: set[str] = set()
+    for part in (records[:20], records[20:]):
+        assert decided(stage, [part], tmp_path / "run") == expected_of(part, 15, seen)
+
+
+def test_what_was_removed_is_in_the_trace(tmp_path: Path) -> None:
+    stage, line = DuplicateLines(shortest=3), "a line of some length"
+    record = Record("a#0", f"{line}\nother\n {line}")
+    stage.summarize([record], tmp_path / "summary")
+    (tmp_path / "scratch").mkdir()
+    stage.decide([tmp_path / "summary"], [tmp_path / "decisions"], tmp_path / "scratch", 2**24)
+    (kept,) = stage.apply([record], tmp_path / "decisions")
+    assert isinstance(kept, Record)
+    assert kept.text == f"{line}\nother"
+    assert [(entry.stage, entry.note) for entry in kept.trace] == [("duplicate lines", "1 lines removed")]
+
+
+def test_lines_of_no_characters_are_refused() -> None:
+    with pytest.raises(NapkinError, match="shortest"):
+        DuplicateLines(shortest=0)
