@@ -43,6 +43,13 @@ STAGES = {
     "duplicate lines": StageEntry(
         "napkin.curation.deduplication.line_stage:DuplicateLines", "remove lines that stand earlier in the corpus"
     ),
+    "duplicate substrings": StageEntry(
+        "napkin.curation.deduplication.passage_stage:DuplicateSubstrings",
+        "remove passages that stand earlier in the corpus",
+    ),
+    "decontaminate": StageEntry(
+        "napkin.curation.deduplication.decontamination_stage:Decontaminate", "drop documents with questions of tasks"
+    ),
     "length": StageEntry("napkin.curation.length:Length", "drop documents with too few or too many characters"),
 }
 

@@ -1,0 +1,90 @@
+"""Rolling hashes of windows of bytes, compiled.
+
+The hash of a window is a polynomial of its bytes modulo 2^64, mixed. It is not safe against texts made to collide, so
+whoever removes text by it compares the bytes; `same_bytes` does.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from napkin.curation.deduplication.compiled.pointers import i64_at, mixed, u8_at, u64_at
+from napkin.machine_code.compiled_function import CompiledFunction, jitted
+
+_BASE = np.uint64(0xD6E8FEB86659FD93)
+_ZERO, _ONE = np.uint64(0), np.uint64(1)
+
+
+@CompiledFunction
+def find_anchors(text: Any, n: Any, width: Any, among: Any, ring: Any, keys: Any, places: Any) -> Any:
+    """Of each `among` consecutive windows of `width` bytes the one with the smallest hash; how many there are.
+
+    Winnowing (Schleimer, Wilkerson and Aiken 2003), the robust form: of equal hashes the one that was chosen before
+    stays while it is among them, else it is the last. `keys` and `places` have room for n - width + 1 each, `ring` for
+    `among` uint64.
+    """
+    ring_, keys_, places_ = u64_at(ring), u64_at(keys), i64_at(places)
+    bytes_ = u8_at(text)
+    found, best, best_key = 0, -1, _ZERO
+    leaving = _power(width)
+    rolling = _ZERO
+    for i in range(n):
+        rolling = rolling * _BASE + np.uint64(bytes_[i]) + _ONE
+        if i >= width:
+            rolling -= leaving * (np.uint64(bytes_[i - width]) + _ONE)
+        start = i - width + 1
+        if start < 0:
+            continue
+        key = mixed(rolling)
+        ring_[start % among] = key
+        if start < among - 1:
+            continue
+        first = start - among + 1
+        if best < first:
+            # The one that was chosen is gone, or there was none.
+            best, best_key = first, ring_[first % among]
+            for other in range(first + 1, start + 1):
+                if ring_[other % among] <= best_key:
+                    best, best_key = other, ring_[other % among]
+        elif key < best_key:
+            best, best_key = start, key
+        else:
+            continue
+        keys_[found], places_[found] = best_key, best
+        found += 1
+    return found
+
+
+@CompiledFunction
+def hash_windows(text: Any, first: Any, last: Any, width: Any, keys: Any) -> None:
+    """keys[i] = the hash of the `width` bytes from first + i on, for each start from `first` to before `last`."""
+    bytes_, keys_ = u8_at(text), u64_at(keys)
+    leaving = _power(width)
+    rolling = _ZERO
+    for i in range(first, first + width):
+        rolling = rolling * _BASE + np.uint64(bytes_[i]) + _ONE
+    keys_[0] = mixed(rolling)
+    for start in range(first + 1, last):
+        rolling = rolling * _BASE + np.uint64(bytes_[start + width - 1]) + _ONE
+        rolling -= leaving * (np.uint64(bytes_[start - 1]) + _ONE)
+        keys_[start - first] = mixed(rolling)
+
+
+@CompiledFunction
+def same_bytes(first: Any, second: Any, n_pairs: Any, width: Any, equal: Any) -> None:
+    """equal[i] = whether the `width` bytes at the addresses first[i] and second[i] are the same."""
+    first_, second_, equal_ = i64_at(first), i64_at(second), u8_at(equal)
+    for i in range(n_pairs):
+        a, b = u8_at(first_[i]), u8_at(second_[i])
+        place = 0
+        while place < width and a[place] == b[place]:
+            place += 1
+        equal_[i] = place == width
+
+
+@jitted
+def _power(n: Any) -> Any:
+    power = _ONE
+    for _ in range(n):
+        power *= _BASE
+    return power
