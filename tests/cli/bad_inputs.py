@@ -80,6 +80,7 @@ BASES = {
     "demo": "--folder one.txt/x --wrong",
     "data run": "tiny.toml --out new --wrong",
     "data length": "one.txt --out new --wrong",
+    "data near-duplicates": "one.txt --out new --wrong",
     "doctor": "--wrong",
     "calibrate": "--device tpu",
     "profile": "tiny.toml --wrong",

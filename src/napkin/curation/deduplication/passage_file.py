@@ -79,11 +79,10 @@ class PassageFile:
     def __init__(self, path: Path, shortest: int) -> None:
         refuse_irregular(path)
         size = path.stat().st_size
-        footer = np.zeros(_FOOTER, np.int64)
-        if size >= 8 * _FOOTER and size % 8 == 0:
-            file = np.asarray(np.memmap(path, np.uint8, "r"))
-            footer = file[-8 * _FOOTER :].view(np.int64)
-        form, of_length, records, n_bytes, anchors = footer.tolist()
+        if size < 8 * _FOOTER or size % 8:
+            raise NapkinError(f"'{path}' was cut off: make it again")
+        file = np.asarray(np.memmap(path, np.uint8, "r"))
+        form, of_length, records, n_bytes, anchors = file[-8 * _FOOTER :].view(np.int64).tolist()
         text_end = -(-n_bytes // 8) * 8
         if form != _FORMAT or min(records, n_bytes, anchors) < 0:
             raise NapkinError(f"'{path}' is not a file of passages: make it again")
