@@ -15,7 +15,7 @@ FLOORS = [
     {"errors"},
     {"near_names"},
     {"units", "files", "number_formats", "child_process", "private_folder"},
-    {"tensors", "torch_compile", "machine_code"},
+    {"tensors", "torch_compile", "machine_code", "cached_json"},
     {"kernels"},
     {"optim", "tokenizer"},
     {"hardware", "data", "model"},

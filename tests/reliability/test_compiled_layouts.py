@@ -1,4 +1,4 @@
-"""Ranks whose kernels are compiled train as one process does whose kernels are compiled."""
+"""Ranks with compiled kernels, and with those that are Triton's on a GPU, train as one process with them does."""
 
 from pathlib import Path
 
@@ -9,9 +9,9 @@ from reliability.rank_cases import Case
 from reliability.test_sharded_training import assert_one_follows, train_on_ranks
 
 
-def compiled(cases: dict[str, Case]) -> dict[str, Case]:
+def with_kernels(kernels: str, cases: dict[str, Case]) -> dict[str, Case]:
     return {
-        name: {**case, "training": {**case.get("training", {}), "kernels": "compiled"}} for name, case in cases.items()
+        name: {**case, "training": {**case.get("training", {}), "kernels": kernels}} for name, case in cases.items()
     }
 
 
@@ -21,6 +21,7 @@ BATCHES: dict[str, Case] = {
 }
 
 
+@pytest.mark.parametrize("kernels", ["compiled", pytest.param("triton", marks=pytest.mark.torture)])
 @pytest.mark.parametrize(
     ("size", "cases"),
     [
@@ -30,8 +31,10 @@ BATCHES: dict[str, Case] = {
     ],
     ids=["batches", "2 ranks", "4 ranks"],
 )
-def test_ranks_with_compiled_kernels_follow_one_process(tmp_path: Path, size: int, cases: dict[str, Case]) -> None:
-    cases = compiled(cases)
+def test_ranks_with_other_kernels_follow_one_process(
+    tmp_path: Path, size: int, cases: dict[str, Case], kernels: str
+) -> None:
+    cases = with_kernels(kernels, cases)
     train_on_ranks(tmp_path, size, cases)
     for name, case in cases.items():
         assert_one_follows(tmp_path, name, case)

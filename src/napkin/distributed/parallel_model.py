@@ -314,7 +314,8 @@ def all_resident(model: Transformer, optimizer: Optimizer) -> list[Tensor]:
     kept = [] if optimizer.state_on_host else optimizer.all_state().values()
     state = [tensor for tensors in kept for tensor in tensors.values()]
     averages = optimizer.state.get("average", {}).get("averages", [])  # pyright: ignore[reportArgumentType, reportCallIssue]
-    return [*model.parameters(), *model.buffers(), *state, *averages]
+    copies = [] if optimizer.narrow_copies is None else optimizer.narrow_copies.tensors
+    return [*model.parameters(), *model.buffers(), *state, *averages, *copies]
 
 
 class _Loss(nn.Module):

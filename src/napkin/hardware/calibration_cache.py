@@ -1,22 +1,15 @@
 """Calibrating this machine, and the cache of what was measured: one JSON file per machine.
 
-The folder is NAPKIN_CACHE_DIR if set, otherwise the user's cache folder. A file that is malformed or is for another
-machine is ignored: the machine is measured again and the file replaced.
+A file that is malformed or is for another machine is ignored: the machine is measured again and the file replaced.
 """
 
-import hashlib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
-import msgspec
-
+from napkin.cached_json import cache_path, read_cached, write_cached
 from napkin.errors import NapkinError
-from napkin.files import atomic_write_text, cache_folder, read_bytes
 from napkin.hardware.calibration import CUDA_SETTINGS, Calibration, CalibrationSettings, Machine, comparable, faster_of
-
-Measured = TypeVar("Measured")
 
 
 def calibration_of_this_machine(
@@ -81,27 +74,3 @@ def save_calibration(calibration: Calibration) -> Path:
 def calibration_path(machine: Machine) -> Path:
     """The file of a machine's calibration."""
     return cache_path("calibration", machine)
-
-
-def cache_path(kind: str, what: Any) -> Path:
-    """The file in the cache for a measurement of one kind, of anything that JSON can say."""
-    key = hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:16]
-    return cache_folder() / f"{kind}-{key}.json"
-
-
-def read_cached(path: Path, kind: type[Measured]) -> Measured | None:
-    """What `write_cached` has written; None if there is no such file or it holds no valid `kind`."""
-    try:
-        return msgspec.json.decode(read_bytes(path), type=kind)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def write_cached(path: Path, measured: Any) -> None:
-    """Write what was measured as indented JSON, replacing an older file.
-
-    Raises OSError or NapkinError where it cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = msgspec.json.format(msgspec.json.encode(measured), indent=2).decode()
-    atomic_write_text(path, text + "\n", overwrite=True)

@@ -18,11 +18,11 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 import numpy as np
 
+from napkin.cached_json import cache_path, read_cached, write_cached
 from napkin.child_process import failure_of, interrupts_wait, start_python
 from napkin.errors import NapkinError
 from napkin.files import read_bytes
 from napkin.hardware.calibration import Machine, Positive, Size
-from napkin.hardware.calibration_cache import cache_path, read_cached, write_cached
 from napkin.hardware.interconnect import Group, Interconnect, Operation
 
 

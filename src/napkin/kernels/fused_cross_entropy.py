@@ -24,9 +24,11 @@ def fused_linear_cross_entropy(
     ignore_index: int = -1,
     z_weight: float = 0.0,
     logit_softcap: float | None = None,
+    narrow_weight: Float[Tensor, "vocab_size d_model"] | None = None,
 ) -> Float[Tensor, ""]:
     """`napkin.kernels.linear_cross_entropy` for a GPU, with the same formats: under autocast products in its dtype.
 
+    `narrow_weight` is the weight in that dtype, where somebody has it already.
     A chunk_size of None is n · d_model / vocab_size rows, rounded up to a power of two, 128 at least.
     """
     device_type = hidden.device.type
@@ -36,7 +38,7 @@ def fused_linear_cross_entropy(
         dtype = torch.promote_types(hidden.dtype, weight.dtype)
     if chunk_size is None:
         chunk_size = max(128, 1 << (-(-hidden.numel() // len(weight)) - 1).bit_length())
-    settings = (dtype, chunk_size, ignore_index, z_weight, logit_softcap or 0.0)
+    settings = (narrow_weight, dtype, chunk_size, ignore_index, z_weight, logit_softcap or 0.0)
     with torch.autocast(device_type, enabled=False):
         return _FusedCrossEntropy.apply(hidden, weight, targets, *settings)  # pyright: ignore[reportReturnType]
 
@@ -44,9 +46,9 @@ def fused_linear_cross_entropy(
 class _FusedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, *settings: Any) -> Tensor:
-        dtype, chunk_size, ignore_index, z_weight, softcap = settings
+        narrow_weight, dtype, chunk_size, ignore_index, z_weight, softcap = settings
         ctx.dtypes = hidden.dtype, weight.dtype
-        hidden, weight = hidden.to(dtype), weight.to(dtype)
+        hidden, weight = hidden.to(dtype), weight.to(dtype) if narrow_weight is None else narrow_weight
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         wide = torch.promote_types(hidden.dtype, torch.float32)
         total = torch.zeros((), dtype=wide, device=hidden.device)
@@ -77,7 +79,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
             None if gradient is None else gradient.mul_(factor).to(dtype)
             for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
         )
-        return (*scaled, *[None] * 6)
+        return (*scaled, *[None] * 7)
 
 
 def in_place_reference(

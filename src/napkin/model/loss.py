@@ -45,6 +45,7 @@ def fused_next_token_loss(
     chunk_size: int,
     z_weight: float = 0.0,
     logit_softcap: float | None = None,
+    narrow_weight: Float[Tensor, "vocab_size d_model"] | None = None,
 ) -> Float[Tensor, ""]:
     """`next_token_loss` by `fused_linear_cross_entropy`."""
     return fused_linear_cross_entropy(
@@ -54,6 +55,7 @@ def fused_next_token_loss(
         chunk_size=chunk_size,
         z_weight=z_weight,
         logit_softcap=logit_softcap,
+        narrow_weight=narrow_weight,
     )
 
 

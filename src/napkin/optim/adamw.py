@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from napkin.kernels.fused_update import fused_adamw_
 from napkin.optim.adam import Adam, adam_update, adam_update_foreach, adam_update_fused
 from napkin.optim.base import Group, UpdateRule
 from napkin.optim.saved_state import TorchTwin
@@ -34,13 +35,20 @@ def _update_fused(*lists_and_group: Any) -> None:
     adam_update_fused(torch._fused_adamw_, *lists_and_group)
 
 
+def _update_copying(
+    parameter: Tensor, gradient: Tensor, average: Tensor, square: Tensor, copy: Tensor, group: Group
+) -> None:
+    settings = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "step")}
+    fused_adamw_(parameter, gradient.contiguous(), average, square, copy=copy, **settings)
+
+
 class AdamW(Adam):
     """Adam with decoupled weight decay.
 
     State: "exp_avg" and "exp_avg_sq" in the parameter's shape, 8 bytes per parameter. See `Optimizer` for the rest.
     """
 
-    rule = UpdateRule(_update, _update_foreach, _update_fused)
+    rule = UpdateRule(_update, _update_foreach, _update_fused, _update_copying)
     twin = TorchTwin(
         "AdamW", fixed={"amsgrad": (False,)}, optional={"maximize": (False,), "decoupled_weight_decay": (True,)}
     )

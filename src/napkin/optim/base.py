@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
+from napkin.optim.narrow_copies import NarrowCopies
 from napkin.optim.offload import copy_to_device, copy_to_host, host_copy
 from napkin.optim.parameter_groups import decay_groups
 from napkin.optim.rounding import StochasticRounding
@@ -29,12 +30,16 @@ class UpdateRule:
     them: on a GPU one launch instead of one per tensor. `fused` passes the same lists to torch's own kernel, which
     reads and writes each number once; it is None if torch has no kernel.
 
+    `copying(parameter, gradient, *state, copy, group)` is a kernel for one tensor that also writes the updated
+    parameter in the format of `copy`; None if there is none.
+
     All change parameter and state in place, and leave the gradient unchanged.
     """
 
     reference: Callable[..., None]
     foreach: Callable[..., None]
     fused: Callable[..., None] | None = None
+    copying: Callable[..., None] | None = None
 
     def implementation(self, name: str) -> Callable[..., None]:
         """The implementation of that name, on lists; "fused" is foreach if there is no kernel."""
@@ -92,6 +97,8 @@ class Optimizer(torch.optim.Optimizer):
         self.state_on_host = False
         """Whether state allocated from now on is held in the host's memory, page-locked, and copied to the GPU to be
         updated."""
+        self.narrow_copies: NarrowCopies | None = None
+        """Copies of parameters that the update writes, if its rule has a kernel for that."""
         self.own: Collection[Tensor] | None = None
         """The parameters that this process updates, and whose state it keeps; None is all of them."""
 
@@ -142,7 +149,11 @@ class Optimizer(torch.optim.Optimizer):
         if any(gradient.dtype != w.dtype for gradient, w in zip(gradients, wide, strict=True)):
             gradients = [gradient.to(w.dtype) for gradient, w in zip(gradients, wide, strict=True)]
         on_device = copy_to_device(states, parameters[0].device) if self.state_on_host else states
-        rule.implementation(self.implementation)(wide, gradients, *map(list, zip(*on_device, strict=True)), group)
+        tensors = list(zip(wide, gradients, *zip(*on_device, strict=True), strict=True))
+        if self.narrow_copies is not None and rule.copying is not None:
+            tensors = _without_copied(rule.copying, self.narrow_copies, tensors, group)
+        if tensors:
+            rule.implementation(self.implementation)(*map(list, zip(*tensors, strict=True)), group)
         if self.state_on_host:
             copy_to_host(states, on_device)
         if whole:
@@ -223,6 +234,17 @@ def buckets(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         numel += more
     if bucket:
         yield bucket
+
+
+def _without_copied(
+    update: Callable[..., None], copies: NarrowCopies, tensors: list[tuple[Tensor, ...]], group: Group
+) -> list[tuple[Tensor, ...]]:
+    """Update the parameters that have a copy, and the copy; return the parameters, gradients and states of others."""
+    for parameter, *others in tensors:
+        if parameter in copies:
+            update(parameter, *others, copies.to_overwrite(parameter), group)
+            copies.overwritten(parameter)
+    return [each for each in tensors if each[0] not in copies]
 
 
 def zeros_wide(parameter: Tensor) -> Tensor:

@@ -77,10 +77,11 @@ def _with(recipe: Recipe, kernels: str, attention: str) -> Recipe:
 def _attentions(recipe: Recipe) -> list[str]:
     """The forms of attention that a recipe with Triton's kernels may take."""
     usual = recipe.model.resolved_attention
-    if recipe.model.attention != "auto" or recipe.parallelism.context > 1 or not _suits_flash(recipe.model):
+    if recipe.model.attention != "auto" or recipe.parallelism.context > 1 or not suits_flash(recipe.model):
         return [usual]
     return [usual, "flash"]
 
 
-def _suits_flash(model: ModelConfig) -> bool:
+def suits_flash(model: ModelConfig) -> bool:
+    """Whether flash attention has a form for a model."""
     return model.positions != "alibi" and model.resolved_head_dim <= WIDEST_FLASH_HEAD

@@ -15,12 +15,14 @@ from napkin.distributed.ranks import ALONE, Ranks
 from napkin.kernels.narrow_forms import narrow_linear
 from napkin.model.compiled_kernels import use_compiled_kernels
 from napkin.model.narrow_products import multiply_narrow
+from napkin.model.narrow_weights import multiplied_matrices, read_narrow_copies
 from napkin.model.transformer import Transformer, mixtures
 from napkin.model.triton_kernels import use_triton_kernels
 from napkin.optim.averaging import WeightAverage
 from napkin.optim.base import Optimizer
 from napkin.optim.clipping import clip_gradients
 from napkin.optim.loss_scale import LossScale
+from napkin.optim.narrow_copies import NarrowCopies
 from napkin.optim.registry import build_optimizer
 from napkin.optim.rounding import StochasticRounding
 from napkin.recipe.precision import NARROW, Precision
@@ -232,6 +234,10 @@ def build_train_state(resolved: ResolvedRecipe, ranks: Ranks = ALONE, *, compile
         from napkin.distributed.sharded_optimizer import shard_optimizer
 
         shard_optimizer(optimizer, parallel_model.same_parameters)
+    if recipe.training.kernels == "triton" and _has_whole_matrices(resolved):
+        optimizer.narrow_copies = copies = NarrowCopies(multiplied_matrices(model), precision.products_dtype)
+        read_narrow_copies(model, copies)
+        optimizer.state["narrow copies"] = {"copies": copies.tensors}  # pyright: ignore[reportArgumentType]
     average = WeightAverage(model.parameters(), chosen.average_decay) if chosen.average_decay else None
     if average is not None:
         optimizer.register_step_post_hook(lambda *_: average.update())
@@ -251,6 +257,13 @@ def build_train_state(resolved: ResolvedRecipe, ranks: Ranks = ALONE, *, compile
         loss_scale=loss_scale,
         compiled=compiled,
     )
+
+
+def _has_whole_matrices(resolved: ResolvedRecipe) -> bool:
+    """Whether the update of a rank writes all of each matrix that it multiplies by, in fp32 under autocast."""
+    layout = resolved.layout
+    divided = layout.tensor * layout.pipeline * layout.expert > 1 or layout.shard_optimizer
+    return resolved.precision.name in ("bf16", "fp16") and resolved.strategy != "fsdp" and not divided
 
 
 def _cast(model: Transformer, dtype: torch.dtype) -> None:

@@ -19,7 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from napkin.kernels.triton.attention_scores import LOG2_E, first_keys, is_seen, load_rows, store_rows, tanh
-from napkin.kernels.triton.tiles import attention_tile, dot_precision
+from napkin.kernels.triton.tiles import dot_precision
+from napkin.kernels.triton.tuned_tiles import attention_tile
 
 _ROWS = 64
 """Rows of D per program."""
@@ -62,12 +63,12 @@ def attend_backward(
         "PRECISION": dot_precision(query.dtype),
     }
     bounded = bounds is not None or window > 0 or softcap > 0
-    tile = attention_tile("backward_keys", query, bounded=bounded)
+    tile = attention_tile("backward_keys", query, bounded=bounded, is_causal=is_causal)
     key_gradient_kernel[(triton.cdiv(n_keys, tile.keys), batch * kv_heads)](
         *inputs, grad_key, grad_value, starts, ends, *strides, *grad_key.stride()[:3], *grad_value.stride()[:3], *sizes,
         **shape, **switches, BLOCK_M=tile.queries, BLOCK_N=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    tile = attention_tile("backward_queries", query, bounded=bounded)
+    tile = attention_tile("backward_queries", query, bounded=bounded, is_causal=is_causal)
     query_gradient_kernel[(triton.cdiv(n_queries, tile.queries), batch * heads)](
         *inputs, grad_query, starts, *strides, *grad_query.stride()[:3], *sizes,
         **shape, **switches, BLOCK_M=tile.queries, BLOCK_N=tile.keys, num_warps=tile.warps, num_stages=tile.stages,

@@ -14,7 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from napkin.kernels.triton.attention_scores import LOG2_E, first_keys, is_seen, load_rows, store_rows, tanh
-from napkin.kernels.triton.tiles import attention_tile, dot_precision
+from napkin.kernels.triton.tiles import dot_precision
+from napkin.kernels.triton.tuned_tiles import attention_tile
 
 
 def attend(
@@ -34,7 +35,8 @@ def attend(
     logsumexp = query.new_empty(batch, heads, n_queries, dtype=torch.float32)
     if not query.numel():
         return mixed, logsumexp
-    tile = attention_tile("forward", query, bounded=bounds is not None or window > 0 or softcap > 0)
+    bounded = bounds is not None or window > 0 or softcap > 0
+    tile = attention_tile("forward", query, bounded=bounded, is_causal=is_causal)
     grid = (triton.cdiv(n_queries, tile.queries), batch * heads)
     attend_kernel[grid](
         query,

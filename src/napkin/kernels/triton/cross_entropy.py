@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from napkin.kernels.triton.attention_scores import tanh
-
-BLOCK = 4096
+from napkin.kernels.triton.tiles import cross_entropy_tile
+from napkin.kernels.triton.tuned_tiles import tuned
 
 
 def cross_entropy_in_place(
@@ -23,10 +23,10 @@ def cross_entropy_in_place(
     rows, vocab_size = logits.shape
     losses = logits.new_empty(rows, dtype=torch.float32)
     if rows:
+        tile = tuned("cross-entropy", cross_entropy_tile(vocab_size), logits, vocab_size)
         cross_entropy_kernel[(rows,)](
             logits, targets, losses, logits.stride(0), vocab_size, ignore_index, z_weight, softcap,
-            CAPPED=softcap > 0, GRADIENT=wants_gradient, BLOCK=min(BLOCK, triton.next_power_of_2(vocab_size)),
-            num_warps=8,
+            CAPPED=softcap > 0, GRADIENT=wants_gradient, BLOCK=tile.block, num_warps=tile.warps,
         )  # fmt: skip
     return losses
 

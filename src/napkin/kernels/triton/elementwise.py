@@ -8,9 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from napkin.kernels.triton.attention_scores import tanh
+from napkin.kernels.triton.tiles import ELEMENTWISE, ROTATION
+from napkin.kernels.triton.tuned_tiles import tuned
 
-BLOCK = 1024
-"""Numbers per program: eight for each of 128 threads."""
 GELU_SCALE = tl.constexpr(0.7978845608028654)
 """sqrt(2 / π)"""
 GELU_CUBIC = tl.constexpr(0.044715)
@@ -21,7 +21,10 @@ def swiglu(gate_up: Tensor) -> Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     result = gate_up.new_empty(rows, width)
     if result.numel():
-        swiglu_kernel[(rows, triton.cdiv(width, BLOCK))](gate_up, None, result, width, BACKWARD=False, BLOCK=BLOCK)
+        tile = tuned("swiglu", ELEMENTWISE, gate_up, width)
+        swiglu_kernel[(rows, triton.cdiv(width, tile.block))](
+            gate_up, None, result, width, BACKWARD=False, BLOCK=tile.block, num_warps=tile.warps
+        )
     return result
 
 
@@ -30,7 +33,10 @@ def swiglu_backward(gradient: Tensor, gate_up: Tensor) -> Tensor:
     rows, width = gradient.shape
     result = torch.empty_like(gate_up)
     if result.numel():
-        swiglu_kernel[(rows, triton.cdiv(width, BLOCK))](gate_up, gradient, result, width, BACKWARD=True, BLOCK=BLOCK)
+        tile = tuned("swiglu backward", ELEMENTWISE, gate_up, width)
+        swiglu_kernel[(rows, triton.cdiv(width, tile.block))](
+            gate_up, gradient, result, width, BACKWARD=True, BLOCK=tile.block, num_warps=tile.warps
+        )
     return result
 
 
@@ -38,7 +44,10 @@ def gelu_tanh(x: Tensor) -> Tensor:
     """x · (1 + tanh(sqrt(2/π) · (x + 0.044715 x³))) / 2 (Hendrycks & Gimpel 2016)."""
     result = torch.empty_like(x)
     if x.numel():
-        gelu_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, None, result, x.numel(), BACKWARD=False, BLOCK=BLOCK)
+        tile = tuned("gelu", ELEMENTWISE, x, 1)
+        gelu_kernel[(triton.cdiv(x.numel(), tile.block),)](
+            x, None, result, x.numel(), BACKWARD=False, BLOCK=tile.block, num_warps=tile.warps
+        )
     return result
 
 
@@ -46,7 +55,10 @@ def gelu_tanh_backward(gradient: Tensor, x: Tensor) -> Tensor:
     """Its gradient."""
     result = torch.empty_like(x)
     if x.numel():
-        gelu_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, gradient, result, x.numel(), BACKWARD=True, BLOCK=BLOCK)
+        tile = tuned("gelu backward", ELEMENTWISE, x, 1)
+        gelu_kernel[(triton.cdiv(x.numel(), tile.block),)](
+            x, gradient, result, x.numel(), BACKWARD=True, BLOCK=tile.block, num_warps=tile.warps
+        )
     return result
 
 
@@ -60,6 +72,7 @@ def rotate(x: Tensor, cosines: Tensor, signed_sines: Tensor, interleaved: bool, 
         rotate_kernel[(length, batch)](
             x, cosines, signed_sines, result, *x.stride()[:3], table_batch, length, heads,
             HEAD=head_dim, INTERLEAVED=interleaved, TRANSPOSED=transposed, HEADS=block[0], WIDTH=block[1],
+            num_warps=tuned("rotation", ROTATION, x, heads * head_dim).warps,
         )  # fmt: skip
     return result
 
@@ -79,10 +92,11 @@ def adamw(
 ) -> None:
     """See `napkin.kernels.fused_update.adamw_reference`."""
     if parameter.numel():
-        adamw_kernel[(triton.cdiv(parameter.numel(), BLOCK),)](
+        tile = tuned("adamw", ELEMENTWISE, parameter, 1)
+        adamw_kernel[(triton.cdiv(parameter.numel(), tile.block),)](
             parameter, gradient, average, square, copy, parameter.numel(),
             1 - lr * weight_decay, lr / (1 - beta1**step), (1 - beta2**step) ** -0.5, beta1, beta2, eps,
-            1 - beta1, 1 - beta2, COPIED=copy is not None, BLOCK=BLOCK,
+            1 - beta1, 1 - beta2, COPIED=copy is not None, BLOCK=tile.block, num_warps=tile.warps,
         )  # fmt: skip
 
 

@@ -10,10 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from napkin.kernels.triton.tiles import dot_precision
-
-ROWS, COLUMNS, DEPTH = 64, 64, 32
-"""Of a block of the result, and of the products added at a time."""
+from napkin.kernels.triton.tiles import PRODUCT, ProductTile, dot_precision
+from napkin.kernels.triton.tuned_tiles import tuned
 
 
 def grouped_matmul(x: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
@@ -21,9 +19,10 @@ def grouped_matmul(x: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
     (rows, depth), (groups, columns, _) = x.shape, weight.shape
     result = x.new_empty(rows, columns)
     if result.numel():
-        matmul_kernel[(triton.cdiv(rows, ROWS) + groups, triton.cdiv(columns, COLUMNS))](
+        tile = tuned("grouped product", PRODUCT, x, depth)
+        matmul_kernel[(triton.cdiv(rows, tile.rows) + groups, triton.cdiv(columns, tile.columns))](
             x, weight, starts, result, rows, columns, depth, groups, *x.stride(), *weight.stride(),
-            ROWS=ROWS, COLUMNS=COLUMNS, DEPTH=DEPTH, PRECISION=dot_precision(x.dtype), num_warps=4, num_stages=3,
+            PRECISION=dot_precision(x.dtype), **_sizes(tile),
         )  # fmt: skip
     return result
 
@@ -33,11 +32,17 @@ def grouped_outer(left: Tensor, right: Tensor, starts: Tensor) -> Tensor:
     (rows, wide), columns, groups = left.shape, right.shape[1], len(starts)
     result = left.new_empty(groups, wide, columns)
     if result.numel():
-        outer_kernel[(groups, triton.cdiv(wide, ROWS), triton.cdiv(columns, COLUMNS))](
+        tile = tuned("grouped outer product", PRODUCT, left, wide)
+        outer_kernel[(groups, triton.cdiv(wide, tile.rows), triton.cdiv(columns, tile.columns))](
             left, right, starts, result, rows, wide, columns, groups, *left.stride(), *right.stride(),
-            ROWS=ROWS, COLUMNS=COLUMNS, DEPTH=DEPTH, PRECISION=dot_precision(left.dtype), num_warps=4, num_stages=3,
+            PRECISION=dot_precision(left.dtype), **_sizes(tile),
         )  # fmt: skip
     return result
+
+
+def _sizes(tile: ProductTile) -> dict[str, int]:
+    sizes = {"ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": tile.depth}
+    return {**sizes, "num_warps": tile.warps, "num_stages": tile.stages}
 
 
 @triton.jit

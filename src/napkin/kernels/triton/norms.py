@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from napkin.kernels.triton.tiles import MOST_NORM_PROGRAMS, row_block, row_warps
+from napkin.kernels.triton.tiles import MOST_NORM_PROGRAMS, row_block, row_tile
+from napkin.kernels.triton.tuned_tiles import tuned
 
 
 def norm(
@@ -34,7 +35,7 @@ def norm(
         norm_kernel[(rows,)](
             x, residual, gain, bias, result, summed, statistics, rows, width, eps,
             CENTRED=centred, ADDED=residual is not None, BIASED=bias is not None,
-            BLOCK=row_block(width), num_warps=row_warps(width),
+            BLOCK=row_block(width), num_warps=tuned("norm", row_tile(width), x, width).warps,
         )  # fmt: skip
     return result, summed, statistics
 
@@ -59,7 +60,7 @@ def norm_backward(
         norm_backward_kernel[(programs,)](
             gradient, grad_summed, summed, gain, statistics, grad_sum, grad_narrow, partial, rows, width,
             CENTRED=centred, ADDED=grad_summed is not None, BIASED=biased, NARROWED=narrow is not None,
-            BLOCK=row_block(width), num_warps=row_warps(width),
+            BLOCK=row_block(width), num_warps=tuned("norm backward", row_tile(width), summed, width).warps,
         )  # fmt: skip
     grad_bias = partial[1].sum(dim=0).to(gain.dtype) if biased else gain.new_empty(0)
     return grad_sum, grad_narrow, partial[0].sum(dim=0).to(gain.dtype), grad_bias

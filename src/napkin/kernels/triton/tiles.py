@@ -1,8 +1,8 @@
-"""The tile sizes of attention's kernels: how many queries and keys a program holds at a time.
+"""The tiles of the kernels: how many numbers a program holds at a time, and how many threads it has.
 
-A tile has to fit into the registers of its threads: a compiler that runs out of them spills to memory, and the kernel
-becomes several times slower. The sizes below spill nothing on sm_80, sm_90 and sm_100; `benchmarks/cubins.py` reads
-that from the compiled kernels.
+Those here are taken where none was tuned (`tuned_tiles.py`). A tile has to fit into the registers of its threads: a
+compiler that runs out of them spills to memory, and the kernel becomes several times slower. The sizes below spill
+nothing on sm_80, sm_90 and sm_100; `benchmarks/cubins.py` reads that from the compiled kernels.
 """
 
 from dataclasses import dataclass
@@ -25,6 +25,57 @@ class AttentionTile:
     stages: int
     """Blocks of keys, or of queries, on their way from memory at a time."""
 
+
+@dataclass(frozen=True, slots=True)
+class RowTile:
+    """Of a program that holds a whole row."""
+
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTile:
+    """Of a program that holds some numbers of a row, or of a whole tensor."""
+
+    block: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTile:
+    """Of a program that computes a block of a product."""
+
+    rows: int
+    columns: int
+    depth: int
+    """Products that are added up at a time."""
+    warps: int
+    stages: int
+
+
+Tile = AttentionTile | RowTile | BlockTile | ProductTile
+
+TILES: dict[str, type[Tile]] = {
+    "attention forward": AttentionTile,
+    "attention backward_keys": AttentionTile,
+    "attention backward_queries": AttentionTile,
+    "norm": RowTile,
+    "norm backward": RowTile,
+    "rotation": RowTile,
+    "swiglu": BlockTile,
+    "swiglu backward": BlockTile,
+    "gelu": BlockTile,
+    "gelu backward": BlockTile,
+    "adamw": BlockTile,
+    "cross-entropy": BlockTile,
+    "grouped product": ProductTile,
+    "grouped outer product": ProductTile,
+}
+"""The kernels whose tiles can be tuned, and what a tile of each says."""
+
+ELEMENTWISE = BlockTile(1024, 4)
+"""Eight numbers for each of 128 threads."""
+PRODUCT = ProductTile(64, 64, 32, 4, 3)
 
 _Tiles = dict[AttentionKernel, dict[int, AttentionTile]]
 """By kernel and widest head."""
@@ -75,7 +126,7 @@ FULL: _Tiles = {
 """Of fp32."""
 
 
-def attention_tile(kernel: AttentionKernel, query: Tensor, *, bounded: bool) -> AttentionTile:
+def default_attention_tile(kernel: AttentionKernel, query: Tensor, *, bounded: bool) -> AttentionTile:
     """The tile for queries of that dtype and width; `bounded`: whether there are documents, a window or a soft cap."""
     table = FULL if query.dtype == torch.float32 else HALF_BOUNDED if bounded else HALF
     return next(tile for width, tile in table[kernel].items() if query.shape[-1] <= width)
@@ -91,9 +142,18 @@ def row_block(width: int) -> int:
     return 1 << (width - 1).bit_length()
 
 
-def row_warps(width: int) -> int:
-    """Warps of such a program: 8 numbers or more for each thread, 16 at most in flight."""
-    return min(16, max(1, row_block(width) // 512))
+def row_tile(width: int) -> RowTile:
+    """The tile of such a program: 8 numbers or more for each thread, 16 warps at most in flight."""
+    return RowTile(min(16, max(1, row_block(width) // 512)))
+
+
+def cross_entropy_tile(vocab_size: int) -> BlockTile:
+    """Of a row of logits that is read in blocks."""
+    return BlockTile(min(4096, row_block(vocab_size)), 8)
+
+
+ROTATION = RowTile(4)
+"""Of all heads of a position."""
 
 
 MOST_NORM_PROGRAMS = 256

@@ -1,0 +1,172 @@
+"""Tiles of Triton's kernels chosen by timing, for the launches of a training step.
+
+One step runs with the kernels, and each launch whose tile can be tuned is kept with its arguments. Then the operator of
+each is called again and again with other tiles: from the default on, each size is halved and doubled as long as that
+makes it faster. A tile whose results differ from the default's is not taken.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from napkin.kernels.triton.tiles import Tile
+from napkin.kernels.triton.tuned_tiles import Choice, Lookup, dtype_name, forced, watched_lookups
+
+LIMITS: dict[str, tuple[int, int]] = {
+    "queries": (16, 256),
+    "keys": (16, 256),
+    "rows": (16, 256),
+    "columns": (16, 256),
+    "depth": (16, 128),
+    "block": (128, 16384),
+    "warps": (1, 16),
+    "stages": (1, 5),
+}
+"""The smallest and the largest size of each kind that is tried."""
+GAIN = 0.02
+"""Of its seconds a tile has to save to be taken in place of another: less is noise."""
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""How far results of two tiles may be apart, relative to the largest number: sums are taken in another order."""
+
+Timer = Callable[[Callable[[], object]], float]
+"""Seconds of a call; infinite where the device cannot run it."""
+
+
+@dataclass(frozen=True)
+class TunableLaunch:
+    """A launch of a step whose tile can be tuned."""
+
+    lookup: Lookup
+    operator: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    mutates: bool
+    """Whether the operator changes its arguments: then two calls of it are not the same."""
+
+    def run(self) -> Any:
+        """Launch it once more."""
+        with torch.no_grad():
+            return self.operator(*self.arguments)
+
+
+def tunable_launches(step: Callable[[], object]) -> list[TunableLaunch]:
+    """Run a step; of its launches whose tiles can be tuned the first of each kernel, dtype, width and variant."""
+    catching = _Catching()
+    with catching:
+        step()
+    return list(catching.found.values())
+
+
+def tune(
+    launches: list[TunableLaunch], seconds_of: Timer, *, progress: Callable[[str], None] = lambda _: None
+) -> list[Choice]:
+    """The fastest tile found for each launch."""
+    choices = []
+    for number, launch in enumerate(launches, start=1):
+        progress(f"tuning {launch.lookup.kernel} ({number} of {len(launches)})")
+        choice = _tuned(launch, seconds_of)
+        if choice is not None:
+            choices.append(choice)
+    return choices
+
+
+def _tuned(launch: TunableLaunch, seconds_of: Timer) -> Choice | None:
+    """None where no tile runs."""
+    lookup = launch.lookup
+    best, seconds, default_seconds = fastest_tile(lookup.default, lambda tile: _seconds(launch, tile, seconds_of))
+    if not math.isfinite(seconds):
+        return None
+    if not math.isfinite(default_seconds):
+        # Nothing can be said of a default that the device does not run, and its results are not there to compare.
+        default_seconds = seconds
+    elif best != lookup.default and not _agrees(launch, best):
+        best, seconds = lookup.default, default_seconds
+    key = (lookup.kernel, dtype_name(lookup.dtype), lookup.width, lookup.variant)
+    return Choice(*key, asdict(best), 1e6 * seconds, 1e6 * default_seconds)
+
+
+def fastest_tile(default: Tile, seconds_of: Callable[[Tile], float]) -> tuple[Tile, float, float]:
+    """The best tile that halving and doubling finds, its seconds, and those of the default; no tile is timed twice."""
+    seconds = {default: seconds_of(default)}
+    best, improved = default, True
+    while improved:
+        improved = False
+        for tile in _neighbours(best):
+            if tile in seconds:
+                continue
+            seconds[tile] = seconds_of(tile)
+            if seconds[tile] < (1 - GAIN) * seconds[best]:
+                best, improved = tile, True
+                break
+    return best, seconds[best], seconds[default]
+
+
+def gpu_seconds(run: Callable[[], object]) -> float:
+    """The median of many calls on this machine's GPU, each with a cold L2 cache."""
+    from triton.errors import TritonError  # pyright: ignore[reportMissingImports]
+    from triton.testing import do_bench  # pyright: ignore[reportMissingImports]
+
+    try:
+        return do_bench(run, return_mode="median") / 1e3
+    except TritonError:
+        # Too much shared memory, too many registers, a product too small for the tensor cores.
+        return math.inf
+
+
+def _neighbours(tile: Tile) -> list[Tile]:
+    """The tiles in which one size is half or twice as large; stages, one fewer or more."""
+    found: list[Tile] = []
+    for name in (field.name for field in fields(tile)):
+        size, (least, most) = getattr(tile, name), LIMITS[name]
+        others = (size - 1, size + 1) if name == "stages" else (size // 2, size * 2)
+        found += [replace(tile, **{name: other}) for other in others if least <= other <= most]
+    return found
+
+
+def _seconds(launch: TunableLaunch, tile: Tile, seconds_of: Timer) -> float:
+    with forced(launch.lookup.kernel, tile):
+        return seconds_of(launch.run)
+
+
+def _agrees(launch: TunableLaunch, tile: Tile) -> bool:
+    """Whether a tile gives what the default gives; of operators in place nothing is asked."""
+    if launch.mutates:
+        return True
+    expected = _tensors(launch.run())
+    with forced(launch.lookup.kernel, tile):
+        actual = _tensors(launch.run())
+    return all(map(_close, actual, expected))
+
+
+def _close(mine: Tensor, theirs: Tensor) -> bool:
+    if not mine.numel():
+        return True
+    most = TOLERANCES[mine.dtype] * theirs.abs().max().clamp(min=1.0)
+    return bool((mine - theirs).abs().max() <= most)
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+class _Catching(TorchDispatchMode):
+    """Keeps the operators of napkin that look up tiles, with their arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[tuple[Any, ...], TunableLaunch] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        if func.namespace != "napkin":
+            return func(*args, **(kwargs or {}))
+        with watched_lookups() as lookups:
+            result = func(*args, **(kwargs or {}))
+        for lookup in lookups:
+            key = (lookup.kernel, lookup.dtype, lookup.width, lookup.variant)
+            if key not in self.found:
+                self.found[key] = TunableLaunch(lookup, func, args, func._schema.is_mutable)
+        return result
