@@ -76,6 +76,7 @@ BASES = {
     "tokenizer export": "one/tokenizer.json --out new.json",
     "data why": "one.txt#1 --in missing",
     "data samples": "missing --out new.html",
+    "data train-classifier": "--positive one.txt --negative one.txt --out new.model",
     # These measure or train where the input is right: each has a wrong option beside.
     "demo": "--folder one.txt/x --wrong",
     "data run": "tiny.toml --out new --wrong",

@@ -50,7 +50,29 @@ STAGES = {
     "decontaminate": StageEntry(
         "napkin.curation.deduplication.decontamination_stage:Decontaminate", "drop documents with questions of tasks"
     ),
+    "best share": StageEntry(
+        "napkin.curation.filters.best_share:BestShare", "keep the documents with the highest scores"
+    ),
+    "c4": StageEntry("napkin.curation.filters.c4:C4", "keep lines that are sentences, by the rules of C4"),
+    "classifier": StageEntry(
+        "napkin.curation.filters.classifier:Classifier", "score documents by a model that was trained on your texts"
+    ),
+    "fineweb": StageEntry("napkin.curation.filters.fineweb:FineWeb", "drop lists and menus, by FineWeb's own rules"),
+    "gopher": StageEntry("napkin.curation.filters.gopher:Gopher", "drop what is not prose, by Gopher's rules"),
+    "gopher repetition": StageEntry(
+        "napkin.curation.filters.gopher:GopherRepetition", "drop documents that repeat themselves, by Gopher's rules"
+    ),
+    "host list": StageEntry(
+        "napkin.curation.filters.host_list:HostList", "drop documents of hosts in a list, or keep only those"
+    ),
     "length": StageEntry("napkin.curation.length:Length", "drop documents with too few or too many characters"),
+    "personal data": StageEntry(
+        "napkin.curation.filters.personal_data:PersonalData", "mask mail addresses, numbers of persons, and keys"
+    ),
+    "refinedweb": StageEntry(
+        "napkin.curation.filters.refinedweb:RefinedWeb", "remove lines of menus and counters, by RefinedWeb's rules"
+    ),
+    "word list": StageEntry("napkin.curation.filters.word_list:WordList", "drop documents with words of a list"),
 }
 
 

@@ -10,6 +10,7 @@ COMMANDS = {
     "run": "make a corpus of raw documents by the stages of a pipeline, or go on with it",
     "why": "tell a document's story: what each stage did to it, or why it was dropped",
     "samples": "write a page with samples of what each stage dropped, beside what remained",
+    "train-classifier": "train a classifier of texts on your positives and negatives, for the stage `classifier`",
     **{command: STAGES[name].about for command, name in STAGE_COMMANDS.items()},
 }
 

@@ -1,0 +1,116 @@
+"""`napkin data train-classifier`."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from napkin.cli.options import JsonOption, parse
+from napkin.cli.output_files import folder_for, refuse_existing
+from napkin.cli.progress import ProgressLine, progress_line
+from napkin.cli.terminal import notify, print_json, print_table, say
+from napkin.errors import NapkinError
+from napkin.units import format_seconds
+
+Paths = Annotated[tuple[str, ...], tyro.conf.arg(metavar="INPUT ...")]
+
+
+@dataclass(frozen=True)
+class TrainClassifierOptions(JsonOption):
+    """Train a classifier that tells texts like your positives from texts like your negatives, for `classifier`."""
+
+    positive: Paths = ()
+    """Files, folders and patterns with texts that are wanted; for toxicity, toxic ones."""
+    negative: Paths = ()
+    """Files, folders and patterns with texts that are not, such as a sample of the raw corpus."""
+    out: str = "quality.model"
+    """File to write."""
+    text_field: str = "text"
+    """The field of JSON lines, or column of Parquet, that is the text."""
+    max_texts: int = 100_000
+    """Texts of each side that are read at most; all are kept in memory, some 4 kB each."""
+    columns: int = 2**20
+    """Columns for hashed n-grams, a power of two; 4 bytes of the file each."""
+    max_n: int = 2
+    """Words of the longest n-gram, 1 to 5."""
+    penalty: float = 1e-4
+    """Of the squared weights; larger is smoother."""
+
+
+def main(arguments: list[str]) -> None:
+    """Read both sides, train, and tell what held-out texts say."""
+    options = parse(TrainClassifierOptions, "data train-classifier", arguments)
+    _check(options)
+    path = Path(options.out)
+    refuse_existing(path)
+    from napkin.curation.filters.quality_model import train_quality_model
+    from napkin.curation.filters.quality_model_file import write_quality_model
+
+    begin = time.perf_counter()
+    with progress_line("reading positives") as line:
+        positives = _read(options.positive, options, line)
+        line.retitle("reading negatives")
+        negatives = _read(options.negative, options, line)
+        line.retitle(f"training on {len(positives) + len(negatives):,} texts")
+        model, held_out = train_quality_model(
+            positives, negatives, columns=options.columns, max_n=options.max_n, penalty=options.penalty
+        )
+    with folder_for(path):
+        write_quality_model(path, model)
+    if options.json:
+        print_json({"model": path, "positives": len(positives), "negatives": len(negatives), "held_out": held_out})
+        return
+    rows = [[f"{mean:.3f}", f"{fraction:.1%}", f"{count:,}"] for mean, fraction, count in held_out.bins]
+    print_table(["mean score", "are positives", "held-out texts"], rows, align="rrr")
+    say(
+        f"of {held_out.positives:,} positives and {held_out.negatives:,} negatives held out, both sides "
+        f"weighted alike: accuracy {held_out.accuracy:.1%}, area under the ROC curve "
+        f"{held_out.area_under_curve:.4f}, scores off by {held_out.calibration_error:.3f} in the mean"
+    )
+    say(f"wrote {path} in {format_seconds(time.perf_counter() - begin)}")
+
+
+def _check(options: TrainClassifierOptions) -> None:
+    from napkin.curation.filters.quality_model_file import MAX_COLUMNS, MAX_N
+
+    for side, paths in (("--positive", options.positive), ("--negative", options.negative)):
+        if not paths:
+            raise NapkinError(f"{side} is missing: name files or folders with texts")
+    if options.max_texts < 1:
+        raise NapkinError(f"--max-texts is {options.max_texts}: use at least 1")
+    if not 1 <= options.max_n <= MAX_N:
+        raise NapkinError(f"--max-n is {options.max_n}: use 1 to {MAX_N}")
+    if not 2 <= options.columns <= MAX_COLUMNS or options.columns & (options.columns - 1):
+        raise NapkinError(f"--columns is {options.columns}: use a power of two up to {MAX_COLUMNS}")
+    if not 0 <= options.penalty < float("inf"):
+        raise NapkinError(f"--penalty is {options.penalty}: use 0 or more")
+
+
+def _read(paths: tuple[str, ...], options: TrainClassifierOptions, line: ProgressLine) -> list[str]:
+    from napkin.curation.filters.n_gram_features import MAX_CHARACTERS
+
+    texts: list[str] = []
+    for text in itertools.islice(_texts_of(paths, options.text_field), options.max_texts):
+        texts.append(text[:MAX_CHARACTERS])
+        line(len(texts), None, f"{len(texts):,} texts")
+    return texts
+
+
+def _texts_of(paths: tuple[str, ...], text_field: str) -> Iterator[str]:
+    """Texts with something in them; what cannot be read is told and left out."""
+    from napkin.curation.reading.documents import read_file
+    from napkin.curation.reading.input_file import InputFile, find_files
+    from napkin.curation.reading.set_aside import ReadLimits, SetAside
+
+    for file in find_files(paths):
+        for record in read_file(file, ReadLimits(), text_field) if isinstance(file, InputFile) else (file,):
+            if isinstance(record, SetAside):
+                notify(
+                    f"data train-classifier: '{record.identity}' is left out: {record.reason} {record.detail}".rstrip()
+                )
+            elif record.text.strip():
+                yield record.text

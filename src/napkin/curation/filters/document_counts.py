@@ -1,0 +1,217 @@
+"""The statistics of a text and what C4 keeps of it, compiled or plain.
+
+Compiled functions need room beside the text: 20 bytes per byte of it in the worst case, of which what is used becomes
+resident. Room for texts up to 4 MB is kept for the next one, per thread.
+"""
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from napkin.curation.filters.character_classes import character_classes
+from napkin.curation.filters.compiled.loading import FILTERS
+from napkin.curation.filters.sentence_lines import REASONS, C4Lines, plain_c4_lines
+from napkin.curation.filters.text_counts import (
+    REPEATED_N_GRAMS,
+    TOP_N_GRAMS,
+    TextStatistics,
+    plain_statistics,
+)
+from napkin.errors import NapkinError
+
+MODULES = ("scan", "repetition")
+MAX_BYTES = 2**31 - 1
+"""Places in a text are int32."""
+# Importing numba and loading machine code takes half a second, building it some ten: as much as plain Python takes for
+# so many bytes.
+_MIN_BYTES_CACHED = 2**20
+_MIN_BYTES_NOT_CACHED = 2**24
+_KEPT_BYTES = 2**22
+
+_bytes_counted_plainly = 0
+_threads = threading.local()
+
+
+def text_statistics(text: str, *, repetition: bool = True) -> TextStatistics:
+    """All counts of a text; those of repetition only if asked for. By machine code once that is worth loading."""
+    if use_compiled(len(text)):
+        return compiled_statistics(text, repetition=repetition)
+    return plain_statistics(text, repetition=repetition)
+
+
+def use_compiled(n_characters: int) -> bool:
+    """Whether a text of that size is counted by machine code; texts that were not add up."""
+    global _bytes_counted_plainly
+    if FILTERS.is_loaded(MODULES):
+        return True
+    _bytes_counted_plainly += n_characters
+    if _bytes_counted_plainly < _MIN_BYTES_CACHED:
+        return False
+    if _bytes_counted_plainly < _MIN_BYTES_NOT_CACHED and FILTERS.not_cached(MODULES):
+        return False
+    FILTERS.load(*MODULES)
+    return True
+
+
+def compiled_statistics(text: str, *, repetition: bool = True) -> TextStatistics:
+    """`plain_statistics` by machine code.
+
+    Raises:
+        NapkinError: the text has more than MAX_BYTES bytes.
+    """
+    FILTERS.load(*MODULES)
+    from napkin.curation.filters.compiled import scan
+
+    room, counts = _scan(text)
+    statistics = TextStatistics(
+        characters=counts[scan.CHARACTERS],
+        words=counts[scan.WORDS],
+        word_characters=counts[scan.WORD_CHARACTERS],
+        alphabetic_words=counts[scan.ALPHABETIC_WORDS],
+        stop_words=counts[scan.STOP_WORDS_SEEN].bit_count(),
+        hashes=counts[scan.HASHES],
+        ellipses=counts[scan.ELLIPSES],
+        lines=counts[scan.LINES],
+        line_characters=counts[scan.LINE_CHARACTERS],
+        bullet_lines=counts[scan.BULLET_LINES],
+        ellipsis_lines=counts[scan.ELLIPSIS_LINES],
+        terminated_lines=counts[scan.TERMINATED_LINES],
+        short_lines=counts[scan.SHORT_LINES],
+        paragraphs=counts[scan.PARAGRAPHS],
+    )
+    if repetition:
+        _add_repetition(statistics, room)
+    return statistics
+
+
+def c4_lines(text: str, min_line_words: int, max_word_characters: int) -> C4Lines:
+    """What C4 does to the lines of a text, see sentence_lines.py. By machine code once that is worth loading."""
+    if use_compiled(len(text)):
+        return compiled_c4_lines(text, min_line_words, max_word_characters)
+    return plain_c4_lines(text, min_line_words, max_word_characters)
+
+
+def compiled_c4_lines(text: str, min_line_words: int, max_word_characters: int) -> C4Lines:
+    """`plain_c4_lines` by machine code.
+
+    Raises:
+        NapkinError: the text has more than MAX_BYTES bytes.
+    """
+    FILTERS.load(*MODULES)
+    from napkin.curation.filters.compiled import scan
+
+    room, counts = _scan(text, (min_line_words, max_word_characters))
+    kept = room.arrays["kept"][: max(counts[scan.C4_BYTES] - 1, 0)]
+    return C4Lines(
+        text=kept.tobytes().decode("utf-8", "surrogatepass"),
+        removed=dict(zip(REASONS, counts[scan.C4_LINES + 1 : scan.N_COUNTS], strict=True)),
+        sentences=counts[scan.C4_SENTENCES],
+        lorem_ipsum=counts[scan.C4_LOREM_IPSUM],
+        curly_bracket=counts[scan.C4_CURLY_BRACKET],
+    )
+
+
+@dataclass(slots=True)
+class _Room:
+    """Memory of the compiled functions, for texts up to `n_bytes`, and the text that was scanned last."""
+
+    n_bytes: int
+    scanned: str | None = None
+    encoded: bytes = b""
+    """The text as UTF-8, and bytes that are read with its last word."""
+    counts: list[int] = field(default_factory=list)
+    arrays: dict[str, NDArray[Any]] = field(init=False)
+    addresses: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        n_words = self.n_bytes // 2 + 1
+        slots = 1 << (2 * n_words - 1).bit_length()
+        self.arrays = {
+            "words": np.empty(3 * n_words, np.int32),
+            "lines": np.empty(4 * n_words, np.int32),
+            "kept": np.empty(self.n_bytes + 1, np.uint8),
+            "numbers": np.empty(6 * (n_words + 1), np.int32),
+            "keys": np.empty(slots, np.uint64),
+            "values": np.empty(slots, np.int32),
+            "counts": np.zeros(64, np.int64),
+        }
+        self.addresses = {name: array.ctypes.data for name, array in self.arrays.items()}
+
+    def cleared_counts(self) -> NDArray[np.int64]:
+        """The counts, set to 0."""
+        self.arrays["counts"][:] = 0
+        return self.arrays["counts"]
+
+
+def _room_for(n_bytes: int) -> _Room:
+    kept: _Room | None = getattr(_threads, "room", None)
+    if kept is not None and kept.n_bytes >= n_bytes:
+        return kept
+    room = _Room(max(2**16, 1 << n_bytes.bit_length()) if n_bytes <= _KEPT_BYTES else n_bytes)
+    if n_bytes <= _KEPT_BYTES:
+        _threads.room = room
+    return room
+
+
+def _scan(text: str, c4: tuple[int, int] | None = None) -> tuple[_Room, list[int]]:
+    """The counts of a text, and its words and lines in a room. Stages that follow one another often read one text."""
+    from napkin.curation.filters.compiled import scan
+
+    kept: _Room | None = getattr(_threads, "room", None)
+    if kept is not None and kept.scanned is text and c4 is None:
+        return kept, kept.counts
+    encoded = text.encode("utf-8", "surrogatepass")
+    n_bytes = len(encoded)
+    if n_bytes > MAX_BYTES:
+        raise NapkinError(f"a text has {n_bytes} bytes, filters read {MAX_BYTES} at most: split it")
+    room = _room_for(n_bytes)
+    counts, at = room.cleared_counts(), room.addresses
+    room.scanned, room.encoded = None, encoded + bytes(8)
+    scan.scan_text(
+        _address(room.encoded),
+        n_bytes,
+        character_classes().ctypes.data,
+        at["words"],
+        at["lines"],
+        at["kept"] if c4 else 0,
+        *(c4 or (0, 0)),
+        at["counts"],
+    )
+    room.scanned, room.counts = text, counts.tolist()
+    return room, room.counts
+
+
+def _add_repetition(statistics: TextStatistics, room: _Room) -> None:
+    from napkin.curation.filters.compiled import repetition
+    from napkin.tokenizer.numba.hash_keys import KEY, MULTIPLIER
+
+    found, at = room.cleared_counts(), room.addresses
+    repetition.count_repetition(
+        _address(room.encoded),
+        at["words"],
+        statistics.words,
+        at["lines"],
+        statistics.lines,
+        at["numbers"],
+        at["keys"],
+        at["values"],
+        KEY,
+        MULTIPLIER,
+        at["counts"],
+    )
+    counts = found.tolist()
+    statistics.repeated_lines = counts[repetition.REPEATED_LINES]
+    statistics.repeated_line_characters = counts[repetition.LINE_CHARACTERS]
+    statistics.repeated_paragraphs = counts[repetition.REPEATED_PARAGRAPHS]
+    statistics.repeated_paragraph_characters = counts[repetition.PARAGRAPH_CHARACTERS]
+    for k, n in enumerate(TOP_N_GRAMS):
+        statistics.top_n_gram_characters[n] = counts[repetition.TOP + k]
+    for k, n in enumerate(REPEATED_N_GRAMS):
+        statistics.repeated_n_gram_characters[n] = counts[repetition.REPEATED + k]
+
+
+def _address(encoded: bytes) -> int:
+    return np.frombuffer(encoded, np.uint8).ctypes.data

@@ -1,0 +1,119 @@
+"""What is masked, what only looks like it, and that no text takes long."""
+
+import base64
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from napkin.curation import Record
+from napkin.curation.filters import PersonalData, mask_personal_data
+from napkin.curation.filters.check_digits import is_card_number, is_iban, luhn_sum
+from napkin.errors import NapkinError
+
+# Of RFC 5737 and the like none is public; these are well-known public hosts, and examples that banks publish.
+MASKED = [
+    ("Write to jane.doe+news@mail.example.co.uk, please.", "Write to <EMAIL>, please."),
+    ("<a_b%c@x-y.org>", "<<EMAIL>>"),
+    ("...me@x.org....me@x.org.", "...<EMAIL>....<EMAIL>."),
+    ("ping 8.8.8.8.", "ping <IP>."),
+    ("2606:4700:4700::1111 and 2001:4860:4860:0:0:0:0:8888!", "<IP> and <IP>!"),
+    ("Call +49 (0)30 1234567 or (212) 555-0123 now", "Call <PHONE> or <PHONE> now"),
+    ("1-800-555-0199", "<PHONE>"),
+    ("card 4111 1111 1111 1111, 378282246310005", "card <CARD>, <CARD>"),
+    ("5500-0000-0000-0004.", "<CARD>."),
+    ("IBAN: GB82 WEST 1234 5698 7654 32 AND MORE", "IBAN: <IBAN> AND MORE"),
+    ("DE89370400440532013000", "<IBAN>"),
+    ("-----BEGIN RSA PRIVATE KEY-----\nMIIB\n-----END RSA PRIVATE KEY-----\n", "<SECRET>\n"),
+]
+LEFT = [
+    "@home a@b user@host, x@y.c0m",
+    "127.0.0.1 10.0.0.1 192.168.1.1 169.254.0.1 999.1.1.1 1.2.3 1.2.3.4.5 08.8.8.8",
+    "fe80::1 ::1 std::string 12:30:45 fd00::1 2001:db8::1 2001:4860:4860",
+    "4111 1111 1111 1112, 1234567890123456, 0000000000000000, 3.4111111111111111",
+    "2020-10-11 12:00, 555-0123, 1 000 000 000, +1 2, 123-456-7890123",
+    "DE89370400440532013001, GB82 WEST, XX00 1111 2222 3333",
+    "AKIAAAAAAAAAAAAAAAAA ghp_" + "x" * 36 + " sk-learn-is-not-a-key-at-all-but-it-is-long-enough",
+    "-----BEGIN PUBLIC KEY-----\nMIIB\n-----END PUBLIC KEY-----",
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), MASKED)
+def test_what_is_masked(text: str, expected: str) -> None:
+    masked, counts = mask_personal_data(text)
+    assert masked == expected
+    assert sum(counts.values()) == expected.count("<") - text.count("<")
+
+
+@pytest.mark.parametrize("text", LEFT)
+def test_what_only_looks_like_it_is_left(text: str) -> None:
+    assert mask_personal_data(text) == (text, {})
+
+
+@pytest.mark.parametrize(
+    ("prefix", "length"), [("AKIA", 16), ("ghp_", 36), ("hf_", 34), ("sk_live_", 24), ("sk-proj-", 48), ("glpat-", 20)]
+)
+def test_keys_of_services_are_masked(prefix: str, length: int) -> None:
+    choose = random.Random(length)
+    for _ in range(20):
+        key = prefix + "".join(choose.choices("ABCDEFGHJKLMNPQRSTUVWXYZ234567", k=length - 1)) + "7"
+        assert mask_personal_data(f'token = "{key}"')[0] == 'token = "<SECRET>"'
+
+
+def test_signed_web_tokens_are_masked() -> None:
+    def part(content: bytes) -> str:
+        return base64.urlsafe_b64encode(content).decode().rstrip("=")
+
+    token = ".".join([part(b'{"alg":"HS256"}'), part(b'{"sub":"1234567890"}'), part(bytes(range(100, 132)))])
+    assert mask_personal_data(f"Bearer {token};")[0] == "Bearer <SECRET>;"
+
+
+@given(st.text(alphabet="0123456789", min_size=12, max_size=18))
+def test_luhns_digit_is_right_for_one_in_ten(digits: str) -> None:
+    # Ten numbers that differ in their last digit have ten different sums modulo 10; and so has a changed first digit.
+    assert sorted(luhn_sum(digits + last) % 10 for last in "0123456789") == list(range(10))
+    assert len({luhn_sum(first + digits) % 10 for first in "0123456789"}) == 10
+
+
+def test_published_examples_have_right_checks() -> None:
+    cards = ["4012888888881881", "371449635398431", "6011000990139424", "30569309025904", "3530111333300000"]
+    assert all(map(is_card_number, [*cards, "5105105105105100", "2223003122003222"]))
+    accounts = [
+        "NL91ABNA0417164300",
+        "FR1420041010050500013M02606",
+        "MT84MALT011000012345MTLCAST001S",
+        "NO9386011117947",
+    ]
+    assert all(map(is_iban, accounts))
+    # A remainder modulo 97 finds each change of one digit.
+    account = accounts[0]
+    for i in range(8, len(account)):
+        assert not any(is_iban(account[:i] + digit + account[i + 1 :]) for digit in "0123456789" if digit != account[i])
+
+
+@given(st.lists(st.sampled_from([*LEFT, *dict(MASKED), "@", "a.", "+1", "4111", "2001:"])).map(" | ".join))
+def test_masking_twice_changes_nothing_more(text: str) -> None:
+    masked, _ = mask_personal_data(text)
+    assert mask_personal_data(masked)[0].count("<") == masked.count("<")
+
+
+HOSTILE = ("a", "a.", "a@", "@a.", "1", "1 ", "1.", "+1", "(212) ", "212-", "2001:", "2:", "AB12 ", "A0", "sk-", "eyJa")
+
+
+@pytest.mark.parametrize("piece", [*HOSTILE, "-----BEGIN PRIVATE KEY-----", "AKIA", "4111 1111 "])
+def test_the_work_for_a_hostile_line_grows_with_its_length_only(piece: str) -> None:
+    # Time itself is no test: what is compared is whether a million characters finish here at all.
+    line = piece * (2**18 // len(piece))
+    mask_personal_data(line)
+    mask_personal_data(line + "!")
+
+
+def test_the_stage_masks_what_was_asked_for_and_counts_it() -> None:
+    record = Record("x#0", "me@x.org 8.8.8.8 you@x.org")
+    assert PersonalData(kinds=("mail",)).apply(record) is record
+    assert record.text == "<EMAIL> 8.8.8.8 <EMAIL>"
+    assert record.fields["personal_data"] == {"mail": 2}
+    assert record.trace[-1].note == "mail: 2"
+    with pytest.raises(NapkinError, match="kinds has 'mial'"):
+        PersonalData(kinds=("mial",))
