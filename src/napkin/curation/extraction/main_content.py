@@ -1,0 +1,69 @@
+"""Which blocks of a page are its main content: a score for each, then a choice that hangs together.
+
+The score is the logarithm of odds that logistic regression gives a block, from what `block_features.py` measures of it.
+The weights were fitted by `benchmarks/curation_extraction.py --fit` on half of the pages of a published benchmark.
+"""
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+
+import numpy as np
+from numpy.typing import NDArray
+
+from napkin.curation.extraction.block_features import NAMES, block_features
+from napkin.curation.extraction.compiled import fields as f
+from napkin.curation.extraction.compiled.loading import EXTRACTION
+from napkin.curation.extraction.page_tables import PageTables
+
+_BEST_SHARE = 0.1
+"""Each page has something to say: its best blocks, with this share of its text,"""
+_BEST_SCORE = 1.0
+"""have at least this score; where they do not, all scores are raised by the same amount."""
+_SWITCH, _BLOCK_SWITCH = 1.0, 0.4
+"""What it costs that an element, or a block, differs from what is around it, in units of a score times a length."""
+_UNIT = 100.0
+"""A block of so many characters counts once; others by the square root of their length."""
+_SCALE = 1024
+"""Energies are integers, so that they are the same on every machine."""
+
+
+def main_blocks(tables: PageTables) -> NDArray[np.bool_]:
+    """Whether each block belongs to the main content; of repeated texts the first does."""
+    if not len(tables.blocks):
+        return np.zeros(0, bool)
+    return chosen_blocks(tables, block_features(tables) @ block_weights())
+
+
+def chosen_blocks(tables: PageTables, scores: NDArray[np.floating]) -> NDArray[np.bool_]:
+    """The choice among blocks with these scores (logarithms of odds)."""
+    EXTRACTION.load("choice")
+    from napkin.curation.extraction.compiled.choice import choose_blocks
+
+    elements, blocks = tables.elements, tables.blocks
+    characters = blocks[:, f.CHARACTERS].astype(np.float64)
+    order = np.argsort(-scores, kind="stable")
+    up_to = np.cumsum(characters[order])
+    best = float(scores[order[min(int(np.searchsorted(up_to, _BEST_SHARE * up_to[-1])), len(order) - 1)]])
+    raised = scores + max(0.0, _BEST_SCORE - best)
+    gains = np.rint(raised * np.sqrt(characters / _UNIT) * _SCALE).astype(np.int64)
+    costs = np.empty(2 * len(elements), np.int64)
+    elements, blocks = np.ascontiguousarray(elements), np.ascontiguousarray(blocks)
+    choose_blocks(
+        elements.ctypes.data,
+        len(elements),
+        blocks.ctypes.data,
+        len(blocks),
+        gains.ctypes.data,
+        costs.ctypes.data,
+        int(_SWITCH * _SCALE),
+        int(_BLOCK_SWITCH * _SCALE),
+    )
+    return gains > 0
+
+
+@cache
+def block_weights() -> NDArray[np.float32]:
+    """The weights of the features, in their order."""
+    weights = tomllib.loads(files(__package__).joinpath("block_weights.toml").read_text())["weights"]
+    return np.array([weights[name] for name in NAMES], np.float32)

@@ -1,0 +1,98 @@
+"""What a page says of itself, in the head that the parser has serialized: title, language, address, date, licence."""
+
+import re
+from dataclasses import dataclass
+from html import unescape
+
+_HEAD_CHARACTERS = 400_000
+"""How much of a page is searched for its head; some carry styles and scripts of this size before what they say."""
+_LONGEST = 500
+"""Characters that are kept of one value."""
+_HTML_LANGUAGE = re.compile(r'<html\b[^>]*?\slang="([A-Za-z][\w-]{0,34})"')
+_TITLE = re.compile(r"<title\b[^>]*>([^<]*)</title>")
+_TAG = re.compile(r"<(meta|link)\b([^>]*)>")
+_ATTRIBUTE = re.compile(r'([\w:.-]+)="([^"]*)"')
+_LICENCE_LINK = re.compile(
+    r'<a\b(?=[^>]*\shref="([^"]{1,300})")[^>]*?(?:\srel="[^"]*\blicense\b[^"]*"|\shref="https?://(?:www\.)?'
+    r'creativecommons\.org/(?:licenses|publicdomain)/)'
+)
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?(?:\.\d+)?(?:Z|[+-]\d{2}:?\d{2})?)?")
+_LINKED_DATA_DATE = re.compile(r'"datePublished"\s*:\s*"([^"]{8,40})"')
+_TIME = re.compile(r'<time\b[^>]*?\sdatetime="([^"]{8,40})"')
+_DATE_NAMES = (
+    "article:published_time datepublished date pubdate publishdate publish_date dc.date dc.date.issued dcterms.date"
+    " dcterms.created parsely-pub-date sailthru.date og:published_time citation_publication_date"
+).split()
+
+
+@dataclass(frozen=True)
+class PageMetadata:
+    """Each empty where the page does not say it; `published` is a date of ISO 8601."""
+
+    title: str = ""
+    language: str = ""
+    canonical: str = ""
+    published: str = ""
+    licence: str = ""
+
+
+def page_metadata(page: str) -> PageMetadata:
+    """What a serialized page says of itself."""
+    head = page[:_HEAD_CHARACTERS]
+    stop = head.find("<body")
+    after = head[stop:] if stop >= 0 else head
+    head = head[:stop] if stop >= 0 else head
+    named: dict[str, str] = {}
+    linked: dict[str, str] = {}
+    for kind, attributes in _TAG.findall(head):
+        values = dict(_ATTRIBUTE.findall(attributes))
+        if kind == "meta":
+            name = values.get("property") or values.get("name") or values.get("itemprop") or ""
+            named.setdefault(name.lower(), values.get("content", ""))
+        else:
+            for relation in values.get("rel", "").lower().split():
+                linked.setdefault(relation, values.get("href", ""))
+    language, title = _HTML_LANGUAGE.search(head), _TITLE.search(head)
+    licence = linked.get("license") or named.get("dc.rights.uri") or _licence_link(page)
+    return PageMetadata(
+        title=_clean(named.get("og:title") or (title[1] if title else "")),
+        language=language[1] if language else "",
+        canonical=_clean(linked.get("canonical") or named.get("og:url", "")),
+        published=_published(named, head, after),
+        licence=_clean(licence),
+    )
+
+
+def _licence_link(page: str) -> str:
+    if "license" not in page and "creativecommons.org" not in page:
+        return ""
+    # Licences are linked at the end of a page, if at all.
+    for part in (page[-_HEAD_CHARACTERS:], page[:_HEAD_CHARACTERS]):
+        for begin in (place for word in ('license"', "creativecommons.org/") for place in _places(part, word)):
+            found = _LICENCE_LINK.match(part, part.rfind("<", 0, begin))
+            if found:
+                return found[1]
+    return ""
+
+
+def _places(text: str, word: str) -> list[int]:
+    """Where a word stands, the first eight times."""
+    places: list[int] = []
+    at = text.find(word)
+    while at >= 0 and len(places) < 8:
+        places.append(at)
+        at = text.find(word, at + 1)
+    return places
+
+
+def _published(named: dict[str, str], head: str, after: str) -> str:
+    values = [named[name] for name in _DATE_NAMES if name in named]
+    for pattern, text in ((_LINKED_DATA_DATE, head), (_LINKED_DATA_DATE, after), (_TIME, after)):
+        if not values:
+            values = [found[1] for found in [pattern.search(text)] if found]
+    dates = (_DATE.match(value.strip()) for value in values)
+    return next((date[0] for date in dates if date), "")
+
+
+def _clean(value: str) -> str:
+    return " ".join(unescape(value).split())[:_LONGEST]
