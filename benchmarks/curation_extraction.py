@@ -49,7 +49,8 @@ def main() -> None:
     print(f"{len(pages)} pages, {sum(map(len, pages.values())) / 1e6:.1f} MB; F1 of all, even (fitted) and odd pages")
     for name, extract in extractors():
         extract(next(iter(pages.values())))
-        seconds = []
+        seconds: list[float] = []
+        found: dict[str, str] = {}
         for _ in range(_REPEATS):
             start = time.perf_counter()
             found = {key: extract(page) for key, page in pages.items()}
@@ -72,7 +73,7 @@ def extractors() -> Iterable[tuple[str, Callable[[bytes], str]]]:
 
     yield "resiliparse", lambda page: extract_plain_text(decode_page(page)[0], main_content=True)
     try:
-        import trafilatura
+        import trafilatura  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         print(f"trafilatura is missing ({error}): pip install trafilatura lxml_html_clean")
     else:

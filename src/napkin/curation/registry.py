@@ -65,6 +65,7 @@ STAGES = {
     "host list": StageEntry(
         "napkin.curation.filters.host_list:HostList", "drop documents of hosts in a list, or keep only those"
     ),
+    "extract": StageEntry("napkin.curation.extraction.stage:Extract", "make text of HTML pages and PDFs"),
     "length": StageEntry("napkin.curation.length:Length", "drop documents with too few or too many characters"),
     "personal data": StageEntry(
         "napkin.curation.filters.personal_data:PersonalData", "mask mail addresses, numbers of persons, and keys"

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from napkin.curation.extraction.libraries import import_library
+from napkin.curation.extra import import_extra
 from napkin.curation.extraction.main_content import main_blocks
+from napkin.curation.extraction.not_extracted import NotExtracted
 from napkin.curation.extraction.page_encoding import decode_page
 from napkin.curation.extraction.page_metadata import PageMetadata, page_metadata
 from napkin.curation.extraction.page_tables import page_tables
@@ -34,21 +35,13 @@ class ExtractedPage:
     metadata: PageMetadata
 
 
-class TooLarge(ValueError):
-    """A document that is over a limit: the name of the limit, and what was found."""
-
-    def __init__(self, rule: str, detail: str) -> None:
-        super().__init__(f"{rule}: {detail}")
-        self.rule, self.detail = rule, detail
-
-
 def extract_html(
     data: bytes,
     *,
     charset: str = "",
     main_content: bool = True,
     markdown: bool = True,
-    limits: HtmlLimits = HtmlLimits(),  # noqa: B008 - immutable
+    limits: HtmlLimits = HtmlLimits(),
 ) -> ExtractedPage:
     """The text of a page and what it says of itself.
 
@@ -60,24 +53,22 @@ def extract_html(
         limits: what is read at most.
 
     Raises:
-        TooLarge: the page is over one of the limits.
+        NotExtracted: the page is over one of the limits.
         NapkinError: the extra `curation` is not installed.
     """
     if len(data) > limits.most_bytes:
-        raise TooLarge("page bytes", f"{len(data):,} > {limits.most_bytes:,}")
-    parser = import_library("resiliparse.parse.html")
+        raise NotExtracted("page bytes", f"{len(data):,} > {limits.most_bytes:,}")
+    parser = import_extra("resiliparse.parse.html", "an HTML page")
     text, encoding = decode_page(data, charset)
     utf8 = text.encode("utf-8", "replace")
     elements, attributes = parsed_size(utf8, limits.most_elements, limits.most_attributes)
     if elements > limits.most_elements:
-        raise TooLarge("page elements", f"{elements:,} > {limits.most_elements:,}")
+        raise NotExtracted("page elements", f"{elements:,} > {limits.most_elements:,}")
     if attributes > limits.most_attributes:
-        raise TooLarge("attributes of a tag", f"{attributes:,} > {limits.most_attributes:,}")
+        raise NotExtracted("attributes of a tag", f"{attributes:,} > {limits.most_attributes:,}")
     page = str(parser.HTMLTree.parse(text))
     tables = page_tables(page.encode("utf-8", "replace"), limits.most_elements)
     if tables is None:
-        raise TooLarge("page elements", f"more than {limits.most_elements:,}")
+        raise NotExtracted("page elements", f"more than {limits.most_elements:,}")
     kept = main_blocks(tables) if main_content else np.ones(len(tables.blocks), bool)
-    return ExtractedPage(
-        render(tables, kept, markdown=markdown, whole=not main_content), encoding, page_metadata(page)
-    )
+    return ExtractedPage(render(tables, kept, markdown=markdown, whole=not main_content), encoding, page_metadata(page))

@@ -20,7 +20,7 @@ _BEST_SHARE = 0.1
 """Each page has something to say: its best blocks, with this share of its text,"""
 _BEST_SCORE = 1.0
 """have at least this score; where they do not, all scores are raised by the same amount."""
-_SWITCH, _BLOCK_SWITCH = 1.0, 0.4
+_SWITCH, _BLOCK_SWITCH = 1.5, 0.6
 """What it costs that an element, or a block, differs from what is around it, in units of a score times a length."""
 _UNIT = 100.0
 """A block of so many characters counts once; others by the square root of their length."""
@@ -38,32 +38,39 @@ def main_blocks(tables: PageTables) -> NDArray[np.bool_]:
 def chosen_blocks(tables: PageTables, scores: NDArray[np.floating]) -> NDArray[np.bool_]:
     """The choice among blocks with these scores (logarithms of odds)."""
     EXTRACTION.load("choice")
-    from napkin.curation.extraction.compiled.choice import choose_blocks
-
-    elements, blocks = tables.elements, tables.blocks
-    characters = blocks[:, f.CHARACTERS].astype(np.float64)
+    characters = tables.blocks[:, f.CHARACTERS].astype(np.float64)
     order = np.argsort(-scores, kind="stable")
     up_to = np.cumsum(characters[order])
     best = float(scores[order[min(int(np.searchsorted(up_to, _BEST_SHARE * up_to[-1])), len(order) - 1)]])
     raised = scores + max(0.0, _BEST_SCORE - best)
     gains = np.rint(raised * np.sqrt(characters / _UNIT) * _SCALE).astype(np.int64)
-    costs = np.empty(2 * len(elements), np.int64)
-    elements, blocks = np.ascontiguousarray(elements), np.ascontiguousarray(blocks)
+    kept = _least_energy(tables, gains, _SWITCH, _BLOCK_SWITCH)
+    # A page of few words is worth no switch; its best ones are kept all the same.
+    return kept if kept.any() else _least_energy(tables, gains, 0.0, 0.0)
+
+
+def _least_energy(
+    tables: PageTables, gains: NDArray[np.int64], switch: float, block_switch: float
+) -> NDArray[np.bool_]:
+    from napkin.curation.extraction.compiled.choice import choose_blocks
+
+    elements, blocks = np.ascontiguousarray(tables.elements), np.ascontiguousarray(tables.blocks)
+    kept, costs = gains.copy(), np.empty(2 * len(elements), np.int64)
     choose_blocks(
         elements.ctypes.data,
         len(elements),
         blocks.ctypes.data,
         len(blocks),
-        gains.ctypes.data,
+        kept.ctypes.data,
         costs.ctypes.data,
-        int(_SWITCH * _SCALE),
-        int(_BLOCK_SWITCH * _SCALE),
+        int(switch * _SCALE),
+        int(block_switch * _SCALE),
     )
-    return gains > 0
+    return kept > 0
 
 
 @cache
 def block_weights() -> NDArray[np.float32]:
     """The weights of the features, in their order."""
-    weights = tomllib.loads(files(__package__).joinpath("block_weights.toml").read_text())["weights"]
+    weights = tomllib.loads(files("napkin.curation.extraction").joinpath("block_weights.toml").read_text())["weights"]
     return np.array([weights[name] for name in NAMES], np.float32)

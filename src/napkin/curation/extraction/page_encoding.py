@@ -44,8 +44,6 @@ def _known_encoding(name: str) -> str:
 
     try:
         mapped = map_encoding_to_html5(name.strip(), fallback_utf8=False) if name.strip() else None
-        info = codecs.lookup(mapped) if mapped else None
+        return codecs.lookup(mapped).name if mapped else ""
     except (LookupError, ValueError, TypeError):
         return ""
-    # Others turn bytes into bytes, or run what they read: hex, zip, rot13.
-    return info.name if info is not None and info._is_text_encoding else ""

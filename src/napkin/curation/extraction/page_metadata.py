@@ -14,7 +14,7 @@ _TAG = re.compile(r"<(meta|link)\b([^>]*)>")
 _ATTRIBUTE = re.compile(r'([\w:.-]+)="([^"]*)"')
 _LICENCE_LINK = re.compile(
     r'<a\b(?=[^>]*\shref="([^"]{1,300})")[^>]*?(?:\srel="[^"]*\blicense\b[^"]*"|\shref="https?://(?:www\.)?'
-    r'creativecommons\.org/(?:licenses|publicdomain)/)'
+    r"creativecommons\.org/(?:licenses|publicdomain)/)"
 )
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?(?:\.\d+)?(?:Z|[+-]\d{2}:?\d{2})?)?")
 _LINKED_DATA_DATE = re.compile(r'"datePublished"\s*:\s*"([^"]{8,40})"')

@@ -40,6 +40,4 @@ def page_tables(page: bytes, most_elements: int) -> PageTables | None:
     state[f.ELEMENTS], state[f.BLOCKS], state[f.ROOM] = elements.ctypes.data, blocks.ctypes.data, room
     if scan_page(state.ctypes.data):
         return None
-    return PageTables(
-        text[: state[f.N_TEXT]].tobytes(), elements[: state[f.N_ELEMENTS]], blocks[: state[f.N_BLOCKS]]
-    )
+    return PageTables(text[: state[f.N_TEXT]].tobytes(), elements[: state[f.N_ELEMENTS]], blocks[: state[f.N_BLOCKS]])

@@ -17,5 +17,7 @@ def parsed_size(page: bytes, most_elements: int, most_attributes: int) -> tuple[
 
     counters, result = np.zeros(N_COUNTERS, np.int64), np.zeros(2, np.int64)
     buffer = np.frombuffer(page + bytes(8), np.uint8)
-    parser_cost(buffer.ctypes.data, len(page), counters.ctypes.data, result.ctypes.data, most_elements, most_attributes**2)
+    parser_cost(
+        buffer.ctypes.data, len(page), counters.ctypes.data, result.ctypes.data, most_elements, most_attributes**2
+    )
     return int(result[0]), math.isqrt(int(result[1]))

@@ -1,7 +1,7 @@
 """Blocks of a page as text: Markdown, with the structure that the page's tags gave them, or plain paragraphs."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +23,13 @@ _DEEPEST = 8
 _CODE_MARK = chr(f.CODE_MARK)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a block stands: the rows of its elements, -1 where there is none, and how deep it is in lists and quotes."""
+class _Place(NamedTuple):
+    """Where a block stands: rows of elements, -1 where there is none, and how deep it is in lists and quotations."""
 
     heading: int
     item: int
+    items: int
+    outermost_list: int
     list_depth: int
     numbered: bool
     cell: int
@@ -67,7 +68,7 @@ class _Places:
     def __init__(self, tables: PageTables) -> None:
         self._tags = tables.elements[:, f.TAG].tolist()
         self._parents = tables.elements[:, f.PARENT].tolist()
-        self._known = {0: _Place(0, -1, 0, False, -1, -1, -1, -1, 0)}
+        self._known = {0: _Place(0, -1, -1, -1, 0, False, -1, -1, -1, -1, 0)}
 
     def of(self, element: int) -> _Place:
         """The place of a block that stands in `element`."""
@@ -83,30 +84,30 @@ class _Places:
     def _within(self, p: _Place, element: int) -> _Place:
         tag = self._tags[element]
         if tag in _HEADINGS:
-            return _changed(p, heading=_HEADINGS[tag])
+            return p._replace(heading=_HEADINGS[tag])
         if tag in _LIST_ITEMS:
-            return _changed(p, item=element)
-        if tag == _UL or tag == _OL:
-            return _changed(p, list_depth=min(p.list_depth + 1, _DEEPEST), numbered=tag == _OL)
+            return p._replace(item=element)
+        if tag in (_UL, _OL):
+            return p._replace(
+                items=element,
+                outermost_list=p.outermost_list if p.list_depth else element,
+                list_depth=min(p.list_depth + 1, _DEEPEST),
+                numbered=tag == _OL,
+            )
         if tag in _CELLS:
-            return _changed(p, cell=element)
+            return p._replace(cell=element)
         if tag == _TR:
-            return _changed(p, row=element)
+            return p._replace(row=element)
         if tag == _TABLE:
-            return _changed(p, table=element, cell=-1, row=-1)
+            return p._replace(table=element, cell=-1, row=-1)
         if tag == _PRE:
-            return _changed(p, code=element)
+            return p._replace(code=element)
         if tag == _QUOTE:
-            return _changed(p, quotes=min(p.quotes + 1, _DEEPEST))
+            return p._replace(quotes=min(p.quotes + 1, _DEEPEST))
         return p
 
 
 _UL, _OL, _TR, _TABLE, _PRE, _QUOTE = (TAG[name] for name in ("ul", "ol", "tr", "table", "pre", "blockquote"))
-_FIELDS = tuple(_Place.__dataclass_fields__)
-
-
-def _changed(place: _Place, **changes: int) -> _Place:
-    return _Place(**{name: changes.get(name, getattr(place, name)) for name in _FIELDS})
 
 
 def _data_tables(texts: list[tuple[_Place, str]]) -> set[int]:
@@ -137,7 +138,7 @@ def _plain(texts: list[tuple[_Place, str]]) -> Iterator[str]:
                 yield " "
             elif same_table and before.row == place.row:
                 yield "\t"
-            elif same_table or (place.item >= 0 and before.item >= 0):
+            elif same_table or _stand_close(place, before):
                 yield "\n"
             else:
                 yield "\n\n"
@@ -171,22 +172,24 @@ def _markdown(texts: list[tuple[_Place, str]]) -> Iterator[str]:
                 lines = ["#" * place.heading + " " + " ".join(lines)]
         if place.item >= 0:
             depth = max(place.list_depth - 1, 0)
-            first = last_item.get(depth) != place.item
+            first = last_item.get(place.items) != place.item
             if first:
-                last_item[depth] = place.item
-                numbers[depth] = numbers.get(depth, 0) + 1 if before and before.item >= 0 else 1
-                for deeper in [key for key in numbers if key > depth]:
-                    del numbers[deeper]
-            bullet = f"{numbers[depth]}. " if place.numbered else "- "
+                last_item[place.items] = place.item
+                numbers[place.items] = numbers.get(place.items, 0) + 1
+            bullet = f"{numbers[place.items]}. " if place.numbered else "- "
             lines = [("    " * depth) + (bullet if first and k == 0 else "  ") + line for k, line in enumerate(lines)]
         if before is not None:
-            close = place.item >= 0 and before.item >= 0
-            if not close:
+            if not _stand_close(place, before):
                 quotes = min(place.quotes, before.quotes)
                 yield "\n" + ("> " * quotes).rstrip()
             yield "\n"
         yield "\n".join((prefix + line).rstrip() for line in lines)
         before = place
+
+
+def _stand_close(place: _Place, before: _Place) -> bool:
+    """Whether two blocks are of one list, or of lists within one."""
+    return place.item >= 0 and before.item >= 0 and place.outermost_list == before.outermost_list
 
 
 def _table_lines(texts: list[tuple[_Place, str]]) -> list[str]:

@@ -14,9 +14,9 @@ _PHRASES = (
     " time data bdi bdo ruby rt rp rb nobr label output slot picture"
 ).split()
 _BLOCKS = (
-    "html head body div p section article main aside nav header footer h1 h2 h3 h4 h5 h6 ul ol li dl dt dd table thead tbody"
-    " tfoot tr td th caption blockquote pre figure figcaption form fieldset legend address details summary center hgroup"
-    " menu search"
+    "html head body div p section article main aside nav header footer h1 h2 h3 h4 h5 h6 ul ol li dl dt dd table"
+    " thead tbody tfoot tr td th caption blockquote pre figure figcaption form fieldset legend address details summary"
+    " center hgroup menu search"
 ).split()
 _SKIPPED = (
     "template noscript svg math object canvas audio video select datalist button textarea dialog map applet"
@@ -67,7 +67,7 @@ def name_hash(name: bytes) -> int:
 
 @cache
 def tag_table() -> NDArray[np.int64]:
-    """Rows of hash, number, kind and place, [1024, 4]: a name is at its hash modulo 1024, or in one of the next rows."""
+    """Rows of hash, number, kind and place, [1024, 4]: a name is at its hash modulo 1024 or soon after."""
     table = np.zeros((N_SLOTS, 4), np.int64)
     kinds = [
         *((name, PHRASE) for name in _PHRASES),

@@ -22,7 +22,7 @@ def read_attributes(page, i, n, automaton, found):
         c = load_u8(page + i)
         if c == _GT:
             return evidence, i + 1
-        if is_space(c) or c == _SLASH or c == _EQUALS:
+        if is_space(c) or c in (_SLASH, _EQUALS):
             i += 1
             continue
         key, i = hash_attribute(page, i, n)
@@ -36,7 +36,7 @@ def read_attributes(page, i, n, automaton, found):
         elif key == _STYLE:
             if _says_hidden(page, begin, end):
                 evidence |= HIDDEN_BIT
-        elif key == _CLASS or key == _ID or key == _ROLE or key == _ITEMPROP:
+        elif key in (_CLASS, _ID, _ROLE, _ITEMPROP):
             evidence |= _search(page, begin, end, automaton, found)
     return evidence, n
 

@@ -16,8 +16,8 @@ N_STATE = 12
 CODE_MARK, LINE_BREAK = 1, 10
 
 # A row of ELEMENTS: its tag, the row of its parent (0 for the root), where it begins in the page and where its content
-# ends; the bits of evidence.py and of the places in tags.py that its own start tag sets, and those that it and all above
-# it set; sums over the blocks in it: characters, characters in links, characters of prose, blocks.
+# ends; the bits of evidence.py and of the places in tags.py that its own start tag sets, and those that it and all
+# above it set; sums over the blocks in it: characters, characters in links, characters of prose, blocks.
 TAG, PARENT, BEGIN_TAG, END, EVIDENCE, ALL_EVIDENCE, DEPTH = range(7)
 SUM_CHARACTERS, SUM_LINKED, SUM_PROSE, SUM_BLOCKS = range(7, 11)
 N_ELEMENT = 11

@@ -93,7 +93,7 @@ def hash_name(page, i, n):
     key = 0
     while i < n:
         c = load_u8(page + i)
-        if c == _GT or c == _SLASH or c == _LT or is_space(c):
+        if c in (_GT, _SLASH, _LT) or is_space(c):
             break
         key = key * 31 + c
         i += 1
@@ -106,7 +106,7 @@ def hash_attribute(page, i, n):
     key, begin = 0, i
     while i < n:
         c = load_u8(page + i)
-        if c == _GT or c == _EQUALS or is_space(c) or (c == _SLASH and i > begin):
+        if c in (_GT, _EQUALS) or is_space(c) or (c == _SLASH and i > begin):
             break
         key = key * 31 + c
         i += 1
@@ -137,4 +137,5 @@ def skip_space(page, i, n):
 
 @jitted
 def is_space(c):
+    """Whether a byte is ASCII white space."""
     return c == 32 or 9 <= c <= 13

@@ -62,7 +62,7 @@ def parser_cost(page: Any, n: Any, counters: Any, result: Any, elements_enough: 
             if alike[slot] <= _ALIKE or again[which] == 0:
                 again[which] += 1
                 active += 1
-        elif key == _SCRIPT or key == _STYLE:
+        elif key in (_SCRIPT, _STYLE):
             i = _skip_raw_text(page, i, n, key)
     out = i64_at(result)
     out[0], out[1] = elements, squares
@@ -86,7 +86,7 @@ def _lower_name(page, i, n):
         return key, i
     while i < n:
         c = load_u8(page + i)
-        if c == _GT or c == _SLASH or is_space(c):
+        if c in (_GT, _SLASH) or is_space(c):
             break
         key = key * 31 + (c | 32 if 65 <= c <= 90 else c)
         i += 1
@@ -106,7 +106,7 @@ def _rest_of_tag(page, i, n, key):
                 spaced = True
         elif c == _GT:
             break
-        elif c == _QUOTE or c == _APOSTROPHE:
+        elif c in (_QUOTE, _APOSTROPHE):
             quote = c
         elif is_space(c) or c == _SLASH:
             spaced = True

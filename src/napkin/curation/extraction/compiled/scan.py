@@ -97,7 +97,7 @@ def scan_page(state: Any) -> Any:
                     current = elements[current * f.N_ELEMENT + f.PARENT]
             elif tag == _A:
                 links = max(links - 1, 0)
-            elif tag == _B or tag == _STRONG:
+            elif tag in (_B, _STRONG):
                 bold = max(bold - 1, 0)
             elif tag == _CODE:
                 if code == _IN_CODE and block != _NONE:
@@ -108,7 +108,7 @@ def scan_page(state: Any) -> Any:
             i = min(find(page, after, n, _GT) + 1, n)
             continue
         evidence = 0
-        if kind == BLOCK or kind == PHRASE:
+        if kind in (BLOCK, PHRASE):
             evidence, end = read_attributes(page, after, n, automaton, found)
         else:
             end = skip_attributes(page, after, n)
@@ -127,7 +127,7 @@ def scan_page(state: Any) -> Any:
             links += 1
             if block != _NONE:
                 blocks[block + f.LINKS] += 1
-        elif tag == _B or tag == _STRONG:
+        elif tag in (_B, _STRONG):
             bold += 1
         elif tag == _BR:
             breaks += 1

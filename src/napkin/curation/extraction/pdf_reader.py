@@ -1,0 +1,56 @@
+"""The process that reads a PDF: the document on standard input, the text of its pages as JSON on standard output.
+
+Nothing but pdfium is loaded, memory and files are limited before, and whatever happens to this process happens to it
+alone.
+"""
+
+import json
+import sys
+from typing import Any
+
+
+def main(told: str) -> None:
+    """Read the document with the limits told, and answer."""
+    limits = json.loads(told)
+    _limit_process(limits["memory"], limits["seconds"])
+    sys.stdout.write(json.dumps(_answer(sys.stdin.buffer.read(), limits)))
+
+
+def _limit_process(memory: int, seconds: float) -> None:
+    try:
+        import resource
+    except ImportError:
+        # Windows has no such limits; the time is limited by the parent.
+        return
+    for what, limit in (
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_CPU, int(seconds) + 1),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        most = resource.getrlimit(what)[1]
+        resource.setrlimit(what, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+
+
+def _answer(data: bytes, limits: dict[str, Any]) -> dict[str, Any]:
+    import pypdfium2
+
+    try:
+        document = pypdfium2.PdfDocument(data)
+        if len(document) > limits["pages"]:
+            return {"rule": "PDF pages", "detail": f"{len(document):,} > {limits['pages']:,}"}
+        pages, characters = [], 0
+        for number in range(len(document)):
+            page = document[number]
+            text_page = page.get_textpage()
+            characters += text_page.count_chars()
+            if characters > limits["characters"]:
+                return {"rule": "PDF characters", "detail": f"more than {limits['characters']:,}"}
+            pages.append(text_page.get_text_range())
+            text_page.close()
+            page.close()
+        return {"pages": pages, "title": document.get_metadata_value("Title")[:500]}
+    except MemoryError:
+        return {"rule": "PDF memory", "detail": f"more than {limits['memory']:,} bytes"}
+    except (pypdfium2.PdfiumError, ValueError, IndexError) as error:
+        return {"rule": "unreadable PDF", "detail": str(error)[:200]}
