@@ -1,45 +1,20 @@
 """Stages as functions on an iterator, and their options."""
 
 import dataclasses
+import runpy
 import typing
-from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
-from napkin.curation import Dropped, Length, Record, apply_stages, make_stage
+from napkin.curation import Length, Record, apply_stages, make_stage
 from napkin.curation.registry import RESERVED, STAGES, stage_class, stage_options
 from napkin.errors import NapkinError
 
 
-@dataclasses.dataclass(frozen=True)
-class FirstOfEachText:
-    """Drops all but the first of records with the same text: a stage that has to see all."""
-
-    name: ClassVar[str] = "first"
-
-    def summarize(self, records: Iterable[Record], summary: Path) -> None:
-        summary.write_text("".join(f"{record.identity}\t{record.text}\n" for record in records))
-
-    def decide(self, summaries: Sequence[Path], decisions: Sequence[Path], scratch: Path, memory: int) -> None:
-        seen: dict[str, str] = {}
-        for summary, decision in zip(summaries, decisions, strict=True):
-            copies = []
-            for line in summary.read_text().splitlines():
-                identity, text = line.split("\t")
-                if seen.setdefault(text, identity) != identity:
-                    copies.append(f"{identity}\t{seen[text]}\n")
-            decision.write_text("".join(copies))
-
-    def apply(self, records: Iterable[Record], decisions: Path) -> Iterator[Record | Dropped]:
-        copies = dict(line.split("\t") for line in decisions.read_text().splitlines())
-        for record in records:
-            first = copies.get(record.identity)
-            yield record if first is None else Dropped("copy", f"of {first}")
-
-
 def test_stages_pass_on_what_none_of_them_drops_and_say_why_of_the_others() -> None:
+    FirstOfEachText = runpy.run_path(str(Path(__file__).parent / "worker_site/curation_stages.py"))["FirstOfEachText"]
     texts = ["a", "bb", "a", "cccc", "bb", "dd"]
     records = [Record(f"t#{number}", text) for number, text in enumerate(texts, start=1)]
     dropped: list[tuple[str, str, str, str]] = []

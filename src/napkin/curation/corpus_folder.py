@@ -27,6 +27,7 @@ from napkin.curation.passes import Pass, divide_into_passes
 from napkin.curation.pipeline_file import Pipeline, values_of
 from napkin.curation.reading.input_file import InputFile
 from napkin.curation.reading.set_aside import SetAside
+from napkin.curation.registry import stage_version
 from napkin.curation.samples import Sample, Samples
 from napkin.curation.shard_log import COUNTS, DROPPED, SAMPLES, SET_ASIDE, Counts
 from napkin.curation.shard_work import ShardTask, folder_of
@@ -129,7 +130,7 @@ def _books(
     pipeline: Pipeline, passes: Sequence[Pass], counts: Sequence[Sequence[Counts]]
 ) -> tuple[list[StageBooks], list[float]]:
     """The books and the seconds of each stage, over all shards."""
-    books = [StageBooks(stage.name, getattr(type(stage), "version", 1)) for stage in pipeline.stages]
+    books = [StageBooks(stage.name, stage_version(stage)) for stage in pipeline.stages]
     seconds = [0.0] * len(books)
     for of_shard in counts:
         for pass_, of_pass in zip(passes, of_shard, strict=True):

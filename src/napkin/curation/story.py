@@ -17,7 +17,8 @@ from napkin.near_names import suggestion
 
 _RATIO = 2**20
 """The files are the project's own."""
-_MOST_NAMED = 20
+_MOST_NAMES = 10_000
+_LONGEST = 500
 
 
 @dataclass(frozen=True)
@@ -46,25 +47,21 @@ def find_story(corpus: Path, identity: str) -> Story:
         or _among_documents(corpus, manifest, prefix, identity)
         or _set_aside(corpus, identity)
     )
-    if story is None:
-        raise _not_found(corpus, identity, source, is_file=shard is not None)
-    return story
+    if story is not None:
+        return story
+    missing = f"there is no document '{identity}' in '{corpus}'"
+    if shard is None:
+        raise NapkinError(f"{missing}: {_other_file(corpus, source)}")
+    if any(file.name.endswith(".txt") for file in manifest.files):
+        raise NapkinError(f"{missing}, or it remains: in the format text documents have no identities")
+    raise NapkinError(f"{missing}: '{source}' has others")
 
 
-def _not_found(corpus: Path, identity: str, source: str, *, is_file: bool) -> NapkinError:
-    if is_file:
-        return NapkinError(
-            f"there is no document '{identity}' in '{corpus}': '{source}' has fewer documents, or others"
-        )
-    names = [line["name"] for line, _ in zip(_lines(corpus / INPUTS), range(10_000), strict=False)]
-    way_out = (
-        suggestion(source, names[:_MOST_NAMED] if len(names) <= _MOST_NAMED else names)
-        if source
-        else ("an identity is the name of a file, # and a number")
-    )
-    if len(way_out) > 500:
-        way_out = f"{INPUTS} lists the files"
-    return NapkinError(f"there is no document '{identity}' in '{corpus}': {way_out}")
+def _other_file(corpus: Path, source: str) -> str:
+    """The way out of the name of a file that the corpus does not have."""
+    names = [line["name"] for line, _ in zip(_lines(corpus / INPUTS), range(_MOST_NAMES), strict=False)]
+    way_out = suggestion(source, names) if source else "an identity is the name of a file, # and a number"
+    return way_out if len(way_out) < _LONGEST else f"{INPUTS} lists the files"
 
 
 def _shard_of(corpus: Path, source: str) -> int | None:

@@ -5,6 +5,7 @@ worker, in the midst of whatever it does: what a task leaves is whole or not the
 document it works on, so that a document that ends two workers can be set aside.
 """
 
+import contextlib
 import mmap
 import os
 import queue
@@ -133,6 +134,7 @@ def do_tasks(
     finally:
         for worker in workers:
             worker.end()
+            worker.close()
 
 
 class _Worker:
@@ -173,6 +175,7 @@ class _Worker:
             else:
                 self._tell(f"a worker ended ({how}) {where}: what it did is done again")
                 before = noted
+            self.close()
             self._process = self._start()
             if self._is_ended:
                 self._process.kill()
@@ -202,3 +205,11 @@ class _Worker:
         self._is_ended = True
         self._process.kill()
         self._process.wait()
+
+    def close(self) -> None:
+        """Close the pipes to a process that has ended."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            # What was not sent to it is lost.
+            with contextlib.suppress(OSError):
+                pipe.close()

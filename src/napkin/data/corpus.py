@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from napkin.data.curated_corpus import files_of_corpus, is_corpus, read_curated
 from napkin.data.document import Document
 from napkin.data.file_sections import FIRST_BLOCK_BYTES, SEPARATOR_LINE, has_text, read_sections
 from napkin.errors import NapkinError
@@ -39,7 +40,7 @@ def read_documents(
     binary: they are skipped and passed to `on_skip`. A file named in `paths` is always read. A file with
     `<|endoftext|>` lines gives documents `NAME#1`, `NAME#2`, ...; joined with those lines they are the file again.
     Where it is not a line of its own it is text, and the file is passed to `on_inline`; see `divide_inline`. Text of
-    only white space is not a document.
+    only white space is not a document. Of a corpus that `napkin data` made, the documents are read.
 
     Raises NapkinError for a path that does not exist (immediately), and while iterating for a file that cannot be read,
     is not UTF-8, or was named and has no text, and if no document was found at all.
@@ -88,6 +89,13 @@ def _read_documents(
         if not path.is_dir():
             yield from _read_file(str(path), part_bytes, on_inline)
             found = True
+            continue
+        if is_corpus(path):
+            for file in files_of_corpus(path):
+                of_file = _read_file(str(file), part_bytes, on_inline) if file.suffix == ".txt" else None
+                for document in of_file or read_curated(file, part_bytes):
+                    found = True
+                    yield document
             continue
         for file in _walk(str(path), _NOT_TEXT_FOLDERS):
             if suffixes is not None and not file.endswith(tuple(suffixes)):

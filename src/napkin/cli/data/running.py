@@ -1,9 +1,10 @@
 """Running a pipeline with progress, and printing its books."""
 
+from functools import partial
 from pathlib import Path
 
 from napkin.cli.output_files import folder_for
-from napkin.cli.progress import progress_line
+from napkin.cli.progress import ProgressLine, progress_line
 from napkin.cli.terminal import notify, print_json, print_table, say
 from napkin.curation.manifest import Amount, Manifest
 from napkin.curation.pipeline_file import Pipeline
@@ -23,7 +24,7 @@ def run_and_print(pipeline: Pipeline, out: str, workers: int | None, *, as_progr
             pipeline,
             path,
             workers=usable_cores() if workers is None else workers,
-            on_progress=lambda done, total, what: (line.retitle(what), line(done, total, _share(done, total)))[0],
+            on_progress=partial(_show_progress, line),
             on_message=lambda message: notify(f"data: {message}"),
         )
     if as_program:
@@ -32,8 +33,9 @@ def run_and_print(pipeline: Pipeline, out: str, workers: int | None, *, as_progr
         _print(outcome, path)
 
 
-def _share(done: int, total: int) -> str:
-    return f"{format_bytes(done)} of {format_bytes(total)}" if total else ""
+def _show_progress(line: ProgressLine, done: int, total: int, what: str) -> None:
+    line.retitle(what)
+    line(done, total, f"{format_bytes(done)} of {format_bytes(total)}" if total else "")
 
 
 def _print(outcome: Outcome, out: Path) -> None:

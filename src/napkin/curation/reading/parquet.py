@@ -11,6 +11,7 @@ from napkin.curation.reading.jsonl import record_of_fields
 from napkin.curation.reading.set_aside import ReadLimits, SetAside, Unreadable
 from napkin.curation.reading.text import too_large
 from napkin.curation.record import Record
+from napkin.errors import first_line
 from napkin.units import format_bytes
 
 _BATCH_ROWS = 64
@@ -51,5 +52,10 @@ def read_parquet(
                     f"{format_bytes(n_bytes)} give more than {format_bytes(given)}, the limit is "
                     f"{limits.ratio} per byte",
                 )
-    except (arrow.ArrowException, msgspec.MsgspecError, ValueError, UnicodeError) as error:
-        raise Unreadable("damaged", f"as Parquet it cannot be read after row {number:,} ({error})") from None
+    except (arrow.ArrowException, msgspec.MsgspecError, ValueError, OSError) as error:
+        # Arrow's own OSErrors have no number.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise Unreadable(
+            "damaged", f"as Parquet it cannot be read after row {number:,} ({first_line(error)})"
+        ) from None

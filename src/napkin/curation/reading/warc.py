@@ -81,6 +81,8 @@ def _document(
             return SetAside(identity, error.reason, error.detail, offset)
         if status != 200:
             return SetAside(identity, "HTTP status", str(status), offset)
+    if len(body) > limits.document_bytes:
+        return too_large(identity, len(body), limits, offset)
     record.media_type = content_type.partition(";")[0].strip().lower() or "application/octet-stream"
     if "charset" in content_type.lower():
         record.fields["content_type"] = content_type
@@ -105,6 +107,11 @@ def _inflated(data: bytes, limits: ReadLimits) -> bytes:
     return b"".join(parts)
 
 
+def _unless_line_ends(data: bytes) -> int:
+    """Bytes of what lies between two records; line ends alone are nothing."""
+    return len(data) if data.strip(b"\r\n") else 0
+
+
 class _Archive:
     """An archive that is read forwards, with what was read too far given back."""
 
@@ -121,14 +128,14 @@ class _Archive:
         strays = 0
         while self._fill(_BOUNDARY_BYTES) or self._place < len(self._buffer):
             if found := _BEGIN.search(self._buffer, self._place):
-                strays += len(self._buffer[self._place : found.start()].strip(b"\r\n"))
+                strays += _unless_line_ends(self._buffer[self._place : found.start()])
                 self._place = found.start()
                 break
             # What may be the beginning of a record stays, and the character before it.
             left = len(self._buffer) - self._place
             skipped = left - _BOUNDARY_BYTES if self._read_more() else left
             if skipped > 0:
-                strays += len(self._buffer[self._place : self._place + skipped].strip(b"\r\n"))
+                strays += _unless_line_ends(self._buffer[self._place : self._place + skipped])
                 self._place += skipped
         return self._offset + self._place, strays
 

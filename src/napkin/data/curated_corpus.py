@@ -1,0 +1,117 @@
+"""The documents of a corpus that `napkin data` made: a folder with manifest.json, and files in `documents/`."""
+
+import gzip
+import importlib
+import io
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any, cast
+
+import msgspec
+
+from napkin.data.document import Document
+from napkin.data.file_sections import choose_split, has_text
+from napkin.errors import CorruptFile, NapkinError, first_line
+from napkin.files import is_marked, regular
+
+_WAY_OUT = "restore it, or make the corpus again in another folder"
+_MARK = b'"kind": "napkin corpus"'
+
+
+class _File(msgspec.Struct):
+    name: str
+    file_bytes: int
+
+
+class _Manifest(msgspec.Struct):
+    files: list[_File]
+
+
+class _Line(msgspec.Struct):
+    identity: str
+    text: str
+
+
+def is_corpus(folder: Path) -> bool:
+    """Whether a folder is a finished corpus."""
+    return is_marked(folder / "manifest.json", _MARK)
+
+
+def files_of_corpus(corpus: Path) -> list[Path]:
+    """The files with a corpus's documents, in order. Raises CorruptFile where one is missing or has another size."""
+    try:
+        manifest = msgspec.json.decode((corpus / "manifest.json").read_bytes(), type=_Manifest)
+    except msgspec.MsgspecError as error:
+        raise CorruptFile(f"'{corpus / 'manifest.json'}' is damaged ({error}): restore it") from None
+    paths: list[Path] = []
+    for file in manifest.files:
+        path = corpus / "documents" / Path(file.name).name
+        size = path.stat().st_size if path.is_file() else None
+        if size != file.file_bytes:
+            what = "is missing" if size is None else f"has {size:,} bytes instead of {file.file_bytes:,}"
+            raise CorruptFile(f"'{path}' {what}: {_WAY_OUT}")
+        paths.append(path)
+    return paths
+
+
+def read_curated(file: Path, part_bytes: int | None) -> Iterator[Document]:
+    """The documents of a file, each by its identity; a larger one than `part_bytes` in parts, as `read_documents`.
+
+    Raises CorruptFile where the file is damaged, NapkinError where a library is missing.
+    """
+    try:
+        for identity, text in _parquet_rows(file) if file.suffix == ".parquet" else _lines(file):
+            data = text.encode()
+            if has_text(data):
+                yield from _in_parts(identity, data, part_bytes or max(len(data), 1))
+    except (ValueError, EOFError, zlib.error, OSError, *_errors_of(file)) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise CorruptFile(f"'{file}' is damaged ({first_line(error)}): {_WAY_OUT}") from None
+
+
+def _lines(file: Path) -> Iterator[tuple[str, str]]:
+    decoder = msgspec.json.Decoder(_Line)
+    with ExitStack() as stack:
+        lines: Any = stack.enter_context(open(file, "rb", opener=regular))
+        if file.suffix == ".gz":
+            lines = stack.enter_context(gzip.GzipFile(fileobj=cast(IO[bytes], lines)))
+        elif file.suffix == ".zst":
+            decompressor = _library("zstandard").ZstdDecompressor()
+            lines = io.BufferedReader(decompressor.stream_reader(lines, read_across_frames=True))
+        for line in lines:
+            decoded = decoder.decode(line)
+            yield decoded.identity, decoded.text
+
+
+def _parquet_rows(file: Path) -> Iterator[tuple[str, str]]:
+    table = _library("pyarrow.parquet").ParquetFile(file)
+    for batch in table.iter_batches(batch_size=64, columns=["identity", "text"], use_threads=False):
+        for row in batch.to_pylist():
+            yield row["identity"], row["text"]
+
+
+def _in_parts(identity: str, data: bytes, part_bytes: int) -> Iterator[Document]:
+    begin, size = 0, part_bytes
+    while len(data) - begin > size:
+        split = choose_split(data[begin : begin + size])
+        if split is None:
+            # White space belongs to the text that follows it.
+            size *= 2
+            continue
+        yield Document(identity, None, begin > 0, data=data[begin : begin + split])
+        begin, size = begin + split, part_bytes
+    yield Document(identity, None, begin > 0, data=data[begin:])
+
+
+def _errors_of(file: Path) -> tuple[type[Exception], ...]:
+    return (_library("zstandard").ZstdError,) if file.suffix == ".zst" else ()
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise NapkinError(f"a corpus needs {name.partition('.')[0]}: pip install 'napkin-lm[curation]'") from None
