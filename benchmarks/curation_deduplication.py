@@ -137,13 +137,14 @@ def clusters_datatrove(path: str) -> Any:
         def word_tokenize(self, text: str) -> list[str]:
             return text.split()
 
+    # Its own tokenizers need downloads, and are asked for when a stage is made.
+    vars(dedup)["load_word_tokenizer"] = lambda language: Words()
     folder = Path(path).parent / "datatrove"
     config = dedup.MinhashConfig(n_grams=5, num_buckets=BANDS, hashes_per_bucket=ROWS)
 
     def run() -> None:
         reader = read(str(Path(path).parent), glob_pattern=Path(path).name)
         signing = dedup.MinhashDedupSignature(str(folder / "signatures"), config)
-        signing.word_tokenizer = Words()
         stages = [
             ([reader, signing], 1),
             ([dedup.MinhashDedupBuckets(str(folder / "signatures"), str(folder / "buckets"), config=config)], BANDS),

@@ -22,7 +22,7 @@ from napkin.curation.deduplication.key_file import Keys
 from napkin.curation.deduplication.marks import Marks
 from napkin.curation.deduplication.passage_file import PassageFile, anchor_width
 
-_STEP = 2**20
+_STEP = 2**16
 
 Span = tuple[int, int]
 

@@ -45,62 +45,81 @@ def sketch_documents(
     word_table.py; n is the number of words of a shingle. Buffers: n uint64 in `ring`, `room` (a power of two) uint64 in
     `shingles`, twice as many in `slots`, all zero, and k bytes in `closed`.
     """
-    bytes_, ends_, table = u8_at(text), i64_at(ends), u32_at(characters)
-    ring_, shingles_, slots_, closed_ = u64_at(ring), u64_at(shingles), u64_at(slots), u8_at(closed)
-    words_ = i64_at(words)
+    ends_, words_ = i64_at(ends), i64_at(words)
     leaving = _ONE
     for _ in range(n):
         leaving *= _BASE
     start = 0
     for document in range(n_documents):
-        stop = ends_[document]
         signature = u32_at(signatures + 4 * k * document)
         for i in range(k):
             signature[i] = _EMPTY
-        for i in range(n):
-            ring_[i] = _ZERO
-        empty, kept, n_words, slot = k, 0, 0, 0
-        rolling, word, inside = _ZERO, _ZERO, False
-        position = start
-        while position <= stop:
-            kind = np.uint32(0)
-            code = np.uint32(0)
-            if position < stop:
-                code, position = _character(bytes_, position)
-                entry = table[code]
-                kind = entry & _KIND
-                code = entry >> _FOLD
-            else:
-                position += 1
-            if inside and kind != 1:
-                # A word ends; it enters the shingle, and the oldest leaves it.
-                hashed = mixed(word)
-                rolling = rolling * _BASE + hashed - ring_[slot] * leaving
-                ring_[slot] = hashed
-                slot = slot + 1 if slot + 1 < n else 0
-                n_words += 1
-                inside = False
-                if n_words >= n:
-                    empty, kept = _take(signature, k, mixed(rolling), empty, kept, shingles_, slots_, room)
-            if kind == 1:
-                word = (word if inside else _ZERO) * _WORD_BASE + np.uint64(code) + _ONE
-                inside = True
-            elif kind == 2:
-                # A character that is a word.
-                hashed = mixed(np.uint64(code) + _ONE)
-                rolling = rolling * _BASE + hashed - ring_[slot] * leaving
-                ring_[slot] = hashed
-                slot = slot + 1 if slot + 1 < n else 0
-                n_words += 1
-                if n_words >= n:
-                    empty, kept = _take(signature, k, mixed(rolling), empty, kept, shingles_, slots_, room)
-        if 0 < n_words < n:
-            empty, kept = _take(signature, k, mixed(rolling), empty, kept, shingles_, slots_, room)
+        n_words, empty, kept = _first_round(
+            u8_at(text), start, ends_[document], u32_at(characters), k, n, leaving,
+            signature, u64_at(ring), u64_at(shingles), u64_at(slots), room,
+        )  # fmt: skip
         if kept > 0 and empty > 0:
-            _fill(signature, k, empty, kept, shingles_, closed_)
-        _clear(kept, shingles_, slots_, room)
+            _fill(signature, k, empty, kept, u64_at(shingles), u8_at(closed))
+        _clear(kept, u64_at(shingles), u64_at(slots), room)
         words_[document] = n_words
-        start = stop
+        start = ends_[document]
+
+
+@jitted
+def _first_round(
+    text: Any,
+    start: Any,
+    stop: Any,
+    table: Any,
+    k: Any,
+    n: Any,
+    leaving: Any,
+    signature: Any,
+    ring: Any,
+    shingles: Any,
+    slots: Any,
+    room: Any,
+) -> Any:
+    """The number of words, of empty positions, and of shingles that are remembered for the next rounds."""
+    for i in range(n):
+        ring[i] = _ZERO
+    n_words, empty, kept, slot = 0, k, 0, 0
+    rolling, word, inside = _ZERO, _ZERO, False
+    position = start
+    while position <= stop:
+        # Behind the end, as after a separator, the last word ends.
+        code, kind = np.uint32(0), np.uint32(0)
+        if position < stop:
+            code, position = _character(text, position)
+            kind, code = table[code] & _KIND, table[code] >> _FOLD
+        else:
+            position += 1
+        if inside and kind != 1:
+            rolling, slot = _entered(mixed(word), rolling, leaving, ring, slot, n)
+            n_words += 1
+            inside = False
+            if n_words >= n:
+                empty, kept = _take(signature, k, mixed(rolling), empty, kept, shingles, slots, room)
+        if kind == 1:
+            word = (word if inside else _ZERO) * _WORD_BASE + np.uint64(code) + _ONE
+            inside = True
+        elif kind == 2:
+            # A character that is a word.
+            rolling, slot = _entered(mixed(np.uint64(code) + _ONE), rolling, leaving, ring, slot, n)
+            n_words += 1
+            if n_words >= n:
+                empty, kept = _take(signature, k, mixed(rolling), empty, kept, shingles, slots, room)
+    if 0 < n_words < n:
+        empty, kept = _take(signature, k, mixed(rolling), empty, kept, shingles, slots, room)
+    return n_words, empty, kept
+
+
+@jitted
+def _entered(word: Any, rolling: Any, leaving: Any, ring: Any, slot: Any, n: Any) -> Any:
+    """The shingle after a word enters it and the oldest leaves it, and the place in the ring for the next."""
+    rolling = rolling * _BASE + word - ring[slot] * leaving
+    ring[slot] = word
+    return rolling, slot + 1 if slot + 1 < n else 0
 
 
 @jitted
