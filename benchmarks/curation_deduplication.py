@@ -161,6 +161,7 @@ def clusters_datatrove(path: str) -> Any:
 
 
 def clusters_text_dedup(path: str) -> Any:
+    import_module("text_dedup")
     folder = Path(path).parent / "text-dedup"
     command = [sys.executable, "-m", "text_dedup.minhash", "--path", "json", "--data_files", path, "--split", "train"]
     command += ["--column", "text", "--output", str(folder), "--cache_dir", str(folder) + "-cache", "--num_perm"]
@@ -168,6 +169,29 @@ def clusters_text_dedup(path: str) -> Any:
     command += ["--num_proc", "1", "--min_length", "1", "--batch_size", "1000"]
     result = timed(lambda: subprocess.run(command, check=True, capture_output=True, env=os.environ))
     return {**result, "kept": len(import_module("datasets").load_from_disk(str(folder)))}
+
+
+def stages_napkin(path: str) -> Any:
+    """Seconds of each stage on one shard, in 64 MiB: summarize, decide and apply."""
+    from napkin.curation import CorpusStage, Record, make_stage
+
+    records = [Record(f"in#{number}", text) for number, text in enumerate(documents(path))]
+
+    def run(stage: Any, folder: Path) -> None:
+        folder.mkdir()
+        stage.summarize(records, folder / "summary")
+        stage.decide([folder / "summary"], [folder / "decisions"], folder, 2**26)
+        for _ in stage.apply([Record(each.identity, each.text) for each in records], folder / "decisions"):
+            pass
+
+    found = {}
+    for name in ("duplicates", "near duplicates", "duplicate lines", "duplicate substrings"):
+        stage = make_stage(name, {})
+        assert isinstance(stage, CorpusStage)
+        # Once for the compiled code.
+        run(stage, Path(path).parent / f"first {name}")
+        found[name] = timed(lambda stage=stage, name=name: run(stage, Path(path).parent / name))["seconds"]
+    return found
 
 
 def grow(megabytes: str) -> Any:
@@ -281,6 +305,9 @@ def compare(folders: list[str], size: int, folder: Path) -> None:
                 print(f"  ({name} drops {gone} documents, napkin {sum(len(each) - 1 for each in clusters)})")
     for line in planned_and_found(clusters, pairs):
         print(line)
+    print("\n| stage | s | MB/s |\n|---|---:|---:|")
+    for stage, seconds in (measured("stages_napkin", str(path)) or {}).items():
+        print(f"| {stage} | {seconds:.2f} | {megabytes / seconds:.0f} |")
 
 
 if __name__ == "__main__":
