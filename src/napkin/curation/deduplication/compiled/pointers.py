@@ -30,6 +30,19 @@ u64_at = _pointer(types.uint64, 64)
 """The pointer of an address; it is indexed like an array."""
 
 
+def _load_u64(typing_context: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value = builder.load(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()))
+        value.align = 1
+        return value
+
+    return types.uint64(types.int64), generate
+
+
+load_u64 = extending.intrinsic(unwrap(_load_u64))
+"""The eight bytes at an address, which need not be aligned."""
+
+
 @jitted
 def mixed(x: Any) -> Any:
     """A bijection of 64 bits after which each bit depends on all (the finalizer of MurmurHash3)."""

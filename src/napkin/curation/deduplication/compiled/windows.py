@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from napkin.curation.deduplication.compiled.pointers import i64_at, mixed, u8_at, u64_at
+from napkin.curation.deduplication.compiled.pointers import i64_at, load_u64, mixed, u8_at, u64_at
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
 
 _BASE = np.uint64(0xD6E8FEB86659FD93)
@@ -75,9 +75,11 @@ def same_bytes(first: Any, second: Any, n_pairs: Any, width: Any, equal: Any) ->
     """equal[i] = whether the `width` bytes at the addresses first[i] and second[i] are the same."""
     first_, second_, equal_ = i64_at(first), i64_at(second), u8_at(equal)
     for i in range(n_pairs):
-        a, b = u8_at(first_[i]), u8_at(second_[i])
+        a, b = first_[i], second_[i]
         place = 0
-        while place < width and a[place] == b[place]:
+        while place + 8 <= width and load_u64(a + place) == load_u64(b + place):
+            place += 8
+        while place < width and u8_at(a)[place] == u8_at(b)[place]:
             place += 1
         equal_[i] = place == width
 
