@@ -59,6 +59,9 @@ def test_what_is_told_of_held_out_texts_holds_for_new_ones() -> None:
     right_negatives = np.mean([model.score(text) <= 0.5 for text in drawn(6, 1000, -0.2)])
     assert abs(held_out.accuracy - (right + right_negatives) / 2) < 0.1
     assert sum(count for *_, count in held_out.bins) == 250
+    scores = [[model.score(text) for text in drawn(seed, 200, tilt)] for seed, tilt in ((5, 0.2), (6, -0.2))]
+    area = np.mean([[good > bad for good in scores[0]] for bad in scores[1]])
+    assert abs(held_out.area_under_curve - area) < 0.1
     # The same texts in another order make the same model.
     again, _ = train_quality_model(positives[::-1], negatives[::-1], columns=2**12, max_n=1)
     assert (again.weights == model.weights).all()

@@ -1,7 +1,8 @@
 """The statistics of a text and what C4 keeps of it, compiled or plain.
 
-Compiled functions need room beside the text: 20 bytes per byte of it in the worst case, of which what is used becomes
-resident. Room for texts up to 4 MB is kept for the next one, per thread.
+Compiled functions need room beside the text: up to 50 bytes of address space per byte of it. What is used of that
+becomes resident: all where words have one letter, a quarter in ordinary text. Room for texts up to 4 MB is kept for the
+next one, per thread.
 """
 
 import threading

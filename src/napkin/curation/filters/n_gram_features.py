@@ -39,13 +39,13 @@ def columns_of(text: str, n_columns: int, max_n: int) -> NDArray[np.int64]:
 
 
 def feature_matrix(texts: Iterable[str], n_columns: int, max_n: int) -> "csr_matrix":
-    """Rows of texts, each of length 1, of shape [texts, n_columns]."""
+    """Rows of one or more texts, each of length 1 (0 without tokens), of shape [texts, n_columns]."""
     from scipy.sparse import csr_matrix
 
     rows = [columns_of(text, n_columns, max_n).astype(np.int32) for text in texts]
     ends = np.cumsum([0, *map(len, rows)])
-    values = np.concatenate([np.full(len(row), len(row) ** -0.5, np.float32) for row in rows]) if rows else np.empty(0)
-    return csr_matrix((values, np.concatenate(rows) if rows else [], ends), shape=(len(rows), n_columns))
+    values = np.concatenate([np.full(len(row), 1 / max(1, len(row)) ** 0.5, np.float32) for row in rows])
+    return csr_matrix((values, np.concatenate(rows), ends), shape=(len(rows), n_columns))
 
 
 def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -34,19 +34,24 @@ _LOCAL_PART = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._%
 MAX_LOCAL_PART = 64
 """Characters before the sign in a mail address (RFC 5321)."""
 _AT_DOMAIN = re.compile(r"@((?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24})(?![A-Za-z0-9-])")
-_IBAN = re.compile(r"(?<![A-Za-z0-9])[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]){11,30}")
+# Each begins with its first character and looks behind that one then: `re` skips quickly to such a character.
+_IBAN = re.compile(r"[A-Z](?<![A-Za-z0-9][A-Z])[A-Z][0-9]{2}(?: ?[A-Z0-9]){11,30}")
 _CARD = re.compile(
-    r"(?<![0-9A-Za-z.,-])(?:[0-9]{13,19}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{1,4}(?:\1[0-9]{1,3})?"
-    r"|[0-9]{4}([ -])[0-9]{6}\2[0-9]{4,5})(?![0-9A-Za-z]|[.,-][0-9])"
+    r"[0-9](?<![0-9A-Za-z.,-][0-9])"
+    r"(?:[0-9]{12,18}|[0-9]{3}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{1,4}(?:\1[0-9]{1,3})?|[0-9]{3}([ -])[0-9]{6}\2[0-9]{4,5})"
+    r"(?![0-9A-Za-z]|[.,-][0-9])"
 )
-_IPV4 = re.compile(r"(?<![0-9A-Za-z.])[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![0-9A-Za-z]|\.[0-9])")
+_IPV4 = re.compile(r"[0-9](?<![0-9A-Za-z.][0-9])[0-9]{0,2}(?:\.[0-9]{1,3}){3}(?![0-9A-Za-z]|\.[0-9])")
 # Addresses of hosts begin with a 2 or a 3: 2000::/3 (RFC 4291).
-_IPV6 = re.compile(r"(?<![0-9A-Za-z:.])[23][0-9A-Fa-f]{3}(?::[0-9A-Fa-f]{0,4}){2,7}(?![0-9A-Za-z:])")
-# With a country's code (E.164), or as North America writes numbers.
-_PHONE = re.compile(
-    r"(?<![0-9A-Za-z+])\+[1-9][0-9 ().\-/]{6,22}[0-9](?![0-9A-Za-z])"
-    r"|(?<![0-9A-Za-z.(-])(?:1[ .-])?(?:\([2-9][0-9]{2}\) ?|[2-9][0-9]{2}[ .-])"
-    r"[2-9][0-9]{2}[ .-][0-9]{4}(?![0-9A-Za-z-])"
+_IPV6 = re.compile(r"[23](?<![0-9A-Za-z:.][23])[0-9A-Fa-f]{3}(?::[0-9A-Fa-f]{0,4}){2,7}(?![0-9A-Za-z:])")
+# With a country's code (E.164).
+_INTERNATIONAL = re.compile(r"\+(?<![0-9A-Za-z+]\+)[1-9][0-9 ().\-/]{6,22}[0-9](?![0-9A-Za-z])")
+# As North America writes numbers.
+_AREA = r"[2-9][0-9]{2}"
+_NATIONAL = re.compile(
+    r"[(1-9](?<![0-9A-Za-z.(-][(1-9])"
+    rf"(?:(?<=1)[ .-](?:\({_AREA}\) ?|{_AREA}[ .-])|(?<=\(){_AREA}\) ?|(?<=[2-9])[0-9]{{2}}[ .-])"
+    rf"{_AREA}[ .-][0-9]{{4}}(?![0-9A-Za-z-])"
 )
 _PHONE_DIGITS = range(8, 16)
 
@@ -120,9 +125,11 @@ def _addresses(text: str) -> Iterator[Span]:
 
 
 def _phones(text: str) -> Iterator[Span]:
-    for match in _PHONE.finditer(text):
-        if match[0][0] != "+" or sum(map(str.isdigit, match[0])) in _PHONE_DIGITS:
+    for match in _INTERNATIONAL.finditer(text):
+        if sum(map(str.isdigit, match[0])) in _PHONE_DIGITS:
             yield match.span()
+    for match in _NATIONAL.finditer(text):
+        yield match.span()
 
 
 _FINDERS: dict[str, Callable[[str], Iterator[Span]]] = {

@@ -138,6 +138,8 @@ def _calibrated(
 
 
 def _held_out(model: QualityModel, test: _Labelled) -> HeldOut:
+    from scipy.stats import rankdata
+
     features, labels, weights = test
     scores = _sigmoid(model.scale * (features @ model.weights.astype(np.float64)) + model.shift)
     positive = labels > 0
@@ -151,12 +153,14 @@ def _held_out(model: QualityModel, test: _Labelled) -> HeldOut:
             fraction = float(weights[here & positive].sum()) / weight
             bins.append((mean, fraction, int(here.sum())))
             error += weight * abs(mean - fraction)
-    above = scores[positive][:, None] - scores[~positive][None, :]
+    positives, negatives = int(positive.sum()), int((~positive).sum())
+    # Mann and Whitney: of a positive's rank, what is not due to other positives is due to negatives below it.
+    below = float(rankdata(scores)[positive].sum()) - positives * (positives + 1) / 2
     return HeldOut(
-        positives=int(positive.sum()),
-        negatives=int((~positive).sum()),
+        positives=positives,
+        negatives=negatives,
         accuracy=float((scores[positive] > 0.5).mean() + (scores[~positive] <= 0.5).mean()) / 2,
-        area_under_curve=float(((above > 0) + 0.5 * (above == 0)).mean()),
+        area_under_curve=below / (positives * negatives),
         calibration_error=error,
         bins=tuple(bins),
     )
