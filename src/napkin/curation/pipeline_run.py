@@ -230,7 +230,7 @@ def _do_passes(
             assert isinstance(task, ShardTask)
             done += sizes[task.shard]
             _remove_read(work, task)
-            on_progress(done, total, f"{title}, shard {task.shard:,} of {len(shards):,}")
+            on_progress(done, total, f"{title}, shard {task.shard + 1:,} of {len(shards):,}")
 
         do_tasks(pipeline, work, to_do, workers, count, on_message)
         if pass_.summarized is not None:
