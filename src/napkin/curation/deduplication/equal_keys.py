@@ -18,6 +18,7 @@ from napkin.errors import NapkinError
 
 LEAST_MEMORY = 2**22
 _MOST_PARTS = 512
+_PIECE = 32_768
 
 # Of a document while its keys are sorted: keys, numbers and their order, twice, and what numpy takes for itself.
 _SORTED_BYTES = {1: 96, 2: 128}
@@ -77,13 +78,31 @@ def _divide(keyed: Iterable[tuple[Keys, Numbers]], paths: Sequence[Path], buffer
     """Write each key, with its number behind it, into the file of its upper bits."""
     with ExitStack() as stack:
         files = [stack.enter_context(open(path, "wb", buffering=max(buffering, 4096))) for path in paths]
-        for keys, numbers in keyed:
+        for keys, numbers in _gathered(keyed):
             part = (keys[:, 0] >> np.uint64(32)) * np.uint64(len(files)) >> np.uint64(32)
             order = np.argsort(part, kind="stable")
             rows = np.concatenate([keys, numbers[:, None].view(np.uint64)], axis=1)[order]
             ends = np.searchsorted(part[order], np.arange(len(files) + 1, dtype=np.uint64))
             for file, first, last in zip(files, ends[:-1], ends[1:], strict=True):
                 file.write(rows[first:last].tobytes())
+
+
+def _gathered(keyed: Iterable[tuple[Keys, Numbers]]) -> Iterator[tuple[Keys, Numbers]]:
+    """The same in pieces that are not small, as each is divided among many files."""
+    waiting: list[tuple[Keys, Numbers]] = []
+    size = 0
+    for each in keyed:
+        waiting.append(each)
+        size += len(each[1])
+        if size >= _PIECE:
+            yield _joined(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(pieces: list[tuple[Keys, Numbers]]) -> tuple[Keys, Numbers]:
+    return np.concatenate([keys for keys, _ in pieces]), np.concatenate([numbers for _, numbers in pieces])
 
 
 def _read(path: Path, width: int, piece: int) -> Iterator[tuple[Keys, Numbers]]:
@@ -114,8 +133,7 @@ def _reduced(
     known: tuple[Keys, Numbers] | None, waiting: list[tuple[Keys, Numbers]]
 ) -> tuple[tuple[Keys, Numbers], Numbers, Numbers]:
     """The first number of each key, known ones included; and the pairs (first, other)."""
-    every = ([known] if known else []) + waiting
-    keys, numbers = np.concatenate([each for each, _ in every]), np.concatenate([each for _, each in every])
+    keys, numbers = _joined(([known] if known else []) + waiting)
     order = _sorted_by_key(keys)
     keys, numbers = keys[order], numbers[order]
     new = np.ones(len(keys), np.bool_)
