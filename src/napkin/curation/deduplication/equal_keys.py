@@ -79,10 +79,11 @@ def _divide(keyed: Iterable[tuple[Keys, Numbers]], paths: Sequence[Path], buffer
     with ExitStack() as stack:
         files = [stack.enter_context(open(path, "wb", buffering=max(buffering, 4096))) for path in paths]
         for keys, numbers in _gathered(keyed):
-            part = (keys[:, 0] >> np.uint64(32)) * np.uint64(len(files)) >> np.uint64(32)
+            # numpy sorts numbers of 16 bits by radix.
+            part = ((keys[:, 0] >> np.uint64(32)) * np.uint64(len(files)) >> np.uint64(32)).astype(np.uint16)
             order = np.argsort(part, kind="stable")
             rows = np.concatenate([keys, numbers[:, None].view(np.uint64)], axis=1)[order]
-            ends = np.searchsorted(part[order], np.arange(len(files) + 1, dtype=np.uint64))
+            ends = np.searchsorted(part[order], np.arange(len(files) + 1, dtype=np.uint16))
             for file, first, last in zip(files, ends[:-1], ends[1:], strict=True):
                 file.write(rows[first:last].tobytes())
 
