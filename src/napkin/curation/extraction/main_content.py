@@ -17,7 +17,8 @@ from napkin.curation.extraction.compiled.loading import EXTRACTION
 from napkin.curation.extraction.page_tables import PageTables
 
 _BEST_SHARE = 0.1
-"""Each page has something to say: its best blocks, with this share of its text,"""
+_BEST_CHARACTERS = 300.0
+"""Each page has something to say: its best blocks, with this share of its text or, if less, so many characters,"""
 _BEST_SCORE = 1.0
 """have at least this score; where they do not, all scores are raised by the same amount."""
 _SWITCH, _BLOCK_SWITCH = 1.5, 0.6
@@ -41,7 +42,8 @@ def chosen_blocks(tables: PageTables, scores: NDArray[np.floating]) -> NDArray[n
     characters = tables.blocks[:, f.CHARACTERS].astype(np.float64)
     order = np.argsort(-scores, kind="stable")
     up_to = np.cumsum(characters[order])
-    best = float(scores[order[min(int(np.searchsorted(up_to, _BEST_SHARE * up_to[-1])), len(order) - 1)]])
+    enough = min(_BEST_SHARE * up_to[-1], _BEST_CHARACTERS)
+    best = float(scores[order[min(int(np.searchsorted(up_to, enough)), len(order) - 1)]])
     raised = scores + max(0.0, _BEST_SCORE - best)
     gains = np.rint(raised * np.sqrt(characters / _UNIT) * _SCALE).astype(np.int64)
     kept = _least_energy(tables, gains, _SWITCH, _BLOCK_SWITCH)
