@@ -80,6 +80,8 @@ BASES = {
     # These measure or train where the input is right: each has a wrong option beside.
     "demo": "--folder one.txt/x --wrong",
     "data run": "tiny.toml --out new --wrong",
+    "data train-languages": "missing --out new",
+    "data language": "one.txt --out new --wrong",
     "data length": "one.txt --out new --wrong",
     "data near-duplicates": "one.txt --out new --wrong",
     "doctor": "--wrong",

@@ -66,6 +66,9 @@ STAGES = {
         "napkin.curation.filters.host_list:HostList", "drop documents of hosts in a list, or keep only those"
     ),
     "extract": StageEntry("napkin.curation.extraction.stage:Extract", "make text of HTML pages and PDFs"),
+    "language": StageEntry(
+        "napkin.curation.languages.language_stage:Language", "find the language of documents, keep some languages"
+    ),
     "length": StageEntry("napkin.curation.length:Length", "drop documents with too few or too many characters"),
     "personal data": StageEntry(
         "napkin.curation.filters.personal_data:PersonalData", "mask mail addresses, numbers of persons, and keys"

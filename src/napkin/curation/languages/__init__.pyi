@@ -1,0 +1,14 @@
+from .calibration import fit_sharpness as fit_sharpness
+from .calibration import reliability as reliability
+from .classifier import LanguageClassifier as LanguageClassifier
+from .classifier import LanguageGuess as LanguageGuess
+from .classifier import identify_language as identify_language
+from .classifier import identify_languages as identify_languages
+from .classifier import load_classifier as load_classifier
+from .classifier import packaged_classifier as packaged_classifier
+from .language_stage import Language as Language
+from .mixed import ParagraphGuess as ParagraphGuess
+from .mixed import language_shares as language_shares
+from .mixed import paragraph_languages as paragraph_languages
+from .training import LanguageTraining as LanguageTraining
+from .training import train_languages as train_languages

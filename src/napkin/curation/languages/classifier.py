@@ -1,0 +1,194 @@
+"""Which language a text is in: the mean of its n-grams' rows, a linear layer, a softmax whose probabilities hold."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from napkin.curation.languages.compiled import sum_rows
+from napkin.curation.languages.compiled.loading import CORE
+from napkin.curation.languages.letters import letter_table, lowered_code_points
+from napkin.curation.languages.ngrams import ngram_rows
+from napkin.errors import NapkinError
+from napkin.files import StrPath, atomic_write_bytes, read_bytes
+
+WIDTH = 16
+NO_LANGUAGE = "zxx"
+"""The label of code, numbers and the like, if a classifier has it: ISO 639-2, no linguistic content."""
+UNKNOWN = "unknown"
+FORMAT = "napkin language classifier 1"
+_PACKAGED = Path(__file__).with_name("languages.safetensors")
+_MODULES = ("sum_rows",)
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageGuess:
+    """What language a text is in, and how probable that is.
+
+    `language` is an ISO 639-1 code, or 639-3 where there is none; "unknown" for a text without letters, for code and
+    numbers, and where no language has the least probability that was asked for. `probability` is that of the best
+    label, 1 for a text without letters.
+    """
+
+    language: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class LanguageClassifier:
+    """A linear classifier of hashed n-grams.
+
+    `rows` are int8 [2^row_bits, 16], `outputs` float32 [languages, 17]: weights of the mean row, then the bias. The
+    logits of a text of n n-grams are multiplied by exp(sharpness[0] + sharpness[1] · ln n).
+    """
+
+    languages: tuple[str, ...]
+    rows: NDArray[np.int8]
+    outputs: NDArray[np.float32]
+    sharpness: tuple[float, float] = (0.0, 0.0)
+    sources: str = ""
+    """What it was trained on, and under which licences."""
+    _places: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """What the compiled function takes, looked up once: that takes as long as a short sentence."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", np.ascontiguousarray(self.rows))
+        # A last row has the sharpness.
+        outputs = np.zeros((len(self.languages) + 1, WIDTH + 1), np.float32)
+        outputs[:-1], outputs[-1, :2] = self.outputs, self.sharpness
+        object.__setattr__(self, "outputs", outputs[:-1])
+        addresses = letter_table().ctypes.data, self.rows.ctypes.data, self.row_bits, outputs.ctypes.data
+        object.__setattr__(self, "_places", (*addresses, len(self.languages)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy in another process has other addresses.
+        return type(self), (self.languages, self.rows, self.outputs, self.sharpness, self.sources)
+
+    @classmethod
+    def quantized(
+        cls, languages: Sequence[str], rows: NDArray[np.float32], outputs: NDArray[np.float32]
+    ) -> "LanguageClassifier":
+        """A classifier with `rows` rounded to 8 bits, of one scale, which `outputs` takes on."""
+        scale = max(float(np.abs(rows).max()), 1e-30) / 127
+        outputs = np.concatenate([outputs[:, :WIDTH] * np.float32(scale), outputs[:, WIDTH:]], axis=1)
+        return cls(tuple(languages), np.rint(rows / scale).astype(np.int8), outputs)
+
+    @property
+    def row_bits(self) -> int:
+        """Of the hash: there are 2^row_bits rows."""
+        return len(self.rows).bit_length() - 1
+
+    def identify(self, text: str, least: float = 0.5) -> LanguageGuess:
+        """The language of a text; "unknown" if its probability is less than `least`, or if there is none in it."""
+        logits = self.logits(text)
+        if logits is None:
+            return LanguageGuess(UNKNOWN, 1.0)
+        best = int(logits.argmax())
+        probability = 1 / float(np.exp(logits - logits[best]).sum())
+        language = self.languages[best]
+        return LanguageGuess(UNKNOWN if language == NO_LANGUAGE or probability < least else language, probability)
+
+    def probabilities(self, text: str) -> dict[str, float]:
+        """The probability of each language, most probable first; empty for a text without letters."""
+        logits = self.logits(text)
+        if logits is None:
+            return {}
+        shares = np.exp(logits - logits.max())
+        shares /= shares.sum()
+        order = np.argsort(-shares, kind="stable")
+        return {self.languages[i]: float(shares[i]) for i in order}
+
+    def logits(self, text: str) -> NDArray[np.float32] | None:
+        """The logarithms of the probabilities but for a constant, [languages]; None for a text without letters."""
+        if not CORE.is_loaded(_MODULES):
+            CORE.load(*_MODULES)
+        n_labels = len(self.languages)
+        points = lowered_code_points(text)
+        size = (n_labels + 1) // 2 + WIDTH
+        work = np.empty(size + sum_rows.SCRATCH_BYTES // 8, np.int64)
+        work[size - WIDTH : size] = 0
+        n_ngrams = sum_rows.score(points.ctypes.data, len(points), *self._places, work.ctypes.data)
+        return work.view(np.float32)[:n_labels].copy() if n_ngrams else None
+
+    def sum_of_rows(self, text: str) -> tuple[int, NDArray[np.int64]]:
+        """The number of n-grams, and the sum of their rows, int64 [16]: compiled."""
+        CORE.load(*_MODULES)
+        points, buffer = lowered_code_points(text), np.zeros(WIDTH + sum_rows.SCRATCH_BYTES // 8, np.int64)
+        sums, scratch = (address := buffer.ctypes.data), address + 8 * WIDTH
+        n_ngrams = sum_rows.sum_rows(points.ctypes.data, len(points), *self._places[:3], scratch, sums)
+        return n_ngrams, buffer[:WIDTH]
+
+    def plain_sum_of_rows(self, text: str) -> tuple[int, NDArray[np.int64]]:
+        """`sum_of_rows` in Python."""
+        rows = list(ngram_rows(text, self.row_bits))
+        return len(rows), self.rows[rows].astype(np.int64).sum(axis=0)
+
+    def among(self, languages: Iterable[str]) -> "LanguageClassifier":
+        """The classifier of some of its languages only. Raises NapkinError for one that it does not know."""
+        chosen = list(dict.fromkeys(languages))
+        if missing := [each for each in chosen if each not in self.languages]:
+            raise NapkinError(f"language {missing[0]!r} is not known: choose from {', '.join(self.languages)}")
+        return replace(
+            self, languages=tuple(chosen), outputs=self.outputs[[self.languages.index(each) for each in chosen]]
+        )
+
+    def save(self, path: StrPath, *, overwrite: bool = False) -> None:
+        """Write it as a safetensors file."""
+        from safetensors.numpy import save
+
+        about = {"format": FORMAT, "languages": self.languages, "sharpness": self.sharpness, "sources": self.sources}
+        # One key: safetensors writes several in no order.
+        metadata = {"about": json.dumps(about, ensure_ascii=False)}
+        atomic_write_bytes(path, save({"rows": self.rows, "outputs": self.outputs}, metadata), overwrite=overwrite)
+
+
+def load_classifier(path: StrPath) -> LanguageClassifier:
+    """Read what `LanguageClassifier.save` wrote. Raises NapkinError if it is anything else."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    data = read_bytes(path)
+    try:
+        tensors = load(data)
+        metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+        about = json.loads(metadata["about"])
+        if about["format"] != FORMAT:
+            raise ValueError("format")
+        languages, (first, second) = tuple(map(str, about["languages"])), map(float, about["sharpness"])
+        rows, outputs = tensors["rows"], tensors["outputs"]
+        if (
+            (rows.dtype, outputs.dtype) != (np.int8, np.float32)
+            or rows.ndim != 2
+            or rows.shape[1] != WIDTH
+            or len(rows).bit_count() != 1
+            or outputs.shape != (len(languages), WIDTH + 1)
+            or not np.isfinite(outputs).all()
+        ):
+            raise ValueError("shapes")
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise NapkinError(
+            f"'{path}' is not a language classifier of this version: make one with `napkin data train-languages`"
+        ) from error
+    return LanguageClassifier(languages, rows, outputs, (first, second), str(about["sources"]))
+
+
+@cache
+def packaged_classifier() -> LanguageClassifier:
+    """The classifier that comes with the package."""
+    return load_classifier(_PACKAGED)
+
+
+def identify_language(text: str, least: float = 0.5) -> LanguageGuess:
+    """The language of a text, by the classifier that comes with the package; see `LanguageClassifier.identify`."""
+    return packaged_classifier().identify(text, least)
+
+
+def identify_languages(texts: Iterable[str], least: float = 0.5) -> Iterator[LanguageGuess]:
+    """The language of each text, in order."""
+    classifier = packaged_classifier()
+    return (classifier.identify(text, least) for text in texts)
