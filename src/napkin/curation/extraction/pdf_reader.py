@@ -4,6 +4,7 @@ Nothing but pdfium is loaded, memory and files are limited before, and whatever 
 alone.
 """
 
+import contextlib
 import json
 import sys
 from typing import Any
@@ -29,7 +30,9 @@ def _limit_process(memory: int, seconds: float) -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         most = resource.getrlimit(what)[1]
-        resource.setrlimit(what, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+        # macOS refuses some of them.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(what, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
 
 
 def _answer(data: bytes, limits: dict[str, Any]) -> dict[str, Any]:
