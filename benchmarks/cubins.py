@@ -1,19 +1,22 @@
-"""Triton's kernels compiled ahead of time for A100, H100 and B200, without a GPU: registers, spills, occupancy, plan.
+"""Triton's kernels compiled ahead of time for A100, H100, B200 and MI300X, without a GPU: registers, spills, occupancy.
 
     pip install 'napkin-lm[triton]'
     python benchmarks/cubins.py
     python benchmarks/cubins.py --only attention --show
 
-Each launch of a kernel is caught and compiled for sm_80, sm_90 and sm_100; registers and spilled bytes per thread are
-what cuobjdump, a part of Triton, reads in the cubin. Occupancy is the share of a multiprocessor's warps that can be
-resident, by registers, shared memory and blocks. Planned microseconds are those of the roofline: the larger of FLOPs
-over the datasheet's peak and bytes over its bandwidth, every tensor read or written once, or both. On a machine with
-one of these GPUs the kernels also run, and the last column is their median. The exit status is 1 if a kernel spills.
+Each launch of a kernel is caught and compiled for sm_80, sm_90, sm_100 and, by ROCm's backend, for gfx942. Registers
+and spilled bytes per thread are what cuobjdump, a part of Triton, reads in the cubin, and what the code object for
+gfx942 says. Occupancy is the share of a multiprocessor's warps that can be resident, by registers, shared memory and
+blocks; none means that a block does not fit. Planned microseconds are those of the roofline: the larger of FLOPs over
+the datasheet's peak and bytes over its bandwidth, every tensor read or written once, or both. On a machine with one of
+these GPUs the kernels also run, and the last column is their median. The exit status is 1 if a kernel spills for
+NVIDIA, whose tiles are the defaults.
 """
 
 # pyright: reportMissingImports=false
 
 import argparse
+import functools
 import re
 import subprocess
 import sys
@@ -23,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import triton
@@ -42,7 +45,6 @@ from napkin.kernels.triton import (
 )
 from result_files import write_result
 
-DEVICES = {80: "A100-SXM-80GB", 90: "H100-SXM-80GB", 100: "B200"}
 BATCH, LENGTH, HEADS, KV_HEADS = 4, 2048, 16, 4
 WIDTH, VOCAB_SIZE = 4096, 50304
 WINDOW = 512
@@ -51,26 +53,46 @@ TOKENS = BATCH * LENGTH
 
 
 @dataclass(frozen=True)
-class Multiprocessor:
-    """CUDA C++ Programming Guide 13.0, table "Technical Specifications per Compute Capability"."""
+class Processor:
+    """A GPU: its name in the catalogue, what Triton compiles for, and what its multiprocessors hold."""
 
+    device: str
+    target: GPUTarget
     registers: int
+    """Of 32 bits."""
+    register_unit: int
+    """Registers are allocated to warps in units of so many."""
     shared_bytes: int
+    reserved_bytes: int
+    """Of shared memory, which the driver takes of each block."""
     warps: int
     blocks: int
 
 
-MULTIPROCESSORS = {
-    80: Multiprocessor(65536, 164 * 1024, 64, 32),
-    90: Multiprocessor(65536, 228 * 1024, 64, 32),
-    100: Multiprocessor(65536, 228 * 1024, 64, 32),
+def _nvidia(device: str, capability: int, shared_kib: int) -> Processor:
+    """CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability"; CUDA occupancy calculator."""
+    return Processor(
+        device,
+        GPUTarget("cuda", capability, 32),
+        registers=65536,
+        register_unit=256,
+        shared_bytes=shared_kib * 1024,
+        reserved_bytes=1024,
+        warps=64,
+        blocks=32,
+    )
+
+
+PROCESSORS = {
+    "sm_80": _nvidia("A100-SXM-80GB", 80, 164),
+    "sm_90": _nvidia("H100-SXM-80GB", 90, 228),
+    "sm_100": _nvidia("B200", 100, 228),
+    # LLVM's user guide for AMDGPU, gfx90a and later: 4 × 512 registers for each of 64 lanes, allocated by 8; at most 8
+    # wavefronts on each of 4 units; 64 KiB of shared memory.
+    "gfx942": Processor("MI300X", GPUTarget("hip", "gfx942", 64), 4 * 512 * 64, 8 * 64, 64 * 1024, 0, 32, 32),
 }
-REWRITTEN = {"adamw_kernel": (0, 2, 3), "cross_entropy_kernel": (0,)}
+REWRITTEN = {"adamw": (0, 2, 3), "cross_entropy": (0,)}
 """Which tensors a kernel reads and writes, by place among them."""
-RESERVED_BYTES = 1024
-"""Shared memory that the driver takes of each block, from sm_80 on (the same guide)."""
-REGISTER_UNIT = 256
-"""Registers are allocated to warps in units of so many (CUDA occupancy calculator)."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +125,10 @@ def main() -> int:
     for case, (run, flops) in cases().items():
         if options.only not in case:
             continue
-        for architecture in DEVICES:
+        for architecture, processor in PROCESSORS.items():
             for name, launch in caught(run, architecture).items():
                 registers, spilled = resources(launch.kernel)
-                spills |= spilled > 0
+                spills |= spilled > 0 and processor.target.backend == "cuda"
                 lines.append(line(case, name, architecture, launch, registers, spilled, flops.get(name, 0)))
                 print(lines[-1], flush=True)
     if not options.show:
@@ -117,23 +139,29 @@ def main() -> int:
 def cases() -> dict[str, tuple[Callable[[str], object], dict[str, int]]]:
     """What to launch on a device, and the FLOPs of its products, by kernel."""
     made: dict[str, tuple[Callable[[str], object], dict[str, int]]] = {}
-    for dtype, head_dims in ((torch.bfloat16, (64, 128, 256)), (torch.float32, (64, 128))):
+    for dtype, head_dims in ((torch.bfloat16, (64, 128, 256)), (torch.float16, (128,)), (torch.float32, (64, 128))):
         for head_dim in head_dims:
             for bounded in (False, True):
                 # Products over the pairs that mask and window leave: each query sees its own key and those before.
                 seen = WINDOW if bounded else LENGTH
                 pairs = seen * (seen + 1) // 2 + (LENGTH - seen) * seen
                 product = 2 * BATCH * HEADS * pairs * head_dim
-                flops = {"attend_kernel": 2 * product, "key_gradient_kernel": 4 * product}
-                flops["query_gradient_kernel"] = 3 * product
-                name = f"attention d {head_dim} {str(dtype)[6:]}{' documents, window, soft cap' if bounded else ''}"
+                flops = {"attend": 2 * product, "key_gradient": 4 * product, "query_gradient": 3 * product}
+                name = f"attention d {head_dim} {short(dtype)}{' documents, window, soft cap' if bounded else ''}"
                 made[name] = (attention(head_dim, dtype, bounded=bounded), flops)
-    made["norms bf16"] = (run_norms, {})
-    made["elementwise bf16"] = (run_elementwise, {})
-    made["cross-entropy bf16"] = (run_cross_entropy, {})
-    product = 2 * TOKENS * WIDTH * D_EXPERT
-    made["grouped products bf16"] = (run_grouped, {"matmul_kernel": product, "outer_kernel": product})
+    for dtype in (torch.bfloat16, torch.float16):
+        made[f"norms {short(dtype)}"] = (functools.partial(run_norms, dtype), {})
+        made[f"elementwise {short(dtype)}"] = (functools.partial(run_elementwise, dtype), {})
+        made[f"cross-entropy {short(dtype)}"] = (functools.partial(run_cross_entropy, dtype), {})
+        product = 2 * TOKENS * WIDTH * D_EXPERT
+        flops = {"matmul": product, "outer": product}
+        made[f"grouped products {short(dtype)}"] = (functools.partial(run_grouped, dtype), flops)
     return made
+
+
+def short(dtype: torch.dtype) -> Literal["bf16", "fp16", "fp32"]:
+    """As the catalogue names it."""
+    return "bf16" if dtype == torch.bfloat16 else "fp16" if dtype == torch.float16 else "fp32"
 
 
 def attention(head_dim: int, dtype: torch.dtype, *, bounded: bool) -> Callable[[str], object]:
@@ -153,45 +181,46 @@ def attention(head_dim: int, dtype: torch.dtype, *, bounded: bool) -> Callable[[
     return run
 
 
-def run_norms(device: str) -> None:
-    """RMSNorm and its gradient, with a residual."""
-    x, gain = torch.zeros(TOKENS, WIDTH, dtype=torch.bfloat16, device=device), torch.ones(WIDTH, device=device)
-    _, summed, statistics = norms.norm(x, x, gain, None, 1e-5, False, None)
-    norms.norm_backward(x, x, summed, gain, statistics, False, False, None)
+def run_norms(dtype: torch.dtype, device: str) -> None:
+    """RMSNorm of an fp32 stream to which narrow numbers are added and from which they are read, and its gradient."""
+    x, stream = torch.zeros(TOKENS, WIDTH, dtype=dtype, device=device), torch.zeros(TOKENS, WIDTH, device=device)
+    gain = torch.ones(WIDTH, device=device)
+    _, summed, statistics = norms.norm(x, stream, gain, None, 1e-5, False, dtype)
+    norms.norm_backward(x, stream, summed, gain, statistics, False, False, dtype)
 
 
-def run_elementwise(device: str) -> None:
-    """Gates forward, rotation, AdamW with a copy."""
-    x = torch.zeros(TOKENS, 2 * WIDTH, dtype=torch.bfloat16, device=device)
-    elementwise.swiglu(x)
-    elementwise.gelu_tanh(x)
-    heads = torch.zeros(BATCH, LENGTH, HEADS + KV_HEADS, 128, dtype=torch.bfloat16, device=device)
+def run_elementwise(dtype: torch.dtype, device: str) -> None:
+    """Gates and activations forward and backward, rotation, AdamW with a copy."""
+    x = torch.zeros(TOKENS, 2 * WIDTH, dtype=dtype, device=device)
+    elementwise.swiglu_backward(elementwise.swiglu(x), x)
+    elementwise.gelu_tanh_backward(elementwise.gelu_tanh(x), x)
+    heads = torch.zeros(BATCH, LENGTH, HEADS + KV_HEADS, 128, dtype=dtype, device=device)
     table = torch.zeros(1, LENGTH, 128, device=device)
     elementwise.rotate(heads, table, table, False, False)
     parameter, gradient, average, square = (torch.zeros(WIDTH, WIDTH, device=device) for _ in range(4))
-    copy = torch.zeros(WIDTH, WIDTH, dtype=torch.bfloat16, device=device)
+    copy = torch.zeros(WIDTH, WIDTH, dtype=dtype, device=device)
     elementwise.adamw(parameter, gradient, average, square, copy, 1e-3, 0.9, 0.95, 1e-8, 0.1, 1)
 
 
-def run_cross_entropy(device: str) -> None:
+def run_cross_entropy(dtype: torch.dtype, device: str) -> None:
     """Of one chunk."""
-    logits = torch.zeros(1024, VOCAB_SIZE, dtype=torch.bfloat16, device=device)
+    logits = torch.zeros(1024, VOCAB_SIZE, dtype=dtype, device=device)
     targets = torch.zeros(1024, dtype=torch.int64, device=device)
     cross_entropy.cross_entropy_in_place(logits, targets, -1, 0.0, 0.0, True)
 
 
-def run_grouped(device: str) -> None:
+def run_grouped(dtype: torch.dtype, device: str) -> None:
     """The rows of all tokens among experts, and the gradient of their matrices."""
-    x = torch.zeros(TOKENS, WIDTH, dtype=torch.bfloat16, device=device)
-    weight = torch.zeros(EXPERTS, D_EXPERT, WIDTH, dtype=torch.bfloat16, device=device)
+    x = torch.zeros(TOKENS, WIDTH, dtype=dtype, device=device)
+    weight = torch.zeros(EXPERTS, D_EXPERT, WIDTH, dtype=dtype, device=device)
     starts = torch.arange(0, TOKENS, TOKENS // EXPERTS, device=device)
     grouped_products.grouped_outer(grouped_products.grouped_matmul(x, weight, starts), x, starts)
 
 
-def caught(run: Callable[[str], object], architecture: int) -> dict[str, Launch]:
+def caught(run: Callable[[str], object], architecture: str) -> dict[str, Launch]:
     """The kernels that `run` launches, compiled for that architecture, by name."""
     launches: dict[str, Launch] = {}
-    here = torch.cuda.is_available() and torch.cuda.get_device_capability() == divmod(architecture, 10)
+    here = architecture == architecture_here()
     launch = JITFunction.run
 
     def catch(function: Any, *args: Any, grid: Any, warmup: bool, **settings: Any) -> None:
@@ -205,7 +234,8 @@ def caught(run: Callable[[str], object], architecture: int) -> dict[str, Launch]
 
             seconds = do_bench(again, return_mode="median") / 1e3
         tensors = [each for each in args if isinstance(each, Tensor)]
-        launches[function.__name__] = Launch(kernel, tensors, seconds)
+        name = function.__name__.removesuffix("_kernel") + (" backward" if settings.get("BACKWARD") else "")
+        launches[name] = Launch(kernel, tensors, seconds)
 
     JITFunction.run = catch
     try:
@@ -216,11 +246,20 @@ def caught(run: Callable[[str], object], architecture: int) -> dict[str, Launch]
     return launches
 
 
+def architecture_here() -> str | None:
+    """Of this machine's GPU."""
+    if not torch.cuda.is_available():
+        return None
+    if torch.version.hip:
+        return torch.cuda.get_device_properties().gcnArchName.partition(":")[0]
+    return "sm_{}{}".format(*torch.cuda.get_device_capability())
+
+
 @contextmanager
-def compiling_for(architecture: int | None) -> Iterator[None]:
+def compiling_for(architecture: str | None) -> Iterator[None]:
     """While it lasts, Triton compiles for that architecture; None is the GPU that is here."""
     if architecture is not None:
-        triton.runtime.driver.set_active(Offline(architecture))
+        triton.runtime.driver.set_active(Offline(PROCESSORS[architecture].target))
     try:
         yield
     finally:
@@ -231,21 +270,24 @@ def compiling_for(architecture: int | None) -> Iterator[None]:
 class Offline:
     """What Triton asks a driver before it compiles."""
 
-    def __init__(self, architecture: int) -> None:
-        self.target = GPUTarget("cuda", architecture, 32)
+    def __init__(self, target: GPUTarget) -> None:
+        self.target = target
 
     def get_current_target(self) -> GPUTarget:
         return self.target
 
-    def get_current_device(self) -> int:
+    def get_current_device(self) -> object:
         return self.target.arch
 
-    def get_current_stream(self, device: int) -> int:
+    def get_current_stream(self, device: object) -> int:
         return 0
 
 
 def resources(kernel: Any) -> tuple[int, int]:
     """Registers of a thread, and the bytes of its stack, where they are spilled."""
+    if "amdgcn" in kernel.asm:
+        found = dict(re.findall(r"\.(vgpr_count|private_segment_fixed_size): +(\d+)", kernel.asm["amdgcn"]))
+        return int(found["vgpr_count"]), int(found["private_segment_fixed_size"])
     tool = Path(triton.__path__[0]) / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
@@ -255,29 +297,29 @@ def resources(kernel: Any) -> tuple[int, int]:
     return int(found["REG"]), int(found["STACK"])
 
 
-def line(case: str, name: str, architecture: int, launch: Launch, registers: int, spilled: int, flops: int) -> str:
+def line(case: str, name: str, architecture: str, launch: Launch, registers: int, spilled: int, flops: int) -> str:
     """One row of the table."""
-    device = find_device(DEVICES[architecture])
-    dtype = "bf16" if any(each.dtype == torch.bfloat16 for each in launch.tensors) else "fp32"
+    processor = PROCESSORS[architecture]
+    device = find_device(processor.device)
+    narrow = (each.dtype for each in launch.tensors if each.dtype in (torch.bfloat16, torch.float16))
+    dtype = short(next(narrow, torch.float32))
     distinct = {(id(each) if each.is_meta else each.data_ptr()): each.nbytes for each in launch.tensors}
     moved = sum(distinct.values()) + sum(launch.tensors[place].nbytes for place in REWRITTEN.get(name, ()))
     seconds = max(flops / device.peaks[dtype], moved / device.memory_bandwidth)
     measured = "–" if launch.seconds is None else f"{launch.seconds * 1e6:.0f}"
     shared, warps = launch.kernel.metadata.shared, launch.kernel.metadata.num_warps
-    share = occupancy(MULTIPROCESSORS[architecture], registers, shared, warps)
-    kernel = name.removesuffix("_kernel")
+    share = occupancy(processor, registers, shared, warps)
     return (
-        f"| {case} | {kernel} | sm_{architecture} | {registers} | {shared / 1024:.0f} | {spilled} | "
-        f"{share:.0%} | {seconds * 1e6:.0f} | {measured} |"
+        f"| {case} | {name} | {architecture} | {registers} | {shared / 1024:.0f} | {spilled} | "
+        f"{f'{share:.0%}' if share else 'none'} | {seconds * 1e6:.0f} | {measured} |"
     )
 
 
-def occupancy(on: Multiprocessor, registers: int, shared: int, warps: int) -> float:
+def occupancy(on: Processor, registers: int, shared: int, warps: int) -> float:
     """Resident warps over the most that a multiprocessor holds."""
-    of_warp = -(-registers * 32 // REGISTER_UNIT) * REGISTER_UNIT
-    blocks = min(
-        on.blocks, on.warps // warps, on.registers // (of_warp * warps), on.shared_bytes // (shared + RESERVED_BYTES)
-    )
+    of_warp = -(-registers * on.target.warp_size // on.register_unit) * on.register_unit
+    by_shared = on.shared_bytes // (shared + on.reserved_bytes) if shared + on.reserved_bytes else on.blocks
+    blocks = min(on.blocks, on.warps // warps, on.registers // max(of_warp * warps, 1), by_shared)
     return blocks * warps / on.warps
 
 

@@ -5,11 +5,11 @@ One command on a machine with a GPU; the table is also written to benchmarks/res
     python benchmarks/gpu_training.py
     python benchmarks/gpu_training.py --tiny --device cpu      # the same code on toy models, to see that it runs
 
-Context 1024, vocabulary 50,304, GPT-2's shape for all. napkin takes the largest micro-batch that fits by count; the
-peers take the same one, or half of it until they fit: a plain loop (autocast, SDPA, fused AdamW) eager and compiled,
-and transformers' GPT-2 where it is installed. MFU counts attention over all pairs and no recomputation, for everybody
-by napkin's count of napkin's model, over the datasheet's peak where napkin knows the device, and is the median of the
-timed steps. Peak is torch.cuda.max_memory_allocated.
+Context 1024, vocabulary 50,304, GPT-2's shape for all. napkin takes the largest micro-batch that fits by count, with
+torch's operators, compiled blocks, and its Triton kernels; the peers take the same one, or half of it until they fit: a
+plain loop (autocast, SDPA, fused AdamW) eager and compiled, and transformers' GPT-2 where it is installed. MFU counts
+attention over all pairs and no recomputation, for everybody by napkin's count of napkin's model, over the datasheet's
+peak where napkin knows the device, and is the median of the timed steps. Peak is torch.cuda.max_memory_allocated.
 """
 
 import argparse
@@ -36,6 +36,7 @@ from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state
+from napkin.train_step.step_ledger import count_step
 from napkin.units import format_bytes, format_count
 from plain_models import PlainGPT2
 from result_files import write_result
@@ -87,7 +88,7 @@ def compare(size: str, shape: tuple[int, int, int], options: argparse.Namespace)
         optimizer=OptimizerConfig(warmup_steps=0, learning_rate=3e-4),
         training=TrainingConfig(
             steps=WARM_UP + TIMED, batch_size=batch_size, micro_batch_size="auto", precision=options.precision,
-            device=options.device,
+            device=options.device, kernels="plain",
         ),
     )  # fmt: skip
     planned = plan(recipe)
@@ -107,12 +108,13 @@ def compare(size: str, shape: tuple[int, int, int], options: argparse.Namespace)
         )
 
     micro = planned.recipe.training.resolved_micro_batch_size
-    for compiled in (False,) if options.no_compiled else (False, True):
-        train_state = build_train_state(planned.resolved, compiled=compiled)
+    for form in ("plain", "triton") if options.no_compiled else ("plain", "compiled", "triton"):
+        resolved = planned.resolved.with_training(kernels="triton" if form == "triton" else "plain")
+        train_state = build_train_state(resolved, compiled=form == "compiled")
         numbers = iter(range(10**9))
         seconds, peak = measure(partial(ours, train_state, numbers), inputs, targets, options.device)
-        who = f"napkin {precision.name}{', compiled' if compiled else ''}"
-        line(who, micro, seconds, peak, planned.ledger.peak_bytes)
+        who = f"napkin {precision.name}{'' if form == 'plain' else f', {form}'}"
+        line(who, micro, seconds, peak, count_step(resolved).peak_bytes)
         del train_state
         _clear(options.device)
     for who, build in peers(shape, length, vocab_size, compiled=not options.no_compiled).items():
