@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from napkin.kernels.compiled.loading import load_for_training
-from napkin.kernels.cross_entropy_loss import linear_cross_entropy
+from napkin.kernels.cross_entropy_loss import linear_cross_entropy, target_log_probabilities
 from napkin.kernels.gelu_activation import compiled_gelu_tanh, gelu_tanh
 from napkin.kernels.layer_normalization import compiled_layer_norm
 from napkin.kernels.rms_normalization import compiled_rms_norm
@@ -142,6 +142,15 @@ def test_a_loss_of_huge_logits_is_finite_and_one_of_nan_is_nan() -> None:
     torch.testing.assert_close(found, F.cross_entropy(hidden @ weight.T, targets), rtol=1e-5, atol=0)
     hidden[3, 3] = torch.nan
     assert linear_cross_entropy(hidden, weight, targets, compiled=True).isnan()
+
+
+@DTYPES
+def test_log_probabilities_of_targets_are_those_of_a_softmax(dtype: torch.dtype) -> None:
+    logits, targets = drawn(300, 1001, dtype=dtype), torch.arange(300) * 3
+    wanted = logits.double().log_softmax(dim=-1)[torch.arange(300), targets]
+    found = target_log_probabilities(logits, targets)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("target", [-2, 50])

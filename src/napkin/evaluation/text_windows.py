@@ -27,6 +27,7 @@ from napkin.data.permutation import KeyedPermutation
 from napkin.data.token_file import TokenFile
 from napkin.errors import NapkinError
 from napkin.hardware.host import detect_host
+from napkin.kernels.cross_entropy_loss import target_log_probabilities
 from napkin.tokenizer.base import Tokenizer
 
 LEAST_WINDOWS = 100
@@ -269,10 +270,9 @@ def _bits(
         nats = 0.0
         for start in range(last - n_scored, last, _ROWS_OF_LOGITS):
             stop = min(last, start + _ROWS_OF_LOGITS)
-            logits = model.logits_of(hidden[number, start:stop]).float()
+            logits = model.logits_of(hidden[number, start:stop])
             wanted = torch.tensor(row[start + 1 : stop + 1], device=device)
-            logprobs = logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(dim=-1)
-            nats -= float(logprobs.double().sum())
+            nats -= float(target_log_probabilities(logits, wanted).double().sum())
         found.append(nats / math.log(2))
     return found
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from napkin.errors import NapkinError
 from napkin.inference.generation import PREFILL_CHUNK, cache_for, hidden_states
+from napkin.kernels.cross_entropy_loss import target_log_probabilities
 from napkin.model.kv_cache import ContiguousCache
 from napkin.model.transformer import Transformer
 
@@ -150,8 +151,8 @@ def _of_targets(
 ) -> tuple[list[float], list[bool]]:
     logprobs, greedy = [], []
     for rows, wanted in zip(hidden.split(_ROWS_OF_LOGITS), targets.split(_ROWS_OF_LOGITS), strict=True):
-        logits = model.logits_of(rows).float()
-        logprobs += (logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(dim=-1)).tolist()
+        logits = model.logits_of(rows)
+        logprobs += target_log_probabilities(logits, wanted).tolist()
         greedy += (logits.argmax(dim=-1) == wanted).tolist()
     return logprobs, greedy
 
