@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 import triton
@@ -239,7 +240,9 @@ def caught(run: Callable[[str], object], architecture: str) -> dict[str, Launch]
 
     JITFunction.run = catch
     try:
-        with compiling_for(None if here else architecture):
+        # Kernels ask torch whether it is ROCm's.
+        hip = "offline" if PROCESSORS[architecture].target.backend == "hip" else None
+        with compiling_for(None if here else architecture), patch.object(torch.version, "hip", hip):
             run("cuda" if here else "meta")
     finally:
         JITFunction.run = launch

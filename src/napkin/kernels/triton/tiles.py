@@ -5,7 +5,7 @@ compiler that runs out of them spills to memory, and the kernel becomes several 
 nothing on sm_80, sm_90 and sm_100; `benchmarks/cubins.py` reads that from the compiled kernels.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -129,7 +129,9 @@ FULL: _Tiles = {
 def default_attention_tile(kernel: AttentionKernel, query: Tensor, *, bounded: bool) -> AttentionTile:
     """The tile for queries of that dtype and width; `bounded`: whether there are documents, a window or a soft cap."""
     table = FULL if query.dtype == torch.float32 else HALF_BOUNDED if bounded else HALF
-    return next(tile for width, tile in table[kernel].items() if query.shape[-1] <= width)
+    tile = next(tile for width, tile in table[kernel].items() if query.shape[-1] <= width)
+    # ROCm's devices have 64 KiB of shared memory: three stages of heads of 128 would take 80.
+    return replace(tile, stages=min(tile.stages, 2)) if torch.version.hip is not None else tile
 
 
 def dot_precision(dtype: torch.dtype) -> str:
