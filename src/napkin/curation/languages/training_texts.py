@@ -1,5 +1,6 @@
 """The texts that a classifier learns from: a folder with a file, or a folder of files, per language."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,8 @@ def read_training_texts(folder: StrPath, characters: int, seed: int) -> list[tup
     languages.
     """
     folder = Path(folder)
-    if not folder.is_dir():
+    # Path.is_dir raises for a name that is too long.
+    if not os.path.isdir(folder):
         raise NapkinError(f"'{folder}' is not a folder: give one with a file CODE.txt, or a folder CODE, per language")
     found = []
     for entry in sorted(folder.iterdir()):
