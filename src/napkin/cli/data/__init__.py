@@ -8,6 +8,8 @@ STAGE_COMMANDS = {name.replace(" ", "-"): name for name in STAGES}
 
 COMMANDS = {
     "run": "make a corpus of raw documents by the stages of a pipeline, or go on with it",
+    "plan": "predict what a pipeline will leave and take, from a sample of its input",
+    "reconcile": "compare a corpus with its plan",
     "why": "tell a document's story: what each stage did to it, or why it was dropped",
     "samples": "write a page with samples of what each stage dropped, beside what remained",
     "train-classifier": "train a classifier of texts on your positives and negatives, for the stage `classifier`",

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Iterator
+from typing import Any
 
 from napkin.curation.reading.bounded_stream import Stream, decompressed
 from napkin.curation.reading.input_file import InputFile, open_file
@@ -23,19 +24,7 @@ def read_file(file: InputFile, limits: ReadLimits, text_field: str = "text") -> 
     """
     try:
         with open_file(file) as opened:
-            if file.format == "parquet":
-                parquet = importlib.import_module("napkin.curation.reading.parquet")
-                yield from parquet.read_parquet(opened, file.bytes, file.name, limits, text_field)
-                return
-            stream = decompressed(opened, limits.ratio)
-            if file.format == "jsonl":
-                yield from read_jsonl(stream, file.name, limits, text_field)
-            elif file.format == "warc":
-                yield from read_warc(stream, file.name, limits)
-            elif file.format in _MEDIA_TYPES:
-                yield _whole(stream, file.name, _MEDIA_TYPES[file.format], limits)
-            else:
-                yield from read_text(stream, file.name, limits)
+            yield from read_opened(file, opened, limits, text_field)
     except Unreadable as error:
         yield SetAside(file.name, error.reason, error.detail)
     except OSError as error:
@@ -44,6 +33,25 @@ def read_file(file: InputFile, limits: ReadLimits, text_field: str = "text") -> 
                 f"'{file.name}' cannot be read ({first_line(error)}): run the same command again, or leave it out"
             ) from None
         yield SetAside(file.name, "unreadable", error.strerror or first_line(error))
+
+
+def read_opened(
+    file: InputFile, opened: Any, limits: ReadLimits, text_field: str = "text"
+) -> Iterator[Record | SetAside]:
+    """The documents of a file that is open. Raises Unreadable where it is damaged, and OSError."""
+    if file.format == "parquet":
+        parquet = importlib.import_module("napkin.curation.reading.parquet")
+        yield from parquet.read_parquet(opened, file.bytes, file.name, limits, text_field)
+        return
+    stream = decompressed(opened, limits.ratio)
+    if file.format == "jsonl":
+        yield from read_jsonl(stream, file.name, limits, text_field)
+    elif file.format == "warc":
+        yield from read_warc(stream, file.name, limits)
+    elif file.format in _MEDIA_TYPES:
+        yield _whole(stream, file.name, _MEDIA_TYPES[file.format], limits)
+    else:
+        yield from read_text(stream, file.name, limits)
 
 
 def _whole(stream: Stream, name: str, media_type: str, limits: ReadLimits) -> Record | SetAside:

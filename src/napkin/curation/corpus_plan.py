@@ -1,0 +1,275 @@
+"""What a pipeline will make of its input, predicted from a sample: documents, bytes and tokens after each stage, the
+seconds of each, disk and dollars, with intervals.
+
+Intervals are of 90%: the sampled files are drawn again and again (a bootstrap), widened by Student's t where they are
+few, and narrowed by the part of the input that was read. A stage that compares documents finds few duplicates in a
+sample: what it drops of the whole is at least what it drops of the sample, and at most what it drops if every pair of
+duplicates is a pair of its own. The estimate is the square root of both, as that of the guaranteed-error estimator of
+distinct values (Charikar et al. 2000), and the interval has both.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from napkin.curation.applying import apply_stages
+from napkin.curation.corpus_writer import CorpusWriter
+from napkin.curation.input_sample import SampledFile, read_sample
+from napkin.curation.pipeline_file import Pipeline
+from napkin.curation.reading.input_file import InputFile, find_files
+from napkin.curation.record import Record
+from napkin.curation.registry import Stage
+from napkin.curation.shard_log import size_of
+from napkin.curation.stage import CorpusStage
+from napkin.errors import NapkinError
+
+BYTES_PER_TOKEN = 4.0
+"""The rule where no tokenizer is given: of English text and vocabularies of some 50,000."""
+SHARE = 0.001
+"""Of the input's bytes that a plan reads."""
+_DRAWS = 1000
+_LOW, _HIGH = 0.05, 0.95
+_SEED = 20_11
+
+PerFile = NDArray[np.float64]
+"""[sampled files]: an amount of what was read of each."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure with the interval that has the true one in nine of ten cases."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What there is at one place of a pipeline."""
+
+    documents: Estimate
+    bytes: Estimate
+    tokens: Estimate
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """A stage, and what remains after it."""
+
+    name: str
+    remained: Flow
+    seconds: float
+    """Of one core."""
+    dropped: dict[str, float] = field(default_factory=dict)
+    """Documents that each rule drops, where a stage looks at one document at a time."""
+    compares: bool = False
+    """Whether it compares documents, so that a sample tells little."""
+
+
+@dataclass(frozen=True)
+class CorpusPlan:
+    """The prediction of a corpus. Seconds are of one core of this machine."""
+
+    input_files: int
+    input_bytes: int
+    sampled_files: int
+    sampled_share: float
+    """Of the input's bytes."""
+    tokens_are_counted: bool
+    """By a tokenizer; otherwise a token is `BYTES_PER_TOKEN` bytes."""
+    read: Flow
+    stages: tuple[PlannedStage, ...]
+    read_seconds: float
+    write_seconds: float
+    workers: int
+    corpus_bytes: float
+    """Of the documents as they are written."""
+    dollars: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """From the start to the end, with all workers busy."""
+        work = self.read_seconds + self.write_seconds + sum(stage.seconds for stage in self.stages)
+        return work / self.workers
+
+
+class _Totals:
+    """Amounts of sampled files as amounts of the input, and how sure they are."""
+
+    def __init__(self, sample: Sequence[SampledFile], share: float) -> None:
+        self._weights = np.array([each.weight for each in sample])
+        n = len(sample)
+        generator = np.random.Generator(np.random.PCG64(_SEED))
+        self._draws = generator.multinomial(n, np.full(n, 1 / n), size=_DRAWS).astype(float)
+        few = stats.t.ppf(_HIGH, max(n - 1, 1)) / stats.norm.ppf(_HIGH)
+        self._spread = float(few * np.sqrt(max(0.0, 1 - share)))
+        # Where on its interval a comparing stage is, the same for documents, bytes and tokens.
+        self.places = generator.uniform(size=_DRAWS)
+
+    def __call__(self, amounts: PerFile, factor: float = 1.0, factors: PerFile | float = 1.0) -> Estimate:
+        """The total of an amount times `factor`; `factors` has that of each draw."""
+        weighted = amounts * self._weights
+        total = float(weighted.sum())
+        drawn = total + (self._draws @ weighted - total) * self._spread
+        low, high = np.quantile(np.maximum(drawn, 0) * factors, [_LOW, _HIGH])
+        value = total * factor
+        return Estimate(value, min(float(low), value), max(float(high), value))
+
+
+def plan_corpus(
+    pipeline: Pipeline,
+    *,
+    share: float = SHARE,
+    count_tokens: Callable[[str], int] | None = None,
+    workers: int = 1,
+    dollars_per_core_hour: float | None = None,
+    on_progress: Callable[[int, int, str], None] = lambda *_: None,
+) -> CorpusPlan:
+    """Predict what a pipeline makes of its input, from a sample of it.
+
+    Args:
+        pipeline: what would be run.
+        share: of the input's bytes that are read, at least 8 MB and at most 256 MB of them.
+        count_tokens: of a text; None takes the rule of `BYTES_PER_TOKEN`.
+        workers: processes that would run it.
+        dollars_per_core_hour: what a core costs.
+        on_progress: called with a number of all steps that are done, that of all, and what is done.
+
+    Raises NapkinError where there is no input, none of it can be read, or a stage cannot be run.
+    """
+    if not 0 < share <= 1:
+        raise NapkinError(f"a sample of {share:g} of the input is not possible: use a share above 0, at most 1")
+    files = [file for file in find_files(pipeline.input.paths, pipeline.input.format) if isinstance(file, InputFile)]
+    input_bytes = sum(file.bytes for file in files)
+    begin = time.perf_counter()
+    sample = read_sample(
+        files, pipeline.input, share, lambda done, of: on_progress(done, of, f"reading a sample, {done:,} of {of:,}")
+    )
+    sample = [each for each in sample if each.read_bytes]
+    read_seconds = time.perf_counter() - begin
+    records = [(number, record) for number, each in enumerate(sample) for record in each.records]
+    if not records:
+        raise NapkinError("no document of the sample can be read: name other input, or its format")
+    read_bytes = sum(each.read_bytes for each in sample)
+    run = _SampleRun(sample, count_tokens, read_bytes / input_bytes)
+    read = run.flow(records)
+    stages: list[PlannedStage] = []
+    for number, stage in enumerate(pipeline.stages):
+        on_progress(number, len(pipeline.stages), f"sample: {stage.name}")
+        records, planned = run.through(records, stage)
+        stages.append(planned)
+    write_seconds, written = _write(pipeline, [record for _, record in records])
+    remained = stages[-1].remained if stages else read
+    per_byte = written / max(1, sum(size_of(record) for _, record in records))
+    plan = CorpusPlan(
+        input_files=len(files),
+        input_bytes=input_bytes,
+        sampled_files=len(sample),
+        sampled_share=read_bytes / input_bytes,
+        tokens_are_counted=count_tokens is not None,
+        read=read,
+        stages=tuple(stages),
+        read_seconds=read_seconds * input_bytes / read_bytes,
+        write_seconds=write_seconds * remained.bytes.value / max(1, sum(size_of(record) for _, record in records)),
+        workers=workers,
+        corpus_bytes=per_byte * remained.bytes.value,
+    )
+    if dollars_per_core_hour is None:
+        return plan
+    return replace_dollars(plan, dollars_per_core_hour)
+
+
+def replace_dollars(plan: CorpusPlan, dollars_per_core_hour: float) -> CorpusPlan:
+    """The plan with what its seconds cost. Raises NapkinError for a negative price."""
+    if not dollars_per_core_hour >= 0:
+        raise NapkinError(f"{dollars_per_core_hour:g} dollars per core and hour are not possible: use 0 or more")
+    return replace(plan, dollars=plan.seconds * plan.workers / 3600 * dollars_per_core_hour)
+
+
+class _SampleRun:
+    """Runs stages on the sample, and says what that means for the whole."""
+
+    def __init__(self, sample: Sequence[SampledFile], count_tokens: Callable[[str], int] | None, share: float) -> None:
+        self._n_files = len(sample)
+        self._totals = _Totals(sample, share)
+        self._count_tokens, self._share = count_tokens, share
+        self._kept, self._kept_of_draws = 1.0, np.ones(_DRAWS)
+        """What comparing stages leave of what the sample says, and that of each draw."""
+
+    def flow(self, records: Sequence[tuple[int, Record]]) -> Flow:
+        """What there is after the stages so far, for which `records` remain of the sample."""
+        amounts = np.zeros((3, self._n_files))
+        for file, record in records:
+            n_bytes = size_of(record)
+            tokens = self._count_tokens(record.text) if self._count_tokens else n_bytes / BYTES_PER_TOKEN
+            amounts[:, file] += (1, n_bytes, tokens)
+        return Flow(*(self._totals(each, self._kept, self._kept_of_draws) for each in amounts))
+
+    def through(self, records: list[tuple[int, Record]], stage: Stage) -> tuple[list[tuple[int, Record]], PlannedStage]:
+        """The records that remain, and the planned stage."""
+        files = {record.identity: number for number, record in records}
+        before = sum(size_of(record) for _, record in records)
+        whole_before = self._kept * self._totals(self._per_file(records)).value
+        drops: dict[str, PerFile] = {}
+
+        def dropped(record: Record, _: str, why: object) -> None:
+            rule = str(getattr(why, "rule", why))
+            drops.setdefault(rule, np.zeros(self._n_files))[files[record.identity]] += 1
+
+        # What is loaded and compiled at first use is not of the sample.
+        list(apply_stages([copy(record) for _, record in records[:1]], [stage]))
+        begin = time.perf_counter()
+        remaining = list(apply_stages((record for _, record in records), [stage], dropped))
+        seconds = time.perf_counter() - begin
+        found = [(files[record.identity], record) for record in remaining]
+        compares = isinstance(stage, CorpusStage)
+        if compares:
+            self._compare(records, found)
+        planned = PlannedStage(
+            stage.name,
+            self.flow(found),
+            seconds * whole_before / max(1, before),
+            {} if compares else {rule: self._kept * self._totals(each).value for rule, each in drops.items()},
+            compares,
+        )
+        return found, planned
+
+    def _per_file(self, records: Sequence[tuple[int, Record]]) -> PerFile:
+        amounts = np.zeros(self._n_files)
+        for file, record in records:
+            amounts[file] += size_of(record)
+        return amounts
+
+    def _compare(self, before: Sequence[tuple[int, Record]], after: Sequence[tuple[int, Record]]) -> None:
+        """Note what a stage that compares documents leaves of the whole, beyond what it leaves of the sample."""
+        n, n_bytes = len(before), self._per_file(before).sum()
+        kept = float(self._per_file(after).sum() / n_bytes) if n_bytes else 1.0
+        least = 1 - kept
+        # A sample of n documents finds about this many fewer duplicates, if they are pairs.
+        most = min(1.0, float(stats.chi2.ppf(_HIGH, 2 * (n * least + 1))) / 2 / max(1, n) / self._share)
+        most = least + (max(most, least) - least) * (1 - self._share)
+        smallest = max(least, min(most, 0.5 / max(1, n)))
+        estimate = min(most, (smallest * max(most, smallest)) ** 0.5)
+        drawn = smallest ** (1 - self._totals.places) * max(most, smallest) ** self._totals.places
+        if kept > 0:
+            self._kept *= (1 - (estimate if self._share < 1 else least)) / kept
+            self._kept_of_draws = self._kept_of_draws * ((1 - (drawn if self._share < 1 else least)) / kept)
+
+
+def _write(pipeline: Pipeline, records: Sequence[Record]) -> tuple[float, int]:
+    """Seconds and bytes of writing the documents that remain of a sample."""
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.perf_counter()
+        writer = CorpusWriter(Path(folder), 0, pipeline.output.format, pipeline.output.shard_bytes)
+        for record in records:
+            writer.write(record, record.text.encode())
+        writer.close()
+        return time.perf_counter() - begin, sum(file.file_bytes for file in writer.files)
