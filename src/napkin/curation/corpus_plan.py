@@ -82,7 +82,7 @@ class CorpusPlan:
     input_bytes: int
     sampled_files: int
     sampled_share: float
-    """Of the input's bytes."""
+    """Of the documents' bytes."""
     tokens_are_counted: bool
     """By a tokenizer; otherwise a token is `BYTES_PER_TOKEN` bytes."""
     read: Flow
@@ -149,17 +149,17 @@ def plan_corpus(
         raise NapkinError(f"a sample of {share:g} of the input is not possible: use a share above 0, at most 1")
     files = [file for file in find_files(pipeline.input.paths, pipeline.input.format) if isinstance(file, InputFile)]
     input_bytes = sum(file.bytes for file in files)
-    begin = time.perf_counter()
     sample = read_sample(
         files, pipeline.input, share, lambda done, of: on_progress(done, of, f"reading a sample, {done:,} of {of:,}")
     )
     sample = [each for each in sample if each.read_bytes]
-    read_seconds = time.perf_counter() - begin
     records = [(number, record) for number, each in enumerate(sample) for record in each.records]
     if not records:
         raise NapkinError("no document of the sample can be read: name other input, or its format")
-    read_bytes = sum(each.read_bytes for each in sample)
-    run = _SampleRun(sample, count_tokens, read_bytes / input_bytes)
+    text_bytes = np.array([sum(size_of(record) for record in each.records) for each in sample])
+    # What was read for nothing, such as binary files, is not of the sample.
+    sampled_share = float(text_bytes.sum() / (text_bytes * [each.weight for each in sample]).sum())
+    run = _SampleRun(sample, count_tokens, sampled_share)
     read = run.flow(records)
     stages: list[PlannedStage] = []
     for number, stage in enumerate(pipeline.stages):
@@ -173,11 +173,11 @@ def plan_corpus(
         input_files=len(files),
         input_bytes=input_bytes,
         sampled_files=len(sample),
-        sampled_share=read_bytes / input_bytes,
+        sampled_share=sampled_share,
         tokens_are_counted=count_tokens is not None,
         read=read,
         stages=tuple(stages),
-        read_seconds=read_seconds * input_bytes / read_bytes,
+        read_seconds=sum(each.seconds * each.weight for each in sample),
         write_seconds=write_seconds * remained.bytes.value / max(1, sum(size_of(record) for _, record in records)),
         workers=workers,
         corpus_bytes=per_byte * remained.bytes.value,
@@ -201,23 +201,19 @@ class _SampleRun:
         self._n_files = len(sample)
         self._totals = _Totals(sample, share)
         self._count_tokens, self._share = count_tokens, share
-        self._kept, self._kept_of_draws = 1.0, np.ones(_DRAWS)
-        """What comparing stages leave of what the sample says, and that of each draw."""
+        self._kept, self._kept_of_draws = [1.0] * 3, np.ones((3, _DRAWS))
+        """What comparing stages leave of the documents, bytes and tokens that the sample says, and that of draws."""
 
     def flow(self, records: Sequence[tuple[int, Record]]) -> Flow:
         """What there is after the stages so far, for which `records` remain of the sample."""
-        amounts = np.zeros((3, self._n_files))
-        for file, record in records:
-            n_bytes = size_of(record)
-            tokens = self._count_tokens(record.text) if self._count_tokens else n_bytes / BYTES_PER_TOKEN
-            amounts[:, file] += (1, n_bytes, tokens)
-        return Flow(*(self._totals(each, self._kept, self._kept_of_draws) for each in amounts))
+        each = zip(self._amounts(records), self._kept, self._kept_of_draws, strict=True)
+        return Flow(*(self._totals(amounts, kept, kept_of_draws) for amounts, kept, kept_of_draws in each))
 
     def through(self, records: list[tuple[int, Record]], stage: Stage) -> tuple[list[tuple[int, Record]], PlannedStage]:
         """The records that remain, and the planned stage."""
         files = {record.identity: number for number, record in records}
         before = sum(size_of(record) for _, record in records)
-        whole_before = self._kept * self._totals(self._per_file(records)).value
+        whole_before = self._kept[1] * self._totals(self._amounts(records)[1]).value
         drops: dict[str, PerFile] = {}
 
         def dropped(record: Record, _: str, why: object) -> None:
@@ -237,31 +233,38 @@ class _SampleRun:
             stage.name,
             self.flow(found),
             seconds * whole_before / max(1, before),
-            {} if compares else {rule: self._kept * self._totals(each).value for rule, each in drops.items()},
+            {} if compares else {rule: self._kept[0] * self._totals(each).value for rule, each in drops.items()},
             compares,
         )
         return found, planned
 
-    def _per_file(self, records: Sequence[tuple[int, Record]]) -> PerFile:
-        amounts = np.zeros(self._n_files)
+    def _amounts(self, records: Sequence[tuple[int, Record]]) -> NDArray[np.float64]:
+        """Documents, bytes and tokens of each sampled file: [3, files]."""
+        amounts = np.zeros((3, self._n_files))
         for file, record in records:
-            amounts[file] += size_of(record)
+            n_bytes = size_of(record)
+            tokens = self._count_tokens(record.text) if self._count_tokens else n_bytes / BYTES_PER_TOKEN
+            amounts[:, file] += (1, n_bytes, tokens)
         return amounts
 
     def _compare(self, before: Sequence[tuple[int, Record]], after: Sequence[tuple[int, Record]]) -> None:
         """Note what a stage that compares documents leaves of the whole, beyond what it leaves of the sample."""
-        n, n_bytes = len(before), self._per_file(before).sum()
-        kept = float(self._per_file(after).sum() / n_bytes) if n_bytes else 1.0
-        least = 1 - kept
-        # A sample of n documents finds about this many fewer duplicates, if they are pairs.
-        most = min(1.0, float(stats.chi2.ppf(_HIGH, 2 * (n * least + 1))) / 2 / max(1, n) / self._share)
-        most = least + (max(most, least) - least) * (1 - self._share)
-        smallest = max(least, min(most, 0.5 / max(1, n)))
-        estimate = min(most, (smallest * max(most, smallest)) ** 0.5)
-        drawn = smallest ** (1 - self._totals.places) * max(most, smallest) ** self._totals.places
-        if kept > 0:
-            self._kept *= (1 - (estimate if self._share < 1 else least)) / kept
-            self._kept_of_draws = self._kept_of_draws * ((1 - (drawn if self._share < 1 else least)) / kept)
+        n, n_dropped = len(before), len(before) - len(after)
+        # As many may well have been expected where so few were found.
+        likely = float(stats.chi2.ppf(_HIGH, 2 * (n_dropped + 1))) / 2
+        for number, (was, remains) in enumerate(zip(self._amounts(before), self._amounts(after), strict=True)):
+            total = self._totals(was).value
+            kept = self._totals(remains).value / total if total else 1.0
+            least = 1 - kept
+            if kept <= 0 or self._share >= 1:
+                continue
+            smallest = max(least, 0.5 / n)
+            most = min(1.0, max(least, 1 / n) * likely / max(1, n_dropped) / self._share)
+            most = max(smallest, least + (most - least) * (1 - self._share))
+            estimate = (smallest * most) ** 0.5
+            drawn = smallest ** (1 - self._totals.places) * most**self._totals.places
+            self._kept[number] *= (1 - estimate) / kept
+            self._kept_of_draws[number] *= (1 - drawn) / kept
 
 
 def _write(pipeline: Pipeline, records: Sequence[Record]) -> tuple[float, int]:

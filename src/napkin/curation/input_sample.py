@@ -5,6 +5,7 @@ each stands for as many bytes as lie between two points. So what the documents o
 read, times these bytes, adds up to an estimate of the whole (Hansen and Hurwitz 1943).
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ from typing import Any
 
 from napkin.curation.pipeline_file import InputOptions
 from napkin.curation.reading.documents import read_opened
-from napkin.curation.reading.input_file import InputFile, open_file
+from napkin.curation.reading.input_file import COMPRESSED, InputFile, open_file
 from napkin.curation.reading.set_aside import SetAside, Unreadable
 from napkin.curation.record import Record
 
@@ -35,6 +36,8 @@ class SampledFile:
     stands_for_bytes: float
     """Of the input, as files have them."""
     read_bytes: int = 0
+    seconds: float = 0.0
+    """Of reading it."""
     records: list[Record] = field(default_factory=list)
 
     @property
@@ -77,7 +80,9 @@ def read_sample(
     sample: list[SampledFile] = []
     for number, (file, stands_for, most) in enumerate(drawn):
         on_progress(number, len(drawn))
+        begin = time.perf_counter()
         sample.append(_read(file, stands_for, most, options))
+        sample[-1].seconds = time.perf_counter() - begin
     return sample
 
 
@@ -85,8 +90,8 @@ def _read(file: InputFile, stands_for: float, most: int, options: InputOptions) 
     sampled = SampledFile(file, stands_for, file.bytes)
     # What cannot be read is set aside in a pipeline, with what came before it kept.
     with suppress(Unreadable, OSError), open_file(file) as opened:
-        # pyarrow wants as many bytes as it asks for.
-        counted = _Counted(opened, most=2**40 if file.format == "parquet" else _READ_BYTES)
+        # Much is in a few compressed bytes; other readers want as many as they ask for.
+        counted = _Counted(opened, most=_READ_BYTES if file.name.endswith(COMPRESSED) else 2**40)
         for record in read_opened(file, counted, options.limits, options.text_field):
             if isinstance(record, SetAside):
                 continue
@@ -108,7 +113,7 @@ def _is_text(record: Record) -> bool:
 
 
 class _Counted:
-    """A file that says how many of its bytes were read; it gives few at a time, so that little is read ahead."""
+    """A file that says how many of its bytes were read, and gives at most so many at a time."""
 
     def __init__(self, file: Any, most: int) -> None:
         self._file, self._most = file, most

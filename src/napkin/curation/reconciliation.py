@@ -34,7 +34,7 @@ class Reconciliation:
 
     rows: tuple[ReconciledRow, ...]
     stage_seconds: tuple[tuple[str, float, float], ...]
-    """Names of stages with planned and metered seconds of one core."""
+    """Names of stages that look at one document at a time, with planned and metered seconds of one core."""
 
 
 def read_plan(path: Path) -> CorpusPlan:
@@ -72,4 +72,5 @@ def _stage_seconds(corpus: Path, plan: CorpusPlan) -> tuple[tuple[str, float, fl
         seconds = msgspec.json.decode((corpus / METER).read_bytes(), type=dict[str, list[float]])["stage_seconds"]
     except (OSError, msgspec.MsgspecError, KeyError):
         return ()
-    return tuple((stage.name, stage.seconds, metered) for stage, metered in zip(plan.stages, seconds, strict=False))
+    both = zip(plan.stages, seconds, strict=False)
+    return tuple((stage.name, stage.seconds, metered) for stage, metered in both if not stage.compares)

@@ -18,7 +18,7 @@ def print_plan(plan: CorpusPlan) -> None:
     tokens = "tokens" if plan.tokens_are_counted else "tokens at 4 bytes"
     print_table(["after", "documents", "bytes of text", tokens, "seconds of a core"], rows, align="lrrrr")
     say(
-        f"from a sample of {format_share(plan.sampled_share)} of {format_bytes(plan.input_bytes)}, in "
+        f"from a sample of {format_share(plan.sampled_share)} of the documents in {format_bytes(plan.input_bytes)}, of "
         f"{plan.sampled_files:,} of {plan.input_files:,} files; in brackets intervals of 90%"
     )
     if any(stage.compares for stage in plan.stages):

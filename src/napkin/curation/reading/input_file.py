@@ -31,7 +31,7 @@ _ENDINGS: dict[str, InputFormat] = {
     ".xhtml": "html",
     ".pdf": "pdf",
 }
-_COMPRESSED = (".gz", ".zst")
+COMPRESSED = (".gz", ".zst")
 _SKIPPED_FOLDERS = frozenset({"__pycache__"})
 
 
@@ -81,7 +81,7 @@ def format_of(name: str) -> InputFormat:
     ('warc', 'text', 'jsonl')
     """
     stem, ending = os.path.splitext(name.lower())
-    if ending in _COMPRESSED:
+    if ending in COMPRESSED:
         ending = os.path.splitext(stem)[1]
     return _ENDINGS.get(ending, "text")
 
