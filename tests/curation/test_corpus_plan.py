@@ -24,7 +24,7 @@ STAGES = ("length", "duplicates")
 def small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(input_sample, "LEAST_BYTES", 2**14)
     monkeypatch.setattr(input_sample, "_LEAST_PART_BYTES", 2**12)
-    monkeypatch.setattr(input_sample, "_LEAST_POINTS", 10)
+    monkeypatch.setattr(input_sample, "_LEAST_POINTS", 30)
 
 
 def write_corpus(folder: Path, seed: int) -> Path:

@@ -1,8 +1,8 @@
 """What a pipeline will make of its input, predicted from a sample: documents, bytes and tokens after each stage, the
 seconds of each, disk and dollars, with intervals.
 
-Intervals are of 90%: the sampled files are drawn again and again (a bootstrap), widened by Student's t where they are
-few, and narrowed by the part of the input that was read. A stage that compares documents finds few duplicates in a
+Intervals are of 90%, by the differences among the sampled files: of Student's t, which is wide where they are few, on a
+logarithmic scale, and narrowed by the part of the input that was read. A stage that compares documents finds few duplicates in a
 sample: what it drops of the whole is at least what it drops of the sample, and at most what it drops if every pair of
 duplicates is a pair of its own. The estimate is the square root of both, as that of the guaranteed-error estimator of
 distinct values (Charikar et al. 2000), and the interval has both.
@@ -108,9 +108,8 @@ class _Totals:
         self._weights = np.array([each.weight for each in sample])
         n = len(sample)
         generator = np.random.Generator(np.random.PCG64(_SEED))
-        self._draws = generator.multinomial(n, np.full(n, 1 / n), size=_DRAWS).astype(float)
-        few = stats.t.ppf(_HIGH, max(n - 1, 1)) / stats.norm.ppf(_HIGH)
-        self._spread = float(few * np.sqrt(max(0.0, 1 - share)))
+        self._error = (n / max(1, n - 1) * max(0.0, 1 - share)) ** 0.5
+        self._draws = generator.standard_t(max(1, n - 1), size=_DRAWS)
         # Where on its interval a comparing stage is, the same for documents, bytes and tokens.
         self.places = generator.uniform(size=_DRAWS)
 
@@ -118,8 +117,11 @@ class _Totals:
         """The total of an amount times `factor`; `factors` has that of each draw."""
         weighted = amounts * self._weights
         total = float(weighted.sum())
-        drawn = total + (self._draws @ weighted - total) * self._spread
-        low, high = np.quantile(np.maximum(drawn, 0) * factors, [_LOW, _HIGH])
+        if not total:
+            return Estimate(0.0, 0.0, 0.0)
+        error = self._error * float(((weighted - weighted.mean()) ** 2).sum()) ** 0.5
+        # Amounts per file are skewed: their sums are nearer to a log-normal distribution than to a normal one.
+        low, high = np.quantile(total * np.exp(self._draws * error / total) * factors, [_LOW, _HIGH])
         value = total * factor
         return Estimate(value, min(float(low), value), max(float(high), value))
 

@@ -24,7 +24,7 @@ MOST_BYTES = 2**28
 """The sample is held in memory."""
 _POINT_BYTES = 2**14
 _LEAST_POINTS, _MOST_POINTS = 64, 4096
-_LEAST_PART_BYTES = 2**20
+_LEAST_PART_BYTES = 2**21
 _READ_BYTES = 2**14
 
 
@@ -91,16 +91,19 @@ def _read(file: InputFile, stands_for: float, most: int, options: InputOptions) 
     # What cannot be read is set aside in a pipeline, with what came before it kept.
     with suppress(Unreadable, OSError), open_file(file) as opened:
         # Much is in a few compressed bytes; other readers want as many as they ask for.
-        counted = _Counted(opened, most=_READ_BYTES if file.name.endswith(COMPRESSED) else 2**40)
+        is_compressed = file.name.endswith(COMPRESSED)
+        counted = _Counted(opened, most=_READ_BYTES if is_compressed else 2**40)
         for record in read_opened(file, counted, options.limits, options.text_field):
             if isinstance(record, SetAside):
                 continue
+            # Blocks are read ahead of the documents in them.
+            place = counted.n_bytes if is_compressed or not record.offset else record.offset
+            if most <= place < file.bytes:
+                sampled.read_bytes = place
+                break
             record.licence = record.licence or options.licence
             if _is_text(record):
                 sampled.records.append(record)
-            if most <= counted.n_bytes < file.bytes:
-                sampled.read_bytes = counted.n_bytes
-                break
     return sampled
 
 
