@@ -75,6 +75,8 @@ BASES = {
     "tokenizer import": "missing.json --out new.json",
     "tokenizer export": "one/tokenizer.json --out new.json",
     "data why": "one.txt#1 --in missing",
+    "data plan": "one.txt",
+    "data reconcile": "missing --plan one.txt",
     "data samples": "missing --out new.html",
     "data train-classifier": "--positive one.txt --negative one.txt --out new.model",
     # These measure or train where the input is right: each has a wrong option beside.

@@ -53,7 +53,7 @@ def pipeline_of(folder: Path, stages: tuple[str, ...] = STAGES) -> Pipeline:
 
 def test_true_figures_are_in_nine_of_ten_intervals(tmp_path: Path) -> None:
     inside: list[bool] = []
-    for seed in range(20):
+    for seed in range(8):
         folder = write_corpus(tmp_path / f"{seed}", seed)
         files = [each for each in find_files([str(folder)]) if isinstance(each, InputFile)]
         plan = plan_corpus(pipeline_of(folder), share=0.15)
@@ -63,8 +63,8 @@ def test_true_figures_are_in_nine_of_ten_intervals(tmp_path: Path) -> None:
             for figure in ("documents", "bytes"):
                 estimate, value = getattr(planned, figure), getattr(true, figure).value
                 inside.append(estimate.low <= value <= estimate.high)
-    # 80 figures of 20 corpora.
-    assert sum(inside) >= 68
+    # 32 figures of 8 corpora, always the same ones.
+    assert sum(inside) >= 27
 
 
 def test_a_sample_of_everything_is_what_the_pipeline_makes(tmp_path: Path) -> None:

@@ -2,10 +2,10 @@
 seconds of each, disk and dollars, with intervals.
 
 Intervals are of 90%, by the differences among the sampled files: of Student's t, which is wide where they are few, on a
-logarithmic scale, and narrowed by the part of the input that was read. A stage that compares documents finds few duplicates in a
-sample: what it drops of the whole is at least what it drops of the sample, and at most what it drops if every pair of
-duplicates is a pair of its own. The estimate is the square root of both, as that of the guaranteed-error estimator of
-distinct values (Charikar et al. 2000), and the interval has both.
+logarithmic scale, and narrowed by the part of the input that was read. A stage that compares documents finds few
+duplicates in a sample: what it drops of the whole is at least what it drops of the sample, and at most what it drops if
+every pair of duplicates is a pair of its own. The estimate is the square root of the product, as that of the
+guaranteed-error estimator of distinct values (Charikar et al. 2000), and the interval has both.
 """
 
 import tempfile
