@@ -1,6 +1,7 @@
 # make demo   set up .venv and train a language model on Python's own library, books kept
 # make test   set up .venv and run every check: lint, types, tests
 # make triton install triton (1 GB) into .venv and test the kernels for GPUs in its interpreter, without a GPU
+# make ray    install ray (300 MB) into .venv and test pipelines of curation on two nodes of a cluster on this machine
 # make docs   build the site into site/: the pages of docs/ and a reference from the docstrings
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -12,7 +13,7 @@ READY := $(VENV)/.ready
 export GOMP_SPINCOUNT ?= 5000
 export NAPKIN_CACHE_DIR ?= $(CURDIR)/.cache
 
-.PHONY: demo test check torture triton docs clean
+.PHONY: demo test check torture triton ray docs clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -34,6 +35,13 @@ triton: $(VENV)/.triton-ready
 
 $(VENV)/.triton-ready: $(READY)
 	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[triton]"
+	@touch $@
+
+ray: $(VENV)/.ray-ready
+	$(VENV)/bin/python -m pytest tests/curation/test_ray_engine.py
+
+$(VENV)/.ray-ready: $(READY)
+	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[ray]"
 	@touch $@
 
 docs: $(VENV)/.docs-ready

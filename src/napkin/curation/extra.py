@@ -1,4 +1,4 @@
-"""The libraries of the extra `curation`, imported where they are used."""
+"""The libraries of the extras `curation` and `ray`, imported where they are used."""
 
 import importlib
 from types import ModuleType
@@ -6,13 +6,13 @@ from types import ModuleType
 from napkin.errors import NapkinError
 
 
-def import_extra(name: str, purpose: str) -> ModuleType:
-    """Import a library of the extra. Raises NapkinError, with what it is needed for, where it is not installed."""
+def import_extra(name: str, purpose: str, extra: str = "curation") -> ModuleType:
+    """Import a library of an extra. Raises NapkinError, with what it is needed for, where it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:
         library = name.partition(".")[0]
-        raise NapkinError(f"{purpose} needs {library}: pip install 'napkin-lm[curation]'") from None
+        raise NapkinError(f"{purpose} needs {library}: pip install 'napkin-lm[{extra}]'") from None
 
 
 def zstandard() -> ModuleType:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,6 +18,7 @@ from napkin.curation.extra import import_extra, zstandard
 from napkin.curation.manifest import NAME, Manifest, read_manifest
 from napkin.curation.passes import divide_into_passes
 from napkin.curation.pipeline_file import Pipeline, values_of, versions_of
+from napkin.curation.ray_engine import do_tasks_on_ray, ray_cluster
 from napkin.curation.reading.input_file import InputFile, find_files
 from napkin.curation.reading.set_aside import SetAside
 from napkin.curation.shard_work import RECORDS, SUMMARY, DecisionTask, ShardTask, Task, folder_of
@@ -27,6 +28,10 @@ from napkin.files import try_lock
 from napkin.runs.json_file import read_json, write_json
 
 STATE = "pipeline.json"
+
+Engine = Literal["processes", "ray"]
+DoTasks = Callable[[Sequence[Task], Callable[[Task], None]], None]
+"""Does tasks in any order, and calls the function after each."""
 
 Progress = Callable[[int, int, str], None]
 """Called with bytes of input that are done, those of all passes, and what is done now."""
@@ -53,6 +58,8 @@ def run_pipeline(
     out: Path,
     *,
     workers: int = 1,
+    engine: Engine = "processes",
+    ray_address: str | None = None,
     on_progress: Progress = lambda *_: None,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
@@ -62,6 +69,8 @@ def run_pipeline(
         pipeline: what is read, done and written.
         out: a folder that does not exist or is empty, or one in which this pipeline was begun.
         workers: processes that work on shards.
+        engine: who does so: processes of this machine, or the nodes of a Ray cluster, however many there are.
+        ray_address: of the cluster; None starts one on this machine.
         on_progress: see `Progress`.
         on_message: called with a line for the user, where a worker ended.
 
@@ -76,9 +85,9 @@ def run_pipeline(
     if _refuse_other(out, pipeline, shards):
         remove_work(out)
         return Outcome(read_manifest(out), True)
-    with _locked(out):
+    with _locked(out), _started(engine, ray_address, pipeline, out / WORK, workers, on_message) as do:
         _begin(out / WORK, pipeline, shards)
-        _do_passes(pipeline, out / WORK, shards, workers, on_progress, on_message)
+        _do_passes(pipeline, out / WORK, shards, do, on_progress)
         on_progress(0, 0, "writing the manifest")
         return Outcome(finish_corpus(out, pipeline, shards, found), False)
 
@@ -194,6 +203,23 @@ def _locked(out: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+@contextmanager
+def _started(
+    engine: Engine,
+    ray_address: str | None,
+    pipeline: Pipeline,
+    work: Path,
+    workers: int,
+    on_message: Callable[[str], None],
+) -> Iterator[DoTasks]:
+    """What does the tasks of a pipeline."""
+    if engine == "processes":
+        yield lambda tasks, on_done: do_tasks(pipeline, work, tasks, workers, on_done, on_message)
+        return
+    with ray_cluster(ray_address) as ray:
+        yield lambda tasks, on_done: do_tasks_on_ray(ray, pipeline, work, tasks, on_done)
+
+
 def _begin(work: Path, pipeline: Pipeline, shards: Sequence[Sequence[InputFile]]) -> None:
     if (work / STATE).exists():
         return
@@ -206,9 +232,8 @@ def _do_passes(
     pipeline: Pipeline,
     work: Path,
     shards: Sequence[Sequence[InputFile]],
-    workers: int,
+    do: DoTasks,
     on_progress: Progress,
-    on_message: Callable[[str], None],
 ) -> None:
     passes = divide_into_passes(pipeline.stages)
     sizes = [sum(file.bytes for file in shard) for shard in shards]
@@ -232,12 +257,12 @@ def _do_passes(
             _remove_read(work, task)
             on_progress(done, total, f"{title}, shard {task.shard + 1:,} of {len(shards):,}")
 
-        do_tasks(pipeline, work, to_do, workers, count, on_message)
+        do(to_do, count)
         if pass_.summarized is not None:
             decision = DecisionTask(pass_.number, len(shards))
             if not folder_of(work, decision).is_dir():
                 on_progress(done, total, f"{pass_.summarized.name}: deciding")
-                do_tasks(pipeline, work, [decision], 1, lambda _: None, on_message)
+                do([decision], lambda _: None)
 
 
 def _remove_read(work: Path, task: ShardTask) -> None:

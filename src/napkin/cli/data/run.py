@@ -1,7 +1,7 @@
 """`napkin data run`."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -20,6 +20,11 @@ class RunOptions(JsonOption):
     """Folder of the corpus."""
     workers: int | None = None
     """Processes that work on shards; None is one per core."""
+    engine: Literal["processes", "ray"] = "processes"
+    """Who works on shards: processes of this machine, or a Ray cluster whose nodes see the same files at the same
+    paths."""
+    ray_address: str | None = None
+    """Of the Ray cluster, such as auto or 10.0.0.1:6379; None starts one on this machine."""
 
 
 def main(arguments: list[str]) -> None:
@@ -28,4 +33,11 @@ def main(arguments: list[str]) -> None:
     from napkin.cli.data.running import run_and_print
     from napkin.curation.pipeline_file import read_pipeline
 
-    run_and_print(read_pipeline(options.pipeline), options.out, options.workers, as_program=options.json)
+    run_and_print(
+        read_pipeline(options.pipeline),
+        options.out,
+        options.workers,
+        engine=options.engine,
+        ray_address=options.ray_address,
+        as_program=options.json,
+    )

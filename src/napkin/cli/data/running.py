@@ -8,13 +8,21 @@ from napkin.cli.progress import ProgressLine, progress_line
 from napkin.cli.terminal import notify, print_json, print_table, say
 from napkin.curation.manifest import Amount, Manifest
 from napkin.curation.pipeline_file import Pipeline
-from napkin.curation.pipeline_run import Outcome, run_pipeline
+from napkin.curation.pipeline_run import Engine, Outcome, run_pipeline
 from napkin.errors import NapkinError
 from napkin.hardware.host import usable_cores
 from napkin.units import format_bytes, format_share
 
 
-def run_and_print(pipeline: Pipeline, out: str, workers: int | None, *, as_program: bool) -> None:
+def run_and_print(
+    pipeline: Pipeline,
+    out: str,
+    workers: int | None,
+    *,
+    engine: Engine = "processes",
+    ray_address: str | None = None,
+    as_program: bool,
+) -> None:
     """Make a corpus, or go on with it, and print what came out."""
     if not out:
         raise NapkinError("--out is empty: name a folder for the corpus")
@@ -24,6 +32,8 @@ def run_and_print(pipeline: Pipeline, out: str, workers: int | None, *, as_progr
             pipeline,
             path,
             workers=usable_cores() if workers is None else workers,
+            engine=engine,
+            ray_address=ray_address,
             on_progress=partial(_show_progress, line),
             on_message=lambda message: notify(f"data: {message}"),
         )
