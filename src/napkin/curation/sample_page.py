@@ -10,6 +10,7 @@ from napkin.curation.samples import Sample
 from napkin.curation.shard_log import SAMPLES
 from napkin.files import atomic_write_text, refuse_unmarked
 from napkin.report.colours import COLOURS
+from napkin.report.flow_picture import FlowStep, flow_svg
 from napkin.report.templates import render
 from napkin.units import format_bytes, format_share
 
@@ -34,6 +35,7 @@ def write_sample_page(corpus: Path, path: Path) -> Path:
         sections={"stages": "What each stage did"} | {rule["id"]: rule["title"] for rule in rules},
         statement=f"{manifest.documents:,} of {manifest.input.read.documents:,} documents remain, "
         f"{format_bytes(manifest.text_bytes)} of text.",
+        flow=_flow(manifest),
         rows=_stage_rows(manifest),
         rules=rules,
         kept=kept,
@@ -43,6 +45,21 @@ def write_sample_page(corpus: Path, path: Path) -> Path:
     )
     atomic_write_text(path, page.replace("\0", "\N{REPLACEMENT CHARACTER}"), overwrite=True)
     return path
+
+
+def _flow(manifest: Manifest) -> str:
+    """The picture of what went through the stages, in documents."""
+    steps = [
+        FlowStep(
+            stage.name,
+            stage.remained.documents,
+            {rule: float(amount.documents) for rule, amount in stage.dropped.items()},
+        )
+        for stage in manifest.stages
+    ]
+    return flow_svg(
+        "What entered, what each stage dropped, what remained", manifest.input.read.documents, steps, "documents"
+    )
 
 
 def _rules(manifest: Manifest, samples: list[Sample]) -> list[dict[str, Any]]:

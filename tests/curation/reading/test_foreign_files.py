@@ -183,6 +183,9 @@ def test_files_are_found_in_order_and_what_leads_out_of_a_folder_is_not_followed
         f"{folder}/y.txt",
         f"{folder}/z.txt",
     ]
+    # The pattern finds the folder b and the page in it.
+    pages = [each.name for each in find_files([f"{folder}/**"]) if isinstance(each, InputFile)]
+    assert pages.count(f"{folder}/b/2.html") == 1
     with pytest.raises(NapkinError, match="is found twice"):
         list(find_files([f"{folder}/a.txt", str(folder)]))
     with pytest.raises(NapkinError, match="does not exist"):

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from napkin.curation.extra import import_extra
@@ -50,16 +51,18 @@ class InputFile:
 def find_files(paths: Sequence[str], chosen: InputFormat = "auto") -> Iterator[InputFile | SetAside]:
     """The files in `paths`, in that order, those of a folder sorted by name.
 
-    Raises NapkinError for a path that does not exist, and for a file that is found twice.
+    A pattern that finds a folder and the files in it gives each once. Raises NapkinError for a path that does not
+    exist, and for a file that two paths have.
     """
-    seen: set[str] = set()
-    for path in paths:
+    seen: dict[str, int] = {}
+    for number, path in enumerate(paths):
         for found in _in_address(path, chosen) if "://" in path else _in_path(path, chosen):
             name = found.name if isinstance(found, InputFile) else found.identity
-            if name in seen:
-                raise NapkinError(f"input '{name}' is found twice in the paths: name it once")
-            seen.add(name)
-            yield found
+            if name not in seen:
+                seen[name] = number
+                yield found
+            elif seen[name] != number:
+                raise NapkinError(f"input '{name}' is found twice, in '{paths[seen[name]]}' too: name it once")
 
 
 @contextmanager
@@ -88,7 +91,7 @@ def format_of(name: str) -> InputFormat:
 
 def _in_path(path: str, chosen: InputFormat) -> Iterator[InputFile | SetAside]:
     if not os.path.lexists(path):
-        matches = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else []
+        matches = _matches(path) if glob.has_magic(path) else []
         if not matches:
             raise NapkinError(f"input '{path}' does not exist: name a file, a folder, a pattern or an address")
         for match in matches:
@@ -97,6 +100,20 @@ def _in_path(path: str, chosen: InputFormat) -> Iterator[InputFile | SetAside]:
         yield from _in_folder(path, os.path.realpath(path), chosen)
     else:
         yield _local_file(path, chosen)
+
+
+def _matches(pattern: str) -> list[str]:
+    """What a pattern finds, sorted, without hidden entries; `**` does not follow links to folders."""
+    parts = Path(pattern).parts
+    first = next(number for number, part in enumerate(parts) if glob.has_magic(part))
+    root, below = Path(*parts[:first]), parts[first:]
+    if below[-1] == "**":
+        below = (*below, "*")
+    try:
+        found = [path.relative_to(root) for path in root.glob("/".join(below))]
+    except (OSError, ValueError) as error:
+        raise NapkinError(f"input '{pattern}' cannot be searched ({first_line(error)}): name its folder") from None
+    return sorted(str(root / path) for path in found if not any(part.startswith(".") for part in path.parts))
 
 
 def _in_folder(folder: str, root: str, chosen: InputFormat) -> Iterator[InputFile | SetAside]:
