@@ -2,7 +2,7 @@
 
     python benchmarks/rank_bytes.py [WORDS | NAMES ...]
 
-Each case is planned (a rank's step traced on a fake process group), then trained by forked ranks that meter three steps
+Each case is planned (a rank's step traced on a fake process group), then trained by forked ranks that meter two steps
 and take the smallest peak. Printed are the bytes in tensors at the peak of each rank, planned and metered, and in
 brackets by how much the allocator's events exceed the latter: scratch of oneDNN in products of bf16. Words choose cases
 by parts of their names; names of cases choose these.
@@ -47,7 +47,7 @@ MODEL: dict[str, Any] = {
     "n_kv_heads": 2,
 }
 EXPERTS = {"n_experts": 4, "d_expert": 32}
-METERED_STEPS = 3
+METERED_STEPS = 2
 Case = dict[str, Any]
 IMPORTED = (
     "napkin.distributed.context_parallel",
