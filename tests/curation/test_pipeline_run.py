@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -273,3 +274,16 @@ def test_a_pipeline_that_is_wrong_is_refused_by_its_field(tmp_path: Path, text: 
     (tmp_path / "pipeline.toml").write_text(text)
     with pytest.raises(NapkinError, match=re.escape(complaint)):
         read_pipeline(tmp_path / "pipeline.toml")
+
+
+def test_a_list_that_changes_between_two_runs_is_refused_as_an_option_would_be(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a text about cheese")
+    words = tmp_path / "words.txt"
+    words.write_text("sausage\n")
+    text = f'[input]\npaths = ["{tmp_path}/a.txt"]\n[[stage]]\nname = "word list"\nfile = "{words}"\n'
+    manifest = run_pipeline(pipeline_of_text(text), tmp_path / "corpus").manifest
+    assert manifest.files_of_options == {str(words): sha256(b"sausage\n").hexdigest()}
+    assert run_pipeline(pipeline_of_text(text), tmp_path / "corpus").was_finished
+    words.write_text("cheese\n")
+    with pytest.raises(NapkinError, match=r"words.txt', which a stage reads, has changed since"):
+        run_pipeline(pipeline_of_text(text), tmp_path / "corpus")

@@ -24,7 +24,7 @@ import msgspec
 import napkin
 from napkin.curation.manifest import KIND, NAME, SCHEMA_VERSION, Amount, InputBooks, Manifest, StageBooks
 from napkin.curation.passes import Pass, divide_into_passes
-from napkin.curation.pipeline_file import Pipeline, values_of
+from napkin.curation.pipeline_file import Pipeline, files_of_options, values_of
 from napkin.curation.reading.input_file import InputFile
 from napkin.curation.reading.set_aside import SetAside
 from napkin.curation.registry import stage_version
@@ -171,6 +171,7 @@ def _manifest(
         documents=sum(file.documents for file in files),
         text_bytes=sum(file.text_bytes for file in files),
         files=files,
+        files_of_options=files_of_options(pipeline),
         checksums={path.relative_to(out).as_posix(): _digest(path) for path in beside},
     )
 

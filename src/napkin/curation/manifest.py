@@ -88,6 +88,8 @@ class Manifest:
     text_bytes: int
     files: tuple[CorpusFile, ...]
     """In `documents/`."""
+    files_of_options: dict[str, str]
+    """SHA-256 of each file that an option of a stage names, by path."""
     checksums: dict[str, str]
     """SHA-256 of each other file but meter.json, by its path in the corpus."""
 

@@ -14,6 +14,7 @@ Paths are relative to the folder in which the command runs.
 """
 
 import dataclasses
+import hashlib
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ import msgspec
 from napkin.curation.applying import MEMORY_BYTES
 from napkin.curation.reading.input_file import InputFormat
 from napkin.curation.reading.set_aside import ReadLimits
-from napkin.curation.registry import Stage, make_stage, stage_options, stage_version
+from napkin.curation.registry import Stage, files_of, make_stage, stage_options, stage_version
 from napkin.errors import NapkinError
 from napkin.files import StrPath, regular
 from napkin.near_names import suggestion
@@ -154,6 +155,20 @@ def values_of(pipeline: Pipeline) -> dict[str, Any]:
 def versions_of(pipeline: Pipeline) -> list[int]:
     """The versions of its stages."""
     return [stage_version(stage) for stage in pipeline.stages]
+
+
+def files_of_options(pipeline: Pipeline) -> dict[str, str]:
+    """The SHA-256 of each file that options of stages name, of folders that of each file in them, by path."""
+    checksums: dict[str, str] = {}
+    for named in (Path(name) for stage in pipeline.stages for name in files_of(stage)):
+        files = sorted(path for path in named.rglob("*") if path.is_file()) if named.is_dir() else [named]
+        for path in files:
+            try:
+                with open(path, "rb", opener=regular) as file:
+                    checksums[str(path)] = hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError as error:
+                raise NapkinError(f"'{path}' cannot be read ({error.strerror}): name another file") from None
+    return checksums
 
 
 def _stage(values: dict[str, Any], number: int) -> Stage:

@@ -17,7 +17,7 @@ from napkin.curation.corpus_folder import INPUTS, WORK, finish_corpus, input_lin
 from napkin.curation.extra import import_extra, zstandard
 from napkin.curation.manifest import NAME, Manifest, read_manifest
 from napkin.curation.passes import divide_into_passes
-from napkin.curation.pipeline_file import Pipeline, values_of, versions_of
+from napkin.curation.pipeline_file import Pipeline, files_of_options, values_of, versions_of
 from napkin.curation.ray_engine import do_tasks_on_ray, ray_cluster
 from napkin.curation.reading.input_file import InputFile, find_files
 from napkin.curation.reading.set_aside import SetAside
@@ -43,6 +43,8 @@ class _State:
 
     pipeline: dict[str, Any]
     versions: list[int] = field(default_factory=list)
+    files_of_options: dict[str, str] = field(default_factory=dict)
+    """Their SHA-256, by path."""
 
 
 @dataclass(frozen=True)
@@ -128,17 +130,21 @@ def _refuse_other(out: Path, pipeline: Pipeline, shards: Sequence[Sequence[Input
     finished = (out / NAME).exists()
     if finished:
         manifest = read_manifest(out)
-        before = _State(manifest.pipeline, [each.version for each in manifest.stages])
+        versions = [each.version for each in manifest.stages]
+        before = _State(manifest.pipeline, versions, manifest.files_of_options)
     else:
         before = read_json(out / WORK / STATE, _State)
         if before is None:
             if set(os.listdir(out)) - {WORK}:
                 raise NapkinError(f"'{out}' exists and is not a corpus: choose another --out")
             return False
-    now = _State(values_of(pipeline), versions_of(pipeline))
+    now = _state_of(pipeline)
     change = _difference(before.pipeline, msgspec.json.decode(msgspec.json.encode(now.pipeline)))
     if change is None and before.versions != now.versions:
         change = f"the versions of its stages were {before.versions}, they are {now.versions} now"
+    if change is None and before.files_of_options != now.files_of_options:
+        both = before.files_of_options.items() ^ now.files_of_options.items()
+        change = f"'{min(path for path, _ in both)}', which a stage reads, has changed since"
     change = change or _changed_input(out / INPUTS if finished else out / WORK / INPUTS, shards)
     if change is not None:
         raise NapkinError(f"'{out}' was {'made' if finished else 'begun'} otherwise: {change}: choose another --out")
@@ -225,7 +231,11 @@ def _begin(work: Path, pipeline: Pipeline, shards: Sequence[Sequence[InputFile]]
         return
     work.mkdir(exist_ok=True)
     write_inputs(work / INPUTS, shards)
-    write_json(work / STATE, _State(values_of(pipeline), versions_of(pipeline)))
+    write_json(work / STATE, _state_of(pipeline))
+
+
+def _state_of(pipeline: Pipeline) -> _State:
+    return _State(values_of(pipeline), versions_of(pipeline), files_of_options(pipeline))
 
 
 def _do_passes(

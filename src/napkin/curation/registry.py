@@ -116,6 +116,15 @@ def stage_options(stage: Stage) -> dict[str, Any]:
     }
 
 
+def files_of(stage: Stage) -> list[str]:
+    """The files and folders that its options name, those in its class variable `reads`, in order."""
+    named: list[str] = []
+    for option in getattr(type(stage), "reads", ()):
+        value = getattr(stage, option)
+        named += [value] if isinstance(value, str) else [*(value or ())]
+    return named
+
+
 def stage_version(stage: Stage) -> int:
     """The version of what a stage does, its class variable `version`: 1 unless it has one."""
     return getattr(type(stage), "version", 1)

@@ -21,6 +21,7 @@ class Decontaminate:
     """
 
     name: ClassVar[str] = "decontaminate"
+    reads: ClassVar[tuple[str, ...]] = ("tasks",)
 
     tasks: tuple[str, ...]
     """Files of tasks, or folders with the files of one, as `napkin evaluate --task` reads them."""

@@ -18,6 +18,7 @@ class Classifier:
     """
 
     name: ClassVar[str] = "classifier"
+    reads: ClassVar[tuple[str, ...]] = ("model",)
 
     model: str
     """File of the model."""

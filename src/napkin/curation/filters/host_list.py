@@ -19,6 +19,7 @@ class HostList:
     """
 
     name: ClassVar[str] = "host list"
+    reads: ClassVar[tuple[str, ...]] = ("file",)
 
     file: str
     """The list: a host per line, such as example.org, or a host and the beginning of a path; `#` begins a comment."""

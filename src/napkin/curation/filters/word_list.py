@@ -22,6 +22,7 @@ class WordList:
     """
 
     name: ClassVar[str] = "word list"
+    reads: ClassVar[tuple[str, ...]] = ("file",)
 
     file: str
     """The list: a word or phrase per line, `#` begins a comment."""

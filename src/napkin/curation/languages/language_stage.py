@@ -20,6 +20,7 @@ class Language:
     """
 
     name: ClassVar[str] = "language"
+    reads: ClassVar[tuple[str, ...]] = ("classifier",)
 
     keep: tuple[str, ...] = ()
     """The languages that go on, by ISO 639-1 code: en, de; none is all of them, and unknown ones."""
