@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from napkin.kernels.compiled.number_conversions import FASTMATH, f32_at, sigmoid
+from napkin.kernels.compiled.number_conversions import FASTMATH, sigmoid
 from napkin.kernels.compiled.rows import narrow_row, widen_row
 from napkin.machine_code.compiled_function import CompiledFunction
+from napkin.machine_code.pointers import f32_at
 
 PIECE = 1024
 """Numbers at a time."""

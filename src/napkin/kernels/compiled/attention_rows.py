@@ -12,14 +12,13 @@ from napkin.kernels.compiled.number_conversions import (
     FASTMATH,
     bf16_at,
     exponential,
-    f32_at,
     float_argument,
     hyperbolic_tangent,
-    i64_at,
     widened,
 )
 from napkin.kernels.compiled.rows import exponentiate_row, narrow_row, widen_row, zero_row
 from napkin.machine_code.compiled_function import CompiledFunction, jitted_with
+from napkin.machine_code.pointers import f32_at, i64_at
 
 
 @jitted_with(fastmath=FASTMATH)

@@ -8,16 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from napkin.kernels.compiled.number_conversions import (
-    FASTMATH,
-    bf16_at,
-    exponential,
-    f32_at,
-    float_argument,
-    i64_at,
-    widened,
-)
+from napkin.kernels.compiled.number_conversions import FASTMATH, bf16_at, exponential, float_argument, widened
 from napkin.machine_code.compiled_function import CompiledFunction, jitted_with
+from napkin.machine_code.pointers import f32_at, i64_at
 
 LEAST = np.float32(-3e38)
 """Below every score."""

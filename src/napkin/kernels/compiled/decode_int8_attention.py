@@ -8,16 +8,9 @@ from typing import Any
 import numpy as np
 
 from napkin.kernels.compiled.decode_attention import LEAST, capped, exponentials
-from napkin.kernels.compiled.number_conversions import (
-    FASTMATH,
-    bf16_at,
-    f32_at,
-    float_argument,
-    i8_at,
-    i64_at,
-    widened,
-)
+from napkin.kernels.compiled.number_conversions import FASTMATH, bf16_at, float_argument, widened
 from napkin.machine_code.compiled_function import CompiledFunction
+from napkin.machine_code.pointers import f32_at, i8_at, i64_at
 
 
 @CompiledFunction.with_options(fastmath=FASTMATH)

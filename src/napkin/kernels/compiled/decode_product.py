@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from napkin.kernels.compiled.number_conversions import FASTMATH, bf16_at, f32_at, widened
+from napkin.kernels.compiled.number_conversions import FASTMATH, bf16_at, widened
 from napkin.machine_code.compiled_function import CompiledFunction
+from napkin.machine_code.pointers import f32_at
 
 
 @CompiledFunction.with_options(fastmath=FASTMATH)

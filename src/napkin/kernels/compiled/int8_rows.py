@@ -4,18 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from napkin.kernels.compiled.number_conversions import (
-    FASTMATH,
-    bf16_at,
-    f32_at,
-    i8_at,
-    i32_at,
-    larger,
-    narrowed,
-    nearest_integer,
-)
+from napkin.kernels.compiled.number_conversions import FASTMATH, bf16_at, larger, narrowed, nearest_integer
 from napkin.kernels.compiled.rows import widen_row
 from napkin.machine_code.compiled_function import CompiledFunction
+from napkin.machine_code.pointers import f32_at, i8_at, i32_at
 
 _LARGEST = np.float32(127)
 _SMALLEST_ROW = np.float32(1e-30)

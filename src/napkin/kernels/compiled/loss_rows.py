@@ -6,17 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from napkin.kernels.compiled.number_conversions import (
-    FASTMATH,
-    bf16_at,
-    f32_at,
-    float_argument,
-    hyperbolic_tangent,
-    i64_at,
-    widened,
-)
+from napkin.kernels.compiled.number_conversions import FASTMATH, bf16_at, float_argument, hyperbolic_tangent, widened
 from napkin.kernels.compiled.rows import exponentiate_row, narrow_row, widen_row
 from napkin.machine_code.compiled_function import CompiledFunction
+from napkin.machine_code.pointers import f32_at, i64_at
 
 
 @CompiledFunction.with_options(fastmath=FASTMATH)

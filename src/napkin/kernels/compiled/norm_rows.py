@@ -4,9 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from napkin.kernels.compiled.number_conversions import FASTMATH, f32_at, float_argument
+from napkin.kernels.compiled.number_conversions import FASTMATH, float_argument
 from napkin.kernels.compiled.rows import narrow_row, widen_row
 from napkin.machine_code.compiled_function import CompiledFunction
+from napkin.machine_code.pointers import f32_at
 
 ROWS_PER_SUM = 128
 """Rows whose gradients of gain and bias are added up one after another; the sums of so many are then added."""

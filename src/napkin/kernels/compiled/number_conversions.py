@@ -1,7 +1,6 @@
-"""Numbers in registers: addresses as pointers, bf16 and float32, rounding, the largest of two, e^x.
+"""Numbers in registers: bf16 and float32, rounding, the largest of two, e^x.
 
-What numba itself cannot express is an intrinsic. Nothing is checked: an address is a plain integer, and the caller
-keeps the numbers there alive.
+What numba itself cannot express is an intrinsic.
 """
 
 from inspect import unwrap
@@ -12,11 +11,12 @@ from llvmlite import ir
 from numba import extending, types
 
 from napkin.machine_code.compiled_function import jitted_with
+from napkin.machine_code.pointers import u16_at
 
 FASTMATH = {"reassoc", "contract", "nsz"}
 """Sums in any order, so that they run in vectors; NaN and infinity keep their meaning."""
 
-_I8, _I16, _I32, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
+_I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 _LOG2_E = np.float32(1.4426950408889634)
 _LN_2 = np.float32(0.6931471805599453)
 _SMALLEST = np.float32(-87.0)
@@ -44,10 +44,6 @@ def _operation(target: Any, sources: tuple[Any, ...], emit: Any) -> Any:
     return extending.intrinsic(unwrap(binary))
 
 
-def _pointer(kind: Any, llvm_kind: Any) -> Any:
-    return _operation(types.CPointer(kind), (types.int64,), lambda b, x: b.inttoptr(x, llvm_kind.as_pointer()))
-
-
 def _constant(value: int) -> Any:
     return ir.Constant(_I32, value)
 
@@ -68,12 +64,8 @@ def _called(name: str) -> Any:
     return emit
 
 
-bf16_at = _pointer(types.uint16, _I16)
-f32_at = _pointer(types.float32, _F32)
-i8_at = _pointer(types.int8, _I8)
-i32_at = _pointer(types.int32, _I32)
-i64_at = _pointer(types.int64, ir.IntType(64))
-"""The pointer of an address; of bf16 numbers to their bits."""
+bf16_at = u16_at
+"""The pointer of the address of bf16 numbers, to their bits."""
 widened = _operation(
     types.float32, (types.uint16,), lambda b, x: b.bitcast(b.shl(b.zext(x, _I32), _constant(16)), _F32)
 )

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from napkin.kernels.compiled.number_conversions import FASTMATH, f32_at
+from napkin.kernels.compiled.number_conversions import FASTMATH
 from napkin.kernels.compiled.rows import narrow_row, widen_row
 from napkin.machine_code.compiled_function import CompiledFunction
+from napkin.machine_code.pointers import f32_at
 
 
 @CompiledFunction.with_options(fastmath=FASTMATH)

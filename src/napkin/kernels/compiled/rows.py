@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from napkin.kernels.compiled.number_conversions import FASTMATH, bf16_at, exponential, f32_at, larger, narrowed, widened
+from napkin.kernels.compiled.number_conversions import FASTMATH, bf16_at, exponential, larger, narrowed, widened
 from napkin.machine_code.compiled_function import jitted_with
+from napkin.machine_code.pointers import f32_at
 
 
 @jitted_with(fastmath=FASTMATH)

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from napkin.curation.deduplication.compiled.pointers import i64_at, mixed, u8_at, u32_at, u64_at
+from napkin.curation.deduplication.compiled.bit_mixing import mixed
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
+from napkin.machine_code.pointers import i64_at, u8_at, u32_at, u64_at
 
 _EMPTY = np.uint32(0xFFFFFFFF)
 _BASE = np.uint64(0x9E3779B97F4A7C15)

@@ -3,8 +3,8 @@ its own parent, so that each cluster is named by its smallest member, in whateve
 
 from typing import Any
 
-from napkin.curation.deduplication.compiled.pointers import i64_at
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
+from napkin.machine_code.pointers import i64_at
 
 
 @CompiledFunction

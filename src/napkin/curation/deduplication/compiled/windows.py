@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from napkin.curation.deduplication.compiled.pointers import i64_at, load_u64, mixed, u8_at, u64_at
+from napkin.curation.deduplication.compiled.bit_mixing import mixed
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
+from napkin.machine_code.pointers import i64_at, load_u64, u8_at, u64_at
 
 _BASE = np.uint64(0xD6E8FEB86659FD93)
 _ZERO, _ONE = np.uint64(0), np.uint64(1)

@@ -3,8 +3,8 @@
 from napkin.curation.extraction.compiled.markup import find, hash_attribute, is_space
 from napkin.curation.extraction.evidence import BIT
 from napkin.curation.extraction.tags import name_hash
-from napkin.kernels.compiled.number_conversions import i64_at
 from napkin.machine_code.compiled_function import jitted
+from napkin.machine_code.pointers import i64_at
 from napkin.tokenizer.numba.intrinsics import load_u8, load_u32
 
 _CLASS, _ID, _ROLE, _ITEMPROP, _STYLE, _HIDDEN = (

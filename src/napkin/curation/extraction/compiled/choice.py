@@ -8,8 +8,8 @@ tree the least energy is found exactly, by going up once and down once (dynamic 
 from typing import Any
 
 from napkin.curation.extraction.compiled import fields as f
-from napkin.kernels.compiled.number_conversions import i64_at
 from napkin.machine_code.compiled_function import CompiledFunction
+from napkin.machine_code.pointers import i64_at
 
 
 @CompiledFunction

@@ -1,8 +1,8 @@
 """Moving over the markup of a serialized page: where tags, comments and elements end, and the hashes of names."""
 
 from napkin.curation.extraction.tags import N_SLOTS, RAW
-from napkin.kernels.compiled.number_conversions import i64_at
 from napkin.machine_code.compiled_function import jitted
+from napkin.machine_code.pointers import i64_at
 from napkin.tokenizer.numba.intrinsics import load_u8, load_u32
 
 _LT, _GT, _SLASH, _BANG, _QUOTE, _EQUALS, _AMPERSAND, _HYPHEN = (ord(c) for c in '<>/!"=&-')

@@ -10,8 +10,8 @@ from typing import Any
 
 from napkin.curation.extraction.compiled.markup import find, is_space, skip_declaration
 from napkin.curation.extraction.tags import FORMATTING, name_hash
-from napkin.kernels.compiled.number_conversions import i64_at
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
+from napkin.machine_code.pointers import i64_at
 from napkin.tokenizer.numba.intrinsics import load_u8
 
 _FORMATTING = tuple(name_hash(name.encode()) for name in FORMATTING)

@@ -20,8 +20,8 @@ from napkin.curation.extraction.compiled.markup import (
     skip_space,
 )
 from napkin.curation.extraction.tags import BLOCK, PHRASE, PLACE_BIT, RAW, SKIPPED, TAG
-from napkin.kernels.compiled.number_conversions import i64_at
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
+from napkin.machine_code.pointers import i64_at
 from napkin.tokenizer.numba.intrinsics import load_u8, store_u8
 
 _A, _BR, _B, _STRONG, _CODE = (TAG[name] for name in ("a", "br", "b", "strong", "code"))

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from napkin.curation.filters.compiled.pointers import i32_at, i64_at, load_u64, u64_at
 from napkin.curation.filters.text_counts import REPEATED_N_GRAMS, TOP_N_GRAMS
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
+from napkin.machine_code.pointers import i32_at, i64_at, load_u64, u64_at
 
 # The fields of the counts, int64 each; TOP and REPEATED hold one count per n.
 REPEATED_LINES, LINE_CHARACTERS, REPEATED_PARAGRAPHS, PARAGRAPH_CHARACTERS, TOP = range(5)

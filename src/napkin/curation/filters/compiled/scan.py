@@ -17,9 +17,9 @@ from napkin.curation.filters.character_classes import (
     WATCHED,
 )
 from napkin.curation.filters.compiled.phrases import JAVASCRIPT, LOREM_IPSUM, POLICY, phrases_around
-from napkin.curation.filters.compiled.pointers import i32_at, i64_at, u8_at
 from napkin.curation.filters.text_counts import SHORT_LINE, STOP_WORDS
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
+from napkin.machine_code.pointers import i32_at, i64_at, u8_at
 
 # The fields of the counts, int64 each.
 (

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from napkin.curation.languages.compiled.pointers import u8_at, u32_at
 from napkin.machine_code.compiled_function import jitted
+from napkin.machine_code.pointers import u8_at, u32_at
 
 # As in ngrams.py; they stand here too because the key of the cached machine code is made of this folder's sources.
 LONGEST_NGRAM = 4

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from napkin.curation.languages.compiled.pointers import f32_at, i8_at, i32_at, i64_at, u32_at
 from napkin.curation.languages.compiled.scan_ngrams import MOST_ROWS, add_rows_of_word, next_word
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
+from napkin.machine_code.pointers import f32_at, i8_at, i32_at, i64_at, u32_at
 
 _WIDTH = 16
 _ROOM = 4096
