@@ -13,6 +13,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TRAINING_ROOMS = {
+    "alignment",
     "checkpoint",
     "distributed",
     "evaluation",

@@ -32,7 +32,7 @@ FLOORS = [
     {"benchmarking"},
     {"profiling"},
     {"training"},
-    {"scaling"},
+    {"scaling", "alignment"},
     {"cli", "__init__"},
     {"__main__"},
 ]

@@ -1,4 +1,5 @@
 from . import accounting as accounting
+from . import alignment as alignment
 from . import benchmarking as benchmarking
 from . import checkpoint as checkpoint
 from . import curation as curation

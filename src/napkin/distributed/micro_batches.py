@@ -22,6 +22,21 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
+class PackedRows:
+    """Sequences of different lengths in rows of one length, and which of their tokens count."""
+
+    inputs: Tokens
+    documents: Tokens | None
+    """The number of each token's sequence within its row; None where every row has one sequence."""
+    places: Int[Tensor, " token"]
+    """Of each token that counts, the index of the token before it among the inputs, row by row."""
+    targets: Int[Tensor, " token"]
+    """The tokens that count."""
+    temperature: float = 1.0
+    """By which logits are divided: that of the sampler whose tokens these are."""
+
+
+@dataclass(frozen=True)
 class Passes:
     """What surrounds the forward and backward passes of a micro-batch."""
 

@@ -7,7 +7,7 @@ over these, which DDP and FSDP2 take of gradients, is then the gradient of that 
 """
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -15,9 +15,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from napkin.data.batches import IGNORE_INDEX
-from napkin.distributed.micro_batches import MicroBatch, Passes, Tokens
+from napkin.distributed.micro_batches import MicroBatch, PackedRows, Passes, Tokens
 from napkin.distributed.ranks import Ranks
-from napkin.model.transformer import Transformer
+from napkin.model.transformer import TokenScores, Transformer
 from napkin.optim.base import Optimizer
 from napkin.optim.sharded_tensors import shards_of
 from napkin.recipe.layout import Layout
@@ -60,6 +60,37 @@ class ParallelModel:
             total += loss.detach()
         self.finish_gradients()
         return total
+
+    def gradients_of_sequences(
+        self, micro_batches: Sequence[PackedRows], loss_of: Callable[[int, TokenScores], Tensor], passes: Passes
+    ) -> Float[Tensor, ""]:
+        """Add up the gradients of losses of this rank's tokens, `loss_of(micro-batch, scores)`. Returns their sum.
+
+        Each loss is a part of the sum over all micro-batches of all ranks; routers' losses are added by their share of
+        the tokens that count. With fsdp all ranks have the same number of micro-batches.
+        """
+        total = torch.zeros((), device=micro_batches[0].inputs.device)
+        n_tokens = max(sum(len(part.targets) for part in micro_batches), 1)
+        for number, part in enumerate(micro_batches):
+            self.begin_micro_batch(last=number == len(micro_batches) - 1)
+            with passes.watch("forward"), passes.autocast():
+                scores = self.token_scores(part)
+                loss = loss_of(number, scores)
+                routers = self.model.add_router_losses(torch.zeros_like(loss), self.model.blocks)
+                passes.after_forward(self.model, 0)
+            with passes.watch("backward"):
+                # Gradients are averaged over ranks, and these add up.
+                share = len(part.targets) / n_tokens
+                passes.scaled(loss * self.layout.token_parts + routers * share).backward()
+            total += loss.detach() * self.layout.token_parts
+        self.finish_gradients()
+        return total
+
+    def token_scores(self, part: PackedRows, *, temperature: float | None = None) -> TokenScores:
+        """What the model makes of the tokens of a micro-batch that count."""
+        return self.model.token_scores(
+            part.inputs, part.places, part.targets, part.documents, temperature=temperature or part.temperature
+        )
 
     def finish_gradients(self) -> None:
         """Called after the last backward pass of a step: adds up what the ranks of tensor have summands of, and
@@ -169,11 +200,11 @@ class DDPModel(ParallelModel):
         from torch.nn.parallel import DistributedDataParallel
 
         device = next(model.parameters()).device
-        loss = _Loss(model)
-        left_out = [name for name, parameter in loss.named_parameters() if parameter in set(apart)]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(loss, left_out)
+        called = _Called(model)
+        left_out = [name for name, parameter in called.named_parameters() if parameter in set(apart)]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(called, left_out)
         self.wrapped = DistributedDataParallel(
-            loss,
+            called,
             process_group=group,
             device_ids=None if device.type == "cpu" else [device.index],
             # Gradients are all-reduced in place.
@@ -184,7 +215,14 @@ class DDPModel(ParallelModel):
 
     def loss(self, inputs: Tokens, targets: Tokens, documents: Tokens | None = None) -> Float[Tensor, ""]:
         """The mean loss of a micro-batch; the backward pass of the last one all-reduces the gradients."""
-        return self.wrapped(inputs, targets, documents)
+        return self.wrapped("loss", inputs, targets, documents)
+
+    def token_scores(self, part: PackedRows, *, temperature: float | None = None) -> TokenScores:
+        """What the model makes of the tokens of a micro-batch; the backward pass of the last one all-reduces."""
+        if not torch.is_grad_enabled():
+            return super().token_scores(part, temperature=temperature)
+        tensors = part.inputs, part.places, part.targets, part.documents
+        return TokenScores(*self.wrapped("token_scores", *tensors, temperature=temperature or part.temperature))
 
     def begin_micro_batch(self, *, last: bool) -> None:
         """Gradients of micro-batches add up locally; the last one all-reduces them, once per step."""
@@ -209,10 +247,8 @@ class FSDPModel(ParallelModel):
         """`mesh` is that of shards; with two dimensions, the first is that of their replicas. Experts that ranks divide
         are sharded over what remains of it, or left to themselves."""
         super().__init__(model, ranks, resolved.layout)
-        from torch.distributed.fsdp import register_fsdp_forward_method
-
         shard_module(model, model.blocks, resolved, mesh, experts=experts)
-        register_fsdp_forward_method(model, "loss")
+        _register_methods(model)
 
     def rounding_seed(self, seed: int) -> int:
         """A seed that differs between shards: their rows are rounded independently, copies of them alike."""
@@ -236,14 +272,14 @@ class CopiesModel(FSDPModel):
         ParallelModel.__init__(self, model, ranks, resolved.layout)
         self.same_parameters = mesh.get_group()
         from torch.distributed._composable.replicate_with_fsdp import replicate
-        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, register_fsdp_forward_method
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
         self.sharded = FSDPModule
         self.same_parameters = mesh.get_group()
         policy = MixedPrecisionPolicy(cast_forward_inputs=False)
         for module in (*model.blocks, model):
             replicate(module, mesh=mesh, mp_policy=policy)
-        register_fsdp_forward_method(model, "loss")
+        _register_methods(model)
 
     def rounding_seed(self, seed: int) -> int:
         """The same on all ranks."""
@@ -252,6 +288,14 @@ class CopiesModel(FSDPModel):
     def begin_micro_batch(self, *, last: bool) -> None:
         """Gradients of micro-batches add up locally; the last one all-reduces them, once per step."""
         cast(Any, self.model).set_requires_gradient_sync(last)
+
+
+def _register_methods(model: Transformer) -> None:
+    """FSDP2 gathers parameters around these methods, as it does around `forward`."""
+    from torch.distributed.fsdp import register_fsdp_forward_method
+
+    for method in ("loss", "token_scores"):
+        register_fsdp_forward_method(model, method)
 
 
 def parameters_apart(experts: "DividedExperts | None") -> set[nn.Parameter]:
@@ -318,12 +362,12 @@ def all_resident(model: Transformer, optimizer: Optimizer) -> list[Tensor]:
     return [*model.parameters(), *model.buffers(), *state, *averages, *copies]
 
 
-class _Loss(nn.Module):
-    """A model whose forward pass is its loss: DDP hooks into `forward`."""
+class _Called(nn.Module):
+    """A model whose forward pass is one of its methods: DDP hooks into `forward`."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, inputs: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
-        return self.model.loss(inputs, targets, documents)
+    def forward(self, method: str, *tensors: Tensor | None, **settings: float) -> Any:
+        return getattr(self.model, method)(*tensors, **settings)

@@ -1,16 +1,18 @@
 """The language model: token ids in, a score for every possible next token out."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
-from jaxtyping import Float
+from einops import rearrange
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
 from napkin.kernels.attention import softcap
 from napkin.kernels.cross_entropy_loss import CHUNK_SIZE
 from napkin.kernels.decoding import linear
+from napkin.kernels.log_probabilities import linear_log_probabilities
 from napkin.model.attention import ForwardContext
 from napkin.model.attention_implementations import FusedAttention, PlainAttention
 from napkin.model.block import Block, Residual
@@ -28,6 +30,17 @@ from napkin.model.moe import MixtureOfExperts, Routing
 # Hidden states have a root mean square of 1, so a head of std 0.3/sqrt(d_model) makes logits of std 0.3: the loss
 # starts 0.3²/2 nats above ln(vocab_size), and the first steps have little to unlearn.
 _FIRST_LOGITS_STD = 0.3
+
+
+class TokenScores(NamedTuple):
+    """What a model makes of some tokens, each given all before it."""
+
+    log_probabilities: Float[Tensor, " token"]
+    """In nats."""
+    entropies: Float[Tensor, " token"]
+    """Of the distribution that the token is drawn from, in nats."""
+    scalars: Float[Tensor, " token"] | None
+    """Of the scalar head, at the position before the token; None without one."""
 
 
 class Transformer(nn.Module):
@@ -86,6 +99,8 @@ class Transformer(nn.Module):
         )
         self.quantized_head: QuantizedHead | None = None
         """Multiplies in place of the head, see napkin.model.quantized."""
+        self.scalar_head: Linear | None = None
+        """Turns hidden states into one number each: values, or rewards. See napkin.model.scalar_head."""
 
     def forward(self, tokens: Tokens, documents: Documents = None) -> Float[Tensor, "batch position vocab_size"]:
         """Logits of the token after each position."""
@@ -135,6 +150,32 @@ class Transformer(nn.Module):
             z_weight=self.config.z_weight if self.training else 0.0,
             logit_softcap=self.config.logit_softcap,
         )
+
+    def token_scores(
+        self,
+        tokens: Tokens,
+        places: Int[Tensor, " token"],
+        targets: Int[Tensor, " token"],
+        documents: Documents = None,
+        *,
+        temperature: float = 1.0,
+    ) -> TokenScores:
+        """What the model makes of some targets; the loss is up to others.
+
+        targets[i] follows the token at places[i], an index into the tokens row by row. Logits are divided by
+        `temperature`. As in `loss`, they never all exist at once.
+        """
+        hidden = rearrange(self.hidden(tokens, documents), "b t c -> (b t) c").index_select(0, places)
+        log_probabilities, entropies = linear_log_probabilities(
+            hidden,
+            self.head_weight,
+            targets,
+            temperature=temperature,
+            chunk_size=self.loss_chunk_size,
+            logit_softcap=self.config.logit_softcap,
+        )
+        scalars = None if self.scalar_head is None else self.scalar_head(hidden)[:, 0].float()
+        return TokenScores(log_probabilities, entropies, scalars)
 
     def hidden(
         self, tokens: Tokens, documents: Documents = None, *, cache: CachedPass | None = None

@@ -10,3 +10,7 @@ from .toml_file import format_recipe as format_recipe
 from .toml_file import read_recipe as read_recipe
 from .tracking_config import TrackingConfig as TrackingConfig
 from .training_config import TrainingConfig as TrainingConfig
+from .tuning_recipe import PreferenceRecipe as PreferenceRecipe
+from .tuning_recipe import ReinforcementRecipe as ReinforcementRecipe
+from .tuning_recipe import RewardModelRecipe as RewardModelRecipe
+from .tuning_recipe import TuningRecipe as TuningRecipe

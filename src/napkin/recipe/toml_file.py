@@ -3,6 +3,7 @@
 import dataclasses
 import tomllib
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from napkin.files import StrPath, regular
 from napkin.near_names import suggestion
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_text import parse_toml
+from napkin.recipe.tuning_recipe import RECIPE_OF
 
 _MAX_CHARACTERS = 2**20
 
@@ -37,15 +39,28 @@ def read_recipe(path: StrPath) -> Recipe:
     except (RecursionError, ValueError) as error:
         # Nested too deeply, or a number of thousands of digits: well-formed, but not readable.
         raise NapkinError(f"'{path}' holds a value that cannot be read ({error}): correct it") from None
-    _refuse_unknown(values, Recipe, str(path))
+    kind = recipe_class(values, str(path))
+    _refuse_unknown(values, kind, str(path))
     try:
-        return msgspec.convert(values, Recipe)
+        return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise NapkinError(
             f"'{path}': {str(error).replace('`$.', '`')}: `napkin train --help` lists the types"
         ) from None
     except NapkinError as error:
         raise NapkinError(f"'{path}': {error}") from None
+
+
+def recipe_class(values: Mapping[str, Any], where: str) -> type[Recipe]:
+    """The kind of a recipe with those tables: one with [tuning] is that of its method. Raises NapkinError for another
+    method than there is."""
+    tuning = values.get("tuning")
+    if tuning is None:
+        return Recipe
+    method = tuning.get("method", "sft") if isinstance(tuning, dict) else tuning
+    if not isinstance(method, str) or method not in RECIPE_OF:
+        raise NapkinError(f"'{where}': tuning.method is {method!r}: use one of {', '.join(RECIPE_OF)}")
+    return RECIPE_OF[method]
 
 
 def _read_bounded(path: Path) -> str:

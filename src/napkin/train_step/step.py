@@ -1,6 +1,6 @@
 """One training step: the training loop runs it, and the ledger is counted from the same code."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -9,14 +9,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from napkin.distributed.dividing import parallelize
-from napkin.distributed.micro_batches import MicroBatch, Passes
+from napkin.distributed.micro_batches import MicroBatch, PackedRows, Passes
 from napkin.distributed.parallel_model import ParallelModel, all_resident
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.kernels.narrow_forms import narrow_linear
 from napkin.model.compiled_kernels import use_compiled_kernels
 from napkin.model.narrow_products import multiply_narrow
 from napkin.model.narrow_weights import multiplied_matrices, read_narrow_copies
-from napkin.model.transformer import Transformer, mixtures
+from napkin.model.transformer import TokenScores, Transformer, mixtures
 from napkin.model.triton_kernels import use_triton_kernels
 from napkin.optim.averaging import WeightAverage
 from napkin.optim.base import Optimizer
@@ -31,6 +31,7 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.activation_checkpointing import recompute_blocks
 from napkin.train_step.compile import compile_blocks
 from napkin.train_step.expert_counts import ExpertCounts
+from napkin.train_step.tuned_model import add_tuned_parts
 
 Watch = Callable[[str], AbstractContextManager]
 
@@ -82,22 +83,56 @@ class TrainState:
         the gradient norm before clipping, both of the whole batch, on the model's device; where fp16 overflows, the
         norm is 0 and the update is skipped as well.
         """
-        size, parts = self._micro_batch_size(inputs), self.parallel_model.layout.token_parts
+        size = self._micro_batch_size(inputs)
         inputs, targets, documents = self.parallel_model.own_columns(inputs, targets, documents)
         weights = [size / len(inputs)] * (len(inputs) // size) if weights is None else weights
+        self._begin(number)
+        documents_by_part = [None] * (len(inputs) // size) if documents is None else documents.split(size)
+        batch = zip(inputs.split(size), targets.split(size), documents_by_part, weights, strict=True)
+        loss = self.parallel_model.gradients([MicroBatch(*part) for part in batch], self._passes(watch))
+        return self._update(number, loss, watch, is_fit)
+
+    def step_on_sequences(
+        self,
+        number: int,
+        micro_batches: Sequence[PackedRows],
+        loss_of: Callable[[int, TokenScores], Tensor],
+        *,
+        watch: Watch = lambda part: nullcontext(),
+        is_fit: Callable[[Tensor, Tensor], bool] = lambda loss, norm: True,
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """Train on this rank's micro-batches, whose losses add up; see `ParallelModel.gradients_of_sequences`.
+
+        All else is as in `step`.
+        """
+        self._begin(number)
+        loss = self.parallel_model.gradients_of_sequences(micro_batches, loss_of, self._passes(watch))
+        return self._update(number, loss, watch, is_fit)
+
+    def _begin(self, number: int) -> None:
         self.expert_counts.clear()
         if self.recipe.model.dropout:
             # Dropout depends only on seed and step: a resumed run equals an uninterrupted one.
             torch.manual_seed(self.parallel_model.rank_seed(self.recipe.training.dropout_seed * 1_000_003 + number))
-        documents_by_part = [None] * (len(inputs) // size) if documents is None else documents.split(size)
-        batch = zip(inputs.split(size), targets.split(size), documents_by_part, weights, strict=True)
-        passes = Passes(
+
+    def _passes(self, watch: Watch) -> Passes:
+        parts = self.parallel_model.layout.token_parts
+        return Passes(
             self.precision.autocast,
             watch,
             self._count_experts,
             None if self.loss_scale is None else self.loss_scale.of_rank(parts),
         )
-        loss = self.parallel_model.gradients([MicroBatch(*part) for part in batch], passes)
+
+    def _update(
+        self,
+        number: int,
+        loss: Float[Tensor, ""],
+        watch: Watch,
+        is_fit: Callable[[Tensor, Tensor], bool],
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """Clip the gradients and update the weights. Returns the loss of the whole batch and the gradient's norm."""
+        parts = self.parallel_model.layout.token_parts
         with watch("optimizer"):
             if self.loss_scale is not None:
                 self.loss_scale.unscale(self.model.parameters(), ranks=parts)
@@ -211,6 +246,7 @@ def build_train_state(resolved: ResolvedRecipe, ranks: Ranks = ALONE, *, compile
     recipe, precision = resolved.recipe, resolved.precision
     # Drawn on the CPU, so that a seed gives the same weights on every device.
     model = Transformer(recipe.model, seed=recipe.training.init_seed)
+    add_tuned_parts(model, recipe)
     if precision.weights_dtype != torch.float32:
         _cast(model, precision.weights_dtype)
     if precision.name in NARROW:

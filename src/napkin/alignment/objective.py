@@ -1,0 +1,95 @@
+"""The protocol of an objective: the loss of a micro-batch as a part of the loss of the whole batch.
+
+What a loss divides by is known before the first forward pass, of the whole batch over all ranks. Each micro-batch then
+adds its part, and the gradient does not depend on how the batch was divided.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from napkin.alignment.sequence_packing import SequenceMicroBatch
+from napkin.errors import NapkinError
+from napkin.model.transformer import TokenScores
+
+Normalisation = Literal["token", "sequence", "constant"]
+"""What a token's term is divided by: the number of tokens that count in the batch; the number of tokens that count in
+its sequence times the number of sequences (every sequence weighs the same); or a constant times the number of
+sequences, as in Dr. GRPO (Liu et al. 2025)."""
+
+Figures = dict[str, Tensor]
+"""Numbers of a micro-batch that add up to those of the batch, by name."""
+
+
+@dataclass(frozen=True)
+class BatchTotals:
+    """Counts of the whole batch, over all ranks."""
+
+    tokens: int
+    """Tokens that count."""
+    sequences: int
+    units: int
+
+
+class Objective(Protocol):
+    """What is minimised."""
+
+    def loss(
+        self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
+    ) -> tuple[Float[Tensor, ""], Figures]:
+        """A micro-batch's part of the loss of the batch, and of its figures.
+
+        `scores` are those of `part`'s tokens that count, sequence by sequence.
+        """
+        ...
+
+
+def normalised_sum(
+    terms: Float[Tensor, " token"],
+    part: SequenceMicroBatch,
+    totals: BatchTotals,
+    normalisation: Normalisation,
+    constant: float | None = None,
+) -> Float[Tensor, ""]:
+    """A micro-batch's part of the mean of all tokens' terms, see `Normalisation`; `constant` is that of "constant".
+
+    Sequences without a token that counts add nothing.
+    """
+    if normalisation == "token":
+        return terms.sum() / max(totals.tokens, 1)
+    if normalisation == "sequence":
+        return (sums_of_sequences(terms, part) / counts_of_sequences(part).clamp(min=1)).sum() / max(
+            totals.sequences, 1
+        )
+    if constant is None or not constant > 0:
+        raise NapkinError(f"the constant that sums are divided by is {constant}: use a number above 0")
+    return terms.sum() / (constant * max(totals.sequences, 1))
+
+
+def sums_of_sequences(terms: Float[Tensor, " token"], part: SequenceMicroBatch) -> Float[Tensor, " sequence"]:
+    """The sum of the terms of each sequence's tokens."""
+    return torch.zeros(part.n_sequences, dtype=terms.dtype, device=terms.device).index_add(0, part.sequence, terms)
+
+
+def counts_of_sequences(part: SequenceMicroBatch) -> Float[Tensor, " sequence"]:
+    """How many tokens of each sequence count."""
+    return sums_of_sequences(torch.ones_like(part.sequence, dtype=torch.float32), part)
+
+
+def totals_of(parts: "list[SequenceMicroBatch]") -> BatchTotals:
+    """The counts of some micro-batches."""
+    return BatchTotals(
+        tokens=sum(len(part.rows.targets) for part in parts),
+        sequences=sum(part.n_sequences for part in parts),
+        units=sum(len(part.units) for part in parts),
+    )
+
+
+def add_figures(total: dict[str, float], part: Mapping[str, Tensor]) -> None:
+    """Add a micro-batch's figures to those of the batch."""
+    for name, value in part.items():
+        total[name] = total.get(name, 0.0) + float(value)

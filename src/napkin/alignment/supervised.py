@@ -1,0 +1,26 @@
+"""Supervised fine-tuning: the negative log-likelihood of the tokens that count."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from napkin.alignment.objective import BatchTotals, Figures, Normalisation, normalised_sum
+from napkin.alignment.sequence_packing import SequenceMicroBatch
+from napkin.model.transformer import TokenScores
+
+
+@dataclass(frozen=True)
+class SupervisedObjective:
+    """-log p(token), averaged by `normalisation`; `constant` is what "constant" divides a sequence's sum by."""
+
+    normalisation: Normalisation = "token"
+    constant: float | None = None
+
+    def loss(
+        self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
+    ) -> tuple[Float[Tensor, ""], Figures]:
+        """See `Objective`."""
+        loss = normalised_sum(-scores.log_probabilities, part, totals, self.normalisation, self.constant)
+        entropy = scores.entropies.detach().sum() / max(totals.tokens, 1)
+        return loss, {"entropy": entropy}

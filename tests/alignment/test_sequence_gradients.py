@@ -1,0 +1,79 @@
+"""The gradient of a batch of sequences does not depend on how it is arranged, and is that of a plain computation."""
+
+import numpy as np
+import pytest
+import torch
+
+from napkin.alignment.objective import Normalisation, totals_of
+from napkin.alignment.sequence_packing import Arrangement, micro_batches_of
+from napkin.alignment.supervised import SupervisedObjective
+from napkin.alignment.token_sequence import TokenSequence, Unit
+from napkin.distributed.micro_batches import Passes
+from napkin.distributed.parallel_model import ParallelModel
+from napkin.distributed.ranks import ALONE
+from napkin.model.config import ModelConfig
+from napkin.model.transformer import Transformer
+from napkin.recipe.layout import Layout
+
+CONFIG = ModelConfig(vocab_size=29, context_length=32, d_model=16, n_layers=2, n_heads=2)
+
+
+def some_units(n: int = 7) -> list[Unit]:
+    generator = np.random.default_rng(3)
+    units = []
+    for _ in range(n):
+        length = int(generator.integers(3, 20))
+        counts = generator.random(length) < 0.6
+        counts[0], counts[-1] = False, True
+        units.append((TokenSequence(generator.integers(0, 29, length), counts),))
+    return units
+
+
+def gradient(model: Transformer, units: list[Unit], normalisation: Normalisation, **how: object) -> torch.Tensor:
+    model.zero_grad()
+    settings = {"max_tokens": 64, "row_length": 32, "arrangement": "packed", **how}
+    parts = micro_batches_of(units, **settings)  # pyright: ignore[reportArgumentType]
+    totals = totals_of(parts)
+    objective = SupervisedObjective(normalisation, 20.0)
+    ParallelModel(model, ALONE, Layout()).gradients_of_sequences(
+        [part.rows for part in parts],
+        lambda number, scores: objective.loss(parts[number], scores, totals)[0],
+        Passes(),
+    )
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+
+def plain_gradient(model: Transformer, units: list[Unit], normalisation: Normalisation) -> torch.Tensor:
+    """One sequence at a time, by autograd over all logits."""
+    model.zero_grad()
+    n_tokens = sum(sequence.n_counted for (sequence,) in units)
+    for (sequence,) in units:
+        tokens = torch.from_numpy(sequence.tokens)[None]
+        logprobs = model(tokens[:, :-1]).log_softmax(-1).gather(-1, tokens[:, 1:, None])[0, :, 0]
+        total = -logprobs[torch.from_numpy(sequence.counts[1:])].sum()
+        divisor = {
+            "token": n_tokens,
+            "sequence": sequence.n_counted * len(units),
+            "constant": 20.0 * len(units),
+        }[normalisation]
+        (total / divisor).backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+
+@pytest.mark.parametrize("normalisation", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("arrangement", ["packed", "padded", "padded left"])
+@pytest.mark.parametrize("max_tokens", [1, 40, 10_000])
+def test_a_gradient_is_that_of_single_sequences(
+    normalisation: Normalisation, arrangement: Arrangement, max_tokens: int
+) -> None:
+    model, units = Transformer(CONFIG), some_units()
+    found = gradient(model, units, normalisation, arrangement=arrangement, max_tokens=max_tokens)
+    expected = plain_gradient(model, units, normalisation)
+    assert float((found - expected).norm() / expected.norm()) < 1e-6
+
+
+def test_the_order_of_units_and_empty_micro_batches_do_not_matter() -> None:
+    model, units = Transformer(CONFIG), some_units()
+    one = gradient(model, units, "token")
+    other = gradient(model, units[::-1], "token", at_least=9)
+    assert float((one - other).norm() / one.norm()) < 1e-6
