@@ -93,7 +93,7 @@ BASES = {
     "serve": "runs/tiny --host 0.0.0.0",
     "chat": "runs/tiny --wrong",
     "bench": "swiglu --shapes tokens=8,d_ff=8 --seconds 0.001",
-    "tune": "tiny.toml --wrong",
+    "autotune": "tiny.toml --wrong",
     "bench-serve": "--wrong",
     "quantize": "runs/tiny --wrong",
 }

@@ -1,7 +1,7 @@
 """Tiles that were chosen by timing: kept as JSON in the cache, for one device, version of Triton and of the kernels.
 
 A kernel asks `tuned` for its tile. It gets the default where nothing was tuned for its dtype, width and variant, and
-always where there is no GPU. `napkin tune` times and writes them (`napkin.benchmarking.kernel_tuning`).
+always where there is no GPU. `napkin autotune` times and writes them (`napkin.benchmarking.kernel_tuning`).
 """
 
 import functools

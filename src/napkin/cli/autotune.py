@@ -1,4 +1,4 @@
-"""`napkin tune`."""
+"""`napkin autotune`."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TuneOptions(RecipeOptions, JsonOption):
+class AutotuneOptions(RecipeOptions, JsonOption):
     """Choose the tiles of the Triton kernels that a recipe's training step launches, by timing them on this machine's
     GPU, and keep them in the user's cache, where runs with training.kernels = "triton" find them. Takes some minutes,
     most of them for compiling."""
@@ -25,7 +25,7 @@ class TuneOptions(RecipeOptions, JsonOption):
 
 def main(arguments: list[str]) -> None:
     """Tune, or show what is kept."""
-    options, _ = parse_with_recipe(TuneOptions, "tune", arguments)
+    options, _ = parse_with_recipe(AutotuneOptions, "autotune", arguments)
     kept = _kept() if options.show else [_tuned(options)]
     if options.json:
         print_json(kept)
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
     for each in kept:
         _print(each)
     if not kept:
-        say("no tiles are kept: `napkin tune RECIPE` times them on a GPU")
+        say("no tiles are kept: `napkin autotune RECIPE` times them on a GPU")
 
 
 def _kept() -> "list[TunedTiles]":
@@ -42,7 +42,7 @@ def _kept() -> "list[TunedTiles]":
     return all_choices()
 
 
-def _tuned(options: TuneOptions) -> "TunedTiles":
+def _tuned(options: AutotuneOptions) -> "TunedTiles":
     with progress_line("preparing") as line:
         from napkin.benchmarking.recipe_tuning import tune_recipe
         from napkin.kernels.triton.usable import is_interpreted, triton_obstacle
