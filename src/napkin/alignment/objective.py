@@ -6,7 +6,7 @@ adds its part, and the gradient does not depend on how the batch was divided.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -35,6 +35,7 @@ class BatchTotals:
     units: int
 
 
+@runtime_checkable
 class Objective(Protocol):
     """What is minimised."""
 

@@ -28,6 +28,8 @@ class History(msgspec.Struct, forbid_unknown_fields=True):
     """Consecutive skipped steps up to the last step."""
     last_logged: _Natural = 0
     """Step of the last line of metrics.jsonl; 0 also where an older napkin wrote the checkpoint."""
+    tokens: _Natural = 0
+    """Tokens learned from, where steps differ in their number: in fine-tuning."""
     unfinished: str | None = None
     """The line of metrics of the last step, if a signal interrupted the evaluation after it: the evaluation is repeated
     on resuming."""

@@ -65,6 +65,9 @@ class StepMetrics:
     """Routed tokens that were dropped because their expert was full, by layer."""
     epochs: _Positive | None = None
     """Tokens learned from, divided by the tokens of the training files; None in runs of before."""
+    figures: dict[str, _Figure | None] | None = None
+    """Further figures of a step of fine-tuning by name, such as reward or entropy; those of its evaluation begin with
+    "held-out"."""
 
     def __post_init__(self) -> None:
         layers = self.expert_tokens
@@ -320,12 +323,15 @@ def format_metrics(metrics: StepMetrics) -> str:
 
 
 def _values(metrics: StepMetrics) -> dict[str, Any]:
-    # JSON has neither NaN nor infinity.
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in vars(metrics).items()
-        if value is not None
-    }
+    values = {name: _as_json(value) for name, value in vars(metrics).items() if value is not None}
+    if metrics.figures is not None:
+        values["figures"] = {name: _as_json(value) for name, value in metrics.figures.items()}
+    return values
+
+
+def _as_json(value: Any) -> Any:
+    """JSON has neither NaN nor infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def parse_metrics(line: str | bytes) -> StepMetrics:

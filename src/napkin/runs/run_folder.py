@@ -8,14 +8,22 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from napkin.errors import NapkinError
-from napkin.files import StrPath, atomic_write_text, draft_folder, remove_abandoned, sync_folder, try_lock
+from napkin.files import (
+    StrPath,
+    atomic_write_bytes,
+    atomic_write_text,
+    draft_folder,
+    remove_abandoned,
+    sync_folder,
+    try_lock,
+)
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe, read_recipe
 from napkin.runs.json_file import read_json, write_json
@@ -50,8 +58,10 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, path: StrPath, recipe: Recipe, tokenizer: Tokenizer) -> "RunFolder":
-        """Create the folder with its recipe and tokenizer. Raises NapkinError where it exists."""
+    def create(
+        cls, path: StrPath, recipe: Recipe, tokenizer: Tokenizer, files: Mapping[str, bytes] | None = None
+    ) -> "RunFolder":
+        """Create the folder with its recipe, tokenizer and `files` by name. Raises NapkinError where it exists."""
         path = Path(path)
         cls.refuse_existing(path)
         try:
@@ -61,6 +71,8 @@ class RunFolder:
                 atomic_write_text(draft / RUN_FILE, new_run_format(text))
                 atomic_write_text(draft / "recipe.toml", text)
                 tokenizer.save(draft / "tokenizer.json")
+                for name, content in (files or {}).items():
+                    atomic_write_bytes(draft / name, content)
                 # Renaming a folder onto one that is not empty fails: a run created in the meantime is left as it is.
                 draft.rename(path)
                 sync_folder(path.parent)

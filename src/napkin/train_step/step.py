@@ -236,16 +236,25 @@ class TrainState:
         return self.recipe.schedule(number, self.recipe.optimizer.options["learning_rate"])
 
 
-def build_train_state(resolved: ResolvedRecipe, ranks: Ranks = ALONE, *, compiled: bool = False) -> TrainState:
+def build_train_state(
+    resolved: ResolvedRecipe,
+    ranks: Ranks = ALONE,
+    *,
+    compiled: bool = False,
+    initialize: Callable[[Transformer], None] | None = None,
+) -> TrainState:
     """Build a model, with weights drawn from `training.init_seed`, and its optimizer; with fsdp, this rank's shard of
     them.
 
-    `compiled` is whether the blocks are compiled, at their first step.
+    `compiled` is whether the blocks are compiled, at their first step. `initialize` sets other weights than those drawn
+    from the seed.
     """
     resolved = replace(resolved, world_size=ranks.world_size)
     recipe, precision = resolved.recipe, resolved.precision
     # Drawn on the CPU, so that a seed gives the same weights on every device.
     model = Transformer(recipe.model, seed=recipe.training.init_seed)
+    if initialize is not None:
+        initialize(model)
     add_tuned_parts(model, recipe)
     if precision.weights_dtype != torch.float32:
         _cast(model, precision.weights_dtype)

@@ -18,6 +18,7 @@ from napkin.planning.checkpoint_plan import writes_in_background
 from napkin.runs.metrics import MetricsFile, StepMetrics
 from napkin.runs.run_folder import lower_learning_rate
 from napkin.training.loop import Callback, TrainingLoop
+from napkin.training.preparation import Preparation
 from napkin.training.tracking import open_tracking
 
 
@@ -37,6 +38,7 @@ class Evaluation(Callback):
         return dataclasses.replace(metrics, validation_loss=loss, seconds=loop.seconds)
 
     def _validation_loss(self, loop: TrainingLoop) -> float | None:
+        assert isinstance(loop.preparation, Preparation)
         tokens = loop.preparation.validation_tokens
         if tokens is None:
             return None
@@ -181,6 +183,6 @@ def snapshot_of(loop: TrainingLoop) -> Snapshot:
         step=loop.step,
         seconds=loop.seconds,
         tokenizer=loop.preparation.tokenizer.fingerprint,
-        train_tokens=loop.preparation.train_tokens.sha256,
+        train_tokens=loop.preparation.data_checksum,
         history=loop.history,
     )

@@ -9,7 +9,7 @@ from napkin.accounting.metering import Stopwatch
 from napkin.errors import NapkinError, first_line
 from napkin.torch_compile import compiled_folder, stoppable_compiler
 from napkin.train_step.step import TrainState
-from napkin.training.preparation import Preparation
+from napkin.training.preparation import Prepared
 from napkin.training.signals import Interrupted, Interruption
 from napkin.units import format_seconds
 
@@ -19,7 +19,7 @@ SILENT_SECONDS = 2.0
 
 def compile_first(
     train_state: TrainState,
-    preparation: Preparation,
+    preparation: Prepared,
     watch: Stopwatch,
     interruption: Interruption,
     on_message: Callable[[str], None],

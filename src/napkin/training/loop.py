@@ -13,10 +13,10 @@ import torch
 
 from napkin.accounting.metering import Stopwatch
 from napkin.accounting.utilisation import mfu
+from napkin.checkpoint.folder import checkpoint_paths
 from napkin.checkpoint.sharded_writer import restore_on_ranks
 from napkin.data.lost_pages import leaving_on_lost_pages
 from napkin.data.mixing import TokenMixture
-from napkin.data.prefetch import open_fetcher
 from napkin.data.token_file import TokenFile
 from napkin.data.token_guard import TokenGuard
 from napkin.errors import CorruptFile
@@ -27,7 +27,7 @@ from napkin.runs.metrics import StepMetrics, format_metrics, parse_metrics
 from napkin.runs.run_folder import RunFolder
 from napkin.train_step.step import build_train_state
 from napkin.training.compile_first import compile_first
-from napkin.training.preparation import Preparation
+from napkin.training.preparation import Prepared
 from napkin.training.signals import Interrupted, Interruption, agree_on_signal
 
 Step = Callable[["TrainingLoop"], StepMetrics]
@@ -63,7 +63,7 @@ class TrainingLoop:
 
     def __init__(
         self,
-        preparation: Preparation,
+        preparation: Prepared,
         run: RunFolder,
         on_message: Callable[[str], None],
         interruption: Interruption,
@@ -77,8 +77,10 @@ class TrainingLoop:
         torch.set_num_threads(self.recipe.training.threads)
         keep_freed_memory()
         compiled = self.recipe.training.compile == "on"
-        self.train_state = build_train_state(preparation.resolved, self.ranks, compiled=compiled)
-        self.fetcher = open_fetcher(preparation.batches, self.device_type, self.recipe.data.prefetch)
+        begins = not checkpoint_paths(run.checkpoints)
+        initialize = preparation.initialize if begins else None
+        self.train_state = build_train_state(preparation.resolved, self.ranks, compiled=compiled, initialize=initialize)
+        self.fetcher = preparation.open_fetcher()
         self.watch = Stopwatch(self.device_type)
         self.history = History()
         self.callbacks: Sequence[Callback] = ()
@@ -87,7 +89,7 @@ class TrainingLoop:
         self.take_step = take_step
         self.reading_batch = False
         """Whether a batch is being read: the train state is consistent then."""
-        self._guards = {tokens: TokenGuard(tokens) for tokens in self._token_files()}
+        self._guards = {tokens: TokenGuard(tokens) for tokens in preparation.token_files}
         self.seconds_before = 0.0
         """Seconds of training up to the checkpoint that this process has continued from."""
         self._start = time.perf_counter()
@@ -114,7 +116,7 @@ class TrainingLoop:
             self.run.checkpoints,
             self.train_state,
             tokenizer=self.preparation.tokenizer.fingerprint,
-            train_tokens=self.preparation.train_tokens.sha256,
+            train_tokens=self.preparation.data_checksum,
             on_message=self.on_message,
         )
         if checkpoint is not None:
@@ -160,10 +162,6 @@ class TrainingLoop:
     def _finish(self) -> None:
         for callback in self.callbacks:
             callback.on_end(self)
-
-    def _token_files(self) -> list[TokenFile | TokenMixture]:
-        files = (self.preparation.train_tokens, self.preparation.validation_tokens)
-        return [tokens for tokens in files if tokens is not None]
 
     @contextmanager
     def guarded(self, tokens: TokenFile | TokenMixture) -> Iterator[None]:

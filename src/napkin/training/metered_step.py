@@ -11,11 +11,13 @@ from napkin.accounting.metering import METERED_STEP, StepMeasurement, meter_step
 from napkin.accounting.rank_seconds import RankSeconds, seconds_of_ranks, told
 from napkin.accounting.run_measurement import Measurement
 from napkin.accounting.utilisation import hfu, mfu
+from napkin.data.mixing import TokenMixture
 from napkin.data.prefetch import Batch
 from napkin.runs.measurement_file import MEASUREMENT_FILE
 from napkin.runs.metrics import METRICS_FILE, StepMetrics, read_metrics_record
 from napkin.training.loop import TrainingLoop
 from napkin.training.non_finite import NonFiniteSteps, Verdict
+from napkin.training.preparation import Preparation
 from napkin.training.signals import Interrupted
 
 
@@ -69,12 +71,12 @@ class MeteredStep:
             skipped=skipped,
             expert_tokens=expert_tokens,
             dropped_tokens=dropped_tokens,
-            epochs=loop.preparation.train_tokens.epochs(tokens),
+            epochs=_train_tokens(loop).epochs(tokens),
         )
 
     def _batch(self, loop: TrainingLoop) -> Batch:
         loop.reading_batch = True
-        with loop.guarded(loop.preparation.train_tokens):
+        with loop.guarded(_train_tokens(loop)):
             batch = loop.fetcher[loop.step]
         loop.reading_batch = False
         return batch
@@ -134,7 +136,7 @@ class MeteredStep:
 
     def meter_discarded(self, loop: TrainingLoop) -> None:
         """Meter the run's last step once more, when all steps are done; the train state has to be restored then."""
-        with loop.guarded(loop.preparation.train_tokens):
+        with loop.guarded(_train_tokens(loop)):
             batch = loop.fetcher[loop.step - 1]
         weights = loop.train_state.micro_batch_weights(batch[1]) if loop.ranks.world_size > 1 else None
         self._meter(loop, loop.step - 1, batch, weights, Verdict())
@@ -167,6 +169,11 @@ class MeteredStep:
             seconds_by_part=loop.seconds_by_part() if is_trained_here else {},
             validation_loss=dict(loop.history.validation_losses).get(loop.recipe.training.steps),
         )
+
+
+def _train_tokens(loop: TrainingLoop) -> TokenMixture:
+    assert isinstance(loop.preparation, Preparation)
+    return loop.preparation.train_tokens
 
 
 def _logged_seconds(loop: TrainingLoop) -> list[float]:

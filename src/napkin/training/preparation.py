@@ -4,12 +4,15 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 from napkin.data.batches import Batches
 from napkin.data.mixing import TokenMixture
+from napkin.data.prefetch import open_fetcher
 from napkin.data.token_file import TokenFile
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
+from napkin.model.transformer import Transformer
 from napkin.planning.machine import ThisMachine
 from napkin.planning.planner import Planner, plan_resolved, with_text
 from napkin.planning.resolve import resolve, with_vocab_size
@@ -24,9 +27,73 @@ from napkin.tokenizer.tokenizer_file import load_tokenizer
 Progress = Callable[[str], None]
 
 
+@runtime_checkable
+class Prepared(Protocol):
+    """What the training loop needs of any kind of training."""
+
+    @property
+    def resolved(self) -> ResolvedRecipe:
+        """The recipe, resolved for this machine."""
+        ...
+
+    @property
+    def recipe(self) -> Recipe:
+        """The resolved recipe."""
+        ...
+
+    @property
+    def precision(self) -> Precision:
+        """The number formats of the training."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of the texts."""
+        ...
+
+    @property
+    def plan(self) -> Plan | None:
+        """Made by rank 0; other ranks have none."""
+        ...
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that train the run."""
+        ...
+
+    @property
+    def data_checksum(self) -> str:
+        """What a checkpoint remembers of the training data."""
+        ...
+
+    @property
+    def token_files(self) -> list[TokenFile | TokenMixture]:
+        """Files that are mapped while the run trains."""
+        ...
+
+    def open_fetcher(self) -> "Fetcher":
+        """The batches of this rank by step, on the training device."""
+        ...
+
+    def initialize(self, model: Transformer) -> None:
+        """Set the weights of a new run, where they are not drawn from its seed."""
+
+
+@runtime_checkable
+class Fetcher(Protocol):
+    """Batches by step."""
+
+    def __getitem__(self, index: int) -> Any:
+        """Batch `index`."""
+        ...
+
+    def close(self) -> None:
+        """Drop what is prepared."""
+
+
 @dataclass(frozen=True)
 class Preparation:
-    """Everything that a run needs, opened and verified; the model is not allocated yet."""
+    """Everything that a run of pre-training needs, opened and verified; the model is not allocated yet."""
 
     resolved: ResolvedRecipe
     tokenizer: Tokenizer
@@ -56,6 +123,24 @@ class Preparation:
         """The training batches in order; of each, this rank's rows."""
         rows = self.resolved.layout.rows(self.ranks.info.rank, self.recipe.training.batch_size)
         return _batches(self.recipe, self.train_tokens, rows)
+
+    @property
+    def data_checksum(self) -> str:
+        """SHA-256 of the training tokens."""
+        return self.train_tokens.sha256
+
+    @property
+    def token_files(self) -> list[TokenFile | TokenMixture]:
+        """The training tokens, and the validation tokens if there are any."""
+        files = (self.train_tokens, self.validation_tokens)
+        return [tokens for tokens in files if tokens is not None]
+
+    def open_fetcher(self) -> Fetcher:
+        """The training batches on the device, prefetched if the recipe says so."""
+        return open_fetcher(self.batches, self.precision.device_type, self.recipe.data.prefetch)
+
+    def initialize(self, model: Transformer) -> None:
+        """Nothing: the weights of a new model are a function of training.init_seed."""
 
 
 def prepare(
