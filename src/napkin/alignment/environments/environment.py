@@ -1,0 +1,73 @@
+"""The protocol of an environment: two functions, of which neither keeps anything.
+
+`start` gives the task of a seed, `step` says what becomes of an answer. What is to be remembered between turns is the
+state, which goes in and out: several answers to one task begin with the same state, so it is not changed in place.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from napkin.inference.chat_format import Message
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model is asked."""
+
+    messages: tuple[Message, ...]
+    """Up to where the model answers; the last one is the user's."""
+    state: Any = None
+    """What `step` needs to know of the task."""
+    content: str = ""
+    """Tasks of one content are the same for the split into training and held-out tasks; empty is what the messages
+    say."""
+
+    @property
+    def split_key(self) -> str:
+        """What decides on which side of the split the task is."""
+        return self.content or "\n".join(f"{each.role}: {each.content}" for each in self.messages)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What becomes of an answer."""
+
+    reward: float
+    """Of this turn; that of an episode is the sum over its turns."""
+    done: bool = True
+    message: str | None = None
+    """What the user says next, where it is not done."""
+    state: Any = None
+    """The state of the next turn, where it is not done."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Figures to be shown beside the reward, by name."""
+    failure: str | None = None
+    """Why the answer could not be graded: the reward is 0."""
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """Where tasks come from."""
+
+    def start(self, seed: int) -> Task:
+        """The task of a seed, from 0: the same one whenever it is asked for."""
+        ...
+
+    def step(self, state: Any, answer: str) -> Outcome:
+        """What becomes of an answer in a state, which stays as it is."""
+        ...
+
+
+@runtime_checkable
+class SolvedEnvironment(Environment, Protocol):
+    """One that knows a right answer to each of its tasks."""
+
+    def solution(self, state: Any) -> str:
+        """A right answer in a state; of several turns the next one."""
+        ...
+
+
+def ask(text: str, state: Any = None, *, content: str = "") -> Task:
+    """A task of one message."""
+    return Task((Message("user", text),), state, content)

@@ -1,0 +1,93 @@
+"""What a reward is: a function of the text of an answer and of a reference, with a name.
+
+Whatever the function does, training gets a finite number: where it raises, takes too long or returns something else,
+the reward is 0, and the failure is counted and named.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from napkin.errors import NapkinError, first_line
+
+MOST_REASONS = 32
+"""Failures that are told apart; further ones are counted together, for a message may differ in each answer."""
+OTHER_REASONS = "other reasons"
+
+
+class RewardFailure(NapkinError):
+    """A reward could not be had of this answer; says why."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The reward of an answer."""
+
+    reward: float
+    """Finite; 0 after a failure."""
+    failure: str | None = None
+    """Why there is no reward; None if there is one."""
+
+
+def _accept(reference: str) -> None:
+    """Any reference will do."""
+
+
+@dataclass
+class Reward:
+    """A function that grades the text of an answer beside a reference.
+
+    >>> reward = Reward("length", lambda answer, reference: float(len(answer) <= int(reference)))
+    >>> reward("short", "10"), reward("short", "ten"), reward.failures
+    (1.0, 0.0, Counter({"ValueError: invalid literal for int() with base 10: 'ten'": 1}))
+    """
+
+    name: str
+    grade: Callable[[str, str], float]
+    """Of the text of an answer, and the reference. May raise anything."""
+    check_reference: Callable[[str], None] = _accept
+    """Raises NapkinError for a reference that no answer could fulfil."""
+    n_parallel: int = 1
+    """How many answers are graded at a time, for functions that wait for other processes."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Why rewards could not be had, and how often."""
+
+    def __call__(self, answer: str, reference: str) -> float:
+        """The reward; 0 if it cannot be had, which `failures` counts."""
+        return self.judge(answer, reference).reward
+
+    def judge(self, answer: str, reference: str) -> Judgement:
+        """The reward, and why there is none."""
+        judged = self._judged(answer, reference)
+        self._count(judged)
+        return judged
+
+    def judge_all(self, pairs: Sequence[tuple[str, str]]) -> list[Judgement]:
+        """The same of several answers and their references, in their order."""
+        if self.n_parallel == 1 or len(pairs) < 2:
+            return [self.judge(answer, reference) for answer, reference in pairs]
+        with ThreadPoolExecutor(min(self.n_parallel, len(pairs))) as pool:
+            judged = list(pool.map(lambda pair: self._judged(*pair), pairs))
+        for each in judged:
+            self._count(each)
+        return judged
+
+    def _judged(self, answer: str, reference: str) -> Judgement:
+        try:
+            reward = self.grade(answer, reference)
+            if isinstance(reward, bool | int | float) and math.isfinite(reward):
+                return Judgement(float(reward))
+            what = f"is {reward}" if isinstance(reward, int | float) else f"is of type {type(reward).__name__}"
+            return Judgement(0.0, f"the reward {what}: a finite number is needed")
+        except RewardFailure as error:
+            return Judgement(0.0, first_line(error))
+        except Exception as error:
+            # A function of the user's may raise anything, and training goes on.
+            return Judgement(0.0, f"{type(error).__name__}: {first_line(error)}")
+
+    def _count(self, judged: Judgement) -> None:
+        if judged.failure is not None:
+            known = judged.failure in self.failures or len(self.failures) < MOST_REASONS
+            self.failures[judged.failure if known else OTHER_REASONS] += 1
