@@ -38,6 +38,11 @@ def train_state() -> TrainState:
     return build_train_state(ResolvedRecipe(recipe, Precision("fp32", "cpu")))
 
 
+def step_again(train_state: TrainState, *batch: Tensor) -> Callable[[], Tensor]:
+    inputs, targets = batch or (INPUTS, TARGETS)
+    return lambda: train_state.step(0, inputs, targets, is_fit=lambda loss, norm: False)[0]
+
+
 def linear_layers(train_state: TrainState) -> list[str]:
     return [
         name for name, module in train_state.model.named_modules() if hasattr(module, "weight") and "blocks" in name
@@ -50,16 +55,16 @@ def test_the_first_module_whose_output_overflows_is_named(train_state: TrainStat
         kept = module.weight.detach().clone()  # pyright: ignore[reportCallIssue]
         with torch.no_grad():
             module.weight.fill_(3e38)  # pyright: ignore[reportCallIssue, reportArgumentType]
-        assert f"in the output of '{name}'" in find_source(train_state, 0, (INPUTS, TARGETS))
+        assert f"in the output of '{name}'" in find_source(train_state, step_again(train_state))
         with torch.no_grad():
             module.weight.copy_(kept)  # pyright: ignore[reportCallIssue, reportArgumentType]
-    assert "all gradients being finite" in find_source(train_state, 0, (INPUTS, TARGETS))
+    assert "all gradients being finite" in find_source(train_state, step_again(train_state))
 
 
 def test_weights_that_are_no_numbers_are_named(train_state: TrainState) -> None:
     with torch.no_grad():
         train_state.model.blocks[1].feed_forward.down.weight[0, 0] = float("nan")  # pyright: ignore
-    assert "weights 'blocks.1.feed_forward.down.weight'" in find_source(train_state, 0, (INPUTS, TARGETS))
+    assert "weights 'blocks.1.feed_forward.down.weight'" in find_source(train_state, step_again(train_state))
 
 
 def test_a_gradient_that_is_no_number_behind_finite_outputs_is_named(train_state: TrainState) -> None:
@@ -68,13 +73,13 @@ def test_a_gradient_that_is_no_number_behind_finite_outputs_is_named(train_state
         return output + (output - output.detach()).abs().sqrt().sum()
 
     train_state.model.get_submodule("blocks.1.feed_forward").register_forward_hook(spoil_gradient)
-    source = find_source(train_state, 0, (INPUTS, TARGETS))
+    source = find_source(train_state, step_again(train_state))
     assert "in the gradient of 'blocks.1.feed_forward." in source
 
 
 def test_looking_for_the_source_changes_nothing(train_state: TrainState) -> None:
     before = [parameter.detach().clone() for parameter in train_state.model.parameters()]
-    find_source(train_state, 0, (INPUTS, TARGETS))
+    find_source(train_state, step_again(train_state))
     for parameter, kept in zip(train_state.model.parameters(), before, strict=True):
         assert torch.equal(parameter, kept)
         assert parameter.grad is None
@@ -222,6 +227,8 @@ def test_what_is_kept_of_a_step_names_the_precision_that_ran(tmp_path: Path, pre
     batch = (torch.zeros(4, 32, dtype=torch.int64), torch.zeros(4, 32, dtype=torch.int64))
     train_state.step(0, *batch, is_fit=verdict)
     with pytest.raises(NapkinError):
-        NonFiniteSteps(train_state, History(), run, print).skip_or_stop(0, batch, verdict)
+        NonFiniteSteps(train_state, History(), run, print).skip_or_stop(
+            0, {"inputs": batch[0]}, verdict, step_again(train_state, *batch)
+        )
     [story] = (run.path / "non-finite").glob("*.json")
     assert json.loads(story.read_text())["precision"] == precision

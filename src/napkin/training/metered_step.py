@@ -1,28 +1,38 @@
-"""The step of a training run: one step of the process is metered, all others are timed."""
+"""A step of any kind of training: one step of the process is metered, all others are timed."""
 
 import statistics
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import psutil
 import torch
+from torch import Tensor
 
 from napkin.accounting.collective_clock import CollectiveClock
 from napkin.accounting.metering import METERED_STEP, StepMeasurement, meter_step
 from napkin.accounting.rank_seconds import RankSeconds, seconds_of_ranks, told
 from napkin.accounting.run_measurement import Measurement
 from napkin.accounting.utilisation import hfu, mfu
-from napkin.data.mixing import TokenMixture
-from napkin.data.prefetch import Batch
 from napkin.runs.measurement_file import MEASUREMENT_FILE
 from napkin.runs.metrics import METRICS_FILE, StepMetrics, read_metrics_record
+from napkin.train_step.step import Watch
 from napkin.training.loop import TrainingLoop
 from napkin.training.non_finite import NonFiniteSteps, Verdict
-from napkin.training.preparation import Preparation
 from napkin.training.signals import Interrupted
 
+IsFit = Callable[[Tensor, Tensor], bool]
 
-class MeteredStep:
-    """Trains on the batch of the loop's next step."""
+
+def no_watch(part: str) -> AbstractContextManager:
+    """Times nothing."""
+    return nullcontext()
+
+
+class MeteredStep(ABC):
+    """A step of the loop; the kinds of training say what a batch is and how it is trained on."""
 
     def __init__(self) -> None:
         self.step_seconds: list[float] = []
@@ -34,28 +44,54 @@ class MeteredStep:
         """The rank for which the others waited."""
         self._process = psutil.Process()
 
+    @abstractmethod
+    def batch(self, loop: TrainingLoop, number: int) -> Any:
+        """The batch of step `number`, counted from 0."""
+
+    @abstractmethod
+    def train(self, loop: TrainingLoop, number: int, batch: Any, watch: Watch, is_fit: IsFit) -> Tensor:
+        """Train on the batch as step `number`; the loss of the whole batch."""
+
+    @abstractmethod
+    def tensors(self, batch: Any) -> dict[str, Tensor]:
+        """What is kept of a batch whose loss is not finite."""
+
+    @abstractmethod
+    def tokens(self, loop: TrainingLoop) -> tuple[int, int, float | None]:
+        """Called when the loop's step is done: tokens learned from so far, those of the step, and epochs."""
+
+    @abstractmethod
+    def micro_batches(self, loop: TrainingLoop, batch: Any) -> int:
+        """How many micro-batches the step has, about."""
+
+    def figures(self) -> dict[str, float | None] | None:
+        """Further figures of the step that was trained last."""
+        return None
+
     def __call__(self, loop: TrainingLoop) -> StepMetrics:
         """Take the step. Raises Interrupted where a signal interrupts it, NapkinError where the loss is not finite."""
         begin, train_state = time.perf_counter(), loop.train_state
         with loop.watch("data"):
-            batch = self._batch(loop)
-            weights = train_state.micro_batch_weights(batch[1]) if loop.ranks.world_size > 1 else None
+            batch = self.batch(loop, loop.step)
         verdict = Verdict()
         try:
-            self._watched_step(loop, batch, weights, verdict)
+            self._watched_step(loop, batch, verdict)
         except Interrupted:
             train_state.optimizer.zero_grad(set_to_none=True)
             raise
         skipped = None
         if not verdict.is_fit:
             non_finite = NonFiniteSteps(train_state, loop.history, loop.run, loop.on_message)
-            skipped = non_finite.skip_or_stop(loop.step, batch, verdict)
+
+            def repeat() -> Tensor:
+                return self.train(loop, loop.step, batch, no_watch, lambda loss, norm: False)
+
+            skipped = non_finite.skip_or_stop(loop.step, self.tensors(batch), verdict, repeat)
         step_seconds = time.perf_counter() - begin
         learning_rate = train_state.learning_rate(loop.step)
         expert_tokens, dropped_tokens = train_state.expert_tokens()
         loop.step += 1
-        tokens_per_step = loop.recipe.tokens_per_step
-        tokens = loop.step * tokens_per_step
+        tokens, tokens_of_step, epochs = self.tokens(loop)
         return StepMetrics(
             step=loop.step,
             tokens=tokens,
@@ -64,48 +100,41 @@ class MeteredStep:
             gradient_norm=verdict.gradient_norm,
             seconds=loop.seconds,
             step_seconds=step_seconds,
-            tokens_per_second=tokens_per_step / step_seconds,
+            tokens_per_second=tokens_of_step / step_seconds,
             mfu=loop.mfu(step_seconds),
             bytes=self._bytes(loop.device_type),
             spike=None if skipped else loop.history.add_loss(verdict.loss),
             skipped=skipped,
             expert_tokens=expert_tokens,
             dropped_tokens=dropped_tokens,
-            epochs=_train_tokens(loop).epochs(tokens),
+            epochs=epochs,
+            figures=self.figures(),
         )
 
-    def _batch(self, loop: TrainingLoop) -> Batch:
-        loop.reading_batch = True
-        with loop.guarded(_train_tokens(loop)):
-            batch = loop.fetcher[loop.step]
-        loop.reading_batch = False
-        return batch
-
-    def _watched_step(self, loop: TrainingLoop, batch: Batch, weights: list[float] | None, verdict: Verdict) -> None:
-        done, train_state = loop.step - loop.first_step, loop.train_state
+    def _watched_step(self, loop: TrainingLoop, batch: Any, verdict: Verdict) -> None:
+        done = loop.step - loop.first_step
         begin = time.perf_counter()
         metered = self._metered_number(loop)
         if loop.ranks.world_size > 1 and self.metered is not None and done == METERED_STEP + 1:
             with loop.watch("metering"):
-                self._time_ranks(loop, batch, weights, verdict)
+                self._time_ranks(loop, batch, verdict)
             return
         if done != metered:
             watch = loop.watch
             if loop.ranks.world_size == 1:
-                micro_batches = len(batch[0]) // loop.recipe.training.resolved_micro_batch_size
-                watch = loop.interruption.giving_up_long_steps(watch, micro_batches)
-            train_state.step(loop.step, *batch, weights=weights, watch=watch, is_fit=verdict)
+                watch = loop.interruption.giving_up_long_steps(watch, self.micro_batches(loop, batch))
+            self.train(loop, loop.step, batch, watch, verdict)
             self.step_seconds.append(time.perf_counter() - begin)
             return
         with loop.watch("metering"):
-            self._meter(loop, loop.step, batch, weights, verdict)
+            self._meter(loop, loop.step, batch, verdict)
 
-    def _time_ranks(self, loop: TrainingLoop, batch: Batch, weights: list[float] | None, verdict: Verdict) -> None:
+    def _time_ranks(self, loop: TrainingLoop, batch: Any, verdict: Verdict) -> None:
         """Time the collectives of a step on every rank; a collective."""
         assert self.metered is not None
         clock = CollectiveClock()
         with clock.timing():
-            loop.train_state.step(loop.step, *batch, weights=weights, is_fit=verdict)
+            self.train(loop, loop.step, batch, no_watch, verdict)
         self.step_seconds.append(clock.seconds)
         info = loop.ranks.info
         # Processes on one machine have one clock. Others begin to count when all have reached the same point.
@@ -123,23 +152,18 @@ class MeteredStep:
         # A single step is timed: metering slows it down. Where earlier processes have timed theirs, it is metered.
         return 0 if loop.first_step and not (loop.run.path / MEASUREMENT_FILE).exists() else None
 
-    def _meter(
-        self, loop: TrainingLoop, number: int, batch: Batch, weights: list[float] | None, verdict: Verdict
-    ) -> None:
+    def _meter(self, loop: TrainingLoop, number: int, batch: Any, verdict: Verdict) -> None:
         train_state = loop.train_state
         self.metered = meter_step(
             train_state.model,
-            lambda: train_state.step(number, *batch, weights=weights, is_fit=verdict),
+            lambda: self.train(loop, number, batch, no_watch, verdict),
             device_type=loop.device_type,
             resident=train_state.resident(),
         )
 
     def meter_discarded(self, loop: TrainingLoop) -> None:
         """Meter the run's last step once more, when all steps are done; the train state has to be restored then."""
-        with loop.guarded(_train_tokens(loop)):
-            batch = loop.fetcher[loop.step - 1]
-        weights = loop.train_state.micro_batch_weights(batch[1]) if loop.ranks.world_size > 1 else None
-        self._meter(loop, loop.step - 1, batch, weights, Verdict())
+        self._meter(loop, loop.step - 1, self.batch(loop, loop.step - 1), Verdict())
 
     def _bytes(self, device_type: str) -> int:
         return torch.cuda.max_memory_allocated() if device_type == "cuda" else self._process.memory_info().rss
@@ -169,11 +193,6 @@ class MeteredStep:
             seconds_by_part=loop.seconds_by_part() if is_trained_here else {},
             validation_loss=dict(loop.history.validation_losses).get(loop.recipe.training.steps),
         )
-
-
-def _train_tokens(loop: TrainingLoop) -> TokenMixture:
-    assert isinstance(loop.preparation, Preparation)
-    return loop.preparation.train_tokens
 
 
 def _logged_seconds(loop: TrainingLoop) -> list[float]:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from napkin.data.prefetch import Batch
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.runs.history import History
@@ -54,14 +53,17 @@ class NonFiniteSteps:
         self.run = run
         self.on_message = on_message
 
-    def skip_or_stop(self, number: int, batch: Batch, verdict: Verdict) -> str:
+    def skip_or_stop(
+        self, number: int, batch: Mapping[str, Tensor], verdict: Verdict, repeat: Callable[[], Tensor]
+    ) -> str:
         """Find the source, and save the batch, of step `number` (counted from 0), whose update was skipped.
 
-        Returns the source if the run continues; raises NapkinError if it stops.
+        `repeat` repeats the step without an update and returns its loss. Returns the source if the run continues;
+        raises NapkinError if it stops.
         """
         ranks, history = self.train_state.parallel_model.ranks, self.history
         # The search repeats a step and stops early, which ranks cannot do together.
-        source = find_source(self.train_state, number, batch) if ranks.world_size == 1 else "on one of the ranks"
+        source = find_source(self.train_state, repeat) if ranks.world_size == 1 else "on one of the ranks"
         story = _story(self.train_state, number, verdict, source)
         kept = keep_batch(self.run.path / "non-finite", number + 1, batch, story) if ranks.is_rank_zero else None
         what = (
@@ -83,7 +85,7 @@ class NonFiniteSteps:
         raise NapkinError(f"{what}: {lower_learning_rate(self.run.path, otherwise=f', or {other_way},')}{look}")
 
 
-def find_source(train_state: TrainState, number: int, batch: Batch) -> str:
+def find_source(train_state: TrainState, repeat: Callable[[], Tensor]) -> str:
     """Repeat a step's loss and gradient with hooks, and return where the first non-finite number occurs.
 
     No update is made. The result completes the sentence "the first such number is ...".
@@ -94,7 +96,7 @@ def find_source(train_state: TrainState, number: int, batch: Batch) -> str:
     found: list[str] = []
     with _watched(train_state.model, found.append):
         try:
-            loss, _ = train_state.step(number, *batch, is_fit=lambda loss, norm: False)
+            loss = repeat()
         except _Found:
             train_state.optimizer.zero_grad(set_to_none=True)
         else:
@@ -102,8 +104,8 @@ def find_source(train_state: TrainState, number: int, batch: Batch) -> str:
     return found[0]
 
 
-def keep_batch(folder: Path, step: int, batch: Batch, story: dict[str, Any]) -> Path | None:
-    """Write `folder`/step-XXXXXXXX.safetensors, which holds inputs, targets and, if kept apart, documents, and .json
+def keep_batch(folder: Path, step: int, batch: Mapping[str, Tensor], story: dict[str, Any]) -> Path | None:
+    """Write `folder`/step-XXXXXXXX.safetensors, which holds the batch's tensors, and .json
     beside it; the first's path.
 
     None where `MOST_KEPT` exist already, or writing fails: that must not stop the run.
@@ -113,8 +115,7 @@ def keep_batch(folder: Path, step: int, batch: Batch, story: dict[str, Any]) -> 
         folder.mkdir(exist_ok=True)
         if not path.exists() and len(list(folder.glob("*.safetensors"))) >= MOST_KEPT:
             return None
-        names = ("inputs", "targets", "documents")
-        save_file({name: tensor.cpu().contiguous() for name, tensor in zip(names, batch, strict=False)}, path)
+        save_file({name: tensor.cpu().contiguous() for name, tensor in batch.items()}, path)
         atomic_write_text(path.with_suffix(".json"), json.dumps(story, indent=2) + "\n", overwrite=True)
     except Exception:
         return None

@@ -20,8 +20,8 @@ from napkin.train_step.step import TrainState
 from napkin.training.books import Books
 from napkin.training.callbacks import Checkpointing, Evaluation, MetricsLog, OnStep, Trackers
 from napkin.training.loop import Callback, TrainingLoop
-from napkin.training.metered_step import MeteredStep
 from napkin.training.preparation import Preparation, Progress
+from napkin.training.pretraining_step import PretrainingStep
 from napkin.training.signals import catch_interruption
 from napkin.training.start import create_run, open_run, recipe_differences
 
@@ -70,7 +70,7 @@ def train_run(
         # The process may have been killed between creating the folder and writing the plan.
         if plan is not None and not (run.path / "plan.json").exists():
             run.write_json("plan.json", plan_file_of(plan))
-        step = MeteredStep()
+        step = PretrainingStep()
         loop = TrainingLoop(preparation, run, on_message, interruption, step)
         metrics_log = MetricsLog(loop)
         checkpointing = Checkpointing(loop, metrics_log)
