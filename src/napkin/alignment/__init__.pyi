@@ -1,5 +1,10 @@
 from .objective import BatchTotals as BatchTotals
 from .objective import Objective as Objective
+from .policy_gradient.credit import Credit as Credit
+from .policy_gradient.credit import advantages_of as advantages_of
+from .policy_gradient.credit import learned_units as learned_units
+from .policy_gradient.objective import PolicyObjective as PolicyObjective
+from .policy_gradient.objective import policy_objective as policy_objective
 from .sequence_packing import SequenceMicroBatch as SequenceMicroBatch
 from .sequence_packing import micro_batches_of as micro_batches_of
 from .start_model import StartModel as StartModel
