@@ -7,6 +7,10 @@ from .policy_gradient.objective import PolicyObjective as PolicyObjective
 from .policy_gradient.objective import policy_objective as policy_objective
 from .sequence_packing import SequenceMicroBatch as SequenceMicroBatch
 from .sequence_packing import micro_batches_of as micro_batches_of
+from .sequence_step import SequenceScores as SequenceScores
+from .sequence_step import SequenceStep as SequenceStep
+from .sequence_step import scores_of_units as scores_of_units
+from .sequence_step import train_on_units as train_on_units
 from .start_model import StartModel as StartModel
 from .start_model import open_start as open_start
 from .start_model import reference_model as reference_model
