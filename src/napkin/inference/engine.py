@@ -11,13 +11,14 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from napkin.errors import NapkinError
 from napkin.inference.block_pool import FIRST, BlockPool, Digest, digest_of
+from napkin.inference.engine_sequence import EngineSequence
 from napkin.inference.kv_blocks import KVFormat, bytes_per_token, n_blocks_that_fit
 from napkin.inference.paged_cache import PagedCache
 from napkin.inference.request import Completion, Finish, Request
@@ -47,32 +48,6 @@ class EngineStats:
     steps: int
     seconds: float
     """In steps."""
-
-
-@dataclass(eq=False)
-class _Sequence:
-    completion: Completion
-    tokens: list[int]
-    """The prompt and what was drawn."""
-    n_computed: int = 0
-    """Tokens whose keys and values are held."""
-    table: list[int] = field(default_factory=list)
-    digests: list[Digest] = field(default_factory=list)
-    """Of its full blocks that are named, in order."""
-
-    @property
-    def n_prompt(self) -> int:
-        return len(self.completion.request.prompt)
-
-    @property
-    def decodes(self) -> bool:
-        """Whether all but the newest token is computed."""
-        return self.n_computed == len(self.tokens) - 1 and self.n_computed >= self.n_prompt
-
-    @property
-    def shares(self) -> bool:
-        """Whether prefixes of others may be used: not by a request that asks what each prompt token scores."""
-        return not self.completion.request.prompt_logprobs
 
 
 class Engine:
@@ -120,12 +95,12 @@ class Engine:
         self.cache = PagedCache(
             model.config, self.pool.n_blocks, block_size, dtype=weight.dtype, device=weight.device, kv=kv
         )
-        self._arrived: deque[_Sequence] = deque()
+        self._arrived: deque[EngineSequence] = deque()
         self._unwanted: deque[Completion] = deque()
         self._lock = threading.Lock()
         self._submitted = 0
-        self._waiting: list[_Sequence] = []
-        self._running: list[_Sequence] = []
+        self._waiting: list[EngineSequence] = []
+        self._running: list[EngineSequence] = []
         self._prompt_tokens = self._cached_tokens = self._generated = self._preempted = self._steps = 0
         self._seconds = 0.0
 
@@ -135,7 +110,7 @@ class Engine:
         with self._lock:
             completion = Completion(request, self._submitted)
             self._submitted += 1
-            self._arrived.append(_Sequence(completion, list(request.prompt)))
+            self._arrived.append(EngineSequence(completion, list(request.prompt)))
         return completion
 
     def cancel(self, completion: Completion) -> None:
@@ -175,14 +150,11 @@ class Engine:
         changed = self._take_in()
         self._admit()
         decoding = [sequence for sequence in self._running if sequence.decodes]
+        prefilling = [sequence for sequence in self._running if not sequence.decodes]
         for batch in [[each] for each in decoding] if self.batch_invariant else [decoding]:
             changed += self._compute(batch, [1] * len(batch))
-        budget = self.prefill_chunk
-        for sequence in [each for each in self._running if each not in decoding]:
-            if budget > 0 and sequence in self._running:
-                n_new = self._n_next(sequence, budget)
-                budget -= n_new
-                changed += self._compute([sequence], [n_new])
+        for n_new, batch in self._chunks([each for each in prefilling if each.running]):
+            changed += self._compute(batch, [n_new] * len(batch))
         self._steps += 1
         self._seconds += time.perf_counter() - begin
         return changed
@@ -213,7 +185,8 @@ class Engine:
             completion = self._unwanted.popleft()
             found = next((each for each in (*self._running, *self._waiting) if each.completion is completion), None)
             if found is not None:
-                (self._running if found in self._running else self._waiting).remove(found)
+                if not found.running:
+                    self._waiting.remove(found)
                 changed.append(self._end(found, "cancelled", len(completion.draws)))
         return changed
 
@@ -228,13 +201,14 @@ class Engine:
                 return
             del self._waiting[0]
             insort(self._running, sequence, key=lambda each: each.completion.number)
+            sequence.running = True
             completion = sequence.completion
             if not completion.draws:
                 completion.cached_tokens = sequence.n_computed
                 self._prompt_tokens += sequence.n_prompt
                 self._cached_tokens += sequence.n_computed
 
-    def _share_prefix(self, sequence: _Sequence) -> None:
+    def _share_prefix(self, sequence: EngineSequence) -> None:
         """Use blocks that hold its first tokens; the last token is computed, since its logits are needed."""
         if not sequence.shares:
             return
@@ -256,7 +230,24 @@ class Engine:
         sequence.digests = [digest for _, digest in found[:n_used]]
         sequence.n_computed = n_used * size
 
-    def _n_next(self, sequence: _Sequence, budget: int) -> int:
+    def _chunks(self, sequences: Sequence[EngineSequence]) -> list[tuple[int, list[EngineSequence]]]:
+        """How many tokens of which prompts are computed next: those of one length together."""
+        chunks: list[tuple[int, list[EngineSequence]]] = []
+        by_length: dict[int, list[EngineSequence]] = {}
+        budget = self.prefill_chunk
+        for sequence in sequences:
+            if budget <= 0:
+                break
+            n_new = self._n_next(sequence, budget)
+            budget -= n_new
+            if n_new in by_length and not self.batch_invariant:
+                by_length[n_new].append(sequence)
+            else:
+                by_length[n_new] = [sequence]
+                chunks.append((n_new, by_length[n_new]))
+        return chunks
+
+    def _n_next(self, sequence: EngineSequence, budget: int) -> int:
         """Tokens of a sequence that is not decoding to be computed next."""
         if not self.batch_invariant:
             return min(budget, len(sequence.tokens) - sequence.n_computed)
@@ -265,15 +256,15 @@ class Engine:
         to_end_of_chunk = self.prefill_chunk - sequence.n_computed % self.prefill_chunk
         return min(to_end_of_chunk, sequence.n_prompt - sequence.n_computed)
 
-    def _compute(self, batch: list[_Sequence], counts: list[int]) -> list[Progress]:
+    def _compute(self, batch: list[EngineSequence], counts: list[int]) -> list[Progress]:
         """Pass new tokens of sequences through the model, and draw where a sequence is computed to its end."""
         ready = [
             (sequence, count)
             for sequence, count in zip(batch, counts, strict=True)
-            if sequence in self._running and self._make_room(sequence, count)
+            if sequence.running and self._make_room(sequence, count)
         ]
         # Making room for a later sequence may have taken the blocks of one before it.
-        ready = [(sequence, count) for sequence, count in ready if sequence in self._running]
+        ready = [(sequence, count) for sequence, count in ready if sequence.running]
         if not ready:
             return []
         sequences, counts = [each for each, _ in ready], [count for _, count in ready]
@@ -291,10 +282,10 @@ class Engine:
                 self._score_prompt(sequence, hidden[row, :count], count)
         return self._draw(sequences, hidden, counts)
 
-    def _draw(self, sequences: Sequence[_Sequence], hidden: Tensor, counts: Sequence[int]) -> list[Progress]:
+    def _draw(self, sequences: Sequence[EngineSequence], hidden: Tensor, counts: Sequence[int]) -> list[Progress]:
         done = [row for row, each in enumerate(sequences) if each.n_computed == len(each.tokens)]
-        changed = [self._end(sequences[row], "length", 0) for row in done if not _wants_more(sequences[row])]
-        done = [row for row in done if _wants_more(sequences[row])]
+        changed = [self._end(sequences[row], "length", 0) for row in done if not sequences[row].wants_more]
+        done = [row for row in done if sequences[row].wants_more]
         if not done:
             return changed
         last = torch.stack([hidden[row, counts[row] - 1] for row in done])
@@ -307,24 +298,26 @@ class Engine:
             [each.completion.request.sampling for each in drawing],
             [len(each.completion.draws) for each in drawing],
             [each.tokens for each in drawing],
+            tell_sampled=any(each.completion.request.sampled_logprobs for each in drawing),
         )
         now = time.perf_counter()
         for sequence, drawn in zip(drawing, draws, strict=True):
             completion, index = sequence.completion, len(sequence.completion.draws)
             completion.first_token_at = completion.first_token_at or now
             if drawn.token in self.stop_ids or drawn.token in completion.request.sampling.stop_ids:
+                completion.stop_draw = drawn
                 changed.append(self._end(sequence, "stop", index))
                 continue
             completion.draws.append(drawn)
             sequence.tokens.append(drawn.token)
             self._generated += 1
-            if _wants_more(sequence):
+            if sequence.wants_more:
                 changed.append((completion, index))
             else:
                 changed.append(self._end(sequence, "length", index))
         return changed
 
-    def _score_prompt(self, sequence: _Sequence, hidden: Tensor, count: int) -> None:
+    def _score_prompt(self, sequence: EngineSequence, hidden: Tensor, count: int) -> None:
         """Tell the log-probability of the prompt's tokens that follow those just computed."""
         told, first = sequence.completion.prompt_draws, sequence.n_computed - count
         if first == 0:
@@ -334,7 +327,7 @@ class Engine:
             logits = self.model.logits_of(hidden[: len(targets)]).float()
             told += told_draws(logits, targets, sequence.completion.request.sampling.logprobs or 0)
 
-    def _make_room(self, sequence: _Sequence, n_new: int) -> bool:
+    def _make_room(self, sequence: EngineSequence, n_new: int) -> bool:
         """Take blocks for new tokens; where there are none, from the sequence that came last. False if that is it."""
         needed = -(-(sequence.n_computed + n_new) // self.pool.block_size)
         while len(sequence.table) < needed:
@@ -351,7 +344,7 @@ class Engine:
                 return False
         return True
 
-    def _name_blocks(self, sequence: _Sequence) -> None:
+    def _name_blocks(self, sequence: EngineSequence) -> None:
         """Let others find the blocks that are full."""
         size = self.pool.block_size
         full = sequence.n_computed // size
@@ -362,20 +355,17 @@ class Engine:
             sequence.digests.append(digest_of(before, sequence.tokens[number * size : (number + 1) * size]))
             self.pool.name(sequence.table[number], sequence.digests[-1])
 
-    def _release(self, sequence: _Sequence) -> None:
+    def _release(self, sequence: EngineSequence) -> None:
         """Give its blocks back, the last first: a prefix is more use than what follows it."""
         for block in reversed(sequence.table):
             self.pool.release(block)
         sequence.table, sequence.digests, sequence.n_computed = [], [], 0
+        sequence.running = False
 
-    def _end(self, sequence: _Sequence, finish: Finish, index: int) -> Progress:
-        if sequence in self._running:
+    def _end(self, sequence: EngineSequence, finish: Finish, index: int) -> Progress:
+        if sequence.running:
             self._running.remove(sequence)
         self._release(sequence)
         sequence.completion.finished_at = time.perf_counter()
         sequence.completion.finish = finish
         return sequence.completion, index
-
-
-def _wants_more(sequence: _Sequence) -> bool:
-    return len(sequence.completion.draws) < sequence.completion.request.max_tokens

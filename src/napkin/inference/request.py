@@ -25,6 +25,8 @@ class Request:
     """Its stop texts are for whoever turns ids into text."""
     prompt_logprobs: bool = False
     """Whether to tell the log-probability of each prompt token after those before it."""
+    sampled_logprobs: bool = False
+    """Whether to tell the log-probability with which each token was drawn."""
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -42,6 +44,8 @@ class Completion:
     """In the order of arrival."""
     draws: list[Draw] = field(default_factory=list)
     """The tokens so far, the stop id left out."""
+    stop_draw: Draw | None = None
+    """The stop id that ended it, if one did."""
     prompt_draws: list[Draw | None] = field(default_factory=list)
     """Of each prompt token, if they were asked for; None for the first."""
     finish: Finish | None = None

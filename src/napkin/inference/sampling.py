@@ -5,7 +5,7 @@ from (seed, number) and not from a generator's state. So a sequence continues al
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,6 +29,8 @@ class Draw:
     """Its log-probability in nats by the model alone, before any setting; None if `logprobs` is."""
     top: tuple[tuple[int, float], ...] = ()
     """The likeliest tokens and their log-probabilities, as many as `logprobs` says."""
+    sampled_logprob: float | None = None
+    """The log-probability with which it was drawn, after all settings; None if nobody asked."""
 
 
 @torch.inference_mode()
@@ -37,21 +39,30 @@ def draw(
     settings: Sequence[Sampling],
     numbers: Sequence[int],
     histories: Sequence[Sequence[int]],
+    *,
+    tell_sampled: bool = False,
 ) -> list[Draw]:
     """Draw a token for each row of logits.
 
     numbers[i] is how many tokens sequence i drew before, histories[i] its tokens so far, prompt included, which only
-    repetition_penalty reads. Raises NapkinError where logits hold NaN or infinity, as those of a diverged model may.
+    repetition_penalty reads. With `tell_sampled` draws have a `sampled_logprob`, which is 0 at temperature 0. Raises
+    NapkinError where logits hold NaN or infinity, as those of a diverged model may.
     """
     logits, changed = _checked_and_changed(logits, settings, histories)
     tokens = changed.argmax(dim=-1)
+    sampled = torch.zeros(len(settings), dtype=torch.float64, device=logits.device)
     random = [row for row, each in enumerate(settings) if each.temperature > 0]
     if random:
         chosen = [settings[row] for row in random]
         uniforms = [uniform(each.seed, numbers[row]) for row, each in zip(random, chosen, strict=True)]
-        rows = changed if len(random) == len(settings) else changed[random]
-        tokens[random] = _inverted(rows, chosen, uniforms)
-    return told(logits, tokens.tolist(), settings)
+        weights = _weights(changed if len(random) == len(settings) else changed[random], chosen)
+        tokens[random] = drawn = inverted(weights, uniforms)
+        if tell_sampled:
+            sampled[random] = (weights.gather(1, drawn[:, None])[:, 0] / weights.sum(dim=-1)).log()
+    draws = told(logits, tokens.tolist(), settings)
+    if not tell_sampled:
+        return draws
+    return [replace(each, sampled_logprob=value) for each, value in zip(draws, sampled.tolist(), strict=True)]
 
 
 @torch.inference_mode()
@@ -94,10 +105,6 @@ def _changed(logits: Tensor, settings: Sequence[Sampling], histories: Sequence[S
                 raise NapkinError(f"logit_bias names token {token}: the model has 0 to {logits.shape[1] - 1}")
             changed[row, token] += bias
     return changed
-
-
-def _inverted(logits: Tensor, settings: Sequence[Sampling], uniforms: Sequence[float]) -> Tensor:
-    return inverted(_weights(logits, settings), uniforms)
 
 
 def inverted(weights: Float[Tensor, "row vocab_size"], uniforms: Sequence[float]) -> Int[Tensor, " row"]:

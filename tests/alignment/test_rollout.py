@@ -1,0 +1,147 @@
+"""Answers drawn by the engine: their log-probabilities, their seeds, and turns of an environment."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from napkin.alignment.environments.environment import Outcome, Task, ask
+from napkin.alignment.rollout import SAMPLER, RolloutSettings, roll_out
+from napkin.alignment.token_sequence import TokenSequence
+from napkin.errors import NapkinError
+from napkin.inference.chat_format import Message
+from napkin.model.config import ModelConfig
+from napkin.model.transformer import Transformer
+
+STOP = 15
+CONFIG = ModelConfig(vocab_size=16, context_length=64, d_model=32, n_layers=2, n_heads=2, tie_embeddings=False)
+SETTINGS = RolloutSettings(group_size=3, max_answer=12, temperature=0.7, seed=5)
+
+
+class Letters:
+    """The letters a to o are tokens 0 to 14; every message ends with 15."""
+
+    stop_ids = (STOP,)
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        return [token for each in messages for token in [*(ord(letter) - 97 for letter in each.content), STOP]]
+
+    def sequence(self, messages: Sequence[Message]) -> TokenSequence:
+        tokens, counts = [], []
+        for each in messages:
+            part = self.prompt([each])
+            tokens += part
+            counts += [each.role == "assistant"] * len(part)
+        return TokenSequence(np.array(tokens), np.array(counts))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(97 + token) for token in ids)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Counts letters of an answer, for so many turns."""
+
+    turns: int = 1
+    reward: float | None = None
+
+    def start(self, seed: int) -> Task:
+        return ask("abcde"[: 1 + seed % 5], 0)
+
+    def step(self, state: Any, answer: str) -> Outcome:
+        reward = float(len(answer)) if self.reward is None else self.reward
+        return Outcome(reward, state + 1 == self.turns, "cab", state + 1, {"letters": len(answer)})
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    torch.manual_seed(0)
+    made = Transformer(CONFIG, seed=1)
+    with torch.no_grad():
+        # Far from uniform, and the stop id likely enough.
+        made.head_weight.mul_(4)
+    return made.train()
+
+
+def test_log_probabilities_are_those_of_the_model_at_the_temperature(model: Transformer) -> None:
+    rollout = roll_out(model, Turns(), Letters(), SETTINGS, step=3, prompts=range(4))
+    assert [len(group) for group in rollout.groups] == [3] * 4
+    endings = {episode.ending for episode in rollout.episodes}
+    assert endings == {"done", "cut"}
+    for episode in rollout.episodes:
+        sequence = episode.sequence
+        logits = model.double()(torch.from_numpy(sequence.tokens)[None])[0] / SETTINGS.temperature
+        model.float()
+        expected = logits.log_softmax(-1)[torch.arange(len(sequence.tokens) - 1), torch.from_numpy(sequence.tokens[1:])]
+        found = sequence.values[SAMPLER]
+        assert np.allclose(found, expected.detach().numpy()[sequence.counts[1:]], atol=1e-5)
+        assert (sequence.tokens[-1] == STOP) != episode.cut
+        assert episode.reward == episode.parts["letters"] == sequence.n_counted - (not episode.cut)
+
+
+def test_draws_depend_on_seed_step_prompt_and_answer_alone(model: Transformer) -> None:
+    def drawn(settings: RolloutSettings = SETTINGS, step: int = 3, prompts: Sequence[int] = range(4)) -> dict:
+        rollout = roll_out(model, Turns(2), Letters(), settings, step=step, prompts=prompts)
+        return {(each.prompt, each.answer): each.sequence.tokens.tolist() for each in rollout.episodes}
+
+    whole = drawn()
+    assert drawn(prompts=[3, 1]) == {place: tokens for place, tokens in whole.items() if place[0] in (1, 3)}
+    assert drawn(RolloutSettings(2, 12, 0.7, 5, max_running=3)) == {
+        place: tokens for place, tokens in whole.items() if place[1] < 2
+    }
+    assert drawn(step=4) != whole
+    assert len({tuple(tokens) for tokens in whole.values()}) > 6
+
+
+def test_a_second_turn_follows_the_tokens_that_were_drawn(model: Transformer) -> None:
+    rollout = roll_out(model, Turns(3), Letters(), SETTINGS, step=0, prompts=range(4))
+    assert {episode.turns for episode in rollout.episodes} >= {1, 3}
+    for episode in rollout.episodes:
+        expected = Letters().sequence(episode.messages)
+        length = len(episode.sequence.tokens)
+        # A cut answer lacks the end of its turn.
+        assert np.array_equal(episode.sequence.tokens, expected.tokens[:length])
+        assert np.array_equal(episode.sequence.counts, expected.counts[:length])
+        assert length == len(expected.tokens) - episode.cut
+        assert len(episode.messages) == 2 * episode.turns
+
+
+def test_the_model_is_shared_and_left_as_it_was(model: Transformer) -> None:
+    before = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+    roll_out(model, Turns(), Letters(), SETTINGS, step=0, prompts=[0], autocast=lambda: torch.autocast("cpu"))
+    assert model.training
+    assert {name: parameter.data_ptr() for name, parameter in model.named_parameters()} == before
+    assert all(parameter.grad is None and not parameter.is_inference() for parameter in model.parameters())
+
+
+def test_autocast_draws_as_the_trainer_computes(model: Transformer) -> None:
+    def autocast() -> torch.autocast:
+        return torch.autocast("cpu", torch.bfloat16)
+
+    rollout = roll_out(model, Turns(), Letters(), SETTINGS, step=1, prompts=range(3), autocast=autocast)
+    gaps = []
+    for episode in rollout.episodes:
+        tokens = torch.from_numpy(episode.sequence.tokens)
+        places = torch.from_numpy(np.flatnonzero(episode.sequence.counts) - 1)
+        with autocast(), torch.no_grad():
+            scores = model.token_scores(tokens[None, :-1], places, tokens[places + 1], temperature=0.7)
+        gaps.append((scores.log_probabilities - torch.from_numpy(episode.sequence.values[SAMPLER])).abs().max())
+    # Of the order of a bf16's rounding: 2^-8 of logits of about 10.
+    assert 0 < max(gaps) < 0.3
+
+
+def test_a_reward_that_is_not_a_number_is_0_and_told(model: Transformer) -> None:
+    (episode,) = roll_out(
+        model, Turns(reward=float("nan")), Letters(), RolloutSettings(1, 4, 1.0, 0), step=0, prompts=[0]
+    ).episodes
+    assert episode.reward == 0
+    assert episode.failure == "the reward is nan"
+
+
+def test_a_prompt_without_room_is_refused() -> None:
+    small = Transformer(ModelConfig(vocab_size=16, context_length=2, d_model=8, n_layers=1, n_heads=1))
+    with pytest.raises(NapkinError, match=r"prompt 1 has \d tokens, the model's context 2"):
+        roll_out(small, Turns(), Letters(), SETTINGS, step=0, prompts=[1])
