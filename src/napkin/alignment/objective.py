@@ -22,7 +22,8 @@ its sequence times the number of sequences (every sequence weighs the same); or 
 sequences, as in Dr. GRPO (Liu et al. 2025)."""
 
 Figures = dict[str, Tensor]
-"""Numbers of a micro-batch that add up to those of the batch, by name."""
+"""Numbers of a micro-batch that add up to those of the batch, by name; of those called ..._max the largest is that of
+the batch."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,9 @@ def totals_of(parts: "list[SequenceMicroBatch]") -> BatchTotals:
 
 
 def add_figures(total: dict[str, float], part: Mapping[str, Tensor]) -> None:
-    """Add a micro-batch's figures to those of the batch."""
+    """Add a micro-batch's figures to those of the batch, see `Figures`."""
     for name, value in part.items():
-        total[name] = total.get(name, 0.0) + float(value)
+        if name.endswith("_max"):
+            total[name] = max(total.get(name, float("-inf")), float(value))
+        else:
+            total[name] = total.get(name, 0.0) + float(value)

@@ -81,7 +81,10 @@ class ParallelModel:
             with passes.watch("backward"):
                 # Gradients are averaged over ranks, and these add up.
                 share = len(part.targets) / n_tokens
-                passes.scaled(loss * self.layout.token_parts + routers * share).backward()
+                summand = loss * self.layout.token_parts + routers * share
+                if self.layout.token_parts > 1:
+                    summand = summand + _nothing(scores)
+                passes.scaled(summand).backward()
             total += loss.detach() * self.layout.token_parts
         self.finish_gradients()
         return total
@@ -288,6 +291,12 @@ class CopiesModel(FSDPModel):
     def begin_micro_batch(self, *, last: bool) -> None:
         """Gradients of micro-batches add up locally; the last one all-reduces them, once per step."""
         cast(Any, self.model).set_requires_gradient_sync(last)
+
+
+def _nothing(scores: TokenScores) -> Float[Tensor, ""]:
+    """0, with a gradient of 0: ranks exchange the gradients of both heads, whichever of them a loss reads."""
+    heads = [each.sum() for each in (scores.log_probabilities, scores.scalars) if each is not None]
+    return 0 * torch.stack(heads).sum()
 
 
 def _register_methods(model: Transformer) -> None:

@@ -78,6 +78,11 @@ class TemplateChat(ChatFormat):
         return self._tokenizer.encode_parts([part.replace(mark, "") for part in split_at(rendered, special)])
 
 
+def chat_format(tokenizer: Tokenizer, template: ChatTemplate | None, first_ids: Sequence[int]) -> ChatFormat:
+    """The format of a model with that template; None has none, and its texts begin with `first_ids`."""
+    return PlainChat(tokenizer, first_ids) if template is None else TemplateChat(tokenizer, template)
+
+
 def _marked(value: Any, special: Sequence[str], mark: str) -> Any:
     if isinstance(value, Mapping):
         return {name: _marked(each, special, mark) for name, each in value.items()}

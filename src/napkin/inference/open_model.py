@@ -7,12 +7,12 @@ from typing import Literal
 
 import torch
 
-from napkin.data.token_file import SEPARATOR
 from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.hardware.host import detect_host
-from napkin.inference.chat_format import ChatFormat, PlainChat, TemplateChat
+from napkin.inference.chat_format import ChatFormat, TemplateChat, chat_format
 from napkin.inference.pretrained import is_pretrained, load_pretrained
+from napkin.inference.run_texts import run_texts
 from napkin.inference.trained import load_run
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import choose_precision
@@ -86,18 +86,15 @@ def _hold_weights_in(model: Transformer, weights: WeightFormat) -> None:
 
 def _of_run(path: Path, name: str | None, on_message: Callable[[str], None]) -> OpenModel:
     trained = load_run(path, on_message=on_message)
-    separator = trained.tokenizer.special_tokens[SEPARATOR]
-    chat = PlainChat(trained.tokenizer, (separator,))
-    return OpenModel(_name(path, name), trained.model.eval(), trained.tokenizer, (separator,), (separator,), chat)
+    texts = run_texts(path, trained.tokenizer)
+    chat = chat_format(trained.tokenizer, texts.chat_template, texts.first_ids)
+    model = trained.model.eval()
+    return OpenModel(_name(path, name), model, trained.tokenizer, texts.first_ids, texts.stop_ids, chat)
 
 
 def _of_huggingface(path: Path, name: str | None) -> OpenModel:
     found = load_pretrained(path, dtype=torch.float32)
-    chat = (
-        PlainChat(found.tokenizer, found.first_ids)
-        if found.chat_template is None
-        else TemplateChat(found.tokenizer, found.chat_template)
-    )
+    chat = chat_format(found.tokenizer, found.chat_template, found.first_ids)
     stop_ids = tuple(found.sampling.stop_ids)
     return OpenModel(_name(path, name), found.model, found.tokenizer, found.first_ids, stop_ids, chat)
 

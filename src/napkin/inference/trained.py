@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from napkin.checkpoint.load import load_averaged_model
+from napkin.checkpoint.plain_model import load_plain_model
 from napkin.checkpoint.restore import load_newest
 from napkin.checkpoint.state import Checkpoint
-from napkin.data.token_file import SEPARATOR, TokenFile
+from napkin.data.token_file import TokenFile
 from napkin.errors import NapkinError
 from napkin.evaluation.bits_per_byte import evaluate, sampled_bits_per_byte
 from napkin.files import StrPath
@@ -20,6 +20,7 @@ from napkin.inference.kv_blocks import KVFormat
 from napkin.inference.pretrained import Pretrained, is_pretrained, load_pretrained
 from napkin.inference.proposals import DraftModel, PromptLookup, Proposer
 from napkin.inference.quantized_run import read_quantized
+from napkin.inference.run_texts import run_texts
 from napkin.inference.sampling import Draw
 from napkin.inference.settings import Sampling, Speculation
 from napkin.inference.speculation_plan import SpeculationMeter
@@ -87,14 +88,14 @@ class Trained:
         values are held in: with "int8" all tokens must fit the context.
         """
         sampling = replace(sampling or Sampling(), **how)
-        separator = self.tokenizer.special_tokens[SEPARATOR]
-        start = [separator, *self.tokenizer.encode(prompt)]
+        texts = run_texts(self.run.path, self.tokenizer)
+        sampling = replace(sampling, stop_ids=(*sampling.stop_ids, *texts.stop_ids))
+        start = [*texts.first_ids, *self.tokenizer.encode(prompt)]
         draws = continue_tokens(
             self.model,
             start,
             max_tokens,
             sampling,
-            stop=separator,
             proposer=proposer,
             proposed=proposed,
             meter=meter,
@@ -179,8 +180,10 @@ def load_run(folder: StrPath, *, on_message: Callable[[str], None] = lambda mess
     recipe, tokenizer, host = run.recipe, run.tokenizer, detect_host()
     torch.set_num_threads(host.cores)
     device_type = choose_device("auto")
-    model = Transformer(recipe.model)
-    checkpoint, damaged = load_newest(run.checkpoints, lambda checkpoint: load_averaged_model(checkpoint, model))
+    models: list[Transformer] = []
+    checkpoint, damaged = load_newest(
+        run.checkpoints, lambda checkpoint: models.append(load_plain_model(checkpoint, recipe))
+    )
     if checkpoint is None:
         raise NapkinError(f"'{run.path}' has no checkpoint yet: train it with `napkin resume {run.path}`")
     if run.recipe_was_changed:
@@ -188,7 +191,7 @@ def load_run(folder: StrPath, *, on_message: Callable[[str], None] = lambda mess
     for error in damaged.values():
         on_message(f"a damaged checkpoint is skipped for '{checkpoint.path.name}': {error}")
     precision = choose_precision("auto", device_type, host)
-    return Trained(run, recipe, tokenizer, model.to(device_type), precision, checkpoint)
+    return Trained(run, recipe, tokenizer, models[-1].to(device_type), precision, checkpoint)
 
 
 def _load_quantized(folder: Path) -> Trained:

@@ -87,6 +87,16 @@ class ReinforcementConfig:
     gae_lambda: float = 0.95
     """ppo: decay of generalised advantage estimation."""
 
+    value_clip: float = 0.2
+    """ppo: by how much a value may change from the sampler's before its loss holds it back; 0 is no limit."""
+
+    overlong_window: int = 0
+    """penalty: over how many tokens before max_answer it rises; 0 is a fifth of max_answer."""
+
+    sampler_ratio_limit: float = 0.0
+    """Above 0, terms are weighted by the trainer's probability of a token over the sampler's, at most this: truncated
+    importance sampling (Yao et al. 2025), which takes one more forward pass; 0 leaves it out."""
+
     def __post_init__(self) -> None:
         for name, least, most in (
             ("group_size", 1, 2**20),
@@ -98,6 +108,9 @@ class ReinforcementConfig:
             ("entropy_weight", 0, 1e4),
             ("value_weight", 0, 1e4),
             ("gae_lambda", 0, 1),
+            ("value_clip", 0, 1e4),
+            ("overlong_window", 0, 2**24),
+            ("sampler_ratio_limit", 0, 1e4),
             ("clip_low", 0, 1e4),
             ("clip_high", 0, 1e4),
             ("evaluation_prompts", 0, 2**20),

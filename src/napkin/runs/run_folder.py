@@ -26,6 +26,7 @@ from napkin.files import (
 )
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe, read_recipe
+from napkin.runs.conversation_file import CONVERSATION_FILE
 from napkin.runs.json_file import read_json, write_json
 from napkin.runs.run_format import (
     RUN_FILE,
@@ -44,7 +45,15 @@ from napkin.tokenizer.tokenizer_file import load_tokenizer
 TRAINING_FILES = ("plan.json", "metrics.jsonl", "measurement.json", "tracking.json")
 """Files that only training writes, besides the checkpoints."""
 
-OTHER_FILES = (RUN_FILE, "recipe.toml", "tokenizer.json", "report.html", "evaluation.json", "samples.txt")
+OTHER_FILES = (
+    RUN_FILE,
+    "recipe.toml",
+    "tokenizer.json",
+    CONVERSATION_FILE,
+    "report.html",
+    "evaluation.json",
+    "samples.txt",
+)
 """Files that are written when the run is made, and those that other commands may write at any time."""
 
 DRAFT = re.compile(r"\.step-\d{8,}\.[0-9a-f]{16}\.tmp")

@@ -12,6 +12,11 @@ def add_tuned_parts(model: Transformer, recipe: Recipe) -> None:
         add_scalar_head(model)
 
 
+def remove_tuned_parts(model: Transformer) -> None:
+    """Make a tuned model one like any other: the scalar head is left out."""
+    model.scalar_head = None
+
+
 def has_scalar_head(recipe: Recipe) -> bool:
     """Whether a recipe trains a head of one number."""
     return isinstance(recipe, RewardModelRecipe) or (

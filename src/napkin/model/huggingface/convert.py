@@ -47,17 +47,51 @@ def load_huggingface(folder: StrPath, *, dtype: torch.dtype = torch.float32) -> 
     """
     folder = Path(folder)
     config, family, factors = _read_config(read_json(folder / "config.json"), folder)
-    with _Weights(folder, family) as weights, torch.no_grad():
+    with _Weights(folder, family) as weights:
         _check_shapes(config, weights)
         model = Transformer(config, dtype=dtype)
-        parameters = dict(model.named_parameters())
-        for mapping in family.mappings(config):
-            whole = _as_matrix(parameters[mapping.ours])
-            factor = math.prod(each for name, each in factors.items() if re.fullmatch(name, mapping.ours))
-            for part, name in zip(whole.split(mapping.rows or len(whole)), mapping.theirs, strict=True):
-                read = weights.read(name)
-                part.copy_(((read.T if mapping.transposed else read) + mapping.less) * factor)
+        _fill(model, config, weights, factors)
     return model
+
+
+def read_huggingface_config(folder: StrPath) -> ModelConfig:
+    """The config of the model in a Hugging Face folder, whose weights are not read. Raises as `load_huggingface`."""
+    return _read_config(read_json(Path(folder) / "config.json"), Path(folder))[0]
+
+
+def load_huggingface_into(model: Transformer, folder: StrPath) -> None:
+    """Copy the weights of a Hugging Face folder into a model that computes the same function of them, in its dtype.
+
+    Parameters of the model that are not the config's, such as adapters, stay as they are. Raises as `load_huggingface`,
+    and NapkinError for a model of another config; the model is unchanged then.
+    """
+    folder = Path(folder)
+    config, family, factors = _read_config(read_json(folder / "config.json"), folder)
+    refuse_other_function(model.config, config, str(folder))
+    with _Weights(folder, family) as weights:
+        _check_shapes(config, weights)
+        _fill(model, config, weights, factors)
+
+
+def refuse_other_function(config: ModelConfig, start: ModelConfig, where: str) -> None:
+    """Raise NapkinError where weights made for the config `start`, which is that of `where`, compute something else in
+    a model of another: fields of initialization, training and implementation may differ."""
+    for name, ours, theirs in _compared(config, start):
+        if not _equal(ours, theirs) and name not in _NOT_STORED:
+            raise NapkinError(
+                f"model.{name} is {ours!r}, that of '{where}' is {theirs!r}: use the latter, or leave it out"
+            )
+
+
+@torch.no_grad()
+def _fill(model: Transformer, config: ModelConfig, weights: "_Weights", factors: dict[str, float]) -> None:
+    parameters = dict(model.named_parameters())
+    for mapping in weights.family.mappings(config):
+        whole = _as_matrix(parameters[mapping.ours])
+        factor = math.prod(each for name, each in factors.items() if re.fullmatch(name, mapping.ours))
+        for part, name in zip(whole.split(mapping.rows or len(whole)), mapping.theirs, strict=True):
+            read = weights.read(name)
+            part.copy_(((read.T if mapping.transposed else read) + mapping.less) * factor)
 
 
 def save_huggingface(
@@ -203,13 +237,10 @@ class _Weights:
     def __init__(self, folder: Path, family: Family) -> None:
         self.folder = folder
         self.family = family
-        index = folder / "model.safetensors.index.json"
-        names = _weight_files(index) if os.path.lexists(index) else {"model.safetensors"}
-        self.names = sorted(names)
 
     def __enter__(self) -> "_Weights":
         try:
-            self.files = [safe_open(path, "pt") for path in [path_inside(self.folder, name) for name in self.names]]
+            self.files = [safe_open(path, "pt") for path in weight_files(self.folder)]
             self.file_of = {name: file for file in self.files for name in file.keys()}  # noqa: SIM118
         except OSError as error:
             raise NapkinError(f"'{self.folder}' holds no safetensors ({error}): pickled weights are not read") from None
@@ -239,8 +270,19 @@ class _Weights:
         raise CorruptFile(f"'{self.folder}' lacks the weight {self.family.full_name(name)}: download it again")
 
 
-def _weight_files(index: Path) -> set[str]:
-    """The names of files in an index; weight names do not matter, the files have them too."""
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a Hugging Face folder that hold weights, by name: those of its index, or one.
+
+    Raises OSError where one cannot be looked at, NapkinError where one is outside of the folder, CorruptFile for an
+    index that is not one.
+    """
+    index = folder / "model.safetensors.index.json"
+    # Weight names do not matter, the files have them too.
+    names = _files_in(index) if os.path.lexists(index) else {"model.safetensors"}
+    return [path_inside(folder, name) for name in sorted(names)]
+
+
+def _files_in(index: Path) -> set[str]:
     try:
         return set(msgspec.convert(read_json(index), _Index).weight_map.values())
     except msgspec.ValidationError as error:

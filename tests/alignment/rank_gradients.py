@@ -1,0 +1,52 @@
+"""A job of some ranks that computes the gradients of `oracles.alignment_cases`, by DDP and by FSDP.
+
+Its arguments are a folder, how many ranks there are, and a free port. Rank 0 leaves gradients.safetensors: by case,
+strategy and size of micro-batches, the gradient; and figures.json, what the steps told.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from napkin.alignment.sequence_step import scores_of_units
+from napkin.distributed.joining import join_ranks
+from napkin.recipe.training_config import TrainingConfig
+from oracles.alignment_cases import CASES, gradient_of, train_state_of
+from reliability.rank_cases import leave_groups
+from reliability.ranks import fork_ranks
+
+MAX_TOKENS = (1, 64)
+
+
+def compute_cases(folder: Path) -> None:
+    """Compute all cases on this rank."""
+    gradients, figures = {}, {}
+    with join_ranks(TrainingConfig(device="cpu", rank_timeout=60.0)) as ranks:
+        for strategy in ("ddp", "fsdp"):
+            train_state = train_state_of(ranks, parallelism=strategy)
+            for name, make in CASES.items():
+                objective, units = make()
+                for max_tokens in MAX_TOKENS:
+                    key = f"{name}, {strategy}, {max_tokens}"
+                    gradients[key], step = gradient_of(train_state, units, objective, max_tokens=max_tokens)
+                    figures[key] = dataclasses.asdict(step)
+            objective, units = CASES["supervised, token"]()
+            scores = scores_of_units(train_state.parallel_model, units, max_tokens=64)
+            gradients[f"scores, {strategy}"] = torch.cat(
+                [torch.from_numpy(each.log_probabilities) for unit in scores for each in unit]
+            )
+            # Fewer units than ranks.
+            gradients[f"one unit, {strategy}"], _ = gradient_of(train_state, units[:1], objective)
+            leave_groups(ranks)
+        if ranks.is_rank_zero:
+            save_file(gradients, folder / "gradients.safetensors")
+            (folder / "figures.json").write_text(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    sys.exit(fork_ranks(lambda rank: compute_cases(folder), int(sys.argv[2]), int(sys.argv[3])))

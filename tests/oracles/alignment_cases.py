@@ -1,0 +1,80 @@
+"""Objectives of alignment with batches that they train on: what must have one gradient, however it is computed.
+
+An objective that joins `CASES` is held to it by the tests and shown in benchmarks/alignment_invariance.py.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from napkin.alignment.objective import Normalisation, Objective
+from napkin.alignment.sequence_step import SequenceStep, train_on_units
+from napkin.alignment.supervised import SupervisedObjective
+from napkin.alignment.token_sequence import TokenSequence, Unit
+from napkin.distributed.ranks import ALONE, Ranks
+from napkin.model.config import ModelConfig
+from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.precision import Precision
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
+from napkin.train_step.step import TrainState, build_train_state
+
+MODEL = ModelConfig(vocab_size=29, context_length=32, d_model=16, n_layers=2, n_heads=2)
+NORMALISATIONS: tuple[Normalisation, ...] = get_args(Normalisation)
+CONSTANT = 20.0
+"""What "constant" divides by."""
+
+
+def some_units(n: int = 7, size: int = 1) -> list[Unit]:
+    """`n` units of `size` sequences of 3 to 19 tokens, of which some count."""
+    generator = np.random.default_rng(3)
+
+    def sequence() -> TokenSequence:
+        length = int(generator.integers(3, 20))
+        counts = generator.random(length) < 0.6
+        counts[0], counts[-1] = False, True
+        return TokenSequence(generator.integers(0, MODEL.vocab_size, length), counts)
+
+    return [tuple(sequence() for _ in range(size)) for _ in range(n)]
+
+
+CASES: dict[str, Callable[[], tuple[Objective, list[Unit]]]] = {
+    f"supervised, {normalisation}": lambda normalisation=normalisation: (
+        SupervisedObjective(normalisation, CONSTANT),
+        some_units(),
+    )
+    for normalisation in NORMALISATIONS
+}
+
+
+def train_state_of(ranks: Ranks = ALONE, *, parallelism: str = "ddp", model: ModelConfig = MODEL) -> TrainState:
+    """A model in fp32 whose gradients are not clipped."""
+    training: dict[str, Any] = {"parallelism": parallelism, "precision": "fp32", "device": "cpu", "batch_size": 4}
+    recipe = Recipe(
+        model=model,
+        optimizer=OptimizerConfig(clip_norm=1e9, warmup_steps=0).resolved,
+        training=TrainingConfig(**training, kernels="plain"),
+    )
+    return build_train_state(ResolvedRecipe(recipe, Precision("fp32", "cpu")), ranks)
+
+
+def gradient_of(
+    train_state: TrainState, units: Sequence[Unit], objective: Objective, **how: Any
+) -> tuple[Tensor, SequenceStep]:
+    """The gradient of a batch, in one vector, and the step, whose update is left out; a collective."""
+    found: list[Tensor] = []
+
+    def keep(loss: Tensor, norm: Tensor) -> bool:
+        for parameter in train_state.model.parameters():
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+            found.append(whole.detach().flatten())
+        return False
+
+    step = train_on_units(train_state, 0, units, objective, is_fit=keep, **{"max_tokens": 64, **how})
+    return torch.cat(found).clone(), step
