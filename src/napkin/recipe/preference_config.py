@@ -35,6 +35,10 @@ class PreferenceConfig:
     undesirable_weight: float = 1.0
     """kto: weight of bad answers."""
 
+    per_token: bool = False
+    """Whether an answer's log-probability is the mean over its tokens instead of the sum, so that long answers do not
+    count more; orpo and simpo always take means."""
+
     def __post_init__(self) -> None:
         if not 0 < self.beta <= 1e4:
             raise NapkinError(f"preference.beta is {self.beta}: use a number above 0, at most 1e4")
@@ -43,3 +47,29 @@ class PreferenceConfig:
         for name in ("margin", "supervised_weight", "desirable_weight", "undesirable_weight"):
             if not 0 <= getattr(self, name) <= 1e4:
                 raise NapkinError(f"preference.{name} is {getattr(self, name)}: use 0 to 1e4")
+        for name, objective in _ONLY_OF.items():
+            default = self.__dataclass_fields__[name].default
+            if getattr(self, name) != default and self.objective != objective:
+                raise NapkinError(
+                    f"preference.{name} is {getattr(self, name)}, and {self.objective} does not read it: leave it at "
+                    f"{default}, or use the objective {objective}"
+                )
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the objective compares with the model that tuning starts from."""
+        return self.objective in ("dpo", "ipo", "kto")
+
+    @property
+    def takes_means(self) -> bool:
+        """Whether an answer's log-probability is the mean over its tokens."""
+        return self.per_token or self.objective in ("orpo", "simpo")
+
+
+_ONLY_OF: dict[str, PreferenceObjective] = {
+    "margin": "simpo",
+    "label_smoothing": "dpo",
+    "supervised_weight": "dpo",
+    "desirable_weight": "kto",
+    "undesirable_weight": "kto",
+}

@@ -1,0 +1,119 @@
+"""Kahneman-Tversky optimisation: single answers, each good or bad, in place of pairs.
+
+A unit of the data is (answer, mismatched): `mismatched` is the answer's prompt with another prompt's answer. Before a
+step, `with_kl_estimate` makes of the mismatched answers of the whole batch one estimate of the divergence from the
+reference, and leaves units of one: a gradient does not depend on how they are divided into micro-batches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from napkin.alignment.objective import BatchTotals, Figures
+from napkin.alignment.preferences.answer_scores import last_of_answers, log_ratios_of_answers, values_of
+from napkin.alignment.sequence_packing import SequenceMicroBatch
+from napkin.alignment.token_sequence import TokenSequence, Unit
+from napkin.distributed.ranks import ALONE, Ranks
+from napkin.model.transformer import TokenScores
+
+DESIRABLE = "desirable"
+"""The value of a sequence that says whether it is a good answer, 1.0 or 0.0, at each token."""
+_KL, _ALIKE = "kl", "answers_alike"
+
+
+def kto_losses(
+    ratios: Float[Tensor, " answer"],
+    desirable: Float[Tensor, " answer"],
+    kl: Float[Tensor, " answer"],
+    *,
+    beta: float,
+    desirable_weight: float = 1.0,
+    undesirable_weight: float = 1.0,
+) -> Float[Tensor, " answer"]:
+    """λ (1 - σ(±β (ratio - z))): + and λ_D for good answers (`desirable` is 1), - and λ_U for bad ones (0).
+
+    `ratios` are log π(y | x) - log π_ref(y | x), z is `kl`, at least 0 and without gradient. Ethayarajh et al. 2024,
+    equations 7 and 8.
+    """
+    sign = 2 * desirable - 1
+    weight = desirable * desirable_weight + (1 - desirable) * undesirable_weight
+    return weight * (-sign * beta * (ratios - kl)).sigmoid()
+
+
+def kl_estimate(mismatched_ratios: Sequence[float], ranks: Ranks = ALONE) -> float:
+    """max(0, mean of log π(y' | x) - log π_ref(y' | x)) over all ranks' mismatched answers (the same, section 4)."""
+    gathered = ranks.all_gather([float(np.sum(mismatched_ratios)), len(mismatched_ratios)])
+    return max(0.0, sum(total for total, _ in gathered) / max(sum(number for _, number in gathered), 1))
+
+
+def with_kl_estimate(units: Sequence[Unit], mismatched_ratios: Sequence[float], ranks: Ranks = ALONE) -> list[Unit]:
+    """This rank's units (answer, mismatched) of a batch as units (answer), which know the estimate of the whole batch.
+
+    `mismatched_ratios` are log π - log π_ref of the second sequences, as the objective takes an answer's: sums, or
+    means per token.
+    """
+    kl = kl_estimate(mismatched_ratios, ranks)
+    good = sum(_is_desirable(answer) for answer, _ in units)
+    gathered = ranks.all_gather([good, len(units) - good])
+    good, bad = (sum(each[place] for each in gathered) for place in (0, 1))
+    return [(_with_constants(answer, kl, good if _is_desirable(answer) else bad),) for answer, _ in units]
+
+
+def mismatched_numbers(prompts: Sequence[object]) -> list[int]:
+    """For each example the number of the one whose answer is put to its prompt: the next one with another prompt.
+
+    Where all prompts are equal it is the next one: then the estimate is of matching answers.
+    """
+    n = len(prompts)
+    changes = [number for number in range(n) if prompts[number] != prompts[(number + 1) % n]]
+    if not changes:
+        return [(number + 1) % n for number in range(n)]
+    found, change = [0] * n, changes[0]
+    # From the end: the next change is the nearest place at or after this where the prompt changes.
+    for number in range(n - 1, -1, -1):
+        change = number if prompts[number] != prompts[(number + 1) % n] else change
+        found[number] = (change + 1) % n
+    return found
+
+
+@dataclass(frozen=True)
+class KTOObjective:
+    """`kto_losses` of units that `with_kl_estimate` has made."""
+
+    beta: float
+    per_token: bool = False
+    """Whether an answer's log-ratio is the mean over its tokens instead of the sum."""
+    desirable_weight: float = 1.0
+    undesirable_weight: float = 1.0
+
+    def loss(
+        self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
+    ) -> tuple[Float[Tensor, ""], Figures]:
+        """See `Objective`. Rewards are means over the good, and over the bad answers."""
+        ratios = log_ratios_of_answers(part, scores, per_token=self.per_token)
+        desirable, kl, alike = (last_of_answers(values_of(part, name), part) for name in (DESIRABLE, _KL, _ALIKE))
+        weights = {"desirable_weight": self.desirable_weight, "undesirable_weight": self.undesirable_weight}
+        losses = kto_losses(ratios, desirable, kl, beta=self.beta, **weights)
+        n = max(totals.units, 1)
+        ahead = ratios.detach() - kl
+        rewards = self.beta * ratios.detach() / alike.clamp(min=1)
+        figures = {
+            "accuracy": ((ahead > 0).float() * desirable + (ahead < 0).float() * (1 - desirable)).sum() / n,
+            "margin": ((2 * desirable - 1) * rewards).sum(),
+            "chosen_reward": (desirable * rewards).sum(),
+            "rejected_reward": ((1 - desirable) * rewards).sum(),
+            "kl": kl.sum() / n,
+        }
+        return losses.sum() / n, figures
+
+
+def _is_desirable(answer: TokenSequence) -> bool:
+    return bool(answer.values[DESIRABLE][0])
+
+
+def _with_constants(answer: TokenSequence, kl: float, alike: int) -> TokenSequence:
+    n = answer.n_counted
+    return answer.with_values(**{_KL: np.full(n, kl, np.float32), _ALIKE: np.full(n, alike, np.float32)})
