@@ -10,11 +10,11 @@ from napkin.errors import NapkinError
 
 
 def test_a_model_that_is_right_as_often_as_it_says_has_no_error() -> None:
-    margins = [math.log(3)] * 3 + [-math.log(3)] + [math.log(9)] * 9 + [-math.log(9)]
+    margins = [math.log(2)] * 2 + [-math.log(2)] + [math.log(7)] * 7 + [-math.log(7)]
     found = calibration_of(margins)
     assert found.expected_error == pytest.approx(0, abs=1e-12)
-    assert found.accuracy == 12 / 14
-    assert [(each.low, each.pairs) for each in found.bins] == [(pytest.approx(0.75), 4), (pytest.approx(0.9), 10)]
+    assert found.accuracy == 9 / 11
+    assert [(each.low, each.pairs) for each in found.bins] == [(pytest.approx(0.65), 3), (pytest.approx(0.85), 8)]
     assert calibration_of([2 * each for each in margins]).expected_error > 0.05
 
 

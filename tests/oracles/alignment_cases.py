@@ -12,6 +12,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from napkin.alignment.objective import Normalisation, Objective
+from napkin.alignment.preferences.answer_scores import REFERENCE
+from napkin.alignment.preferences.kto import DESIRABLE, with_kl_estimate
+from napkin.alignment.preferences.registry import preference_objective
 from napkin.alignment.sequence_step import SequenceStep, train_on_units
 from napkin.alignment.supervised import SupervisedObjective
 from napkin.alignment.token_sequence import TokenSequence, Unit
@@ -19,6 +22,7 @@ from napkin.distributed.ranks import ALONE, Ranks
 from napkin.model.config import ModelConfig
 from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
+from napkin.recipe.preference_config import PreferenceConfig, PreferenceObjective
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
@@ -49,6 +53,27 @@ CASES: dict[str, Callable[[], tuple[Objective, list[Unit]]]] = {
         some_units(),
     )
     for normalisation in NORMALISATIONS
+}
+
+
+def preference_case(config: PreferenceConfig) -> tuple[Objective, list[Unit]]:
+    """Pairs, or with KTO single answers that know an estimate, with references near what an untrained model says."""
+    generator = np.random.default_rng(4)
+
+    def referred(sequence: TokenSequence) -> TokenSequence:
+        n = sequence.n_counted
+        marks = np.full(n, generator.random() < 0.5, np.float32)
+        return sequence.with_values(**{REFERENCE: generator.normal(-3.4, 0.4, n).astype(np.float32), DESIRABLE: marks})
+
+    units: list[Unit] = [tuple(referred(sequence) for sequence in unit) for unit in some_units(size=2)]
+    if config.objective == "kto":
+        units = with_kl_estimate(units, generator.normal(0.4, 0.2, len(units)).tolist())
+    return preference_objective(config), units
+
+
+CASES |= {
+    objective: lambda objective=objective: preference_case(PreferenceConfig(objective, beta=0.3))
+    for objective in get_args(PreferenceObjective)
 }
 
 

@@ -33,11 +33,9 @@ def log_ratios_of_answers(
 
 def values_of(part: SequenceMicroBatch, name: str) -> Float[Tensor, " token"]:
     """The sequences' values of that name. Raises NapkinError where they have none."""
-    if name in part.values:
-        return part.values[name]
-    if not part.units:
-        return torch.zeros(0, device=part.sequence.device)
-    raise NapkinError(f"the sequences have no '{name}', which the objective reads: add them with with_values")
+    if name not in part.values:
+        raise NapkinError(f"the sequences have no '{name}', which the objective reads: add them with with_values")
+    return part.values[name]
 
 
 def last_of_answers(values: Float[Tensor, " token"], part: SequenceMicroBatch) -> Float[Tensor, " sequence"]:

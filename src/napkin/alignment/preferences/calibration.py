@@ -57,7 +57,8 @@ def calibration_of(margins: Float[np.ndarray, " pair"] | Sequence[float], *, bin
     right = np.where(differences == 0, 0.5, differences > 0)
     numbers = np.minimum((2 * bins * (confidence - 0.5)).astype(int), bins - 1)
     found = tuple(
-        _bin(number, bins, confidence[numbers == number], right[numbers == number]) for number in np.unique(numbers).tolist()
+        _bin(number, bins, confidence[numbers == number], right[numbers == number])
+        for number in np.unique(numbers).tolist()
     )
     error = sum(each.pairs * abs(each.probability - each.right) for each in found) / len(differences)
     loss = float(np.logaddexp(0, -differences).mean())

@@ -16,7 +16,6 @@ from napkin.alignment.objective import BatchTotals, Figures
 from napkin.alignment.preferences.answer_scores import last_of_answers, log_ratios_of_answers, values_of
 from napkin.alignment.sequence_packing import SequenceMicroBatch
 from napkin.alignment.token_sequence import TokenSequence, Unit
-from napkin.distributed.ranks import ALONE, Ranks
 from napkin.model.transformer import TokenScores
 
 DESIRABLE = "desirable"
@@ -43,23 +42,15 @@ def kto_losses(
     return weight * (-sign * beta * (ratios - kl)).sigmoid()
 
 
-def kl_estimate(mismatched_ratios: Sequence[float], ranks: Ranks = ALONE) -> float:
-    """max(0, mean of log π(y' | x) - log π_ref(y' | x)) over all ranks' mismatched answers (the same, section 4)."""
-    gathered = ranks.all_gather([float(np.sum(mismatched_ratios)), len(mismatched_ratios)])
-    return max(0.0, sum(total for total, _ in gathered) / max(sum(number for _, number in gathered), 1))
+def with_kl_estimate(units: Sequence[Unit], mismatched_ratios: Sequence[float]) -> list[Unit]:
+    """The units (answer, mismatched) of a whole batch as units (answer), which know the batch's estimate.
 
-
-def with_kl_estimate(units: Sequence[Unit], mismatched_ratios: Sequence[float], ranks: Ranks = ALONE) -> list[Unit]:
-    """This rank's units (answer, mismatched) of a batch as units (answer), which know the estimate of the whole batch.
-
-    `mismatched_ratios` are log π - log π_ref of the second sequences, as the objective takes an answer's: sums, or
-    means per token.
+    It is max(0, mean of `mismatched_ratios`), which are log π - log π_ref of the second sequences, as the objective
+    takes an answer's: sums, or means per token (Ethayarajh et al. 2024, section 4.1).
     """
-    kl = kl_estimate(mismatched_ratios, ranks)
+    kl = max(0.0, float(np.mean(mismatched_ratios)))
     good = sum(_is_desirable(answer) for answer, _ in units)
-    gathered = ranks.all_gather([good, len(units) - good])
-    good, bad = (sum(each[place] for each in gathered) for place in (0, 1))
-    return [(_with_constants(answer, kl, good if _is_desirable(answer) else bad),) for answer, _ in units]
+    return [(_with_constants(answer, kl, good if _is_desirable(answer) else len(units) - good),) for answer, _ in units]
 
 
 def mismatched_numbers(prompts: Sequence[object]) -> list[int]:
