@@ -43,7 +43,7 @@ def sigmoid(x: float) -> float:
 def expected_terms(config: PreferenceConfig, units: list[Unit], scores: list[list[Array]]) -> tuple[float, list[Array]]:
     """The loss of a batch, and its derivative by each counted token's log-probability, by hand."""
     loss, slopes = 0.0, []
-    takes_means = config.objective in ("orpo", "simpo") or config.per_token
+    takes_means = config.objective in ("ipo", "orpo", "simpo") or config.per_token
     references = [[np.float64(s.values[REFERENCE]) if REFERENCE in s.values else 0.0 for s in unit] for unit in units]
     for unit, logprobs, reference in zip(units, scores, references, strict=True):
         lengths = [len(each) if takes_means else 1 for each in logprobs]

@@ -37,7 +37,7 @@ class PreferenceConfig:
 
     per_token: bool = False
     """Whether an answer's log-probability is the mean over its tokens instead of the sum, so that long answers do not
-    count more; orpo and simpo always take means."""
+    count more; ipo, orpo and simpo always take means."""
 
     def __post_init__(self) -> None:
         if not 0 < self.beta <= 1e4:
@@ -63,7 +63,7 @@ class PreferenceConfig:
     @property
     def takes_means(self) -> bool:
         """Whether an answer's log-probability is the mean over its tokens."""
-        return self.per_token or self.objective in ("orpo", "simpo")
+        return self.per_token or self.objective in ("ipo", "orpo", "simpo")
 
 
 _ONLY_OF: dict[str, PreferenceObjective] = {

@@ -13,7 +13,8 @@ def ipo_losses(
 ) -> Float[Tensor, " pair"]:
     """(chosen - rejected - 1 / (2 β))², of log-ratios log π(y | x) - log π_ref(y | x).
 
-    Azar et al. 2023, equation 17, whose τ is β here.
+    Azar et al. 2023, equation 17, whose τ is β here. The recipe's objective takes the means of log-ratios per token:
+    with sums, one target for answers of all lengths would be a different one per token for each.
     """
     return (chosen - rejected - 1 / (2 * beta)).square()
 
