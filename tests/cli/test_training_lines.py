@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from napkin.cli.progress import compose_line
-from napkin.cli.training_lines import TrainingLines
+from napkin.cli.training_lines import PretrainingLines
 from napkin.data import Document, write_token_file
 from napkin.data.mixing import TokenMixture
 from napkin.runs.metrics import StepMetrics, format_metrics, parse_metrics
 from napkin.tokenizer import ByteTokenizer
 
 
-def lines_of(run: Path) -> TrainingLines:
+def lines_of(run: Path) -> PretrainingLines:
     """The lines of 100 steps of 64 tokens, over a training file of 1,280."""
     file = write_token_file(run / "train.tokens", [Document("text", "a" * 1278)], ByteTokenizer(["<|endoftext|>"]))
     assert file.n_tokens == 1280
-    return TrainingLines(run, steps=100, tokens_per_step=64, train_tokens=TokenMixture([file]))
+    return PretrainingLines(run, steps=100, tokens_per_step=64, train_tokens=TokenMixture([file]))
 
 
 def after(step: int, **figures: Any) -> StepMetrics:

@@ -2,13 +2,15 @@
 
 import contextlib
 import shlex
+from collections.abc import Callable
+from functools import partial
 
 from napkin.accounting.overhead import loop_overhead
 from napkin.accounting.rank_seconds import rank_lines
 from napkin.cli.plan_output import print_plan
 from napkin.cli.progress import progress_line
 from napkin.cli.terminal import notify, output_may_be_lost, print_json, print_rich, say
-from napkin.cli.training_lines import TrainingLines
+from napkin.cli.training_lines import PretrainingLines, TrainingLines
 from napkin.errors import NapkinError
 from napkin.files import read_bytes
 from napkin.planning.checkpoint_plan import describe_checkpoints
@@ -20,27 +22,35 @@ from napkin.runs.measurement_file import MEASUREMENT_FILE, MeasurementFile
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.plan_file import PlanFile
 from napkin.runs.run_folder import RunFolder
-from napkin.training.preparation import Preparation
+from napkin.training.preparation import Preparation, Prepared
 from napkin.training.run import Outcome, train_run
 from napkin.training.signals import catch_interruption
 from napkin.units import format_seconds
 
+Train = Callable[..., Outcome]
+"""`train_run`, or what trains a run of another kind: with the same callbacks."""
+
 
 def train_and_report(preparation: Preparation, run: RunFolder, *, as_json: bool) -> int:
     """Train, write the report, and return the exit status."""
+    lines = PretrainingLines(
+        run.path,
+        steps=preparation.recipe.training.steps,
+        tokens_per_step=preparation.recipe.tokens_per_step,
+        train_tokens=preparation.train_tokens,
+    )
+    return follow_training(preparation, run, partial(train_run, preparation, run), lines, as_json=as_json)
+
+
+def follow_training(preparation: Prepared, run: RunFolder, train: Train, lines: TrainingLines, *, as_json: bool) -> int:
+    """Train a run of any kind with its lines on the terminal, write the report, and return the exit status."""
     if not preparation.ranks.is_rank_zero:
         # Only rank 0 prints.
-        followed = train_run(preparation, run)
+        followed = train()
         return 0 if followed.interrupted_by is None else 128 + followed.interrupted_by
     if not as_json:
         _print_preparation(preparation)
     before, steps = _books(run), preparation.recipe.training.steps
-    lines = TrainingLines(
-        run.path,
-        steps=steps,
-        tokens_per_step=preparation.recipe.tokens_per_step,
-        train_tokens=preparation.train_tokens,
-    )
     with progress_line(f"training {run.path}") as line:
         with live_report(run.path, notify) as live:
 
@@ -48,7 +58,7 @@ def train_and_report(preparation: Preparation, run: RunFolder, *, as_json: bool)
                 line(metrics.step, steps, lines.of_step(metrics))
                 live()
 
-            outcome = train_run(preparation, run, on_step=on_step, on_message=notify)
+            outcome = train(on_step=on_step, on_message=notify)
         line.retitle("writing the report")
         # A signal comes too late to stop anything: the books are closed first.
         with catch_interruption():
@@ -81,9 +91,10 @@ def _write_report(run: RunFolder) -> NapkinError | None:
     return None
 
 
-def _print_preparation(preparation: Preparation) -> None:
+def _print_preparation(preparation: Prepared) -> None:
     plan = preparation.plan
-    assert plan is not None
+    if plan is None:
+        return
     print_plan(plan)
     if preparation.recipe.training.parallelism == "fsdp" and preparation.ranks.world_size == 1:
         say("fsdp has nothing to shard in one process: `torchrun --nproc-per-node N -m napkin ...` starts several")

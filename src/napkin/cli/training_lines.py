@@ -1,5 +1,6 @@
 """What training prints of its losses: the line after each step, and the summary at the end."""
 
+import math
 from pathlib import Path
 
 from napkin.data.mixing import TokenMixture
@@ -8,11 +9,11 @@ from napkin.units import format_bytes, format_count, format_three_digits
 
 
 class TrainingLines:
-    """The lines of a run; `of_step` is called after each step."""
+    """The lines of a run of any kind; `of_step` is called after each step."""
 
-    def __init__(self, run: Path, *, steps: int, tokens_per_step: int, train_tokens: TokenMixture) -> None:
-        self.steps, self._tokens_per_step, self._train_tokens = steps, tokens_per_step, train_tokens
-        self._is_first = True
+    def __init__(self, run: Path, *, steps: int) -> None:
+        self.steps = steps
+        self._last: StepMetrics | None = None
         # A resumed run was evaluated before.
         self._evaluated = {
             logged.step: logged.validation_loss
@@ -28,20 +29,24 @@ class TrainingLines:
         if self._evaluated:
             last = max(self._evaluated)
             parts.append(f"val {self._evaluated[last]:.3f}@{last}")
-        return "  ".join(
-            [
-                *parts,
-                f"{self._epochs(metrics.tokens)} epochs",
-                f"{format_count(metrics.tokens_per_second)} tok/s",
-                f"MFU {metrics.mfu:.0%}",
-                format_bytes(metrics.bytes),
-            ]
-        )
+        parts += self._shown(metrics)
+        if metrics.epochs is not None:
+            parts.append(f"{format_three_digits(metrics.epochs)} epochs")
+        parts.append(f"{format_count(metrics.tokens_per_second)} tok/s")
+        if not math.isnan(metrics.mfu):
+            parts.append(f"MFU {metrics.mfu:.0%}")
+        return "  ".join([*parts, format_bytes(metrics.bytes)])
+
+    def _shown(self, metrics: StepMetrics) -> list[str]:
+        """Figures of the kind of training that the line shows."""
+        return []
 
     def trained(self, step: int) -> str:
-        """Steps, tokens and epochs up to `step`."""
-        tokens, text = step * self._tokens_per_step, format_count(self._train_tokens.n_tokens)
-        return f"{step:,} steps, {format_count(tokens)} tokens, {self._epochs(tokens)} epochs of {text} tokens"
+        """Steps, tokens and epochs up to `step`, the last one of this process."""
+        if self._last is None:
+            return f"{step:,} steps"
+        epochs = "" if self._last.epochs is None else f", {format_three_digits(self._last.epochs)} epochs"
+        return f"{step:,} steps, {format_count(self._last.tokens)} tokens{epochs}"
 
     def validation(self) -> str | None:
         """The last validation loss and the lowest one; None where there was no evaluation."""
@@ -56,18 +61,33 @@ class TrainingLines:
     def as_json(self, step: int) -> dict[str, float | None]:
         """Epochs and validation losses for programs."""
         return {
-            "epochs": self._train_tokens.epochs(step * self._tokens_per_step),
+            "epochs": None if self._last is None else self._last.epochs,
             "validation_loss": self._evaluated[max(self._evaluated)] if self._evaluated else None,
             "lowest_validation_loss": min(self._evaluated.values(), default=None),
         }
 
-    def _epochs(self, tokens: int) -> str:
-        return format_three_digits(self._train_tokens.epochs(tokens))
-
     def _remember(self, metrics: StepMetrics) -> None:
-        if self._is_first:
+        if self._last is None:
             # The file may hold evaluations of steps that are repeated.
             self._evaluated = {step: loss for step, loss in self._evaluated.items() if step < metrics.step}
-            self._is_first = False
+        self._last = metrics
         if metrics.validation_loss is not None:
             self._evaluated[metrics.step] = metrics.validation_loss
+
+
+class PretrainingLines(TrainingLines):
+    """Those of pre-training, whose tokens follow from the number of steps."""
+
+    def __init__(self, run: Path, *, steps: int, tokens_per_step: int, train_tokens: TokenMixture) -> None:
+        super().__init__(run, steps=steps)
+        self._tokens_per_step, self._train_tokens = tokens_per_step, train_tokens
+
+    def trained(self, step: int) -> str:
+        """Steps, tokens and epochs up to `step`."""
+        tokens, text = step * self._tokens_per_step, format_count(self._train_tokens.n_tokens)
+        epochs = format_three_digits(self._train_tokens.epochs(tokens))
+        return f"{step:,} steps, {format_count(tokens)} tokens, {epochs} epochs of {text} tokens"
+
+    def as_json(self, step: int) -> dict[str, float | None]:
+        """Also where this process has made no step."""
+        return {**super().as_json(step), "epochs": self._train_tokens.epochs(step * self._tokens_per_step)}

@@ -20,7 +20,8 @@ from napkin.train_step.step import TrainState
 from napkin.training.books import Books
 from napkin.training.callbacks import Checkpointing, Evaluation, MetricsLog, OnStep, Trackers
 from napkin.training.loop import Callback, TrainingLoop
-from napkin.training.preparation import Preparation, Progress
+from napkin.training.metered_step import MeteredStep
+from napkin.training.preparation import Prepared, Progress
 from napkin.training.pretraining_step import PretrainingStep
 from napkin.training.signals import catch_interruption
 from napkin.training.start import create_run, open_run, recipe_differences
@@ -48,9 +49,11 @@ class Outcome:
 
 
 def train_run(
-    preparation: Preparation,
+    preparation: Prepared,
     run: RunFolder,
     *,
+    step: MeteredStep | None = None,
+    evaluation: Callback | None = None,
     on_step: Callable[[StepMetrics], None] = lambda metrics: None,
     on_message: Callable[[str], None] = lambda message: None,
     callbacks: Sequence[Callback] = (),
@@ -62,6 +65,7 @@ def train_run(
     step number. Signals that ask it to stop (see `signals.py`) end it after the current step, with a checkpoint; an
     evaluation, or a step of many micro-batches, is interrupted and repeated on resuming. With several ranks all call
     this, interrupt nothing, and stop after the same step; rank 0 writes. `callbacks` are called after the run's own.
+    `step` and `evaluation` are those of pre-training, if no others are given.
     """
     plan = preparation.plan
     with run.locked(), catch_interruption() as interruption:
@@ -70,14 +74,22 @@ def train_run(
         # The process may have been killed between creating the folder and writing the plan.
         if plan is not None and not (run.path / "plan.json").exists():
             run.write_json("plan.json", plan_file_of(plan))
-        step = PretrainingStep()
+        step = step or PretrainingStep()
         loop = TrainingLoop(preparation, run, on_message, interruption, step)
         metrics_log = MetricsLog(loop)
         checkpointing = Checkpointing(loop, metrics_log)
         for warning in () if plan is None else plan.warnings:
             on_message(warning)
         books = Books(step)
-        loop.callbacks = [Evaluation(), metrics_log, books, checkpointing, Trackers(), OnStep(on_step), *callbacks]
+        loop.callbacks = [
+            evaluation or Evaluation(),
+            metrics_log,
+            books,
+            checkpointing,
+            Trackers(),
+            OnStep(on_step),
+            *callbacks,
+        ]
         loop.run_to_end()
         assert checkpointing.last is not None
         books.write(loop)
