@@ -30,8 +30,8 @@ class TrainingLines:
             last = max(self._evaluated)
             parts.append(f"val {self._evaluated[last]:.3f}@{last}")
         parts += self._shown(metrics)
-        if metrics.epochs is not None:
-            parts.append(f"{format_three_digits(metrics.epochs)} epochs")
+        if (epochs := self._epochs(metrics)) is not None:
+            parts.append(f"{format_three_digits(epochs)} epochs")
         parts.append(f"{format_count(metrics.tokens_per_second)} tok/s")
         if not math.isnan(metrics.mfu):
             parts.append(f"MFU {metrics.mfu:.0%}")
@@ -40,6 +40,9 @@ class TrainingLines:
     def _shown(self, metrics: StepMetrics) -> list[str]:
         """Figures of the kind of training that the line shows."""
         return []
+
+    def _epochs(self, metrics: StepMetrics) -> float | None:
+        return metrics.epochs
 
     def trained(self, step: int) -> str:
         """Steps, tokens and epochs up to `step`, the last one of this process."""
@@ -81,6 +84,9 @@ class PretrainingLines(TrainingLines):
     def __init__(self, run: Path, *, steps: int, tokens_per_step: int, train_tokens: TokenMixture) -> None:
         super().__init__(run, steps=steps)
         self._tokens_per_step, self._train_tokens = tokens_per_step, train_tokens
+
+    def _epochs(self, metrics: StepMetrics) -> float | None:
+        return self._train_tokens.epochs(metrics.tokens)
 
     def trained(self, step: int) -> str:
         """Steps, tokens and epochs up to `step`."""

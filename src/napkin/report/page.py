@@ -72,6 +72,7 @@ def render_report(
     """The page as text; everything that the run wrote is escaped."""
     curves = curves_of(run.metrics)
     charts, experts = run_charts(run, curves), _experts(run)
+    further = [name for name in charts.by_name if name.startswith("figure-")] if charts else []
     place = f"<!-- {secrets.token_hex(16)} -->"
     used = [UPLOT, "format.js", "charts.js"] if charts else []
     page = render(
@@ -82,7 +83,8 @@ def render_report(
         refresh=REFRESH_SECONDS if training else None,
         warnings=warnings_of(run, training=training),
         keys=key_figures(run),
-        sections=_sections(run, experts=bool(experts)),
+        sections=_sections(run, further=bool(further), experts=bool(experts)),
+        further=further,
         table=_table(run),
         charts=charts,
         chart_style=read_asset(UPLOT_STYLE) if charts else None,
@@ -107,7 +109,7 @@ def render_report(
     return page.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-def _sections(run: RunRecord, *, experts: bool) -> dict[str, str]:
+def _sections(run: RunRecord, *, further: bool, experts: bool) -> dict[str, str]:
     """The headings of the page by their anchors, in order."""
     measured = run.measurement
     metered = measured is not None and any(row.meter is not None for row in measured.table)
@@ -116,6 +118,7 @@ def _sections(run: RunRecord, *, experts: bool) -> dict[str, str]:
         "quantities": "Planned and measured" if metered else "Planned",
         "loss": "Loss",
         "steps": "Learning rate and gradient norm",
+        **({"further": "Figures of tuning"} if further else {}),
         **({"experts": "Expert balance"} if experts else {}),
         "bits": "Bits per byte",
         "memory": "Memory at the peak",

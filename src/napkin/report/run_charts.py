@@ -8,6 +8,7 @@ from napkin.accounting.quantity_row import format_figure
 from napkin.report.axes import Positions
 from napkin.report.charts import Chart, Charts, Line, Table, charts_of
 from napkin.report.curves import Curve, smooth, smoothing_width
+from napkin.report.figure_charts import figure_charts, figure_curves
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_record import RunRecord
 from napkin.units import format_bytes, format_count, format_seconds, format_share, format_three_digits
@@ -32,7 +33,8 @@ def curves_of(metrics: Sequence[StepMetrics]) -> dict[str, Curve]:
     width = smoothing_width(len(metrics))
     if width > 1:
         curves["mean"] = smooth(curves["loss"], width)
-    return curves
+    # A figure that is called as one of these is shown once.
+    return {**figure_curves(metrics), **curves}
 
 
 def run_charts(run: RunRecord, curves: dict[str, Curve]) -> Charts | None:
@@ -51,6 +53,7 @@ def run_charts(run: RunRecord, curves: dict[str, Curve]) -> Charts | None:
         Chart("gradient-norm", "Line chart: gradient norm before clipping.", (_GRADIENT_NORM,), 190, False),
         Chart("throughput", "Line chart: tokens per second, and MFU.", (_RATE, _MFU), 190, True),
         Chart("memory", "Line chart: memory of the process.", (_MEMORY,), 170, True),
+        *figure_charts(figure_curves(run.metrics)),
     ]
     return charts_of(charts, [table], "tokens")
 
