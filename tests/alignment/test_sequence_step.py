@@ -60,10 +60,10 @@ def test_ranks_have_the_gradient_of_one_process(tmp_path: Path, size: int) -> No
                 key = f"{name}, {strategy}, {max_tokens}"
                 assert distance(gradients[key], expected) < 1e-6, key
                 told = figures[key]
-                assert told["loss"] == pytest.approx(step.loss, rel=1e-6)
+                # Sums of both signs, and rewards, which are differences, may be small beside what they are of.
+                assert told["loss"] == pytest.approx(step.loss, rel=1e-6, abs=1e-6)
                 assert told["gradient_norm"] == pytest.approx(step.gradient_norm, rel=1e-6)
                 assert told["totals"] == dataclasses.asdict(step.totals)
-                # Rewards are differences, which may be small.
                 assert told["figures"] == pytest.approx(step.figures, rel=1e-6, abs=1e-6)
     units = some_units()
     scores = scores_of_units(train_state.parallel_model, units, max_tokens=64)

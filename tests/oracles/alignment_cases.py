@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from napkin.alignment.objective import Normalisation, Objective
+from napkin.alignment.policy_gradient.objective import policy_objective
 from napkin.alignment.preferences.answer_scores import REFERENCE
 from napkin.alignment.preferences.kto import DESIRABLE, with_kl_estimate
 from napkin.alignment.preferences.registry import preference_objective
@@ -24,6 +25,7 @@ from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.preference_config import PreferenceConfig, PreferenceObjective
 from napkin.recipe.recipe import Recipe
+from napkin.recipe.reinforcement_config import PolicyAlgorithm, ReinforcementConfig
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state
@@ -45,6 +47,23 @@ def some_units(n: int = 7, size: int = 1) -> list[Unit]:
         return TokenSequence(generator.integers(0, MODEL.vocab_size, length), counts)
 
     return [tuple(sequence() for _ in range(size)) for _ in range(n)]
+
+
+def answers_with_advantages() -> list[Unit]:
+    """Answers with what a policy's objective reads; ratios are on both sides of 1."""
+    generator = np.random.default_rng(4)
+    units: list[Unit] = []
+    for (sequence,) in some_units():
+        n = sequence.n_counted
+        # A model that has learned nothing gives each token about this.
+        near = -np.log(MODEL.vocab_size) + generator.normal(0, 0.3, (2, n))
+        values = {
+            "advantages": np.full(n, generator.normal()),
+            "old_log_probabilities": near[0],
+            "reference_log_probabilities": near[1],
+        }
+        units.append((sequence.with_values(**{name: each.astype(np.float32) for name, each in values.items()}),))
+    return units
 
 
 CASES: dict[str, Callable[[], tuple[Objective, list[Unit]]]] = {
@@ -75,6 +94,17 @@ CASES |= {
     objective: lambda objective=objective: preference_case(PreferenceConfig(objective, beta=0.3))
     for objective in get_args(PreferenceObjective)
 }
+
+
+def policy_case(algorithm: PolicyAlgorithm) -> Callable[[], tuple[Objective, list[Unit]]]:
+    """The objective of an algorithm, with all its penalties, and answers."""
+    config = ReinforcementConfig(algorithm=algorithm, kl_weight=0.1, entropy_weight=0.01)
+    return lambda: (policy_objective(config), answers_with_advantages())
+
+
+# Each kind of term and each normalisation; the others are in test_policy_gradient_invariance.py.
+ALGORITHMS: tuple[PolicyAlgorithm, ...] = ("reinforce", "grpo", "cispo", "gspo")
+CASES |= {f"policy, {algorithm}": policy_case(algorithm) for algorithm in ALGORITHMS}
 
 
 def train_state_of(ranks: Ranks = ALONE, *, parallelism: str = "ddp", model: ModelConfig = MODEL) -> TrainState:

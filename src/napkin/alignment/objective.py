@@ -6,7 +6,7 @@ adds its part, and the gradient does not depend on how the batch was divided.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -24,6 +24,8 @@ sequences, as in Dr. GRPO (Liu et al. 2025)."""
 Figures = dict[str, Tensor]
 """Numbers of a micro-batch that add up to those of the batch, by name; of those called ..._max the largest is that of
 the batch."""
+
+Number = TypeVar("Number", float, Tensor)
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,10 @@ def totals_of(parts: "list[SequenceMicroBatch]") -> BatchTotals:
     )
 
 
-def add_figures(total: dict[str, float], part: Mapping[str, Tensor]) -> None:
-    """Add a micro-batch's figures to those of the batch, see `Figures`."""
+def add_figures(total: dict[str, Number], part: Mapping[str, Number]) -> None:
+    """Add figures of a part of the batch to those of others, see `Figures`."""
     for name, value in part.items():
-        if name.endswith("_max"):
-            total[name] = max(total.get(name, float("-inf")), float(value))
+        if name not in total:
+            total[name] = value
         else:
-            total[name] = total.get(name, 0.0) + float(value)
+            total[name] = max(total[name], value) if name.endswith("_max") else total[name] + value

@@ -16,7 +16,7 @@ from jaxtyping import Float, Float32
 from numpy.typing import NDArray
 from torch import Tensor
 
-from napkin.alignment.objective import BatchTotals, Figures, Objective
+from napkin.alignment.objective import BatchTotals, Figures, Objective, add_figures
 from napkin.alignment.sequence_packing import Arrangement, SequenceMicroBatch, micro_batches_of
 from napkin.alignment.token_sequence import TokenSequence, Unit
 from napkin.distributed.parallel_model import ParallelModel
@@ -34,7 +34,7 @@ class SequenceStep:
     gradient_norm: float
     """Before clipping; 0 where fp16 overflowed and the update was skipped."""
     figures: dict[str, float]
-    """Those of the objective, summed over micro-batches and ranks."""
+    """Those of the objective, of all micro-batches and ranks together."""
     totals: BatchTotals
     tokens_computed: int
     """Tokens that went through the model, padding included."""
@@ -88,8 +88,7 @@ def train_on_units(
             # Other ranks have one more: the gradient of this one is 0, and takes part in what they exchange.
             return scores.log_probabilities.sum()
         loss, found = objective.loss(part, scores, totals)
-        for name, value in found.items():
-            figures[name] = figures[name] + value.detach() if name in figures else value.detach()
+        add_figures(figures, {name: value.detach() for name, value in found.items()})
         return loss
 
     loss, norm = train_state.step_on_sequences(
@@ -204,8 +203,7 @@ def _summed(model: ParallelModel, figures: Figures, tokens_computed: int) -> tup
     gathered = model.ranks.all_gather([tokens_computed, dict(zip(figures, values, strict=True))])
     total: dict[str, float] = {}
     for _, part in gathered:
-        for name, value in part.items():
-            total[name] = total.get(name, 0.0) + value
+        add_figures(total, part)
     return total, sum(tokens for tokens, _ in gathered)
 
 

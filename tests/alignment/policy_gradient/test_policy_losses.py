@@ -153,7 +153,8 @@ def test_figures_are_those_of_the_whole_batch_however_it_is_divided() -> None:
         totals, total = totals_of(parts), {}
         for part in parts:
             scores = scores_of(part) if part.n_sequences else TokenScores(*torch.zeros(3, 0, dtype=torch.float64))
-            add_figures(total, objective.loss(part, scores, totals)[1])
+            figures = objective.loss(part, scores, totals)[1]
+            add_figures(total, {name: value.item() for name, value in figures.items()})
         found.append(total)
     values = {name: np.concatenate([u.values[name] for (u,) in some_units()]) for name in some_units()[0][0].values}
     new, advantages = values["new"].astype(np.float64), values["advantages"]
