@@ -1,0 +1,26 @@
+"""Charts of further figures: which there are, and where a step has none."""
+
+import math
+
+import numpy as np
+
+from napkin.report.figure_charts import figure_charts, figure_curves
+from napkin.runs.metrics import StepMetrics
+
+
+def logged(step: int, **figures: float | None) -> StepMetrics:
+    return StepMetrics(step, step, 1.0, 0.1, 1.0, 1.0, 1.0, 1.0, 0.5, 1, figures=figures or None)
+
+
+def test_a_figure_and_its_evaluation_share_a_chart() -> None:
+    metrics = [logged(1), logged(2, reward=0.25, kl=None), logged(3, **{"reward": 0.5, "held-out reward": 0.75})]
+    curves = figure_curves(metrics)
+    assert list(curves) == ["reward", "kl", "held-out reward"]
+    np.testing.assert_equal(curves["reward"], [math.nan, 0.25, 0.5])
+    np.testing.assert_equal(curves["held-out reward"], [math.nan, math.nan, 0.75])
+    [chart] = figure_charts(curves)
+    assert [(line.column, line.style) for line in chart.lines] == [("reward", "line"), ("held-out reward", "points")]
+
+
+def test_a_run_of_pre_training_has_none() -> None:
+    assert figure_charts(figure_curves([logged(1), logged(2)])) == []
