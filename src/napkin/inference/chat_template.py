@@ -14,7 +14,7 @@ from typing import Any
 
 from napkin.child_process import AnsweringProcess, start_answering
 from napkin.errors import NapkinError, first_line
-from napkin.files import StrPath
+from napkin.files import StrPath, regular
 from napkin.model.huggingface.folder_files import read_json, read_text
 
 MOST_CHARACTERS = 2**18
@@ -163,6 +163,25 @@ def read_chat_template(folder: StrPath) -> ChatTemplate | None:
         return ChatTemplate(source, _special_tokens(settings))
     except NapkinError as error:
         raise NapkinError(f"'{folder}': {error}") from None
+
+
+def read_template_file(path: StrPath) -> str:
+    """A template from a file of its own. Raises NapkinError where it cannot be read."""
+    path = Path(path)
+    try:
+        with open(path, encoding="utf-8", opener=regular) as file:
+            # One more than it may have: `ChatTemplate` refuses it.
+            return file.read(MOST_CHARACTERS + 1)
+    except OSError as error:
+        raise NapkinError(f"'{path}' cannot be read ({error.strerror}): name a file with a chat template") from None
+    except ValueError as error:
+        raise NapkinError(f"'{path}' is not UTF-8 ({first_line(error)}): name a file with a chat template") from None
+
+
+def read_template_variables(folder: StrPath) -> dict[str, str]:
+    """The special tokens that a Hugging Face folder gives a template, by the names that templates use."""
+    path = Path(folder) / "tokenizer_config.json"
+    return _special_tokens(read_json(path)) if path.exists() else {}
 
 
 def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:

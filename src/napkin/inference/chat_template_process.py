@@ -65,7 +65,8 @@ def compiled(template: str) -> Any:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks what an assistant says, for training; the text is that of its body."""
+    """`{% generation %}` marks what an assistant says, for training: the text is that of its body, between the
+    variables `generation_begins` and `generation_ends` if they are given."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -73,7 +74,11 @@ class _GenerationBlock(Extension):
         """The body, in a scope of its own."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body).set_lineno(line)
+        begins, ends = (
+            nodes.Output([nodes.Name(name, "load", lineno=line)], lineno=line)
+            for name in ("generation_begins", "generation_ends")
+        )
+        return nodes.Scope([begins, *body, ends]).set_lineno(line)
 
 
 def _to_json(

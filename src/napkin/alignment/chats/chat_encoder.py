@@ -1,0 +1,127 @@
+"""A conversation as tokens of which some count: what the assistant says, by the model's chat template."""
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from hashlib import sha256
+from typing import Literal
+
+import numpy as np
+
+from napkin.alignment.chats.built_in_template import built_in_template
+from napkin.alignment.token_sequence import TokenSequence
+from napkin.data.token_file import SEPARATOR
+from napkin.errors import NapkinError
+from napkin.inference.chat_format import Message, TemplateChat
+from napkin.inference.chat_template import ChatTemplate
+from napkin.tokenizer.base import Tokenizer
+
+Learned = Literal["assistant", "last", "all"]
+
+
+class ChatEncoder:
+    """Turns conversations into token sequences, for training and for asking alike.
+
+    Args:
+        tokenizer: That of the model.
+        template: The model's; None is the built-in one, a line per message that begins with its role.
+        first_ids: Tokens before every text; the built-in template begins a conversation with them.
+        stop_ids: Before which the model's texts end; the built-in template ends an answer with the first of them. None
+            is `<|endoftext|>`.
+        learned: What counts: every answer of the assistant's with the token that ends it, the last one, or all tokens.
+
+    Raises NapkinError for a template that cannot be read.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None = None,
+        first_ids: Sequence[int] = (),
+        *,
+        stop_ids: Sequence[int] = (),
+        learned: Learned = "assistant",
+    ) -> None:
+        if template is None:
+            start = "".join(_special_text(tokenizer, each) for each in first_ids)
+            end = _special_text(tokenizer, stop_ids[0]) if stop_ids else SEPARATOR
+            if end not in tokenizer.special_tokens:
+                raise NapkinError(f"the tokenizer has no {end} to end answers: give a chat template")
+            template = ChatTemplate(built_in_template(start, end))
+        self.tokenizer, self.learned = tokenizer, learned
+        self.template = template
+        self._format = TemplateChat(tokenizer, template)
+        self._text_stop_ids = tuple(stop_ids)
+
+    def sequence(self, messages: Sequence[Message]) -> TokenSequence:
+        """The tokens of a conversation up to the last that counts.
+
+        Raises NapkinError where the template refuses the messages or changes what it wrote of earlier ones, and where
+        nothing counts.
+        """
+        if self.learned == "all":
+            encoded = self._format.encode_whole(messages)
+        else:
+            encoded = self._format.encode_answers(messages, only_last=self.learned == "last")
+        tokens = np.array(encoded.ids, dtype=np.int64)
+        counts = np.full(len(tokens), self.learned == "all")
+        if self.learned != "all":
+            for begin, end in encoded.answers:
+                counts[begin:end] = True
+        # Nothing comes before the first token.
+        counts[:1] = False
+        if not counts.any():
+            raise NapkinError("no token of the conversation is learned: it needs an answer of the assistant's")
+        length = int(np.flatnonzero(counts)[-1]) + 1
+        return TokenSequence(tokens[:length], counts[:length])
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens up to where the answer to the last message begins, as the model is asked."""
+        return self._format.encode(messages)
+
+    def answer(self, messages: Sequence[Message], text: str) -> list[int]:
+        """The tokens of an answer to messages, behind those of their `prompt`, with the token that ends it.
+
+        Raises NapkinError where the template changes the prompt when the answer follows.
+        """
+        encoded = self._format.encode_answers([*messages, Message("assistant", text)], only_last=True)
+        if not encoded.answers:
+            raise NapkinError("the chat template leaves out the answer: use another template")
+        begin, end = encoded.answers[-1]
+        if encoded.ids[:begin] != self.prompt(messages):
+            raise NapkinError(
+                "the chat template writes the messages before an answer otherwise when it follows: use another template"
+            )
+        return encoded.ids[begin:end]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, without those before which an answer ends."""
+        stop_ids = self.stop_ids
+        return self.tokenizer.decode([each for each in ids if each not in stop_ids])
+
+    @cached_property
+    def end_ids(self) -> tuple[int, ...]:
+        """The special token that ends an answer; empty if the template has none, so that no end is learned."""
+        return self._format.stop_ids()
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Before which an answer or a text ends."""
+        return tuple(dict.fromkeys((*self.end_ids, *self._text_stop_ids)))
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 in hexadecimal of everything that determines the sequences."""
+        template = [self.template.source, sorted(self.template.special_tokens.items())]
+        return sha256(json.dumps([self.tokenizer.fingerprint, template, self.learned]).encode()).hexdigest()
+
+    def close(self) -> None:
+        """End the template's process."""
+        self.template.close()
+
+
+def _special_text(tokenizer: Tokenizer, token: int) -> str:
+    text = next((text for text, each in tokenizer.special_tokens.items() if each == token), None)
+    if text is None:
+        raise NapkinError(f"token {token} is not a special token of the tokenizer: give a chat template")
+    return text
