@@ -1,59 +1,18 @@
 """Answers drawn by the engine: their log-probabilities, their seeds, and turns of an environment."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from napkin.alignment.environments.environment import Outcome, Task, ask
 from napkin.alignment.rollout import SAMPLER, RolloutSettings, roll_out
-from napkin.alignment.token_sequence import TokenSequence
 from napkin.errors import NapkinError
-from napkin.inference.chat_format import Message
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
+from oracles.letter_games import CONFIG, STOP, Letters, Turns
 
-STOP = 15
-CONFIG = ModelConfig(vocab_size=16, context_length=64, d_model=32, n_layers=2, n_heads=2, tie_embeddings=False)
 SETTINGS = RolloutSettings(group_size=3, max_answer=12, temperature=0.7, seed=5)
-
-
-class Letters:
-    """The letters a to o are tokens 0 to 14; every message ends with 15."""
-
-    stop_ids = (STOP,)
-
-    def prompt(self, messages: Sequence[Message]) -> list[int]:
-        return [token for each in messages for token in [*(ord(letter) - 97 for letter in each.content), STOP]]
-
-    def sequence(self, messages: Sequence[Message]) -> TokenSequence:
-        tokens, counts = [], []
-        for each in messages:
-            part = self.prompt([each])
-            tokens += part
-            counts += [each.role == "assistant"] * len(part)
-        return TokenSequence(np.array(tokens), np.array(counts))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(chr(97 + token) for token in ids)
-
-
-@dataclass(frozen=True)
-class Turns:
-    """Counts letters of an answer, for so many turns."""
-
-    turns: int = 1
-    reward: float | None = None
-
-    def start(self, seed: int) -> Task:
-        return ask("abcde"[: 1 + seed % 5], 0)
-
-    def step(self, state: Any, answer: str) -> Outcome:
-        reward = float(len(answer)) if self.reward is None else self.reward
-        return Outcome(reward, state + 1 == self.turns, "cab", state + 1, {"letters": len(answer)})
 
 
 @pytest.fixture(scope="module")

@@ -150,6 +150,8 @@ def roll_out(
             for task in [environment.start(task_seed(settings.seed, step, number))]
             for answer in range(settings.group_size)
         ]
+        if not drafts:
+            return Rollout([], 0, 0, 0, 0, 0, 0)
         longest = max(len(draft.ids) for draft in drafts) + settings.max_answer
     with evaluating(model), autocast():
         with watch("rollout"):

@@ -53,7 +53,8 @@ def load_train_state(checkpoint: Checkpoint, train_state: TrainState) -> None:
     model = train_state.parallel_model
     _refuse_other_model(checkpoint, train_state.model)
     _copy_weights(checkpoint, in_parts(model_tensors(train_state.model), model), among_others=model.layout.pipeline > 1)
-    updates = checkpoint.state.step - checkpoint.state.history.skipped
+    state = checkpoint.state
+    updates = state.step - state.history.skipped if state.history.updates is None else state.history.updates
     # Copied into tensors that torch has allocated: those of a mapped file have another alignment, with which vectorised
     # code sums in another order. Which tensors are stored depends on the checkpoint's precision, not on the current
     # one.

@@ -97,11 +97,15 @@ class ReinforcementConfig:
     """Above 0, terms are weighted by the trainer's probability of a token over the sampler's, at most this: truncated
     importance sampling (Yao et al. 2025), which takes one more forward pass; 0 leaves it out."""
 
+    answers_at_a_time: int = 256
+    """Answers that are drawn together, at most: more are faster, and take more memory for keys and values."""
+
     def __post_init__(self) -> None:
         for name, least, most in (
             ("group_size", 1, 2**20),
             ("max_answer", 1, 2**24),
             ("updates_per_rollout", 1, 2**20),
+            ("answers_at_a_time", 1, 2**20),
             ("epochs", 1, 1000),
             ("temperature", 1e-3, 100),
             ("kl_weight", 0, 1e4),

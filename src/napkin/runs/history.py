@@ -30,6 +30,9 @@ class History(msgspec.Struct, forbid_unknown_fields=True):
     """Step of the last line of metrics.jsonl; 0 also where an older napkin wrote the checkpoint."""
     tokens: _Natural = 0
     """Tokens learned from, where steps differ in their number: in fine-tuning."""
+    updates: _Natural | None = None
+    """Updates of the optimizer, where a step may make several or none: in reinforcement learning. None is one for each
+    step that was not skipped."""
     unfinished: str | None = None
     """The line of metrics of the last step, if a signal interrupted the evaluation after it: the evaluation is repeated
     on resuming."""
