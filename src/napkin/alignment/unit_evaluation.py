@@ -46,10 +46,9 @@ def evaluate_units(
                 scores = model.token_scores(part.rows)
                 if part.units:
                     loss, figures = objective.loss(part, scores, totals)
-                    add_figures(found, {"loss": loss, **figures})
+                    add_figures(found, {name: float(value) for name, value in {"loss": loss, **figures}.items()})
     model.reshard()
     everywhere: dict[str, float] = {}
     for each in model.ranks.all_gather(found):
-        for name, value in each.items():
-            everywhere[name] = everywhere.get(name, 0.0) + value
+        add_figures(everywhere, each)
     return UnitsEvaluation(everywhere.pop("loss"), everywhere)

@@ -33,6 +33,7 @@ COMMANDS = {
     "chat": "talk with a model in the terminal",
     "serve": "serve a model over HTTP, with OpenAI's interface and a page to chat on",
     "bench": "time operators, modules and collectives, beside the machine's limits",
+    "tune": "fine-tune a model on conversations, on preferences, or on rewards of its own answers",
     "autotune": "choose the tiles of the GPU kernels of a recipe by timing them, or show those that are kept",
     "bench-serve": "send a load to a server: what its requests see, beside a plan",
     "quantize": "write a run's model with weights of 8 or 4 bits, and say what that costs in bits per byte",

@@ -1,18 +1,22 @@
 """`napkin resume`."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from napkin.cli.options import RunOptions, parse
 from napkin.cli.progress import progress_line
-from napkin.cli.terminal import print_json, say
+from napkin.cli.terminal import notify, print_json, say
+from napkin.errors import NapkinError
 from napkin.recipe.data_config import DataConfig
 from napkin.recipe.parallelism_config import ParallelismConfig
 from napkin.recipe.train_files import TrainFiles
+from napkin.recipe.tuning_recipe import TuningRecipe
 
 if TYPE_CHECKING:
     from napkin.checkpoint.state import Checkpoint
+    from napkin.distributed.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ def main(arguments: list[str]) -> int:
                 if ranks.is_rank_zero:
                     _say_it_is_finished(options, finished[0])
                 return 0
+            if isinstance(recipe, TuningRecipe):
+                return _resume_tuning(options, recipe, data, parallelism, line.retitle, ranks)
             from napkin.cli.train_and_report import train_and_report
             from napkin.training.start import open_run
 
@@ -67,6 +73,26 @@ def main(arguments: list[str]) -> int:
                 options.run, data=data, parallelism=parallelism, progress=line.retitle, ranks=ranks
             )
         return train_and_report(preparation, run, as_json=options.json)
+
+
+def _resume_tuning(
+    options: ResumeOptions,
+    recipe: TuningRecipe,
+    data: DataConfig,
+    parallelism: ParallelismConfig | None,
+    progress: Callable[[str], None],
+    ranks: "Ranks",
+) -> int:
+    if parallelism is not None or data != recipe.data:
+        raise NapkinError(
+            f"'{options.run}' is a run of tuning, which continues with the files and the layout that it began with: "
+            "leave out --data and --parallelism"
+        )
+    from napkin.alignment.tuning_run import open_tuning
+    from napkin.cli.tune.tuning_command import follow_tuning
+
+    preparation, run = open_tuning(options.run, progress=progress, on_message=notify, ranks=ranks)
+    return follow_tuning(preparation, run, as_json=options.json)
 
 
 def _moved(data: DataConfig, moved: MovedData) -> DataConfig:

@@ -1,0 +1,193 @@
+"""Methods that learn from a fixed set of units: supervised tuning, preferences, reward models."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from napkin.accounting.metering import METERED_STEP
+from napkin.alignment.method import Method
+from napkin.alignment.objective import Objective
+from napkin.alignment.sequence_packing import Arrangement
+from napkin.alignment.sequence_step import SequenceStep, train_on_units
+from napkin.alignment.token_sequence import Unit
+from napkin.alignment.unit_evaluation import evaluate_units
+from napkin.alignment.unit_plan import plan_units
+from napkin.data.permutation import KeyedPermutation
+from napkin.errors import NapkinError
+from napkin.planning.machine import Machine, Progress
+from napkin.planning.run_plan import Plan
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.tuning_recipe import TuningRecipe
+from napkin.runs.metrics import StepMetrics
+from napkin.runs.run_folder import lower_learning_rate
+from napkin.train_step.step import TrainState, Watch
+from napkin.training.loop import Callback, TrainingLoop
+from napkin.training.metered_step import IsFit, MeteredStep
+
+MICRO_BATCH_TOKENS = 4096
+"""Of a forward and backward pass, where a recipe does not say."""
+
+
+class UnitMethod(Method):
+    """Learns from units by an objective; each epoch is a different permutation of them all.
+
+    Args:
+        recipe: resolved.
+        units: those to learn from; read when a batch needs them.
+        held_out: those to evaluate on; none are evaluated on if it is empty.
+        checksum: of the units.
+        objective: what is minimised.
+    """
+
+    def __init__(
+        self,
+        recipe: TuningRecipe,
+        units: Sequence[Unit],
+        held_out: Sequence[Unit],
+        checksum: str,
+        objective: Objective,
+    ) -> None:
+        if not len(units):
+            raise NapkinError(f"'{recipe.data.train}' holds nothing to learn from: name a file that does")
+        self.recipe, self.units, self.held_out, self.objective = recipe, units, held_out, objective
+        self._checksum = checksum
+
+    @property
+    def checksum(self) -> str:
+        """Of the units."""
+        return self._checksum
+
+    @property
+    def max_tokens(self) -> int:
+        """Of a micro-batch."""
+        return self.recipe.tuning.micro_batch_tokens or MICRO_BATCH_TOKENS
+
+    @property
+    def arrangement(self) -> Arrangement:
+        """Of the sequences in rows."""
+        chosen = self.recipe.tuning.arrangement
+        return "padded" if chosen == "auto" else chosen
+
+    def batch(self, number: int) -> list[Unit]:
+        """The units of a step: all of an epoch's before one comes again."""
+        size, n = self.recipe.training.batch_size, len(self.units)
+        places = np.arange(number * size, (number + 1) * size)
+        found: list[Unit] = []
+        for epoch in range(int(places[0]) // n, int(places[-1]) // n + 1):
+            key = f"units seed {self.recipe.training.data_seed} epoch {epoch}"
+            shuffle = KeyedPermutation(n, int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little"))
+            found += [self.units[int(place)] for place in shuffle(places[places // n == epoch] % n)]
+        return found
+
+    def prepared(self, train_state: TrainState, units: Sequence[Unit]) -> Sequence[Unit]:
+        """The units of a batch as the objective reads them, with what the model says of them before the step; a
+        collective."""
+        return units
+
+    def planned(self, units: Sequence[Unit]) -> Sequence[Unit]:
+        """The units of a batch as a plan counts them: with stand-ins for what a run computes first."""
+        return units
+
+    def step(self) -> MeteredStep:
+        """Trains on the units of a batch."""
+        return UnitStep(self)
+
+    def evaluation(self) -> Callback:
+        """On the held-out units, all of them."""
+        return UnitEvaluation(self)
+
+    def plan(self, resolved: ResolvedRecipe, machine: Machine, progress: Progress) -> Plan | None:
+        """Of a step like the one that will be metered."""
+        return plan_units(
+            resolved,
+            self.planned(self.batch(min(METERED_STEP, self.recipe.training.steps - 1))),
+            self.objective,
+            machine,
+            progress,
+            max_tokens=self.max_tokens,
+            arrangement=self.arrangement,
+        )
+
+
+class UnitStep(MeteredStep):
+    """Trains on the units of the loop's next step."""
+
+    def __init__(self, method: UnitMethod) -> None:
+        super().__init__()
+        self.method = method
+        self.last: SequenceStep | None = None
+
+    def batch(self, loop: TrainingLoop, number: int) -> list[Unit]:
+        """Those of all ranks."""
+        return self.method.batch(number)
+
+    def train(self, loop: TrainingLoop, number: int, batch: list[Unit], watch: Watch, is_fit: IsFit) -> Tensor:
+        """See `train_on_units`."""
+        method = self.method
+        self.last = train_on_units(
+            loop.train_state,
+            number,
+            method.prepared(loop.train_state, batch),
+            method.objective,
+            max_tokens=method.max_tokens,
+            arrangement=method.arrangement,
+            watch=watch,
+            is_fit=is_fit,
+        )
+        return torch.tensor(self.last.loss)
+
+    def micro_batches(self, loop: TrainingLoop, batch: list[Unit]) -> int:
+        """By the tokens, padding left out."""
+        tokens = sum(len(sequence.tokens) for unit in batch for sequence in unit)
+        return math.ceil(tokens / self.method.max_tokens)
+
+    def tensors(self, batch: list[Unit]) -> dict[str, Tensor]:
+        """The tokens of each sequence."""
+        sequences = [sequence for unit in batch for sequence in unit]
+        return {f"sequence {number}": torch.from_numpy(each.tokens) for number, each in enumerate(sequences)}
+
+    def tokens(self, loop: TrainingLoop) -> tuple[int, int, float | None]:
+        """Those that count in the loss."""
+        assert self.last is not None
+        loop.history.tokens += self.last.totals.tokens
+        epochs = loop.step * loop.recipe.training.batch_size / len(self.method.units)
+        return loop.history.tokens, self.last.totals.tokens, epochs
+
+    def figures(self) -> dict[str, float | None]:
+        """The objective's."""
+        assert self.last is not None
+        return dict(self.last.figures)
+
+
+class UnitEvaluation(Callback):
+    """Evaluates on held-out units when due, with averaged weights if there are any."""
+
+    def __init__(self, method: UnitMethod) -> None:
+        self.method = method
+
+    def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
+        """Add the loss on the held-out units and its figures. Raises NapkinError where it is not finite."""
+        training, method = loop.recipe.training, self.method
+        due = loop.step == training.steps or loop.step % training.evaluate_every == 0
+        if not due or not len(method.held_out):
+            return metrics
+        with loop.watch("evaluation"), loop.train_state.averaged():
+            found = evaluate_units(
+                loop.train_state,
+                method.prepared(loop.train_state, method.held_out),
+                method.objective,
+                max_tokens=method.max_tokens,
+                arrangement=method.arrangement,
+            )
+        if not math.isfinite(found.loss):
+            raise NapkinError(
+                f"step {loop.step}: the held-out loss is {found.loss}: {lower_learning_rate(loop.run.path)}"
+            )
+        loop.history.add_validation(loop.step, found.loss)
+        figures = {**(metrics.figures or {}), **{f"held-out {name}": value for name, value in found.figures.items()}}
+        return dataclasses.replace(metrics, validation_loss=found.loss, figures=figures, seconds=loop.seconds)

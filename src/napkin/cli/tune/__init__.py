@@ -1,0 +1,12 @@
+"""`napkin tune`: a group of commands, one file each."""
+
+from napkin.cli.commands import run_group
+
+COMMANDS = {
+    "sft": "fine-tune a model on conversations: all weights, or adapters",
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Run one of the commands."""
+    return run_group(__name__, COMMANDS, arguments)
