@@ -5,8 +5,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from napkin.alignment.objective import Objective, totals_of
-from napkin.alignment.preferences.answer_scores import REFERENCE
+from napkin.alignment.objective import REFERENCE, Objective, totals_of
 from napkin.alignment.preferences.kto import DESIRABLE, mismatched_numbers, with_kl_estimate
 from napkin.alignment.preferences.orpo import log_odds
 from napkin.alignment.preferences.registry import preference_objective

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from napkin.alignment.objective import Normalisation, Objective
+from napkin.alignment.objective import REFERENCE, Normalisation, Objective
 from napkin.alignment.policy_gradient.objective import policy_objective
-from napkin.alignment.preferences.answer_scores import REFERENCE
 from napkin.alignment.preferences.kto import DESIRABLE, with_kl_estimate
 from napkin.alignment.preferences.registry import preference_objective
 from napkin.alignment.sequence_step import SequenceStep, train_on_units

@@ -27,6 +27,9 @@ the batch."""
 
 Number = TypeVar("Number", float, Tensor)
 
+REFERENCE = "reference_log_probabilities"
+"""The value of a sequence that holds a reference model's log-probabilities of its tokens that count."""
+
 
 @dataclass(frozen=True)
 class BatchTotals:
@@ -72,6 +75,13 @@ def normalised_sum(
     if constant is None or not constant > 0:
         raise NapkinError(f"the constant that sums are divided by is {constant}: use a number above 0")
     return terms.sum() / (constant * max(totals.sequences, 1))
+
+
+def values_of(part: SequenceMicroBatch, name: str) -> Float[Tensor, " token"]:
+    """The sequences' values of that name. Raises NapkinError where they have none."""
+    if name not in part.values:
+        raise NapkinError(f"the sequences have no '{name}', which the objective reads: add them with with_values")
+    return part.values[name]
 
 
 def sums_of_sequences(terms: Float[Tensor, " token"], part: SequenceMicroBatch) -> Float[Tensor, " sequence"]:

@@ -36,7 +36,9 @@ def expected_update(config: ReinforcementConfig, rewards: np.ndarray) -> np.ndar
             answers.append(sequence_of([0], [arm]).with_values(**values))
         credit = advantages_of(config, [rewards[list(arms)]], np.ones((1, GROUP)), np.zeros((1, GROUP), bool))
         units = [unit for group in learned_units(config, [answers], credit) for unit in group]
-        (part,) = micro_batches_of(units, max_tokens=100, row_length=9, at_least=1)
+        if not units:
+            continue
+        (part,) = micro_batches_of(units, max_tokens=100, row_length=9)
         chosen = logprobs[part.rows.targets]
         loss, _ = objective.loss(part, TokenScores(chosen, 0 * chosen, 0 * chosen.detach()), totals_of([part]))
         (gradient,) = torch.autograd.grad(loss, logits)

@@ -22,7 +22,7 @@ from napkin.recipe.reinforcement_config import PolicyAlgorithm, ReinforcementCon
 
 ARRANGEMENTS = [
     {"max_tokens": 10_000, "arrangement": "packed"},
-    {"max_tokens": 40, "arrangement": "packed", "at_least": 8},
+    {"max_tokens": 40, "arrangement": "packed"},
     {"max_tokens": 40, "arrangement": "padded"},
     {"max_tokens": 40, "arrangement": "padded left"},
 ]

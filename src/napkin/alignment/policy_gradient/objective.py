@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from napkin.alignment.objective import BatchTotals, Figures, normalised_sum
+from napkin.alignment.objective import REFERENCE, BatchTotals, Figures, normalised_sum, values_of
 from napkin.alignment.policy_gradient.algorithms import PolicyParts, parts_of
 from napkin.alignment.policy_gradient.clipping import pessimistic_terms, plain_terms, weighted_terms
 from napkin.alignment.policy_gradient.kl import divergence_terms
@@ -50,7 +50,7 @@ class PolicyObjective:
         terms, means = self._policy_terms(part, scores)
         policy_loss = self._normalised(terms.detach(), part, totals)
         if self.kl_weight:
-            reference = values_of(part, "reference_log_probabilities")
+            reference = values_of(part, REFERENCE)
             means["kl"] = divergence_terms(scores.log_probabilities, reference, self.kl_estimator)
             terms = terms + self.kl_weight * means["kl"]
         means["entropy"] = scores.entropies
@@ -64,7 +64,7 @@ class PolicyObjective:
         figures = {name: values.detach().sum() / n_tokens for name, values in means.items()}
         figures["policy_loss"] = policy_loss
         if "ratio_mean" in means:
-            # A batch without tokens has no largest: 0 is below all ratios.
+            # Without tokens there is no largest: 0 is below all ratios.
             ratios = means["ratio_mean"].detach()
             figures["ratio_max"] = torch.cat([ratios, ratios.new_zeros(1)]).max()
         return loss, figures
@@ -127,12 +127,3 @@ def policy_objective(config: ReinforcementConfig) -> PolicyObjective:
         value_clip=config.value_clip,
         sampler_ratio_limit=config.sampler_ratio_limit,
     )
-
-
-def values_of(part: SequenceMicroBatch, name: str) -> Float[Tensor, " token"]:
-    """A micro-batch's values of that name; an empty micro-batch has none of any. Raises NapkinError without them."""
-    if name in part.values:
-        return part.values[name]
-    if part.n_sequences:
-        raise NapkinError(f"the sequences have no '{name}', which this objective reads: give a number for each token")
-    return torch.zeros(0, device=part.sequence.device)

@@ -1,4 +1,3 @@
-from .answer_scores import REFERENCE as REFERENCE
 from .calibration import Calibration as Calibration
 from .calibration import ReliabilityBin as ReliabilityBin
 from .calibration import calibration_of as calibration_of

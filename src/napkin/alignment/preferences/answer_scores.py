@@ -4,13 +4,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from napkin.alignment.objective import counts_of_sequences, sums_of_sequences
+from napkin.alignment.objective import REFERENCE, counts_of_sequences, sums_of_sequences, values_of
 from napkin.alignment.sequence_packing import SequenceMicroBatch
 from napkin.errors import NapkinError
 from napkin.model.transformer import TokenScores
-
-REFERENCE = "reference_log_probabilities"
-"""The value of a sequence that holds a reference model's log-probabilities of its tokens that count."""
 
 
 def log_probabilities_of_answers(
@@ -29,13 +26,6 @@ def log_ratios_of_answers(
     """
     # Token by token: two large sums that are nearly equal would lose digits.
     return _of_answers(scores.log_probabilities - values_of(part, REFERENCE), part, per_token)
-
-
-def values_of(part: SequenceMicroBatch, name: str) -> Float[Tensor, " token"]:
-    """The sequences' values of that name. Raises NapkinError where they have none."""
-    if name not in part.values:
-        raise NapkinError(f"the sequences have no '{name}', which the objective reads: add them with with_values")
-    return part.values[name]
 
 
 def last_of_answers(values: Float[Tensor, " token"], part: SequenceMicroBatch) -> Float[Tensor, " sequence"]:

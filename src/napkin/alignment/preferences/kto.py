@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from napkin.alignment.objective import BatchTotals, Figures
-from napkin.alignment.preferences.answer_scores import last_of_answers, log_ratios_of_answers, values_of
+from napkin.alignment.objective import BatchTotals, Figures, values_of
+from napkin.alignment.preferences.answer_scores import last_of_answers, log_ratios_of_answers
 from napkin.alignment.sequence_packing import SequenceMicroBatch
 from napkin.alignment.token_sequence import TokenSequence, Unit
 from napkin.model.transformer import TokenScores
