@@ -88,6 +88,8 @@ def read_sidecar(path: Path) -> Sidecar:
                 f"'{described}' does not describe a token file (it is longer than {limit} bytes, the most for "
                 f"'{path.name}'): make the tokens again"
             )
+        if b'"napkin-chat-tokens"' in data[:100]:
+            raise CorruptFile(f"'{path}' holds conversations, not documents: it is for `napkin tune sft`")
         return msgspec.json.decode(data, type=Sidecar)
     except FileNotFoundError:
         if not path.exists():

@@ -14,7 +14,7 @@ from itertools import pairwise, takewhile
 from typing import Any
 
 from napkin.errors import NapkinError
-from napkin.inference.chat_template import ChatTemplate
+from napkin.inference.chat_template import ChatTemplate, RefusedConversation
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.text_input import split_at, utf8
 
@@ -186,10 +186,13 @@ class _Rendering:
         self.mark = f"\ue000{nonce}\ue001"
         self._begin_mark, self._end_mark = f"\ue002{nonce}\ue003", f"\ue004{nonce}\ue005"
         self._messages = [_marked(each, special, self.mark) for each in messages]
+        self._prompts: dict[int, str] = {}
 
     def prompt(self, n: int) -> str:
         """The first n messages, up to where an answer begins."""
-        return self._template.render(self._messages[:n])
+        if n not in self._prompts:
+            self._prompts[n] = self._template.render(self._messages[:n])
+        return self._prompts[n]
 
     def whole(self, n: int) -> str:
         """The first n messages."""
@@ -205,8 +208,8 @@ class _Rendering:
         for turn in self.turns(n):
             try:
                 before = self.prompt(turn)
-            except NapkinError:
-                # A template that refuses the first messages alone, such as none at all.
+            except RefusedConversation:
+                # The first messages alone, such as none at all.
                 continue
             if text.startswith(before):
                 found.append(len(before))

@@ -26,6 +26,14 @@ _PROCESS = "from napkin.inference.chat_template_process import main; main()"
 Message = Mapping[str, Any]
 
 
+class RefusedConversation(NapkinError):
+    """A template does not know such messages; `reason` is what it says."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the chat template refuses the conversation: {reason}")
+        self.reason = reason
+
+
 class ChatTemplate:
     """A template with the special tokens that it may name; it may be used from several threads.
 
@@ -63,8 +71,8 @@ class ChatTemplate:
         """The text of a conversation; with `add_generation_prompt`, up to where the model's answer begins.
 
         A message has a `role` and a `content`, and what else its template reads; `variables` are given to the template
-        too. Values are those of JSON. Raises NapkinError if they are not, or where the template cannot be compiled,
-        refuses the messages, or exceeds its limits.
+        too. Values are those of JSON. Raises NapkinError if they are not, or where the template cannot be compiled or
+        exceeds its limits, RefusedConversation where it refuses the messages.
         """
         known = {
             "messages": list(messages),
@@ -89,7 +97,7 @@ class ChatTemplate:
             self._start()
         answer = self._ask(line, seconds)
         if "error" in answer:
-            raise NapkinError(f"the chat template refuses the conversation: {_one_line(answer['error'])}")
+            raise RefusedConversation(_one_line(answer["error"]))
         return str(answer["text"])
 
     def _start(self) -> None:

@@ -19,6 +19,10 @@ from napkin.tokenizer.base import Tokenizer
 Learned = Literal["assistant", "last", "all"]
 
 
+class NothingLearned(NapkinError):
+    """No token of a conversation counts."""
+
+
 class ChatEncoder:
     """Turns conversations into token sequences, for training and for asking alike.
 
@@ -56,8 +60,8 @@ class ChatEncoder:
     def sequence(self, messages: Sequence[Message]) -> TokenSequence:
         """The tokens of a conversation up to the last that counts.
 
-        Raises NapkinError where the template refuses the messages or changes what it wrote of earlier ones, and where
-        nothing counts.
+        Raises NapkinError where the template refuses the messages or changes what it wrote of earlier ones,
+        NothingLearned where nothing counts.
         """
         if self.learned == "all":
             encoded = self._format.encode_whole(messages)
@@ -71,7 +75,7 @@ class ChatEncoder:
         # Nothing comes before the first token.
         counts[:1] = False
         if not counts.any():
-            raise NapkinError("no token of the conversation is learned: it needs an answer of the assistant's")
+            raise NothingLearned("no token of the conversation is learned: it needs an answer of the assistant's")
         length = int(np.flatnonzero(counts)[-1]) + 1
         return TokenSequence(tokens[:length], counts[:length])
 
