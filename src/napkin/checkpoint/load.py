@@ -1,6 +1,7 @@
 """Loading a checkpoint: its weights, its averaged weights, or the whole train state."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from napkin.checkpoint.shard_files import ShardError, copy_parts_into, describe,
 from napkin.checkpoint.state import Checkpoint, in_parts, model_tensors, optimizer_tensors, whole
 from napkin.errors import NapkinError
 from napkin.files import refuse_irregular
+from napkin.model.frozen_weights import narrow_names
 from napkin.model.transformer import Transformer
 from napkin.optim.loss_scale import LossScale
 from napkin.recipe.recipe import Recipe
 from napkin.train_step.step import TrainState
+from napkin.train_step.tuned_model import held_dtype
 
 
 def load_model(checkpoint: Checkpoint, model: Transformer) -> None:
@@ -27,7 +30,7 @@ def load_model(checkpoint: Checkpoint, model: Transformer) -> None:
     CorruptFile where they do not. `model` is unchanged then.
     """
     _refuse_other_model(checkpoint, model)
-    _copy_weights(checkpoint, whole(model_tensors(model)))
+    _copy_weights(checkpoint, whole(model_tensors(model)), model)
 
 
 def load_averaged_model(checkpoint: Checkpoint, model: Transformer) -> None:
@@ -39,8 +42,12 @@ def load_averaged_model(checkpoint: Checkpoint, model: Transformer) -> None:
         load_model(checkpoint, model)
         return
     _refuse_other_model(checkpoint, model)
-    targets = {f"average.{name}": tensor for name, tensor in model_tensors(model).items()}
-    _copy_into(whole(targets), checkpoint.path, "optimizer", stored_as=torch.float32, among_others=True)
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    if frozen:
+        load_model(checkpoint, model)
+    targets = {f"average.{name}": tensor for name, tensor in model_tensors(model).items() if name not in frozen}
+    stored_as = dict.fromkeys(targets, torch.float32)
+    _copy_into(whole(targets), checkpoint.path, "optimizer", stored_as=stored_as, among_others=True)
 
 
 def load_train_state(checkpoint: Checkpoint, train_state: TrainState) -> None:
@@ -52,7 +59,8 @@ def load_train_state(checkpoint: Checkpoint, train_state: TrainState) -> None:
     """
     model = train_state.parallel_model
     _refuse_other_model(checkpoint, train_state.model)
-    _copy_weights(checkpoint, in_parts(model_tensors(train_state.model), model), among_others=model.layout.pipeline > 1)
+    targets = in_parts(model_tensors(train_state.model), model)
+    _copy_weights(checkpoint, targets, train_state.model, among_others=model.layout.pipeline > 1)
     state = checkpoint.state
     updates = state.step - state.history.skipped if state.history.updates is None else state.history.updates
     # Copied into tensors that torch has allocated: those of a mapped file have another alignment, with which vectorised
@@ -104,12 +112,17 @@ def _refuse_other_model(checkpoint: Checkpoint, model: Transformer) -> None:
 
 
 def _copy_into(
-    targets: Parts, folder: Path, stem: str, *, stored_as: torch.dtype | None = None, among_others: bool = False
+    targets: Parts,
+    folder: Path,
+    stem: str,
+    *,
+    stored_as: Mapping[str, torch.dtype] | None = None,
+    among_others: bool = False,
 ) -> None:
     """Copy the tensors of a checkpoint's files of that stem into `targets`; with `among_others` they may hold more.
 
-    Raises CorruptFile where a name, a shape or a format differs; `stored_as` is the format in the files if it is not
-    the targets'.
+    Raises CorruptFile where a name, a shape or a format differs; `stored_as` are the formats in the files by name where
+    they are not the targets'.
     """
     paths = [folder / name for name in tensor_files(stem, read_sums(folder))]
     if paths[0].name != f"{stem}.safetensors" or not all(map(is_whole, targets.values())):
@@ -125,7 +138,7 @@ def _copy_into(
         raise damaged(path, f"cannot be read as safetensors ({error})") from None
     for name in sorted(targets.keys() if among_others else targets.keys() | stored.keys()):
         found = describe_tensor(stored[name].dtype, stored[name].shape) if name in stored else "missing"
-        expected = describe(targets.get(name), stored_as)
+        expected = describe(targets.get(name), (stored_as or {}).get(name))
         if found != expected:
             raise damaged(path, f"does not fit its recipe: tensor '{name}' is {found}, the model's is {expected}")
     with torch.no_grad():
@@ -133,8 +146,14 @@ def _copy_into(
             target.tensor.copy_(stored[name])
 
 
-def _copy_weights(checkpoint: Checkpoint, targets: Parts, *, among_others: bool = False) -> None:
-    stored_as = torch.bfloat16 if _precision_of(checkpoint) == "bf16-pure" else torch.float32
+def _copy_weights(checkpoint: Checkpoint, targets: Parts, model: Transformer, *, among_others: bool = False) -> None:
+    """The formats in the files are those that the checkpoint's precision had, not those of the targets."""
+    precision = _precision_of(checkpoint)
+    stored_as = dict.fromkeys(targets, torch.bfloat16 if precision == "bf16-pure" else torch.float32)
+    adapter = checkpoint.state.recipe.get("adapter", {})
+    held = held_dtype(adapter.get("kind", "none"), adapter.get("frozen", "auto"), precision)
+    if held is not None:
+        stored_as |= dict.fromkeys(narrow_names(model), held)
     _copy_into(targets, checkpoint.path, "model", stored_as=stored_as, among_others=among_others)
 
 

@@ -9,7 +9,7 @@ can read any boxes.
 import contextlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,19 +58,19 @@ def write_parts(path: Path, tensors: Parts) -> None:
 
 
 def copy_parts_into(
-    targets: Parts, paths: list[Path], *, stored_as: torch.dtype | None = None, among_others: bool = False
+    targets: Parts, paths: list[Path], *, stored_as: Mapping[str, torch.dtype] | None = None, among_others: bool = False
 ) -> None:
     """Copy what the files hold of each target into it.
 
     Raises ShardError where files and targets differ in a name, a shape or a format, or where the parts of a tensor in
-    the files overlap or do not make up the whole; `stored_as` is the files' format if it is not the targets', and with
-    `among_others` they may hold more tensors.
+    the files overlap or do not make up the whole; `stored_as` are the files' formats by name where they are not the
+    targets', and with `among_others` they may hold more tensors.
     """
     with contextlib.ExitStack() as stack:
         stored = {name: _Stored.of(name, boxes, paths[0]) for name, boxes in _open(paths, stack).items()}
         for name in sorted(targets.keys() if among_others else targets.keys() | stored.keys()):
             found = str(stored.get(name, "missing"))
-            expected = describe(targets.get(name), stored_as)
+            expected = describe(targets.get(name), (stored_as or {}).get(name))
             # A rank may have no part of a tensor, and then does not know its format.
             if found != expected and targets.get(name) != []:
                 raise ShardError(

@@ -135,6 +135,7 @@ def optimizer_tensors(train_state: TrainState, *, average: bool = True) -> dict[
     }
     assert not state_of, "the optimizer has other parameters than the model"
     if average and train_state.average is not None:
-        names = (name for name, _ in train_state.model.named_parameters())
+        # Frozen weights have none.
+        names = (name for name, each in train_state.model.named_parameters() if each.requires_grad)
         tensors |= {f"average.{name}": tensor for name, tensor in zip(names, train_state.average.averages, strict=True)}
     return tensors

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from napkin.kernels.decoding import linear
 from napkin.model.initialization import Device, fan_in_std, truncated_normal
 
+Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""x · Wᵀ + b of x, W and b."""
+
 
 class Linear(nn.Module):
     """A matrix applied to the last dimension, and optionally a bias, which starts at 0.
@@ -40,12 +43,39 @@ class Linear(nn.Module):
         )
         zeros = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", zeros)
-        self.multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear
+        self.multiply: Multiply = linear
         """The product, which may be taken in another format."""
+        self.adapter: LinearAdapter | None = None
+        """What is trained in place of the matrix, see napkin.model.adapters."""
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
         """Multiply each vector by the matrix, add the bias."""
+        if self.adapter is not None:
+            return self.adapter(x, self.weight, self.bias, self.multiply)
         return self.multiply(x, self.weight, self.bias)
+
+    @property
+    def matrix(self) -> Float[Tensor, "out_features in_features"]:
+        """The matrix that the layer multiplies by: its weight or, with an adapter, that with what the adapter adds."""
+        return self.weight if self.adapter is None else self.adapter.merged(self.weight)
+
+
+class LinearAdapter(nn.Module):
+    """What a linear layer asks of an adapter."""
+
+    def forward(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        multiply: Multiply,
+    ) -> Tensor:
+        """What the layer computes with it; `multiply` takes its product."""
+        raise NotImplementedError
+
+    def merged(self, weight: Tensor) -> Tensor:
+        """The matrix that does the same alone."""
+        raise NotImplementedError
 
 
 class MuPLinear(Linear):
@@ -62,7 +92,7 @@ class MuPLinear(Linear):
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
         """Multiply each vector by the matrix and the multiplier, add the bias."""
-        return self.multiply(x * self.multiplier, self.weight, self.bias)
+        return super().forward(x * self.multiplier)
 
 
 class LinearFactory:

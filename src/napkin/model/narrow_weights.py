@@ -1,7 +1,7 @@
 """A model whose products read copies of its matrices in the format of autocast."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from jaxtyping import Float, Int
@@ -15,15 +15,18 @@ from napkin.model.transformer import Transformer
 from napkin.optim.narrow_copies import NarrowCopies
 
 
-def multiplied_matrices(model: Transformer) -> Iterator[Tensor]:
+def multiplied_matrices(model: Transformer) -> list[Tensor]:
     """The matrices of a model whose products may read copies: of linear layers, of experts, and the head's."""
+    found: list[Tensor] = []
     for module in model.modules():
         if isinstance(module, Linear) and module.multiply is linear and module is not model.head:
-            yield module.weight
+            found.append(module.weight)
         elif isinstance(module, DroplessExperts):
-            yield from (module.up, module.down)
+            found += (module.up, module.down)
     if model.next_token_loss is fused_next_token_loss:
-        yield model.head_weight
+        found.append(model.head_weight)
+    # The update writes copies, and it writes only what is trained.
+    return [each for each in found if each.requires_grad and each.is_leaf]
 
 
 def read_narrow_copies(model: Transformer, copies: NarrowCopies) -> None:

@@ -243,7 +243,7 @@ class Transformer(nn.Module):
         """The matrix that turns hidden states into logits; if they are tied, the embedding's."""
         if self.quantized_head is not None:
             return self.quantized_head.weight
-        return self.embedding.weight if self.head is None else self.head.weight
+        return self.embedding.weight if self.head is None else self.head.matrix
 
 
 class QuantizedHead(Protocol):

@@ -14,6 +14,7 @@ from napkin.distributed.parallel_model import ParallelModel, all_resident
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.kernels.narrow_forms import narrow_linear
 from napkin.model.compiled_kernels import use_compiled_kernels
+from napkin.model.frozen_weights import hold_frozen_narrow
 from napkin.model.narrow_products import multiply_narrow
 from napkin.model.narrow_weights import multiplied_matrices, read_narrow_copies
 from napkin.model.transformer import TokenScores, Transformer, mixtures
@@ -31,7 +32,7 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.activation_checkpointing import recompute_blocks
 from napkin.train_step.compile import compile_blocks
 from napkin.train_step.expert_counts import ExpertCounts
-from napkin.train_step.tuned_model import add_tuned_parts
+from napkin.train_step.tuned_model import adapter_of, add_tuned_parts, held_dtype
 
 Watch = Callable[[str], AbstractContextManager]
 
@@ -258,6 +259,10 @@ def build_train_state(
     add_tuned_parts(model, recipe)
     if precision.weights_dtype != torch.float32:
         _cast(model, precision.weights_dtype)
+    adapter = adapter_of(recipe)
+    held = None if adapter is None else held_dtype(adapter.kind, adapter.frozen, precision.name)
+    if held is not None:
+        hold_frozen_narrow(model, held)
     if precision.name in NARROW:
         multiply_narrow(model.blocks, narrow_linear(precision.name, precision.narrow_form))
     if recipe.training.kernels == "compiled":
@@ -283,7 +288,7 @@ def build_train_state(
         optimizer.narrow_copies = copies = NarrowCopies(multiplied_matrices(model), precision.products_dtype)
         read_narrow_copies(model, copies)
         optimizer.state["narrow copies"] = {"copies": copies.tensors}  # pyright: ignore[reportArgumentType]
-    average = WeightAverage(model.parameters(), chosen.average_decay) if chosen.average_decay else None
+    average = WeightAverage(_trained(model), chosen.average_decay) if chosen.average_decay else None
     if average is not None:
         optimizer.register_step_post_hook(lambda *_: average.update())
         # The meter looks for persistent tensors where torch's optimizers keep their state.
@@ -304,6 +309,10 @@ def build_train_state(
     )
 
 
+def _trained(model: Transformer) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
 def _has_whole_matrices(resolved: ResolvedRecipe) -> bool:
     """Whether the update of a rank writes all of each matrix that it multiplies by, in fp32 under autocast."""
     layout = resolved.layout
@@ -315,4 +324,5 @@ def _cast(model: Transformer, dtype: torch.dtype) -> None:
     """Cast only parameters: tables of angles stay in fp32. nn.Module.to does not work on fake tensors."""
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            setattr(module, name, nn.Parameter(parameter.detach().to(dtype)))
+            cast = nn.Parameter(parameter.detach().to(dtype), requires_grad=parameter.requires_grad)
+            setattr(module, name, cast)
