@@ -55,6 +55,16 @@ class Objective(Protocol):
         ...
 
 
+@runtime_checkable
+class WeightedLogProbabilities(Protocol):
+    """An objective whose loss is a weighted sum of log-probabilities, by weights that are known before the model runs:
+    it may take `scores.weighted_sum`, which saves products."""
+
+    def coefficients(self, part: SequenceMicroBatch, totals: BatchTotals) -> Float[Tensor, " token"]:
+        """The weights of a micro-batch's tokens that count."""
+        ...
+
+
 def normalised_sum(
     terms: Float[Tensor, " token"],
     part: SequenceMicroBatch,
@@ -66,15 +76,21 @@ def normalised_sum(
 
     Sequences without a token that counts add nothing.
     """
+    return (terms * normalised_weights(part, totals, normalisation, constant)).sum()
+
+
+def normalised_weights(
+    part: SequenceMicroBatch, totals: BatchTotals, normalisation: Normalisation, constant: float | None = None
+) -> Float[Tensor, " token"]:
+    """By which `normalised_sum` multiplies each token's term."""
+    ones = torch.ones_like(part.sequence, dtype=torch.float32)
     if normalisation == "token":
-        return terms.sum() / max(totals.tokens, 1)
+        return ones / max(totals.tokens, 1)
     if normalisation == "sequence":
-        return (sums_of_sequences(terms, part) / counts_of_sequences(part).clamp(min=1)).sum() / max(
-            totals.sequences, 1
-        )
+        return 1 / (counts_of_sequences(part)[part.sequence] * max(totals.sequences, 1))
     if constant is None or not constant > 0:
         raise NapkinError(f"the constant that sums are divided by is {constant}: use a number above 0")
-    return terms.sum() / (constant * max(totals.sequences, 1))
+    return ones / (constant * max(totals.sequences, 1))
 
 
 def values_of(part: SequenceMicroBatch, name: str) -> Float[Tensor, " token"]:

@@ -49,6 +49,10 @@ class SequenceMicroBatch:
         """How many sequences there are."""
         return len(self.unit)
 
+    def with_coefficients(self, coefficients: Float[Tensor, " token"]) -> "SequenceMicroBatch":
+        """The same with the loss's gradient with respect to each log-probability."""
+        return replace(self, rows=replace(self.rows, coefficients=coefficients))
+
     def to(self, device: str | torch.device) -> "SequenceMicroBatch":
         """The same on another device."""
         rows = replace(

@@ -16,7 +16,7 @@ from jaxtyping import Float, Float32
 from numpy.typing import NDArray
 from torch import Tensor
 
-from napkin.alignment.objective import BatchTotals, Figures, Objective, add_figures
+from napkin.alignment.objective import BatchTotals, Figures, Objective, WeightedLogProbabilities, add_figures
 from napkin.alignment.sequence_packing import Arrangement, SequenceMicroBatch, micro_batches_of
 from napkin.alignment.token_sequence import TokenSequence, Unit
 from napkin.distributed.parallel_model import ParallelModel
@@ -80,6 +80,8 @@ def train_on_units(
             f"{totals.units} units counts: choose what is learned so that some do"
         )
     parts = _micro_batches(model, own, max_tokens, arrangement, temperature)
+    if isinstance(objective, WeightedLogProbabilities):
+        parts = [part.with_coefficients(objective.coefficients(part, totals)) for part in parts]
     figures: Figures = {}
 
     def loss_of(number: int, scores: TokenScores) -> Float[Tensor, ""]:

@@ -34,6 +34,8 @@ class PackedRows:
     """The tokens that count."""
     temperature: float = 1.0
     """By which logits are divided: that of the sampler whose tokens these are."""
+    coefficients: Float[Tensor, " token"] | None = None
+    """The loss's gradient with respect to each log-probability, where it is known before the forward pass."""
 
 
 @dataclass(frozen=True)

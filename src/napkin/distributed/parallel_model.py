@@ -91,9 +91,8 @@ class ParallelModel:
 
     def token_scores(self, part: PackedRows, *, temperature: float | None = None) -> TokenScores:
         """What the model makes of the tokens of a micro-batch that count."""
-        return self.model.token_scores(
-            part.inputs, part.places, part.targets, part.documents, temperature=temperature or part.temperature
-        )
+        tensors = part.inputs, part.places, part.targets, part.documents, part.coefficients
+        return self.model.token_scores(*tensors, temperature=temperature or part.temperature)
 
     def finish_gradients(self) -> None:
         """Called after the last backward pass of a step: adds up what the ranks of tensor have summands of, and
@@ -224,7 +223,7 @@ class DDPModel(ParallelModel):
         """What the model makes of the tokens of a micro-batch; the backward pass of the last one all-reduces."""
         if not torch.is_grad_enabled():
             return super().token_scores(part, temperature=temperature)
-        tensors = part.inputs, part.places, part.targets, part.documents
+        tensors = part.inputs, part.places, part.targets, part.documents, part.coefficients
         return TokenScores(*self.wrapped("token_scores", *tensors, temperature=temperature or part.temperature))
 
     def begin_micro_batch(self, *, last: bool) -> None:
@@ -295,8 +294,8 @@ class CopiesModel(FSDPModel):
 
 def _nothing(scores: TokenScores) -> Float[Tensor, ""]:
     """0, with a gradient of 0: ranks exchange the gradients of both heads, whichever of them a loss reads."""
-    heads = [each.sum() for each in (scores.log_probabilities, scores.scalars) if each is not None]
-    return 0 * torch.stack(heads).sum()
+    read = scores.log_probabilities, scores.scalars, scores.weighted_sum
+    return 0 * torch.stack([each.sum() for each in read if each is not None]).sum()
 
 
 def _register_methods(model: Transformer) -> None:

@@ -17,10 +17,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from napkin.kernels.compiled.loading import float_bits, load_for_training
-from napkin.kernels.cpu_operator import cpu_operator, is_computed
+from napkin.kernels.compiled_loss import add_narrow_, bound_, loss_rows_
+from napkin.kernels.cpu_operator import is_computed
 from napkin.kernels.early_gradient import early_gradient
-from napkin.kernels.rows_on_threads import on_threads
 
 # Measured on one CPU core with 4096 tokens of width 256 and a vocabulary of 4096, in fp32 and bf16: 298 and 163 ms.
 # 1024 rows take 304 and 176 ms; full logits in autograd 426 and 315 ms, and in fp32 201 MB at their peak instead of 26.
@@ -50,7 +49,7 @@ def target_log_probabilities(logits: Float[Tensor, "n vocab_size"], targets: Int
     Many logits in bf16 on a CPU are read once, by the loss's compiled loop.
     """
     if logits.dtype == torch.bfloat16 and logits.numel() >= _SMALLEST_IN_LOOPS and is_computed(logits):
-        target_logits, logsumexp = _loss_rows(logits.detach(), targets.unsqueeze(1), 0.0, 0.0, False)
+        target_logits, logsumexp, _ = loss_rows_(logits.detach(), targets.unsqueeze(1), 0.0, 0.0, False, False)
     else:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         target_logits, logsumexp = logits.gather(1, targets.unsqueeze(1)), logits.logsumexp(dim=1, keepdim=True)
@@ -168,7 +167,9 @@ def _chunked(
         in_loops = compiled and type(vocabulary) is Vocabulary and is_computed(logits)
         if in_loops:
             with early_gradient() if any(wanted) else nullcontext():
-                target_logits, logsumexp = _loss_rows(logits, chosen, logit_softcap or 0.0, z_weight, any(wanted))
+                target_logits, logsumexp, _ = loss_rows_(
+                    logits, chosen, logit_softcap or 0.0, z_weight, any(wanted), False
+                )
             gradient = logits
         else:
             target_logits, logsumexp, gradient = _plain_loss_rows(
@@ -188,7 +189,7 @@ def _chunked(
             if grad_weight is not None and dtype == wide:
                 grad_weight.addmm_(gradient.T, inputs)
             elif grad_weight is not None and in_loops and dtype == torch.bfloat16:
-                _add_narrow(grad_weight, gradient.T @ inputs)
+                add_narrow_(grad_weight, gradient.T @ inputs)
             elif grad_weight is not None:
                 grad_weight += gradient.T @ inputs
     return total, grad_hidden, grad_weight
@@ -206,7 +207,7 @@ def _plain_loss_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The targets' logits and logsumexp, one column each, and the gradient of the sum of losses with respect to the
     logits, in `wide`: meaningless unless wanted. The logits are overwritten."""
-    slopes = None if softcap is None else _softcap(logits, softcap, with_slopes=with_gradient)
+    slopes = None if softcap is None else bound_(logits, softcap, with_slopes=with_gradient)
     target_logits, logsumexp, probabilities = vocabulary.softmax(logits, targets, wide)
     if with_gradient:
         with early_gradient():
@@ -217,69 +218,6 @@ def _plain_loss_rows(
             if slopes is not None:
                 probabilities *= slopes
     return target_logits, logsumexp, probabilities
-
-
-def _fake_loss_rows(
-    logits: Tensor, targets: Tensor, softcap: float, z_weight: float, with_gradient: bool
-) -> tuple[Tensor, Tensor]:
-    return logits.new_empty(targets.shape, dtype=torch.float32), logits.new_empty(targets.shape, dtype=torch.float32)
-
-
-@cpu_operator(
-    "compiled_loss_rows_(Tensor(a!) logits, Tensor targets, float softcap, float z_weight, bool with_gradient) "
-    "-> (Tensor, Tensor)",
-    _fake_loss_rows,
-)
-def _loss_rows(
-    logits: Tensor, targets: Tensor, softcap: float, z_weight: float, with_gradient: bool
-) -> tuple[Tensor, Tensor]:
-    """The same in one compiled loop: with_gradient, the logits become their gradient in place."""
-    load_for_training()
-    from napkin.kernels.compiled.loss_rows import loss_rows
-
-    target_logits, logsumexps = _fake_loss_rows(logits, targets, softcap, z_weight, with_gradient)
-    n_rows, n = logits.shape
-    smallest, largest = (int(end) for end in targets.aminmax()) if n_rows else (0, 0)
-    # The loop checks nothing.
-    if smallest < 0 or largest >= n:
-        raise IndexError(f"targets from {smallest} to {largest} are outside of a vocabulary of {n}")
-    addresses = (targets.data_ptr(), target_logits.data_ptr(), logsumexps.data_ptr())
-    options = (n, float_bits(softcap), float_bits(z_weight), with_gradient)
-    on_threads(
-        loss_rows,
-        lambda start, stop, buffer: (
-            logits.data_ptr(),
-            logits.dtype == torch.bfloat16,
-            *addresses,
-            start,
-            stop,
-            *options,
-            buffer,
-        ),
-        n_rows,
-        n,
-        2 * n,
-    )
-    return target_logits, logsumexps
-
-
-@cpu_operator("compiled_add_(Tensor(a!) total, Tensor part) -> ()", lambda total, part: None)
-def _add_narrow(total: Tensor, part: Tensor) -> None:
-    """total += part, fp32 and bf16, without a wide copy of the part."""
-    load_for_training()
-    from napkin.kernels.compiled.loss_rows import add_narrow
-
-    on_threads(
-        add_narrow, lambda start, stop, buffer: (total.data_ptr(), part.data_ptr(), start, stop), total.numel(), 1, 0
-    )
-
-
-def _softcap(logits: Tensor, cap: float, *, with_slopes: bool) -> Tensor | None:
-    """Bound logits in place; the derivative of cap · tanh(x / cap), which is 1 - tanh², if it is wanted."""
-    logits.div_(cap).tanh_()
-    slopes = logits.square().neg_().add_(1) if with_slopes else None
-    logits.mul_(cap)
-    return slopes
 
 
 def _count(targets: Tensor, ignore_index: int) -> Tensor:

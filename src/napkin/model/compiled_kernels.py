@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from napkin.kernels.gelu_activation import compiled_gelu_tanh
+from napkin.kernels.log_probabilities import linear_log_probabilities
 from napkin.kernels.rms_normalization import compiled_rms_norm, rms_norm
 from napkin.kernels.rope import COMPILED_ROTATIONS
 from napkin.kernels.swiglu_gate import compiled_swiglu
@@ -27,6 +28,7 @@ COMPILED: Forms = {
     SwiGLU.activate: compiled_swiglu,
     TanhGELU.activate: compiled_gelu_tanh,
     next_token_loss: functools.partial(next_token_loss, compiled=True),
+    linear_log_probabilities: functools.partial(linear_log_probabilities, compiled=True),
 }
 """The compiled form of an operator, by the form that a model has without. LayerNorm keeps torch's operator: between the
 products of a step the compiled loop takes 1.5 times as long."""
@@ -35,7 +37,7 @@ COMPILED_FROM = 2**38
 """The products of weights and tokens, forward and backward, from which compiled kernels are worth being loaded or, once
 for each machine, built: some 1.6 TFLOP, seconds of a CPU's time."""
 
-_ATTRIBUTES = ("normalize", "rotate", "activate", "multiply_groups", "next_token_loss")
+_ATTRIBUTES = ("normalize", "rotate", "activate", "multiply_groups", "next_token_loss", "linear_log_probabilities")
 """Where modules keep their forms."""
 
 

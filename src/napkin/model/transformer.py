@@ -12,7 +12,7 @@ from napkin.errors import NapkinError
 from napkin.kernels.attention import softcap
 from napkin.kernels.cross_entropy_loss import CHUNK_SIZE
 from napkin.kernels.decoding import linear
-from napkin.kernels.log_probabilities import linear_log_probabilities
+from napkin.kernels.log_probabilities import LinearScores, linear_log_probabilities
 from napkin.model.attention import ForwardContext
 from napkin.model.attention_implementations import FusedAttention, PlainAttention
 from napkin.model.block import Block, Residual
@@ -41,6 +41,8 @@ class TokenScores(NamedTuple):
     """Of the distribution that the token is drawn from, in nats."""
     scalars: Float[Tensor, " token"] | None
     """Of the scalar head, at the position before the token; None without one."""
+    weighted_sum: Float[Tensor, ""] | None = None
+    """coefficients · log_probabilities, where there were coefficients; then it alone has a gradient."""
 
 
 class Transformer(nn.Module):
@@ -89,6 +91,8 @@ class Transformer(nn.Module):
         """Tokens whose logits exist at one time in `loss`."""
         self.next_token_loss: Callable[..., Tensor] = next_token_loss
         """The loss of hidden states; tensor parallelism replaces it."""
+        self.linear_log_probabilities: Callable[..., LinearScores] = linear_log_probabilities
+        """The log-probabilities of hidden states' next tokens; compiled kernels replace it."""
         self.norm = builder.final_norm()
         # µP's output multiplier: neither the logits nor how fast they learn grow with the width.
         self.output_scale = make_scale(width / config.d_model)
@@ -157,25 +161,29 @@ class Transformer(nn.Module):
         places: Int[Tensor, " token"],
         targets: Int[Tensor, " token"],
         documents: Documents = None,
+        coefficients: Float[Tensor, " token"] | None = None,
         *,
         temperature: float = 1.0,
     ) -> TokenScores:
         """What the model makes of some targets; the loss is up to others.
 
         targets[i] follows the token at places[i], an index into the tokens row by row. Logits are divided by
-        `temperature`. As in `loss`, they never all exist at once.
+        `temperature`. As in `loss`, they never all exist at once. A loss of which the gradient with respect to the
+        log-probabilities is known gives it as `coefficients`, and is their weighted sum: a quarter of the head's
+        products is saved.
         """
         hidden = rearrange(self.hidden(tokens, documents), "b t c -> (b t) c").index_select(0, places)
-        log_probabilities, entropies = linear_log_probabilities(
+        log_probabilities, entropies, weighted_sum = self.linear_log_probabilities(
             hidden,
             self.head_weight,
             targets,
+            coefficients,
             temperature=temperature,
             chunk_size=self.loss_chunk_size,
             logit_softcap=self.config.logit_softcap,
         )
         scalars = None if self.scalar_head is None else self.scalar_head(hidden)[:, 0].float()
-        return TokenScores(log_probabilities, entropies, scalars)
+        return TokenScores(log_probabilities, entropies, scalars, weighted_sum)
 
     def hidden(
         self, tokens: Tokens, documents: Documents = None, *, cache: CachedPass | None = None
