@@ -4,7 +4,7 @@ What a loss divides by is known before the first forward pass, of the whole batc
 adds its part, and the gradient does not depend on how the batch was divided.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from napkin.alignment.sequence_packing import SequenceMicroBatch
+from napkin.alignment.token_sequence import Unit
 from napkin.errors import NapkinError
 from napkin.model.transformer import TokenScores
 
@@ -39,6 +40,12 @@ class BatchTotals:
     """Tokens that count."""
     sequences: int
     units: int
+
+    @staticmethod
+    def of_units(units: Sequence[Unit]) -> "BatchTotals":
+        """Those of some units."""
+        sequences = [sequence for unit in units for sequence in unit]
+        return BatchTotals(sum(each.n_counted for each in sequences), len(sequences), len(units))
 
 
 @runtime_checkable

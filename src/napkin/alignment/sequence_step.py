@@ -18,7 +18,7 @@ from torch import Tensor
 
 from napkin.alignment.objective import BatchTotals, Figures, Objective, WeightedLogProbabilities, add_figures
 from napkin.alignment.sequence_packing import Arrangement, SequenceMicroBatch, micro_batches_of
-from napkin.alignment.token_sequence import TokenSequence, Unit
+from napkin.alignment.token_sequence import Unit
 from napkin.distributed.parallel_model import ParallelModel
 from napkin.errors import NapkinError
 from napkin.model.transformer import TokenScores
@@ -83,6 +83,19 @@ def train_on_units(
     if isinstance(objective, WeightedLogProbabilities):
         parts = [part.with_coefficients(objective.coefficients(part, totals)) for part in parts]
     figures: Figures = {}
+    loss_of = loss_of_parts(parts, objective, totals, figures)
+    loss, norm = train_state.step_on_sequences(
+        number, [part.rows for part in parts], loss_of, watch=watch, is_fit=is_fit
+    )
+    tokens_computed = sum(part.rows.inputs.numel() for part in parts)
+    everywhere, tokens_computed = _summed(model, figures, tokens_computed)
+    return SequenceStep(float(loss), float(norm), everywhere, totals, tokens_computed)
+
+
+def loss_of_parts(
+    parts: Sequence[SequenceMicroBatch], objective: Objective, totals: BatchTotals, figures: Figures
+) -> Callable[[int, TokenScores], Float[Tensor, ""]]:
+    """The loss of each micro-batch, as `TrainState.step_on_sequences` asks for it; adds their figures to `figures`."""
 
     def loss_of(number: int, scores: TokenScores) -> Float[Tensor, ""]:
         part = parts[number]
@@ -93,12 +106,7 @@ def train_on_units(
         add_figures(figures, {name: value.detach() for name, value in found.items()})
         return loss
 
-    loss, norm = train_state.step_on_sequences(
-        number, [part.rows for part in parts], loss_of, watch=watch, is_fit=is_fit
-    )
-    tokens_computed = sum(part.rows.inputs.numel() for part in parts)
-    everywhere, tokens_computed = _summed(model, figures, tokens_computed)
-    return SequenceStep(float(loss), float(norm), everywhere, totals, tokens_computed)
+    return loss_of
 
 
 def scores_of_units(
@@ -192,11 +200,10 @@ def _micro_batches(
 
 
 def _totals(model: ParallelModel, units: Sequence[Unit], *, divided: bool) -> BatchTotals:
-    sequences: list[TokenSequence] = [each for unit in units for each in unit]
-    counts = [sum(each.n_counted for each in sequences), len(sequences), len(units)]
-    if divided:
-        counts = model.ranks.all_reduce_sum(torch.tensor(counts)).tolist()
-    return BatchTotals(*counts)
+    own = BatchTotals.of_units(units)
+    if not divided:
+        return own
+    return BatchTotals(*model.ranks.all_reduce_sum(torch.tensor([own.tokens, own.sequences, own.units])).tolist())
 
 
 def _summed(model: ParallelModel, figures: Figures, tokens_computed: int) -> tuple[dict[str, float], int]:
