@@ -4,7 +4,7 @@ What is learned does not depend on it: a packed sequence sees itself alone, padd
 micro-batch's loss is a part of one sum.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -55,21 +55,15 @@ class SequenceMicroBatch:
 
     def to(self, device: str | torch.device) -> "SequenceMicroBatch":
         """The same on another device."""
-        return self.mapped(lambda tensor: tensor.to(device))
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "SequenceMicroBatch":
-        """The same with each tensor changed, always in one order."""
-        rows = self.rows
         rows = replace(
-            rows,
-            inputs=change(rows.inputs),
-            documents=None if rows.documents is None else change(rows.documents),
-            places=change(rows.places),
-            targets=change(rows.targets),
-            coefficients=None if rows.coefficients is None else change(rows.coefficients),
+            self.rows,
+            inputs=self.rows.inputs.to(device),
+            documents=None if self.rows.documents is None else self.rows.documents.to(device),
+            places=self.rows.places.to(device),
+            targets=self.rows.targets.to(device),
         )
-        values = {name: change(value) for name, value in self.values.items()}
-        return replace(self, rows=rows, sequence=change(self.sequence), unit=change(self.unit), values=values)
+        values = {name: value.to(device) for name, value in self.values.items()}
+        return replace(self, rows=rows, sequence=self.sequence.to(device), unit=self.unit.to(device), values=values)
 
 
 def micro_batches_of(

@@ -80,8 +80,7 @@ def train_on_units(
             f"{totals.units} units counts: choose what is learned so that some do"
         )
     parts = _micro_batches(model, own, max_tokens, arrangement, temperature)
-    if isinstance(objective, WeightedLogProbabilities):
-        parts = [part.with_coefficients(objective.coefficients(part, totals)) for part in parts]
+    parts = with_known_coefficients(parts, objective, totals)
     figures: Figures = {}
     loss_of = loss_of_parts(parts, objective, totals, figures)
     loss, norm = train_state.step_on_sequences(
@@ -90,6 +89,15 @@ def train_on_units(
     tokens_computed = sum(part.rows.inputs.numel() for part in parts)
     everywhere, tokens_computed = _summed(model, figures, tokens_computed)
     return SequenceStep(float(loss), float(norm), everywhere, totals, tokens_computed)
+
+
+def with_known_coefficients(
+    parts: Sequence[SequenceMicroBatch], objective: Objective, totals: BatchTotals
+) -> list[SequenceMicroBatch]:
+    """The micro-batches with the weights of their log-probabilities, where the objective knows them."""
+    if not isinstance(objective, WeightedLogProbabilities):
+        return [*parts]
+    return [part.with_coefficients(objective.coefficients(part, totals)) for part in parts]
 
 
 def loss_of_parts(

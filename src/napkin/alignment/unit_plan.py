@@ -12,7 +12,7 @@ from napkin.accounting.counting import count
 from napkin.accounting.ledger import Ledger
 from napkin.alignment.objective import BatchTotals, Objective, totals_of
 from napkin.alignment.sequence_packing import Arrangement, SequenceMicroBatch, micro_batches_of
-from napkin.alignment.sequence_step import refuse_divided_models, units_of_rank
+from napkin.alignment.sequence_step import loss_of_parts, refuse_divided_models, units_of_rank, with_known_coefficients
 from napkin.alignment.token_sequence import Unit
 from napkin.planning.machine import Machine, Progress
 from napkin.planning.run_plan import Plan
@@ -66,6 +66,7 @@ def count_units(
 ) -> Ledger:
     """The ledger of a step on micro-batches, in their shapes, in a single process."""
     alone = dataclasses.replace(resolved, precision=resolved.precision.on("cpu"), world_size=1)
+    parts = with_known_coefficients(parts, objective, totals)
     batch = [_tensors_of(part) for part in parts]
     with FakeTensorMode():
         train_state = build_train_state(alone)
@@ -80,7 +81,7 @@ def _step(
     train_state: TrainState, parts: Sequence[SequenceMicroBatch], totals: BatchTotals, objective: Objective
 ) -> None:
     train_state.step_on_sequences(
-        0, [part.rows for part in parts], lambda number, scores: objective.loss(parts[number], scores, totals)[0]
+        0, [part.rows for part in parts], loss_of_parts(parts, objective, totals, {})
     )
 
 

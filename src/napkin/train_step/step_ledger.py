@@ -40,7 +40,7 @@ def count_step(resolved: ResolvedRecipe, rank: int = 0, *, progress: Callable[[i
     traced = n_micro_batches if resolved.layout.pipeline > 1 else min(n_micro_batches, TRACED_MICRO_BATCHES)
     # Fake tensors are on the CPU for every target: fake CUDA tensors abort a CPU build of torch.
     on_cpu = dataclasses.replace(resolved.with_training(micro_batch_size=size), precision=resolved.precision.on("cpu"))
-    with FakeTensorMode(), as_rank(resolved.world_size, rank) as ranks:
+    with FakeTensorMode(), _as_rank(resolved.world_size, rank) as ranks:
         train_state = build_train_state(on_cpu, ranks)
         tokens = torch.zeros(recipe.training.batch_size, recipe.model.context_length, dtype=torch.int64)
         others = [tokens.clone() for _ in range(2 if recipe.data.separate_documents else 1)]
@@ -59,8 +59,7 @@ def count_step(resolved: ResolvedRecipe, rank: int = 0, *, progress: Callable[[i
     return ledger.with_more_micro_batches(more) if more else ledger
 
 
-def as_rank(world_size: int, rank: int) -> AbstractContextManager[Ranks]:
-    """One rank of a job that is only traced."""
+def _as_rank(world_size: int, rank: int) -> AbstractContextManager[Ranks]:
     if world_size == 1:
         return nullcontext(ALONE)
     from napkin.distributed.fake_ranks import fake_ranks

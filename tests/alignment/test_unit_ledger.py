@@ -1,0 +1,59 @@
+"""A step on units is counted as it runs: the same operators, FLOPs and peak bytes."""
+
+import dataclasses
+
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from napkin.accounting.metering import METERED_STEP, StepMeasurement, metering
+from napkin.alignment.objective import BatchTotals, Figures, Objective, totals_of
+from napkin.alignment.sequence_packing import Arrangement, SequenceMicroBatch, micro_batches_of
+from napkin.alignment.sequence_step import train_on_units
+from napkin.alignment.supervised import SupervisedObjective
+from napkin.alignment.unit_plan import count_units
+from napkin.model.transformer import TokenScores
+from oracles.alignment_cases import MODEL, some_units, train_state_of
+
+WIDE = dataclasses.replace(MODEL, vocab_size=300, d_model=32)
+
+
+class ReadsEntropies:
+    """An objective that nobody knows the slopes of before the forward pass."""
+
+    def loss(
+        self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
+    ) -> tuple[Float[Tensor, ""], Figures]:
+        return (scores.entropies.square() - scores.log_probabilities).sum() / totals.tokens, {}
+
+
+@pytest.mark.parametrize(
+    ("objective", "arrangement", "max_tokens"),
+    [
+        (SupervisedObjective(), "packed", 40),
+        (SupervisedObjective("sequence"), "padded left", 10_000),
+        (ReadsEntropies(), "padded", 40),
+    ],
+)
+def test_a_step_on_units_has_the_flops_and_bytes_that_were_counted(
+    objective: Objective, arrangement: Arrangement, max_tokens: int
+) -> None:
+    train_state, units = train_state_of(model=WIDE), some_units()
+
+    def train(number: int) -> None:
+        train_on_units(train_state, number, units, objective, max_tokens=max_tokens, arrangement=arrangement)
+
+    parts = micro_batches_of(units, max_tokens=max_tokens, row_length=WIDE.context_length, arrangement=arrangement)
+    counted = count_units(train_state.resolved, parts, totals_of(parts), objective)
+    measured: list[StepMeasurement] = []
+    for number in range(METERED_STEP):
+        train(number)
+    with metering(train_state.model, measured.append, device=torch.device("cpu")):
+        train(METERED_STEP)
+    (metered,) = measured
+    operators = [[row.operator for row in ledger.rows if row.flops] for ledger in (metered.ledger, counted)]
+    assert operators[0] == operators[1]
+    assert metered.ledger.flops == counted.flops
+    # The norm, the loss and the figures of the step besides.
+    assert metered.peak_bytes == pytest.approx(counted.peak_bytes, rel=1e-3)
