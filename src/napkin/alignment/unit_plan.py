@@ -80,9 +80,7 @@ def count_units(
 def _step(
     train_state: TrainState, parts: Sequence[SequenceMicroBatch], totals: BatchTotals, objective: Objective
 ) -> None:
-    train_state.step_on_sequences(
-        0, [part.rows for part in parts], loss_of_parts(parts, objective, totals, {})
-    )
+    train_state.step_on_sequences(0, [part.rows for part in parts], loss_of_parts(parts, objective, totals, {}))
 
 
 def _tensors_of(part: SequenceMicroBatch) -> dict[str, Any]:
