@@ -144,12 +144,14 @@ def roll_out(
     Raises NapkinError for a prompt that leaves no room in the model's context.
     """
     with watch("rollout"):
-        drafts = [
-            _Draft(number, answer, task, tokens, model.config.context_length)
-            for number in prompts
-            for task in [environment.start(task_seed(settings.seed, step, number))]
-            for answer in range(settings.group_size)
-        ]
+        drafts: list[_Draft] = []
+        for number in prompts:
+            task = environment.start(task_seed(settings.seed, step, number))
+            ids = tokens.prompt(task.messages)
+            drafts += [
+                _Draft(number, answer, task, ids, tokens, model.config.context_length)
+                for answer in range(settings.group_size)
+            ]
         if not drafts:
             return Rollout([], 0, 0, 0, 0, 0, 0)
         longest = max(len(draft.ids) for draft in drafts) + settings.max_answer
@@ -239,10 +241,18 @@ def _engine(
 class _Draft:
     """An episode on its way."""
 
-    def __init__(self, prompt: int, answer: int, task: Task, tokens: ConversationTokens, context: int) -> None:
+    def __init__(
+        self,
+        prompt: int,
+        answer: int,
+        task: Task,
+        ids: Sequence[int],
+        tokens: ConversationTokens,
+        context: int,
+    ) -> None:
         self.prompt, self.answer, self.state, self.tokens, self.context = prompt, answer, task.state, tokens, context
         self.messages: list[Message] = list(task.messages)
-        self.ids = tokens.prompt(self.messages)
+        self.ids = list(ids)
         if len(self.ids) >= context:
             raise NapkinError(
                 f"prompt {prompt} has {len(self.ids):,} tokens, the model's context {context:,}: use shorter prompts"
