@@ -94,6 +94,7 @@ BASES = {
     "chat": "runs/tiny --wrong",
     "bench": "swiglu --shapes tokens=8,d_ff=8 --seconds 0.001",
     "autotune": "tiny.toml --wrong",
+    "tune rl": "--tuning.start runs/tiny --run new --wrong",
     "tune sft": "--tuning.start runs/tiny --data.train missing.jsonl --run new --wrong",
     "bench-serve": "--wrong",
     "quantize": "runs/tiny --wrong",

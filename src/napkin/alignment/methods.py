@@ -5,7 +5,10 @@ import importlib
 from napkin.alignment.method import Method, TuningContext
 from napkin.recipe.tuning_config import TuningMethod
 
-METHODS: dict[TuningMethod, str] = {"sft": "supervised_method:supervised_method"}
+METHODS: dict[TuningMethod, str] = {
+    "sft": "supervised_method:supervised_method",
+    "rl": "reinforcement_method:reinforcement_method",
+}
 """By name, the module of napkin.alignment and the function that makes the method of a context."""
 
 

@@ -4,6 +4,7 @@ from napkin.cli.commands import run_group
 
 COMMANDS = {
     "sft": "fine-tune a model on conversations: all weights, or adapters",
+    "rl": "reinforcement learning: a model learns from rewards of its own answers",
 }
 
 

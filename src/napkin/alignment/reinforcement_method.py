@@ -1,0 +1,256 @@
+"""Reinforcement learning as a way of tuning: prompts by step, a step of four phases, held-out tasks."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from napkin.alignment.environments.environment import Environment
+from napkin.alignment.environments.registry import environment_named
+from napkin.alignment.method import Method, TuningContext
+from napkin.alignment.policy_gradient.algorithms import parts_of
+from napkin.alignment.reinforcement_step import (
+    Phases,
+    ReinforcementOutcome,
+    ReinforcementSettings,
+    reinforcement_step,
+)
+from napkin.alignment.rollout import Episode, RolloutSettings, roll_out
+from napkin.alignment.start_model import open_start, reference_model
+from napkin.errors import NapkinError
+from napkin.files import atomic_write_text
+from napkin.model.transformer import Transformer
+from napkin.recipe.precision import Precision
+from napkin.recipe.reinforcement_config import ReinforcementConfig
+from napkin.recipe.tuning_recipe import ReinforcementRecipe
+from napkin.runs.metrics import StepMetrics
+from napkin.train_step.step import TrainState, Watch
+from napkin.training.loop import Callback, TrainingLoop
+from napkin.training.metered_step import IsFit, MeteredStep, no_watch
+
+MICRO_BATCH_TOKENS = 4096
+SAMPLES = "answers"
+"""The folder of a run with answers and their rewards, a file for each evaluation."""
+MOST_SAMPLES = 32
+
+
+def reinforcement_method(context: TuningContext) -> "ReinforcementMethod":
+    """The method of a recipe of reinforcement learning.
+
+    Raises NapkinError for parts of an algorithm that contradict each other, and for environments that do not exist.
+    """
+    recipe = context.recipe
+    assert isinstance(recipe, ReinforcementRecipe)
+    parts_of(recipe.rl)
+    if recipe.data.train or recipe.data.validation:
+        raise NapkinError(
+            f"data.train is '{recipe.data.train}', and reinforcement learning reads no data there: name a file of "
+            "prompts with --rl.environment"
+        )
+    if recipe.training.parallelism == "fsdp":
+        raise NapkinError(
+            "training.parallelism is 'fsdp', which divides weights, and answers are drawn with whole ones: use ddp"
+        )
+    return ReinforcementMethod(context, recipe)
+
+
+class ReinforcementMethod(Method):
+    """Learns from rewards of the model's own answers; step i answers prompts that follow from rl.seed and i alone."""
+
+    def __init__(self, context: TuningContext, recipe: ReinforcementRecipe) -> None:
+        self.context, self.recipe, self.config = context, recipe, recipe.rl
+        self.environment = _environment(self.config, held_out=False)
+        self.held_out = _environment(self.config, held_out=True)
+        self.settings = ReinforcementSettings(
+            self.config,
+            self.environment,
+            context.encoder,
+            recipe.tuning.micro_batch_tokens or MICRO_BATCH_TOKENS,
+            "padded" if recipe.tuning.arrangement == "auto" else recipe.tuning.arrangement,
+        )
+
+    @property
+    def checksum(self) -> str:
+        """Of the environment's name, its file if it has one, and the seed."""
+        name = self.config.environment
+        path = Path(name.partition(".py:")[0] + ".py" if ".py:" in name else name)
+        content = path.read_bytes() if path.is_file() else b""
+        return sha256(f"{name}\0{self.config.reward}\0{self.config.seed}\0".encode() + content).hexdigest()
+
+    def batch(self, number: int) -> Sequence[int]:
+        """The numbers of this rank's prompts: a range of those of the step."""
+        return own_range(self.recipe.training.batch_size, self.context)
+
+    def reference(self, precision: Precision) -> Transformer | None:
+        """What a divergence is measured from; None without one."""
+        if not self.config.kl_weight:
+            return None
+        return reference_model(open_start(self.recipe.tuning.start), precision)
+
+    def step(self) -> MeteredStep:
+        """Answers, rewards, log-probabilities, updates."""
+        return ReinforcementStep(self)
+
+    def evaluation(self) -> Callback:
+        """Greedy answers to held-out tasks."""
+        return HeldOutAnswers(self)
+
+
+class ReinforcementStep(MeteredStep):
+    """Learns from answers to the prompts of the loop's next step."""
+
+    def __init__(self, method: ReinforcementMethod) -> None:
+        super().__init__()
+        self.method = method
+        self.last: ReinforcementOutcome | None = None
+        self._reference: Transformer | None = None
+
+    def batch(self, loop: TrainingLoop, number: int) -> Sequence[int]:
+        """The numbers of this rank's prompts."""
+        return self.method.batch(number)
+
+    def train(self, loop: TrainingLoop, number: int, batch: Sequence[int], watch: Watch, is_fit: IsFit) -> Tensor:
+        """See `reinforcement_step`."""
+        self.last = self._taken(loop, number, batch, watch, is_fit, Phases())
+        return torch.tensor(self.last.loss)
+
+    def _taken(
+        self,
+        loop: TrainingLoop,
+        number: int,
+        batch: Sequence[int],
+        watch: Watch,
+        is_fit: IsFit,
+        phases: Phases,
+    ) -> ReinforcementOutcome:
+        if self._reference is None:
+            self._reference = self.method.reference(loop.preparation.precision)
+        return reinforcement_step(
+            loop.train_state,
+            number,
+            batch,
+            self.method.settings,
+            reference=self._reference,
+            watch=watch,
+            # The loop's own does not give up a step that has changed weights.
+            later_watch=watch if watch is no_watch else loop.watch,
+            is_fit=is_fit,
+            phases=phases,
+        )
+
+    def micro_batches(self, loop: TrainingLoop, batch: Sequence[int]) -> int:
+        """Of the first update at most: by the longest answers."""
+        config = self.method.config
+        tokens = len(batch) * config.group_size * config.max_answer // config.updates_per_rollout
+        return max(tokens // self.method.settings.max_tokens, 1)
+
+    def tensors(self, batch: Sequence[int]) -> dict[str, Tensor]:
+        """The tokens of the answers that were learned from."""
+        episodes = [] if self.last is None else self.last.rollout.episodes
+        return {f"answer {number}": torch.from_numpy(each.sequence.tokens) for number, each in enumerate(episodes)}
+
+    def tokens(self, loop: TrainingLoop) -> tuple[int, int, float | None]:
+        """Those that were generated and learned from."""
+        assert self.last is not None
+        loop.history.tokens += self.last.tokens
+        # Steps differ in their number of updates, which the optimizer counts.
+        loop.history.updates = int(loop.train_state.optimizer.param_groups[0]["step"])
+        return loop.history.tokens, self.last.tokens, None
+
+    def figures(self) -> dict[str, float | None]:
+        """Of rewards, answers and updates."""
+        assert self.last is not None
+        return self.last.figures
+
+
+class HeldOutAnswers(Callback):
+    """Answers held-out tasks greedily before the first step, after it, and when an evaluation is due."""
+
+    def __init__(self, method: ReinforcementMethod) -> None:
+        self.method = method
+
+    def on_start(self, loop: TrainingLoop) -> None:
+        """Say what the start can do."""
+        if loop.step == 0 and self.method.config.evaluation_prompts:
+            with loop.watch("evaluation"):
+                figures = self._answered(loop, 0)
+            loop.on_message(
+                f"before the first step: held-out reward {figures['held-out reward']:.3f}, "
+                f"{figures['held-out correct']:.1%} correct"
+            )
+
+    def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
+        """Add the held-out figures."""
+        training = loop.recipe.training
+        due = loop.step in (1, training.steps) or loop.step % training.evaluate_every == 0
+        if not due or not self.method.config.evaluation_prompts:
+            return metrics
+        with loop.watch("evaluation"), loop.train_state.averaged():
+            figures = self._answered(loop, loop.step)
+        return dataclasses.replace(metrics, figures={**(metrics.figures or {}), **figures}, seconds=loop.seconds)
+
+    def _answered(self, loop: TrainingLoop, step: int) -> dict[str, float]:
+        method, ranks = self.method, loop.ranks
+        own = own_range(method.config.evaluation_prompts, method.context)
+        episodes = held_out_answers(loop.train_state, method, own)
+        told = [[each.reward, each.cut, each.sequence.n_counted] for each in episodes]
+        everyone = [each for part in ranks.all_gather(told) for each in part]
+        if ranks.is_rank_zero:
+            write_samples(loop.run.path, step, episodes[:MOST_SAMPLES])
+        n = len(everyone)
+        return {
+            "held-out reward": sum(reward for reward, _, _ in everyone) / n,
+            "held-out correct": sum(reward >= 1 for reward, _, _ in everyone) / n,
+            "held-out cut_share": sum(cut for _, cut, _ in everyone) / n,
+            "held-out length": sum(length for _, _, length in everyone) / n,
+        }
+
+
+def held_out_answers(train_state: TrainState, method: ReinforcementMethod, prompts: Sequence[int]) -> list[Episode]:
+    """Greedy answers to held-out tasks by number, the same ones at every evaluation."""
+    if not prompts:
+        return []
+    config = method.config
+    settings = RolloutSettings(1, config.max_answer, 0.0, config.seed, config.answers_at_a_time)
+    return roll_out(
+        train_state.model,
+        method.held_out,
+        method.context.encoder,
+        settings,
+        step=0,
+        prompts=prompts,
+        autocast=train_state.precision.autocast,
+    ).episodes
+
+
+def own_range(n: int, context: TuningContext) -> range:
+    """This rank's of the numbers below n."""
+    rank, size = context.ranks.info.rank, context.ranks.world_size
+    return range(n * rank // size, n * (rank + 1) // size)
+
+
+def write_samples(run: Path, step: int, episodes: Sequence[Episode]) -> None:
+    """Keep answers with their rewards, a line each, in a file of their own."""
+    folder = run / SAMPLES
+    folder.mkdir(exist_ok=True)
+    lines = [
+        json.dumps(
+            {
+                "messages": [{"role": each.role, "content": each.content} for each in episode.messages],
+                "reward": episode.reward,
+                "tokens": episode.sequence.n_counted,
+                "ending": episode.ending,
+                **({} if episode.failure is None else {"failure": episode.failure}),
+            }
+        )
+        for episode in episodes
+    ]
+    atomic_write_text(folder / f"step-{step:08d}.jsonl", "".join(f"{line}\n" for line in lines), overwrite=True)
+
+
+def _environment(config: ReinforcementConfig, *, held_out: bool) -> Environment:
+    return environment_named(config.environment, reward=config.reward, held_out=held_out)

@@ -1,0 +1,75 @@
+"""A run of reinforcement learning: its figures, its answers, and what a resumed one ends with."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from napkin.alignment.tuning_run import open_tuning, train_tuning, tune
+from napkin.errors import NapkinError
+from napkin.recipe.reinforcement_config import ReinforcementConfig
+from napkin.recipe.tuning_recipe import ReinforcementRecipe
+from napkin.runs.metrics import read_metrics
+from napkin.training.run import train
+from oracles.tiny_run import tiny_recipe, write_tiny_text
+from oracles.tiny_tuning import tuning_recipe
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a start that has room for a question and its answer."""
+    path = tmp_path_factory.mktemp("reinforcement")
+    write_tiny_text(path)
+    recipe = tiny_recipe(path, steps=2)
+    train(dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, context_length=40)), path / "start")
+    return path
+
+
+def rl_recipe(folder: Path, rl: Any = None, **training: Any) -> ReinforcementRecipe:
+    recipe = tuning_recipe(folder, "rl", **{"batch_size": 2, **training})
+    assert isinstance(recipe, ReinforcementRecipe)
+    config = {"environment": "arithmetic:1", "group_size": 3, "max_answer": 6, "evaluation_prompts": 5, **(rl or {})}
+    return dataclasses.replace(recipe, data=ReinforcementRecipe().data, rl=ReinforcementConfig(**config))
+
+
+def weights(run: Path, step: int) -> bytes:
+    return (run / "checkpoints" / f"step-{step:08d}" / "model.safetensors").read_bytes()
+
+
+def test_a_resumed_run_ends_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    recipe = rl_recipe(folder, {"updates_per_rollout": 2, "epochs": 2, "algorithm": "dr-grpo", "kl_weight": 0.01})
+    messages: list[str] = []
+    tune(recipe, tmp_path / "whole", on_message=messages.append)
+    assert any(message.startswith("before the first step: held-out reward 0.") for message in messages)
+    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
+    shutil.rmtree(tmp_path / "resumed" / "checkpoints" / "step-00000006")
+    outcome = train_tuning(*open_tuning(tmp_path / "resumed"))
+    assert outcome.first_step == 3
+    assert weights(tmp_path / "resumed", 6) == weights(tmp_path / "whole", 6)
+    whole, resumed = (list(read_metrics(tmp_path / name / "metrics.jsonl")) for name in ("whole", "resumed"))
+    assert [line.figures for line in whole] == [line.figures for line in resumed]
+    assert {"reward", "entropy", "kl", "clip_share", "sampler_gap", "cut_share"} <= set(whole[0].figures or {})
+    held_out = [line.step for line in whole if "held-out correct" in (line.figures or {})]
+    assert held_out == [1, 3, 6]
+    lines = (tmp_path / "whole" / "answers" / "step-00000006.jsonl").read_text().splitlines()
+    assert len(lines) == 5
+    answer = json.loads(lines[0])
+    assert [message["role"] for message in answer["messages"]] == ["user", "assistant"]
+    assert answer["reward"] in (0, 1)
+
+
+def test_what_cannot_be_learned_is_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
+    for rl, named in (
+        ({"group_size": 1}, "rl.group_size is 1"),
+        ({"environment": "arithmetik"}, "'arithmetik' is not an environment"),
+        ({"max_answer": 0}, "rl.max_answer is 0"),
+    ):
+        with pytest.raises(NapkinError, match=named.replace(".", r"\.")):
+            tune(rl_recipe(folder, rl), tmp_path / "run")
+    recipe = rl_recipe(folder)
+    with pytest.raises(NapkinError, match="reinforcement learning reads no data there"):
+        tune(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, train="a.jsonl")), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
