@@ -122,13 +122,14 @@ def test_a_loss_and_its_gradient_are_those_of_numpy(
     scores = scores_of(part)
     loss, _ = objective.loss(part, scores, totals_of([part]))
     now = {name: part.values[name].double().numpy() for name in ("new", "entropies", "scalars")}
-    np.testing.assert_allclose(loss.item(), reference(objective, part.sequences, now), rtol=1e-12)
+    # The weights of tokens are in fp32.
+    np.testing.assert_allclose(loss.item(), reference(objective, part.sequences, now), rtol=1e-6)
     loss.backward()
     assert scores.scalars is not None
     gradients = {"new": scores.log_probabilities, "entropies": scores.entropies, "scalars": scores.scalars}
     for name, scored in gradients.items():
         found = np.zeros(sum(LENGTHS)) if scored.grad is None else scored.grad.numpy()
-        np.testing.assert_allclose(found, differences(objective, part.sequences, now, name), atol=2e-9)
+        np.testing.assert_allclose(found, differences(objective, part.sequences, now, name), rtol=1e-6, atol=2e-9)
 
 
 def differences(
