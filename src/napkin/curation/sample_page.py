@@ -11,7 +11,7 @@ from napkin.curation.shard_log import SAMPLES
 from napkin.files import atomic_write_text, refuse_unmarked
 from napkin.report.colours import COLOURS
 from napkin.report.flow_picture import FlowStep, flow_svg
-from napkin.report.templates import render
+from napkin.report.templates import WITHOUT_CHARTS, render
 from napkin.units import format_bytes, format_share
 
 GENERATOR = b'<meta name="generator" content="napkin data">'
@@ -39,11 +39,9 @@ def write_sample_page(corpus: Path, path: Path) -> Path:
         rows=_stage_rows(manifest),
         rules=rules,
         kept=kept,
-        charts=None,
-        chart_style="",
-        scripts=[],
+        **WITHOUT_CHARTS,
     )
-    atomic_write_text(path, page.replace("\0", "\N{REPLACEMENT CHARACTER}"), overwrite=True)
+    atomic_write_text(path, page, overwrite=True)
     return path
 
 

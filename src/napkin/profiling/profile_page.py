@@ -10,7 +10,7 @@ from napkin.profiling.profile_pictures import memory_svg, roofline_svg
 from napkin.profiling.profile_table import ALL, STEP, headings, statements, table_rows
 from napkin.profiling.step_profile import By, StepProfile
 from napkin.report.colours import COLOURS
-from napkin.report.templates import render
+from napkin.report.templates import WITHOUT_CHARTS, render
 from napkin.units import format_bytes, format_rate, format_seconds, format_share
 
 _MOST_ROWS: dict[By, int] = {"phase": 10, "module": 30, "operator": 30}
@@ -40,7 +40,7 @@ def render_profile_page(profile: StepProfile) -> str:
         sections["outside"] = "In no operator"
     if profile.ranks:
         sections["ranks"] = "Rank by rank"
-    page = render(
+    return render(
         "profile.html",
         colours=COLOURS,
         title=profile.title,
@@ -54,12 +54,8 @@ def render_profile_page(profile: StepProfile) -> str:
         sums={ALL, STEP},
         outside=outside,
         ranks=_ranks(profile),
-        charts=None,
-        chart_style="",
-        scripts=[],
+        **WITHOUT_CHARTS,
     )
-    # HTML allows no NUL, which a module's name may contain.
-    return page.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 _NOTES = {

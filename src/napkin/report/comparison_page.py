@@ -56,7 +56,7 @@ def write_comparison(
         points=point_rows(ordered, axis, points, loss),
         scripts=scripts(UPLOT, "format.js", "charts.js"),
     )
-    atomic_write_text(path, page.replace("\0", "\N{REPLACEMENT CHARACTER}"), overwrite=True)
+    atomic_write_text(path, page, overwrite=True)
     return path
 
 

@@ -105,8 +105,7 @@ def render_report(
         # Last of all: when the next page can be written depends on the seconds that this one has taken.
         status = status_of(run, training=True)
         page = page.replace(place, render("liveness.html", status=status, liveness=liveness(run, every())), 1)
-    # HTML allows no NUL, which a sample may contain.
-    return page.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return page
 
 
 def _sections(run: RunRecord, *, further: bool, experts: bool) -> dict[str, str]:

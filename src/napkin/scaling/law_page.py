@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from napkin.files import atomic_write_text, refuse_unmarked
 from napkin.report.colours import COLOURS
-from napkin.report.templates import render
+from napkin.report.templates import WITHOUT_CHARTS, render
 from napkin.report.xy_picture import Series, xy_svg
 from napkin.scaling.fitted_law import FittedLaw, Interval
 from napkin.scaling.law_fit import LawFit, scatter
@@ -66,11 +66,9 @@ def write_law_page(
         coefficients=_coefficient_rows(law),
         pictures=pictures,
         tables=tables,
-        charts=None,
-        chart_style="",
-        scripts=[],
+        **WITHOUT_CHARTS,
     )
-    atomic_write_text(path, page.replace("\0", "\N{REPLACEMENT CHARACTER}"), overwrite=True)
+    atomic_write_text(path, page, overwrite=True)
     return path
 
 
