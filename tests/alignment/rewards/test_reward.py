@@ -1,12 +1,17 @@
 """A reward that fails is 0, and is counted and named."""
 
+import doctest
 import math
 import time
 from collections import Counter
+from types import ModuleType
 
 import pytest
 
-from napkin.alignment.rewards import Reward, RewardFailure, reward_named
+from napkin.alignment.environments import arithmetic
+from napkin.alignment.rewards import Reward, RewardFailure, choice, exact, reward_named
+from napkin.alignment.rewards import reward as reward_module
+from napkin.alignment.rewards.mathematics import math_answer
 from napkin.alignment.rewards.reward import MOST_REASONS, OTHER_REASONS
 from napkin.errors import NapkinError
 
@@ -62,3 +67,11 @@ def test_exact_match_forgives_white_space_alone() -> None:
 def test_an_unknown_reward_is_named_with_the_one_that_is_meant() -> None:
     with pytest.raises(NapkinError, match="'exat' is not a reward: did you mean 'exact'"):
         reward_named("exat")
+
+
+@pytest.mark.parametrize(
+    "module", [arithmetic, choice, exact, math_answer, reward_module], ids=lambda each: each.__name__
+)
+def test_the_examples_of_docstrings_are_true(module: ModuleType) -> None:
+    tried = doctest.testmod(module)
+    assert (tried.failed, tried.attempted > 0) == (0, True)
