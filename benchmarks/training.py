@@ -109,7 +109,7 @@ def compare(width: int, options: argparse.Namespace) -> list[str]:
     rivals = [name for name in loops if name != LOOPS[0]]
     against, leanest = min(seconds[name] for name in rivals), min(peaks[name] for name in loops)
     lines = [
-        f"\n## d {width}: {flops / 1e9:.1f} GFLOP a step; bf16 products at most {best_rate / 1e9:.0f} GFLOP/s\n",
+        f"\n## d {width}: {flops / 1e9:.1f} GFLOP per step; bf16 products at most {best_rate / 1e9:.0f} GFLOP/s\n",
         "| who | tokens/s | × plain fp32 loop | × best of the others in bf16 | of the bf16 peak | peak bytes | "
         "/ leanest of the others |",
         "|---|---|---|---|---|---|---|",

@@ -30,7 +30,7 @@ def cached_files(kind: str) -> list[Path]:
 
 
 def read_cached(path: Path, kind: type[Measured]) -> Measured | None:
-    """What `write_cached` has written; None if there is no such file or it holds no valid `kind`."""
+    """What `write_cached` has written; None if there is no such file, or what it holds is not a valid `kind`."""
     try:
         if os.stat(path).st_size > MOST_BYTES:
             return None

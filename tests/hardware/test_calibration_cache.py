@@ -79,7 +79,7 @@ def corrupt(text: str) -> dict[str, bytes]:
     return {
         "nothing": b"",
         "half a file": text.encode()[: len(text) // 2],
-        "bytes that are no text": b"\xff\xfe\x00" * 50,
+        "bytes that are not text": b"\xff\xfe\x00" * 50,
         "an infinite rate": text.replace('"seconds_per_operator": ', '"seconds_per_operator": 1e999, "": ').encode(),
         **{name: json.dumps(value).encode() for name, value in altered.items()},
     }

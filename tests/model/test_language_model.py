@@ -21,7 +21,7 @@ class RecurrentConfig:
 
 
 class RecurrentModel(nn.Module):
-    """A model that is no Transformer and inherits from none of napkin's classes: a stack of GRUs."""
+    """A model that is not a Transformer and inherits from none of napkin's classes: a stack of GRUs."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()

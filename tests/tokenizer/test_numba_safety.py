@@ -40,7 +40,7 @@ for pattern in sys.argv[1].split(","):
                 assert encoder.encode(place)[0].tolist() == encoder.encode(text + b"\\0" * 99, [len(text)])[0].tolist()
                 counts.add(place, [len(place)])
                 counts._wait_for(0)
-    # Bytes that are no UTF-8 never come this far; if they did, no more would be read.
+    # Bytes that are not UTF-8 never come this far; if they did, no more would be read.
     for cut in range(1, 4):
         place = memory[page - 64 - cut :]
         place[:] = np.frombuffer((b"a" * 64 + "🌍".encode()[:cut]), np.uint8)

@@ -225,7 +225,7 @@ def test_a_copy_for_checkpoints_is_made_where_it_fits_beside_the_step(
 
 
 def diverging(text: Path) -> Recipe:
-    """Weights grow a thousandfold a step, until they or the loss are no numbers any more."""
+    """Weights grow a thousandfold a step, until they or the loss are not numbers any more."""
     recipe = tiny_recipe(text, checkpoint_every=1, keep_checkpoints=100)
     return dataclasses.replace(
         recipe,

@@ -77,7 +77,7 @@ def estimate_compile(ledger: Ledger, ceilings: Ceilings, *, device_type: str, pr
 
 
 def fusible_seconds(ledger: Ledger, ceilings: Ceilings) -> float:
-    """Seconds per step, by rooflines, of the operators inside blocks that are no matrix product and no attention."""
+    """Seconds per step, by rooflines, of the operators inside blocks that are neither matrix products nor attention."""
     return sum(
         roofline_seconds(row, ceilings)
         for row in ledger.rows

@@ -84,7 +84,7 @@ def sampled_bits_per_byte(
 ) -> tuple[float, int]:
     """Bits per byte of the first predictions of a file, up to `max_tokens`, and how many they are.
 
-    Each token has at least half a context before it. Raises NapkinError where these tokens are no text.
+    Each token has at least half a context before it. Raises NapkinError where these tokens are not text.
     """
     n_tokens = min(max_tokens, token_file.n_tokens - 1)
     ids = np.asarray(token_file.tokens[1 : n_tokens + 1])

@@ -153,7 +153,7 @@ def _events(answer: http.client.HTTPResponse) -> Iterator[dict]:
         except (ValueError, RecursionError):
             event = None
         if not isinstance(event, dict):
-            raise NapkinError("the server sent an event that is no JSON object: is it one with OpenAI's interface?")
+            raise NapkinError("the server sent an event that is not a JSON object: is it one with OpenAI's interface?")
         if "error" in event:
             raise NapkinError(f"the server broke off: {_said(data)}")
         yield event

@@ -98,7 +98,7 @@ def _read(axis: Axis, kind: Any, text: str) -> Value:
 def _read_range(axis: Axis, kind: Any, low: str, high: str) -> Axis:
     members = _members(kind)
     if not members & {int, float}:
-        raise NapkinError(f"{axis.option} is '{low}..{high}', but its values are no numbers: list them, with commas")
+        raise NapkinError(f"{axis.option} is '{low}..{high}', but its values are not numbers: list them, with commas")
     number = float if float in members else int
     bounds = tuple(_read(axis, number, each.strip()) for each in (low, high))
     begin, end = (each for each in bounds if isinstance(each, int | float))

@@ -94,7 +94,7 @@ BROKEN_OFF = OK + b'data: {"error": {"message": "a\\u001b"}}'
         (lambda: "http://127.0.0.1:9", "does not answer .* start it with `napkin serve`"),
         (lambda: f"http://127.0.0.1:{answering(b'nonsense')}", "does not answer"),
         (lambda: f"http://127.0.0.1:{answering(OK)}", "sent no tokens and no usage"),
-        (lambda: f"http://127.0.0.1:{answering(OK + b'data: [1')}", "an event that is no JSON object"),
+        (lambda: f"http://127.0.0.1:{answering(OK + b'data: [1')}", "an event that is not a JSON object"),
         (lambda: f"http://127.0.0.1:{answering(BROKEN_OFF)}", "the server broke off: a $"),
     ],
 )

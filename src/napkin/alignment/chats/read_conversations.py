@@ -111,7 +111,7 @@ def _why_not(messages: list[Message], *, needs_answer: bool) -> str:
 
 
 class _WrongForm(Exception):
-    """A line that is no conversation."""
+    """A line that is not a conversation."""
 
 
 class _NotText(Exception):

@@ -15,7 +15,7 @@ _HEADINGS = {TAG[f"h{level}"]: level for level in range(1, 7)}
 _LIST_ITEMS = {TAG[name] for name in ("li", "dd")}
 _CELLS = {TAG["td"], TAG["th"]}
 _LONGEST_CELL = 300
-"""Characters; a table with a longer one arranges a page and is no table of data."""
+"""Characters; a table with a longer one arranges a page and is not a table of data."""
 _REPEATED = 60
 """Characters from which on a second text that is alike is a copy, such as the same page for small screens."""
 _DEEPEST = 8

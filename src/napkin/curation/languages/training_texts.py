@@ -38,7 +38,7 @@ def read_training_texts(folder: StrPath, characters: int, seed: int) -> list[tup
 
     `folder` has a file CODE.txt or a folder CODE of .txt files per language, CODE being two or three letters; each line
     is a paragraph. Of each language at most `characters` characters are taken, an equal part of each file if possible.
-    Raises NapkinError where a name is no code, a text is not UTF-8 or has no words, or there are fewer than two
+    Raises NapkinError where a name is not a code, a text is not UTF-8 or has no words, or there are fewer than two
     languages.
     """
     folder = Path(folder)
