@@ -77,3 +77,19 @@ def test_the_order_of_units_and_empty_micro_batches_do_not_matter() -> None:
     one = gradient(model, units, "token")
     other = gradient(model, units[::-1], "token", at_least=9)
     assert float((one - other).norm() / one.norm()) < 1e-6
+
+
+def test_short_sequences_fill_the_rows_of_longer_ones() -> None:
+    # Inputs of 10, 7, 6, 4, 3 tokens: three rows of 10, and what is left of two is taken.
+    units: list[Unit] = [(TokenSequence(np.arange(n + 1), np.arange(n + 1) > 0),) for n in (3, 10, 6, 7, 4)]
+    (part,) = micro_batches_of(units, max_tokens=30, row_length=32)
+    assert tuple(part.rows.inputs.shape) == (3, 10)
+    assert part.rows.documents is not None
+    # A unit that does not fit is in the next micro-batch, and shorter ones still go to the first.
+    first, second = micro_batches_of(units, max_tokens=20, row_length=32)
+    assert (first.unit_numbers, second.unit_numbers) == ((1, 3, 0), (2, 4))
+    assert tuple(second.rows.inputs.shape) == (2, 6)
+    # Of one length, each has its row and none a mask.
+    (alike,) = micro_batches_of(units[1:2] * 4, max_tokens=40, row_length=32)
+    assert alike.rows.documents is None
+    assert [len(each.rows.inputs) for each in micro_batches_of(units[1:2] * 4, max_tokens=39, row_length=32)] == [3, 1]

@@ -83,18 +83,23 @@ def normalised_sum(
 
     Sequences without a token that counts add nothing.
     """
-    return (terms * normalised_weights(part, totals, normalisation, constant)).sum()
+    return (terms * normalised_weights(part, totals, normalisation, constant, dtype=terms.dtype)).sum()
 
 
 def normalised_weights(
-    part: SequenceMicroBatch, totals: BatchTotals, normalisation: Normalisation, constant: float | None = None
+    part: SequenceMicroBatch,
+    totals: BatchTotals,
+    normalisation: Normalisation,
+    constant: float | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, " token"]:
     """By which `normalised_sum` multiplies each token's term."""
-    ones = torch.ones_like(part.sequence, dtype=torch.float32)
+    ones = torch.ones_like(part.sequence, dtype=dtype)
     if normalisation == "token":
         return ones / max(totals.tokens, 1)
     if normalisation == "sequence":
-        return 1 / (counts_of_sequences(part)[part.sequence] * max(totals.sequences, 1))
+        return ones / (counts_of_sequences(part)[part.sequence] * max(totals.sequences, 1))
     if constant is None or not constant > 0:
         raise NapkinError(f"the constant that sums are divided by is {constant}: use a number above 0")
     return ones / (constant * max(totals.sequences, 1))

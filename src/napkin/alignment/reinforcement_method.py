@@ -20,6 +20,7 @@ from napkin.alignment.reinforcement_step import (
     reinforcement_step,
 )
 from napkin.alignment.rollout import Episode, RolloutSettings, roll_out
+from napkin.alignment.sequence_packing import resolved_arrangement
 from napkin.alignment.start_model import open_start, reference_model
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
@@ -70,7 +71,7 @@ class ReinforcementMethod(Method):
             self.environment,
             context.encoder,
             recipe.tuning.micro_batch_tokens or MICRO_BATCH_TOKENS,
-            "padded" if recipe.tuning.arrangement == "auto" else recipe.tuning.arrangement,
+            resolved_arrangement(recipe.tuning.arrangement),
         )
 
     @property

@@ -45,7 +45,7 @@ class ReinforcementSettings:
     tokens: ConversationTokens
     max_tokens: int
     """Of a micro-batch, padding included."""
-    arrangement: Arrangement = "padded"
+    arrangement: Arrangement = "packed"
 
     @property
     def rollout(self) -> RolloutSettings:

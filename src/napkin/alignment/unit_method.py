@@ -12,7 +12,7 @@ from torch import Tensor
 from napkin.accounting.metering import METERED_STEP
 from napkin.alignment.method import Method
 from napkin.alignment.objective import Objective
-from napkin.alignment.sequence_packing import Arrangement
+from napkin.alignment.sequence_packing import Arrangement, resolved_arrangement
 from napkin.alignment.sequence_step import SequenceStep, train_on_units
 from napkin.alignment.token_sequence import Unit
 from napkin.alignment.unit_evaluation import evaluate_units
@@ -70,8 +70,7 @@ class UnitMethod(Method):
     @property
     def arrangement(self) -> Arrangement:
         """Of the sequences in rows."""
-        chosen = self.recipe.tuning.arrangement
-        return "padded" if chosen == "auto" else chosen
+        return resolved_arrangement(self.recipe.tuning.arrangement)
 
     def batch(self, number: int) -> list[Unit]:
         """The units of a step: all of an epoch's before one comes again."""

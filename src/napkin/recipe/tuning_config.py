@@ -33,8 +33,8 @@ class TuningConfig:
     each by its sum over the constant max_length."""
 
     arrangement: Literal["auto", "packed", "padded"] = "auto"
-    """Several sequences in a row, masked from each other, or one and padding. The gradient is the same. auto is padded,
-    with sequences of one length side by side, where that takes fewer seconds by count."""
+    """Several sequences in a row, masked from each other, or one and padding. The gradient is the same. auto is packed,
+    in rows of the longest sequence: of sequences of one length each then has its row."""
 
     micro_batch_tokens: int = 0
     """Tokens of a forward and backward pass, padding included; 0 is 4,096, or a sequence if that is longer. The

@@ -1,0 +1,97 @@
+"""Seconds of a supervised step with sequences padded or packed, beside the padding of each, by attention.
+
+python benchmarks/alignment_arrangements.py [--sequences 32] [--repeats 3]
+"""
+
+import argparse
+import dataclasses
+import platform
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from napkin.alignment.objective import totals_of
+from napkin.alignment.sequence_packing import micro_batches_of
+from napkin.alignment.sequence_step import loss_of_parts, with_known_coefficients
+from napkin.alignment.supervised import SupervisedObjective
+from napkin.alignment.token_sequence import Unit, sequence_of
+from napkin.model.config import ModelConfig
+from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.precision import Precision
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
+from napkin.train_step.step import TrainState, build_train_state
+from result_files import write_result
+
+MODEL = ModelConfig(vocab_size=2048, context_length=1024, d_model=256, n_layers=4, n_heads=4)
+SPREADS = {"alike": 0.05, "spread": 0.5, "very spread": 1.0}
+"""Standard deviation of the logarithm of the lengths."""
+
+
+def units_of(n: int, spread: float) -> list[Unit]:
+    """Sequences of 150 tokens in the middle, of which the last half counts."""
+    draw = np.random.default_rng(0)
+    lengths = np.clip(np.exp(draw.normal(np.log(150), spread, n)), 8, 1000).astype(int)
+    tokens = [draw.integers(0, MODEL.vocab_size, length).tolist() for length in lengths]
+    return [(sequence_of(each[: len(each) // 2], each[len(each) // 2 :]),) for each in tokens]
+
+
+def train_state_of(attention: str) -> TrainState:
+    """A small model in fp32 with that attention."""
+    kernels: Any = "compiled" if attention == "compiled" else "plain"
+    training = TrainingConfig(kernels=kernels, precision="fp32", device="cpu")
+    model = dataclasses.replace(MODEL, attention=attention)
+    recipe = Recipe(model=model, optimizer=OptimizerConfig(warmup_steps=0).resolved, training=training)
+    return build_train_state(ResolvedRecipe(recipe, Precision("fp32", "cpu")))
+
+
+def seconds_of(train_state: TrainState, units: list[Unit], repeats: int, how: dict[str, Any]) -> tuple[float, float]:
+    """The fastest of some steps, and the part of its tokens that is padding."""
+    objective = SupervisedObjective()
+    parts = micro_batches_of(units, max_tokens=4096, **how)
+    totals = totals_of(parts)
+    parts = with_known_coefficients(parts, objective, totals)
+    seconds = []
+    for number in range(repeats + 1):
+        start = time.perf_counter()
+        loss_of = loss_of_parts(parts, objective, totals, {})
+        train_state.step_on_sequences(number, [part.rows for part in parts], loss_of)
+        seconds.append(time.perf_counter() - start)
+    computed = sum(part.rows.inputs.numel() for part in parts)
+    return min(seconds[1:]), 1 - sum(len(each.tokens) - 1 for (each,) in units) / computed
+
+
+def main() -> None:
+    """Measure, print and keep the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sequences", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=2)
+    options = parser.parse_args()
+    lines = [
+        f"{options.sequences} sequences of 150 tokens in the middle, {platform.processor() or platform.machine()}, "
+        f"{torch.get_num_threads()} threads, torch {torch.__version__}",
+        "",
+        "| lengths | attention | padded | packed | packed / padded |",
+        "|---|---|---|---|---|",
+    ]
+    print("\n".join(lines), flush=True)
+    for attention in ("sdpa", "plain", "compiled"):
+        train_state = train_state_of(attention)
+        for name, spread in SPREADS.items():
+            units = units_of(options.sequences, spread)
+            found = []
+            for arrangement in ("padded", "packed"):
+                how = {"row_length": MODEL.context_length, "arrangement": arrangement}
+                found.append(seconds_of(train_state, units, options.repeats, how))
+            cells = [f"{seconds:.3f} s, {padding:.0%} padding" for seconds, padding in found]
+            cells.append(f"{found[1][0] / found[0][0]:.2f}")
+            lines.append(f"| {name} | {attention} | {' | '.join(cells)} |")
+            print(lines[-1], flush=True)
+    write_result("alignment-arrangements", lines)
+
+
+if __name__ == "__main__":
+    main()
