@@ -78,6 +78,7 @@ BASES = {
     "data plan": "one.txt",
     "data reconcile": "missing --plan one.txt",
     "data samples": "missing --out new.html",
+    "data chat": "chats.jsonl --tokenizer one/tokenizer.json",
     "data train-classifier": "--positive one.txt --negative one.txt --out new.model",
     # These measure or train where the input is right: each has a wrong option beside.
     "demo": "--folder one.txt/x --wrong",

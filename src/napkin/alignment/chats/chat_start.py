@@ -26,6 +26,15 @@ def encoder_of_start(start: StartModel, chat_template: StrPath = "", learned: Le
     return ChatEncoder(start.tokenizer, template, start.first_ids, stop_ids=start.stop_ids, learned=learned)
 
 
+def encoder_of_tokenizer(
+    tokenizer: Tokenizer, chat_template: StrPath = "", learned: Learned = "assistant"
+) -> ChatEncoder:
+    """The encoder of models that are trained from scratch with a tokenizer: their texts stand between separators."""
+    separators = [tokenizer.special_tokens[SEPARATOR]] if SEPARATOR in tokenizer.special_tokens else []
+    template = ChatTemplate(read_template_file(chat_template), _separators(tokenizer)) if chat_template else None
+    return ChatEncoder(tokenizer, template, separators, stop_ids=separators, learned=learned)
+
+
 def encoder_of_run(run: Path, tokenizer: Tokenizer, learned: Learned = "assistant") -> ChatEncoder:
     """The encoder of a tuned run, by its conversation.json."""
     texts = run_texts(run, tokenizer)
@@ -44,5 +53,8 @@ def _variables(start: StartModel) -> dict[str, str]:
         return dict(start.chat_template.special_tokens)
     if variables := read_template_variables(start.folder):
         return variables
-    separator = {"bos_token": SEPARATOR, "eos_token": SEPARATOR}
-    return separator if SEPARATOR in start.tokenizer.special_tokens else {}
+    return _separators(start.tokenizer)
+
+
+def _separators(tokenizer: Tokenizer) -> dict[str, str]:
+    return {"bos_token": SEPARATOR, "eos_token": SEPARATOR} if SEPARATOR in tokenizer.special_tokens else {}

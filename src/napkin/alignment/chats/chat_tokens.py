@@ -23,6 +23,7 @@ from napkin.data.sidecar import NUMPY_DTYPES, cannot_be_read, sidecar_path
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import StrPath, regular
 from napkin.runs.json_file import read_json
+from napkin.tokenizer.base import Tokenizer
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 _Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
@@ -96,6 +97,18 @@ class ChatTokens(Sequence[Unit]):
     def checksum(self) -> str:
         """SHA-256, in hexadecimal, of tokens and mask."""
         return sha256(f"{self.about.sha256} {self.about.mask_sha256}".encode()).hexdigest()
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest conversation."""
+        return int(np.diff(self._ends, prepend=0).max())
+
+    def refuse_other_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Raise NapkinError where another tokenizer made the tokens."""
+        if self.about.tokenizer != tokenizer.fingerprint:
+            raise NapkinError(
+                f"'{self.path}' was made by another tokenizer: make it again with `napkin data chat` and this one"
+            )
 
     def __len__(self) -> int:
         return len(self._ends)

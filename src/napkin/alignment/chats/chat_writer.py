@@ -27,7 +27,7 @@ OnProgress = Callable[[int], None]
 
 
 def encoded_chats(
-    path: StrPath, encoder: ChatEncoder, left_out: LeftOut, *, max_length: int
+    path: StrPath, encoder: ChatEncoder, left_out: LeftOut, max_length: int
 ) -> Iterator[tuple[Conversation, TokenSequence]]:
     """The conversations of a file of JSON lines as tokens.
 
@@ -59,14 +59,15 @@ def write_chat_tokens(
     *,
     max_length: int,
     overwrite: bool = False,
+    left_out: LeftOut | None = None,
     progress: OnProgress = lambda n: None,
 ) -> ChatTokens:
     """Encode a file of JSON lines into a new file at `path`, in memory of a conversation, and open it.
 
-    The same input gives the same bytes. Raises NapkinError if one of the three files exists, where nothing is left to
-    learn from, and for what `encoded_chats` raises.
+    What is left out is added to `left_out`. The same input gives the same bytes. Raises NapkinError if one of the three
+    files exists, where nothing is left to learn from, and for what `encoded_chats` raises.
     """
-    path, left_out = Path(path), LeftOut()
+    path, left_out = Path(path), LeftOut() if left_out is None else left_out
     # The inner files get their names first, so a sidecar never exists beside incomplete tokens.
     with (
         atomic_file(sidecar_path(path), overwrite=overwrite) as sidecar_file,
@@ -74,14 +75,19 @@ def write_chat_tokens(
         atomic_file(path, overwrite=overwrite) as file,
     ):
         writer = _Writer(file, mask_file, encoder)
-        for _, sequence in encoded_chats(chats, encoder, left_out, max_length=max_length):
+        for _, sequence in encoded_chats(chats, encoder, left_out, max_length):
             writer.add(sequence)
             progress(writer.n_conversations)
         if not writer.n_conversations:
-            why = f": {left_out.describe()}" if left_out.n else ""
-            raise NapkinError(f"'{chats}' has no conversation to learn from{why}: name a file that has some")
+            raise nothing_to_learn(chats, left_out)
         sidecar_file.write(format_json(writer.finish(left_out, max_length)).encode())
     return ChatTokens.open(path)
+
+
+def nothing_to_learn(chats: StrPath, left_out: LeftOut) -> NapkinError:
+    """The error for a file of which no conversation is left."""
+    why = f": {left_out.describe()}" if left_out.n else ""
+    return NapkinError(f"'{chats}' has no conversation to learn from{why}: name a file that has some")
 
 
 def chat_tokens_of(
@@ -112,10 +118,7 @@ def chat_tokens_of(
 
 def _opened(path: StrPath, encoder: ChatEncoder, max_length: int) -> ChatTokens:
     chats = ChatTokens.open(path)
-    if chats.about.tokenizer != encoder.tokenizer.fingerprint:
-        raise NapkinError(
-            f"'{path}' was made by another tokenizer than the model's: make it again with `napkin data chat`"
-        )
+    chats.refuse_other_tokenizer(encoder.tokenizer)
     if chats.about.encoder != encoder.fingerprint:
         raise NapkinError(
             f"'{path}' was made with another chat template or another --learned than this model is tuned with: make it "

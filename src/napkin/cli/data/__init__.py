@@ -12,6 +12,7 @@ COMMANDS = {
     "reconcile": "compare a corpus with its plan",
     "why": "tell a document's story: what each stage did to it, or why it was dropped",
     "samples": "write a page with samples of what each stage dropped, beside what remained",
+    "chat": "turn conversations into tokens for tuning, and show what is learned of them",
     "train-classifier": "train a classifier of texts on your positives and negatives, for the stage `classifier`",
     "train-languages": "train a language classifier on texts of your own",
     **{command: STAGES[name].about for command, name in STAGE_COMMANDS.items()},

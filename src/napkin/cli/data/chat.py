@@ -1,0 +1,199 @@
+"""`napkin data chat`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from napkin.cli.data.chat_text import LEARNED_BEGINS, LEARNED_ENDS, is_coloured, learned_text
+from napkin.cli.options import JsonOption, Switch, parse
+from napkin.cli.output_files import folder_for, refuse_existing
+from napkin.cli.progress import ProgressLine, progress_line
+from napkin.cli.terminal import print_json, print_rich, print_table, say
+from napkin.errors import NapkinError
+
+if TYPE_CHECKING:
+    from napkin.alignment.chats.chat_encoder import ChatEncoder
+    from napkin.alignment.chats.chat_tokens import ChatTokens
+    from napkin.alignment.token_sequence import TokenSequence
+
+MOST_SHOWN = 1000
+NO_LIMIT = 2**34
+"""Tokens of a conversation, where no model says how many it reads."""
+_BETWEEN_LINES = 100
+"""Conversations from one line of progress to the next."""
+
+
+@dataclass(frozen=True)
+class ChatDataOptions(JsonOption):
+    """Turn conversations into tokens of which some are learned, as tuning does: count them, show them, or write them to
+    a file that `napkin tune sft` reads."""
+
+    chats: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHATS")]
+    """JSON lines of conversations, each as messages, as prompt and completion, or as turns by speaker; or a file that
+    this command has made."""
+    start: str = ""
+    """The model to tune, whose tokenizer and chat template are used: a run, or a Hugging Face folder."""
+    tokenizer: str = ""
+    """Instead of a model, the file of a tokenizer."""
+    chat_template: str = ""
+    """A file with the chat template, in jinja's language; "" is the model's own, or for one without it the built-in: a
+    line per message that begins with its role."""
+    learned: Literal["assistant", "last", "all"] = "assistant"
+    """Which tokens count in the loss: what the assistant says, only the last time it does, or all."""
+    max_length: int = 0
+    """Longest conversation in tokens, longer ones are left out; 0 is the model's context length."""
+    out: str = ""
+    """File to write, such as chats.tokens."""
+    show: Switch = False
+    """Print conversations: what is learned is coloured, or without colours between {+ and +}."""
+    first: int = 3
+    """Number of conversations to show."""
+
+
+@dataclass
+class Counts:
+    """Of conversations."""
+
+    conversations: int = 0
+    tokens: int = 0
+    learned_tokens: int = 0
+    longest: int = 0
+
+    def add(self, sequence: "TokenSequence") -> None:
+        """Count one."""
+        self.conversations += 1
+        self.tokens += len(sequence.tokens)
+        self.learned_tokens += sequence.n_counted
+        self.longest = max(self.longest, len(sequence.tokens))
+
+
+def main(arguments: list[str]) -> None:
+    """Encode the conversations of a file."""
+    options = parse(ChatDataOptions, "data chat", arguments)
+    _check(options)
+    from napkin.alignment.chats.chat_tokens import ChatTokens, is_chat_tokens
+
+    with progress_line("opening") as line:
+        encoder, max_length = _encoder(options)
+        if is_chat_tokens(options.chats):
+            if options.out:
+                raise NapkinError(f"'{options.chats}' holds tokens already: name JSON lines to make tokens of")
+            chats = ChatTokens.open(options.chats)
+            chats.refuse_other_tokenizer(encoder.tokenizer)
+            counts, left_out, first_lines = _counts_of(chats), chats.about.left_out, {}
+            shown = [(number, chats[number - 1][0]) for number in range(1, 1 + min(options.first, len(chats)))]
+        else:
+            line.retitle("encoding the conversations")
+            counts, left_out, first_lines, shown = _encoded(options, encoder, max_length, line)
+    if options.json:
+        made = {"path": options.out} if options.out else {}
+        print_json({**made, **vars(counts), "left_out": left_out, "ends_answers": bool(encoder.end_ids)})
+        return
+    if options.show:
+        _show("conversation" if is_chat_tokens(options.chats) else "line", encoder, shown)
+    _tell(counts, left_out, first_lines)
+    if not encoder.end_ids and encoder.learned != "all":
+        say("the chat template ends answers with text and not with a special token: a tuned model may not know the end")
+    if options.out:
+        say(f"wrote {options.out}, with {options.out}.mask and {options.out}.json beside it")
+
+
+def _check(options: ChatDataOptions) -> None:
+    if bool(options.start) == bool(options.tokenizer):
+        raise NapkinError("name a model with --start, or a tokenizer with --tokenizer, and not both")
+    if not 0 <= options.max_length <= NO_LIMIT:
+        raise NapkinError(f"--max-length is {options.max_length}: use 1 to {NO_LIMIT}, or 0 for the model's")
+    if not 1 <= options.first <= MOST_SHOWN:
+        raise NapkinError(f"--first is {options.first}: use 1 to {MOST_SHOWN:,}")
+    if options.out:
+        for ending in ("", ".mask", ".json"):
+            refuse_existing(Path(options.out + ending))
+
+
+def _encoder(options: ChatDataOptions) -> tuple["ChatEncoder", int]:
+    """What encodes, and how long a conversation may be."""
+    from napkin.alignment.chats.chat_start import encoder_of_start, encoder_of_tokenizer
+
+    if options.tokenizer:
+        from napkin.tokenizer.tokenizer_file import load_tokenizer
+
+        tokenizer = load_tokenizer(options.tokenizer)
+        return encoder_of_tokenizer(tokenizer, options.chat_template, options.learned), options.max_length or NO_LIMIT
+    from napkin.alignment.start_model import open_start
+
+    start = open_start(options.start)
+    encoder = encoder_of_start(start, options.chat_template, options.learned)
+    return encoder, options.max_length or start.config.context_length
+
+
+Encoded = tuple[Counts, Mapping[str, int], Mapping[str, int], list[tuple[int, "TokenSequence"]]]
+"""Counts, what was left out by reason, the first line of each reason, and the first conversations by line."""
+
+
+def _encoded(options: ChatDataOptions, encoder: "ChatEncoder", max_length: int, line: ProgressLine) -> Encoded:
+    from napkin.alignment.chats.chat_writer import encoded_chats, nothing_to_learn, write_chat_tokens
+    from napkin.alignment.chats.left_out import LeftOut
+
+    def encoded(left_out: LeftOut):
+        return ((each.line, found) for each, found in encoded_chats(options.chats, encoder, left_out, max_length))
+
+    def progress(n: int) -> None:
+        if n % _BETWEEN_LINES == 0:
+            line(n, None, f"{n:,} conversations")
+
+    left_out = LeftOut()
+    if options.out:
+        shown = list(islice(encoded(LeftOut()), options.first)) if options.show else []
+        with folder_for(Path(options.out)):
+            written = write_chat_tokens(
+                options.out, options.chats, encoder, max_length=max_length, left_out=left_out, progress=progress
+            )
+        return _counts_of(written), left_out.counts, left_out.first_lines, shown
+    counts, shown = Counts(), []
+    for number, sequence in encoded(left_out):
+        counts.add(sequence)
+        progress(counts.conversations)
+        if len(shown) < options.first:
+            shown.append((number, sequence))
+    if not counts.conversations:
+        raise nothing_to_learn(options.chats, left_out)
+    return counts, left_out.counts, left_out.first_lines, shown
+
+
+def _counts_of(chats: "ChatTokens") -> Counts:
+    about = chats.about
+    return Counts(about.conversations, about.tokens, about.learned_tokens, chats.longest)
+
+
+def _show(what: str, encoder: "ChatEncoder", shown: list[tuple[int, "TokenSequence"]]) -> None:
+    if not is_coloured():
+        say(f"learned tokens are between {LEARNED_BEGINS} and {LEARNED_ENDS}")
+        say()
+    for number, sequence in shown:
+        say(f"{what} {number:,}: {len(sequence.tokens):,} tokens, {sequence.n_counted:,} learned", style="dim")
+        print_rich(learned_text(encoder.tokenizer, sequence))
+        say()
+
+
+def _tell(counts: Counts, left_out: Mapping[str, int], first_lines: Mapping[str, int]) -> None:
+    learned = counts.learned_tokens / counts.tokens if counts.tokens else 0.0
+    print_table(
+        ["conversations", "tokens", "learned", "of the tokens", "longest"],
+        [
+            [
+                f"{counts.conversations:,}",
+                f"{counts.tokens:,}",
+                f"{counts.learned_tokens:,}",
+                f"{learned:.1%}",
+                f"{counts.longest:,}",
+            ]
+        ],
+        align="rrrrr",
+    )
+    for reason, n in sorted(left_out.items(), key=lambda each: -each[1]):
+        where = f", the first in line {first_lines[reason]:,}" if reason in first_lines else ""
+        say(f"left out: {n:,} {reason}{where}")
