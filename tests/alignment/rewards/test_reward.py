@@ -8,12 +8,14 @@ from types import ModuleType
 
 import pytest
 
-from napkin.alignment.environments import arithmetic
+from napkin.alignment.environments import arithmetic, sequences, solved_chats
 from napkin.alignment.rewards import Reward, RewardFailure, choice, exact, reward_named
 from napkin.alignment.rewards import reward as reward_module
 from napkin.alignment.rewards.mathematics import math_answer
 from napkin.alignment.rewards.reward import MOST_REASONS, OTHER_REASONS
 from napkin.errors import NapkinError
+
+MODULES = [arithmetic, choice, exact, math_answer, reward_module, sequences, solved_chats]
 
 
 def graded_by_eval(answer: str, reference: str) -> float:
@@ -69,9 +71,7 @@ def test_an_unknown_reward_is_named_with_the_one_that_is_meant() -> None:
         reward_named("exat")
 
 
-@pytest.mark.parametrize(
-    "module", [arithmetic, choice, exact, math_answer, reward_module], ids=lambda each: each.__name__
-)
+@pytest.mark.parametrize("module", MODULES, ids=lambda each: each.__name__)
 def test_the_examples_of_docstrings_are_true(module: ModuleType) -> None:
     tried = doctest.testmod(module)
     assert (tried.failed, tried.attempted > 0) == (0, True)

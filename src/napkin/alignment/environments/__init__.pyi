@@ -3,5 +3,11 @@ from .environment import Environment as Environment
 from .environment import Outcome as Outcome
 from .environment import SolvedEnvironment as SolvedEnvironment
 from .environment import Task as Task
+from .environment import ask as ask
+from .maze import Maze as Maze
+from .prompt_file import PromptFile as PromptFile
 from .registry import ENVIRONMENTS as ENVIRONMENTS
 from .registry import environment_named as environment_named
+from .sequences import Copying as Copying
+from .sequences import Sorting as Sorting
+from .solved_chats import environment_chats as environment_chats

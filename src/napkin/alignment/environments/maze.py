@@ -1,0 +1,96 @@
+"""A maze: several turns, one step each."""
+
+import random
+from collections import deque
+from dataclasses import dataclass, replace
+
+from napkin.alignment.environments.environment import Outcome, Task, ask
+from napkin.alignment.environments.split import task_of_split
+
+Place = tuple[int, int]
+"""Row and column."""
+STEPS: dict[str, Place] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+_WALLS = 0.3
+"""The share of squares that are walls."""
+
+
+@dataclass(frozen=True)
+class MazeState:
+    """Where the player is, and how many steps are left."""
+
+    free: frozenset[Place]
+    side: int
+    place: Place
+    goal: Place
+    steps_left: int
+
+    def picture(self) -> str:
+        """A line per row: `@` the player, `G` the goal, `.` free, `#` a wall."""
+        signs = {self.goal: "G", self.place: "@"}
+        return "\n".join(
+            "".join(signs.get((row, column), "." if (row, column) in self.free else "#") for column in range(self.side))
+            for row in range(self.side)
+        )
+
+
+@dataclass(frozen=True)
+class Maze:
+    """A square of `level` + 2 rows: the answer of a turn is `up`, `down`, `left` or `right`.
+
+    The reward is 1 on reaching the goal. There are twice as many steps as the shortest way has, and two more; one
+    against a wall, or an answer that is no step, is lost.
+    """
+
+    level: int = 2
+    held_out: bool = False
+
+    def start(self, seed: int) -> Task:
+        """The maze of a seed."""
+        return task_of_split(f"maze:{self.level}", self._draw, seed, held_out=self.held_out)
+
+    def step(self, state: MazeState, answer: str) -> Outcome:
+        """One step; the message is the new picture."""
+        moved = STEPS.get(answer.strip().lower(), (0, 0))
+        place = (state.place[0] + moved[0], state.place[1] + moved[1])
+        after = replace(state, place=place if place in state.free else state.place, steps_left=state.steps_left - 1)
+        if after.place == state.goal:
+            return Outcome(1.0)
+        if after.steps_left == 0:
+            return Outcome(0.0)
+        return Outcome(0.0, done=False, message=after.picture(), state=after)
+
+    def solution(self, state: MazeState) -> str:
+        """The next step of a shortest way; the first of several in the order of `STEPS`."""
+        distances = _distances(state.free, state.goal)
+        return next(
+            name
+            for name, (down, right) in STEPS.items()
+            if distances.get((state.place[0] + down, state.place[1] + right), len(state.free)) < distances[state.place]
+        )
+
+    def _draw(self, draw: random.Random) -> Task:
+        side = self.level + 2
+        places = [(row, column) for row in range(side) for column in range(side)]
+        while True:
+            free = frozenset(place for place in places if draw.random() >= _WALLS)
+            if len(free) < 2:
+                continue
+            place, goal = draw.sample(sorted(free), 2)
+            distance = _distances(free, goal).get(place)
+            if distance is not None:
+                break
+        state = MazeState(free, side, place, goal, 2 * distance + 2)
+        return ask(f"up, down, left or right?\n{state.picture()}", state, content=state.picture())
+
+
+def _distances(free: frozenset[Place], goal: Place) -> dict[Place, int]:
+    """Steps to the goal from each place that leads there."""
+    found, coming = {goal: 0}, deque([goal])
+    while coming:
+        row, column = coming.popleft()
+        for down, right in STEPS.values():
+            near = (row + down, column + right)
+            if near in free and near not in found:
+                found[near] = found[row, column] + 1
+                coming.append(near)
+    return found
