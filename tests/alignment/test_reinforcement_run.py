@@ -73,3 +73,20 @@ def test_what_cannot_be_learned_is_refused_in_one_line(folder: Path, tmp_path: P
     with pytest.raises(NapkinError, match="reinforcement learning reads no data there"):
         tune(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, train="a.jsonl")), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_books_of_each_phase_are_closed(folder: Path, tmp_path: Path) -> None:
+    """At a rate so small that all steps answer as the trial did, count and meter are of the same tokens."""
+    recipe = rl_recipe(folder, {"epochs": 2}, steps=4, evaluate_every=4, checkpoint_every=4)
+    recipe = dataclasses.replace(recipe, optimizer=dataclasses.replace(recipe.optimizer, learning_rate=1e-12))
+    rows = {row.quantity: row for row in tune(recipe, tmp_path / "run").table}
+    for phase in ("rollout", "log-probabilities", "update"):
+        for quantity in ("tokens", "FLOPs"):
+            row = rows[f"{phase}: {quantity}"]
+            assert row.count == row.meter, (phase, quantity)
+        peak = rows[f"{phase}: peak bytes"]
+        assert peak.meter == pytest.approx(peak.count, rel=0.01), phase
+        assert (rows[f"{phase}: seconds"].count or 0) > 0
+        assert (rows[f"{phase}: seconds"].meter or 0) > 0
+    assert rows["peak bytes"].meter == pytest.approx(rows["peak bytes"].count, rel=0.01)
+    assert rows["FLOPs per step"].count == rows["FLOPs per step"].meter

@@ -1,8 +1,8 @@
 """Put the meter beside rule and count, once a run has ended."""
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from napkin.accounting.quantity_row import QuantityRow
 from napkin.accounting.quantity_table import QuantityTable
@@ -30,6 +30,8 @@ class Measurement:
     """data, forward, backward, optimizer, evaluation, checkpoints, compiling, other."""
     validation_loss: float | None = None
     """After the last step of the run, in nats per token."""
+    further: Mapping[str, float] = field(default_factory=dict)
+    """Of quantities that only some kinds of training have, by the names of their rows."""
 
 
 def reconcile_run(
@@ -45,6 +47,7 @@ def reconcile_run(
         "seconds in all": measurement.seconds,
         "validation loss": measurement.validation_loss,
         "seconds to compile": measurement.seconds_by_part.get("compiling"),
+        **measurement.further,
     }
     if usd_per_hour is not None:
         meters["dollars"] = dollars(measurement.seconds, usd_per_hour)

@@ -9,11 +9,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from napkin.accounting.run_measurement import Measurement
 from napkin.alignment.environments.environment import Environment
 from napkin.alignment.environments.registry import environment_named
 from napkin.alignment.method import Method, TuningContext
+from napkin.alignment.phase_books import PhaseFigures, PhaseMeters, PhaseTimes, metered_rows
 from napkin.alignment.policy_gradient.algorithms import parts_of
+from napkin.alignment.reinforcement_plan import plan_reinforcement
 from napkin.alignment.reinforcement_step import (
+    PHASES,
     Phases,
     ReinforcementOutcome,
     ReinforcementSettings,
@@ -22,16 +26,21 @@ from napkin.alignment.reinforcement_step import (
 from napkin.alignment.rollout import Episode, RolloutSettings, roll_out
 from napkin.alignment.sequence_packing import resolved_arrangement
 from napkin.alignment.start_model import open_start, reference_model
+from napkin.distributed.parallel_model import all_resident
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.model.transformer import Transformer
+from napkin.planning.machine import Machine, Progress
+from napkin.planning.run_plan import Plan
 from napkin.recipe.precision import Precision
 from napkin.recipe.reinforcement_config import ReinforcementConfig
+from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.tuning_recipe import ReinforcementRecipe
 from napkin.runs.metrics import StepMetrics
 from napkin.train_step.step import TrainState, Watch
 from napkin.training.loop import Callback, TrainingLoop
 from napkin.training.metered_step import IsFit, MeteredStep, no_watch
+from napkin.training.non_finite import Verdict
 
 MICRO_BATCH_TOKENS = 4096
 SAMPLES = "answers"
@@ -92,6 +101,11 @@ class ReinforcementMethod(Method):
             return None
         return reference_model(open_start(self.recipe.tuning.start), precision)
 
+    def plan(self, resolved: ResolvedRecipe, machine: Machine, progress: Progress) -> Plan:
+        """Of a step like the one that will be metered, as the start answers."""
+        start = open_start(self.recipe.tuning.start)
+        return plan_reinforcement(resolved, self.settings, self.batch(0), start.load_into, machine, progress)
+
     def step(self) -> MeteredStep:
         """Answers, rewards, log-probabilities, updates."""
         return ReinforcementStep(self)
@@ -109,6 +123,9 @@ class ReinforcementStep(MeteredStep):
         self.method = method
         self.last: ReinforcementOutcome | None = None
         self._reference: Transformer | None = None
+        self._times = PhaseTimes()
+        self._meters: PhaseMeters | None = None
+        self._metered_tokens: dict[str, int] = {}
 
     def batch(self, loop: TrainingLoop, number: int) -> Sequence[int]:
         """The numbers of this rank's prompts."""
@@ -116,7 +133,9 @@ class ReinforcementStep(MeteredStep):
 
     def train(self, loop: TrainingLoop, number: int, batch: Sequence[int], watch: Watch, is_fit: IsFit) -> Tensor:
         """See `reinforcement_step`."""
-        self.last = self._taken(loop, number, batch, watch, is_fit, Phases())
+        phases: Phases = self._times if watch is not no_watch else Phases()
+        self.last = self._taken(loop, number, batch, watch, is_fit, phases)
+        self._times.end_step()
         return torch.tensor(self.last.loss)
 
     def _taken(
@@ -136,12 +155,43 @@ class ReinforcementStep(MeteredStep):
             batch,
             self.method.settings,
             reference=self._reference,
-            watch=watch,
+            watch=watch if watch is no_watch else self._times.watching(watch),
             # The loop's own does not give up a step that has changed weights.
             later_watch=watch if watch is no_watch else loop.watch,
             is_fit=is_fit,
             phases=phases,
         )
+
+    def _meter(self, loop: TrainingLoop, number: int, batch: Sequence[int], verdict: Verdict) -> None:
+        """Each phase apart."""
+        train_state = loop.train_state
+        meters = PhaseMeters(
+            train_state.model, loop.device_type, lambda: all_resident(train_state.model, train_state.optimizer)
+        )
+        self.last = self._taken(loop, number, batch, no_watch, verdict, meters)
+        self._meters, self._metered_tokens = meters, dict(self.last.computed)
+        peak = max(each.peak_bytes for each in meters.found.values())
+        # The FLOPs of the plan's ledger are those of one update.
+        self.metered = dataclasses.replace(meters.found["update"], peak_bytes=peak)
+
+    def measurement(self, loop: TrainingLoop) -> Measurement | None:
+        """With the meter of each phase."""
+        found, plan = super().measurement(loop), loop.preparation.plan
+        if found is None or self._meters is None or plan is None:
+            return found
+        seconds = self._times.medians
+        phases = {
+            phase: PhaseFigures(
+                self._metered_tokens.get(phase),
+                None if meter is None else meter.ledger.flops,
+                None if meter is None else meter.peak_bytes,
+                seconds.get(phase),
+            )
+            for phase in PHASES
+            for meter in [self._meters.found.get(phase)]
+        }
+        flops = found.flops // max(self.method.settings.n_updates, 1)
+        return dataclasses.replace(found, flops=flops, further=metered_rows(phases, plan.site.usd_per_hour))
 
     def micro_batches(self, loop: TrainingLoop, batch: Sequence[int]) -> int:
         """Of the first update at most: by the longest answers."""

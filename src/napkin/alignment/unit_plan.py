@@ -1,7 +1,7 @@
 """The plan of a step on units: counted on fake tensors in the shapes that a real batch has, priced like any other."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,22 +65,28 @@ def count_units(
     resolved: ResolvedRecipe, parts: Sequence[SequenceMicroBatch], totals: BatchTotals, objective: Objective
 ) -> Ledger:
     """The ledger of a step on micro-batches, in their shapes, in a single process."""
+
+    def step(train_state: TrainState, parts: Sequence[SequenceMicroBatch]) -> None:
+        train_state.step_on_sequences(0, [part.rows for part in parts], loss_of_parts(parts, objective, totals, {}))
+
+    return count_parts(resolved, with_known_coefficients(parts, objective, totals), step)
+
+
+def count_parts(
+    resolved: ResolvedRecipe,
+    parts: Sequence[SequenceMicroBatch],
+    step: Callable[[TrainState, Sequence[SequenceMicroBatch]], None],
+) -> Ledger:
+    """The ledger of anything that is computed on micro-batches, in their shapes, in a single process."""
     alone = dataclasses.replace(resolved, precision=resolved.precision.on("cpu"), world_size=1)
-    parts = with_known_coefficients(parts, objective, totals)
     batch = [_tensors_of(part) for part in parts]
     with FakeTensorMode():
         train_state = build_train_state(alone)
 
-    def step(_: Any, fakes: list[dict[str, Any]]) -> None:
-        _step(train_state, [_with_tensors(*each) for each in zip(parts, fakes, strict=True)], totals, objective)
+    def counted(_: Any, fakes: list[dict[str, Any]]) -> None:
+        step(train_state, [_with_tensors(*each) for each in zip(parts, fakes, strict=True)])
 
-    return count(train_state.model, batch, step, target=resolved.counted_for)
-
-
-def _step(
-    train_state: TrainState, parts: Sequence[SequenceMicroBatch], totals: BatchTotals, objective: Objective
-) -> None:
-    train_state.step_on_sequences(0, [part.rows for part in parts], loss_of_parts(parts, objective, totals, {}))
+    return count(train_state.model, batch, counted, target=resolved.counted_for)
 
 
 def _tensors_of(part: SequenceMicroBatch) -> dict[str, Any]:

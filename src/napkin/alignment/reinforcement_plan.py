@@ -1,0 +1,267 @@
+"""The plan of a run of reinforcement learning, phase by phase.
+
+How long answers are, nobody knows before: a trial answers the prompts of a step with the weights that training starts
+from. The rollout is planned to be what the trial was; updates and log-probabilities are counted on fake tensors in the
+shapes of the trial's answers, and priced like any step.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from napkin.accounting.ledger import Ledger
+from napkin.accounting.metering import METERED_STEP, Stopwatch, meter_step
+from napkin.accounting.pricing import Price
+from napkin.accounting.quantity_row import QuantityRow
+from napkin.accounting.quantity_table import QuantityTable
+from napkin.accounting.rules import parameters_rule
+from napkin.alignment.objective import totals_of
+from napkin.alignment.phase_books import PhaseFigures, phase_rows
+from napkin.alignment.policy_gradient.objective import policy_objective
+from napkin.alignment.reinforcement_step import (
+    OLD,
+    OLD_VALUES,
+    REFERENCE,
+    FreshObjective,
+    ReinforcementSettings,
+)
+from napkin.alignment.rollout import Rollout, roll_out
+from napkin.alignment.sequence_packing import SequenceMicroBatch, micro_batches_of
+from napkin.alignment.token_sequence import TokenSequence, Unit
+from napkin.alignment.unit_plan import count_parts, count_units
+from napkin.model.transformer import Transformer
+from napkin.planning.machine import Machine, Progress
+from napkin.planning.run_plan import Plan
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.train_step.step import TrainState
+
+
+@dataclass(frozen=True, repr=False)
+class ReinforcementPlan(Plan):
+    """The plan of steps of several phases; the ledger is that of one update."""
+
+    rule: dict[str, PhaseFigures] = field(default_factory=dict)
+    count: dict[str, PhaseFigures] = field(default_factory=dict)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Of an update."""
+        return int(self.count["update"].tokens or 0)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Over all phases."""
+        return int(max(each.peak_bytes or 0 for each in self.count.values()))
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Of all phases."""
+        return sum(each.seconds or 0.0 for each in self.count.values())
+
+    @property
+    def longest_phase(self) -> str:
+        """What faster hardware would be bought for."""
+        return max(self.count, key=lambda phase: self.count[phase].seconds or 0.0)
+
+    def table(self) -> QuantityTable:
+        """The table of any plan, and rows for each phase."""
+        whole = {row.quantity: row for row in super().table()}
+        share = (self.count[self.longest_phase].seconds or 0.0) / max(self.seconds_per_step, 1e-30)
+        changed = {
+            "FLOPs per step": dataclasses.replace(
+                whole["FLOPs per step"], rule=None, note="of one update: the other phases have rows of their own"
+            ),
+            "peak bytes": dataclasses.replace(whole["peak bytes"], count=self.peak_bytes, note="over all phases"),
+            "seconds per step": dataclasses.replace(
+                whole["seconds per step"],
+                rule=None,
+                note=f"count: the rollout as in a trial, updates operator by operator; {share:.0%} is "
+                f"{self.longest_phase}: faster hardware is worth most there",
+            ),
+            "MFU": dataclasses.replace(whole["MFU"], rule=None, note="FLOPs of one update over the seconds of a step"),
+            "seconds in all": dataclasses.replace(whole["seconds in all"], rule=None),
+        }
+        rows = [changed.get(name, row) for name, row in whole.items()]
+        return QuantityTable([*rows, *self._phase_rows()])
+
+    def _phase_rows(self) -> list[QuantityRow]:
+        return phase_rows(self.rule, self.count, self.site.usd_per_hour)
+
+
+def plan_reinforcement(
+    resolved: ResolvedRecipe,
+    settings: ReinforcementSettings,
+    prompts: Sequence[int],
+    load: Callable[[Transformer], None],
+    machine: Machine,
+    progress: Progress,
+) -> ReinforcementPlan:
+    """The plan of steps like the one that will be metered; `load` sets the weights that training starts from."""
+    machine.prepare(resolved.recipe.training)
+    progress("answering on trial")
+    trial = _trial(resolved, settings, prompts, load)
+    progress("counting an update")
+    sequences = [episode.sequence for episode in trial.rollout.episodes]
+    updates = _counted_update(resolved, settings, sequences)
+    scores = _counted_scores(resolved, settings, sequences)
+    progress("measuring this machine, once")
+    ceilings = machine.ceilings(resolved.precision)
+    site = machine.site(resolved.precision, ceilings)
+    rows, length = max((part.rows.inputs.shape for part in updates.parts), key=lambda shape: shape[0] * shape[1])
+    alike = resolved.with_model(context_length=length).with_training(batch_size=rows, micro_batch_size=None)
+    ledgers = [updates.ledger, *([] if scores is None else [scores.ledger])]
+    prices = machine.price(dataclasses.replace(alike, world_size=1), ledgers, ceilings, progress)
+    optimizer_bytes = updates.ledger.resident_bytes - trial.weight_bytes
+    count = {
+        "rollout": PhaseFigures(
+            trial.tokens, trial.flops, trial.peak_bytes + optimizer_bytes, trial.seconds.get("rollout", 0.0)
+        ),
+        "reward": PhaseFigures(seconds=trial.seconds.get("reward", 0.0)),
+        "update": updates.figures(prices[0]),
+    }
+    if scores is not None:
+        figures = scores.figures(prices[1])
+        count["log-probabilities"] = dataclasses.replace(
+            figures, peak_bytes=(figures.peak_bytes or 0) + optimizer_bytes
+        )
+    rule = _rule(resolved, settings, len(prompts), sequences, scores)
+    return ReinforcementPlan(resolved, updates.ledger, prices[0], site, rule=rule, count=count)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """What a rollout took before the run."""
+
+    rollout: Rollout
+    seconds: dict[str, float]
+    flops: int
+    peak_bytes: int
+    """Beside the weights, without the optimizer's state."""
+    weight_bytes: int
+
+    @property
+    def tokens(self) -> int:
+        return self.rollout.computed_prompt_tokens + self.rollout.generated_tokens
+
+
+def _trial(
+    resolved: ResolvedRecipe,
+    settings: ReinforcementSettings,
+    prompts: Sequence[int],
+    load: Callable[[Transformer], None],
+) -> _Trial:
+    device = resolved.precision.device_type
+    model = Transformer(resolved.recipe.model, seed=resolved.recipe.training.init_seed)
+    load(model)
+    model.to(device)
+    weights = [*model.parameters(), *model.buffers()]
+    answer = partial(
+        roll_out,
+        model,
+        settings.environment,
+        settings.tokens,
+        settings.rollout,
+        step=METERED_STEP,
+        prompts=prompts,
+        autocast=resolved.precision.autocast,
+    )
+    # Metered first, which also warms what the second is timed with.
+    metered = meter_step(model, answer, device_type=device, resident=weights if device == "cpu" else None)
+    watch = Stopwatch(device)
+    rollout = answer(watch=watch)
+    nbytes = sum(tensor.untyped_storage().nbytes() for tensor in weights)
+    return _Trial(rollout, dict(watch.seconds), metered.ledger.flops, metered.peak_bytes, nbytes)
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """A phase on micro-batches."""
+
+    ledger: Ledger
+    parts: Sequence[SequenceMicroBatch]
+    times: int = 1
+    """How often a step does this."""
+
+    def figures(self, price: Price) -> PhaseFigures:
+        """Of all of a step's."""
+        tokens = sum(part.rows.inputs.numel() for part in self.parts)
+        return PhaseFigures(
+            self.times * tokens, self.times * self.ledger.flops, self.ledger.peak_bytes, self.times * price.seconds
+        )
+
+
+def _counted_update(
+    resolved: ResolvedRecipe, settings: ReinforcementSettings, sequences: Sequence[TokenSequence]
+) -> _Counted:
+    """One update, in the shapes of its part of the answers."""
+    own = sequences[: -(-len(sequences) // settings.config.updates_per_rollout)]
+    names = ["advantages", *([OLD] if settings.needs_old else [])]
+    names += [REFERENCE] if settings.config.kl_weight else []
+    names += [OLD_VALUES, "returns"] if settings.config.algorithm == "ppo" else []
+    parts = _parts(resolved, settings, own, names)
+    objective = policy_objective(settings.config)
+    counted = objective if settings.needs_old else FreshObjective(objective)
+    return _Counted(count_units(resolved, parts, totals_of(parts), counted), parts, settings.n_updates)
+
+
+def _counted_scores(
+    resolved: ResolvedRecipe, settings: ReinforcementSettings, sequences: Sequence[TokenSequence]
+) -> _Counted | None:
+    """A pass without gradients over all answers; None where a step has none."""
+    times = settings.needs_old + (settings.config.kl_weight > 0)
+    if not times:
+        return None
+    parts = _parts(resolved, settings, sequences, [])
+
+    def step(train_state: TrainState, parts: Sequence[SequenceMicroBatch]) -> None:
+        with torch.no_grad():
+            for part in parts:
+                with train_state.precision.autocast():
+                    train_state.parallel_model.token_scores(part.rows)
+
+    return _Counted(count_parts(resolved, parts, step), parts, times)
+
+
+def _parts(
+    resolved: ResolvedRecipe,
+    settings: ReinforcementSettings,
+    sequences: Sequence[TokenSequence],
+    names: Sequence[str],
+) -> list[SequenceMicroBatch]:
+    """The micro-batches of sequences with values of these names."""
+    units: list[Unit] = [
+        (each.with_values(**dict.fromkeys(names, torch.zeros(each.n_counted).numpy())),) for each in sequences
+    ]
+    return micro_batches_of(
+        units,
+        max_tokens=settings.max_tokens,
+        row_length=resolved.recipe.model.context_length,
+        arrangement=settings.arrangement,
+        temperature=settings.config.temperature,
+    )
+
+
+def _rule(
+    resolved: ResolvedRecipe,
+    settings: ReinforcementSettings,
+    n_prompts: int,
+    sequences: Sequence[TokenSequence],
+    scores: _Counted | None,
+) -> dict[str, PhaseFigures]:
+    """Every answer as long as it may be; 2 FLOPs per parameter and token forwards, 6 with the way back."""
+    model = resolved.recipe.model
+    parameters = parameters_rule(
+        vocab_size=model.vocab_size, d_model=model.d_model, n_layers=model.n_layers, tied=model.tie_embeddings
+    )
+    prompt = max(len(each.tokens) - each.n_counted for each in sequences)
+    tokens = n_prompts * settings.config.group_size * (prompt + settings.config.max_answer)
+    rule = {
+        "rollout": PhaseFigures(tokens, 2 * parameters * tokens),
+        "update": PhaseFigures(settings.config.epochs * tokens, 6 * parameters * tokens * settings.config.epochs),
+    }
+    if scores is not None:
+        rule["log-probabilities"] = PhaseFigures(scores.times * tokens, 2 * parameters * tokens * scores.times)
+    return rule
