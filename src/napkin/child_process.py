@@ -37,7 +37,7 @@ def start_python(code: str, *arguments: str, **environment: str) -> subprocess.P
 
 @contextlib.contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Ctrl-C is answered after the block: a process that is being started would be left behind, and nobody would know it.
+    """Ctrl-C is answered after the block: a process that is being started would be left behind unnoticed.
 
     Only the main thread is interrupted; in others there is nothing to do.
     """

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributed._functional_collectives import wait_tensor
 
+from napkin.kernels.autocast import in_autocast_dtype
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
@@ -51,5 +53,4 @@ def all_reduce_together(summands: list[Tensor], group: "ProcessGroup") -> list[T
 
 def in_products_dtype(x: Tensor) -> Tensor:
     """x as autocast's matrix products take it: what is cast before it is sent has fewer bytes."""
-    device_type = x.device.type
-    return x.to(torch.get_autocast_dtype(device_type)) if torch.is_autocast_enabled(device_type) else x
+    return in_autocast_dtype(x)[0]

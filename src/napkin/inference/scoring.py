@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from napkin.errors import NapkinError
+from napkin.evaluation.tasks.common_beginning import common_length
 from napkin.inference.generation import PREFILL_CHUNK, cache_for, hidden_states
 from napkin.kernels.cross_entropy_loss import target_log_probabilities
 from napkin.model.kv_cache import ContiguousCache
@@ -72,7 +73,7 @@ def score(
         cache, held = cache_for(model, 1, max(len(each.tokens) for each in sequences)), ()
         for group, trunk in _groups(sequences, branch_tokens):
             wanted = group[0].tokens[:trunk]
-            cache.truncate(_common(held, wanted))
+            cache.truncate(common_length(held, wanted))
             for _ in hidden_states(model, [wanted[cache.lengths[0] :]], cache, chunk_size):
                 pass
             held = wanted
@@ -96,7 +97,7 @@ def _groups(sequences: list[_Sequence], branch_tokens: int) -> Iterator[tuple[li
     """Neighbours in sorted order whose branches fit a pass, and the length of their trunk."""
     group, n_nodes, trunk = [sequences[0]], len(sequences[0].tokens), sequences[0].first
     for each in sequences[1:]:
-        shared = _common(group[-1].tokens, each.tokens)
+        shared = common_length(group[-1].tokens, each.tokens)
         grown, shorter = n_nodes + len(each.tokens) - shared, min(trunk, shared, each.first)
         if grown - shorter <= branch_tokens:
             group, n_nodes, trunk = [*group, each], grown, shorter
@@ -134,7 +135,7 @@ def _tree(branches: list[tuple[int, ...]]) -> tuple[list[int], list[int], list[i
     paths: list[list[int]] = []
     before: tuple[int, ...] = ()
     for branch in branches:
-        shared = _common(before, branch)
+        shared = common_length(before, branch)
         path = paths[-1][:shared] if paths else []
         for depth in range(shared, len(branch)):
             parents.append(path[-1] if path else -1)
@@ -155,11 +156,3 @@ def _of_targets(
         logprobs += target_log_probabilities(logits, wanted).tolist()
         greedy += (logits.argmax(dim=-1) == wanted).tolist()
     return logprobs, greedy
-
-
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike."""
-    for place, (one, other) in enumerate(zip(first, second, strict=False)):
-        if one != other:
-            return place
-    return min(len(first), len(second))

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from napkin.errors import NapkinError
+from napkin.kernels.autocast import in_autocast_dtype
 from napkin.torch_compile import set_up_compiler
 
 Queries = Float[Tensor, "*batch_and_heads query head_dim"]
@@ -59,10 +60,7 @@ def plain_attention(
     Its backward pass is written out because autograd would keep more: scores that were masked in place, and gradients
     on their way through views. Kept here are queries, keys, values and the weights, which overwrite the scores.
     """
-    device_type = queries.device.type
-    if torch.is_autocast_enabled(device_type):
-        dtype = torch.get_autocast_dtype(device_type)
-        queries, keys, values = queries.to(dtype), keys.to(dtype), values.to(dtype)
+    queries, keys, values = in_autocast_dtype(queries, keys, values)
     mask = causal_mask(queries, keys, query_offset) if mask is None else mask
     scale = queries.shape[-1] ** -0.5 if scale is None else scale
     return _PlainAttention.apply(queries, keys, values, mask, scale)  # pyright: ignore[reportReturnType]

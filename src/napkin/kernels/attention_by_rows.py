@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from napkin.kernels.attention import plain_attention, softcapped_attention
+from napkin.kernels.autocast import in_autocast_dtype
 from napkin.kernels.compiled.loading import float_bits, load_for_training
 from napkin.kernels.cpu_operator import COMPUTED, cpu_operator
 from napkin.kernels.rows_on_threads import on_threads
@@ -52,14 +53,11 @@ def compiled_attention(
     autocast it computes in autocast's dtype. The loops are for a CPU, in bf16 and fp32: elsewhere, and while
     torch.compile traces, this is plain attention with a mask.
     """
-    device_type = queries.device.type
-    if torch.is_autocast_enabled(device_type):
-        dtype = torch.get_autocast_dtype(device_type)
-        queries, keys, values = queries.to(dtype), keys.to(dtype), values.to(dtype)
+    queries, keys, values = in_autocast_dtype(queries, keys, values)
     factor = queries.shape[-1] ** -0.5 if scale is None else scale
     if first_keys is None:
         first_keys = torch.zeros(1, queries.shape[-2], dtype=torch.int64, device=queries.device)
-    if torch.compiler.is_compiling() or device_type != "cpu" or queries.dtype not in COMPUTED:
+    if torch.compiler.is_compiling() or queries.device.type != "cpu" or queries.dtype not in COMPUTED:
         mask = _mask(first_keys, keys.shape[-2])
         if softcap is None:
             return plain_attention(queries, keys, values, mask, factor)

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int, Int32
 from torch import Tensor
 
 from napkin.errors import NapkinError
+from napkin.kernels.autocast import in_autocast_dtype
 from napkin.kernels.triton.usable import needs_triton, runs_triton
 
 Queries = Float[Tensor, "batch heads query head_dim"]
@@ -50,10 +51,7 @@ def flash_attention(
     Raises NapkinError for shapes that do not fit, for heads wider than 256, and for a window or bounds that are not
     causal.
     """
-    device_type = queries.device.type
-    if torch.is_autocast_enabled(device_type):
-        dtype = torch.get_autocast_dtype(device_type)
-        queries, keys, values = queries.to(dtype), keys.to(dtype), values.to(dtype)
+    queries, keys, values = in_autocast_dtype(queries, keys, values)
     offset = keys.shape[2] - queries.shape[2] if query_offset is None else query_offset
     _check(queries, keys, values, is_causal=is_causal, bounded=window is not None or bounds is not None, offset=offset)
     scale = queries.shape[-1] ** -0.5 if scale is None else scale

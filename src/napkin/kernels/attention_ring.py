@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from napkin.kernels.attention_blocks import attend, attend_backward
+from napkin.kernels.autocast import in_autocast_dtype
 
 Queries = Float[Tensor, "batch heads query head_dim"]
 Keys = Float[Tensor, "batch kv_heads key head_dim"]
@@ -45,9 +46,7 @@ def ring_attention(
     are in autocast's dtype.
     """
     device_type, head_dim = queries.device.type, queries.shape[-1]
-    if torch.is_autocast_enabled(device_type):
-        dtype = torch.get_autocast_dtype(device_type)
-        queries, keys, values = queries.to(dtype), keys.to(dtype), values.to(dtype)
+    queries, keys, values = in_autocast_dtype(queries, keys, values)
     if device_type != "cpu" and head_dim % _FLASH_WIDTH:
         # The kernels for GPUs read so many numbers at once; zeros change no product.
         more = -head_dim % _FLASH_WIDTH

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from napkin.kernels.autocast import dtype_of_product
 from napkin.kernels.compiled_loss import add_narrow_, bound_, loss_rows_
 from napkin.kernels.cpu_operator import is_computed
 from napkin.kernels.early_gradient import early_gradient
@@ -80,10 +81,7 @@ def linear_cross_entropy(
     pass through the same loss raises a RuntimeError.
     """
     device_type = hidden.device.type
-    if torch.is_autocast_enabled(device_type):
-        dtype = torch.get_autocast_dtype(device_type)
-    else:
-        dtype = torch.promote_types(hidden.dtype, weight.dtype)
+    dtype = dtype_of_product(hidden, weight)
     # Dtypes are chosen here, operator by operator.
     settings = (dtype, chunk_size, ignore_index, z_weight, logit_softcap, vocabulary or Vocabulary(), compiled)
     with torch.autocast(device_type, enabled=False):

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from napkin.kernels.autocast import dtype_of_product
 from napkin.kernels.early_gradient import early_gradient
 from napkin.kernels.triton.usable import runs_triton
 
@@ -32,10 +33,7 @@ def fused_linear_cross_entropy(
     A chunk_size of None is n · d_model / vocab_size rows, rounded up to a power of two, 128 at least.
     """
     device_type = hidden.device.type
-    if torch.is_autocast_enabled(device_type):
-        dtype = torch.get_autocast_dtype(device_type)
-    else:
-        dtype = torch.promote_types(hidden.dtype, weight.dtype)
+    dtype = dtype_of_product(hidden, weight)
     if chunk_size is None:
         chunk_size = max(128, 1 << (-(-hidden.numel() // len(weight)) - 1).bit_length())
     settings = (narrow_weight, dtype, chunk_size, ignore_index, z_weight, logit_softcap or 0.0)

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 import napkin.kernels.grouped_gemm  # noqa: F401  # makes operators of torch.ops.napkin
+from napkin.kernels.autocast import in_autocast_dtype
 from napkin.kernels.triton.usable import runs_triton
 
 _SAME_DTYPE = "(Tensor x, Tensor weight, Tensor starts) -> Tensor"
@@ -18,10 +19,7 @@ def fused_grouped_matmul(
     starts: Int[Tensor, " groups"],
 ) -> Float[Tensor, "rows out_features"]:
     """x · weight[e]ᵀ for the rows of each group e; elsewhere than on a GPU as `grouped_matmul` computes it."""
-    device_type = x.device.type
-    if torch.is_autocast_enabled(device_type):
-        dtype = torch.get_autocast_dtype(device_type)
-        x, weight = x.to(dtype), weight.to(dtype)
+    x, weight = in_autocast_dtype(x, weight)
     return _matmul(x, weight, starts)
 
 

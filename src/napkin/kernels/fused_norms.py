@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from napkin.kernels.fused_rows import as_rows
 from napkin.kernels.triton.usable import runs_triton
 
 Vectors = Float[Tensor, "*batch d_model"]
@@ -49,13 +50,9 @@ def _normed(
     *,
     centred: bool,
 ) -> tuple[Tensor, Tensor]:
-    rows = None if residual is None else _rows(residual)
-    result, summed, _ = torch.ops.napkin.fused_norm(_rows(x), rows, gain, bias, eps, centred, dtype)
+    rows = None if residual is None else as_rows(residual)
+    result, summed, _ = torch.ops.napkin.fused_norm(as_rows(x), rows, gain, bias, eps, centred, dtype)
     return result.view(x.shape), x if residual is None else summed.view(x.shape)
-
-
-def _rows(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1]).contiguous()
 
 
 def norm_reference(

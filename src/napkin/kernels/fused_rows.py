@@ -41,15 +41,16 @@ FUSED_ROTATIONS = {rotate_halves: fused_rotate_halves, rotate_interleaved: fused
 
 def fused_swiglu(gate_up: Float[Tensor, "*batch two_d_ff"]) -> Float[Tensor, "*batch d_ff"]:
     """silu(gate) · up of gate and up side by side."""
-    return torch.ops.napkin.fused_swiglu(_rows(gate_up)).view(*gate_up.shape[:-1], -1)
+    return torch.ops.napkin.fused_swiglu(as_rows(gate_up)).view(*gate_up.shape[:-1], -1)
 
 
 def fused_gelu_tanh(x: Float[Tensor, "*batch d_ff"]) -> Float[Tensor, "*batch d_ff"]:
     """GELU by its tanh approximation."""
-    return torch.ops.napkin.fused_gelu_tanh(_rows(x)).view(x.shape)
+    return torch.ops.napkin.fused_gelu_tanh(as_rows(x)).view(x.shape)
 
 
-def _rows(x: Tensor) -> Tensor:
+def as_rows(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "row n"]:
+    """All vectors of the last dimension, one after the other in memory."""
     return x.reshape(-1, x.shape[-1]).contiguous()
 
 

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from napkin.kernels.autocast import in_autocast_dtype
+
 
 def grouped_matmul_reference(
     x: Float[Tensor, "rows in_features"],
@@ -28,10 +30,7 @@ def grouped_matmul(
     starts: Int[Tensor, " groups"],
 ) -> Float[Tensor, "rows out_features"]:
     """The same as an operator; under autocast in autocast's dtype."""
-    device_type = x.device.type
-    if torch.is_autocast_enabled(device_type):
-        dtype = torch.get_autocast_dtype(device_type)
-        x, weight = x.to(dtype), weight.to(dtype)
+    x, weight = in_autocast_dtype(x, weight)
     return _matmul(x, weight, starts)
 
 

@@ -46,7 +46,7 @@ class DuplicateLines:
         from napkin.curation.deduplication.document_keys import text_digest
         from napkin.curation.deduplication.key_file import CHUNK, KeyChunk
 
-        # The header of verdicts has the number of records, so the last entry of a summary is that number and not a line.
+        # The header of verdicts has the number of records, so the last entry of a summary is that number.
         count = 0
 
         def lines() -> Iterator[tuple[int, bytes]]:

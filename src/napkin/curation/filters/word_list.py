@@ -18,7 +18,8 @@ _TOKEN = re.compile(r"\w+")
 class WordList:
     """Drop documents with words or phrases of a list, whatever their case.
 
-    A phrase stands between characters that are neither letters nor digits; its words may have any of those between them.
+    A phrase stands between characters that are neither letters nor digits; its words may have any of
+    those between them.
     """
 
     name: ClassVar[str] = "word list"

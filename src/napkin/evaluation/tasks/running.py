@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from napkin.errors import NapkinError
 from napkin.evaluation.tasks.answers import choice_scores, generated_scores, pair_scores
+from napkin.evaluation.tasks.common_beginning import common_length
 from napkin.evaluation.tasks.item import Item, Task
 from napkin.evaluation.tasks.item_log import ItemLog, ItemResult
 from napkin.evaluation.tasks.prompts import Prompted, Prompting, PromptModel, examples_of, prompted
@@ -194,7 +195,7 @@ class _Work:
     @classmethod
     def of(cls, task: Task, batch: Sequence[Prompted]) -> "_Work":
         sequences = sorted(sequence for each in batch for sequence in _sequences(each))
-        shared = sum(_common(*pair) for pair in itertools.pairwise(sequences))
+        shared = sum(common_length(*pair) for pair in itertools.pairwise(sequences))
         tokens = sum(map(len, sequences))
         return cls(
             len(batch),
@@ -252,10 +253,3 @@ def _result(each: Prompted, scores: dict[str, float], **what: Any) -> ItemResult
         cut_tokens=each.cut_tokens,
         **what,
     )
-
-
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    for place, (one, other) in enumerate(zip(first, second, strict=False)):
-        if one != other:
-            return place
-    return min(len(first), len(second))
