@@ -8,6 +8,8 @@ from napkin.recipe.tuning_config import TuningMethod
 METHODS: dict[TuningMethod, str] = {
     "sft": "supervised_method:supervised_method",
     "rl": "reinforcement_method:reinforcement_method",
+    "preference": "preference_method:preference_method",
+    "reward-model": "preference_method:reward_model_method",
 }
 """By name, the module of napkin.alignment and the function that makes the method of a context."""
 

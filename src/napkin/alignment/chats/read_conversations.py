@@ -42,9 +42,9 @@ def read_chats(path: StrPath, left_out: LeftOut | None = None, *, needs_answer: 
     for line, fields in json_lines(path):
         try:
             messages = messages_of(fields)
-        except _WrongForm as error:
+        except WrongForm as error:
             raise in_line(path, line, str(error)) from None
-        except _NotText as error:
+        except NotText as error:
             left_out.add(line, str(error))
             continue
         if reason := _why_not(messages, needs_answer=needs_answer):
@@ -63,13 +63,13 @@ def messages_of(fields: Mapping[str, Any]) -> list[Message]:
         prompt, completion = fields["prompt"], fields["completion"]
         return [*_one_or_more(prompt, "user", "prompt"), *_one_or_more(completion, "assistant", "completion")]
     found = ", ".join(f'"{name}"' for name in list(fields)[:5]) or "nothing"
-    raise _WrongForm(f"has {found}: a conversation has {_FORMS}")
+    raise WrongForm(f"has {found}: a conversation has {_FORMS}")
 
 
 def as_messages(value: Any, name: str) -> list[Message]:
     """The messages of a field."""
     if not isinstance(value, list) or not value:
-        raise _WrongForm(f'has "{name}" that is not a list of messages: give one or more messages')
+        raise WrongForm(f'has "{name}" that is not a list of messages: give one or more messages')
     return [_message(each, number, name) for number, each in enumerate(value, start=1)]
 
 
@@ -79,21 +79,21 @@ def _one_or_more(value: Any, role: str, name: str) -> list[Message]:
 
 def _message(value: Any, number: int, name: str) -> Message:
     if not isinstance(value, dict):
-        raise _WrongForm(f'has {type(value).__name__} as number {number} of "{name}": give a role and a content')
+        raise WrongForm(f'has {type(value).__name__} as number {number} of "{name}": give a role and a content')
     role = value.get("role", value.get("from"))
     role = _SPEAKERS.get(role, role) if isinstance(role, str) else role
     if role not in ROLES:
         shown = repr(role)[:50]
-        raise _WrongForm(f'has the role {shown} as number {number} of "{name}": use one of {", ".join(ROLES)}')
+        raise WrongForm(f'has the role {shown} as number {number} of "{name}": use one of {", ".join(ROLES)}')
     if value.get("tool_calls"):
-        raise _NotText("with calls of tools, which are not text")
+        raise NotText("with calls of tools, which are not text")
     content = value.get("content", value.get("value"))
     if isinstance(content, list):
         parts = [each.get("text") if isinstance(each, dict) else None for each in content]
         texts = [each for each in parts if isinstance(each, str)]
         content = "".join(texts) if len(texts) == len(parts) else None
     if not isinstance(content, str):
-        raise _NotText("with a content that is not text")
+        raise NotText("with a content that is not text")
     return Message(role, content)
 
 
@@ -110,9 +110,9 @@ def _why_not(messages: list[Message], *, needs_answer: bool) -> str:
     return ""
 
 
-class _WrongForm(Exception):
+class WrongForm(Exception):
     """A line that is not a conversation."""
 
 
-class _NotText(Exception):
+class NotText(Exception):
     """A conversation of more than text."""

@@ -1,0 +1,110 @@
+"""When the reference's log-probabilities are computed: before the first step, by the run's own model.
+
+Its weights are those of the reference until then, so there is never a second model in memory. A run that is resumed
+reads what it has kept; where that is gone, the model that it started from is loaded, used and dropped.
+"""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float32
+
+from napkin.alignment.reference_scores import (
+    ReferenceKey,
+    ReferredUnits,
+    read_reference_scores,
+    write_reference_scores,
+)
+from napkin.alignment.sequence_packing import Arrangement
+from napkin.alignment.sequence_step import scores_of_units
+from napkin.alignment.start_model import open_start, reference_model
+from napkin.alignment.token_sequence import TokenSequence, Unit
+from napkin.distributed.parallel_model import ParallelModel
+from napkin.training.loop import Callback, TrainingLoop
+from napkin.training.signals import agree_on_signal
+from napkin.units import format_seconds
+
+UNITS_AT_A_TIME = 256
+"""Between two looks at whether the process was asked to stop."""
+
+
+class ReferencePass(Callback):
+    """Gives units a reference's log-probabilities before the first step.
+
+    Args:
+        start: folder of the reference: the model that tuning starts from.
+        units: by name, the units and their checksum; the name is part of a file's.
+        max_tokens: of a micro-batch.
+        arrangement: of sequences in rows.
+    """
+
+    def __init__(
+        self, start: str, units: dict[str, tuple[ReferredUnits, str]], *, max_tokens: int, arrangement: Arrangement
+    ) -> None:
+        self.start, self.units, self.max_tokens = start, units, max_tokens
+        self.arrangement: Arrangement = arrangement
+
+    def on_start(self, loop: TrainingLoop) -> None:
+        """Read the log-probabilities, or compute them and write them; a collective. A signal interrupts it: the run
+        takes no step then, and computes them when it is resumed."""
+        for name, (units, checksum) in self.units.items():
+            if len(units):
+                self._give(loop, f"reference-{name}.safetensors", units, checksum)
+
+    def _give(self, loop: TrainingLoop, file: str, units: ReferredUnits, checksum: str) -> None:
+        path = loop.run.path / file
+
+        def look() -> tuple[str, str]:
+            # A run that has taken steps keeps its reference, whatever has become of the folder since.
+            start = "" if loop.step else open_start(self.start).fingerprint
+            return start, read_reference_scores(path, self._key(loop, checksum, start), units.n_tokens)[1]
+
+        # Ranks decide alike; then each reads for itself.
+        start, problem = loop.ranks.broadcast_from_zero(look)
+        if not problem:
+            units.log_probabilities, _ = read_reference_scores(path, self._key(loop, checksum, start), units.n_tokens)
+            return
+        if loop.ranks.is_rank_zero and path.exists():
+            loop.on_message(f"'{path}' is computed again: {problem}")
+        began = time.perf_counter()
+        model = loop.train_state.parallel_model
+        if loop.step:
+            reopened = open_start(self.start)
+            model = ParallelModel(reference_model(reopened, loop.preparation.precision), loop.ranks, model.layout)
+            start = reopened.fingerprint if loop.ranks.is_rank_zero else ""
+        scores = self._scores(loop, model, units.units)
+        if scores is None:
+            return
+        units.log_probabilities = scores
+        if loop.ranks.is_rank_zero:
+            write_reference_scores(path, self._key(loop, checksum, start), scores)
+            seconds = format_seconds(time.perf_counter() - began)
+            loop.on_message(
+                f"log-probabilities of the reference, {units.n_tokens:,} tokens in {seconds}: kept in '{path}'"
+            )
+
+    def _key(self, loop: TrainingLoop, checksum: str, start: str) -> ReferenceKey:
+        return ReferenceKey(checksum, start, loop.preparation.precision.name)
+
+    def _scores(
+        self, loop: TrainingLoop, model: ParallelModel, units: Sequence[Unit]
+    ) -> Float32[np.ndarray, " token"] | None:
+        """The log-probabilities of all counted tokens; None where a signal has interrupted."""
+        found: list[np.ndarray] = []
+        for begin in range(0, len(units), UNITS_AT_A_TIME):
+            if agree_on_signal(loop.ranks, loop.interruption) is not None:
+                return None
+            scores = scores_of_units(
+                model,
+                # Without values: sequences of a unit may have different ones.
+                [
+                    tuple(TokenSequence(each.tokens, each.counts) for each in unit)
+                    for unit in units[begin : begin + UNITS_AT_A_TIME]
+                ],
+                max_tokens=self.max_tokens,
+                arrangement=self.arrangement,
+                autocast=loop.preparation.precision.autocast,
+            )
+            found += [sequence.log_probabilities for unit in scores for sequence in unit]
+        return np.concatenate(found)
