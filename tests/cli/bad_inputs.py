@@ -95,6 +95,8 @@ BASES = {
     "chat": "runs/tiny --wrong",
     "bench": "swiglu --shapes tokens=8,d_ff=8 --seconds 0.001",
     "autotune": "tiny.toml --wrong",
+    "tune preference": "--tuning.start runs/tiny --data.train missing.jsonl --run new --wrong",
+    "tune reward-model": "--tuning.start runs/tiny --data.train missing.jsonl --run new --wrong",
     "tune rl": "--tuning.start runs/tiny --run new --wrong",
     "tune sft": "--tuning.start runs/tiny --data.train missing.jsonl --run new --wrong",
     "bench-serve": "--wrong",
