@@ -23,6 +23,7 @@ from napkin.alignment.policy_gradient.clipping import pessimistic_terms, plain_t
 from napkin.alignment.policy_gradient.objective import policy_objective
 from napkin.alignment.policy_gradient.ratios import token_ratios
 from napkin.alignment.preferences.dpo import DPOObjective
+from napkin.alignment.rewards.choice import chosen_letter
 from napkin.alignment.sequence_packing import SequenceMicroBatch, micro_batches_of
 from napkin.alignment.supervised import SupervisedObjective
 from napkin.alignment.token_sequence import TokenSequence, sequence_of
@@ -197,6 +198,12 @@ def get_packed_sft_dataset(
         for rows in _packed_rows(tokenizer, dataset_path, seq_length, shuffle, 1)
         for inputs, labels in zip(*rows, strict=True)
     ]
+
+
+def run_parse_mmlu_response(mmlu_example: dict[str, Any], model_output: str) -> str | None:
+    """The letter of one of the options."""
+    letter = chosen_letter(model_output)
+    return letter if letter in list("ABCD"[: len(mmlu_example["options"])]) else None
 
 
 def run_parse_gsm8k_response(model_output: str) -> str | None:

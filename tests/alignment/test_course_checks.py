@@ -23,6 +23,7 @@ from alignment.course_adapters import (
     run_masked_mean,
     run_masked_normalize,
     run_parse_gsm8k_response,
+    run_parse_mmlu_response,
     run_sft_microbatch_train_step,
     run_tokenize_prompt_and_output,
 )
@@ -188,6 +189,13 @@ def test_packed_examples(tmp_path: Path) -> None:
     shuffled = get_packed_sft_dataset(TOKENIZER, path, 32, shuffle=True)
     assert len(shuffled) == n
     assert any(not torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(found, shuffled, strict=True))
+
+
+def test_the_letter_of_an_option_is_the_answer() -> None:
+    example = {"options": ["Oslo", "Rome", "Bern", "Riga"]}
+    assert run_parse_mmlu_response(example, "The correct answer is B. Rome is the capital of Italy.") == "B"
+    assert run_parse_mmlu_response(example, "The correct answer is 10000 cities.") is None
+    assert run_parse_mmlu_response(example, "The answer is E.") is None
 
 
 def test_the_last_number_is_the_answer() -> None:

@@ -1,5 +1,6 @@
 """Rewards become advantages as the papers' equations say, and what cannot be learned from is counted or refused."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -157,3 +158,23 @@ def test_a_recipes_parts_replace_the_presets() -> None:
 def test_parts_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(NapkinError, match=message):
         parts_of(ReinforcementConfig(**settings))
+
+
+def number(value: float) -> str:
+    return f"{value:.4f}".rstrip("0").ljust(3, "0")
+
+
+def test_the_documented_table_is_that_of_the_presets() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "policy_gradients.md").read_text()
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in page.splitlines()]
+    documented = {row[0]: row[1:6] for row in rows if len(row) == 8 and row[0] in PRESETS}
+    assert documented == {
+        name: [
+            parts.advantage,
+            parts.ratio,
+            parts.clip,
+            "" if parts.clip == "none" else f"{number(parts.clip_low)}, {number(parts.clip_high)}",
+            parts.normalisation,
+        ]
+        for name, parts in PRESETS.items()
+    }
