@@ -71,6 +71,31 @@ def start_answering(code: str, *, own_session: bool = False) -> AnsweringProcess
     )
 
 
+def start_bare(code: str, *arguments: str, folder: str) -> AnsweringProcess:
+    """Start Python on `code` in `folder`, with nothing of this process's environment, input and output piped.
+
+    Hashes are the same in each such process. Raises OSError if it cannot be started.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-P", "-s", "-B", "-c", code, *arguments],
+        env={"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def stop_session(process: AnsweringProcess) -> None:
+    """Kill a process that was started in a session of its own, and what it started there."""
+    with contextlib.suppress(OSError):
+        if hasattr(os, "killpg") and process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(OSError):
+        process.kill()
+
+
 def _own_environment() -> dict[str, str]:
     """This process's, with its paths for modules."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path if path)}

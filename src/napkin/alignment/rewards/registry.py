@@ -1,5 +1,6 @@
 """Rewards by name."""
 
+import os
 from collections.abc import Callable
 
 from napkin.alignment.rewards.choice import check_choice_reference, choice_reward
@@ -12,6 +13,8 @@ from napkin.alignment.rewards.mathematics.math_answer import (
 )
 from napkin.alignment.rewards.pattern import check_regex_reference, regex_reward
 from napkin.alignment.rewards.reward import Reward
+from napkin.alignment.rewards.sandbox.own_function import OwnFunction
+from napkin.alignment.rewards.sandbox.program_tests import ProgramTests, check_program_reference
 from napkin.errors import NapkinError
 from napkin.near_names import suggestion
 
@@ -21,12 +24,19 @@ REWARDS: dict[str, Callable[[], Reward]] = {
     "math": lambda: Reward("math", math_reward, check_math_reference),
     "choice": lambda: Reward("choice", choice_reward, check_choice_reference),
     "regex": lambda: Reward("regex", regex_reward, check_regex_reference),
+    "code": lambda: Reward("code", ProgramTests(), check_program_reference, n_parallel=os.cpu_count() or 1),
 }
 """What makes each; a new reward counts its own failures."""
 
 
 def reward_named(name: str) -> Reward:
-    """A reward by its name. Raises NapkinError for a name that is not known."""
+    """A reward by its name, or FILE.py:NAME of a function of the user's.
+
+    Raises NapkinError for a name that is not known, and for a file that is not there.
+    """
+    if ".py:" in name:
+        path, _, function = name.rpartition(":")
+        return Reward(name, OwnFunction(path, function))
     if name not in REWARDS:
-        raise NapkinError(f"'{name}' is not a reward: {suggestion(name, REWARDS)}")
+        raise NapkinError(f"'{name}' is not a reward: {suggestion(name, REWARDS)}, or name FILE.py:NAME")
     return REWARDS[name]()

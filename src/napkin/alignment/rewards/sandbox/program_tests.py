@@ -1,0 +1,151 @@
+"""Programs of a model against tests.
+
+The reference is a Python program of tests with `assert`, which calls the functions that the answer defines; or JSON, a
+list of {"input": TEXT, "output": TEXT}, what the answer prints for what it reads. The answer is the last fenced block
+of Python in the text, or all of it.
+"""
+
+import ast
+import json
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from napkin.alignment.rewards.reward import RewardFailure
+from napkin.alignment.rewards.sandbox.confined_process import ConfinedProcess
+from napkin.alignment.rewards.sandbox.confinement import can_confine
+from napkin.errors import NapkinError, first_line
+
+_BLOCK = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+MOST_PROGRAM = 100_000
+"""Characters."""
+
+
+@dataclass(frozen=True)
+class ProgramLimits:
+    """What a program may take."""
+
+    seconds: float = 10.0
+    """Of processor time, and of the clock for all tests."""
+    memory: int = 2**30
+    """Bytes of address space."""
+    output: int = 2**20
+    """Bytes that it prints."""
+    calls: int = 10_000
+    """Of its functions, by its tests."""
+
+
+class ProgramTests:
+    """Grades a program by its tests: 1 if all pass, 0 otherwise.
+
+    Raises NapkinError where the system cannot confine a program: Linux on x86-64 and ARM can.
+    """
+
+    def __init__(self, limits: ProgramLimits = ProgramLimits()) -> None:
+        if not can_confine():
+            raise NapkinError(
+                "the reward 'code' runs programs that a model writes, and this system cannot keep them from files and "
+                "the network: use Linux on x86-64 or ARM, with seccomp"
+            )
+        self._limits = limits
+
+    def __call__(self, answer: str, reference: str) -> float:
+        """1 if the program in `answer` passes the tests of `reference`.
+
+        Raises RewardFailure where the tests themselves fail to run; what a program does wrong is a reward of 0.
+        """
+        program = program_of(answer)
+        if program is None:
+            return 0.0
+        deadline = time.monotonic() + self._limits.seconds
+        cases = _cases(reference)
+        if cases is not None:
+            return float(all(self._prints(program, case, deadline) for case in cases))
+        return float(self._passes(program, reference, deadline))
+
+    def _told(self, what: str, **more: Any) -> dict[str, Any]:
+        return {"what": what, "memory": self._limits.memory, "seconds": int(self._limits.seconds) + 1, **more}
+
+    def _prints(self, program: str, case: dict[str, str], deadline: float) -> bool:
+        with ConfinedProcess(self._told("script", program=program, input=case["input"])) as process:
+            written = process.output(self._limits.output, deadline - time.monotonic())
+        return written is not None and _lines(written.decode("utf-8", "replace")) == _lines(case["output"])
+
+    def _passes(self, program: str, tests: str, deadline: float) -> bool:
+        with ConfinedProcess(self._told("calls", program=program)) as answering:
+            offered = answering.receive(deadline - time.monotonic())
+            names = None if offered is None else offered.get("functions")
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                return False
+            with ConfinedProcess(self._told("tests", tests=tests, functions=names)) as testing:
+                return self._relay(answering, testing, deadline)
+
+    def _relay(self, answering: ConfinedProcess, testing: ConfinedProcess, deadline: float) -> bool:
+        """Pass calls from the tests to the program and its answers back, until the tests say how it went."""
+        for n_calls in range(self._limits.calls):
+            asked = testing.receive(deadline - time.monotonic())
+            if asked is None:
+                if testing.late:
+                    return False
+                raise RewardFailure("the tests ended without a verdict")
+            if "call" not in asked:
+                why = str(asked.get("why") or "")
+                # A function that the program does not have is a fault of the program.
+                if why and n_calls == 0 and not why.startswith("NameError"):
+                    raise RewardFailure(f"the tests do not run: {first_line(ValueError(why))}")
+                return asked.get("passed") is True and n_calls > 0
+            answering.send(asked)
+            answer = answering.receive(deadline - time.monotonic())
+            if answer is None:
+                return False
+            testing.send(answer)
+        return False
+
+
+def program_of(answer: str) -> str | None:
+    """The program in a text; None if there is none that Python can read."""
+    blocks = _BLOCK.findall(answer)
+    program = blocks[-1] if blocks else answer
+    if len(program) > MOST_PROGRAM or not program.strip():
+        return None
+    return program if _parsed(program) is not None else None
+
+
+def check_program_reference(reference: str) -> None:
+    """Raises NapkinError for tests that Python cannot read, or that test nothing."""
+    if _cases(reference) is not None:
+        return
+    tree = _parsed(reference)
+    if tree is None:
+        raise NapkinError("the reference is not a program of tests that Python can read: correct it")
+    if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
+        raise NapkinError("the reference has no `assert`: tests without one pass whatever a program does")
+
+
+def _parsed(program: str) -> ast.Module | None:
+    try:
+        return ast.parse(program)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _cases(reference: str) -> list[dict[str, str]] | None:
+    """Inputs and outputs, if the reference is a list of them."""
+    try:
+        cases = json.loads(reference)
+    except (ValueError, RecursionError):
+        return None
+    cases = [cases] if isinstance(cases, dict) else cases
+    if not isinstance(cases, list) or not cases:
+        return None
+    known = [
+        isinstance(each, dict) and isinstance(each.get("input"), str) and isinstance(each.get("output"), str)
+        for each in cases
+    ]
+    return cases if all(known) else None
+
+
+def _lines(text: str) -> list[str]:
+    """Without white space at the end of lines and of the text."""
+    return [line.rstrip() for line in text.rstrip().split("\n")]
