@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from napkin.cli.options import RunOptions, Switch, parse
 from napkin.cli.output_files import folder_for, refuse_existing
@@ -11,6 +12,10 @@ from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.inspection import pattern_of
 from napkin.units import format_bytes
+
+if TYPE_CHECKING:
+    from napkin.inference.trained import Trained
+    from napkin.model.huggingface.tokenizer_files import TextForm
 
 
 @dataclass(frozen=True)
@@ -43,13 +48,30 @@ def main(arguments: list[str]) -> None:
             )
         line.retitle("writing")
         tokenizer = None if options.weights_only else _exportable(trained.tokenizer)
+        form = None if tokenizer is None else _form(trained)
         with folder_for(out):
-            save_huggingface(trained.model, out, tokenizer=tokenizer)
+            save_huggingface(trained.model, out, tokenizer=tokenizer, form=form)
     files = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
     if options.json:
         print_json({"folder": out, "step": trained.step, "files": files})
         return
     say(f"wrote {out}: step {trained.step:,}, {format_bytes(sum(files.values()))} in {', '.join(files)}")
+
+
+def _form(trained: "Trained") -> "TextForm":
+    """What stands around the run's texts, and its chat template."""
+    from napkin.inference.run_texts import run_texts
+    from napkin.model.huggingface.tokenizer_files import TextForm
+
+    texts, special = run_texts(trained.run.path, trained.tokenizer), trained.tokenizer.special_tokens
+    named = {number: text for text, number in special.items()}
+    template = texts.chat_template
+    return TextForm(
+        [named[each] for each in texts.first_ids if each in named],
+        [named[each] for each in texts.stop_ids if each in named],
+        None if template is None else template.source,
+        {} if template is None else template.special_tokens,
+    )
 
 
 def _exportable(tokenizer: Tokenizer) -> Tokenizer:
