@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from safetensors.numpy import load_file
 
 from cli.conftest import Napkin
+from napkin.inference.chat_format import Message
+from napkin.inference.open_model import open_model
 from napkin.inference.trained import load_run
 from napkin.model import load_huggingface
 from oracles import huggingface_models
@@ -94,3 +97,44 @@ def test_a_model_of_another_architecture_is_refused_and_leaves_no_folder(place: 
     assert done.status == 2
     assert "olmo2, gemma2 has norm 'none'" in done.err
     assert not Path("out").exists()
+
+
+def test_a_tuned_run_leaves_merged_or_as_the_adapters_that_it_trained(place: Path, napkin: Napkin) -> None:
+    chat = {"messages": [{"role": "user", "content": "fox"}, {"role": "assistant", "content": "dog"}]}
+    Path("chats.jsonl").write_text(f"{json.dumps(chat)}\n" * 4)
+    Path("template.jinja").write_text(
+        "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    )
+    tune = "tune sft --tuning.start model --data.train chats.jsonl --adapter.kind lora --training.steps 2 --run runs/t"
+    more = (
+        "--optimizer.learning-rate 0.01 --optimizer.warmup-steps 0 --training.batch-size 2 --adapter.rank 2 "
+        "--tuning.chat-template template.jinja"
+    )
+    assert napkin("export", "runs/tiny", "--out", "model").status == 0
+    done = napkin(*tune.split(), *more.split())
+    assert done.status == 0, done.err
+    for command in ("export runs/t --out merged", "export runs/t --adapter --out adapter"):
+        done = napkin(*command.split())
+        assert done.status == 0, done.err
+    config = json.loads(Path("adapter/adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["r"]) == ("model", 2)
+
+    # What the chat format and the ends of texts are is exported too: tuning may go on from there.
+    opened, again = open_model("runs/t"), open_model("merged")
+    message = [Message("user", "fox")]
+    assert opened.chat.encode(message) == again.chat.encode(message)
+    assert (opened.start_ids, opened.stop_ids) == (again.start_ids, again.stop_ids)
+    assert all(
+        torch.equal(tensor, again.model.state_dict()[name]) for name, tensor in opened.model.state_dict().items()
+    )
+    # The adapters are what merging has changed.
+    base, merged = load_file("model/model.safetensors"), load_file("merged/model.safetensors")
+    changed = {name for name in base if not np.array_equal(base[name], merged[name])}
+    tensors = load_file("adapter/adapter_model.safetensors")
+    prefix = "base_model.model."
+    assert changed == {
+        f"{name.removeprefix(prefix).removesuffix('.lora_A.weight')}.weight"
+        for name in tensors
+        if name.endswith("lora_A.weight")
+    }
+    assert napkin("export", "runs/tiny", "--adapter", "--out", "none").err.startswith("export: 'runs/tiny' has trained")

@@ -203,7 +203,7 @@ def _micro_batches(
     parts += micro_batches_of(
         [], **settings, arrangement=arrangement, temperature=temperature, at_least=wanted - len(parts)
     )
-    device = model.model.head_weight.device
+    device = model.model.device
     return [part.to(device) for part in parts]
 
 

@@ -41,7 +41,7 @@ def evaluate_units(
     found: dict[str, float] = {}
     with torch.no_grad(), evaluation_mode(model.model):
         for part in own:
-            part = part.to(model.model.head_weight.device)
+            part = part.to(model.model.device)
             with train_state.precision.autocast():
                 scores = model.token_scores(part.rows)
                 if part.units:

@@ -12,8 +12,14 @@ def load_plain_model(checkpoint: Checkpoint, recipe: Recipe) -> Transformer:
 
     Raises as `load_model` does.
     """
+    model = load_tuned_model(checkpoint, recipe)
+    remove_tuned_parts(model)
+    return model
+
+
+def load_tuned_model(checkpoint: Checkpoint, recipe: Recipe) -> Transformer:
+    """The same with what tuning has added to it."""
     model = Transformer(recipe.model)
     add_tuned_parts(model, recipe)
     load_averaged_model(checkpoint, model)
-    remove_tuned_parts(model)
     return model

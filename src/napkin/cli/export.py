@@ -1,5 +1,6 @@
 """`napkin export`."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from napkin.units import format_bytes
 
 if TYPE_CHECKING:
     from napkin.inference.trained import Trained
-    from napkin.model.huggingface.tokenizer_files import TextForm
+    from napkin.model.huggingface.tokenizer_files import TextEnds
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,9 @@ class ExportOptions(RunOptions):
     """Folder to write; required. It must not exist."""
     weights_only: Switch = False
     """Leave out the tokenizer, which has to be a byte-level BPE."""
+    adapter: Switch = False
+    """Write only the adapters of a run of tuning, as peft reads them, for the model that it started from; otherwise
+    they are merged."""
 
 
 def main(arguments: list[str]) -> None:
@@ -37,6 +41,9 @@ def main(arguments: list[str]) -> None:
         raise NapkinError("no folder to write is named: give --out FOLDER")
     out = Path(options.out)
     refuse_existing(out)
+    if options.adapter:
+        _export_adapter(options, out)
+        return
     with progress_line("opening the run") as line:
         from napkin.inference.trained import load_run
         from napkin.model.huggingface import save_huggingface
@@ -48,30 +55,51 @@ def main(arguments: list[str]) -> None:
             )
         line.retitle("writing")
         tokenizer = None if options.weights_only else _exportable(trained.tokenizer)
-        form = None if tokenizer is None else _form(trained)
         with folder_for(out):
-            save_huggingface(trained.model, out, tokenizer=tokenizer, form=form)
+            save_huggingface(trained.model, out, tokenizer=tokenizer, ends=_ends(trained))
+    _show(options, out, trained.step)
+
+
+def _ends(trained: "Trained") -> "TextEnds | None":
+    """What stands around the texts of a run that was tuned on conversations."""
+    from napkin.model.huggingface.tokenizer_files import TextEnds
+    from napkin.runs.conversation_file import read_conversation
+
+    found = read_conversation(trained.run.path, trained.tokenizer)
+    if found is None:
+        return None
+    return TextEnds(found.first_ids, found.stop_ids, found.chat_template, found.template_tokens)
+
+
+def _export_adapter(options: ExportOptions, out: Path) -> None:
+    with progress_line("opening the run") as line:
+        from napkin.checkpoint.plain_model import load_tuned_model
+        from napkin.inference.pretrained import is_pretrained
+        from napkin.inference.trained import load_newest_model
+        from napkin.model.huggingface import save_adapters
+        from napkin.recipe.tuning_recipe import TuningRecipe
+        from napkin.runs.run_folder import RunFolder
+        from napkin.train_step.tuned_model import adapter_of
+
+        recipe = RunFolder.open(options.run).recipe
+        if not isinstance(recipe, TuningRecipe) or adapter_of(recipe) is None:
+            raise NapkinError(f"'{options.run}' has trained no adapters: leave out --adapter")
+        checkpoint, model = load_newest_model(RunFolder(Path(options.run)), load_tuned_model, on_message=notify)
+        line.retitle("writing")
+        start = recipe.tuning.start
+        with folder_for(out):
+            save_adapters(model, out, base=start if is_pretrained(start) else None)
+    if not is_pretrained(start):
+        notify(f"they are for the folder that `napkin export {shlex.quote(start)}` writes")
+    _show(options, out, checkpoint.state.step)
+
+
+def _show(options: ExportOptions, out: Path, step: int) -> None:
     files = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
     if options.json:
-        print_json({"folder": out, "step": trained.step, "files": files})
+        print_json({"folder": out, "step": step, "files": files})
         return
-    say(f"wrote {out}: step {trained.step:,}, {format_bytes(sum(files.values()))} in {', '.join(files)}")
-
-
-def _form(trained: "Trained") -> "TextForm":
-    """What stands around the run's texts, and its chat template."""
-    from napkin.inference.run_texts import run_texts
-    from napkin.model.huggingface.tokenizer_files import TextForm
-
-    texts, special = run_texts(trained.run.path, trained.tokenizer), trained.tokenizer.special_tokens
-    named = {number: text for text, number in special.items()}
-    template = texts.chat_template
-    return TextForm(
-        [named[each] for each in texts.first_ids if each in named],
-        [named[each] for each in texts.stop_ids if each in named],
-        None if template is None else template.source,
-        {} if template is None else template.special_tokens,
-    )
+    say(f"wrote {out}: step {step:,}, {format_bytes(sum(files.values()))} in {', '.join(files)}")
 
 
 def _exportable(tokenizer: Tokenizer) -> Tokenizer:

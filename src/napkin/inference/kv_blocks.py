@@ -43,7 +43,7 @@ def n_blocks_that_fit(
     """Blocks of a pool of cache_bytes; None is what max_running sequences need, or a part of the free memory."""
     wanted = max_running * -(-model.config.context_length // block_size)
     if cache_bytes is None:
-        device = model.head_weight.device
+        device = model.device
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
         cache_bytes = min(wanted * block_bytes, int(FREE_SHARE * free))
     n_blocks = cache_bytes // block_bytes

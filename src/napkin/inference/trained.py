@@ -148,7 +148,7 @@ class Trained:
         )
 
     def _opened(self, tokens: StrPath | None) -> TokenFile:
-        path = self.run.validation_tokens if tokens is None else tokens
+        path = self.recipe.data.validation if tokens is None else tokens
         if path is None:
             raise NapkinError(f"'{self.run.path}' has no validation tokens: name a token file")
         # In memory, as the whole text will be: nothing that becomes of the file can end the process.
@@ -180,18 +180,27 @@ def load_run(folder: StrPath, *, on_message: Callable[[str], None] = lambda mess
     recipe, tokenizer, host = run.recipe, run.tokenizer, detect_host()
     torch.set_num_threads(host.cores)
     device_type = choose_device("auto")
-    models: list[Transformer] = []
-    checkpoint, damaged = load_newest(
-        run.checkpoints, lambda checkpoint: models.append(load_plain_model(checkpoint, recipe))
-    )
+    checkpoint, model = load_newest_model(run, load_plain_model, on_message=on_message)
+    precision = choose_precision("auto", device_type, host)
+    return Trained(run, recipe, tokenizer, model.to(device_type), precision, checkpoint)
+
+
+def load_newest_model(
+    run: RunFolder,
+    load: Callable[[Checkpoint, Recipe], Transformer],
+    *,
+    on_message: Callable[[str], None] = lambda message: None,
+) -> tuple[Checkpoint, Transformer]:
+    """The newest intact checkpoint of a run, and what `load` makes of it. Raises as `load_run`."""
+    recipe, models = run.recipe, list[Transformer]()
+    checkpoint, damaged = load_newest(run.checkpoints, lambda each: models.append(load(each, recipe)))
     if checkpoint is None:
         raise NapkinError(f"'{run.path}' has no checkpoint yet: train it with `napkin resume {run.path}`")
     if run.recipe_was_changed:
         on_message(f"'{run.path / 'recipe.toml'}' was changed after the run had been created")
     for error in damaged.values():
         on_message(f"a damaged checkpoint is skipped for '{checkpoint.path.name}': {error}")
-    precision = choose_precision("auto", device_type, host)
-    return Trained(run, recipe, tokenizer, models[-1].to(device_type), precision, checkpoint)
+    return checkpoint, models[-1]
 
 
 def _load_quantized(folder: Path) -> Trained:

@@ -70,6 +70,7 @@ class Adapter(LinearAdapter):
         super().__init__()
         self.matrices = tuple(matrices)
         self.rank = rank
+        self.alpha = alpha
         self.scale = alpha / rank
         self.out_features, width = weight.shape
         self.active = True
@@ -120,6 +121,16 @@ class Adapter(LinearAdapter):
         """Of each matrix that has an adapter: its rows, A and B."""
         heights = [each.height for each in self.matrices]
         return zip(self.matrices, self.a.split(self.rank), self.b.split(heights), strict=True)
+
+    def lengths(self, weight: Float[Tensor, "out_features in_features"]) -> Float[Tensor, " out_features"]:
+        """The length that each row has with the adapters: of DoRA."""
+        assert self.magnitude is not None
+        lengths = _lengths(weight)
+        for (each, _, _), learned in zip(
+            self.products(), self.magnitude.split([each.height for each in self.matrices]), strict=True
+        ):
+            lengths[each.slice] = learned.detach()
+        return lengths
 
     def _spread(self) -> Float[Tensor, "out_features n_matrices_times_rank"]:
         """B of all matrices as one: each has columns of its own, and rows without an adapter are 0."""

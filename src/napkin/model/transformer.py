@@ -247,6 +247,11 @@ class Transformer(nn.Module):
         return [mixture.take_routing().detach() for mixture in mixtures(self)]
 
     @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        return self.embedding.weight.device
+
+    @property
     def head_weight(self) -> Float[Tensor, "vocab_size d_model"]:
         """The matrix that turns hidden states into logits; if they are tied, the embedding's."""
         if self.quantized_head is not None:

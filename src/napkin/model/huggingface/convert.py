@@ -25,7 +25,7 @@ from napkin.model.config import ModelConfig
 from napkin.model.huggingface.families import FAMILIES
 from napkin.model.huggingface.family import Family
 from napkin.model.huggingface.folder_files import path_inside, read_json
-from napkin.model.huggingface.tokenizer_files import SEPARATOR, TextForm, write_tokenizer
+from napkin.model.huggingface.tokenizer_files import SEPARATOR, TextEnds, separated_by, write_tokenizer
 from napkin.model.transformer import Transformer
 from napkin.tokenizer.base import Tokenizer
 
@@ -52,6 +52,12 @@ def load_huggingface(folder: StrPath, *, dtype: torch.dtype = torch.float32) -> 
         model = Transformer(config, dtype=dtype)
         _fill(model, config, weights, factors)
     return model
+
+
+def family_in(folder: Path) -> tuple[Family, dict[str, float]]:
+    """The family of the model in a Hugging Face folder, and the factors by which its weights are multiplied here, by an
+    expression for their names. Raises as `load_huggingface`."""
+    return _read_config(read_json(folder / "config.json"), folder)[1:]
 
 
 def read_huggingface_config(folder: StrPath) -> ModelConfig:
@@ -100,14 +106,14 @@ def save_huggingface(
     *,
     tokenizer: Tokenizer | None = None,
     separator: str = SEPARATOR,
-    form: TextForm | None = None,
+    ends: TextEnds | None = None,
 ) -> None:
     """Write a model as a new Hugging Face folder, weights in their own dtype; with a tokenizer, it goes there too.
 
     It is saved as the first family that has all its settings: gpt2, llama, granite for a model with scales of its own,
     as of a tied embedding, mistral, mixtral, qwen2, qwen3, olmo2 or gemma2. `separator` is the special token with which
-    documents begin and end: `transformers` puts it before every text and stops at it; `form`, in its place, is that of
-    a model of conversations.
+    documents begin and end: `transformers` puts it before every text and stops at it. `ends` says more, for a model
+    of conversations.
 
     The folder appears whole or not at all. Raises NapkinError if it exists, if no family has the model's architecture,
     naming the first setting that differs from the nearest, and if the tokenizer is not a byte-level BPE.
@@ -115,7 +121,7 @@ def save_huggingface(
     folder = Path(folder)
     if os.path.lexists(folder):
         raise NapkinError(f"'{folder}' exists and is not overwritten: remove it or choose another name")
-    family, settings = _family_of(model.config)
+    family, settings = family_of(model.config)
     settings |= {"dtype": str(model.head_weight.dtype).removeprefix("torch.")}
     parameters = dict(model.named_parameters())
     tensors: dict[str, Tensor] = {}
@@ -129,9 +135,7 @@ def save_huggingface(
             save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
             sync_file(draft / "model.safetensors")
             if tokenizer is not None:
-                settings |= write_tokenizer(
-                    tokenizer, draft, model.config, form or TextForm((separator,), (separator,))
-                )
+                settings |= write_tokenizer(tokenizer, draft, model.config, ends or separated_by(tokenizer, separator))
             atomic_write_text(draft / "config.json", json.dumps(settings, indent=2) + "\n")
             os.rename(draft, folder)
             sync_folder(folder.parent)
@@ -178,8 +182,11 @@ def _read_config(settings: dict[str, Any], folder: Path) -> tuple[ModelConfig, F
     return config, family, factors
 
 
-def _family_of(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
-    """The family whose settings describe the config completely: they are read back and compared."""
+def family_of(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
+    """The family whose settings describe a config completely, and these settings: they are read back and compared.
+
+    Raises NapkinError where none does, naming the first settings that differ from the nearest.
+    """
     obstacles: list[list[str]] = []
     for family in FAMILIES.values():
         settings = family.write(config)
