@@ -27,6 +27,7 @@ from .accounting import Ledger as Ledger
 from .accounting import count as count
 from .accounting import meter as meter
 from .accounting import reconcile as reconcile
+from .alignment import tune as tune
 from .data import TokenFile as TokenFile
 from .data import read_documents as read_documents
 from .data import split_documents as split_documents

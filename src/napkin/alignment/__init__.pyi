@@ -17,3 +17,4 @@ from .start_model import reference_model as reference_model
 from .supervised import SupervisedObjective as SupervisedObjective
 from .token_sequence import TokenSequence as TokenSequence
 from .token_sequence import sequence_of as sequence_of
+from .tuning_run import tune as tune
