@@ -1,4 +1,5 @@
 # make demo   set up .venv and train a language model on Python's own library, books kept
+# make align-demo   train an arithmetic model from scratch, then teach it by rewards, in five minutes
 # make test   set up .venv and run every check: lint, types, tests
 # make triton install triton (1 GB) into .venv and test the kernels for GPUs in its interpreter, without a GPU
 # make ray    install ray (300 MB) into .venv and test pipelines of curation on two nodes of a cluster on this machine
@@ -13,11 +14,14 @@ READY := $(VENV)/.ready
 export GOMP_SPINCOUNT ?= 5000
 export NAPKIN_CACHE_DIR ?= $(CURDIR)/.cache
 
-.PHONY: demo test check torture triton ray docs clean
+.PHONY: demo align-demo test check torture triton ray docs clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
 	$(VENV)/bin/napkin demo
+
+align-demo: $(READY)
+	$(VENV)/bin/napkin tune demo
 
 test: check
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m "not torture" -n logical --maxprocesses 4 --dist worksteal

@@ -78,7 +78,12 @@ def test_what_cannot_be_learned_is_refused_in_one_line(folder: Path, tmp_path: P
 def test_the_books_of_each_phase_are_closed(folder: Path, tmp_path: Path) -> None:
     """At a rate so small that all steps answer as the trial did, count and meter are of the same tokens."""
     recipe = rl_recipe(folder, {"epochs": 2}, steps=4, evaluate_every=4, checkpoint_every=4)
-    recipe = dataclasses.replace(recipe, optimizer=dataclasses.replace(recipe.optimizer, learning_rate=1e-12))
+    recipe = dataclasses.replace(
+        recipe,
+        optimizer=dataclasses.replace(recipe.optimizer, learning_rate=1e-12),
+        # Several micro-batches.
+        tuning=dataclasses.replace(recipe.tuning, micro_batch_tokens=60),
+    )
     rows = {row.quantity: row for row in tune(recipe, tmp_path / "run").table}
     for phase in ("rollout", "log-probabilities", "update"):
         for quantity in ("tokens", "FLOPs"):

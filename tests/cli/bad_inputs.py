@@ -97,6 +97,7 @@ BASES = {
     "autotune": "tiny.toml --wrong",
     "tune preference": "--tuning.start runs/tiny --data.train missing.jsonl --run new --wrong",
     "tune reward-model": "--tuning.start runs/tiny --data.train missing.jsonl --run new --wrong",
+    "tune demo": "--folder one.txt/x --wrong",
     "tune rl": "--tuning.start runs/tiny --run new --wrong",
     "tune sft": "--tuning.start runs/tiny --data.train missing.jsonl --run new --wrong",
     "bench-serve": "--wrong",

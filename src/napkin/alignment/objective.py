@@ -137,4 +137,11 @@ def add_figures(total: dict[str, Number], part: Mapping[str, Number]) -> None:
         if name not in total:
             total[name] = value
         else:
-            total[name] = max(total[name], value) if name.endswith("_max") else total[name] + value
+            total[name] = _largest(total[name], value) if name.endswith("_max") else total[name] + value
+
+
+def _largest(one: Number, other: Number) -> Number:
+    # Python's own max would wait for a GPU, and has no answer while a step is traced.
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.maximum(one, other)
+    return max(one, other)

@@ -45,7 +45,7 @@ from napkin.training.non_finite import Verdict
 MICRO_BATCH_TOKENS = 4096
 SAMPLES = "answers"
 """The folder of a run with answers and their rewards, a file for each evaluation."""
-MOST_SAMPLES = 32
+MOST_SAMPLES = 256
 
 
 def reinforcement_method(context: TuningContext) -> "ReinforcementMethod":

@@ -136,7 +136,7 @@ def reinforcement_step(
     if settings.needs_old or settings.config.kl_weight:
         sequences = phases.run("log-probabilities", scored)
     everyone = _Everyone(parallel, rollout)
-    with watch("reward"):
+    with watch("advantages"):
         credit = everyone.credit(settings.config)
         units = learned_units(settings.config, sequences, everyone.own(credit))
     parts = [

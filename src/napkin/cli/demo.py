@@ -34,7 +34,7 @@ class DemoOptions:
 
 def main(arguments: list[str]) -> int:
     """Run the demo; returns the exit status of the first command that fails."""
-    folder = _free(Path(parse(DemoOptions, "demo", arguments).folder))
+    folder = free_folder(Path(parse(DemoOptions, "demo", arguments).folder))
     folder.mkdir(parents=True)
     recipe, run = folder / "recipe.toml", folder / "run"
     stages = [
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
         start = time.perf_counter()
         if command[0] == "train":
             atomic_write_text(recipe, format_recipe(within(TRAINING_SECONDS, demo_recipe(str(folder)))))
-        status = _run(command)
+        status = run_napkin(command)
         if status:
             return status
         taken[name] = time.perf_counter() - start
@@ -96,13 +96,15 @@ def within(seconds: float, recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, training=dataclasses.replace(training, steps=steps))
 
 
-def _run(command: list[str]) -> int:
+def run_napkin(command: list[str]) -> int:
+    """Run a command in this process; its exit status."""
     from napkin.cli import main as napkin
 
     return napkin(command)
 
 
-def _free(folder: Path) -> Path:
+def free_folder(folder: Path) -> Path:
+    """The folder, or the next free name after it. Raises NapkinError where there is none."""
     if not folder.name:
         raise NapkinError(f"'{folder}' is not a name for a new folder: choose another --folder")
     for candidate in (folder, *(folder.with_name(f"{folder.name}-{number}") for number in range(2, 1000))):

@@ -18,8 +18,8 @@ class ReinforcementConfig:
     2025), dapo (Yu et al. 2025), cispo (MiniMax 2025), gspo (Zheng et al. 2025)."""
 
     environment: str = "arithmetic"
-    """Where prompts and rewards come from: arithmetic, sorting, copying, maze, or FILE.py:NAME of your own; or a JSONL
-    file of prompts with answers, which `reward` judges."""
+    """Where prompts and rewards come from: arithmetic, sums, sorting, copying, maze, or FILE.py:NAME of your own; or a
+    JSONL file of prompts with answers, which `reward` judges."""
 
     reward: str = "math"
     """For prompts of a file: exact, number, math, choice, regex, code, or FILE.py:NAME of a function of your own."""

@@ -21,10 +21,12 @@ class Arithmetic:
 
     level: int = 2
     held_out: bool = False
+    operators: str = _OPERATORS
 
     def start(self, seed: int) -> Task:
         """The problem of a seed; the state is its result."""
-        return task_of_split(f"arithmetic:{self.level}", self._draw, seed, held_out=self.held_out)
+        name = "arithmetic" if self.operators == _OPERATORS else f"arithmetic {self.operators}"
+        return task_of_split(f"{name}:{self.level}", self._draw, seed, held_out=self.held_out)
 
     def step(self, state: str, answer: str) -> Outcome:
         """1 for the result and nothing else."""
@@ -36,7 +38,7 @@ class Arithmetic:
 
     def _draw(self, draw: random.Random) -> Task:
         first, second = (draw.randrange(10 ** draw.randint(1, self.level)) for _ in range(2))
-        operator = draw.choice(_OPERATORS)
+        operator = draw.choice(self.operators)
         result = first + second if operator == "+" else first - second if operator == "-" else first * second
         # 3+4 is the same task as 4+3: who has learned one knows the other.
         ordered = (first, second) if operator == "-" else (min(first, second), max(first, second))

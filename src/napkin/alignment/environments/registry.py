@@ -1,6 +1,7 @@
 """Environments by name."""
 
 from collections.abc import Callable
+from functools import partial
 
 from napkin.alignment.environments.arithmetic import Arithmetic
 from napkin.alignment.environments.environment import Environment
@@ -17,6 +18,7 @@ ENVIRONMENTS: dict[str, tuple[Callable[..., Environment], int]] = {
     "copying": (Copying, 8),
     "maze": (Maze, 2),
     "sorting": (Sorting, 5),
+    "sums": (partial(Arithmetic, operators="+"), 2),
 }
 """What makes each of a level and of a side of the split, and its default level."""
 MOST_LEVEL = 64
