@@ -65,7 +65,7 @@ def _evaluate_tokens(options: EvaluateOptions, run: str) -> None:
         from napkin.inference.trained import load_run
 
         trained = load_run(run, on_message=notify)
-        path = trained.recipe.data.validation if options.tokens is None else options.tokens
+        path = trained.run.validation_tokens if options.tokens is None else options.tokens
         if path is None:
             raise NapkinError(f"'{run}' has no validation tokens: name a token file with --tokens")
         if not Path(path).is_file():

@@ -129,7 +129,7 @@ def _documents(
         texts = [document.text for document in read_documents(options.text)]
         return " ".join(options.text), documents_of_texts(texts, tokenizer)
     if tokens is None and is_run(Path(folder)):
-        tokens = RunFolder.open(folder).recipe.data.validation
+        tokens = RunFolder.open(folder).validation_tokens
     if tokens is None:
         raise NapkinError(
             f"'{folder}' has no validation tokens: name a text with --text, or a token file with --tokens"

@@ -16,7 +16,7 @@ from napkin.units import format_bytes
 
 if TYPE_CHECKING:
     from napkin.inference.trained import Trained
-    from napkin.model.huggingface.tokenizer_files import TextEnds
+    from napkin.model.huggingface.tokenizer_files import TextForm
 
 
 @dataclass(frozen=True)
@@ -55,20 +55,10 @@ def main(arguments: list[str]) -> None:
             )
         line.retitle("writing")
         tokenizer = None if options.weights_only else _exportable(trained.tokenizer)
+        form = None if tokenizer is None else _form(trained)
         with folder_for(out):
-            save_huggingface(trained.model, out, tokenizer=tokenizer, ends=_ends(trained))
+            save_huggingface(trained.model, out, tokenizer=tokenizer, form=form)
     _show(options, out, trained.step)
-
-
-def _ends(trained: "Trained") -> "TextEnds | None":
-    """What stands around the texts of a run that was tuned on conversations."""
-    from napkin.model.huggingface.tokenizer_files import TextEnds
-    from napkin.runs.conversation_file import read_conversation
-
-    found = read_conversation(trained.run.path, trained.tokenizer)
-    if found is None:
-        return None
-    return TextEnds(found.first_ids, found.stop_ids, found.chat_template, found.template_tokens)
 
 
 def _export_adapter(options: ExportOptions, out: Path) -> None:
@@ -100,6 +90,22 @@ def _show(options: ExportOptions, out: Path, step: int) -> None:
         print_json({"folder": out, "step": step, "files": files})
         return
     say(f"wrote {out}: step {step:,}, {format_bytes(sum(files.values()))} in {', '.join(files)}")
+
+
+def _form(trained: "Trained") -> "TextForm":
+    """What stands around the run's texts, and its chat template."""
+    from napkin.inference.run_texts import run_texts
+    from napkin.model.huggingface.tokenizer_files import TextForm
+
+    texts, special = run_texts(trained.run.path, trained.tokenizer), trained.tokenizer.special_tokens
+    named = {number: text for text, number in special.items()}
+    template = texts.chat_template
+    return TextForm(
+        [named[each] for each in texts.first_ids if each in named],
+        [named[each] for each in texts.stop_ids if each in named],
+        None if template is None else template.source,
+        {} if template is None else template.special_tokens,
+    )
 
 
 def _exportable(tokenizer: Tokenizer) -> Tokenizer:

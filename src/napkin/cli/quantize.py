@@ -44,6 +44,7 @@ def main(arguments: list[str]) -> None:
         from napkin.inference.quantized_run import write_quantized
         from napkin.inference.trained import load_run
         from napkin.model.quantized import quantize_model
+        from napkin.runs.conversation_file import read_conversation
         from napkin.runs.quantized_file import QuantizedRun
 
         trained = load_run(run, on_message=notify)
@@ -70,8 +71,9 @@ def main(arguments: list[str]) -> None:
     about = QuantizedRun(
         "napkin-quantized", 1, options.to, options.group_size, trained.step, str(run), n_tokens, after, before, {}
     )
+    conversation = read_conversation(trained.run.path, trained.tokenizer)
     with folder_for(out):
-        size = write_quantized(out, model.to("cpu"), trained.recipe, trained.tokenizer, about)
+        size = write_quantized(out, model.to("cpu"), trained.recipe, trained.tokenizer, about, conversation)
     if options.json:
         print_json(
             {"folder": out, "bytes": size, "tokens": n_tokens, "bits_per_byte": after, "original_bits_per_byte": before}
@@ -82,7 +84,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _bits_per_byte(trained: "Trained", max_tokens: int) -> tuple[float, int]:
-    if not max_tokens or trained.recipe.data.validation is None:
+    if not max_tokens or trained.run.validation_tokens is None:
         return 0.0, 0
     return trained.sampled_bits_per_byte(max_tokens)
 

@@ -14,6 +14,7 @@ from napkin.model.quantized import quantized_twin
 from napkin.model.transformer import Transformer
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe
+from napkin.runs.conversation_file import ConversationFile, conversation_files
 from napkin.runs.json_file import write_json
 from napkin.runs.quantized_file import QUANTIZED_FILE, QuantizedRun, read_quantized_file
 from napkin.runs.run_folder import RunFolder
@@ -22,7 +23,14 @@ from napkin.tokenizer.base import Tokenizer
 _WEIGHTS = "model.safetensors"
 
 
-def write_quantized(folder: Path, model: Transformer, recipe: Recipe, tokenizer: Tokenizer, about: QuantizedRun) -> int:
+def write_quantized(
+    folder: Path,
+    model: Transformer,
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    about: QuantizedRun,
+    conversation: ConversationFile | None = None,
+) -> int:
     """Write a quantized model; `about` gets the checksums. Returns the bytes of the weights.
 
     Raises NapkinError where the folder exists or cannot be written.
@@ -32,6 +40,8 @@ def write_quantized(folder: Path, model: Transformer, recipe: Recipe, tokenizer:
         with draft_folder(folder) as draft:
             (draft / "recipe.toml").write_text(format_recipe(recipe), encoding="utf-8")
             tokenizer.save(draft / "tokenizer.json")
+            for name, content in conversation_files(conversation).items() if conversation is not None else ():
+                (draft / name).write_bytes(content)
             save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, draft / _WEIGHTS)
             (draft / _WEIGHTS).chmod(draft.stat().st_mode & 0o666)
             sums = {}

@@ -148,7 +148,7 @@ class Trained:
         )
 
     def _opened(self, tokens: StrPath | None) -> TokenFile:
-        path = self.recipe.data.validation if tokens is None else tokens
+        path = self.run.validation_tokens if tokens is None else tokens
         if path is None:
             raise NapkinError(f"'{self.run.path}' has no validation tokens: name a token file")
         # In memory, as the whole text will be: nothing that becomes of the file can end the process.

@@ -1,6 +1,7 @@
 """quantized.json: what the folder of a quantized run holds, and the checksums of its other files.
 
-Beside it are recipe.toml and tokenizer.json of the run that was quantized, and model.safetensors.
+Beside it are recipe.toml, tokenizer.json and, of a tuned run, conversation.json of the run that was quantized, and
+model.safetensors.
 """
 
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from napkin.errors import CorruptFile
+from napkin.runs.conversation_file import CONVERSATION_FILE
 from napkin.runs.json_file import LARGEST, malformed, read_json
 
 QUANTIZED_FILE = "quantized.json"
@@ -49,6 +51,7 @@ def read_quantized_file(folder: Path) -> QuantizedRun:
     found = read_json(folder / QUANTIZED_FILE, QuantizedRun)
     if found is None:
         raise malformed(folder / QUANTIZED_FILE, ValueError("it does not exist"))
-    if found.checksums.keys() != {"model.safetensors", "recipe.toml", "tokenizer.json"}:
+    # Runs that were tuned have a file more.
+    if found.checksums.keys() - {CONVERSATION_FILE} != {"model.safetensors", "recipe.toml", "tokenizer.json"}:
         raise CorruptFile(f"'{folder / QUANTIZED_FILE}' does not list the files of a quantized run: restore it")
     return found

@@ -26,6 +26,7 @@ from napkin.files import (
 )
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe, read_recipe
+from napkin.recipe.tuning_recipe import TuningRecipe
 from napkin.runs.conversation_file import CONVERSATION_FILE
 from napkin.runs.json_file import read_json, write_json
 from napkin.runs.run_format import (
@@ -115,6 +116,12 @@ class RunFolder:
     def recipe(self) -> Recipe:
         """The resolved recipe."""
         return read_recipe(self.path / "recipe.toml")
+
+    @property
+    def validation_tokens(self) -> str | None:
+        """The token file that the run was evaluated on; None without one, as of a run tuned on conversations."""
+        recipe = self.recipe
+        return None if isinstance(recipe, TuningRecipe) else recipe.data.validation
 
     @property
     def tokenizer(self) -> Tokenizer:

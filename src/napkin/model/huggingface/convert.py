@@ -25,7 +25,7 @@ from napkin.model.config import ModelConfig
 from napkin.model.huggingface.families import FAMILIES
 from napkin.model.huggingface.family import Family
 from napkin.model.huggingface.folder_files import path_inside, read_json
-from napkin.model.huggingface.tokenizer_files import SEPARATOR, TextEnds, separated_by, write_tokenizer
+from napkin.model.huggingface.tokenizer_files import SEPARATOR, TextForm, write_tokenizer
 from napkin.model.transformer import Transformer
 from napkin.tokenizer.base import Tokenizer
 
@@ -106,14 +106,14 @@ def save_huggingface(
     *,
     tokenizer: Tokenizer | None = None,
     separator: str = SEPARATOR,
-    ends: TextEnds | None = None,
+    form: TextForm | None = None,
 ) -> None:
     """Write a model as a new Hugging Face folder, weights in their own dtype; with a tokenizer, it goes there too.
 
     It is saved as the first family that has all its settings: gpt2, llama, granite for a model with scales of its own,
     as of a tied embedding, mistral, mixtral, qwen2, qwen3, olmo2 or gemma2. `separator` is the special token with which
-    documents begin and end: `transformers` puts it before every text and stops at it. `ends` says more, for a model
-    of conversations.
+    documents begin and end: `transformers` puts it before every text and stops at it; `form`, in its place, is that of
+    a model of conversations.
 
     The folder appears whole or not at all. Raises NapkinError if it exists, if no family has the model's architecture,
     naming the first setting that differs from the nearest, and if the tokenizer is not a byte-level BPE.
@@ -135,7 +135,9 @@ def save_huggingface(
             save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
             sync_file(draft / "model.safetensors")
             if tokenizer is not None:
-                settings |= write_tokenizer(tokenizer, draft, model.config, ends or separated_by(tokenizer, separator))
+                settings |= write_tokenizer(
+                    tokenizer, draft, model.config, form or TextForm((separator,), (separator,))
+                )
             atomic_write_text(draft / "config.json", json.dumps(settings, indent=2) + "\n")
             os.rename(draft, folder)
             sync_folder(folder.parent)

@@ -2,7 +2,7 @@
 
 tokenizer.json encodes and decodes; its post-processor puts the separator before every text, since each document in
 training began after one. tokenizer_config.json says which token is special for what, generation_config.json where a
-completion ends.
+completion ends, chat_template.jinja how the messages of a conversation become a text.
 """
 
 import json
@@ -21,80 +21,77 @@ SEPARATOR = "<|endoftext|>"
 """What training puts between documents."""
 
 
+_NAMES = ("bos_token", "eos_token", "pad_token")
+
+
 @dataclass(frozen=True)
-class TextEnds:
-    """What stands around texts in a model's tokens."""
+class TextForm:
+    """What stands around texts, as special tokens, and how conversations are written."""
 
-    first_ids: tuple[int, ...]
-    """Before every text; a chat template writes its own."""
-    stop_ids: tuple[int, ...]
-    """Where a text ends."""
+    first: Sequence[str] = (SEPARATOR,)
+    """Before every text."""
+    stops: Sequence[str] = (SEPARATOR,)
+    """At which a text ends."""
     chat_template: str | None = None
+    """In jinja's language."""
     template_tokens: Mapping[str, str] = field(default_factory=dict)
-    """Texts that the template may name, such as eos_token."""
+    """Texts that the template may name: bos_token, eos_token and so on."""
 
 
-def separated_by(tokenizer: Tokenizer, separator: str) -> TextEnds:
-    """Those of a model whose documents begin and end with a special token. Raises NapkinError where the tokenizer has
-    none of that name."""
-    if separator not in tokenizer.special_tokens:
-        raise NapkinError(
-            f"the tokenizer has no special token '{separator}': name one of "
-            f"{', '.join(tokenizer.special_tokens) or 'its own, of which it has none'} as the separator"
-        )
-    number = (tokenizer.special_tokens[separator],)
-    return TextEnds(number, number)
-
-
-def write_tokenizer(tokenizer: Tokenizer, folder: Path, config: ModelConfig, ends: TextEnds) -> dict[str, int]:
+def write_tokenizer(tokenizer: Tokenizer, folder: Path, config: ModelConfig, form: TextForm) -> dict[str, int]:
     """Write the tokenizer's files; returns the settings of config.json that name special tokens.
 
-    Raises NapkinError if the tokenizer is not the model's, or cannot be written exactly.
+    Raises NapkinError if the tokenizer is not the model's, lacks a special token, or cannot be written exactly.
     """
     if tokenizer.vocab_size > config.vocab_size:
         raise NapkinError(
             f"the tokenizer has {tokenizer.vocab_size} ids, the model {config.vocab_size}: use the one it was trained "
             "with"
         )
+    for token in (*form.first, *form.stops):
+        if token not in tokenizer.special_tokens:
+            raise NapkinError(
+                f"the tokenizer has no special token '{token}': name one of "
+                f"{', '.join(tokenizer.special_tokens) or 'its own, of which it has none'} as the separator"
+            )
     path = folder / "tokenizer.json"
     write_huggingface(tokenizer, path)
-    named = {number: token for token, number in tokenizer.special_tokens.items()}
-    document = json.loads(path.read_text("utf-8")) | {"post_processor": _begin_with(ends.first_ids, named)}
-    atomic_write_text(path, json.dumps(document, ensure_ascii=False, indent=1) + "\n", overwrite=True)
-    # There is often no other token that could fill up a batch; it is masked there.
-    wanted = {"bos_token": ends.first_ids[:1], "eos_token": ends.stop_ids[:1], "pad_token": ends.stop_ids[:1]}
-    ids = {f"{name}_id": number for name, numbers in wanted.items() for number in numbers}
-    tokens = {name.removesuffix("_id"): named[number] for name, number in ids.items() if number in named}
+    ids = {token: tokenizer.special_tokens[token] for token in (*form.first, *form.stops)}
+    if form.first:
+        document = json.loads(path.read_text("utf-8")) | {"post_processor": _begin_with(form.first, ids)}
+        atomic_write_text(path, json.dumps(document, ensure_ascii=False, indent=1) + "\n", overwrite=True)
+    # There is no other token that could fill up a batch; it is masked there.
+    first, last = [*form.first, *form.stops][:1], form.stops[:1]
+    tokens = {name: each[0] for name, each in zip(_NAMES, (first, last, last), strict=True) if each}
+    settings = {f"{name}_id": ids[token] for name, token in tokens.items()}
+    ends = {"eos_token_id": [ids[token] for token in form.stops]} if len(form.stops) > 1 else {}
     described: dict[str, dict[str, Any]] = {
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            **ends.template_tokens,
             **tokens,
-            "add_bos_token": bool(ends.first_ids),
+            # A template was written with these.
+            **form.template_tokens,
+            "add_bos_token": bool(form.first),
             "add_eos_token": False,
             "clean_up_tokenization_spaces": False,
             "model_max_length": config.context_length,
         },
-        "special_tokens_map.json": tokens,
-        "generation_config.json": ids | ({"eos_token_id": list(ends.stop_ids)} if len(ends.stop_ids) > 1 else {}),
+        "special_tokens_map.json": {**tokens, **form.template_tokens},
+        "generation_config.json": {**settings, **ends},
     }
-    for name, settings in described.items():
-        atomic_write_text(folder / name, json.dumps(settings, ensure_ascii=False, indent=2) + "\n")
-    if ends.chat_template is not None:
-        atomic_write_text(folder / "chat_template.jinja", ends.chat_template)
-    return ids
+    if form.chat_template is not None:
+        atomic_write_text(folder / "chat_template.jinja", form.chat_template)
+    for name, content in described.items():
+        atomic_write_text(folder / name, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+    return settings
 
 
-def _begin_with(first_ids: Sequence[int], named: Mapping[int, str]) -> dict[str, Any] | None:
-    if not first_ids:
-        return None
-    first = [{"SpecialToken": {"id": named[number], "type_id": 0}} for number in first_ids]
+def _begin_with(tokens: Sequence[str], ids: Mapping[str, int]) -> dict[str, Any]:
+    first: list[dict[str, Any]] = [{"SpecialToken": {"id": token, "type_id": 0}} for token in tokens]
     text, second = ({"Sequence": {"id": name, "type_id": place}} for place, name in enumerate("AB"))
     return {
         "type": "TemplateProcessing",
         "single": [*first, text],
         "pair": [*first, text, second],
-        "special_tokens": {
-            named[number]: {"id": named[number], "ids": [number], "tokens": [named[number]]} for number in first_ids
-        },
+        "special_tokens": {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in tokens},
     }
