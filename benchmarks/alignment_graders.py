@@ -1,0 +1,134 @@
+"""Graders of mathematical answers: false rewards, equal forms accepted, seconds per answer; beside math-verify.
+
+The tables are those of the tests: answers that must not be rewarded and pairs that say the same. GSM8K's solutions, if
+their folder is given, are graded against themselves and against the next problem's answer.
+
+    pip install math-verify
+    python benchmarks/alignment_graders.py --gsm8k FOLDER       # train.jsonl and test.jsonl anywhere in it
+
+The table is also written to benchmarks/results/.
+"""
+
+import argparse
+import contextlib
+import json
+import logging
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from napkin.alignment.rewards.mathematics.math_answer import math_reward, number_reward
+from napkin.hardware.host import detect_host
+from result_files import write_result
+
+TABLES = Path(__file__).parent.parent / "tests" / "alignment" / "rewards" / "mathematics"
+Grade = Callable[[str, str], float]
+Pairs = list[tuple[str, str]]
+
+
+def wrong_answers() -> Pairs:
+    rows = [json.loads(line) for line in (TABLES / "wrong_answers.jsonl").read_text().splitlines()]
+    return [(row["answer"], row["reference"]) for row in rows]
+
+
+def long_answers() -> Pairs:
+    """Answers made to take long."""
+    return [
+        ("7" * 1_000_000, "7"),
+        ("\\boxed{" + "9^" * 900 + "9}", "9"),
+        ("\\boxed{" + "(" * 900 + "7" + ")" * 900 + "}", "8"),
+        ("\\boxed{0." + "3" * 1_900 + "}", "1/3"),
+        ("\\boxed{" * 14_000 + "7", "7"),
+        ("\\boxed{7}" + "\\boxed{}" * 12_000, "7"),
+        ("\\boxed{(x+1)^{400}}", "(x+1)^{399}"),
+        ("\\boxed{" + "+".join(f"\\sin({n}x)" for n in range(60)) + "}", "x"),
+        ("\\boxed{" + "*".join(["987654321/123456789"] * 90) + "}", "7"),
+    ]
+
+
+def equal_answers() -> Pairs:
+    lines = (TABLES / "equal_answers.txt").read_text().splitlines()
+    pairs = [line.split("\t") for line in lines if not line.startswith("#")]
+    return [(f"Hence $\\boxed{{{one}}}$.", other) for pair in pairs for one, other in (pair, pair[::-1])]
+
+
+def gsm8k(folder: Path) -> tuple[Pairs, Pairs]:
+    """Each solution with its own answer, and with the next one that differs."""
+    rows = [json.loads(line) for path in sorted(folder.rglob("*.jsonl")) for line in path.read_text().splitlines()]
+    solutions = [row["answer"] for row in rows]
+    answers = [solution.rpartition("####")[2].strip() for solution in solutions]
+    own = list(zip(solutions, answers, strict=True))
+    other = [
+        (solution, next_one)
+        for (solution, answer), next_one in zip(own, [*answers[1:], answers[0]], strict=True)
+        if answer.replace(",", "") != next_one.replace(",", "")
+    ]
+    return own, other
+
+
+def math_verify() -> Grade | None:
+    """The peer's grader; None if it is not installed."""
+    try:
+        from math_verify import parse, verify  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return None
+    logging.disable(logging.CRITICAL)
+
+    def grade(answer: str, reference: str) -> float:
+        # Its parser finds LaTeX in marks of mathematics.
+        return float(verify(parse(f"${reference}$"), parse(answer)))
+
+    return grade
+
+
+def row(name: str, what: str, grade: Grade, pairs: Pairs) -> str:
+    rewarded, seconds = 0, []
+    for answer, reference in pairs:
+        begin = time.process_time()
+        with contextlib.suppress(Exception):
+            rewarded += grade(answer, reference) > 0
+        seconds.append(time.process_time() - begin)
+    middle, most = 1e3 * statistics.median(seconds), 1e3 * max(seconds)
+    rate = len(pairs) / sum(seconds)
+    return f"| {what} | {name} | {len(pairs):,} | {rewarded:,} | {middle:.3f} | {most:.1f} | {rate:,.0f} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gsm8k", type=Path, help="folder of GSM8K's files")
+    options = parser.parse_args()
+    peer = math_verify()
+    sets: dict[str, Pairs] = {
+        "wrong answers, 0 are right": wrong_answers(),
+        "long answers, 0 are right": long_answers(),
+        "equal forms, all are right": equal_answers(),
+    }
+    numbers: dict[str, Pairs] = {"numbers, all are right": [(f"#### {n:,}", str(n)) for n in range(0, 10**7, 997)]}
+    if options.gsm8k is not None:
+        own, other = gsm8k(options.gsm8k)
+        numbers |= {"GSM8K's solutions, all are right": own, "... with the next answer, 0 are right": other}
+    lines = [
+        "| answers | grader | number | rewarded | median ms | most ms | per second |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for what, pairs in {**sets, **numbers}.items():
+        name, grade = ("napkin, number", number_reward) if what in numbers else ("napkin, math", math_reward)
+        lines.append(row(name, what, grade, pairs))
+        print(lines[-1], flush=True)
+        if peer is not None and "long" not in what:
+            lines.append(row("math-verify", what, peer, pairs[:1000]))
+            print(lines[-1], flush=True)
+    if peer is None:
+        lines.append("\nmath-verify is not installed: pip install math-verify")
+    head = (
+        f"# Graders of mathematical answers: {detect_host().cpu_name}, {datetime.now(UTC):%Y-%m-%d}, Python "
+        f"{platform.python_version()}, one process, processor time; math-verify on the first 1,000 of each"
+    )
+    write_result("alignment_graders", [head, "", *lines])
+
+
+if __name__ == "__main__":
+    main()
