@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from napkin.alignment.sequence_step import scores_of_units
 from napkin.distributed.joining import join_ranks
 from napkin.recipe.training_config import TrainingConfig
-from oracles.alignment_cases import CASES, gradient_of, train_state_of
+from oracles.alignment_cases import CASES, WITH_SCALAR_HEAD, gradient_of, train_state_of
 from reliability.rank_cases import leave_groups
 from reliability.ranks import fork_ranks
 
@@ -28,11 +28,13 @@ def compute_cases(folder: Path) -> None:
     with join_ranks(TrainingConfig(device="cpu", rank_timeout=60.0)) as ranks:
         for strategy in ("ddp", "fsdp"):
             train_state = train_state_of(ranks, parallelism=strategy)
+            with_scalar_head = train_state_of(ranks, parallelism=strategy, scalar_head=True)
             for name, make in CASES.items():
                 objective, units = make()
+                trained = with_scalar_head if name in WITH_SCALAR_HEAD else train_state
                 for max_tokens in MAX_TOKENS:
                     key = f"{name}, {strategy}, {max_tokens}"
-                    gradients[key], step = gradient_of(train_state, units, objective, max_tokens=max_tokens)
+                    gradients[key], step = gradient_of(trained, units, objective, max_tokens=max_tokens)
                     figures[key] = dataclasses.asdict(step)
             objective, units = CASES["supervised, token"]()
             scores = scores_of_units(train_state.parallel_model, units, max_tokens=64)

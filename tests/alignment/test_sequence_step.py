@@ -25,7 +25,7 @@ from napkin.errors import NapkinError
 from napkin.model.scalar_head import add_scalar_head
 from napkin.model.transformer import Transformer
 from napkin.recipe.layout import Layout
-from oracles.alignment_cases import CASES, gradient_of, some_units, train_state_of
+from oracles.alignment_cases import CASES, WITH_SCALAR_HEAD, gradient_of, some_units, train_state_of
 from reliability.ranks import free_port
 
 
@@ -50,8 +50,11 @@ def compute_on_ranks(folder: Path, size: int) -> None:
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.torture), 4])
 def test_ranks_have_the_gradient_of_one_process(tmp_path: Path, size: int) -> None:
     compute_on_ranks(tmp_path, size)
-    train_state = train_state_of()
-    alone = {name: gradient_of(train_state, make()[1], make()[0]) for name, make in CASES.items()}
+    train_state, with_scalar_head = train_state_of(), train_state_of(scalar_head=True)
+    alone = {
+        name: gradient_of(with_scalar_head if name in WITH_SCALAR_HEAD else train_state, make()[1], make()[0])
+        for name, make in CASES.items()
+    }
     gradients = load_file(tmp_path / "gradients.safetensors")
     figures = json.loads((tmp_path / "figures.json").read_text())
     for name, (expected, step) in alone.items():

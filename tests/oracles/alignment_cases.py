@@ -3,6 +3,7 @@
 An objective that joins `CASES` is held to it by the tests and shown in benchmarks/alignment_invariance.py.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
@@ -15,6 +16,7 @@ from napkin.alignment.objective import REFERENCE, Normalisation, Objective
 from napkin.alignment.policy_gradient.objective import policy_objective
 from napkin.alignment.preferences.kto import DESIRABLE, with_kl_estimate
 from napkin.alignment.preferences.registry import preference_objective
+from napkin.alignment.preferences.reward_model import RewardObjective, rewarded
 from napkin.alignment.sequence_step import SequenceStep, train_on_units
 from napkin.alignment.supervised import SupervisedObjective
 from napkin.alignment.token_sequence import TokenSequence, Unit
@@ -27,6 +29,7 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.reinforcement_config import PolicyAlgorithm, ReinforcementConfig
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.tuning_recipe import RewardModelRecipe
 from napkin.train_step.step import TrainState, build_train_state
 
 MODEL = ModelConfig(vocab_size=29, context_length=32, d_model=16, n_layers=2, n_heads=2)
@@ -60,6 +63,8 @@ def answers_with_advantages() -> list[Unit]:
             "advantages": np.full(n, generator.normal()),
             "old_log_probabilities": near[0],
             "reference_log_probabilities": near[1],
+            "returns": generator.normal(size=n),
+            "old_values": generator.normal(size=n),
         }
         units.append((sequence.with_values(**{name: each.astype(np.float32) for name, each in values.items()}),))
     return units
@@ -105,16 +110,30 @@ def policy_case(algorithm: PolicyAlgorithm) -> Callable[[], tuple[Objective, lis
 ALGORITHMS: tuple[PolicyAlgorithm, ...] = ("reinforce", "grpo", "cispo", "gspo")
 CASES |= {f"policy, {algorithm}": policy_case(algorithm) for algorithm in ALGORITHMS}
 
+WITH_SCALAR_HEAD = {
+    "policy, ppo": policy_case("ppo"),
+    "reward model": lambda: (RewardObjective(), [tuple(map(rewarded, unit)) for unit in some_units(size=2)]),
+}
+"""Those of a model with a head of one number, which here has a head over the vocabulary of its own."""
+CASES |= WITH_SCALAR_HEAD
 
-def train_state_of(ranks: Ranks = ALONE, *, parallelism: str = "ddp", model: ModelConfig = MODEL) -> TrainState:
+
+def train_state_of(
+    ranks: Ranks = ALONE, *, parallelism: str = "ddp", model: ModelConfig = MODEL, scalar_head: bool = False
+) -> TrainState:
     """A model in fp32 whose gradients are not clipped."""
     training: dict[str, Any] = {"parallelism": parallelism, "precision": "fp32", "device": "cpu", "batch_size": 4}
-    recipe = Recipe(
-        model=model,
+    kind = RewardModelRecipe if scalar_head else Recipe
+    recipe = kind(
+        model=dataclasses.replace(model, tie_embeddings=not scalar_head),
         optimizer=OptimizerConfig(clip_norm=1e9, warmup_steps=0).resolved,
         training=TrainingConfig(**training, kernels="plain"),
     )
-    return build_train_state(ResolvedRecipe(recipe, Precision("fp32", "cpu")), ranks)
+    train_state = build_train_state(ResolvedRecipe(recipe, Precision("fp32", "cpu")), ranks)
+    if train_state.model.scalar_head is not None:
+        # It starts at 0, and no gradient would come through.
+        torch.nn.init.constant_(train_state.model.scalar_head.weight, 0.1)
+    return train_state
 
 
 def gradient_of(

@@ -43,5 +43,4 @@ class RewardObjective:
             raise NapkinError("the model has no scalar head, which rewards are read from: add one with add_scalar_head")
         chosen, rejected = pairs_of(last_of_answers(scores.scalars, part), part)
         loss = bradley_terry_losses(chosen, rejected).sum() / max(totals.units, 1)
-        # DDP waits for a gradient of every parameter, that of a head over the vocabulary as well.
-        return loss + 0.0 * scores.log_probabilities.sum(), pair_figures(chosen, rejected, totals)
+        return loss, pair_figures(chosen, rejected, totals)
