@@ -182,7 +182,8 @@ class Transformer(nn.Module):
             chunk_size=self.loss_chunk_size,
             logit_softcap=self.config.logit_softcap,
         )
-        scalars = None if self.scalar_head is None else self.scalar_head(hidden)[:, 0].float()
+        # Not a view: FSDP2 hooks into what a module returns.
+        scalars = None if self.scalar_head is None else self.scalar_head(hidden)[:, 0].float().clone()
         return TokenScores(log_probabilities, entropies, scalars, weighted_sum)
 
     def hidden(
