@@ -51,7 +51,16 @@ WRONG += [
     "В",
     "Ｂ",
 ]
-WRONG += ["A B C D", "B? C?", "I choose B" * 100, "The best answer", "\\boxed{}B", "B" * 100_000, "(" * 100_000 + "B"]
+WRONG += [
+    "A B C D",
+    "B? C?",
+    "I choose B" * 100,
+    "The best answer",
+    "\\boxed{}B",
+    "B" * 100_000,
+    "(" * 100_000 + "B",
+    "\\boxed{B" + ")" * 3_000 + "!}",
+]
 
 
 def test_a_choice_is_the_one_letter_of_the_final_answer() -> None:

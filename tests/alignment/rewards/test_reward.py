@@ -11,11 +11,11 @@ import pytest
 from napkin.alignment.environments import arithmetic, sequences, solved_chats
 from napkin.alignment.rewards import Reward, RewardFailure, choice, exact, reward_named
 from napkin.alignment.rewards import reward as reward_module
-from napkin.alignment.rewards.mathematics import math_answer
+from napkin.alignment.rewards.mathematics import math_answer, plain_words
 from napkin.alignment.rewards.reward import MOST_REASONS, OTHER_REASONS
 from napkin.errors import NapkinError
 
-MODULES = [arithmetic, choice, exact, math_answer, reward_module, sequences, solved_chats]
+MODULES = [arithmetic, choice, exact, math_answer, plain_words, reward_module, sequences, solved_chats]
 
 
 def graded_by_eval(answer: str, reference: str) -> float:

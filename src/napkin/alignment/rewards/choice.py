@@ -7,7 +7,7 @@ from napkin.errors import NapkinError
 
 # B, (B), B., (B) Paris, B) Paris, B: Paris; with \text{} or ** around the letter.
 _CHOICE = re.compile(
-    r"(?:\\text(?:bf)?\{|\*\*)?\(?([A-Za-z])(?:\)|\}|\*\*|[.:)]|\)\})*(?P<rest>(?:(?<=[.:)*}])\s.*)?)", re.DOTALL
+    r"(?:\\text(?:bf)?\{|\*\*)?\(?([A-Za-z])(?:[).:}]|\*\*)*+(?P<rest>(?:(?<=[.:)*}])\s.*)?)", re.DOTALL
 )
 _OTHER = re.compile(r"\([A-Z]\)|\b[B-Z]\b[.):]?|\bA[.):]|\b(?:or|and|not)\b")
 

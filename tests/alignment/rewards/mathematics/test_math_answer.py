@@ -48,6 +48,7 @@ LONG = {
     ),
     "a long product": ("\\boxed{" + "*".join(["987654321/123456789"] * 90) + "}", "7"),
     "a long sum": ("\\boxed{" + "+".join(f"1/{n}" for n in range(9_000, 9_090)) + "}", "7"),
+    "400 signs of a sum": ("\\boxed{" + "+".join(["1"] * 199) + "}", "198"),
     "a null byte": ("\\boxed{5\x00}", "5"),
     "half of a character": ("\\boxed{5\ud800}", "5"),
     "control characters": ("\\boxed{\x015\x02}", "5"),

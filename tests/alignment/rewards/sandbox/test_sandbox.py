@@ -51,6 +51,7 @@ WRONG = {
     "all memory": "x = 'x' * 2**33\ndef add(a, b): return a + b",
     "damaged": "def add(a, b) return a + b",
     "a null byte": "def add(a, b):\x00 return a + b",
+    "spaces without end": "```" + " " * 500_000,
     "deep brackets": "(" * 10_000 + ")" * 10_000,
 }
 
@@ -126,9 +127,9 @@ def test_a_program_reaches_nothing_outside_of_its_process(code: Reward, tmp_path
 
 
 def test_what_never_ends_is_ended() -> None:
-    grade = ProgramTests(ProgramLimits(seconds=1))
-    for program in ("while True: pass", "def add(a, b):\n    while True: pass", "import time\ntime.sleep(100)"):
-        assert grade(program, TESTS) == 0
+    programs = ("while True: pass", "def add(a, b):\n    while True: pass", "import time\ntime.sleep(100)")
+    reward = Reward("code", ProgramTests(ProgramLimits(seconds=1)), n_parallel=3)
+    assert [each.reward for each in reward.judge_all([(program, TESTS) for program in programs])] == [0, 0, 0]
 
 
 def test_arguments_that_are_changed_in_place_and_values_of_all_kinds_travel(code: Reward) -> None:

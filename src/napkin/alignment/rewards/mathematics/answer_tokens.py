@@ -122,6 +122,9 @@ def _tokens_of(kind: str | None, text: str, match: re.Match[str]) -> list[Token]
         return [_command(match["command"])]
     if kind == "words":
         words = match["words"].strip()
+        if words[:1].isascii() and words[:1].isdigit():
+            # \\textbf{5}, \\text{5 cm}
+            return tokens_of(words)
         return [Token("mark", words)] if words in ("or", "and", "%") else _letters_or_words(words)
     if kind == "power":
         return [Token("mark", "^")]

@@ -29,6 +29,7 @@ from napkin.alignment.rewards.mathematics.forms import (
     signed_infinity,
     without_plus_minus,
 )
+from napkin.alignment.rewards.mathematics.plain_words import plain_words
 
 MOST_VARIABLES = 12
 # Numerators over 1024 from, and how far they go: between 0 and 1, above 1, and below 0.
@@ -50,10 +51,14 @@ class Comparison:
             return self._same(without_plus_minus(answer), without_plus_minus(reference))
 
     def _same(self, answer: Node, reference: Node) -> bool:
-        self._arithmetic.spend(5)
+        self._arithmetic.spend(8)
         answer, reference = element_of(answer), element_of(reference)
         if isinstance(answer, Words) or isinstance(reference, Words):
-            return isinstance(answer, Words) and isinstance(reference, Words) and _words(answer) == _words(reference)
+            return (
+                isinstance(answer, Words)
+                and isinstance(reference, Words)
+                and plain_words(answer.text) == plain_words(reference.text)
+            )
         if isinstance(answer, Relation) or isinstance(reference, Relation):
             return self._same_relations(answer, reference)
         if isinstance(answer, Collection) or isinstance(reference, Collection):
@@ -203,7 +208,3 @@ def _is_number(node: Node) -> bool:
 
 def _is_zero(value: Complex) -> bool:
     return value.real == 0 and value.imaginary == 0
-
-
-def _words(node: Words) -> str:
-    return " ".join(node.text.lower().split()).strip(" .")

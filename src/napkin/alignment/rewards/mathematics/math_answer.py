@@ -19,6 +19,7 @@ from napkin.alignment.rewards.mathematics.expression_parser import parse_tokens
 from napkin.alignment.rewards.mathematics.final_answer import bare, final_answer
 from napkin.alignment.rewards.mathematics.forms import scaled
 from napkin.alignment.rewards.mathematics.number_words import NUMBER_WORDS
+from napkin.alignment.rewards.mathematics.plain_words import plain_words
 from napkin.alignment.rewards.mathematics.units import Unit, split_unit
 from napkin.errors import NapkinError
 
@@ -89,7 +90,7 @@ def answers_equal(answer: str, reference: str, *, only_numbers: bool = False) ->
             wanted, wanted_unit = _read(reference, letters=True)
         node, wanted = _in_one_unit(node, unit, wanted, wanted_unit)
         return Comparison(f"{answer}\0{reference}").same(node, wanted)
-    except NotUnderstood:
+    except (NotUnderstood, RecursionError):
         return False
 
 
@@ -152,4 +153,4 @@ def _squeezed(text: str) -> str:
 def _plain(text: str) -> str:
     for command in ("\\text", "\\textbf", "\\mathrm", "\\textrm", "\\mbox"):
         text = text.replace(command + "{", "{")
-    return " ".join(text.replace("{", " ").replace("}", " ").lower().split()).strip(" .")
+    return plain_words(text.replace("{", " ").replace("}", " "))

@@ -93,6 +93,9 @@ def confine(*, reading: bool = False) -> None:
     class Program(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
+    if not reading:
+        # PR_SET_PDEATHSIG: a program ends with who has started it.
+        libc.prctl(1, 9, 0, 0, 0)
     # PR_SET_DUMPABLE: no other process of the user reads this one's memory. PR_SET_NO_NEW_PRIVS.
     libc.prctl(4, 0, 0, 0, 0)
     if libc.prctl(38, 1, 0, 0, 0) != 0:

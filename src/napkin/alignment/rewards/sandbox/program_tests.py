@@ -17,9 +17,11 @@ from napkin.alignment.rewards.sandbox.confined_process import ConfinedProcess
 from napkin.alignment.rewards.sandbox.confinement import can_confine
 from napkin.errors import NapkinError, first_line
 
-_BLOCK = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_BLOCK = re.compile(r"```[ \t]*+(?:python3?|py)?[ \t]*+\n(.*?)```", re.DOTALL | re.IGNORECASE)
+MOST_ANSWER = 1_000_000
+"""Characters that are searched for a program: what stands before is not."""
 MOST_PROGRAM = 100_000
-"""Characters."""
+"""Characters of a program."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ class ProgramTests:
 
 def program_of(answer: str) -> str | None:
     """The program in a text; None if there is none that Python can read."""
+    answer = answer[-MOST_ANSWER:]
     blocks = _BLOCK.findall(answer)
     program = blocks[-1] if blocks else answer
     if len(program) > MOST_PROGRAM or not program.strip():
