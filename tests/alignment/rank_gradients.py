@@ -19,7 +19,10 @@ from oracles.alignment_cases import CASES, WITH_SCALAR_HEAD, gradient_of, train_
 from reliability.rank_cases import leave_groups
 from reliability.ranks import fork_ranks
 
-MAX_TOKENS = (1, 64)
+
+def sizes_of(case: str) -> tuple[int, ...]:
+    """The sizes of micro-batches that a case is computed in: with 1, each unit is one."""
+    return (1, 64) if case == "supervised, sequence" else (64,)
 
 
 def compute_cases(folder: Path) -> None:
@@ -32,7 +35,7 @@ def compute_cases(folder: Path) -> None:
             for name, make in CASES.items():
                 objective, units = make()
                 trained = with_scalar_head if name in WITH_SCALAR_HEAD else train_state
-                for max_tokens in MAX_TOKENS:
+                for max_tokens in sizes_of(name):
                     key = f"{name}, {strategy}, {max_tokens}"
                     gradients[key], step = gradient_of(trained, units, objective, max_tokens=max_tokens)
                     figures[key] = dataclasses.asdict(step)

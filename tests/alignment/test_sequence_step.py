@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from alignment.rank_gradients import MAX_TOKENS
+from alignment.rank_gradients import sizes_of
 from napkin.alignment.sequence_step import (
     SequenceScores,
     numbers_of_rank,
@@ -59,7 +59,7 @@ def test_ranks_have_the_gradient_of_one_process(tmp_path: Path, size: int) -> No
     figures = json.loads((tmp_path / "figures.json").read_text())
     for name, (expected, step) in alone.items():
         for strategy in ("ddp", "fsdp"):
-            for max_tokens in MAX_TOKENS:
+            for max_tokens in sizes_of(name):
                 key = f"{name}, {strategy}, {max_tokens}"
                 assert distance(gradients[key], expected) < 1e-6, key
                 told = figures[key]

@@ -32,7 +32,7 @@ FORMS = pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compil
 
 
 @FORMS
-@pytest.mark.parametrize("chunk_size", [1, 7, 512])
+@pytest.mark.parametrize("chunk_size", [7, 512])
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("reads", ["log-probabilities", "entropies", "both"])
