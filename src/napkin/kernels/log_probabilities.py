@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from napkin.kernels.autocast import dtype_of_product
 from napkin.kernels.compiled_loss import add_narrow_, bound_, loss_rows_
 from napkin.kernels.cpu_operator import is_computed
 from napkin.kernels.cross_entropy_loss import CHUNK_SIZE
@@ -53,14 +54,9 @@ def linear_log_probabilities(
     the products are in autocast's dtype. `compiled` takes the compiled loop where there is one: on a CPU, in fp32 and
     bf16.
     """
-    device_type = hidden.device.type
-    if torch.is_autocast_enabled(device_type):
-        dtype = torch.get_autocast_dtype(device_type)
-    else:
-        dtype = torch.promote_types(hidden.dtype, weight.dtype)
-    chunks = _Chunks(dtype, temperature, chunk_size, logit_softcap, compiled)
+    chunks = _Chunks(dtype_of_product(hidden, weight), temperature, chunk_size, logit_softcap, compiled)
     # Dtypes are chosen here, operator by operator.
-    with torch.autocast(device_type, enabled=False):
+    with torch.autocast(hidden.device.type, enabled=False):
         if coefficients is None or not torch.is_grad_enabled():
             log_probabilities, entropies = _Recomputed.apply(hidden, weight, targets, chunks)  # pyright: ignore[reportGeneralTypeIssues]
             weighted_sum = None if coefficients is None else _weighted_sum(coefficients, log_probabilities)
