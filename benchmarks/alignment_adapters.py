@@ -165,7 +165,7 @@ def peft_step(kind: str, precision: str, folder: Path) -> tuple[torch.nn.Module,
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return float(loss)
+        return float(loss.detach())
 
     return model, step
 
