@@ -7,19 +7,21 @@ can pretend to end itself and begin another.
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise, takewhile
-from typing import Any
+from typing import Any, Literal
 
 from napkin.errors import NapkinError
 from napkin.inference.chat_template import ChatTemplate, RefusedConversation
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.text_input import split_at, utf8
+from napkin.tokenizer.text_input import utf8
 
 _MARKS_ANSWERS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 Fields = Mapping[str, Any]
+Answers = Literal["all", "last", "none"]
+"""Of the assistant's, those that are looked for."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class TemplateChat(ChatFormat):
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self._tokenizer, self._template = tokenizer, template
-        self._special = sorted(tokenizer.special_tokens, key=len, reverse=True)
+        self._special = _SpecialTexts(tokenizer.special_tokens)
         self._marks_answers = bool(_MARKS_ANSWERS.search(template.source))
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
@@ -95,42 +97,69 @@ class TemplateChat(ChatFormat):
 
     def encode_fields(self, messages: Sequence[Fields]) -> list[int]:
         """The same for messages with any fields that the template knows: texts, lists and tables of texts."""
-        rendering = _Rendering(self._template, messages, self._special)
-        text = rendering.prompt(len(messages))
-        begins = rendering.begins(text, len(messages))
-        return self._tokens(text, begins, [], rendering.mark)[0]
+        rendering = _Rendering(messages, self._special)
+        rendering.need("prompt", *rendering.turns, len(messages))
+        self._render([rendering])
+        text = rendering.text("prompt", len(messages))
+        return self._tokens(text, rendering.begins(text), [], rendering.mark)[0]
 
-    def encode_answers(self, messages: Sequence[Message], *, only_last: bool = False) -> EncodedChat:
-        """A whole conversation, up to its last message, and where the assistant's answers are; or the last of them.
+    def encode_answers(self, messages: Sequence[Message], answers: Answers = "all") -> EncodedChat:
+        """A whole conversation, up to its last message, and where the assistant's answers are, those that are wanted.
 
         A template may mark them by `{% generation %}`. Of others, an answer is what is added to the text up to where it
-        begins. Raises UnstableTemplate where that text changes.
+        begins. Raises UnstableTemplate where that text changes, RefusedConversation where the template refuses it.
         """
-        rendering = _Rendering(self._template, _fields(messages), self._special)
-        if self._marks_answers:
+        (found,) = self.encode_batch([messages], answers)
+        if isinstance(found, NapkinError):
+            raise found
+        return found
+
+    def encode_batch(
+        self, conversations: Sequence[Sequence[Message]], answers: Answers = "all"
+    ) -> list[EncodedChat | UnstableTemplate | RefusedConversation]:
+        """`encode_answers` of each of several conversations, which are rendered together; errors are returned."""
+        renderings = [_Rendering(_fields(each), self._special) for each in conversations]
+        for each in renderings:
+            n, turns = len(each.messages), each.turns
+            wanted = turns if answers == "all" else turns[-1:] if answers == "last" else []
+            each.need("prompt", *turns)
+            if self._marks_answers and answers != "none":
+                each.need("marked", n)
+            else:
+                each.need("whole", *(turn + 1 for turn in wanted), n)
+        self._render(renderings)
+        found: list[EncodedChat | UnstableTemplate | RefusedConversation] = []
+        for each in renderings:
+            try:
+                found.append(self._encoded(each, answers))
+            except (UnstableTemplate, RefusedConversation) as error:
+                found.append(error)
+        return found
+
+    def _encoded(self, rendering: "_Rendering", answers: Answers) -> EncodedChat:
+        n, turns = len(rendering.messages), rendering.turns
+        if answers == "none":
+            text, spans = rendering.text("whole", n), []
+        elif self._marks_answers:
             text, spans = rendering.marked_answers()
         else:
-            text = rendering.whole(len(messages))
-            spans = [
-                rendering.answer(text, turn)
-                for turn in (rendering.turns(len(messages))[-1:] if only_last else rendering.turns(len(messages)))
-            ]
-        spans = spans[-1:] if only_last else spans
-        begins = rendering.begins(text, len(messages))
-        ids, places = self._tokens(text, begins, sorted({each for span in spans for each in span}), rendering.mark)
+            text = rendering.text("whole", n)
+            spans = [rendering.answer(text, turn) for turn in (turns[-1:] if answers == "last" else turns)]
+        spans = spans[-1:] if answers == "last" else spans
+        wanted = sorted({each for span in spans for each in span})
+        ids, places = self._tokens(text, rendering.begins(text), wanted, rendering.mark)
         return EncodedChat(ids, [(places[begin], places[end]) for begin, end in spans])
 
-    def encode_whole(self, messages: Sequence[Message]) -> EncodedChat:
-        """A whole conversation, whose answers are not looked for."""
-        rendering = _Rendering(self._template, _fields(messages), self._special)
-        text = rendering.whole(len(messages))
-        return EncodedChat(self._tokens(text, rendering.begins(text, len(messages)), [], rendering.mark)[0], [])
+    def _render(self, renderings: Sequence["_Rendering"]) -> None:
+        texts = iter(self._template.render_all([each for one in renderings for each in one.variables()]))
+        for one in renderings:
+            one.texts = {need: next(texts) for need in one.texts}
 
     def stop_ids(self) -> tuple[int, ...]:
         """The special token that ends an answer, by an example; none if the template ends it otherwise."""
         example = [Message("user", "a"), Message("assistant", "b")]
         try:
-            encoded = self.encode_answers(example, only_last=True)
+            encoded = self.encode_answers(example, "last")
         except NapkinError:
             return ()
         if not encoded.answers:
@@ -155,7 +184,7 @@ class TemplateChat(ChatFormat):
 
         stop = 0
         # A special token holds no mark.
-        for number, part in enumerate(split_at(text, self._special)):
+        for number, part in enumerate(self._special.split(text)):
             start, stop = stop, stop + len(part)
             if number % 2:
                 places |= {each: len(ids) for each in wanted if start < each < stop}
@@ -176,81 +205,103 @@ class TemplateChat(ChatFormat):
         return ids, places
 
 
+class _SpecialTexts:
+    """The texts of special tokens, to be found in others."""
+
+    def __init__(self, special: Collection[str]) -> None:
+        alternatives = "|".join(re.escape(each) for each in sorted(special, key=len, reverse=True))
+        self._whole = re.compile(f"({alternatives})") if special else None
+        self._begins = re.compile(f"(?=(?:{alternatives}))(.)", re.DOTALL) if special else None
+
+    def split(self, text: str) -> list[str]:
+        """See `napkin.tokenizer.text_input.split_at`."""
+        return [text] if self._whole is None else self._whole.split(text)
+
+    def marked(self, value: Any, mark: str) -> Any:
+        """The same with a mark behind the first character of each special token's text."""
+        if isinstance(value, Mapping):
+            return {name: self.marked(each, mark) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.marked(each, mark) for each in value]
+        return self._begins.sub(rf"\1{mark}", value) if isinstance(value, str) and self._begins else value
+
+
+_Kind = Literal["prompt", "whole", "marked"]
+"""Of a text of messages: up to where an answer begins, no more than them, or that with marks about answers."""
+
+
 class _Rendering:
     """A conversation's texts by a template; special tokens in messages have a mark, which keeps them from being any."""
 
-    def __init__(self, template: ChatTemplate, messages: Sequence[Fields], special: Sequence[str]) -> None:
-        self._template, self._special = template, special
+    def __init__(self, messages: Sequence[Fields], special: _SpecialTexts) -> None:
         nonce = secrets.token_hex(8)
         # The mark is removed where text becomes tokens.
         self.mark = f"\ue000{nonce}\ue001"
         self._begin_mark, self._end_mark = f"\ue002{nonce}\ue003", f"\ue004{nonce}\ue005"
-        self._messages = [_marked(each, special, self.mark) for each in messages]
-        self._prompts: dict[int, str] = {}
+        self._special = special
+        self.messages = [special.marked(each, self.mark) for each in messages]
+        self.turns = [number for number, each in enumerate(self.messages) if each.get("role") == "assistant"]
+        """Which messages are the assistant's."""
+        self.texts: dict[tuple[_Kind, int], str | RefusedConversation | None] = {}
+        """By kind and number of messages; None is not rendered yet."""
 
-    def prompt(self, n: int) -> str:
-        """The first n messages, up to where an answer begins."""
-        if n not in self._prompts:
-            self._prompts[n] = self._template.render(self._messages[:n])
-        return self._prompts[n]
+    def need(self, kind: _Kind, *sizes: int) -> None:
+        """Ask for texts of the first messages."""
+        self.texts |= {(kind, n): None for n in sizes}
 
-    def whole(self, n: int) -> str:
-        """The first n messages."""
-        return self._template.render(self._messages[:n], add_generation_prompt=False)
+    def variables(self) -> list[dict[str, Any]]:
+        """Of each text that is needed, what the template reads."""
+        marks = {"generation_begins": self._begin_mark, "generation_ends": self._end_mark}
+        return [
+            {
+                "messages": self.messages[:n],
+                "tools": None,
+                "documents": None,
+                "add_generation_prompt": kind == "prompt",
+                **(marks if kind == "marked" else {}),
+            }
+            for kind, n in self.texts
+        ]
 
-    def turns(self, n: int) -> list[int]:
-        """Which of the first n messages are the assistant's."""
-        return [number for number, each in enumerate(self._messages[:n]) if each.get("role") == "assistant"]
-
-    def begins(self, text: str, n: int) -> list[int]:
-        """Where the assistant's turns among n messages begin in their text, those that can be found."""
-        found = []
-        for turn in self.turns(n):
-            try:
-                before = self.prompt(turn)
-            except RefusedConversation:
-                # The first messages alone, such as none at all.
-                continue
-            if text.startswith(before):
-                found.append(len(before))
+    def text(self, kind: _Kind, n: int) -> str:
+        """A text that was needed. Raises RefusedConversation."""
+        found = self.texts[kind, n]
+        if isinstance(found, RefusedConversation):
+            raise found
+        assert found is not None
         return found
+
+    def begins(self, text: str) -> list[int]:
+        """Where the assistant's turns begin in a text, those that can be found."""
+        # A template may refuse the first messages alone, such as none at all.
+        prompts = [self.texts["prompt", turn] for turn in self.turns]
+        return [len(each) for each in prompts if isinstance(each, str) and text.startswith(each)]
 
     def answer(self, text: str, turn: int) -> tuple[int, int]:
         """Where an assistant's turn begins and ends: behind the special token that ends it, if one does."""
-        before = self.prompt(turn)
-        upto = text if turn == len(self._messages) - 1 else self.whole(turn + 1)
+        before, upto = self.text("prompt", turn), self.text("whole", turn + 1)
         if not text.startswith(before) or not text.startswith(upto) or len(upto) <= len(before):
             raise UnstableTemplate(
                 f"the chat template writes message {turn + 1} or those before it otherwise where more follow, so that "
                 "its answers cannot be told apart: learn only the last answer, or use a template with {% generation %}"
             )
-        parts = split_at(text[len(before) : len(upto)], self._special)
+        parts = self._special.split(text[len(before) : len(upto)])
         if len(parts) > 1 and not parts[-1].strip():
             return len(before), len(upto) - len(parts[-1])
         return len(before), len(upto)
 
     def marked_answers(self) -> tuple[str, list[tuple[int, int]]]:
         """The text and what a template marks in it."""
-        text = self._template.render(
-            self._messages,
-            add_generation_prompt=False,
-            generation_begins=self._begin_mark,
-            generation_ends=self._end_mark,
-        )
-        plain, spans = "", []
-        begin: int | None = None
-        for piece in re.split(f"({self._begin_mark}|{self._end_mark})", text):
-            if piece == self._begin_mark and begin is None:
-                begin = len(plain)
-            elif piece == self._end_mark and begin is not None:
-                spans.append((begin, len(plain)))
-                begin = None
-            elif piece in (self._begin_mark, self._end_mark):
+        plain, *rest = self.text("marked", len(self.messages)).split(self._begin_mark)
+        spans = []
+        for piece in rest:
+            answer, _, behind = piece.partition(self._end_mark)
+            if self._end_mark in behind or len(piece) == len(answer):
                 raise UnstableTemplate(
                     "the chat template has a {% generation %} block within another: use one block per answer"
                 )
-            else:
-                plain += piece
+            spans.append((len(plain), len(plain) + len(answer)))
+            plain += answer + behind
         return plain, [(begin, end) for begin, end in spans if begin < end]
 
 
@@ -261,14 +312,3 @@ def _fields(messages: Sequence[Message]) -> list[Fields]:
 def chat_format(tokenizer: Tokenizer, template: ChatTemplate | None, first_ids: Sequence[int]) -> ChatFormat:
     """The format of a model with that template; None has none, and its texts begin with `first_ids`."""
     return PlainChat(tokenizer, first_ids) if template is None else TemplateChat(tokenizer, template)
-
-
-def _marked(value: Any, special: Sequence[str], mark: str) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _marked(each, special, mark) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_marked(each, special, mark) for each in value]
-    if isinstance(value, str):
-        for token in special:
-            value = value.replace(token, token[0] + mark + token[1:])
-    return value

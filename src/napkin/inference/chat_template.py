@@ -34,6 +34,10 @@ class RefusedConversation(NapkinError):
         self.reason = reason
 
 
+class _Ended(NapkinError):
+    """The process was ended, or ended, before it had answered."""
+
+
 class ChatTemplate:
     """A template with the special tokens that it may name; it may be used from several threads.
 
@@ -74,31 +78,47 @@ class ChatTemplate:
         too. Values are those of JSON. Raises NapkinError if they are not, or where the template cannot be compiled or
         exceeds its limits, RefusedConversation where it refuses the messages.
         """
-        known = {
+        variables |= {
             "messages": list(messages),
             "tools": tools,
             "documents": documents,
             "add_generation_prompt": add_generation_prompt,
         }
-        try:
-            line = json.dumps({"variables": {**self.special_tokens, **variables, **known}})
-        except (TypeError, ValueError, RecursionError) as error:
-            raise NapkinError(f"a conversation holds what JSON cannot ({first_line(error)}): use texts") from None
+        (text,) = self.render_all([variables])
+        if isinstance(text, RefusedConversation):
+            raise text
+        return text
+
+    def render_all(self, renderings: Sequence[Mapping[str, Any]]) -> "list[str | RefusedConversation]":
+        """The texts of several conversations, each given by all variables that the template may read.
+
+        They are rendered in one exchange with the process; each may take as long as one alone. Raises NapkinError as
+        `render` does.
+        """
         with self._lock:
-            return self._answer(line, self.most_seconds)
+            try:
+                return self._answers(renderings)
+            except _Ended:
+                if len(renderings) == 1:
+                    raise
+            return [each for one in renderings for each in self._answers([one])]
 
     def close(self) -> None:
         """End the process."""
         with self._lock:
             self._end()
 
-    def _answer(self, line: str, seconds: float) -> str:
+    def _answers(self, renderings: Sequence[Mapping[str, Any]]) -> "list[str | RefusedConversation]":
+        try:
+            line = json.dumps({"renderings": [{**self.special_tokens, **each} for each in renderings]})
+        except (TypeError, ValueError, RecursionError) as error:
+            raise NapkinError(f"a conversation holds what JSON cannot ({first_line(error)}): use texts") from None
         if self._process is None or self._process.poll() is not None:
             self._start()
-        answer = self._ask(line, seconds)
-        if "error" in answer:
-            raise RefusedConversation(_one_line(answer["error"]))
-        return str(answer["text"])
+        return [
+            RefusedConversation(_one_line(each["error"])) if "error" in each else str(each["text"])
+            for each in self._ask(line, self.most_seconds)["answers"]
+        ]
 
     def _start(self) -> None:
         try:
@@ -139,8 +159,9 @@ class ChatTemplate:
         if told.endswith(b"\n"):
             return json.loads(told)
         self._end()
-        reason = f"takes longer than {seconds:g} s" if late.is_set() else "needs more memory than it may have"
-        raise NapkinError(f"the chat template {reason}: use another template")
+        if late.is_set():
+            raise _Ended(f"the chat template takes longer than {seconds:g} s: use another template")
+        raise _Ended("the chat template needs more memory than it may have: use another template")
 
     def _end(self) -> None:
         if self._process is not None:

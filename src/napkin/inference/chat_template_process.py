@@ -2,14 +2,15 @@
 
 It runs in jinja2's immutable sandbox, which keeps it from attributes and files; that it ends, and in how much memory,
 the sandbox does not say. Hence a process of its own, whose memory the system limits and which its parent ends when it
-takes too long (`napkin.inference.chat_template`). Lines of JSON go in and out: first the template, then a line of
-variables per rendering.
+takes too long (`napkin.inference.chat_template`). Lines of JSON go in and out: first the template, then lines of one
+or more renderings, each by its variables.
 """
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from jinja2 import TemplateError, nodes
@@ -28,29 +29,38 @@ def main() -> None:
     _limit_memory()
     render = None
     for line in sys.stdin.buffer:
-        answer: dict[str, Any]
-        try:
-            if line == b"\n":
-                # The parent asks whether it has started.
-                answer = {}
-            elif render is None:
-                render = compiled(json.loads(line)["template"])
-                answer = {}
-            else:
-                answer = {"text": _joined(render(json.loads(line)["variables"]))}
-        except TemplateError as error:
-            line_number = getattr(error, "lineno", None)
-            place = "" if line_number is None else f" in line {line_number}"
-            answer = {"error": f"{error.message or type(error).__name__}{place}"}
-        except MemoryError:
-            answer = {"error": "it needs more memory than it may have"}
-        except RecursionError:
-            answer = {"error": "it is nested too deeply"}
-        except Exception as error:
-            # Whatever a template makes Python raise: types that do not fit, missing keys, division by zero.
-            answer = {"error": f"{type(error).__name__}: {error}"}
+        if line == b"\n":
+            # The parent asks whether it has started.
+            answer: dict[str, Any] = {}
+        elif render is None:
+            template = json.loads(line)["template"]
+            answer, render = _tried(partial(compiled, template))
+        else:
+            answer = {"answers": [_rendered(render, each) for each in json.loads(line)["renderings"]]}
         sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
         sys.stdout.buffer.flush()
+
+
+def _rendered(render: Any, variables: dict[str, Any]) -> dict[str, Any]:
+    answer, text = _tried(lambda: _joined(render(variables)))
+    return answer or {"text": text}
+
+
+def _tried(make: Callable[[], Any]) -> tuple[dict[str, Any], Any]:
+    """What a function makes, or the error that it ends with."""
+    try:
+        return {}, make()
+    except TemplateError as error:
+        line_number = getattr(error, "lineno", None)
+        place = "" if line_number is None else f" in line {line_number}"
+        return {"error": f"{error.message or type(error).__name__}{place}"}, None
+    except MemoryError:
+        return {"error": "it needs more memory than it may have"}, None
+    except RecursionError:
+        return {"error": "it is nested too deeply"}, None
+    except Exception as error:
+        # Whatever a template makes Python raise: types that do not fit, missing keys, division by zero.
+        return {"error": f"{type(error).__name__}: {error}"}, None
 
 
 def compiled(template: str) -> Any:

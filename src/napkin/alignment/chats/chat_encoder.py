@@ -12,7 +12,7 @@ from napkin.alignment.chats.built_in_template import built_in_template
 from napkin.alignment.token_sequence import TokenSequence
 from napkin.data.token_file import SEPARATOR
 from napkin.errors import NapkinError
-from napkin.inference.chat_format import Message, TemplateChat
+from napkin.inference.chat_format import Answers, EncodedChat, Message, TemplateChat
 from napkin.inference.chat_template import ChatTemplate
 from napkin.tokenizer.base import Tokenizer
 
@@ -63,10 +63,22 @@ class ChatEncoder:
         Raises NapkinError where the template refuses the messages or changes what it wrote of earlier ones,
         NothingLearned where nothing counts.
         """
-        if self.learned == "all":
-            encoded = self._format.encode_whole(messages)
-        else:
-            encoded = self._format.encode_answers(messages, only_last=self.learned == "last")
+        (found,) = self.sequences([messages])
+        if isinstance(found, NapkinError):
+            raise found
+        return found
+
+    def sequences(self, conversations: Sequence[Sequence[Message]]) -> list[TokenSequence | NapkinError]:
+        """`sequence` of each conversation, faster than one by one.
+
+        Instead of the sequence, the error for a conversation that the template refuses or writes otherwise when it goes
+        on, or of which nothing counts; other errors are raised.
+        """
+        wanted: Answers = "all" if self.learned == "assistant" else "last" if self.learned == "last" else "none"
+        encoded = self._format.encode_batch(conversations, wanted)
+        return [each if isinstance(each, NapkinError) else self._sequence(each) for each in encoded]
+
+    def _sequence(self, encoded: EncodedChat) -> TokenSequence | NothingLearned:
         tokens = np.array(encoded.ids, dtype=np.int64)
         counts = np.full(len(tokens), self.learned == "all")
         if self.learned != "all":
@@ -75,7 +87,7 @@ class ChatEncoder:
         # Nothing comes before the first token.
         counts[:1] = False
         if not counts.any():
-            raise NothingLearned("no token of the conversation is learned: it needs an answer of the assistant's")
+            return NothingLearned("no token of the conversation is learned: it needs an answer of the assistant's")
         length = int(np.flatnonzero(counts)[-1]) + 1
         return TokenSequence(tokens[:length], counts[:length])
 
@@ -88,7 +100,7 @@ class ChatEncoder:
 
         Raises NapkinError where the template changes the prompt when the answer follows.
         """
-        encoded = self._format.encode_answers([*messages, Message("assistant", text)], only_last=True)
+        encoded = self._format.encode_answers([*messages, Message("assistant", text)], "last")
         if not encoded.answers:
             raise NapkinError("the chat template leaves out the answer: use another template")
         begin, end = encoded.answers[-1]

@@ -8,7 +8,7 @@ from typing import BinaryIO, Literal
 
 import numpy as np
 
-from napkin.alignment.chats.chat_encoder import ChatEncoder, NothingLearned
+from napkin.alignment.chats.chat_encoder import ChatEncoder
 from napkin.alignment.chats.chat_tokens import ChatSidecar, ChatTokens, is_chat_tokens, mask_path
 from napkin.alignment.chats.json_lines import in_line
 from napkin.alignment.chats.left_out import LeftOut
@@ -22,6 +22,7 @@ from napkin.inference.chat_format import UnstableTemplate
 from napkin.inference.chat_template import RefusedConversation
 from napkin.runs.json_file import format_json
 
+_BATCH, _BATCH_CHARACTERS = 64, 2**20
 OnProgress = Callable[[int], None]
 """Called with the number of conversations so far."""
 
@@ -35,21 +36,33 @@ def encoded_chats(
     out and counted. Raises NapkinError for a template that writes earlier turns otherwise, exceeds its limits or cannot
     be read, and for lines that are not conversations.
     """
-    for chat in read_chats(path, left_out, needs_answer=encoder.learned != "all"):
-        try:
-            sequence = encoder.sequence(chat.messages)
-        except UnstableTemplate as error:
-            raise in_line(path, chat.line, f"cannot be learned from: {error}") from None
-        except RefusedConversation as error:
-            left_out.add(chat.line, f"refused by the chat template ({error.reason})")
-            continue
-        except NothingLearned:
-            left_out.add(chat.line, "of which no token is learned")
-            continue
-        if len(sequence.tokens) > max_length:
-            left_out.add(chat.line, f"longer than {max_length:,} tokens")
-            continue
-        yield chat, sequence
+    for batch in _batches(read_chats(path, left_out, needs_answer=encoder.learned != "all")):
+        found = encoder.sequences([chat.messages for chat in batch])
+        for chat, sequence in zip(batch, found, strict=True):
+            if isinstance(sequence, UnstableTemplate):
+                raise in_line(path, chat.line, f"cannot be learned from: {sequence}")
+            if isinstance(sequence, RefusedConversation):
+                left_out.add(chat.line, f"refused by the chat template ({sequence.reason})")
+            elif isinstance(sequence, NapkinError):
+                left_out.add(chat.line, "of which no token is learned")
+            elif len(sequence.tokens) > max_length:
+                left_out.add(chat.line, f"longer than {max_length:,} tokens")
+            else:
+                yield chat, sequence
+
+
+def _batches(chats: Iterator[Conversation]) -> Iterator[list[Conversation]]:
+    """Conversations that are rendered together: some, of not too many characters."""
+    batch: list[Conversation] = []
+    size = 0
+    for chat in chats:
+        batch.append(chat)
+        size += sum(len(message.content) for message in chat.messages) * len(chat.messages)
+        if len(batch) == _BATCH or size > _BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def write_chat_tokens(
