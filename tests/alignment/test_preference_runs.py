@@ -81,7 +81,8 @@ def test_a_run_that_is_resumed_ends_with_the_same_bytes(folder: Path, tmp_path: 
 
 
 def test_a_reward_model_learns_which_answer_is_better(folder: Path, tmp_path: Path) -> None:
-    outcome = tune(tuning_recipe(folder, "reward-model", steps=30), tmp_path / "run")
+    messages: list[str] = []
+    outcome = tune(tuning_recipe(folder, "reward-model", steps=30), tmp_path / "run", on_message=messages.append)
     metrics = list(read_metrics(tmp_path / "run" / "metrics.jsonl"))
     # The head starts at 0 everywhere.
     assert metrics[0].loss == pytest.approx(np.log(2), abs=1e-6)
@@ -89,6 +90,10 @@ def test_a_reward_model_learns_which_answer_is_better(folder: Path, tmp_path: Pa
     assert metrics[-1].figures["held-out accuracy"] == 1
     rows = {row.quantity: row for row in outcome.table}
     assert rows["FLOPs per step"].count == rows["FLOPs per step"].meter
+    calibration = json.loads((tmp_path / "run" / "calibration.json").read_text())
+    assert calibration["loss"] == pytest.approx(metrics[-1].validation_loss, rel=1e-5)
+    assert sum(each["pairs"] for each in calibration["bins"]) == 6
+    assert any("6 held-out pairs: accuracy 1.000" in message for message in messages)
 
 
 def test_what_cannot_be_learned_from_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from napkin.alignment.pair_file import (
     read_judged_answers,
     read_pairs,
 )
+from napkin.alignment.preferences.calibration import calibration_of
 from napkin.alignment.preferences.kto import with_kl_estimate
 from napkin.alignment.preferences.registry import preference_objective
 from napkin.alignment.preferences.reward_model import RewardObjective, rewarded
@@ -25,7 +26,7 @@ from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.recipe.tuning_recipe import PreferenceRecipe, TuningRecipe
 from napkin.train_step.step import TrainState
-from napkin.training.loop import Callback
+from napkin.training.loop import Callback, TrainingLoop
 
 
 def preference_method(context: TuningContext) -> "PreferenceMethod":
@@ -41,7 +42,7 @@ def reward_model_method(context: TuningContext) -> UnitMethod:
         [tuple(rewarded(sequence) for sequence in unit) for unit in units]
         for units in _files(context, is_kto=False, n_after=1)
     )
-    return UnitMethod(context.recipe, train, held_out, checksum_of_units(train), RewardObjective())
+    return RewardModelMethod(context.recipe, train, held_out, checksum_of_units(train), RewardObjective())
 
 
 class PreferenceMethod(UnitMethod):
@@ -88,6 +89,41 @@ class PreferenceMethod(UnitMethod):
             return units
         referred = [with_stand_ins(unit) for unit in units]
         return with_kl_estimate(referred, [0.0] * len(referred)) if self.preference.objective == "kto" else referred
+
+
+class RewardModelMethod(UnitMethod):
+    """Learns which of two answers is better."""
+
+    def callbacks(self) -> list[Callback]:
+        """At the end it is told how far the probabilities can be taken at their word."""
+        return [CalibrationAtEnd(self)] if len(self.held_out) else []
+
+
+class CalibrationAtEnd(Callback):
+    """Writes calibration.json, and tells it, after the last step."""
+
+    def __init__(self, method: UnitMethod) -> None:
+        self.method = method
+
+    def on_end(self, loop: TrainingLoop) -> None:
+        """Of the held-out pairs; a collective."""
+        if loop.step < loop.recipe.training.steps:
+            return
+        state, method = loop.train_state, self.method
+        with state.averaged():
+            scores = scores_of_units(
+                state.parallel_model,
+                method.held_out,
+                max_tokens=method.max_tokens,
+                arrangement=method.arrangement,
+                autocast=state.precision.autocast,
+            )
+        rewards = [[float(each.scalars[-1]) for each in pair if each.scalars is not None] for pair in scores]
+        found = calibration_of([chosen - rejected for chosen, rejected in rewards])
+        if loop.ranks.is_rank_zero:
+            loop.run.write_json("calibration.json", found)
+            for line in found.lines():
+                loop.on_message(line)
 
 
 def _files(context: TuningContext, *, is_kto: bool, n_after: int) -> tuple[list[Unit], list[Unit]]:

@@ -43,7 +43,15 @@ from napkin.runs.run_format import (
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.tokenizer_file import load_tokenizer
 
-TRAINING_FILES = ("plan.json", "metrics.jsonl", "measurement.json", "tracking.json")
+TRAINING_FILES = (
+    "plan.json",
+    "metrics.jsonl",
+    "measurement.json",
+    "tracking.json",
+    "reference-train.safetensors",
+    "reference-held-out.safetensors",
+    "calibration.json",
+)
 """Files that only training writes, besides the checkpoints."""
 
 OTHER_FILES = (

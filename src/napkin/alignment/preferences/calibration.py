@@ -41,6 +41,21 @@ class Calibration:
     """Mean over pairs of |probability - share right| of their bin: the expected calibration error (Naeini et al.
     2015)."""
 
+    def lines(self) -> list[str]:
+        """What it says in words, and the reliability by bins."""
+        summary = (
+            f"{self.pairs:,} held-out pairs: accuracy {self.accuracy:.3f}, loss {self.loss:.3f} nats, expected "
+            f"calibration error {self.expected_error:.3f}"
+        )
+        return [
+            summary,
+            *(
+                f"  says {each.low:.2f} to {each.high:.2f}: {each.probability:.3f} on average, right {each.right:.3f} "
+                f"of {each.pairs:,} pairs"
+                for each in self.bins
+            ),
+        ]
+
 
 def calibration_of(margins: Float[np.ndarray, " pair"] | Sequence[float], *, bins: int = 10) -> Calibration:
     """Calibration on pairs, of r(chosen) - r(rejected), in `bins` intervals of equal width from 0.5 to 1.
