@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
 
 from napkin.errors import NapkinError
+from napkin.kernels.narrow_forms import narrow_linear
 from napkin.model.adapters import adapted_layers, adapters_off, add_adapters, merge_adapters
 from napkin.model.config import ModelConfig
 from napkin.model.frozen_weights import hold_frozen_narrow
@@ -185,3 +187,19 @@ def test_what_has_no_adapter_is_named(modules: tuple[str, ...], changes: dict[st
     with pytest.raises(NapkinError, match=message):
         add_adapters(model, modules=modules)
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("precision", ["fp8", "int8"])
+def test_a_frozen_matrix_in_8_bits_has_no_product_of_its_gradient(precision: Any) -> None:
+    multiply, generator = narrow_linear(precision, "emulated"), torch.Generator().manual_seed(0)
+    x, weight = torch.randn(48, 32, generator=generator), torch.randn(16, 32, generator=generator)
+    flops, gradients = [], []
+    for trained in (True, False):
+        read = x.clone().requires_grad_()
+        out = multiply(read, weight.clone().requires_grad_(trained), None)
+        with FlopCounterMode(display=False) as counter:
+            out.sum().backward()
+        flops.append(counter.get_total_flops())
+        gradients.append(read.grad)
+    assert flops == [2 * flops[1], 2 * 48 * 32 * 16]
+    assert torch.equal(*gradients)

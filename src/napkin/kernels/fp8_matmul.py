@@ -59,10 +59,12 @@ class _FP8Product(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, x_scale, w, w_scale = ctx.saved_tensors
         g, g_scale = _quantized(grad_outputs[0], _BACKWARD)
         grad_rows = _product(g, g_scale, w, w_scale, ctx.native)
+        if not ctx.needs_input_grad[1]:
+            return grad_rows.to(ctx.dtypes[0]), None, None
         grad_weight = _product(g.T, g_scale, x, x_scale, ctx.native)
         return grad_rows.to(ctx.dtypes[0]), grad_weight.to(ctx.dtypes[1]), None
 

@@ -79,12 +79,14 @@ class _Int8Product(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, x_scales, w, w_scales = ctx.saved_tensors
         gradient = grad_outputs[0].contiguous()
         g, g_scales = _quantized(gradient, w_scales, ctx.form)
         grad_rows = _product(g, w, g_scales, None, ctx.form)
         del g
+        if not ctx.needs_input_grad[1]:
+            return grad_rows.to(ctx.dtypes[0]), None, None
         grad_weight = gradient.T @ _restored(x, x_scales, ctx.form)
         return grad_rows.to(ctx.dtypes[0]), grad_weight.to(ctx.dtypes[1]), None
 
