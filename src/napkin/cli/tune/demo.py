@@ -24,7 +24,7 @@ from napkin.recipe.tuning_recipe import ReinforcementRecipe, TuningRecipe
 from napkin.units import format_seconds
 
 ENVIRONMENT = "sums:2"
-SOLVED = 6000
+SOLVED = 12000
 """Sums that the teacher solves."""
 WRONG = 2 / 3
 """Of these, the fraction whose result is one too large."""
@@ -106,12 +106,12 @@ def demo_recipes(folder: Path, seed: int) -> dict[str, Recipe]:
         "taught": TuningRecipe(
             data=DataConfig(train=f"{folder}/solved.jsonl", validation=None, tokenizer=""),
             optimizer=OptimizerConfig(learning_rate=4e-3, warmup_steps=20, schedule="cosine"),
-            training=TrainingConfig(steps=1500, batch_size=64, data_seed=seed, checkpoint_every=500, **often),
+            training=TrainingConfig(steps=1800, batch_size=64, data_seed=seed, checkpoint_every=600, **often),
             tuning=TuningConfig(start=f"{folder}/newborn"),
         ),
         "practised": ReinforcementRecipe(
-            optimizer=OptimizerConfig(learning_rate=1.5e-3, warmup_steps=5, schedule="linear", weight_decay=0.0),
-            training=TrainingConfig(steps=120, batch_size=32, evaluate_every=10, checkpoint_every=60, **often),
+            optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=5, schedule="linear", weight_decay=0.0),
+            training=TrainingConfig(steps=150, batch_size=48, evaluate_every=15, checkpoint_every=75, **often),
             tuning=TuningConfig(method="rl", start=f"{folder}/taught"),
             rl=ReinforcementConfig(
                 environment=ENVIRONMENT, group_size=8, max_answer=8, seed=seed, evaluation_prompts=256
