@@ -7,7 +7,7 @@ after the first three; peak bytes are those of tensors in one step, as `napkin.a
 same for both; RSS is the most that the process has had, with all that it imports.
 
     python benchmarks/alignment_grpo.py                          # some two minutes on two quiet cores
-    PYTHONPATH=FOLDER python benchmarks/alignment_grpo.py        # with trl, transformers, accelerate, datasets in FOLDER
+    PYTHONPATH=FOLDER python benchmarks/alignment_grpo.py        # FOLDER has trl, transformers, accelerate, datasets
 
 The table is also written to benchmarks/results/.
 """
@@ -44,6 +44,7 @@ from napkin.inference.chat_format import Message
 from napkin.model.config import ModelConfig
 from napkin.model.huggingface.convert import load_huggingface_into, read_huggingface_config, save_huggingface
 from napkin.model.transformer import Transformer
+from napkin.planning.kernel_choice import choose_kernels
 from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
@@ -174,7 +175,8 @@ def train_with_napkin(folder: Path, steps: int) -> tuple[list[float], int]:
         optimizer=OptimizerConfig(learning_rate=LEARNING_RATE, warmup_steps=0, weight_decay=0.0).resolved,
         training=TrainingConfig(batch_size=N_PROMPTS, precision="fp32", device="cpu"),
     )
-    state = build_train_state(ResolvedRecipe(recipe, Precision("fp32", "cpu")))
+    precision = Precision("fp32", "cpu")
+    state = build_train_state(ResolvedRecipe(choose_kernels(recipe, precision), precision))
     load_huggingface_into(state.model, folder / "model")
     config = ReinforcementConfig(group_size=GROUP, max_answer=ANSWER)
     settings = ReinforcementSettings(config, EvenTokens(), Words(), 4096)
@@ -216,6 +218,8 @@ def train_with_trl(folder: Path, steps: int) -> tuple[list[float], int]:
     peaks: list[int] = []
 
     class Timed(transformers.TrainerCallback):
+        """Times each step, and watches one."""
+
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             self.watch = contextlib.ExitStack()
             if len(seconds) == WARM_UP - 1:

@@ -5,6 +5,13 @@ from .policy_gradient.credit import advantages_of as advantages_of
 from .policy_gradient.credit import learned_units as learned_units
 from .policy_gradient.objective import PolicyObjective as PolicyObjective
 from .policy_gradient.objective import policy_objective as policy_objective
+from .reinforcement_step import ReinforcementOutcome as ReinforcementOutcome
+from .reinforcement_step import ReinforcementSettings as ReinforcementSettings
+from .reinforcement_step import reinforcement_step as reinforcement_step
+from .rollout import Episode as Episode
+from .rollout import Rollout as Rollout
+from .rollout import RolloutSettings as RolloutSettings
+from .rollout import roll_out as roll_out
 from .sequence_packing import SequenceMicroBatch as SequenceMicroBatch
 from .sequence_packing import micro_batches_of as micro_batches_of
 from .sequence_step import SequenceScores as SequenceScores
