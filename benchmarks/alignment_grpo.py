@@ -36,7 +36,7 @@ import torch
 
 from napkin.accounting.recording import recording
 from napkin.alignment.environments.environment import Outcome, Task, ask
-from napkin.alignment.reinforcement_step import ReinforcementSettings, reinforcement_step
+from napkin.alignment.reinforcement_step import ReinforcementSettings, learn_from_answers
 from napkin.alignment.token_sequence import TokenSequence, sequence_of
 from napkin.hardware.host import detect_host
 from napkin.hardware.malloc import keep_freed_memory
@@ -188,7 +188,7 @@ def train_with_napkin(folder: Path, steps: int) -> tuple[list[float], int]:
             watch.enter_context(recording(state.model, lambda ledger, _: peaks.append(ledger.peak_bytes)))
         begin = time.perf_counter()
         with watch:
-            reinforcement_step(state, number, range(N_PROMPTS), settings)
+            learn_from_answers(state, number, range(N_PROMPTS), settings)
         seconds.append(time.perf_counter() - begin)
     return seconds, peaks[0]
 

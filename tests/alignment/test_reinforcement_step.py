@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from napkin.alignment.reinforcement_step import ReinforcementOutcome, ReinforcementSettings, reinforcement_step
+from napkin.alignment.reinforcement_step import ReinforcementOutcome, ReinforcementSettings, learn_from_answers
 from napkin.alignment.rollout import SAMPLER
 from napkin.model.transformer import Transformer
 from napkin.recipe.optimizer_config import OptimizerConfig
@@ -46,7 +46,7 @@ def taken(train_state: TrainState, settings: ReinforcementSettings, **how: Any) 
         norms.append(float(norm))
         return True
 
-    outcome = reinforcement_step(train_state, 0, PROMPTS, settings, is_fit=is_fit, **how)
+    outcome = learn_from_answers(train_state, 0, PROMPTS, settings, is_fit=is_fit, **how)
     return outcome, norms[0]
 
 
@@ -132,7 +132,7 @@ def test_algorithms_raise_the_reward(algorithm: str) -> None:
     settings = settings_of(algorithm=algorithm, group_size=8, max_answer=6, temperature=1.0)
     rewards = []
     for number in range(8):
-        outcome = reinforcement_step(train_state, number, PROMPTS, settings)
+        outcome = learn_from_answers(train_state, number, PROMPTS, settings)
         rewards.append(outcome.figures["reward"] or 0.0)
     # Longer answers have larger rewards: 6 letters at most.
     assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.3

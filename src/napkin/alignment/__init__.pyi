@@ -7,7 +7,7 @@ from .policy_gradient.objective import PolicyObjective as PolicyObjective
 from .policy_gradient.objective import policy_objective as policy_objective
 from .reinforcement_step import ReinforcementOutcome as ReinforcementOutcome
 from .reinforcement_step import ReinforcementSettings as ReinforcementSettings
-from .reinforcement_step import reinforcement_step as reinforcement_step
+from .reinforcement_step import learn_from_answers as learn_from_answers
 from .rollout import Episode as Episode
 from .rollout import Rollout as Rollout
 from .rollout import RolloutSettings as RolloutSettings

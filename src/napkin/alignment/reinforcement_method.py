@@ -21,7 +21,7 @@ from napkin.alignment.reinforcement_step import (
     Phases,
     ReinforcementOutcome,
     ReinforcementSettings,
-    reinforcement_step,
+    learn_from_answers,
 )
 from napkin.alignment.rollout import Episode, RolloutSettings, roll_out
 from napkin.alignment.sequence_packing import resolved_arrangement
@@ -132,7 +132,7 @@ class ReinforcementStep(MeteredStep):
         return self.method.batch(number)
 
     def train(self, loop: TrainingLoop, number: int, batch: Sequence[int], watch: Watch, is_fit: IsFit) -> Tensor:
-        """See `reinforcement_step`."""
+        """See `learn_from_answers`."""
         phases: Phases = self._times if watch is not no_watch else Phases()
         self.last = self._taken(loop, number, batch, watch, is_fit, phases)
         self._times.end_step()
@@ -149,7 +149,7 @@ class ReinforcementStep(MeteredStep):
     ) -> ReinforcementOutcome:
         if self._reference is None:
             self._reference = self.method.reference(loop.preparation.precision)
-        return reinforcement_step(
+        return learn_from_answers(
             loop.train_state,
             number,
             batch,

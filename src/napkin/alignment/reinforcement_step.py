@@ -92,7 +92,7 @@ class Phases:
         return function()
 
 
-def reinforcement_step(
+def learn_from_answers(
     train_state: TrainState,
     number: int,
     prompts: Sequence[int],

@@ -114,7 +114,12 @@ def demo_recipes(folder: Path, seed: int) -> dict[str, Recipe]:
             training=TrainingConfig(steps=150, batch_size=48, evaluate_every=15, checkpoint_every=75, **often),
             tuning=TuningConfig(method="rl", start=f"{folder}/taught"),
             rl=ReinforcementConfig(
-                environment=ENVIRONMENT, group_size=8, max_answer=8, seed=seed, evaluation_prompts=256
+                environment=ENVIRONMENT,
+                group_size=8,
+                max_answer=8,
+                seed=seed,
+                evaluation_prompts=256,
+                answers_at_a_time=512,
             ),
         ),
     }
