@@ -95,3 +95,17 @@ def test_the_books_of_each_phase_are_closed(folder: Path, tmp_path: Path) -> Non
         assert (rows[f"{phase}: seconds"].meter or 0) > 0
     assert rows["peak bytes"].meter == pytest.approx(rows["peak bytes"].count, rel=0.01)
     assert rows["FLOPs per step"].count == rows["FLOPs per step"].meter
+
+
+def test_a_reward_that_raises_is_0_counted_in_each_step_and_named_once(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def broken(answer, reference):\n    return 1 / 0\n")
+    prompts = [{"prompt": f"{n}?", "answer": str(n)} for n in range(40)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    rl = {"environment": str(tmp_path / "prompts.jsonl"), "reward": f"{tmp_path / 'own.py'}:broken"}
+    recipe = rl_recipe(folder, {**rl, "evaluation_prompts": 0}, steps=2, evaluate_every=2, checkpoint_every=2)
+    messages: list[str] = []
+    tune(recipe, tmp_path / "run", on_message=messages.append)
+    named = [message for message in messages if "ZeroDivisionError" in message]
+    assert named == ["a reward cannot be had, and is 0: ZeroDivisionError: division by zero"]
+    figures = [line.figures or {} for line in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert [(each["reward"], each["reward_failures"]) for each in figures] == [(0, 6), (0, 6)]

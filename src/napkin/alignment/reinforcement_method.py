@@ -23,6 +23,7 @@ from napkin.alignment.reinforcement_step import (
     ReinforcementSettings,
     learn_from_answers,
 )
+from napkin.alignment.rewards.reward import NamedFailures
 from napkin.alignment.rollout import Episode, RolloutSettings, roll_out
 from napkin.alignment.sequence_packing import resolved_arrangement
 from napkin.alignment.start_model import open_start, reference_model
@@ -126,6 +127,7 @@ class ReinforcementStep(MeteredStep):
         self._times = PhaseTimes()
         self._meters: PhaseMeters | None = None
         self._metered_tokens: dict[str, int] = {}
+        self._failures = NamedFailures()
 
     def batch(self, loop: TrainingLoop, number: int) -> Sequence[int]:
         """The numbers of this rank's prompts."""
@@ -136,6 +138,9 @@ class ReinforcementStep(MeteredStep):
         phases: Phases = self._times if watch is not no_watch else Phases()
         self.last = self._taken(loop, number, batch, watch, is_fit, phases)
         self._times.end_step()
+        episodes = (episode for group in self.last.rollout.groups for episode in group)
+        for reason in self._failures.new(episode.failure for episode in episodes):
+            loop.on_message(f"a reward cannot be had, and is 0: {reason}")
         return torch.tensor(self.last.loss)
 
     def _taken(

@@ -6,7 +6,7 @@ the reward is 0, and the failure is counted and named.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -15,6 +15,22 @@ from napkin.errors import NapkinError, first_line
 MOST_REASONS = 32
 """Failures that are told apart; further ones are counted together, for a message may differ in each answer."""
 OTHER_REASONS = "other reasons"
+
+
+class NamedFailures:
+    """Names each reason for which a reward cannot be had once."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def new(self, reasons: Iterable[str | None]) -> list[str]:
+        """Those of the reasons that have not been named before; None is no failure."""
+        found = []
+        for reason in reasons:
+            if reason is not None and reason not in self._known and len(self._known) < MOST_REASONS:
+                self._known.add(reason)
+                found.append(reason)
+        return found
 
 
 class RewardFailure(NapkinError):
