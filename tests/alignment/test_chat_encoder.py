@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 
 from napkin.alignment.chats.chat_encoder import ChatEncoder
 from napkin.alignment.chats.chat_start import conversation_files_of, encoder_of_run, encoder_of_start
-from napkin.alignment.start_model import StartModel
+from napkin.alignment.start_model import StartModel, open_start
 from napkin.errors import NapkinError
 from napkin.inference.chat_format import Message, PlainChat, TemplateChat, chat_format
 from napkin.inference.chat_template import ChatTemplate
 from napkin.inference.run_texts import run_texts
 from napkin.model.config import ModelConfig
+from napkin.model.huggingface import save_huggingface
+from napkin.model.huggingface.tokenizer_files import TextForm
+from napkin.model.transformer import Transformer
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.byte_level import ByteTokenizer
@@ -204,6 +207,28 @@ def test_a_tuned_run_has_the_tokens_that_it_was_trained_with(tmp_path: Path) -> 
         asked = chat_format(BYTES, texts.chat_template, texts.first_ids)
         assert asked.encode(CHAT[:3]) == encoder.prompt(CHAT[:3])
         assert (opened.fingerprint, texts.stop_ids) == (encoder.fingerprint, encoder.stop_ids)
+
+
+@pytest.mark.parametrize("learned", ["assistant", "all"])
+def test_tokens_and_masks_of_a_marked_template_are_those_of_transformers(learned: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    special = ["<|endoftext|>", *SPECIAL]
+    tokenizer = train_bpe(["the sky is blue at night it is black user assistant\n\n"] * 9, 300, special_tokens=special)
+    config = ModelConfig(vocab_size=tokenizer.vocab_size, d_model=16, n_layers=1, n_heads=2, context_length=32)
+    form = TextForm(["<s>"], ["</s>", "<|im_end|>"], MARKED, {"bos_token": "<s>"})
+    save_huggingface(Transformer(config), tmp_path / "model", tokenizer=tokenizer, form=form)
+    encoder = encoder_of_start(open_start(tmp_path / "model"), learned=learned)  # type: ignore[arg-type]
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    fields = [{"role": each.role, "content": each.content} for each in CHAT]
+    encoded = theirs.apply_chat_template(fields, return_dict=True, return_assistant_tokens_mask=True)
+    sequence = encoder.sequence(CHAT)
+    n = len(sequence.tokens)
+    assert encoded["input_ids"][:n] == sequence.tokens.tolist()
+    if learned == "assistant":
+        assert encoded["assistant_masks"][:n] == sequence.counts.astype(int).tolist()
+    asked = theirs.apply_chat_template(fields[:3], add_generation_prompt=True, return_dict=True)
+    assert asked["input_ids"] == encoder.prompt(CHAT[:3])
+    assert set(encoder.stop_ids) == {tokenizer.special_tokens[each] for each in ("</s>", "<|im_end|>")}
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
