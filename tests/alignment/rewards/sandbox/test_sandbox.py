@@ -58,7 +58,7 @@ WRONG = {
 
 @pytest.fixture(scope="module")
 def code() -> Reward:
-    return Reward("code", ProgramTests(ProgramLimits(seconds=8)), check_program_reference, n_parallel=2)
+    return Reward("code", ProgramTests(ProgramLimits(seconds=60)), check_program_reference, n_parallel=2)
 
 
 def test_programs_that_pass_their_tests_are_rewarded_and_no_others(code: Reward) -> None:
