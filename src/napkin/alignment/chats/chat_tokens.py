@@ -134,7 +134,7 @@ def is_chat_tokens(path: StrPath) -> bool:
 
 def mask_path(path: Path) -> Path:
     """The path of the mask of a file of tokens."""
-    return path.with_name(path.name + ".mask")
+    return Path(f"{path}.mask")
 
 
 def _mapped(path: Path, size_bytes: int, checksum: str) -> mmap.mmap:
