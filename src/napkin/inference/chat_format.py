@@ -157,7 +157,8 @@ class TemplateChat(ChatFormat):
 
     def stop_ids(self) -> tuple[int, ...]:
         """The special token that ends an answer, by an example; none if the template ends it otherwise."""
-        example = [Message("user", "a"), Message("assistant", "b")]
+        # Of letters that whoever knows the names of the roles knows too: a tokenizer of characters may lack others.
+        example = [Message("user", "s"), Message("assistant", "t")]
         try:
             encoded = self.encode_answers(example, "last")
         except NapkinError:
