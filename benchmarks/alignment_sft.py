@@ -13,17 +13,11 @@ The table is also written to benchmarks/results/.
 """
 
 import argparse
-import contextlib
 import logging
 import os
 import platform
-import resource
-import subprocess
-import sys
 import tempfile
-import time
 import warnings
-from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,7 +26,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from napkin.accounting.recording import record, recording
 from napkin.alignment.sequence_step import train_on_units
 from napkin.alignment.supervised import SupervisedObjective
 from napkin.alignment.token_sequence import Unit, sequence_of
@@ -49,6 +42,7 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import build_train_state
 from napkin.units import format_bytes
+from peer_processes import Step, Worker, seconds_in_turns, serve, serve_trainer
 from result_files import write_result
 
 MODEL = ModelConfig(vocab_size=8192, context_length=512, d_model=256, n_layers=4, n_heads=4)
@@ -68,7 +62,6 @@ TRL: dict[str, tuple[bool, bool]] = {
 }
 """Whether it is in bf16, and whether blocks are computed again in the backward pass."""
 NEEDED = ("trl", "transformers", "accelerate", "datasets")
-Step = Callable[[], float]
 
 
 def main() -> None:
@@ -80,21 +73,18 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.worker:
-        work(options.worker[0], Path(options.worker[1]))
+        name, folder = options.worker
+        if name in TRL:
+            train_with_trl(*TRL[name], Path(folder))
+        else:
+            serve(*napkin_step(*OURS[name], Path(folder)))
         return
     missing = [name for name in NEEDED if find_spec(name) is None]
     names = [*OURS, *([] if missing else TRL)]
     with tempfile.TemporaryDirectory() as folder:
         save_huggingface(Transformer(MODEL), Path(folder) / "model")
         workers = {name: Worker(name, folder, options.threads) for name in names}
-        for worker in workers.values():
-            worker.begin()
-        seconds = {name: min(worker.turn() for _ in range(2)) for name, worker in workers.items()}
-        for _ in range(options.rounds):
-            for name, worker in workers.items():
-                seconds[name] = min(seconds[name], worker.turn())
-        for worker in workers.values():
-            worker.finish()
+        seconds = seconds_in_turns(workers, options.rounds)
     lines = table(workers, seconds, options.threads)
     if missing:
         lines.append(f"\n{', '.join(missing)} not installed: TRL is left out")
@@ -102,7 +92,7 @@ def main() -> None:
     write_result("alignment-sft", lines)
 
 
-def table(workers: dict[str, "Worker"], seconds: dict[str, float], threads: int) -> list[str]:
+def table(workers: dict[str, Worker], seconds: dict[str, float], threads: int) -> list[str]:
     """The figures, each beside the best of TRL in the same format."""
     n_tokens = sum(len(sequence.tokens) for (sequence,) in batch())
     lines = [
@@ -130,69 +120,6 @@ def batch() -> list[Unit]:
     lengths = np.clip(np.exp(draw.normal(np.log(150), 0.5, N_SEQUENCES)), 8, MODEL.context_length).astype(int)
     tokens = [draw.integers(3, MODEL.vocab_size, length).tolist() for length in lengths]
     return [(sequence_of(each[: len(each) // 2], each[len(each) // 2 :]),) for each in tokens]
-
-
-class Worker:
-    """A contender's process: it takes a step whenever it is told to."""
-
-    def __init__(self, name: str, folder: str, threads: int) -> None:
-        command = [sys.executable, __file__, "--threads", str(threads), "--worker", name, folder]
-        self.name = name
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.loss, self.peak_bytes, self.most_rss = 0.0, 0, 0
-
-    def begin(self) -> None:
-        """Wait until it has begun."""
-        self.loss = self._answer()
-        self.peak_bytes = int(self._answer())
-
-    def turn(self) -> float:
-        """Seconds of one step."""
-        self._say("go")
-        return self._answer()
-
-    def finish(self) -> None:
-        """Ask for the most RSS, and let the process end."""
-        self._say("done")
-        self.most_rss = int(self._answer())
-        self.process.wait()
-
-    def _say(self, word: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(word + "\n")
-        self.process.stdin.flush()
-
-    def _answer(self) -> float:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("answer "):
-                return float(line.split()[1])
-        raise SystemExit(f"{self.name} has ended before it was done: its own message is above")
-
-
-def work(name: str, folder: Path) -> None:
-    """The other side: say the first loss and the peak bytes, then take a step for each line that comes."""
-    if name in TRL:
-        train_with_trl(*TRL[name], folder)
-        return
-    module, step = napkin_step(*OURS[name], folder)
-    say(step())
-    say(record(module, step, warm_up=1).peak_bytes)
-    while sys.stdin.readline().strip() != "done":
-        begin = time.perf_counter()
-        step()
-        say(time.perf_counter() - begin)
-    say(most_rss())
-
-
-def say(figure: float) -> None:
-    """Tell the other side."""
-    print(f"answer {figure}", flush=True)
-
-
-def most_rss() -> int:
-    """The most bytes of memory that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def napkin_step(precision: Any, max_tokens: int, folder: Path) -> tuple[torch.nn.Module, Step]:
@@ -238,36 +165,7 @@ def train_with_trl(bf16: bool, checkpointed: bool, folder: Path) -> None:
     trainer = trl.SFTTrainer(
         model, args=arguments, train_dataset=datasets.Dataset.from_list(rows), processing_class=tokenizer
     )
-    losses: list[float] = []
-    computed = trainer.training_step
-
-    def training_step(*arguments: Any, **settings: Any) -> torch.Tensor:
-        loss = computed(*arguments, **settings)
-        losses.append(float(loss))
-        return loss
-
-    class Turns(transformers.TrainerCallback):
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            # As `record` does: the third step is watched, when the optimizer has its state.
-            self.watch = contextlib.ExitStack()
-            if len(losses) == 2:
-                self.watch.enter_context(recording(model, lambda ledger, _: say(ledger.peak_bytes)))
-            elif len(losses) > 2 and sys.stdin.readline().strip() == "done":
-                say(most_rss())
-                os._exit(0)
-            self.begin = time.perf_counter()
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            seconds = time.perf_counter() - self.begin
-            self.watch.close()
-            if len(losses) == 1:
-                say(losses[0])
-            elif len(losses) > 3:
-                say(seconds)
-
-    trainer.training_step = training_step
-    trainer.add_callback(Turns())
-    trainer.train()
+    serve_trainer(trainer, model)
 
 
 if __name__ == "__main__":
