@@ -10,6 +10,7 @@ import pytest
 
 from napkin.alignment.tuning_run import open_tuning, train_tuning, tune
 from napkin.errors import NapkinError
+from napkin.recipe.adapter_config import AdapterConfig
 from napkin.recipe.reinforcement_config import ReinforcementConfig
 from napkin.recipe.tuning_recipe import ReinforcementRecipe
 from napkin.runs.metrics import read_metrics
@@ -75,11 +76,15 @@ def test_what_cannot_be_learned_is_refused_in_one_line(folder: Path, tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
-def test_the_books_of_each_phase_are_closed(folder: Path, tmp_path: Path) -> None:
-    """At a rate so small that all steps answer as the trial did, count and meter are of the same tokens."""
-    recipe = rl_recipe(folder, {"epochs": 2}, steps=4, evaluate_every=4, checkpoint_every=4)
+@pytest.mark.parametrize(("kl_weight", "adapter"), [(0.0, "none"), (0.1, "none"), (0.1, "lora")])
+def test_the_books_of_each_phase_are_closed(folder: Path, tmp_path: Path, kl_weight: float, adapter: Any) -> None:
+    """At a rate so small that all steps answer as the trial did, count and meter are of the same tokens; a reference is
+    a second model, or the model itself without adapters."""
+    rl = {"epochs": 2, "kl_weight": kl_weight}
+    recipe = rl_recipe(folder, rl, steps=4, evaluate_every=4, checkpoint_every=4)
     recipe = dataclasses.replace(
         recipe,
+        adapter=AdapterConfig(adapter, rank=2),
         optimizer=dataclasses.replace(recipe.optimizer, learning_rate=1e-12),
         # Several micro-batches.
         tuning=dataclasses.replace(recipe.tuning, micro_batch_tokens=60),
@@ -90,7 +95,8 @@ def test_the_books_of_each_phase_are_closed(folder: Path, tmp_path: Path) -> Non
             row = rows[f"{phase}: {quantity}"]
             assert row.count == row.meter, (phase, quantity)
         peak = rows[f"{phase}: peak bytes"]
-        assert peak.meter == pytest.approx(peak.count, rel=0.01), phase
+        # The count holds the tokens of a step, some kilobytes, which the meter does not see.
+        assert peak.meter == pytest.approx(peak.count, rel=0.01, abs=5e3), phase
         assert (rows[f"{phase}: seconds"].count or 0) > 0
         assert (rows[f"{phase}: seconds"].meter or 0) > 0
     assert rows["peak bytes"].meter == pytest.approx(rows["peak bytes"].count, rel=0.01)

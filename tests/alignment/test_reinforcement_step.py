@@ -9,6 +9,7 @@ import torch
 
 from napkin.alignment.reinforcement_step import ReinforcementOutcome, ReinforcementSettings, learn_from_answers
 from napkin.alignment.rollout import SAMPLER
+from napkin.model.adapters import add_adapters
 from napkin.model.transformer import Transformer
 from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
@@ -80,6 +81,22 @@ def test_the_gradient_is_that_of_single_answers() -> None:
     assert 0 < (figures["sampler_gap"] or 0) <= (figures["sampler_gap_max"] or 0) < 1e-4
     assert abs(figures["sampler_kl"] or 0) < 1e-6
     assert outcome.tokens == sum(episode.sequence.n_counted for episode in outcome.rollout.episodes)
+
+
+def test_a_model_without_its_adapters_is_their_reference() -> None:
+    """The divergence from it is that from a copy of the start."""
+    found = []
+    for reference in (train_state_of().model, None):
+        train_state = train_state_of()
+        add_adapters(train_state.model, rank=2, alpha=4.0, modules=("attention",), seed=0)
+        with torch.no_grad():
+            for name, parameter in train_state.model.named_parameters():
+                if ".adapter." in name:
+                    parameter.add_(0.1)
+        outcome, _ = taken(train_state, settings_of(kl_weight=0.5), reference=reference)
+        found.append(outcome.figures["kl"])
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    assert (found[0] or 0) > 1e-3
 
 
 def test_the_first_of_several_updates_is_that_of_one() -> None:

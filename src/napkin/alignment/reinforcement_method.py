@@ -96,16 +96,30 @@ class ReinforcementMethod(Method):
         """The numbers of this rank's prompts: a range of those of the step."""
         return own_range(self.recipe.training.batch_size, self.context)
 
+    @property
+    def has_second_model(self) -> bool:
+        """Whether the weights of the start are held too."""
+        return self.config.kl_weight > 0 and self.recipe.adapter.kind == "none"
+
     def reference(self, precision: Precision) -> Transformer | None:
-        """What a divergence is measured from; None without one."""
-        if not self.config.kl_weight:
+        """The second model that a divergence is measured from; None without one, and where adapters are trained: the
+        model without them is the reference."""
+        if not self.has_second_model:
             return None
         return reference_model(open_start(self.recipe.tuning.start), precision)
 
     def plan(self, resolved: ResolvedRecipe, machine: Machine, progress: Progress) -> Plan:
         """Of a step like the one that will be metered, as the start answers."""
         start = open_start(self.recipe.tuning.start)
-        return plan_reinforcement(resolved, self.settings, self.batch(0), start.load_into, machine, progress)
+        return plan_reinforcement(
+            resolved,
+            self.settings,
+            self.batch(0),
+            start.load_into,
+            machine,
+            progress,
+            has_second_model=self.has_second_model,
+        )
 
     def step(self) -> MeteredStep:
         """Answers, rewards, log-probabilities, updates."""
@@ -170,8 +184,11 @@ class ReinforcementStep(MeteredStep):
     def _meter(self, loop: TrainingLoop, number: int, batch: Sequence[int], verdict: Verdict) -> None:
         """Each phase apart."""
         train_state = loop.train_state
+        reference = [] if self._reference is None else list(self._reference.parameters())
         meters = PhaseMeters(
-            train_state.model, loop.device_type, lambda: all_resident(train_state.model, train_state.optimizer)
+            train_state.model,
+            loop.device_type,
+            lambda: [*all_resident(train_state.model, train_state.optimizer), *reference],
         )
         self.last = self._taken(loop, number, batch, no_watch, verdict, meters)
         self._meters, self._metered_tokens = meters, dict(self.last.computed)

@@ -32,11 +32,12 @@ from napkin.alignment.rollout import Rollout, roll_out
 from napkin.alignment.sequence_packing import SequenceMicroBatch, micro_batches_of
 from napkin.alignment.token_sequence import TokenSequence, Unit
 from napkin.alignment.unit_plan import count_parts, count_units
+from napkin.model.adapters import adapters_off
 from napkin.model.transformer import Transformer
 from napkin.planning.machine import Machine, Progress
 from napkin.planning.run_plan import Plan
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.train_step.step import TrainState
+from napkin.train_step.step import TrainState, build_train_state
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,8 +99,14 @@ def plan_reinforcement(
     load: Callable[[Transformer], None],
     machine: Machine,
     progress: Progress,
+    *,
+    has_second_model: bool = False,
 ) -> ReinforcementPlan:
-    """The plan of steps like the one that will be metered; `load` sets the weights that training starts from."""
+    """The plan of steps like the one that will be metered.
+
+    `load` sets the weights that training starts from; `has_second_model` is whether they are held all the time, in
+    fp32, as the reference of a divergence.
+    """
     machine.prepare(resolved.recipe.training)
     progress("answering on trial")
     trial = _trial(resolved, settings, prompts, load)
@@ -127,6 +134,11 @@ def plan_reinforcement(
         count["log-probabilities"] = dataclasses.replace(
             figures, peak_bytes=(figures.peak_bytes or 0) + optimizer_bytes
         )
+    if has_second_model:
+        held = {
+            phase: (each.peak_bytes or 0) + 4 * trial.n_parameters for phase, each in count.items() if each.peak_bytes
+        }
+        count |= {phase: dataclasses.replace(count[phase], peak_bytes=peak) for phase, peak in held.items()}
     rule = _rule(resolved, settings, len(prompts), sequences, scores)
     return ReinforcementPlan(resolved, updates.ledger, prices[0], site, rule=rule, count=count)
 
@@ -141,6 +153,7 @@ class _Trial:
     peak_bytes: int
     """Beside the weights, without the optimizer's state."""
     weight_bytes: int
+    n_parameters: int
 
     @property
     def tokens(self) -> int:
@@ -154,9 +167,7 @@ def _trial(
     load: Callable[[Transformer], None],
 ) -> _Trial:
     device = resolved.precision.device_type
-    model = Transformer(resolved.recipe.model, seed=resolved.recipe.training.init_seed)
-    load(model)
-    model.to(device)
+    model = build_train_state(resolved, initialize=load).model
     weights = [*model.parameters(), *model.buffers()]
     answer = partial(
         roll_out,
@@ -173,7 +184,8 @@ def _trial(
     watch = Stopwatch(device)
     rollout = answer(watch=watch)
     nbytes = sum(tensor.untyped_storage().nbytes() for tensor in weights)
-    return _Trial(rollout, dict(watch.seconds), metered.ledger.flops, metered.peak_bytes, nbytes)
+    n_parameters = sum(parameter.numel() for parameter in model.parameters())
+    return _Trial(rollout, dict(watch.seconds), metered.ledger.flops, metered.peak_bytes, nbytes, n_parameters)
 
 
 @dataclass(frozen=True)
@@ -184,12 +196,17 @@ class _Counted:
     parts: Sequence[SequenceMicroBatch]
     times: int = 1
     """How often a step does this."""
+    passes: int = 1
+    """Of all its tokens, in the ledger."""
 
     def figures(self, price: Price) -> PhaseFigures:
         """Of all of a step's."""
         tokens = sum(part.rows.inputs.numel() for part in self.parts)
         return PhaseFigures(
-            self.times * tokens, self.times * self.ledger.flops, self.ledger.peak_bytes, self.times * price.seconds
+            self.times * self.passes * tokens,
+            self.times * self.ledger.flops,
+            self.ledger.peak_bytes,
+            self.times * price.seconds,
         )
 
 
@@ -210,19 +227,26 @@ def _counted_update(
 def _counted_scores(
     resolved: ResolvedRecipe, settings: ReinforcementSettings, sequences: Sequence[TokenSequence]
 ) -> _Counted | None:
-    """A pass without gradients over all answers; None where a step has none."""
-    times = settings.needs_old + (settings.config.kl_weight > 0)
-    if not times:
+    """Passes without gradients over all answers, of the model and of its reference; None where a step has none."""
+    passes = settings.needs_old + (settings.config.kl_weight > 0)
+    if not passes:
         return None
     parts = _parts(resolved, settings, sequences, [])
 
     def step(train_state: TrainState, parts: Sequence[SequenceMicroBatch]) -> None:
+        if settings.needs_old:
+            score(train_state, parts)
+        if settings.config.kl_weight:
+            with adapters_off(train_state.model):
+                score(train_state, parts)
+
+    def score(train_state: TrainState, parts: Sequence[SequenceMicroBatch]) -> None:
         with torch.no_grad():
             for part in parts:
                 with train_state.precision.autocast():
                     train_state.parallel_model.token_scores(part.rows)
 
-    return _Counted(count_parts(resolved, parts, step), parts, times)
+    return _Counted(count_parts(resolved, parts, step), parts, passes=passes)
 
 
 def _parts(
@@ -263,5 +287,5 @@ def _rule(
         "update": PhaseFigures(settings.config.epochs * tokens, 6 * parameters * tokens * settings.config.epochs),
     }
     if scores is not None:
-        rule["log-probabilities"] = PhaseFigures(scores.times * tokens, 2 * parameters * tokens * scores.times)
+        rule["log-probabilities"] = PhaseFigures(scores.passes * tokens, 2 * parameters * tokens * scores.passes)
     return rule

@@ -25,6 +25,7 @@ from napkin.alignment.token_sequence import TokenSequence, Unit
 from napkin.distributed.parallel_model import ParallelModel
 from napkin.distributed.ranks import ALONE
 from napkin.errors import NapkinError
+from napkin.model.adapters import adapters_off
 from napkin.model.transformer import TokenScores, Transformer
 from napkin.recipe.layout import Layout
 from napkin.recipe.reinforcement_config import ReinforcementConfig
@@ -106,7 +107,8 @@ def learn_from_answers(
 ) -> ReinforcementOutcome:
     """Answer this rank's prompts of step `number`, by number, and learn from the answers; a collective.
 
-    `reference` is the model that a divergence is measured from, with a kl_weight. `watch` times phases and the parts of
+    `reference` is the model that a divergence is measured from, with a kl_weight; None is the model in training without
+    its adapters. `watch` times phases and the parts of
     updates; after the first update `later_watch` does, since a step that has changed weights is not repeated. Updates
     end where `is_fit` refuses one. Raises NapkinError for a model that ranks divide.
     """
@@ -275,10 +277,11 @@ def _with_scores(
                 each[OLD_VALUES] = found.scalars
         computed["log-probabilities"] = computed.get("log-probabilities", 0) + n_tokens
     if settings.config.kl_weight:
-        assert reference is not None
-        frozen = ParallelModel(reference, ALONE, Layout())
-        for each, found in zip(values, _scores(frozen, units, options), strict=True):
-            each[REFERENCE] = found.log_probabilities
+        # A model in training is its own reference without its adapters.
+        frozen = train_state.parallel_model if reference is None else ParallelModel(reference, ALONE, Layout())
+        with adapters_off(frozen.model):
+            for each, found in zip(values, _scores(frozen, units, options), strict=True):
+                each[REFERENCE] = found.log_probabilities
         computed["log-probabilities"] = computed.get("log-probabilities", 0) + n_tokens
     scored = iter([unit[0].with_values(**each) for unit, each in zip(units, values, strict=True)])
     return [[next(scored) for _ in group] for group in groups]
