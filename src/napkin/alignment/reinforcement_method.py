@@ -1,7 +1,6 @@
 """Reinforcement learning as a way of tuning: prompts by step, a step of four phases, held-out tasks."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -29,7 +28,6 @@ from napkin.alignment.sequence_packing import resolved_arrangement
 from napkin.alignment.start_model import open_start, reference_model
 from napkin.distributed.parallel_model import all_resident
 from napkin.errors import NapkinError
-from napkin.files import atomic_write_text
 from napkin.model.transformer import Transformer
 from napkin.planning.machine import Machine, Progress
 from napkin.planning.run_plan import Plan
@@ -37,6 +35,7 @@ from napkin.recipe.precision import Precision
 from napkin.recipe.reinforcement_config import ReinforcementConfig
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.tuning_recipe import ReinforcementRecipe
+from napkin.runs.answers_file import MOST_ANSWERS, Answered, Said, write_answers
 from napkin.runs.metrics import StepMetrics
 from napkin.train_step.step import TrainState, Watch
 from napkin.training.loop import Callback, TrainingLoop
@@ -44,9 +43,6 @@ from napkin.training.metered_step import IsFit, MeteredStep, no_watch
 from napkin.training.non_finite import Verdict
 
 MICRO_BATCH_TOKENS = 4096
-SAMPLES = "answers"
-"""The folder of a run with answers and their rewards, a file for each evaluation."""
-MOST_SAMPLES = 256
 
 
 def reinforcement_method(context: TuningContext) -> "ReinforcementMethod":
@@ -273,7 +269,7 @@ class HeldOutAnswers(Callback):
         told = [[each.reward, each.cut, each.sequence.n_counted] for each in episodes]
         everyone = [each for part in ranks.all_gather(told) for each in part]
         if ranks.is_rank_zero:
-            write_samples(loop.run.path, step, episodes[:MOST_SAMPLES])
+            write_answers(loop.run.path, step, map(_answered, episodes[:MOST_ANSWERS]))
         n = len(everyone)
         return {
             "held-out reward": sum(reward for reward, _, _ in everyone) / n,
@@ -306,23 +302,9 @@ def own_range(n: int, context: TuningContext) -> range:
     return range(n * rank // size, n * (rank + 1) // size)
 
 
-def write_samples(run: Path, step: int, episodes: Sequence[Episode]) -> None:
-    """Keep answers with their rewards, a line each, in a file of their own."""
-    folder = run / SAMPLES
-    folder.mkdir(exist_ok=True)
-    lines = [
-        json.dumps(
-            {
-                "messages": [{"role": each.role, "content": each.content} for each in episode.messages],
-                "reward": episode.reward,
-                "tokens": episode.sequence.n_counted,
-                "ending": episode.ending,
-                **({} if episode.failure is None else {"failure": episode.failure}),
-            }
-        )
-        for episode in episodes
-    ]
-    atomic_write_text(folder / f"step-{step:08d}.jsonl", "".join(f"{line}\n" for line in lines), overwrite=True)
+def _answered(episode: Episode) -> Answered:
+    messages = tuple(Said(each.role, each.content) for each in episode.messages)
+    return Answered(messages, episode.reward, episode.sequence.n_counted, episode.ending, episode.failure)
 
 
 def _environment(config: ReinforcementConfig, *, held_out: bool) -> Environment:

@@ -21,6 +21,7 @@ from napkin.report.liveness import REFRESH_SECONDS, liveness
 from napkin.report.run_charts import curves_of, figure_rows, run_charts
 from napkin.report.scripts import UPLOT, UPLOT_STYLE, read_asset, scripts
 from napkin.report.templates import render
+from napkin.runs.answers_file import Answers
 from napkin.runs.plan_file import PlanFile
 from napkin.runs.run_record import RunRecord, read_run_record
 from napkin.units import format_bytes, format_flops, format_rate, format_seconds, format_share, format_three_digits
@@ -30,6 +31,8 @@ _GENERATOR = b'<meta name="generator" content="napkin report">'
 _BRAND = '<p class="brand">napkin · run report</p>'.encode()
 _SAMPLE_CHARACTERS = 20_000
 _OPERATORS = 8
+_ANSWERS = 24
+_ANSWER_CHARACTERS = 500
 
 REPORT_FILE = "report.html"
 
@@ -97,6 +100,7 @@ def render_report(
         experts=experts,
         expert_steps=STEPS,
         samples=_samples(run.samples),
+        answers=_answers(run.answers),
         machine=_machine(run.plan),
         scripts=scripts(*used, *(["liveness.js"] if training else [])),
         liveness=Markup(place),
@@ -124,6 +128,7 @@ def _sections(run: RunRecord, *, further: bool, experts: bool) -> dict[str, str]
         "time": "Where the time went" if is_timed else "Where the time goes",
         **({"ranks": "Rank by rank"} if measured is not None and measured.ranks else {}),
         "figures": "The curves as figures",
+        **({} if run.answers is None else {"answers": "Answers and their rewards"}),
         "samples": "Samples",
         "recipe": "Recipe",
         "machine": "Machine and versions",
@@ -268,6 +273,24 @@ def _samples(samples: str | None) -> dict[str, str] | None:
         return None
     left_out = max(0, len(samples) - _SAMPLE_CHARACTERS)
     return {"text": samples[:_SAMPLE_CHARACTERS], "left_out": f"{left_out:,}" if left_out else ""}
+
+
+def _answers(answers: Answers | None) -> dict[str, Any] | None:
+    """Some answers of the last evaluation, those with the smallest rewards first: they say what is still wrong."""
+    if answers is None:
+        return None
+    shown = sorted(answers.answered, key=lambda each: each.reward)[:_ANSWERS]
+    rows = [
+        {
+            "task": "\n".join(each.content for each in answered.messages[:-1])[:_ANSWER_CHARACTERS],
+            "answer": answered.messages[-1].content[:_ANSWER_CHARACTERS] if answered.messages else "",
+            "reward": f"{answered.reward:g}",
+            "tokens": f"{answered.tokens:,}",
+            "ending": answered.failure or answered.ending,
+        }
+        for answered in shown
+    ]
+    return {"step": f"{answers.step:,}", "rows": rows, "all": f"{len(answers.answered):,}"}
 
 
 def _machine(plan: PlanFile | None) -> dict[str, Any] | None:

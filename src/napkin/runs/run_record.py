@@ -8,6 +8,7 @@ from pathlib import Path
 
 from napkin.accounting.utilisation import mfu_of_steps
 from napkin.errors import NapkinError
+from napkin.runs.answers_file import Answers, read_newest_answers
 from napkin.runs.evaluation_file import Evaluation
 from napkin.runs.json_file import malformed, read_if_present, read_json
 from napkin.runs.measurement_file import MeasurementFile
@@ -33,6 +34,8 @@ class RunRecord:
     """That its last line is incomplete, as a kill or the moment may leave it."""
     recipe_was_changed: bool = False
     """Whether recipe.toml is known to be another one than the run was created with."""
+    answers: Answers | None = None
+    """To held-out tasks, of the last evaluation of a run of reinforcement learning."""
 
     @property
     def mfu(self) -> float | None:
@@ -68,6 +71,7 @@ def read_run_record(run: Path) -> RunRecord:
         problems=tuple(metrics.messages()),
         incomplete=None if metrics.incomplete is None else metrics.describe_incomplete(),
         recipe_was_changed=recipe_was_changed(run),
+        answers=read_newest_answers(run),
     )
 
 
