@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from napkin.report.figure_charts import figure_charts, figure_curves
+from napkin.report.figure_charts import constant_figures, figure_charts, figure_curves
 from napkin.runs.metrics import StepMetrics
 
 
@@ -24,3 +24,10 @@ def test_a_figure_and_its_evaluation_share_a_chart() -> None:
 
 def test_a_run_of_pre_training_has_none() -> None:
     assert figure_charts(figure_curves([logged(1), logged(2)])) == []
+
+
+def test_a_figure_that_never_changes_is_a_word_and_not_a_chart() -> None:
+    metrics = [logged(1, turns=1.0, kl=0.1), logged(2, turns=1.0, kl=0.2), logged(3, turns=1.0, kl=None)]
+    curves = figure_curves(metrics)
+    assert [line.column for chart in figure_charts(curves) for line in chart.lines] == ["kl"]
+    assert constant_figures(curves) == [("turns", 1.0)]

@@ -19,9 +19,10 @@ def figure_curves(metrics: Sequence[StepMetrics]) -> dict[str, Curve]:
 
 
 def figure_charts(curves: Mapping[str, Curve]) -> list[Chart]:
-    """A chart for each figure that has a number: a line for the steps, points for evaluations."""
+    """A chart for each figure that varies, those of evaluations first: a line for the steps, points for evaluations."""
     known = [name for name, curve in curves.items() if not np.all(np.isnan(curve))]
-    subjects = dict.fromkeys(name.removeprefix(HELD_OUT) for name in known)
+    varying = [name for name in known if not _is_constant(curves[name])]
+    subjects = dict.fromkeys(name.removeprefix(HELD_OUT) for name in sorted(varying, key=_is_of_steps))
     charts = []
     for number, subject in enumerate(subjects):
         shown = subject.replace("_", " ")
@@ -32,6 +33,24 @@ def figure_charts(curves: Mapping[str, Curve]) -> list[Chart]:
             lines.append(Line(f"held-out {shown}", HELD_OUT + subject, "vermilion", "number", "points"))
         charts.append(Chart(f"figure-{number}", f"Line chart: {shown}.", tuple(lines), 170, False))
     return charts
+
+
+def constant_figures(curves: Mapping[str, Curve]) -> list[tuple[str, float]]:
+    """The figures that had one value in all steps, with it."""
+    varying = {line.column for chart in figure_charts(curves) for line in chart.lines}
+    return [
+        (name.replace("_", " "), float(np.nanmax(curve)))
+        for name, curve in curves.items()
+        if name not in varying and not np.all(np.isnan(curve))
+    ]
+
+
+def _is_constant(curve: Curve) -> bool:
+    return bool(np.nanmin(curve) == np.nanmax(curve))
+
+
+def _is_of_steps(name: str) -> bool:
+    return not name.startswith(HELD_OUT)
 
 
 def _value(figures: Mapping[str, float | None] | None, name: str) -> float:

@@ -16,6 +16,7 @@ from napkin.files import StrPath, atomic_write_text, is_marked
 from napkin.report.bars import bits_bars, stacked_bar
 from napkin.report.colours import COLOURS, shade
 from napkin.report.expert_balance import STEPS, expert_balance
+from napkin.report.figure_charts import constant_figures, figure_curves
 from napkin.report.headline import key_figures, status_of, warnings_of
 from napkin.report.liveness import REFRESH_SECONDS, liveness
 from napkin.report.run_charts import curves_of, figure_rows, run_charts
@@ -75,6 +76,7 @@ def render_report(
     """The page as text; everything that the run wrote is escaped."""
     curves = curves_of(run.metrics)
     charts, experts = run_charts(run, curves), _experts(run)
+    constants = [f"{name} {value:g}" for name, value in constant_figures(figure_curves(run.metrics))]
     further = [name for name in charts.by_name if name.startswith("figure-")] if charts else []
     place = f"<!-- {secrets.token_hex(16)} -->"
     used = [UPLOT, "format.js", "charts.js"] if charts else []
@@ -86,8 +88,9 @@ def render_report(
         refresh=REFRESH_SECONDS if training else None,
         warnings=warnings_of(run, training=training),
         keys=key_figures(run),
-        sections=_sections(run, further=bool(further), experts=bool(experts)),
+        sections=_sections(run, further=bool(further or constants), experts=bool(experts)),
         further=further,
+        constants=constants,
         table=_table(run),
         charts=charts,
         chart_style=read_asset(UPLOT_STYLE) if charts else None,
