@@ -5,7 +5,9 @@ import math
 import numpy as np
 
 from napkin.report.figure_charts import constant_figures, figure_charts, figure_curves
+from napkin.report.headline import key_figures
 from napkin.runs.metrics import StepMetrics
+from napkin.runs.run_record import RunRecord
 
 
 def logged(step: int, **figures: float | None) -> StepMetrics:
@@ -31,3 +33,10 @@ def test_a_figure_that_never_changes_is_a_word_and_not_a_chart() -> None:
     curves = figure_curves(metrics)
     assert [line.column for chart in figure_charts(curves) for line in chart.lines] == ["kl"]
     assert constant_figures(curves) == [("turns", 1.0)]
+
+
+def test_a_run_of_rewards_is_judged_by_right_answers() -> None:
+    metrics = (logged(1, **{"held-out correct": 0.25}), logged(2), logged(9, **{"held-out correct": 0.75}))
+    figures = key_figures(RunRecord("run", "", None, metrics, None, None, None))
+    assert figures[0] == ("right held-out answers", "75.0%", "at step 9; 25.0% at step 1")
+    assert [figure.label for figure in figures].count("training loss") == 0

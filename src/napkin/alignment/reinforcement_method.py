@@ -35,6 +35,7 @@ from napkin.recipe.precision import Precision
 from napkin.recipe.reinforcement_config import ReinforcementConfig
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.tuning_recipe import ReinforcementRecipe
+from napkin.report.headline import CORRECT
 from napkin.runs.answers_file import MOST_ANSWERS, Answered, Said, write_answers
 from napkin.runs.metrics import StepMetrics
 from napkin.train_step.step import TrainState, Watch
@@ -249,7 +250,7 @@ class HeldOutAnswers(Callback):
                 figures = self._answered(loop, 0)
             loop.on_message(
                 f"before the first step: held-out reward {figures['held-out reward']:.3f}, "
-                f"{figures['held-out correct']:.1%} correct"
+                f"{figures[CORRECT]:.1%} correct"
             )
 
     def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
@@ -273,7 +274,7 @@ class HeldOutAnswers(Callback):
         n = len(everyone)
         return {
             "held-out reward": sum(reward for reward, _, _ in everyone) / n,
-            "held-out correct": sum(reward >= 1 for reward, _, _ in everyone) / n,
+            CORRECT: sum(reward >= 1 for reward, _, _ in everyone) / n,
             "held-out cut_share": sum(cut for _, cut, _ in everyone) / n,
             "held-out length": sum(length for _, _, length in everyone) / n,
         }

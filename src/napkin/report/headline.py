@@ -7,6 +7,9 @@ from napkin.report.overfitting import Evaluated, evaluations, lowest, overfittin
 from napkin.runs.run_record import RunRecord
 from napkin.units import format_bytes, format_seconds, format_share, format_three_digits
 
+CORRECT = "held-out correct"
+"""The figure of an evaluation in reinforcement learning: the share of answers with the whole reward."""
+
 
 class KeyFigure(NamedTuple):
     """A key figure, with its name and a detail to compare it with."""
@@ -61,10 +64,11 @@ def warnings_of(run: RunRecord, *, training: bool | None = None) -> list[str]:
 
 
 def key_figures(run: RunRecord) -> list[KeyFigure]:
-    """The final loss, bits per byte, time and MFU; of a run that has not begun, the planned memory and time."""
+    """The final loss or held-out reward, bits per byte, time and MFU; of a run that has not begun, the planned memory
+    and time."""
     if not run.metrics and not run.measurement and not run.evaluation:
         return _planned_figures(run)
-    return [*_loss_figure(run), *_bits_figure(run), *_time_figure(run), *_mfu_figure(run)]
+    return [*(_reward_figures(run) or _loss_figure(run)), *_bits_figure(run), *_time_figure(run), *_mfu_figure(run)]
 
 
 def _planned_figures(run: RunRecord) -> list[KeyFigure]:
@@ -77,6 +81,20 @@ def _planned_figures(run: RunRecord) -> list[KeyFigure]:
         KeyFigure("peak memory", format_bytes(peak), f"{verdict} in {format_bytes(plan.device.memory_bytes)}"),
         KeyFigure("time", format_seconds(plan.seconds), f"{format_seconds(seconds_per_step)} per step"),
     ]
+
+
+def _reward_figures(run: RunRecord) -> list[KeyFigure]:
+    """Of reinforcement learning: its loss says little."""
+    found = [
+        (logged.step, logged.figures[CORRECT])
+        for logged in run.metrics
+        if logged.figures and logged.figures.get(CORRECT) is not None
+    ]
+    if not found:
+        return []
+    (first, before), (last, after) = found[0], found[-1]
+    at = f"at step {last:,}; {format_share(before or 0.0)} at step {first:,}"
+    return [KeyFigure("right held-out answers", format_share(after or 0.0), at)]
 
 
 def _loss_figure(run: RunRecord) -> list[KeyFigure]:
