@@ -32,11 +32,15 @@ REWARDS: dict[str, Callable[[], Reward]] = {
 def reward_named(name: str) -> Reward:
     """A reward by its name, or FILE.py:NAME of a function of the user's.
 
-    Raises NapkinError for a name that is not known, and for a file that is not there.
+    Raises NapkinError for a name that is not known, and for a file that is not there, cannot be loaded or
+    does not have the function.
     """
     if ".py:" in name:
         path, _, function = name.rpartition(":")
-        return Reward(name, OwnFunction(path, function))
+        own = OwnFunction(path, function)
+        # A misspelled name would otherwise be a whole run of rewards of 0.
+        own.load()
+        return Reward(name, own)
     if name not in REWARDS:
         raise NapkinError(f"'{name}' is not a reward: {suggestion(name, REWARDS)}, or name FILE.py:NAME")
     return REWARDS[name]()

@@ -73,7 +73,7 @@ def test_a_function_that_is_not_there_is_refused(path: str, tmp_path: Path) -> N
     with pytest.raises(NapkinError, match=r"'missing\.py' is not a file"):
         reward_named("missing.py:length")
     with pytest.raises(NapkinError, match="has no function nothing"):
-        OwnFunction(path, "nothing")("", "")
+        reward_named(f"{path}:nothing")
     (tmp_path / "broken.py").write_text("1 / 0")
     with pytest.raises(NapkinError, match="ZeroDivisionError"):
-        OwnFunction(str(tmp_path / "broken.py"), "length")("", "")
+        reward_named(f"{tmp_path / 'broken.py'}:length")

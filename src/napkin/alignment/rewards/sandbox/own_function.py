@@ -20,7 +20,7 @@ _PROCESSOR_SECONDS = 2**31 - 1
 
 
 class OwnFunction:
-    """Calls a function of a file; the process is started at first use and again after it was ended."""
+    """Calls a function of a file; the process is started by `load` or at first use, and again after it was ended."""
 
     def __init__(self, path: str, name: str, *, most_seconds: float = MOST_SECONDS) -> None:
         if not Path(path).is_file():
@@ -46,6 +46,11 @@ class OwnFunction:
         if "error" in told:
             raise RewardFailure(str(told["error"]))
         return float(told["reward"])
+
+    def load(self) -> None:
+        """Start the process. Raises NapkinError where the file cannot be loaded or has no such function."""
+        with self._lock:
+            self._process = self._process or self._started()
 
     def close(self) -> None:
         """End the process."""
