@@ -103,6 +103,20 @@ def test_the_books_of_each_phase_are_closed(folder: Path, tmp_path: Path, kl_wei
     assert rows["FLOPs per step"].count == rows["FLOPs per step"].meter
 
 
+def test_a_run_that_could_not_learn_says_so_and_a_changed_reward_is_another_run(folder: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("def same(answer, reference):\n    return 0.5\n")
+    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": f"{n}?", "answer": "1"}) for n in range(9)))
+    rl = {"environment": str(tmp_path / "prompts.jsonl"), "reward": f"{own}:same", "evaluation_prompts": 0}
+    messages: list[str] = []
+    tune(rl_recipe(folder, rl, steps=4, checkpoint_every=2), tmp_path / "run", on_message=messages.append)
+    assert any(message.startswith("in 4 of 4 steps all answers to each prompt had") for message in messages)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000004")
+    own.write_text("def same(answer, reference):\n    return 1.0\n")
+    with pytest.raises(NapkinError):
+        train_tuning(*open_tuning(tmp_path / "run"))
+
+
 def test_a_reward_that_raises_is_0_counted_in_each_step_and_named_once(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def broken(answer, reference):\n    return 1 / 0\n")
     prompts = [{"prompt": f"{n}?", "answer": str(n)} for n in range(40)]

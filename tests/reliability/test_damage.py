@@ -225,7 +225,7 @@ def test_a_token_file_that_was_altered_between_two_runs_is_refused(napkin: Napki
     # Another text by the same tokenizer, whole in itself, is another text.
     for suffix in ("", ".json"):
         shutil.copy(napkin.folder / f"validation.tokens{suffix}", napkin.folder / f"train.tokens{suffix}")
-    assert_refused(napkin.run("resume", "run"), "the training tokens are not those of")
+    assert_refused(napkin.run("resume", "run"), "the training data is not that of")
 
 
 @pytest.mark.parametrize(

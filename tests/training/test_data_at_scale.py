@@ -80,7 +80,7 @@ def test_a_run_on_several_files_resumes_as_if_never_stopped_and_refuses_other_we
     assert losses(resumed_after(4, ahead, tmp_path / "ahead")) == losses(whole)
     assert not [thread for thread in threading.enumerate() if thread.name == "napkin batches"]
     other = dataclasses.replace(preparation, train_tokens=TokenMixture(preparation.train_tokens.files, [2, 1]))
-    with pytest.raises(NapkinError, match="the training tokens are not those of"):
+    with pytest.raises(NapkinError, match="the training data is not that of"):
         train_run(other, whole)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from napkin.accounting.run_measurement import Measurement
 from napkin.alignment.environments.environment import Environment
 from napkin.alignment.environments.registry import environment_named
+from napkin.alignment.lost_steps import LostSteps
 from napkin.alignment.method import Method, TuningContext
 from napkin.alignment.phase_books import PhaseFigures, PhaseMeters, PhaseTimes, metered_rows
 from napkin.alignment.policy_gradient.algorithms import parts_of
@@ -83,11 +84,11 @@ class ReinforcementMethod(Method):
 
     @property
     def checksum(self) -> str:
-        """Of the environment's name, its file if it has one, and the seed."""
-        name = self.config.environment
-        path = Path(name.partition(".py:")[0] + ".py" if ".py:" in name else name)
-        content = path.read_bytes() if path.is_file() else b""
-        return sha256(f"{name}\0{self.config.reward}\0{self.config.seed}\0".encode() + content).hexdigest()
+        """Of the environment and the reward, their files if they have any, how texts become tokens, and the seed."""
+        config = self.config
+        named = [config.environment, config.reward]
+        parts = [*named, str(config.seed), self.context.encoder.fingerprint]
+        return sha256("\0".join(parts).encode() + b"".join(map(_file_content, named))).hexdigest()
 
     def batch(self, number: int) -> Sequence[int]:
         """The numbers of this rank's prompts: a range of those of the step."""
@@ -125,6 +126,10 @@ class ReinforcementMethod(Method):
     def evaluation(self) -> Callback:
         """Greedy answers to held-out tasks."""
         return HeldOutAnswers(self)
+
+    def callbacks(self) -> list[Callback]:
+        """One that says in how many steps nothing could be learned."""
+        return [LostSteps()]
 
 
 class ReinforcementStep(MeteredStep):
@@ -306,6 +311,12 @@ def own_range(n: int, context: TuningContext) -> range:
 def _answered(episode: Episode) -> Answered:
     messages = tuple(Said(each.role, each.content) for each in episode.messages)
     return Answered(messages, episode.reward, episode.sequence.n_counted, episode.ending, episode.failure)
+
+
+def _file_content(name: str) -> bytes:
+    """Of FILE.py:NAME, or of a file of prompts; nothing of what is bundled."""
+    path = Path(name.partition(".py:")[0] + ".py" if ".py:" in name else name)
+    return path.read_bytes() if path.is_file() else b""
 
 
 def _environment(config: ReinforcementConfig, *, held_out: bool) -> Environment:

@@ -275,13 +275,14 @@ def _rule(
     sequences: Sequence[TokenSequence],
     scores: _Counted | None,
 ) -> dict[str, PhaseFigures]:
-    """Every answer as long as it may be; 2 FLOPs per parameter and token forwards, 6 with the way back."""
+    """Answers as long as they may be in the context; 2 FLOPs per parameter and token forwards, 6 with the way back."""
     model = resolved.recipe.model
     parameters = parameters_rule(
         vocab_size=model.vocab_size, d_model=model.d_model, n_layers=model.n_layers, tied=model.tie_embeddings
     )
     prompt = max(len(each.tokens) - each.n_counted for each in sequences)
-    tokens = n_prompts * settings.config.group_size * (prompt + settings.config.max_answer)
+    longest = min(prompt + settings.config.max_answer, model.context_length)
+    tokens = n_prompts * settings.config.group_size * longest
     rule = {
         "rollout": PhaseFigures(tokens, 2 * parameters * tokens),
         "update": PhaseFigures(settings.config.epochs * tokens, 6 * parameters * tokens * settings.config.epochs),

@@ -67,12 +67,12 @@ def load_newest(folder: Path, load: Callable[[Checkpoint], None]) -> tuple[Check
 def _refuse_other_tokens(checkpoint: Checkpoint, tokenizer: str, train_tokens: str) -> None:
     for what, before, now in (
         ("tokenizer", checkpoint.state.tokenizer, tokenizer),
-        ("training tokens", checkpoint.state.train_tokens, train_tokens),
+        ("training data", checkpoint.state.train_tokens, train_tokens),
     ):
         if now != before:
             raise NapkinError(
-                f"the {what} are not those of '{checkpoint.path}': {before[:12]} before, {now[:12]} now: "
-                "restore the file, or start a new run with `napkin train`"
+                f"the {what} is not that of '{checkpoint.path}': {before[:12]} before, {now[:12]} now: "
+                "restore the file, or start a new run"
             )
 
 
