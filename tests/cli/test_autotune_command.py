@@ -37,5 +37,5 @@ def test_tiles_that_are_kept_are_shown_for_every_gpu(capsys: pytest.CaptureFixtu
 def test_without_a_gpu_there_is_nothing_to_tune(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["autotune", "--training.device", "cpu"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("tune: there is nothing to tune here: ")
+    assert error.startswith("autotune: there is nothing to tune here: ")
     assert error.count("\n") == 1

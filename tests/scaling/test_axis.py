@@ -42,7 +42,7 @@ def test_values_have_the_type_of_their_field(name: str, text: str, values: tuple
         ("--optimizer.learning-rate", "0..1e-4", "from a number above 0 to a larger one"),
         ("--optimizer.learning-rate", "1e-4..nan", "from a number above 0 to a larger one"),
         ("--optimizer.learning-rate", "1e-4..inf", "from a number above 0 to a larger one"),
-        ("--optimizer.name", "adamw..muon", "no numbers"),
+        ("--optimizer.name", "adamw..muon", "not numbers"),
     ],
 )
 def test_what_is_no_value_is_refused_by_name(name: str, text: str, said: str) -> None:

@@ -235,6 +235,7 @@ def _engine(
         prefill_chunk=PREFILL_CHUNK,
         block_size=BLOCK_SIZE,
         stop_ids=stop_ids,
+        prompts_together=True,
     )
 
 

@@ -65,6 +65,8 @@ class Engine:
             ids and log-probabilities are then equal, bit for bit, whatever else is running. The price is that of no
             batches: the weights are read once for each sequence and token.
         kv: what keys and values are held in: "auto" is the weights' number format, "int8" about half the bytes of bf16.
+        prompts_together: compute prompts of one length in one pass, as those of a rollout are. One after the other, the
+            first answers of a service begin sooner, as plans of services have it.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Engine:
         stop_ids: Iterable[int] = (),
         batch_invariant: bool = False,
         kv: KVFormat = "auto",
+        prompts_together: bool = False,
     ) -> None:
         for name, value in (("max_running", max_running), ("prefill_chunk", prefill_chunk), ("block_size", block_size)):
             if value < 1:
@@ -88,6 +91,7 @@ class Engine:
         self.prefill_chunk = -(-prefill_chunk // block_size) * block_size
         self.stop_ids = frozenset(stop_ids)
         self.batch_invariant = batch_invariant
+        self.prompts_together = prompts_together and not batch_invariant
         weight = model.head_weight
         self.kv: KVFormat = kv
         each = block_size * bytes_per_token(model.config, weight.dtype, kv)
@@ -231,7 +235,7 @@ class Engine:
         sequence.n_computed = n_used * size
 
     def _chunks(self, sequences: Sequence[EngineSequence]) -> list[tuple[int, list[EngineSequence]]]:
-        """How many tokens of which prompts are computed next: those of one length together."""
+        """How many tokens of which prompts are computed next, and which of them together."""
         chunks: list[tuple[int, list[EngineSequence]]] = []
         by_length: dict[int, list[EngineSequence]] = {}
         budget = self.prefill_chunk
@@ -240,7 +244,7 @@ class Engine:
                 break
             n_new = self._n_next(sequence, budget)
             budget -= n_new
-            if n_new in by_length and not self.batch_invariant:
+            if n_new in by_length and self.prompts_together:
                 by_length[n_new].append(sequence)
             else:
                 by_length[n_new] = [sequence]
