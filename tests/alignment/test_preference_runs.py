@@ -3,12 +3,17 @@
 import json
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from napkin.alignment.tuning_run import open_tuning, train_tuning, tune
+from napkin.accounting.metering import meter_step
+from napkin.alignment.sequence_step import scores_of_units
+from napkin.alignment.token_sequence import Unit
+from napkin.alignment.tuning_run import create_tuning, open_tuning, train_tuning, tune
+from napkin.alignment.unit_method import UnitMethod
 from napkin.errors import NapkinError
 from napkin.recipe.preference_config import PreferenceConfig, PreferenceObjective
 from napkin.recipe.tuning_recipe import PreferenceRecipe, TuningRecipe
@@ -44,7 +49,8 @@ def recipe_of(folder: Path, objective: PreferenceObjective, beta: float = 0.1, *
 
 def test_a_run_learns_preferences_and_its_books_are_closed(folder: Path, tmp_path: Path) -> None:
     messages: list[str] = []
-    outcome = tune(recipe_of(folder, "dpo", steps=30), tmp_path / "run", on_message=messages.append)
+    preparation, run = create_tuning(recipe_of(folder, "dpo", steps=30), tmp_path / "run")
+    outcome = train_tuning(preparation, run, on_message=messages.append)
     metrics = list(read_metrics(tmp_path / "run" / "metrics.jsonl"))
     # Before the first update the model is its reference.
     assert metrics[0].loss == pytest.approx(np.log(2), abs=1e-6)
@@ -59,9 +65,28 @@ def test_a_run_learns_preferences_and_its_books_are_closed(folder: Path, tmp_pat
     assert rows["peak bytes"].meter == pytest.approx(rows["peak bytes"].count, rel=0.01)
     assert len([message for message in messages if "log-probabilities of the reference" in message]) == 2
 
+    # The reference's pass was planned as what it has been.
+    method, model = preparation.method, outcome.train_state.parallel_model
+    assert isinstance(method, UnitMethod)
+    everything = [*method.units, *method.held_out]
+    assert rows["reference: tokens"].count == rows["reference: tokens"].meter == tokens_in(everything)
+    assert rows["reference: seconds"].meter is not None
+    metered = meter_step(model.model, lambda: scores_of_units(model, everything, max_tokens=method.max_tokens))
+    assert metered.ledger.flops == pytest.approx(rows["reference: FLOPs"].count, rel=0.1)
+    one_step, in_all = (rows[name].count for name in ("seconds per step", "seconds in all"))
+    assert in_all == pytest.approx(30 * (one_step or 0) + (rows["reference: seconds"].count or 0))
+
+
+def tokens_in(units: Sequence[Unit]) -> int:
+    return sum(len(sequence.tokens) for unit in units for sequence in unit)
+
 
 def test_a_run_that_is_resumed_ends_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:
-    tune(recipe_of(folder, "kto"), tmp_path / "whole")
+    whole = {row.quantity: row for row in tune(recipe_of(folder, "kto"), tmp_path / "whole").table}
+    # The pass over mismatched answers is part of the step.
+    assert whole["FLOPs per step"].count == whole["FLOPs per step"].meter
+    assert whole["peak bytes"].meter == pytest.approx(whole["peak bytes"].count, rel=0.01)
+    assert whole["reference: tokens"].count == whole["reference: tokens"].meter
     expected = (tmp_path / "whole" / "checkpoints" / "step-00000006" / "model.safetensors").read_bytes()
     for name, kept in (("read", True), ("computed", False)):
         run = tmp_path / name

@@ -1,18 +1,36 @@
 """Losses and gradients on pairs are those of TRL, where both compute the same: run with TRL installed."""
 
+import dataclasses
+import json
 from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from napkin.alignment.chats.chat_encoder import ChatEncoder
+from napkin.alignment.chats.left_out import LeftOut
+from napkin.alignment.objective import REFERENCE
+from napkin.alignment.pair_file import judged_units, read_judged_answers
+from napkin.alignment.preference_method import PreferenceMethod
 from napkin.alignment.preferences.dpo import dpo_losses
 from napkin.alignment.preferences.ipo import ipo_losses
+from napkin.alignment.preferences.kto import DESIRABLE
 from napkin.alignment.preferences.orpo import orpo_losses
 from napkin.alignment.preferences.simpo import simpo_losses
+from napkin.alignment.token_sequence import TokenSequence, Unit
+from napkin.recipe.preference_config import PreferenceConfig
+from napkin.recipe.tuning_recipe import PreferenceRecipe
+from napkin.tokenizer.byte_level import ByteTokenizer
+from oracles.alignment_cases import MODEL, gradient_of, train_state_of
 
 pytestmark = pytest.mark.torture
 PAIRS, LENGTH = 5, 9
@@ -95,3 +113,82 @@ def test_simpo_is_that_of_trl() -> None:
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-9)
     for mine, other in zip(gradients(ours, chosen, rejected), gradients(theirs, chosen, rejected), strict=True):
         assert torch.allclose(mine, other, rtol=1e-9)
+
+
+def judged(path: Path) -> list[Unit]:
+    """Units (answer, mismatched) of good and bad answers: pairs, and two prompts with one answer each."""
+    lines = [{"prompt": f"{n}+{n}?", "chosen": str(2 * n), "rejected": str(2 * n + 1)} for n in (1, 7, 60)]
+    lines += [{"prompt": prompt, "completion": "yes", "label": label} for prompt, label in (("a?", True), ("b", False))]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    left_out = LeftOut()
+    return judged_units(
+        read_judged_answers(path, left_out), ChatEncoder(ByteTokenizer(["<|endoftext|>"])), 64, left_out
+    )
+
+
+def kto_trainer_loss(
+    model: Callable[[Tensor], Tensor], units: Sequence[Unit], config: PreferenceConfig
+) -> tuple[Tensor, float]:
+    """What TRL's KTO trainer computes of these units with a model of logits, and its estimate of the divergence."""
+    trainer = pytest.importorskip("trl.trainer.kto_trainer").KTOTrainer
+
+    def scored(input_ids: Tensor, labels: Tensor, **_: Any) -> MagicMock:
+        log_probs = model(input_ids[:, :-1]).log_softmax(-1)
+        taken = log_probs.gather(2, input_ids[:, 1:, None])[:, :, 0] * (labels[:, 1:] != -100)
+        return MagicMock(log_probs=taken, entropy=torch.zeros_like(taken), mean_logits=torch.zeros_like(taken))
+
+    inputs: dict[str, Any] = {"label": [bool(answer.values[DESIRABLE][0]) for answer, _ in units]}
+    inputs["label"] = torch.tensor(inputs["label"])
+    for which, name in ((0, ""), (1, "KL_")):
+        sequences = [unit[which] for unit in units]
+        tokens, counts = (
+            pad_sequence([torch.from_numpy(getattr(each, field)) for each in sequences], batch_first=True)
+            for field in ("tokens", "counts")
+        )
+        inputs |= {f"{name}input_ids": tokens, f"{name}completion_mask": counts, f"{name}attention_mask": tokens}
+        inputs[f"ref_{name}logps"] = torch.tensor([float(each.values[REFERENCE].sum()) for each in sequences])
+    own = MagicMock(
+        accelerator=CPU,
+        aux_loss_enabled=False,
+        beta=config.beta,
+        calculate_KL=True,
+        desirable_weight=config.desirable_weight,
+        loss_type="kto",
+        model=SimpleNamespace(training=False),
+        precompute_ref_logps=True,
+        undesirable_weight=config.undesirable_weight,
+        _metrics=defaultdict(lambda: defaultdict(list)),
+    )
+    own._compute_kl_logps = partial(trainer._compute_kl_logps, own)
+    loss = trainer._compute_loss(own, scored, inputs, return_outputs=False)
+    return loss, own._metrics["eval"]["kl"][0]
+
+
+@pytest.mark.parametrize("reference", [-6.2, -5.0], ids=["the model is likelier", "the reference is likelier"])
+def test_kto_is_that_of_trl(tmp_path: Path, reference: float) -> None:
+    """The loss and its gradient by each weight of the model, on the mismatched answers that napkin makes.
+
+    TRL makes others. It rotates the answers of a micro-batch by one, so that an answer whose neighbour has the same
+    prompt meets an answer to its own; napkin takes the answer to the next other prompt of the whole file. And TRL
+    estimates the divergence anew for each micro-batch: averaged over ranks, but not over the micro-batches that add up
+    to a batch, so that its loss depends on their size. Here both have one micro-batch. The estimate is positive in the
+    first case; in the second it is at its bound, 0.
+    """
+    draw = np.random.default_rng(5)
+
+    def referred(sequence: TokenSequence) -> TokenSequence:
+        return sequence.with_values(**{REFERENCE: draw.normal(reference, 0.3, sequence.n_counted).astype(np.float32)})
+
+    units: list[Unit] = [tuple(map(referred, unit)) for unit in judged(tmp_path / "judged.jsonl")]
+    config = PreferenceConfig("kto", beta=0.3, desirable_weight=1.3, undesirable_weight=0.7)
+    method = PreferenceMethod(PreferenceRecipe(preference=config), units, [])
+    train_state = train_state_of(model=dataclasses.replace(MODEL, vocab_size=257, context_length=64))
+    gradient, step = gradient_of(
+        train_state, method.prepared(train_state, units), method.objective, max_tokens=method.max_tokens
+    )
+    loss, kl = kto_trainer_loss(train_state.model, units, config)
+    assert (kl > 0.1) if reference < -6 else (kl == 0)
+    assert step.figures["kl"] == pytest.approx(kl, rel=1e-4)
+    assert step.loss == pytest.approx(loss.item(), rel=1e-5)
+    theirs = torch.cat([each.flatten() for each in gradients(loss, *train_state.model.parameters())])
+    assert float((gradient - theirs).norm() / theirs.norm()) < 1e-5

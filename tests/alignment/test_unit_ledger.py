@@ -10,7 +10,7 @@ from torch import Tensor
 from napkin.accounting.metering import METERED_STEP, StepMeasurement, metering
 from napkin.alignment.objective import BatchTotals, Figures, Objective, totals_of
 from napkin.alignment.sequence_packing import Arrangement, SequenceMicroBatch, micro_batches_of
-from napkin.alignment.sequence_step import train_on_units
+from napkin.alignment.sequence_step import scores_of_units, train_on_units
 from napkin.alignment.supervised import SupervisedObjective
 from napkin.alignment.unit_plan import count_units
 from napkin.model.transformer import TokenScores
@@ -29,22 +29,30 @@ class ReadsEntropies:
 
 
 @pytest.mark.parametrize(
-    ("objective", "arrangement", "max_tokens"),
+    ("objective", "arrangement", "max_tokens", "n_scored"),
     [
-        (SupervisedObjective(), "packed", 40),
-        (ReadsEntropies(), "padded left", 10_000),
+        (SupervisedObjective(), "packed", 40, 0),
+        (ReadsEntropies(), "padded left", 10_000, 0),
+        (SupervisedObjective(), "packed", 40, 5),
     ],
 )
 def test_a_step_on_units_has_the_flops_and_bytes_that_were_counted(
-    objective: Objective, arrangement: Arrangement, max_tokens: int
+    objective: Objective, arrangement: Arrangement, max_tokens: int, n_scored: int
 ) -> None:
+    """The last case computes other units without gradients first."""
     train_state, units = train_state_of(model=WIDE), some_units()
+    scored = some_units(n_scored)
 
     def train(number: int) -> None:
+        if scored:
+            scores_of_units(train_state.parallel_model, scored, max_tokens=max_tokens, arrangement=arrangement)
         train_on_units(train_state, number, units, objective, max_tokens=max_tokens, arrangement=arrangement)
 
-    parts = micro_batches_of(units, max_tokens=max_tokens, row_length=WIDE.context_length, arrangement=arrangement)
-    counted = count_units(train_state.resolved, parts, totals_of(parts), objective)
+    parts, before = (
+        micro_batches_of(each, max_tokens=max_tokens, row_length=WIDE.context_length, arrangement=arrangement)
+        for each in (units, scored)
+    )
+    counted = count_units(train_state.resolved, parts, totals_of(parts), objective, before)
     measured: list[StepMeasurement] = []
     for number in range(METERED_STEP):
         train(number)

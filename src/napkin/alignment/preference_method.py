@@ -20,7 +20,7 @@ from napkin.alignment.preferences.reward_model import RewardObjective, rewarded
 from napkin.alignment.reference_pass import ReferencePass
 from napkin.alignment.reference_scores import ReferredUnits, with_stand_ins
 from napkin.alignment.sequence_step import scores_of_units
-from napkin.alignment.token_sequence import Unit
+from napkin.alignment.token_sequence import Unit, tokens_of
 from napkin.alignment.unit_method import UnitMethod
 from napkin.errors import NapkinError
 from napkin.files import StrPath
@@ -56,15 +56,30 @@ class PreferenceMethod(UnitMethod):
         }
         (units, checksum), (evaluated, _) = self._referred.values()
         super().__init__(recipe, units, evaluated, checksum, preference_objective(recipe.preference))
+        self._reference: ReferencePass | None = None
+        if self.preference.has_reference:
+            self._reference = ReferencePass(
+                recipe.tuning.start, self._referred, max_tokens=self.max_tokens, arrangement=self.arrangement
+            )
 
     def callbacks(self) -> list[Callback]:
         """The reference's log-probabilities are there before the first step, for objectives that read them."""
-        if not self.preference.has_reference:
-            return []
-        pass_ = ReferencePass(
-            self.recipe.tuning.start, self._referred, max_tokens=self.max_tokens, arrangement=self.arrangement
-        )
-        return [pass_]
+        return [] if self._reference is None else [self._reference]
+
+    @property
+    def reference_tokens(self) -> int:
+        """Of all units, if the objective has a reference."""
+        if self._reference is None:
+            return 0
+        return sum(tokens_of(units) for units in (self.units, self.held_out))
+
+    def metered(self, loop: TrainingLoop) -> dict[str, float]:
+        """The reference's pass, if this process has made all of it."""
+        return {} if self._reference is None else self._reference.metered(loop)
+
+    def scored(self, units: Sequence[Unit]) -> Sequence[Unit]:
+        """The mismatched answers, with KTO."""
+        return [(mismatched,) for _, mismatched in units] if self.preference.objective == "kto" else ()
 
     def prepared(self, train_state: TrainState, units: Sequence[Unit]) -> Sequence[Unit]:
         """With KTO, the answers alone, which know the divergence that the mismatched answers of the batch show."""
@@ -72,7 +87,7 @@ class PreferenceMethod(UnitMethod):
             return units
         scores = scores_of_units(
             train_state.parallel_model,
-            [(mismatched,) for _, mismatched in units],
+            self.scored(units),
             max_tokens=self.max_tokens,
             arrangement=self.arrangement,
             autocast=train_state.precision.autocast,

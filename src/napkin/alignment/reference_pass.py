@@ -20,11 +20,14 @@ from napkin.alignment.sequence_packing import Arrangement
 from napkin.alignment.sequence_step import scores_of_units
 from napkin.alignment.start_model import open_start, reference_model
 from napkin.alignment.token_sequence import TokenSequence, Unit
+from napkin.alignment.unit_plan import REFERENCE_SECONDS, REFERENCE_TOKENS
 from napkin.distributed.parallel_model import ParallelModel
 from napkin.training.loop import Callback, TrainingLoop
 from napkin.training.signals import agree_on_signal
 from napkin.units import format_seconds
 
+WATCHED = "reference"
+"""Under which the seconds of a run have those of this pass."""
 UNITS_AT_A_TIME = 256
 """Between two looks at whether the process was asked to stop."""
 
@@ -44,16 +47,24 @@ class ReferencePass(Callback):
     ) -> None:
         self.start, self.units, self.max_tokens = start, units, max_tokens
         self.arrangement: Arrangement = arrangement
+        self._computed: dict[str, int] = {}
+        """Tokens of what this process has computed, by name."""
 
     def on_start(self, loop: TrainingLoop) -> None:
         """Read the log-probabilities, or compute them and write them; a collective. A signal interrupts it: the run
         takes no step then, and computes them when it is resumed."""
         for name, (units, checksum) in self.units.items():
             if len(units):
-                self._give(loop, f"reference-{name}.safetensors", units, checksum)
+                self._give(loop, name, units, checksum)
 
-    def _give(self, loop: TrainingLoop, file: str, units: ReferredUnits, checksum: str) -> None:
-        path = loop.run.path / file
+    def metered(self, loop: TrainingLoop) -> dict[str, float]:
+        """Tokens and seconds of the whole pass, by the names of the plan's rows; nothing where some were read."""
+        if any(len(units) and name not in self._computed for name, (units, _) in self.units.items()):
+            return {}
+        return {REFERENCE_TOKENS: sum(self._computed.values()), REFERENCE_SECONDS: loop.watch.seconds[WATCHED]}
+
+    def _give(self, loop: TrainingLoop, name: str, units: ReferredUnits, checksum: str) -> None:
+        path = loop.run.path / f"reference-{name}.safetensors"
 
         def look() -> tuple[str, str]:
             # A run that has taken steps keeps its reference, whatever has become of the folder since.
@@ -73,7 +84,8 @@ class ReferencePass(Callback):
             reopened = open_start(self.start)
             model = ParallelModel(reference_model(reopened, loop.preparation.precision), loop.ranks, model.layout)
             start = reopened.fingerprint if loop.ranks.is_rank_zero else ""
-        scores = self._scores(loop, model, units.units)
+        with loop.watch(WATCHED):
+            scores = self._scores(loop, model, name, units.units)
         if scores is None:
             return
         units.log_probabilities = scores
@@ -88,23 +100,27 @@ class ReferencePass(Callback):
         return ReferenceKey(checksum, start, loop.preparation.precision.name)
 
     def _scores(
-        self, loop: TrainingLoop, model: ParallelModel, units: Sequence[Unit]
+        self, loop: TrainingLoop, model: ParallelModel, name: str, units: Sequence[Unit]
     ) -> Float32[np.ndarray, " token"] | None:
         """The log-probabilities of all counted tokens; None where a signal has interrupted."""
         found: list[np.ndarray] = []
+        n_tokens = 0
         for begin in range(0, len(units), UNITS_AT_A_TIME):
             if agree_on_signal(loop.ranks, loop.interruption) is not None:
                 return None
+            # Without values: sequences of a unit may have different ones.
+            bare = [
+                tuple(TokenSequence(each.tokens, each.counts) for each in unit)
+                for unit in units[begin : begin + UNITS_AT_A_TIME]
+            ]
             scores = scores_of_units(
                 model,
-                # Without values: sequences of a unit may have different ones.
-                [
-                    tuple(TokenSequence(each.tokens, each.counts) for each in unit)
-                    for unit in units[begin : begin + UNITS_AT_A_TIME]
-                ],
+                bare,
                 max_tokens=self.max_tokens,
                 arrangement=self.arrangement,
                 autocast=loop.preparation.precision.autocast,
             )
             found += [sequence.log_probabilities for unit in scores for sequence in unit]
+            n_tokens += sum(len(sequence.tokens) for unit in bare for sequence in unit)
+        self._computed[name] = n_tokens
         return np.concatenate(found)

@@ -30,6 +30,7 @@ from napkin.alignment.reinforcement_step import (
 )
 from napkin.alignment.rollout import Rollout, roll_out
 from napkin.alignment.sequence_packing import SequenceMicroBatch, micro_batches_of
+from napkin.alignment.sequence_step import score_parts
 from napkin.alignment.token_sequence import TokenSequence, Unit
 from napkin.alignment.unit_plan import count_parts, count_units
 from napkin.model.adapters import adapters_off
@@ -234,17 +235,12 @@ def _counted_scores(
     parts = _parts(resolved, settings, sequences, [])
 
     def step(train_state: TrainState, parts: Sequence[SequenceMicroBatch]) -> None:
+        model, autocast = train_state.parallel_model, train_state.precision.autocast
         if settings.needs_old:
-            score(train_state, parts)
+            score_parts(model, parts, autocast=autocast)
         if settings.config.kl_weight:
             with adapters_off(train_state.model):
-                score(train_state, parts)
-
-    def score(train_state: TrainState, parts: Sequence[SequenceMicroBatch]) -> None:
-        with torch.no_grad():
-            for part in parts:
-                with train_state.precision.autocast():
-                    train_state.parallel_model.token_scores(part.rows)
+                score_parts(model, parts, autocast=autocast)
 
     return _Counted(count_parts(resolved, parts, step), parts, passes=passes)
 

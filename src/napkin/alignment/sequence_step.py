@@ -21,6 +21,7 @@ from napkin.alignment.sequence_packing import Arrangement, SequenceMicroBatch, m
 from napkin.alignment.token_sequence import Unit
 from napkin.distributed.parallel_model import ParallelModel
 from napkin.errors import NapkinError
+from napkin.model.language_model import evaluation_mode
 from napkin.model.transformer import TokenScores
 from napkin.recipe.layout import Layout
 from napkin.train_step.step import TrainState, Watch
@@ -140,27 +141,39 @@ def scores_of_units(
     first_sequences = np.cumsum([0, *(len(unit) for unit in units)])
     columns = 2 if model.model.scalar_head is None else 3
     table = torch.zeros(columns, int(ends[-1]))
-    trained = model.model.training
-    model.model.eval()
+
+    def keep(part: SequenceMicroBatch, scores: TokenScores) -> None:
+        found = torch.stack([each.float() for each in scores if each is not None]).cpu()
+        begin = 0
+        for number in part.unit_numbers:
+            start = int(ends[first_sequences[numbers[number]]])
+            n = int(ends[first_sequences[numbers[number] + 1]]) - start
+            table[:, start : start + n] = found[:, begin : begin + n]
+            begin += n
+
     try:
-        with torch.no_grad():
-            for part in parts:
-                with autocast():
-                    scores = model.token_scores(part.rows)
-                found = torch.stack([each.float() for each in scores if each is not None]).cpu()
-                begin = 0
-                for number in part.unit_numbers:
-                    start = int(ends[first_sequences[numbers[number]]])
-                    n = int(ends[first_sequences[numbers[number] + 1]]) - start
-                    table[:, start : start + n] = found[:, begin : begin + n]
-                    begin += n
+        score_parts(model, parts, autocast=autocast, keep=keep)
     finally:
-        model.model.train(trained)
         model.reshard()
     if shared:
         table = model.ranks.all_reduce_sum(table)
     sequences = [_scores(table.numpy()[:, start:end]) for start, end in pairwise(ends)]
     return [tuple(sequences[a:b]) for a, b in pairwise(first_sequences)]
+
+
+def score_parts(
+    model: ParallelModel,
+    parts: Sequence[SequenceMicroBatch],
+    *,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    keep: Callable[[SequenceMicroBatch, TokenScores], None] = lambda part, scores: None,
+) -> None:
+    """Compute what the model makes of micro-batches, without gradients and dropout; `keep` is given each's."""
+    with torch.no_grad(), evaluation_mode(model.model):
+        for part in parts:
+            with autocast():
+                scores = model.token_scores(part.rows)
+            keep(part, scores)
 
 
 def refuse_divided_models(layout: Layout) -> None:

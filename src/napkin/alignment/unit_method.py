@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from napkin.accounting.metering import METERED_STEP
+from napkin.accounting.run_measurement import Measurement
 from napkin.alignment.method import Method
 from napkin.alignment.objective import Objective
 from napkin.alignment.sequence_packing import Arrangement, resolved_arrangement
@@ -88,9 +89,22 @@ class UnitMethod(Method):
         collective."""
         return units
 
+    def scored(self, units: Sequence[Unit]) -> Sequence[Unit]:
+        """What `prepared` computes without gradients, of a batch."""
+        return ()
+
     def planned(self, units: Sequence[Unit]) -> Sequence[Unit]:
         """The units of a batch as a plan counts them: with stand-ins for what a run computes first."""
         return units
+
+    @property
+    def reference_tokens(self) -> int:
+        """Those of which a reference's log-probabilities are computed before the first step."""
+        return 0
+
+    def metered(self, loop: TrainingLoop) -> dict[str, float]:
+        """What was measured besides the steps, by the names of the plan's rows."""
+        return {}
 
     def step(self) -> MeteredStep:
         """Trains on the units of a batch."""
@@ -102,14 +116,17 @@ class UnitMethod(Method):
 
     def plan(self, resolved: ResolvedRecipe, machine: Machine, progress: Progress) -> Plan | None:
         """Of a step like the one that will be metered."""
+        batch = self.batch(min(METERED_STEP, self.recipe.training.steps - 1))
         return plan_units(
             resolved,
-            self.planned(self.batch(min(METERED_STEP, self.recipe.training.steps - 1))),
+            self.planned(batch),
             self.objective,
             machine,
             progress,
             max_tokens=self.max_tokens,
             arrangement=self.arrangement,
+            scored=self.scored(batch),
+            reference_tokens=self.reference_tokens,
         )
 
 
@@ -156,6 +173,11 @@ class UnitStep(MeteredStep):
         loop.history.tokens += self.last.totals.tokens
         epochs = loop.step * loop.recipe.training.batch_size / len(self.method.units)
         return loop.history.tokens, self.last.totals.tokens, epochs
+
+    def measurement(self, loop: TrainingLoop) -> Measurement | None:
+        """With what the method has measured."""
+        found = super().measurement(loop)
+        return found and dataclasses.replace(found, further=self.method.metered(loop))
 
     def figures(self) -> dict[str, float | None]:
         """The objective's."""

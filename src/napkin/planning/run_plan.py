@@ -85,6 +85,21 @@ class Plan:
         )
 
     @property
+    def rule_flops(self) -> float:
+        """FLOPs of a step of one device by the closed form."""
+        return training_flops_rule(self.rule_parameters, self.tokens_per_step / self.site.n_devices)
+
+    @property
+    def rule_seconds_per_step(self) -> float:
+        """By those FLOPs."""
+        return seconds_rule(self.rule_flops, self.site.matmul_peak, mfu=RULE_MFU)
+
+    @property
+    def rule_seconds(self) -> float:
+        """Of all steps."""
+        return self.steps * self.rule_seconds_per_step
+
+    @property
     def rule_bytes_per_parameter(self) -> int:
         """Bytes per parameter for weight, gradient and optimizer state by the closed form."""
         narrower = 2 * (4 - self.resolved.precision.bytes_per_weight)
@@ -176,9 +191,6 @@ class Plan:
     def table(self) -> QuantityTable:
         """Rule and count side by side; `reconcile` adds the meter. FLOPs and bytes are per device."""
         site = self.site
-        rule_flops = training_flops_rule(self.rule_parameters, self.tokens_per_step / site.n_devices)
-        rule_seconds = seconds_rule(rule_flops, site.matmul_peak, mfu=RULE_MFU)
-        in_all = self.steps * rule_seconds
         per_parameter = self.rule_bytes_per_parameter
         parts = site.n_devices if self.resolved.strategy == "fsdp" else 1
         among = f", divided among {parts} devices" if parts > 1 else ""
@@ -190,7 +202,7 @@ class Plan:
                 self.ledger.parameters,
                 note="rule 12·L·d² + V·d: no norms, widths not rounded",
             ),
-            QuantityRow("FLOPs per step", "FLOP", rule_flops, self.ledger.flops, note=self._why_flops_differ()),
+            QuantityRow("FLOPs per step", "FLOP", self.rule_flops, self.ledger.flops, note=self._why_flops_differ()),
             QuantityRow(
                 "peak bytes",
                 "bytes",
@@ -200,12 +212,18 @@ class Plan:
             ),
             *self._reserved(),
             *self._compiled(),
-            QuantityRow("seconds per step", "seconds", rule_seconds, self.seconds_per_step, note=self._how_priced()),
+            QuantityRow(
+                "seconds per step",
+                "seconds",
+                self.rule_seconds_per_step,
+                self.seconds_per_step,
+                note=self._how_priced(),
+            ),
             QuantityRow("MFU", "share", RULE_MFU, self.mfu, note=self._of_what_peak()),
             QuantityRow(
                 "seconds in all",
                 "seconds",
-                in_all,
+                self.rule_seconds,
                 self.seconds,
                 note=f"{self.steps} steps; the meter includes evaluations and checkpoints",
             ),
@@ -213,11 +231,15 @@ class Plan:
         if site.usd_per_hour is not None:
             price = f"price: {site.offer}" if site.offer else "the price that was given"
             note = f"{price}; ${site.usd_per_hour:.2f} per hour in all"
-            rows.append(QuantityRow("dollars", "USD", dollars(in_all, site.usd_per_hour), self.dollars, note=note))
+            rows.append(
+                QuantityRow("dollars", "USD", dollars(self.rule_seconds, site.usd_per_hour), self.dollars, note=note)
+            )
         if site.watts is not None:
             note = f"{site.watts:,.0f} W in all, the boards alone"
             rows.append(
-                QuantityRow("energy", "kWh", kilowatt_hours(in_all, site.watts), self.kilowatt_hours, note=note)
+                QuantityRow(
+                    "energy", "kWh", kilowatt_hours(self.rule_seconds, site.watts), self.kilowatt_hours, note=note
+                )
             )
         if self.predicted_loss is not None:
             rows.append(_row_of(self.predicted_loss))
