@@ -1,3 +1,4 @@
+import gc
 import os
 import signal
 import subprocess
@@ -25,6 +26,18 @@ TRAINING_ROOMS = {
     "training",
 }
 """Rooms whose tests train tiny models."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_imported_is_collected() -> None:
+    """A metered step collects garbage before it: modules and collected tests, millions of objects, are none."""
+    import torch._dynamo
+    import torch._inductor
+    import torch.distributed.fsdp
+
+    assert torch
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

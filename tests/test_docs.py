@@ -50,7 +50,18 @@ def is_same_everywhere(command: str) -> bool:
     return command.startswith(("napkin plan", "napkin fit", "napkin count", "napkin formats", "napkin hardware"))
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands_of(page)], ids=lambda page: page.stem)
+LONG = {"benchmarking", "books", "evaluation", "first-run", "install", "layouts", "profiling", "scaling"}
+"""Pages whose commands train, measure or install for long."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.torture] if page.stem in LONG else [], id=page.stem)
+        for page in PAGES
+        if commands_of(page)
+    ],
+)
 def test_every_command_of_the_page_works_and_prints_what_the_page_shows(
     page: Path, tmp_path: Path, server: subprocess.Popen[str]
 ) -> None:

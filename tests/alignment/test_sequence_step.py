@@ -47,7 +47,7 @@ def compute_on_ranks(folder: Path, size: int) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.torture), 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.torture)])
 def test_ranks_have_the_gradient_of_one_process(tmp_path: Path, size: int) -> None:
     compute_on_ranks(tmp_path, size)
     train_state, with_scalar_head = train_state_of(), train_state_of(scalar_head=True)

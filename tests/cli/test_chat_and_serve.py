@@ -22,6 +22,7 @@ from reliability.harness import Napkin as Starter
 Refusal = Callable[..., str]
 
 
+@pytest.mark.torture
 def test_a_served_run_says_what_generate_says(place: Path, server: subprocess.Popen[str], tmp_path: Path) -> None:
     command = Starter(place, server, tmp_path).start("serve", "runs/tiny", "--port", "0", "--name", "mine")
     deadline = time.monotonic() + 100

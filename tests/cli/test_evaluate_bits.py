@@ -19,6 +19,7 @@ def test_a_text_is_sampled_until_the_error_is_small_enough(napkin, place: Path) 
     assert str(path) in done.out
 
 
+@pytest.mark.torture
 def test_models_of_two_tokenizers_are_compared_on_one_text_only(napkin, refusal, place: Path) -> None:
     sizes = "--model.d-model 16 --model.n-layers 1 --model.n-heads 2 --model.context-length 16 --training.steps 2"
     data = "--data.train one/train.tokens --data.validation None --data.tokenizer one/tokenizer.json --run runs/one"

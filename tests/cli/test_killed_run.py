@@ -23,6 +23,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.torture
 def test_a_killed_run_has_stopped_and_one_that_lives_has_not(napkin, place: Path) -> None:
     run, page = Path("runs/long"), Path("runs/long/report.html")
     command = [sys.executable, "-c", TRAIN, "train", "tiny.toml", "--run", str(run), "--training.steps", "1000000"]

@@ -30,6 +30,7 @@ def test_a_ladder_for_elsewhere_is_written_as_recipes(place: Path, napkin: Napki
     assert all(each >= 20 for each in steps)
 
 
+@pytest.mark.torture
 def test_a_ladder_that_runs_here_predicts_a_larger_run(place: Path, napkin: Napkin) -> None:
     # Of fixed FLOPs, whatever this machine reaches: a ladder that was begun is continued.
     training = {"evaluation_tokens": 64, "threads": 1}

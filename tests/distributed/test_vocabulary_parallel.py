@@ -16,7 +16,7 @@ from napkin.model.loss import next_token_loss
 from reliability.ranks import free_port
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.torture)])
 def test_a_divided_vocabulary_gives_the_loss_and_gradients_of_a_whole_one(tmp_path: Path, size: int) -> None:
     script = Path(__file__).with_name("vocabulary_cases.py")
     environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}

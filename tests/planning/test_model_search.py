@@ -27,6 +27,7 @@ def test_the_model_found_fits_and_one_layer_more_does_not(n_devices: int) -> Non
     assert FAMILY.count(machine, wider, wider // 128).peak_bytes > small.usable_bytes
 
 
+@pytest.mark.torture
 def test_the_model_found_is_planned_again_with_the_same_bytes() -> None:
     machine = CatalogueMachine(device(100_000_000), 4)
     found = largest_model(FAMILY, machine)

@@ -21,13 +21,14 @@ BATCHES: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize("kernels", ["compiled", pytest.param("triton", marks=pytest.mark.torture)])
+@pytest.mark.torture
+@pytest.mark.parametrize("kernels", ["compiled", "triton"])
 @pytest.mark.parametrize(
     ("size", "cases"),
     [
         (2, BATCHES),
-        pytest.param(2, {**tensor_cases.TWO, **context_cases.TWO, **pipeline_cases.TWO}, marks=pytest.mark.torture),
-        pytest.param(4, {**tensor_cases.FOUR, **pipeline_cases.FOUR}, marks=pytest.mark.torture),
+        (2, {**tensor_cases.TWO, **context_cases.TWO, **pipeline_cases.TWO}),
+        (4, {**tensor_cases.FOUR, **pipeline_cases.FOUR}),
     ],
     ids=["batches", "2 ranks", "4 ranks"],
 )

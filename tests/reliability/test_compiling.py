@@ -35,7 +35,8 @@ def start(folder: Path, *arguments: str, compiler: Path | str = "g++") -> Comman
     return start_python(folder, "-m", "napkin", *arguments, environment=cache)
 
 
-@pytest.mark.parametrize("what", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.torture)])
+@pytest.mark.torture
+@pytest.mark.parametrize("what", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_compiler_and_leaves_a_run_that_resumes(napkin: Napkin, what: signal.Signals) -> None:
     write_recipe(napkin.folder)
     pids, compiler = napkin.folder / "pids", napkin.folder / "slow-g++"

@@ -144,6 +144,7 @@ def test_a_token_file_that_changes_while_the_run_reads_it_ends_it_with_a_line_an
     assert_same_run(run, uninterrupted)
 
 
+@pytest.mark.torture
 def test_pages_lost_in_the_middle_of_an_instruction_end_the_run_with_a_line_and_a_checkpoint(
     napkin: Napkin, uninterrupted: Path
 ) -> None:
@@ -198,6 +199,7 @@ def test_a_mapped_file_that_is_cut_before_any_step_ends_the_command_with_a_line(
     assert_refused(ended, f"{name}' was shortened", "while it was read")
 
 
+@pytest.mark.torture
 def test_a_token_file_that_is_cut_while_it_is_evaluated_changes_nothing(napkin: Napkin, run: Path) -> None:
     expected = napkin.run("evaluate", "run", "--json")
     assert expected.status == 0

@@ -32,6 +32,7 @@ FIRST_CHECKPOINT = f".step-{EVERY:08d}."
 WRITING, REMOVING = range(1, 17), range(17, 20)
 
 
+@pytest.mark.torture
 def test_a_process_that_was_killed_resumes_as_if_it_had_never_stopped(napkin: Napkin, uninterrupted: Path) -> None:
     run = napkin.folder / "run"
     command = start_process(napkin.folder, "train", "recipe.toml", "--run", "run")

@@ -77,7 +77,8 @@ def start_job(napkin: Napkin, environment: dict[str, str], name: str) -> Command
     return Command(process.pid, out, err, lambda pid: process.wait())
 
 
-@pytest.mark.parametrize(("nodes", "per_node"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.torture)])
+@pytest.mark.torture
+@pytest.mark.parametrize(("nodes", "per_node"), [(1, 2), (2, 1)])
 def test_a_job_stops_before_its_time_limit_and_its_next_start_trains_to_the_end_though_a_rank_is_lost(
     napkin: Napkin, nodes: int, per_node: int
 ) -> None:

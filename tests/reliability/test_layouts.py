@@ -18,7 +18,9 @@ TWO, FOUR, LONG_TWO, LONG_FOUR = (
 )
 
 
-@pytest.mark.parametrize(("size", "cases"), [(2, TWO), (4, FOUR)], ids=["2 ranks", "4 ranks"])
+@pytest.mark.parametrize(
+    ("size", "cases"), [(2, TWO), pytest.param(4, FOUR, marks=pytest.mark.torture)], ids=["2 ranks", "4 ranks"]
+)
 def test_ranks_in_a_layout_follow_one_process(tmp_path: Path, size: int, cases: dict[str, Case]) -> None:
     train_on_ranks(tmp_path, size, cases)
     for name, case in cases.items():
@@ -49,6 +51,7 @@ def test_ranks_in_a_layout_follow_one_process_for_long(tmp_path: Path, size: int
         assert_one_follows(tmp_path, name, case)
 
 
+@pytest.mark.torture
 def test_ranks_that_divide_experts_train_as_those_that_have_all(tmp_path: Path) -> None:
     # The losses that keep experts evenly used, and what an expert has room for, are those of a rank's own tokens: one
     # process, with the tokens of all ranks, has others.

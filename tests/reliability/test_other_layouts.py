@@ -52,6 +52,7 @@ def resume(napkin: Napkin, size: int, sizes: Sizes, run: str = "run") -> list[st
     return ranks[0].errors
 
 
+@pytest.mark.torture
 def test_four_ranks_killed_as_a_pipeline_of_tensor_ranks_go_on_as_four_shards(napkin: Napkin, alone: Path) -> None:
     kill_a_rank(napkin, {"tensor": 2, "pipeline": 2}, 4, whom=3, at=10)
     run = napkin.folder / "run"

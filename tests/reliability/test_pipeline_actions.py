@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from napkin.accounting.pipeline_schedules import pipeline_schedule
@@ -25,6 +26,7 @@ CASES: dict[str, Case] = {
 }
 
 
+@pytest.mark.torture
 def test_ranks_act_in_the_order_of_the_schedule_and_count_all_layers(tmp_path: Path) -> None:
     run_ranks_of("pipeline_actions.py", tmp_path, RANKS, CASES)
     for name, case in CASES.items():

@@ -12,6 +12,7 @@ from reliability.ranks import start_ranks
 RECIPE: dict[str, Any] = {"steps": 24, "checkpoint_every": 8, "micro_batch_size": 1, "n_layers": 6}
 
 
+@pytest.mark.torture
 def test_a_lost_rank_ends_the_pipeline_with_a_line_and_the_run_goes_on(
     napkin: Napkin, tmp_path_factory: pytest.TempPathFactory, server: Any
 ) -> None:

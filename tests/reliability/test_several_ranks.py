@@ -58,6 +58,7 @@ def test_micro_batches_of_a_rank_add_up(napkin: Napkin, alone: Path) -> None:
     assert_follows(napkin.folder / "run", alone)
 
 
+@pytest.mark.torture
 # torch tells that its reader is alone.
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_what_four_ranks_saved_is_taken_up_by_one_and_by_two(napkin: Napkin, alone: Path) -> None:
@@ -119,7 +120,8 @@ def test_a_signal_to_one_rank_stops_all_with_a_checkpoint(napkin: Napkin, alone:
     assert_follows(napkin.folder / "run", alone)
 
 
-@pytest.mark.parametrize("what", [signal.SIGUSR1, pytest.param(signal.SIGKILL, marks=pytest.mark.torture)])
+@pytest.mark.torture
+@pytest.mark.parametrize("what", [signal.SIGUSR1, signal.SIGKILL])
 def test_ranks_that_torchrun_has_left_behind_stop_with_a_checkpoint(
     napkin: Napkin, alone: Path, what: signal.Signals
 ) -> None:
@@ -137,6 +139,7 @@ def test_ranks_that_torchrun_has_left_behind_stop_with_a_checkpoint(
     assert [line for line in job.errors if "checkpoint saved" in line]
 
 
+@pytest.mark.torture
 def test_the_launcher_tells_of_a_lost_rank_in_a_line(napkin: Napkin, alone: Path) -> None:
     write_recipe(napkin)
     launch = ["-m", "napkin.distributed.launch", "--nproc-per-node", "2", "--master-port", str(free_port())]
@@ -164,6 +167,7 @@ def test_torchrun_restarts_the_job_where_it_was(napkin: Napkin, alone: Path) -> 
     assert_follows(napkin.folder / "run", alone)
 
 
+@pytest.mark.torture
 def test_ranks_end_without_taking_the_interpreter_down(napkin: Napkin) -> None:
     write_recipe(napkin, steps=2)
     port = free_port()

@@ -25,7 +25,7 @@ from reliability.harness import Command, Napkin, assert_same_run, checkpoints, f
     "what",
     [
         *(signal.SIGINT, signal.SIGUSR1),
-        # SIGTERM and SIGHUP come in tests below.
+        # SIGTERM comes in a test below.
         *(
             pytest.param(each, marks=pytest.mark.torture)
             for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGXCPU)
@@ -80,7 +80,8 @@ def test_a_signal_in_the_last_checkpoint_comes_too_late_to_stop_anything(napkin:
     assert_same_run(napkin.folder / "run", uninterrupted)
 
 
-@pytest.mark.parametrize("average_decay", [pytest.param(None, marks=pytest.mark.torture), 0.9])
+@pytest.mark.torture
+@pytest.mark.parametrize("average_decay", [None, 0.9])
 def test_an_evaluation_does_not_keep_a_signal_waiting_and_is_made_up_for(
     napkin: Napkin, average_decay: float | None
 ) -> None:
@@ -147,6 +148,7 @@ def test_nohup_stays_in_effect(napkin: Napkin, uninterrupted: Path) -> None:
     assert_same_run(run, uninterrupted)
 
 
+@pytest.mark.torture
 def test_a_lost_terminal_ends_the_run_with_a_checkpoint(napkin: Napkin, uninterrupted: Path) -> None:
     run = napkin.folder / "run"
     ours, terminal = os.openpty()
@@ -173,6 +175,7 @@ def test_a_lost_terminal_ends_the_run_with_a_checkpoint(napkin: Napkin, uninterr
     assert_same_run(run, uninterrupted)
 
 
+@pytest.mark.torture
 def test_a_run_whose_output_nobody_reads_any_longer_stops_with_a_checkpoint(
     napkin: Napkin, uninterrupted: Path
 ) -> None:

@@ -59,6 +59,7 @@ def test_the_best_rate_is_the_vertex_of_the_parabola_and_an_edge_is_told() -> No
         transfer({64: losses(1e-3), 128: []})
 
 
+@pytest.mark.torture
 def test_a_transfer_test_is_a_sweep_whose_runs_are_of_all_widths_and_rates(base: Recipe, tmp_path: Path) -> None:
     width = base.model.d_model
     trials = transfer_trials(base, [2 * width, width], [1e-2, 1e-3, 3e-3])

@@ -39,6 +39,7 @@ def weights(run: Path) -> bytes:
     return (max((run / "checkpoints").iterdir()) / "model.safetensors").read_bytes()
 
 
+@pytest.mark.torture
 def test_a_run_of_a_sweep_has_the_weights_of_the_same_recipe_trained_alone(base: Recipe, tmp_path: Path) -> None:
     trials = rates(base)
     sweep = Sweep.plan(trials, tmp_path / "sweep", at_once=1)

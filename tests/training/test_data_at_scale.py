@@ -69,6 +69,7 @@ def resumed_after(step: int, preparation: Preparation, path: Path) -> RunFolder:
     return run
 
 
+@pytest.mark.torture
 def test_a_run_on_several_files_resumes_as_if_never_stopped_and_refuses_other_weights(
     text: Path, tmp_path: Path
 ) -> None:

@@ -247,6 +247,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_no_checkpoint_is_made_of_it(t
     assert str(again.value) == str(caught.value)
 
 
+@pytest.mark.torture
 def test_the_best_evaluated_weights_are_kept_though_no_checkpoint_of_their_step_was_due(
     text: Path, tmp_path: Path
 ) -> None:

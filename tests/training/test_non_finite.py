@@ -168,6 +168,7 @@ def test_a_skipped_step_is_as_if_its_update_had_never_been_due(poisoned: Callabl
     assert outcome.train_state.optimizer.param_groups[0]["step"] == 9
 
 
+@pytest.mark.torture
 def test_a_run_with_skipped_steps_resumes_bit_for_bit(poisoned: Callable[..., Recipe], tmp_path: Path) -> None:
     recipe = poisoned({4, 8, 9}, on_non_finite="skip")
     whole = train_run(*create_run(recipe, tmp_path / "whole"))

@@ -183,6 +183,7 @@ def stop_after(step: int) -> Callable[[Any], None]:
     return lambda metrics: signal.raise_signal(signal.SIGTERM) if metrics.step == step else None
 
 
+@pytest.mark.torture
 def test_a_run_of_several_epochs_resumes_as_if_never_stopped(text: Path) -> None:
     recipe = little_text(text)
     preparation, whole = create_run(recipe, text / "whole")
@@ -196,6 +197,7 @@ def test_a_run_of_several_epochs_resumes_as_if_never_stopped(text: Path) -> None
         assert losses(run) == losses(whole)
 
 
+@pytest.mark.torture
 def test_a_run_of_before_windows_were_shifted_continues_as_it_began(text: Path) -> None:
     recipe = with_data(little_text(text), windows="fixed")
     preparation, whole = create_run(recipe, text / "whole")

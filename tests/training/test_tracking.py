@@ -74,6 +74,7 @@ def notebooks(monkeypatch: pytest.MonkeyPatch) -> list[Notebook]:
     return Notebook.opened
 
 
+@pytest.mark.torture
 def test_a_tracker_is_told_what_metrics_tell_and_goes_on_where_the_run_does(
     preparation: Preparation, notebooks: list[Notebook], tmp_path: Path
 ) -> None:

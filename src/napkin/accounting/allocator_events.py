@@ -20,10 +20,11 @@ def allocator_events() -> Iterator[list[int]]:
         return
     # The profiler's own log lines do not belong in a user's terminal; the variable is read at its first use.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    from torch.profiler import ProfilerActivity, profile
+    from torch.autograd.profiler import profile
 
     block = [torch.empty(1)]
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+    # torch.profiler's own would also make a tree of operators of the events: most of the time that this takes.
+    with profile(use_device=None, profile_memory=True) as profiler:
         # torch warns of the first free, and of each thousandth, of memory from before the profile.
         with _stderr_discarded():
             block.clear()
@@ -56,7 +57,7 @@ def _peak_of_events(profiler: Any) -> int:
     """
     changes: list[tuple[int, int, int, int]] = []
     sent: set[int] = set()
-    pending = [(event, False) for event in profiler.profiler.kineto_results.experimental_event_tree()]
+    pending = [(event, False) for event in profiler.kineto_results.experimental_event_tree()]
     while pending:
         event, sends = pending.pop()
         sends = sends or event.name.startswith("c10d::")
