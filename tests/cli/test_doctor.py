@@ -78,6 +78,7 @@ def test_a_library_that_cannot_be_imported_is_broken(napkin, tmp_path: Path, mon
     assert done.out.splitlines()[-1] == "broken: numba"
 
 
+@pytest.mark.torture
 def test_a_library_that_crashes_does_not_take_the_doctor_with_it(
     napkin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def test_runs(napkin) -> None:
     assert r"left out: 'runs/\x1b[31mred \x9b2J\u202e\x07/plan.json' is malformed" in printed(left_out)
 
 
+@pytest.mark.torture
 def test_a_run_in_a_hostile_folder(napkin) -> None:
     run = f"runs/{HOSTILE}"
     assert printed(napkin("train", "tiny.toml", "--run", run)).count(ESCAPED) == 2

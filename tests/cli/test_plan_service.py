@@ -50,7 +50,7 @@ def test_the_plan_prints_rule_and_count_and_both_times_with_intervals(capsys: py
     [
         (["--concurrency", "0"], "--concurrency, --input-tokens and --output-tokens are 1 or more"),
         (["--input-tokens", "8000"], "more than the model's context of 8192"),
-        (["--model.n-layers", "4000"], "this machine has"),
+        (["--model.d-model", "65536"], "this machine has"),
         (["--on", "H100", "--concurrency", "0"], "concurrency is 0"),
         (["--on", "H100", "--input-tokens", "-3"], "input_tokens is -3"),
         (["--on", "H100", "--tensor", "3"], "tensor is 3"),

@@ -56,7 +56,7 @@ def test_what_a_command_prints_fits(napkin, place: Path, monkeypatch: pytest.Mon
     if "runs runs" in command:
         shutil.copytree("runs/tiny", "runs/a-second-run-with-a-long-name")
     printed: dict[int, str] = {}
-    for columns in (80, 10_000) if "memory-options" in command else (80, 100, 10_000):
+    for columns in (80, 10_000):
         set_width(monkeypatch, columns)
         Path("new.json").unlink(missing_ok=True)
         done = napkin(*command.split())

@@ -20,6 +20,7 @@ FOUR = RankCalibration(
 )
 
 
+@pytest.mark.torture
 def test_two_ranks_are_measured_once_and_cached(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAPKIN_CACHE_DIR", str(tmp_path))
     threads = torch.get_num_threads()

@@ -18,9 +18,8 @@ TWO, FOUR, LONG_TWO, LONG_FOUR = (
 )
 
 
-@pytest.mark.parametrize(
-    ("size", "cases"), [(2, TWO), pytest.param(4, FOUR, marks=pytest.mark.torture)], ids=["2 ranks", "4 ranks"]
-)
+@pytest.mark.torture
+@pytest.mark.parametrize(("size", "cases"), [(2, TWO), (4, FOUR)], ids=["2 ranks", "4 ranks"])
 def test_ranks_in_a_layout_follow_one_process(tmp_path: Path, size: int, cases: dict[str, Case]) -> None:
     train_on_ranks(tmp_path, size, cases)
     for name, case in cases.items():

@@ -35,6 +35,7 @@ def test_the_answers_are_those_of_brute_force() -> None:
     assert found.total_flops < found.optimum_total_flops
 
 
+@pytest.mark.torture
 def test_time_and_money_buy_the_flops_that_the_plan_reaches() -> None:
     law = law_of_known_truth()
     hour = answer_budget(law, base(), seconds=3600.0, on="H100")

@@ -81,6 +81,7 @@ def test_the_same_sweep_again_goes_on_where_it_was_stopped(base: Recipe, tmp_pat
         Sweep.plan(rates(other), tmp_path / "sweep")
 
 
+@pytest.mark.torture
 def test_a_run_that_fails_is_told_and_the_others_go_on(base: Recipe, tmp_path: Path) -> None:
     trials = rates(base, "1e-3,2e-3")
     sweep = Sweep.plan(trials, tmp_path / "sweep", at_once=1)

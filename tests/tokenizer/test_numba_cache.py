@@ -8,6 +8,8 @@ from pathlib import Path
 # The smallest module, loaded and called; no unpickling meanwhile.
 LOAD = """
 import numba, numpy as np, pickle, sys
+import pytest
+
 from napkin.tokenizer.numba.loading import CORE, scanner_of
 
 def refuse(*arguments, **settings):
@@ -36,6 +38,7 @@ def load(cache: Path, *arguments: str, cwd: Path | None = None) -> subprocess.Co
     return done
 
 
+@pytest.mark.torture
 def test_a_cache_that_is_damaged_is_built_again_and_a_whole_one_is_loaded_without_pickle(tmp_path: Path) -> None:
     # What a stranger may have put beside the user's text.
     beside = tmp_path / "beside"

@@ -59,6 +59,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_apart(folder)
 
 
+@pytest.mark.torture
 def test_compiled_losses_and_gradients_follow_the_uncompiled_ones(found: dict[str, Any]) -> None:
     assert len(found["compiled"]) == N_STEPS_ALONE
     for ours, plain in zip(found["compiled"], found["eager"], strict=True):
@@ -67,12 +68,14 @@ def test_compiled_losses_and_gradients_follow_the_uncompiled_ones(found: dict[st
     assert found["compiled"] != found["eager"]
 
 
+@pytest.mark.torture
 def test_a_resumed_compiled_run_equals_an_uninterrupted_one(found: dict[str, Any]) -> None:
     assert found["stopped at"] == STOPPED_AT
     # The step that is watched is another one in each: watching changes no bit.
     assert found["stopped"] == found["whole"]
 
 
+@pytest.mark.torture
 def test_a_watched_compiled_step_has_the_products_that_were_counted(found: dict[str, Any]) -> None:
     metered, counted = found["flops"]
     assert metered == counted
@@ -80,10 +83,12 @@ def test_a_watched_compiled_step_has_the_products_that_were_counted(found: dict[
     assert metered == pytest.approx(counted, rel=0.05)
 
 
+@pytest.mark.torture
 def test_steps_evaluations_and_runs_of_one_shape_share_what_is_compiled_once(found: dict[str, Any]) -> None:
     assert found["graphs"] == 1
 
 
+@pytest.mark.torture
 def test_code_alone_is_kept_and_no_pickle(found: dict[str, Any]) -> None:
     # Whatever kept them, graphs would stand beside it in files without an ending or of others.
     assert set(found["kept"]) <= {".cpp", ".gch", ".h", ".lock", ".py", ".sha256", ".so"}
@@ -91,6 +96,7 @@ def test_code_alone_is_kept_and_no_pickle(found: dict[str, Any]) -> None:
     assert found["kept in"] == str(cache_folder() / "torch")
 
 
+@pytest.mark.torture
 def test_compiling_has_seconds_of_its_own_beside_the_estimate_and_draws_no_random_number(found: dict[str, Any]) -> None:
     measured = found["measurement"]
     (row,) = [row for row in measured["table"] if row["quantity"] == "seconds to compile"]
@@ -99,6 +105,7 @@ def test_compiling_has_seconds_of_its_own_beside_the_estimate_and_draws_no_rando
     assert found["random state kept"]
 
 
+@pytest.mark.torture
 def test_a_compiler_that_fails_ends_the_run_in_one_line_with_the_way_out(found: dict[str, Any]) -> None:
     assert "cannot be compiled (x.cpp:1:1: error: there is no room)" in found["failure"]
     assert 'compile = "off"' in found["failure"]

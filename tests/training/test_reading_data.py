@@ -96,6 +96,7 @@ def test_a_flipped_bit_ends_the_run_before_anything_is_learned_from_its_block(te
     assert losses(run) == losses(whole)
 
 
+@pytest.mark.torture
 def test_a_flipped_bit_in_the_validation_tokens_is_told(text: Path) -> None:
     recipe = tiny_recipe(text, steps=8, evaluate_every=4, batch_size=128)
     document = Document("x", random.Random(1).randbytes(BLOCK_TOKENS).hex())

@@ -22,6 +22,7 @@ def test_no_other_bands_and_rows_have_less_error(threshold: float, hashes: int, 
     assert error(chosen) <= min(map(error, some + near)) + 1e-4
 
 
+@pytest.mark.torture
 def test_pairs_share_a_band_as_often_as_the_curve_says() -> None:
     banding, pairs, size = Banding(9, 13), 500, 800
     draw = np.random.default_rng(0)
