@@ -71,17 +71,18 @@ def start_answering(code: str, *, own_session: bool = False) -> AnsweringProcess
     )
 
 
-def start_bare(code: str, *arguments: str, folder: str) -> AnsweringProcess:
-    """Start Python on `code` in `folder`, with nothing of this process's environment, input and output piped.
+def start_bare(code: str, *arguments: str, standard_input: int) -> AnsweringProcess:
+    """Start Python on `code` with a descriptor as its input, and nothing of this process's environment, nor of what is
+    installed beside Python.
 
     Hashes are the same in each such process. Raises OSError if it cannot be started.
     """
     return subprocess.Popen(
-        [sys.executable, "-P", "-s", "-B", "-c", code, *arguments],
+        [sys.executable, "-P", "-s", "-S", "-B", "-c", code, *arguments],
         env={"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-        cwd=folder,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        cwd=_ROOT,
+        stdin=standard_input,
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )

@@ -1,12 +1,17 @@
 """Answers drawn by the engine: their log-probabilities, their seeds, and turns of an environment."""
 
+import threading
+import time
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from napkin.alignment.rollout import SAMPLER, RolloutSettings, roll_out
+from napkin.alignment.environments import Environment, Outcome
+from napkin.alignment.rollout import SAMPLER, Rollout, RolloutSettings, roll_out
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
@@ -98,6 +103,77 @@ def test_a_reward_that_is_not_a_number_is_0_and_told(model: Transformer) -> None
     ).episodes
     assert episode.reward == 0
     assert episode.failure == "the reward is nan"
+
+
+class InThreads(Turns):
+    """Judged in three threads, of which the first to begin are often the last to end."""
+
+    n_parallel = 3
+    one_turn = False
+
+    def step(self, state: Any, answer: str) -> Outcome:
+        time.sleep(0.004 / (1 + len(answer)))
+        outcome = super().step(state, answer)
+        return replace(outcome, failure=f"{len(answer)} letters")
+
+
+class InThreadsToTheEnd(InThreads):
+    one_turn = True
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+def test_answers_that_are_judged_in_threads_give_the_same_rollout(model: Transformer, turns: int) -> None:
+    def drawn(environment: Environment) -> Rollout:
+        return roll_out(model, environment, Letters(), RolloutSettings(2, 8, 0.7, 5), step=2, prompts=range(4))
+
+    def told(rollout: Rollout) -> list:
+        return [
+            (each.sequence.tokens.tolist(), each.reward, each.ending, each.turns, each.messages, each.parts)
+            for each in rollout.episodes
+        ]
+
+    expected = drawn(Turns(turns))
+    for environment in (InThreads(turns), InThreadsToTheEnd(turns)):
+        found = drawn(environment)
+        assert told(found) == told(expected)
+        assert [each.failure for each in found.episodes] == [
+            f"{len(each.messages[1].content)} letters" for each in expected.episodes
+        ]
+        if turns == 1 or not environment.one_turn:
+            assert found.passes == expected.passes
+
+
+def test_answers_of_one_turn_are_judged_while_others_are_drawn(model: Transformer) -> None:
+    drawn = threading.Semaphore(0)
+
+    class Counting(Letters):
+        def decode(self, ids: Sequence[int]) -> str:
+            drawn.release()
+            return super().decode(ids)
+
+    class Waiting(InThreadsToTheEnd):
+        n_parallel = 1
+
+        def step(self, state: Any, answer: str) -> Outcome:
+            # The first answer is judged when all twelve have been drawn, which nobody waits with.
+            assert all(drawn.acquire(timeout=60) for _ in range(12 if self.is_first() else 0))
+            return super().step(state, answer)
+
+        def is_first(self) -> bool:
+            return not calls.append(None) and len(calls) == 1
+
+    calls = []
+    rollout = roll_out(model, Waiting(), Counting(), SETTINGS, step=2, prompts=range(4))
+    assert [each.ending in ("done", "cut") for each in rollout.episodes] == [True] * 12
+
+
+def test_what_judging_raises_ends_the_rollout(model: Transformer) -> None:
+    class Raising(InThreadsToTheEnd):
+        def step(self, state: Any, answer: str) -> Outcome:
+            raise KeyError(answer)
+
+    with pytest.raises(KeyError):
+        roll_out(model, Raising(), Letters(), SETTINGS, step=2, prompts=range(4))
 
 
 def test_a_prompt_without_room_is_refused() -> None:

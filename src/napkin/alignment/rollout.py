@@ -16,7 +16,8 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from napkin.alignment.environments.environment import Environment, Task
+from napkin.alignment.answer_judging import AnswerJudging
+from napkin.alignment.environments.environment import Environment, Outcome, Task
 from napkin.alignment.token_sequence import TokenSequence
 from napkin.data.permutation import random_word
 from napkin.errors import NapkinError
@@ -139,7 +140,7 @@ def roll_out(
     """Answer prompts of a step, by number, and let the environment judge.
 
     Prompt p of step s is the same whichever rank answers it, and with whatever others. The model is left in the mode
-    that it was in. `watch` times "rollout" and "reward".
+    that it was in. `watch` times "rollout" and "reward", which is the time that is spent on waiting for outcomes.
 
     Raises NapkinError for a prompt that leaves no room in the model's context.
     """
@@ -155,28 +156,30 @@ def roll_out(
         if not drafts:
             return Rollout([], 0, 0, 0, 0, 0, 0)
         longest = max(len(draft.ids) for draft in drafts) + settings.max_answer
-    with evaluating(model), autocast():
+    with evaluating(model), autocast(), AnswerJudging(environment) as judging:
         with watch("rollout"):
             engine = _engine(model, settings, len(drafts), longest, tokens.stop_ids)
             drawing = {engine.submit(draft.request(settings, step)): draft for draft in drafts}
-        done = 0
+        done, judged = 0, list[tuple[_Draft, Callable[[], Outcome]]]()
         while engine.has_work:
             with watch("rollout"):
                 ended = [completion for completion, _ in engine.step() if completion.finish is not None]
-            with watch("reward"):
-                again: list[_Draft] = []
                 for completion in ended:
                     draft = drawing.pop(completion)
-                    draft.take(completion, environment, settings)
-                    if draft.ending is None:
-                        again.append(draft)
-                    else:
-                        done += 1
-            with watch("rollout"):
-                for draft in again:
-                    drawing[engine.submit(draft.request(settings, step))] = draft
+                    judged.append((draft, judging.begin(draft.state, draft.take(completion))))
+            # The schedule is the same however long judging takes: outcomes are waited for at fixed steps of the engine.
+            if not (judging.may_wait and engine.has_work):
+                with watch("reward"):
+                    for draft, outcome in judged:
+                        draft.hear(outcome())
+                again = [draft for draft, _ in judged if draft.ending is None]
+                done += len(judged) - len(again)
+                judged.clear()
+                with watch("rollout"):
+                    for draft in again:
+                        drawing[engine.submit(draft.request(settings, step))] = draft
             if ended:
-                progress(done, len(drafts))
+                progress(done + len(judged), len(drafts))
         stats = engine.stats()
     size = settings.group_size
     episodes = [draft.episode() for draft in drafts]
@@ -263,6 +266,7 @@ class _Draft:
         self.reward, self.turns = 0.0, 0
         self.parts: dict[str, float] = {}
         self.ending: Ending | None = None
+        self.was_cut = False
         self.failure: str | None = None
 
     def request(self, settings: RolloutSettings, step: int) -> Request:
@@ -275,8 +279,8 @@ class _Draft:
         most = min(settings.max_answer, self.context - len(self.ids))
         return Request(tuple(self.ids), most, sampling, sampled_logprobs=True)
 
-    def take(self, completion: Completion, environment: Environment, settings: RolloutSettings) -> None:
-        """Add an answer, and what the environment says to it."""
+    def take(self, completion: Completion) -> str:
+        """Add an answer, whose text is returned."""
         text = self.tokens.decode(completion.tokens)
         draws = [*completion.draws, *([] if completion.stop_draw is None else [completion.stop_draw])]
         self.ids += [draw.token for draw in draws]
@@ -284,10 +288,14 @@ class _Draft:
         self.log_probabilities += [draw.sampled_logprob or 0.0 for draw in draws]
         self.messages.append(Message("assistant", text))
         self.turns += 1
-        outcome = environment.step(self.state, text)
+        self.was_cut = completion.stop_draw is None
+        return text
+
+    def hear(self, outcome: Outcome) -> None:
+        """Add what the environment says to the last answer."""
         self._add_reward(outcome.reward, outcome.parts, outcome.failure)
         self.state = outcome.state
-        if completion.stop_draw is None:
+        if self.was_cut:
             self.ending = "cut"
         elif outcome.done or outcome.message is None:
             self.ending = "done"

@@ -1,6 +1,7 @@
 from .arithmetic import Arithmetic as Arithmetic
 from .environment import Environment as Environment
 from .environment import Outcome as Outcome
+from .environment import ParallelEnvironment as ParallelEnvironment
 from .environment import SolvedEnvironment as SolvedEnvironment
 from .environment import Task as Task
 from .environment import ask as ask

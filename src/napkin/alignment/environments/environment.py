@@ -59,6 +59,24 @@ class Environment(Protocol):
         ...
 
 
+class ParallelEnvironment(Environment, Protocol):
+    """One whose `step` may be called from several threads, because it waits for other processes.
+
+    Outcomes are the same and are taken in the same order as without; an environment that lacks these is asked by one
+    thread, an answer at a time.
+    """
+
+    @property
+    def n_parallel(self) -> int:
+        """How many answers are judged at a time, while others may be drawn; 0 is as if it were not here."""
+        ...
+
+    @property
+    def one_turn(self) -> bool:
+        """Whether an answer ends its episode: its outcome is then waited for once nothing is left to draw."""
+        ...
+
+
 @runtime_checkable
 class SolvedEnvironment(Environment, Protocol):
     """One that knows a right answer to each of its tasks."""

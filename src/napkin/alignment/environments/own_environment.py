@@ -34,6 +34,8 @@ def own_environment(name: str, *, held_out: bool = False) -> Environment:
 class _Own:
     def __init__(self, name: str, made: Any, *, held_out: bool) -> None:
         self._name, self._made, self._held_out = name, made, held_out
+        self.n_parallel = int(getattr(made, "n_parallel", 0))
+        self.one_turn = bool(getattr(made, "one_turn", False))
 
     def start(self, seed: int) -> Task:
         return task_of_split(self._name, self._draw, seed, held_out=self._held_out)

@@ -40,6 +40,13 @@ class PromptFile:
     def __len__(self) -> int:
         return len(self._tasks)
 
+    one_turn = True
+
+    @property
+    def n_parallel(self) -> int:
+        """That of the reward."""
+        return self.reward.n_parallel
+
     def start(self, seed: int) -> Task:
         """The prompt of a seed; the state is what is right."""
         epoch, place = divmod(seed, len(self._tasks))

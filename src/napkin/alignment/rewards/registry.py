@@ -1,6 +1,5 @@
 """Rewards by name."""
 
-import os
 from collections.abc import Callable
 
 from napkin.alignment.rewards.choice import check_choice_reference, choice_reward
@@ -16,7 +15,11 @@ from napkin.alignment.rewards.reward import Reward
 from napkin.alignment.rewards.sandbox.own_function import OwnFunction
 from napkin.alignment.rewards.sandbox.program_tests import ProgramTests, check_program_reference
 from napkin.errors import NapkinError
+from napkin.hardware.host import usable_cores
 from napkin.near_names import suggestion
+
+_MOST_PARALLEL = 64
+"""Programs at a time: each takes two processes and four descriptors."""
 
 REWARDS: dict[str, Callable[[], Reward]] = {
     "exact": lambda: Reward("exact", exact_reward),
@@ -24,7 +27,9 @@ REWARDS: dict[str, Callable[[], Reward]] = {
     "math": lambda: Reward("math", math_reward, check_math_reference),
     "choice": lambda: Reward("choice", choice_reward, check_choice_reference),
     "regex": lambda: Reward("regex", regex_reward, check_regex_reference),
-    "code": lambda: Reward("code", ProgramTests(), check_program_reference, n_parallel=os.cpu_count() or 1),
+    "code": lambda: Reward(
+        "code", ProgramTests(), check_program_reference, n_parallel=min(usable_cores(), _MOST_PARALLEL)
+    ),
 }
 """What makes each; a new reward counts its own failures."""
 
@@ -40,7 +45,7 @@ def reward_named(name: str) -> Reward:
         own = OwnFunction(path, function)
         # A misspelled name would otherwise be a whole run of rewards of 0.
         own.load()
-        return Reward(name, own)
+        return Reward(name, own, n_parallel=1)
     if name not in REWARDS:
         raise NapkinError(f"'{name}' is not a reward: {suggestion(name, REWARDS)}, or name FILE.py:NAME")
     return REWARDS[name]()

@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from threading import Lock
 
 from napkin.errors import NapkinError, first_line
 
 MOST_REASONS = 32
 """Failures that are told apart; further ones are counted together, for a message may differ in each answer."""
 OTHER_REASONS = "other reasons"
+_counting = Lock()
 
 
 class NamedFailures:
@@ -65,8 +67,9 @@ class Reward:
     """Of the text of an answer, and the reference. May raise anything."""
     check_reference: Callable[[str], None] = _accept
     """Raises NapkinError for a reference that no answer could fulfil."""
-    n_parallel: int = 1
-    """How many answers are graded at a time, for functions that wait for other processes."""
+    n_parallel: int = 0
+    """How many answers are graded at a time, in threads, for functions that wait for other processes; 0 is in the
+    thread that asks."""
     failures: Counter[str] = field(default_factory=Counter)
     """Why rewards could not be had, and how often."""
 
@@ -82,7 +85,7 @@ class Reward:
 
     def judge_all(self, pairs: Sequence[tuple[str, str]]) -> list[Judgement]:
         """The same of several answers and their references, in their order."""
-        if self.n_parallel == 1 or len(pairs) < 2:
+        if self.n_parallel < 2 or len(pairs) < 2:
             return [self.judge(answer, reference) for answer, reference in pairs]
         with ThreadPoolExecutor(min(self.n_parallel, len(pairs))) as pool:
             judged = list(pool.map(lambda pair: self._judged(*pair), pairs))
@@ -105,5 +108,6 @@ class Reward:
 
     def _count(self, judged: Judgement) -> None:
         if judged.failure is not None:
-            known = judged.failure in self.failures or len(self.failures) < MOST_REASONS
-            self.failures[judged.failure if known else OTHER_REASONS] += 1
+            with _counting:
+                known = judged.failure in self.failures or len(self.failures) < MOST_REASONS
+                self.failures[judged.failure if known else OTHER_REASONS] += 1

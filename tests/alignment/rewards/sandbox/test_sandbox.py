@@ -107,10 +107,18 @@ def test_a_program_reaches_nothing_outside_of_its_process(code: Reward, tmp_path
             "bytearray(2**33)": "MemoryError",
             by_call(f"open({str(secret)!r}.encode(), 0)"): "PermissionError",
             by_call("fork()"): "PermissionError",
+            by_call("syscall(56 if os.uname().machine == 'x86_64' else 220, 17, 0, 0, 0, 0)"): "PermissionError",
             by_call("kill(os.getppid(), 9)"): "PermissionError",
             by_call("socket(2, 1, 0)"): "PermissionError",
             by_call("ptrace(16, os.getppid(), 0, 0)"): "PermissionError",
             by_call("prctl(22, 0, 0)"): "PermissionError",
+            by_call("prctl(1, 0)"): "PermissionError",
+            by_call("sendmsg(0, 0, 0)"): "PermissionError",
+            by_call("timer_create(0, 0, 0)"): "PermissionError",
+            "os.killpg(os.getpgrp(), 9)": "PermissionError",
+            "sys.modules['socket'].socketpair()": "PermissionError",
+            "r = sys.modules['resource']\nr.setrlimit(r.RLIMIT_AS, (2**40, 2**40))": "ValueError",
+            "os.fstat(3)": "OSError",
             by_call("syscall(425, 8, 0)"): "PermissionError",
             by_call("syscall(272 if sys.maxsize else 0, 0x10000000)"): "PermissionError",
             by_call("memfd_create(b'x', 0)"): "PermissionError",
@@ -124,12 +132,6 @@ def test_a_program_reaches_nothing_outside_of_its_process(code: Reward, tmp_path
         assert port
     assert secret.read_text() == "kept"
     assert not made.exists()
-
-
-def test_what_never_ends_is_ended() -> None:
-    programs = ("while True: pass", "def add(a, b):\n    while True: pass", "import time\ntime.sleep(100)")
-    reward = Reward("code", ProgramTests(ProgramLimits(seconds=1)), n_parallel=3)
-    assert [each.reward for each in reward.judge_all([(program, TESTS) for program in programs])] == [0, 0, 0]
 
 
 def test_arguments_that_are_changed_in_place_and_values_of_all_kinds_travel(code: Reward) -> None:

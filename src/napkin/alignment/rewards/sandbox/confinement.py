@@ -12,6 +12,13 @@ import platform
 import struct
 import sys
 from collections.abc import Iterable
+from typing import Literal
+
+try:
+    import resource
+except ImportError:
+    # Windows.
+    resource = None
 
 # Numbers from Linux's tables asm/unistd_64.h and asm-generic/unistd.h, names in the order of the first.
 _ALLOWED = {
@@ -30,13 +37,16 @@ _ALLOWED = {
 _NUMBERS = {
     "x86_64": {
         "open": 2, "openat": 257, "ioctl": 16, "clone": 56, "clone3": 435, "prlimit64": 302, "fcntl": 72,
-        "tgkill": 234, "kill": 62, "seccomp": 317,
+        "tgkill": 234, "kill": 62, "seccomp": 317, "sendto": 44, "sendmsg": 46, "recvmsg": 47, "fchdir": 81,
+        "prctl": 157, "setrlimit": 160,
     },
     "aarch64": {
         "openat": 56, "ioctl": 29, "clone": 220, "clone3": 435, "prlimit64": 261, "fcntl": 25, "tgkill": 131,
-        "kill": 129, "seccomp": 277,
+        "kill": 129, "seccomp": 277, "sendto": 206, "sendmsg": 211, "recvmsg": 212, "fchdir": 50,
+        "prctl": 167, "setrlimit": 164,
     },
 }  # fmt: skip
+_STARTING = ("clone", "kill", "fchdir", "prctl", "seccomp", "setrlimit", "prlimit64", "sendto", "sendmsg", "recvmsg")
 _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
 
@@ -51,7 +61,14 @@ _THREAD = 0x10000
 _SAFE_IOCTLS = (0x5401, 0x5451, 0x5450, 0x541B, 0x5421)
 _SET_OWNER_AND_SIGNAL = (8, 10, 15)
 
+_OWN_PID = 0x7FFFFFFF
+"""Stands for the number of the process; there is none as high, nor such a number elsewhere in a filter."""
+
+_INSTRUCTION = struct.Struct("HBBI")
 Instruction = tuple[int, int, int, int]
+Role = Literal["program", "reading", "starting"]
+"""What a process is still to do: computing alone; opening files to read them; forking, killing, and confining what it
+has forked, which take the filter along and add one of their own."""
 
 
 def can_confine() -> bool:
@@ -64,11 +81,18 @@ def can_confine() -> bool:
 
 def limit_resources(memory: int, seconds: int) -> None:
     """Limit address space in bytes and processor time; nothing may be written to files, and few may be open."""
-    try:
-        import resource
-    except ImportError:
+    _limit(AS=memory, CPU=seconds, FSIZE=0, CORE=0, NOFILE=64, MEMLOCK=0)
+
+
+def limit_descriptors(most: int) -> None:
+    """Limit how many files and sockets may be open."""
+    _limit(NOFILE=most)
+
+
+def _limit(**limits: int) -> None:
+    if resource is None:
         return
-    for name, limit in (("AS", memory), ("CPU", seconds), ("FSIZE", 0), ("CORE", 0), ("NOFILE", 64), ("MEMLOCK", 0)):
+    for name, limit in limits.items():
         what = getattr(resource, f"RLIMIT_{name}", None)
         if what is None:
             continue
@@ -78,35 +102,52 @@ def limit_resources(memory: int, seconds: int) -> None:
             resource.setrlimit(what, (least, least))
         except (ValueError, OSError):
             # macOS refuses some of them.
-            continue
+            if sys.platform == "linux":
+                raise
 
 
-def confine(*, reading: bool = False) -> None:
-    """Give up all but computing, for good; with `reading` files may still be opened to be read.
+def confine(role: Role) -> None:
+    """Give up, for good, all but computing and what the role needs.
 
     Raises OSError where the system has no such filter.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    machine = platform.machine()
-    program = b"".join(struct.pack("HBBI", *each) for each in _filter(machine, reading=reading))
-
-    class Program(ctypes.Structure):
-        _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
-
-    if not reading:
-        # PR_SET_PDEATHSIG: a program ends with who has started it.
-        libc.prctl(1, 9, 0, 0, 0)
-    # PR_SET_DUMPABLE: no other process of the user reads this one's memory. PR_SET_NO_NEW_PRIVS.
-    libc.prctl(4, 0, 0, 0, 0)
-    if libc.prctl(38, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "privileges cannot be given up")
-    told = Program(len(program) // 8, program)
-    # SECCOMP_SET_MODE_FILTER for all threads.
-    if libc.syscall(_NUMBERS[machine]["seccomp"], 1, 1, ctypes.byref(told)) != 0:
-        raise OSError(ctypes.get_errno(), "system calls cannot be filtered")
+    Confinement(role).enter()
 
 
-def _filter(machine: str, *, reading: bool) -> list[Instruction]:
+class Confinement:
+    """What `confine` needs, made beforehand, for a process that forks many which enter it."""
+
+    class _Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+    def __init__(self, role: Role) -> None:
+        self._role: Role = role
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._seccomp = _NUMBERS[platform.machine()]["seccomp"]
+        instructions = _filter(platform.machine(), role)
+        self._filter = ctypes.create_string_buffer(b"".join(_INSTRUCTION.pack(*each) for each in instructions))
+        self._program = self._Program(len(instructions), ctypes.addressof(self._filter))
+        self._own_pid = [
+            _INSTRUCTION.size * number + 4 for number, each in enumerate(instructions) if each[3] == _OWN_PID
+        ]
+
+    def enter(self) -> None:
+        """Give up what the role does not need. Raises OSError where the system has no such filter."""
+        for offset in self._own_pid:
+            struct.pack_into("I", self._filter, offset, os.getpid())
+        if self._role == "program":
+            # PR_SET_PDEATHSIG: a program ends with who has started it.
+            self._libc.prctl(1, 9, 0, 0, 0)
+        # PR_SET_DUMPABLE: no other process of the user reads this one's memory. PR_SET_NO_NEW_PRIVS.
+        self._libc.prctl(4, 0, 0, 0, 0)
+        if self._libc.prctl(38, 1, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "privileges cannot be given up")
+        # SECCOMP_SET_MODE_FILTER for all threads.
+        if self._libc.syscall(self._seccomp, 1, 1, ctypes.byref(self._program)) != 0:
+            raise OSError(ctypes.get_errno(), "system calls cannot be filtered")
+
+
+def _filter(machine: str, role: Role) -> list[Instruction]:
     """Offsets in what the filter sees: 0 the number of the call, 4 the architecture, 16 + 8n its arguments."""
     numbers, refused = _NUMBERS[machine], (_RETURN, 0, 0, _REFUSE | _NOT_PERMITTED)
     allowed = (_RETURN, 0, 0, _ALLOW)
@@ -125,7 +166,10 @@ def _filter(machine: str, *, reading: bool) -> list[Instruction]:
         if name in numbers:
             program.extend([(_EQUAL, 0, len(body), numbers[name]), *body])
 
-    if reading:
+    if role == "starting":
+        for name in _STARTING:
+            when(name, [allowed])
+    if role == "reading":
         for name, argument in (("open", 1), ("openat", 2)):
             when(name, [(_LOAD, 0, 0, 16 + 8 * argument), (_ANY_BIT, 0, 1, _WRITING), refused, allowed])
     # Threads, but no processes; where clone3 is missing, clone is called, whose flags can be seen.
@@ -133,10 +177,11 @@ def _filter(machine: str, *, reading: bool) -> list[Instruction]:
     when("clone3", [(_RETURN, 0, 0, _REFUSE | _NOT_IMPLEMENTED)])
     when("ioctl", [(_LOAD, 0, 0, 24), *_one_of(_SAFE_IOCTLS, allowed), refused])
     when("fcntl", [(_LOAD, 0, 0, 24), *_one_of(_SET_OWNER_AND_SIGNAL, refused), allowed])
-    # Of this process alone.
-    when("prlimit64", [(_LOAD, 0, 0, 16), *_one_of((0,), allowed), refused])
+    # Of this process alone, and told but not set: root could raise them.
+    zeros = [each for place in (16, 32, 36) for each in ((_LOAD, 0, 0, place), (_EQUAL, 1, 0, 0), refused)]
+    when("prlimit64", [*zeros, allowed])
     for name in ("kill", "tgkill"):
-        when(name, [(_LOAD, 0, 0, 16), *_one_of((os.getpid(),), allowed), refused])
+        when(name, [(_LOAD, 0, 0, 16), *_one_of((_OWN_PID,), allowed), refused])
     return [*program, refused]
 
 

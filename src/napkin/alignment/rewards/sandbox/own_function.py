@@ -6,7 +6,6 @@ can confine it, makes no processes and no connections once the file has been loa
 
 import threading
 from pathlib import Path
-from typing import Any
 
 from napkin.alignment.rewards.reward import RewardFailure
 from napkin.alignment.rewards.sandbox.confined_process import ConfinedProcess
@@ -61,8 +60,8 @@ class OwnFunction:
         self._end()
 
     def _started(self) -> ConfinedProcess:
-        told: dict[str, Any] = {"what": "grade", "memory": _MEMORY, "seconds": _PROCESSOR_SECONDS}
-        process = ConfinedProcess({**told, "path": self._path, "name": self._name}, own=True)
+        limits = {"memory": _MEMORY, "seconds": _PROCESSOR_SECONDS}
+        process = ConfinedProcess({**limits, "path": self._path, "name": self._name})
         loaded = process.receive(_LOADING_SECONDS)
         if loaded is None or "error" in loaded:
             process.end()

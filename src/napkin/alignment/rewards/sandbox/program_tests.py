@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from napkin.alignment.rewards.reward import RewardFailure
-from napkin.alignment.rewards.sandbox.confined_process import ConfinedProcess
 from napkin.alignment.rewards.sandbox.confinement import can_confine
+from napkin.alignment.rewards.sandbox.program_process import HelperLost, ProgramProcess, helper_for
 from napkin.errors import NapkinError, first_line
 
 _BLOCK = re.compile(r"```[ \t]*+(?:python3?|py)?[ \t]*+\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -22,6 +22,8 @@ MOST_ANSWER = 1_000_000
 """Characters that are searched for a program: what stands before is not."""
 MOST_PROGRAM = 100_000
 """Characters of a program."""
+_ATTEMPTS, _PAUSE = 3, 0.2
+"""Of a judgement whose processes are lost, and seconds between."""
 
 
 @dataclass(frozen=True)
@@ -60,33 +62,43 @@ class ProgramTests:
         program = program_of(answer)
         if program is None:
             return 0.0
-        deadline = time.monotonic() + self._limits.seconds
         cases = _cases(reference)
-        if cases is not None:
-            return float(all(self._prints(program, case, deadline) for case in cases))
-        return float(self._passes(program, reference, deadline))
+        for _ in range(_ATTEMPTS):
+            try:
+                if cases is None:
+                    return float(self._passes(program, reference))
+                return float(self._prints(program, cases))
+            except HelperLost:
+                # Somebody has killed it, or memory was short: no fault of this program's.
+                time.sleep(_PAUSE)
+        raise RewardFailure("the sandbox's processes are ended from outside, or cannot be started")
 
-    def _told(self, what: str, **more: Any) -> dict[str, Any]:
-        return {"what": what, "memory": self._limits.memory, "seconds": int(self._limits.seconds) + 1, **more}
+    def _prints(self, program: str, cases: list[dict[str, str]]) -> bool:
+        helper, deadline = helper_for(program), time.monotonic() + self._limits.seconds
+        for case in cases:
+            with ProgramProcess(helper, memory=self._limits.memory, deadline=deadline) as process:
+                process.send({"role": "script", "text": program, "input": case["input"]})
+                written = process.output(self._limits.output)
+            if written is None or _lines(written.decode("utf-8", "replace")) != _lines(case["output"]):
+                return False
+        return True
 
-    def _prints(self, program: str, case: dict[str, str], deadline: float) -> bool:
-        with ConfinedProcess(self._told("script", program=program, input=case["input"])) as process:
-            written = process.output(self._limits.output, deadline - time.monotonic())
-        return written is not None and _lines(written.decode("utf-8", "replace")) == _lines(case["output"])
-
-    def _passes(self, program: str, tests: str, deadline: float) -> bool:
-        with ConfinedProcess(self._told("calls", program=program)) as answering:
-            offered = answering.receive(deadline - time.monotonic())
+    def _passes(self, program: str, tests: str) -> bool:
+        helpers = [helper_for(text) for text in (program, tests)]
+        limits: Any = {"memory": self._limits.memory, "deadline": time.monotonic() + self._limits.seconds}
+        with ProgramProcess(helpers[0], **limits) as answering, ProgramProcess(helpers[1], **limits) as testing:
+            answering.send({"role": "calls", "text": program})
+            offered = answering.receive()
             names = None if offered is None else offered.get("functions")
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 return False
-            with ConfinedProcess(self._told("tests", tests=tests, functions=names)) as testing:
-                return self._relay(answering, testing, deadline)
+            testing.send({"role": "tests", "text": tests, "functions": names})
+            return self._relay(answering, testing)
 
-    def _relay(self, answering: ConfinedProcess, testing: ConfinedProcess, deadline: float) -> bool:
+    def _relay(self, answering: ProgramProcess, testing: ProgramProcess) -> bool:
         """Pass calls from the tests to the program and its answers back, until the tests say how it went."""
         for n_calls in range(self._limits.calls):
-            asked = testing.receive(deadline - time.monotonic())
+            asked = testing.receive()
             if asked is None:
                 if testing.late:
                     return False
@@ -98,7 +110,7 @@ class ProgramTests:
                     raise RewardFailure(f"the tests do not run: {first_line(ValueError(why))}")
                 return asked.get("passed") is True and n_calls > 0
             answering.send(asked)
-            answer = answering.receive(deadline - time.monotonic())
+            answer = answering.receive()
             if answer is None:
                 return False
             testing.send(answer)
