@@ -5,11 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 # The smallest module, loaded and called; no unpickling meanwhile.
 LOAD = """
 import numba, numpy as np, pickle, sys
-import pytest
-
 from napkin.tokenizer.numba.loading import CORE, scanner_of
 
 def refuse(*arguments, **settings):
