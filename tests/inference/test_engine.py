@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -114,6 +115,29 @@ def test_a_prefix_is_computed_once_and_the_least_recently_used_makes_room() -> N
     (forgotten,) = finished(engine, [Request(prefix, 4, GREEDY)])
     assert forgotten.cached_tokens < 32
     assert forgotten.tokens == first.tokens
+
+
+@pytest.mark.parametrize("settings", [{}, {"prefill_chunk": 8, "block_size": 4}, {"kv": "int8"}], ids=str)
+def test_equal_prompts_are_computed_once(settings: dict[str, Any]) -> None:
+    """Each answer is still its own; prompts end within blocks and within chunks."""
+    model = model_of()
+    prompts = [[*range(first, first + length)] for first, length in ((3, 17), (3, 16), (40, 17), (60, 30))]
+    asked = [
+        Request(prompt, 6, Sampling(temperature=0.7, seed=10 * number + answer))
+        for number, prompt in enumerate(prompts)
+        for answer in range(4)
+    ]
+    engine = Engine(model, max_running=16, prompts_together=True, **settings)
+    for completion in finished(engine, asked):
+        if "kv" not in settings:
+            assert completion.tokens == alone(model, completion.request)
+    stats = engine.stats()
+    assert stats.prompt_tokens - stats.cached_tokens == sum(map(len, prompts))
+    if "kv" in settings:
+        # Rounded keys and values are copied as they are.
+        engines = [Engine(model, max_running=16, prompts_together=together, **settings) for together in (True, False)]
+        found = [[completion.tokens for completion in finished(each, asked)] for each in engines]
+        assert found[0] == found[1]
 
 
 def test_log_probabilities_of_a_prompt_are_those_of_a_forward_pass() -> None:

@@ -2,6 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from napkin.accounting.recording import record
 from napkin.kernels.decoding import Slots, attend_to_slots, attend_to_slots_reference, linear
 from napkin.model.config import ModelConfig
 from napkin.model.kv_cache import ContiguousCache
@@ -64,13 +65,33 @@ def test_attention_to_slots_in_int8_equals_the_formula(softcap: float | None, n_
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("n_kv_heads", [6, 2])
-def test_attention_to_slots_of_blocks_equals_the_formula(softcap: float | None, n_kv_heads: int) -> None:
-    pool_of_keys, pool_of_values = 3 * randn(9, n_kv_heads, 16, 40), randn(9, n_kv_heads, 16, 40, seed=1)
-    slots = Slots(torch.tensor([40, 1, 16]), torch.tensor([[7, 2, 4], [5, 0, 0], [3, 0, 0]]), 40)
-    arguments = randn(3, 6, 1, 40, seed=2), pool_of_keys, pool_of_values, slots, 0.3, softcap
-    torch.testing.assert_close(
-        attend_to_slots(*arguments), attend_to_slots_reference(*arguments), rtol=2**-8, atol=1e-5
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_attention_to_slots_of_blocks_equals_the_formula(
+    softcap: float | None, n_kv_heads: int, dtype: torch.dtype
+) -> None:
+    pool_of_keys, pool_of_values = (
+        x.to(dtype) for x in (3 * randn(9, n_kv_heads, 16, 40), randn(9, n_kv_heads, 16, 40, seed=1))
     )
+    slots = Slots(torch.tensor([40, 1, 16]), torch.tensor([[7, 2, 4], [5, 0, 0], [3, 0, 0]]), 40)
+    arguments = randn(3, 6, 1, 40, seed=2).to(dtype), pool_of_keys, pool_of_values, slots, 0.3, softcap
+    rounding = 2**-8 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(
+        attend_to_slots(*arguments), attend_to_slots_reference(*arguments), rtol=rounding, atol=1e-5
+    )
+
+
+def test_attention_to_slots_is_the_same_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences enough for several threads; and a meter that watches sees the operator, with torch's FLOPs."""
+    keys, values = (randn(21, 4, 16, 64, seed=seed).float() for seed in (1, 2))
+    counts = torch.tensor([1 + 5 * each % 47 for each in range(20)])
+    slots = Slots(counts, torch.arange(60).reshape(20, 3) % 21, 47)
+    arguments = randn(20, 8, 1, 64).float(), keys, values, slots, 0.3
+    alone = attend_to_slots(*arguments)
+    for n_threads in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda n=n_threads: n)
+        assert torch.equal(attend_to_slots(*arguments), alone)
+    ledger = record(torch.nn.Identity(), lambda: attend_to_slots(*arguments), warm_up=0)
+    assert ledger.flops == 4 * 20 * 8 * 47 * 64
 
 
 @pytest.mark.parametrize("window", [None, 6])

@@ -15,6 +15,7 @@ from torch import Tensor
 import napkin.kernels.attention_by_rows
 import napkin.kernels.attention_flash
 import napkin.kernels.attention_ring
+import napkin.kernels.decoding
 import napkin.kernels.fused_grouped_gemm
 import napkin.kernels.grouped_gemm
 import napkin.kernels.int8_matmul  # noqa: F401
@@ -179,6 +180,14 @@ def _own_flash_attention_backward(given: dict, result: Any) -> Work:
     return replace(once, recomputed_flops=3 * once.recomputed_flops)
 
 
+def _attention_to_slots(given: dict, result: Tensor) -> Work:
+    # Of one query per sequence, with as many keys as the longest sequence has.
+    batch, heads, _, head_dim = given["query"].shape
+    pairs = batch * heads * given["longest"]
+    flops = 2 * pairs * (head_dim + given["value"].shape[-1])
+    return Work(flops, (batch * heads, 1, given["longest"], head_dim), flops)
+
+
 def _attended(given: dict, *, over_head_dim: int, over_value_dim: int, recomputed: int = 0) -> Work:
     *batch_shape, queries, head_dim = given["query"].shape
     keys, batch, value_dim = given["key"].shape[-2], math.prod(batch_shape), given["value"].shape[-1]
@@ -240,6 +249,7 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     aten.convolution_backward: _convolution_backward,
     torch.ops.napkin.ring_attention: _attention,
     torch.ops.napkin.ring_attention_backward: _attention_backward,
+    torch.ops.napkin.attend_to_slots: _attention_to_slots,
     torch.ops.napkin.compiled_attention: _attention,
     torch.ops.napkin.compiled_attention_backward: _attention_backward,
     torch.ops.napkin.flash_attention: _attention,

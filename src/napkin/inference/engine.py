@@ -19,6 +19,7 @@ from torch import Tensor
 from napkin.errors import NapkinError
 from napkin.inference.block_pool import FIRST, BlockPool, Digest, digest_of
 from napkin.inference.engine_sequence import EngineSequence
+from napkin.inference.equal_prompts import blocks_to_copy, firsts_of_equals
 from napkin.inference.kv_blocks import KVFormat, bytes_per_token, n_blocks_that_fit
 from napkin.inference.paged_cache import PagedCache
 from napkin.inference.request import Completion, Finish, Request
@@ -65,8 +66,8 @@ class Engine:
             ids and log-probabilities are then equal, bit for bit, whatever else is running. The price is that of no
             batches: the weights are read once for each sequence and token.
         kv: what keys and values are held in: "auto" is the weights' number format, "int8" about half the bytes of bf16.
-        prompts_together: compute prompts of one length in one pass, as those of a rollout are. One after the other, the
-            first answers of a service begin sooner, as plans of services have it.
+        prompts_together: compute prompts of one length in one pass, as those of a rollout are, and equal ones once. One
+            after the other, the first answers of a service begin sooner, as plans of services have it.
     """
 
     def __init__(
@@ -238,12 +239,16 @@ class Engine:
         """How many tokens of which prompts are computed next, and which of them together."""
         chunks: list[tuple[int, list[EngineSequence]]] = []
         by_length: dict[int, list[EngineSequence]] = {}
+        firsts = firsts_of_equals(sequences) if self.prompts_together else range(len(sequences))
+        taken: dict[int, int] = {}
         budget = self.prefill_chunk
-        for sequence in sequences:
-            if budget <= 0:
-                break
-            n_new = self._n_next(sequence, budget)
-            budget -= n_new
+        for sequence, first in zip(sequences, firsts, strict=True):
+            if first not in taken:
+                if budget <= 0:
+                    break
+                taken[first] = self._n_next(sequence, budget)
+                budget -= taken[first]
+            n_new = taken[first]
             if n_new in by_length and self.prompts_together:
                 by_length[n_new].append(sequence)
             else:
@@ -272,31 +277,48 @@ class Engine:
         if not ready:
             return []
         sequences, counts = [each for each, _ in ready], [count for _, count in ready]
-        lengths = [each.n_computed for each in sequences]
-        new = [each.tokens[start : start + n] for each, start, n in zip(sequences, lengths, counts, strict=True)]
         longest = max(counts)
-        extending = self.cache.extend([each.table for each in sequences], lengths, counts, longest)
+        alike = self.prompts_together and not sequences[0].decodes
+        firsts = firsts_of_equals(sequences) if alike else range(len(sequences))
+        row_of = {number: row for row, number in enumerate(dict.fromkeys(firsts))}
+        computed = [sequences[number] for number in row_of]
+        lengths, new_counts = [each.n_computed for each in computed], [counts[number] for number in row_of]
+        new = [each.tokens[start : start + n] for each, start, n in zip(computed, lengths, new_counts, strict=True)]
+        extending = self.cache.extend([each.table for each in computed], lengths, new_counts, longest)
         tokens = torch.tensor([part + [0] * (longest - len(part)) for part in new], device=self.cache.device)
         hidden = self.model.hidden(tokens, cache=extending)
+        if len(computed) < len(sequences):
+            self._copy_equals(sequences, counts, firsts)
+        rows = [row_of[first] for first in firsts]
         for sequence, count in ready:
             sequence.n_computed += count
             self._name_blocks(sequence)
-        for row, (sequence, count) in enumerate(ready):
+        for row, (sequence, count) in zip(rows, ready, strict=True):
             if not sequence.shares:
                 self._score_prompt(sequence, hidden[row, :count], count)
-        return self._draw(sequences, hidden, counts)
+        return self._draw(sequences, hidden, rows, counts)
 
-    def _draw(self, sequences: Sequence[EngineSequence], hidden: Tensor, counts: Sequence[int]) -> list[Progress]:
-        done = [row for row, each in enumerate(sequences) if each.n_computed == len(each.tokens)]
-        changed = [self._end(sequences[row], "length", 0) for row in done if not sequences[row].wants_more]
-        done = [row for row in done if sequences[row].wants_more]
+    def _copy_equals(self, sequences: Sequence[EngineSequence], counts: Sequence[int], firsts: Sequence[int]) -> None:
+        self.cache.copy(*blocks_to_copy(sequences, counts, firsts, self.pool.block_size))
+        for number, (sequence, count, first) in enumerate(zip(sequences, counts, firsts, strict=True)):
+            if number != first and not sequence.completion.draws:
+                sequence.completion.cached_tokens += count
+                self._cached_tokens += count
+
+    def _draw(
+        self, sequences: Sequence[EngineSequence], hidden: Tensor, rows: Sequence[int], counts: Sequence[int]
+    ) -> list[Progress]:
+        """Of the sequences that are computed to their end; rows[i] of the hidden states is that of sequence i."""
+        done = [number for number, each in enumerate(sequences) if each.n_computed == len(each.tokens)]
+        changed = [self._end(sequences[number], "length", 0) for number in done if not sequences[number].wants_more]
+        done = [number for number in done if sequences[number].wants_more]
         if not done:
             return changed
-        last = torch.stack([hidden[row, counts[row] - 1] for row in done])
+        last = torch.stack([hidden[rows[number], counts[number] - 1] for number in done])
         # One product for each row, where a row's must not depend on how many there are.
         parts = last[:, None] if self.batch_invariant else last[None]
         logits = torch.cat([self.model.logits_of(part) for part in parts]).float()
-        drawing = [sequences[row] for row in done]
+        drawing = [sequences[number] for number in done]
         draws = draw(
             logits,
             [each.completion.request.sampling for each in drawing],

@@ -78,6 +78,10 @@ class PlainBlocks:
         """Keep those of new tokens in places of blocks."""
         self.numbers[blocks, :, places] = new.transpose(1, 2).to(self.numbers.dtype)
 
+    def copy(self, blocks: Int[Tensor, " n"], others: Int[Tensor, " n"]) -> None:
+        """Keep in others[i] what blocks[i] holds."""
+        self.numbers[others] = self.numbers[blocks]
+
     def seen(self, table: Table, longest: int) -> Seen:
         """The first `longest` of sequences that are in blocks table[b]."""
         return _joined(self.numbers[table], longest)
@@ -104,6 +108,11 @@ class Int8Blocks:
         whole = (rows / scales.float().clamp(min=torch.finfo(_SCALE).tiny)).round().clamp(-_LARGEST, _LARGEST)
         self.numbers[blocks, :, places] = whole.to(torch.int8)
         self.scales[blocks, :, places] = scales
+
+    def copy(self, blocks: Int[Tensor, " n"], others: Int[Tensor, " n"]) -> None:
+        """Keep in others[i] what blocks[i] holds."""
+        self.numbers[others] = self.numbers[blocks]
+        self.scales[others] = self.scales[blocks]
 
     def seen(self, table: Table, longest: int) -> Seen:
         """The first `longest` of sequences that are in blocks table[b]."""

@@ -43,6 +43,12 @@ class PagedCache:
         """Bytes of keys and values."""
         return sum(blocks.nbytes for blocks in (*self.keys, *self.values))
 
+    def copy(self, blocks: Sequence[int], others: Sequence[int]) -> None:
+        """Keep in others[i] what blocks[i] holds, in all layers."""
+        places = [torch.tensor(each, device=self.device) for each in (blocks, others)]
+        for held in (*self.keys, *self.values):
+            held.copy(*places)
+
     def extend(
         self, tables: Sequence[Sequence[int]], lengths: Sequence[int], counts: Sequence[int], n_new: int
     ) -> "PagedPass":

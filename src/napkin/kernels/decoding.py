@@ -1,12 +1,13 @@
 """What one new token per sequence computes: products of a matrix with one vector, attention of one query.
 
-`linear` and `attend_to_slots` take compiled loops for bf16 on a CPU in inference mode, where they are worth being
-loaded, see napkin.kernels.compiled; all else is torch's. So is everything while a dispatch mode counts or fakes
-operators, which would not see the loops.
+`linear` takes compiled loops for bf16 on a CPU in inference mode, where they are worth being loaded, see
+napkin.kernels.compiled; all else is torch's. So is everything while a dispatch mode counts or fakes operators, which
+would not see the loops. `attend_to_slots` is such a loop for bf16, fp32 and int8, registered as an operator.
 """
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,11 @@ from jaxtyping import Float, Int, Int8
 from torch import Tensor
 
 from napkin.kernels.compiled.loading import KERNELS, float_bits
-from napkin.kernels.rows_on_threads import worker_threads
+from napkin.kernels.cpu_operator import cpu_operator
+from napkin.kernels.rows_on_threads import on_threads, worker_threads
+
+if TYPE_CHECKING:
+    from napkin.machine_code.compiled_function import CompiledFunction
 
 _SMALLEST_MATRIX = 2**18
 """Numbers of a matrix from which the compiled product is used; the products of smaller models are soon done."""
@@ -23,7 +28,7 @@ _SMALLEST_SHARED = 2**23
 of reading, beside which it is short to wake one."""
 _SMALLEST_WIDTH = 256
 """Numbers of a token's keys from which the compiled attention is used, for the same reason."""
-_MODULES = ("decode_product", "decode_attention", "decode_int8_attention")
+_MODULES = ("decode_product", "decode_attention", "decode_int8_attention", "decode_wide_attention")
 
 
 Scales = Float[Tensor, "n_blocks kv_heads slot 1"]
@@ -87,10 +92,11 @@ def _suits(weight: Tensor, x: Tensor) -> bool:
 def reads_slots(dtype: torch.dtype, device: torch.device, width: int) -> bool:
     """Whether `attend_to_slots` is faster than torch for keys of that kind, `width` numbers per token."""
     return (
-        dtype in (torch.bfloat16, torch.int8)
+        dtype in (torch.bfloat16, torch.float32, torch.int8)
         and device.type == "cpu"
         and width >= _SMALLEST_WIDTH
-        and _may_be_compiled()
+        and torch.is_inference_mode_enabled()
+        and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None
     )
 
 
@@ -131,32 +137,74 @@ def attend_to_slots(
     scale: float,
     softcap: float | None = None,
 ) -> Float[Tensor, "batch heads 1 head_dim"]:
-    """The same, compiled, for a CPU.
+    """The same, compiled, for a CPU: an operator, which a meter sees.
 
-    Keys and values are bf16 with the same strides, the last two contiguous; or int8 without gaps, and so their scales.
+    Keys and values are bf16 or fp32 with the same strides, the last two contiguous; or int8 without gaps, and so their
+    scales.
     """
-    n_sequences, n_heads, _, width = queries.shape
-    n_kv_heads, block_size = keys.shape[1:3]
-    wide = queries.float().contiguous()
-    mixed = torch.empty_like(wide)
-    sizes = (n_sequences, n_kv_heads, n_heads // n_kv_heads, width, slots.table.shape[1], block_size)
-    places = (slots.counts.data_ptr(), slots.table.data_ptr(), *sizes)
-    buffer = torch.empty(n_heads // n_kv_heads * (slots.longest + 1))
-    scaling = (slots.longest, float_bits(scale), float_bits(softcap or 0.0), buffer.data_ptr())
-    KERNELS.load(*_MODULES)
-    if slots.scales is None:
-        from napkin.kernels.compiled.decode_attention import attend
+    key_scales, value_scales = (None, None) if slots.scales is None else slots.scales
+    where = slots.counts, slots.table, slots.longest
+    return _attend(queries, keys, values, *where, key_scales, value_scales, scale, softcap or 0.0)
 
-        assert keys.dtype == values.dtype == torch.bfloat16
-        assert keys.stride() == values.stride()
-        assert keys.stride()[2:] == (keys.shape[-1], 1)
-        read = [each.data_ptr() for each in (wide, keys, values, mixed)]
-        attend(*read, *places, keys.stride(0), keys.stride(1), *scaling)
+
+def _like_queries(query: Tensor, *others: object) -> Tensor:
+    return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+
+@cpu_operator(
+    "attend_to_slots(Tensor query, Tensor key, Tensor value, Tensor counts, Tensor table, int longest, "
+    "Tensor? key_scales, Tensor? value_scales, float scale, float cap) -> Tensor",
+    _like_queries,
+)
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    counts: Tensor,
+    table: Tensor,
+    longest: int,
+    key_scales: Tensor | None,
+    value_scales: Tensor | None,
+    scale: float,
+    cap: float,
+) -> Tensor:
+    n_sequences, n_heads, _, width = query.shape
+    (n_kv_heads, block_size), n_blocks = key.shape[1:3], table.shape[1]
+    wide = query.float().contiguous()
+    mixed = torch.empty_like(wide)
+    assert key.dtype == value.dtype
+    assert key.stride() == value.stride()
+    assert key.stride()[2:] == (width, 1)
+    sizes = (n_kv_heads, n_heads // n_kv_heads, width, n_blocks, block_size)
+    if key_scales is not None and value_scales is not None:
+        assert all(each.is_contiguous() for each in (key, key_scales, value_scales))
+        read = [each.data_ptr() for each in (key, key_scales, value, value_scales)]
     else:
+        read, sizes = [key.data_ptr(), value.data_ptr()], (*sizes, key.stride(0), key.stride(1))
+    scaling = (longest, float_bits(scale), float_bits(cap))
+
+    def arguments(start: int, stop: int, buffer: int) -> tuple[int, ...]:
+        row = 4 * start * n_heads * width
+        places = (mixed.data_ptr() + row, counts.data_ptr() + 8 * start, table.data_ptr() + 8 * start * n_blocks)
+        return (wide.data_ptr() + row, *read, *places, stop - start, *sizes, *scaling, buffer)
+
+    read_numbers = 2 * n_kv_heads * longest * width
+    on_threads(_kernel(key.dtype), arguments, n_sequences, read_numbers, n_heads // n_kv_heads * (longest + 1))
+    return mixed.to(query.dtype)
+
+
+def _kernel(dtype: torch.dtype) -> "CompiledFunction":
+    """That for keys and values of a format."""
+    KERNELS.load(*_MODULES)
+    if dtype == torch.int8:
         from napkin.kernels.compiled.decode_int8_attention import attend_int8
 
-        assert keys.dtype == values.dtype == torch.int8
-        assert all(each.is_contiguous() for each in (keys, values, *slots.scales))
-        read = [each.data_ptr() for each in (wide, keys, slots.scales[0], values, slots.scales[1], mixed)]
-        attend_int8(*read, *places, *scaling)
-    return mixed.to(queries.dtype)
+        return attend_int8
+    if dtype == torch.bfloat16:
+        from napkin.kernels.compiled.decode_attention import attend
+
+        return attend
+    assert dtype == torch.float32
+    from napkin.kernels.compiled.decode_wide_attention import attend_wide
+
+    return attend_wide
