@@ -14,6 +14,7 @@ from napkin.recipe.adapter_config import AdapterConfig
 from napkin.recipe.reinforcement_config import ReinforcementConfig
 from napkin.recipe.tuning_recipe import ReinforcementRecipe
 from napkin.runs.metrics import read_metrics
+from napkin.runs.run_record import read_run_record
 from napkin.training.run import train
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 from oracles.tiny_tuning import tuning_recipe
@@ -80,7 +81,9 @@ def test_what_cannot_be_learned_is_refused_in_one_line(folder: Path, tmp_path: P
 def test_the_books_of_each_phase_are_closed(folder: Path, tmp_path: Path, kl_weight: float, adapter: Any) -> None:
     """At a rate so small that all steps answer as the trial did, count and meter are of the same tokens; a reference is
     a second model, or the model itself without adapters."""
-    rl = {"epochs": 2, "kl_weight": kl_weight}
+    prompts = [{"prompt": f"{'7' * (n % 4)}{n}?", "answer": "1"} for n in range(40)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    rl = {"environment": str(tmp_path / "prompts.jsonl"), "epochs": 2, "kl_weight": kl_weight}
     recipe = rl_recipe(folder, rl, steps=4, evaluate_every=4, checkpoint_every=4)
     recipe = dataclasses.replace(
         recipe,
@@ -100,7 +103,23 @@ def test_the_books_of_each_phase_are_closed(folder: Path, tmp_path: Path, kl_wei
         assert (rows[f"{phase}: seconds"].count or 0) > 0
         assert (rows[f"{phase}: seconds"].meter or 0) > 0
     assert rows["peak bytes"].meter == pytest.approx(rows["peak bytes"].count, rel=0.01)
-    assert rows["FLOPs per step"].count == rows["FLOPs per step"].meter
+    # A step is all of its phases, in each column.
+    phases = ("rollout", "log-probabilities", "update")
+    for quantity in ("tokens", "FLOPs"):
+        row = rows[f"{quantity} per step"]
+        for column in ("rule", "count", "meter"):
+            each = [getattr(rows[f"{phase}: {quantity}"], column) for phase in phases]
+            assert getattr(row, column) == sum(each), (quantity, column)
+    plan = read_run_record(tmp_path / "run").plan
+    assert plan is not None
+    assert sum(plan.flops_by_phase.values()) == rows["FLOPs per step"].count
+    assert {"rollout", "log-probabilities", "forward", "backward"} <= set(plan.flops_by_phase)
+    assert plan.tokens_per_step == rows["tokens per step"].count
+    lines = list(read_metrics(tmp_path / "run" / "metrics.jsonl"))
+    # The prompts of the plan are those of the third step; others have their own lengths.
+    by_hand = sum(plan.flops_by_phase.values()) / lines[2].step_seconds / plan.device.matmul_peak
+    assert lines[2].mfu == pytest.approx(by_hand)
+    assert len({round(line.mfu * line.step_seconds, 12) for line in lines}) > 1
 
 
 def test_a_run_that_could_not_learn_says_so_and_a_changed_reward_is_another_run(folder: Path, tmp_path: Path) -> None:

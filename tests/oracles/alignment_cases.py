@@ -17,6 +17,8 @@ from napkin.alignment.policy_gradient.objective import policy_objective
 from napkin.alignment.preferences.kto import DESIRABLE, with_kl_estimate
 from napkin.alignment.preferences.registry import preference_objective
 from napkin.alignment.preferences.reward_model import RewardObjective, rewarded
+from napkin.alignment.reinforcement_step import FreshObjective
+from napkin.alignment.rollout import SAMPLER
 from napkin.alignment.sequence_step import SequenceStep, train_on_units
 from napkin.alignment.supervised import SupervisedObjective
 from napkin.alignment.token_sequence import TokenSequence, Unit
@@ -63,6 +65,7 @@ def answers_with_advantages() -> list[Unit]:
             "advantages": np.full(n, generator.normal()),
             "old_log_probabilities": near[0],
             "reference_log_probabilities": near[1],
+            SAMPLER: near[0],
             "returns": generator.normal(size=n),
             "old_values": generator.normal(size=n),
         }
@@ -106,9 +109,16 @@ def policy_case(algorithm: PolicyAlgorithm) -> Callable[[], tuple[Objective, lis
     return lambda: (policy_objective(config), answers_with_advantages())
 
 
+def fresh_case(algorithm: PolicyAlgorithm) -> Callable[[], tuple[Objective, list[Unit]]]:
+    """That of answers which the same weights have drawn, without penalties: all coefficients are known."""
+    objective = FreshObjective(policy_objective(ReinforcementConfig(algorithm=algorithm)))
+    return lambda: (objective, answers_with_advantages())
+
+
 # Each kind of term and each normalisation; the others are in test_policy_gradient_invariance.py.
 ALGORITHMS: tuple[PolicyAlgorithm, ...] = ("reinforce", "grpo", "cispo", "gspo")
 CASES |= {f"policy, {algorithm}": policy_case(algorithm) for algorithm in ALGORITHMS}
+CASES |= {f"fresh answers, {algorithm}": fresh_case(algorithm) for algorithm in ("grpo", "gspo")}
 
 WITH_SCALAR_HEAD = {
     "policy, ppo": policy_case("ppo"),

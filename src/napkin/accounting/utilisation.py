@@ -16,16 +16,16 @@ def kilowatt_hours(seconds: float, watts: float) -> float:
     return seconds / 3600 * watts / 1000
 
 
-def mfu(ledger: Ledger, seconds: float, matmul_peak: float, *, steps: int = 1) -> float:
+def mfu(ledger: Ledger, seconds: float, matmul_peak: float, *, steps: float = 1) -> float:
     """Model-FLOPs utilisation of steps: their FLOPs, recomputation left out, over their seconds times the dense peak.
 
     Chowdhery et al. 2022, "PaLM", appendix B; with attention counted over all pairs. Of several steps, `seconds` are
-    those of all of them: neither their median nor a mean of rates.
+    those of all of them: neither their median nor a mean of rates. A step of other sizes may count as a part of one.
     """
     return steps * ledger.flops / seconds / matmul_peak
 
 
-def hfu(ledger: Ledger, seconds: float, matmul_peak: float, *, steps: int = 1) -> float:
+def hfu(ledger: Ledger, seconds: float, matmul_peak: float, *, steps: float = 1) -> float:
     """Hardware-FLOPs utilisation: the same with recomputation counted."""
     return steps * ledger.hardware_flops / seconds / matmul_peak
 

@@ -67,8 +67,8 @@ class WeightedLogProbabilities(Protocol):
     """An objective whose loss is a weighted sum of log-probabilities, by weights that are known before the model runs:
     it may take `scores.weighted_sum`, which saves products."""
 
-    def coefficients(self, part: SequenceMicroBatch, totals: BatchTotals) -> Float[Tensor, " token"]:
-        """The weights of a micro-batch's tokens that count."""
+    def coefficients(self, part: SequenceMicroBatch, totals: BatchTotals) -> Float[Tensor, " token"] | None:
+        """The weights of a micro-batch's tokens that count; None where the model has to tell."""
         ...
 
 
@@ -122,7 +122,7 @@ def counts_of_sequences(part: SequenceMicroBatch) -> Float[Tensor, " sequence"]:
     return sums_of_sequences(torch.ones_like(part.sequence, dtype=torch.float32), part)
 
 
-def totals_of(parts: "list[SequenceMicroBatch]") -> BatchTotals:
+def totals_of(parts: Sequence[SequenceMicroBatch]) -> BatchTotals:
     """The counts of some micro-batches."""
     return BatchTotals(
         tokens=sum(len(part.rows.targets) for part in parts),

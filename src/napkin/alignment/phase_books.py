@@ -2,12 +2,14 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
+from napkin.accounting.ledger import Ledger
 from napkin.accounting.metering import StepMeasurement, meter_step
 from napkin.accounting.quantity_row import QuantityRow, Unit
 from napkin.accounting.utilisation import dollars
@@ -31,9 +33,37 @@ _UNITS: dict[str, Unit] = {"tokens": "count", "flops": "FLOP", "peak_bytes": "by
 ByPhase = Mapping[str, PhaseFigures]
 
 
+TOKENS = "tokens per step"
+"""The row of all phases' tokens."""
+
+
+def sum_of(figures: Iterable[float | None]) -> float | None:
+    """Of those that are known; None without any."""
+    known = [each for each in figures if each is not None]
+    return sum(known) if known else None
+
+
+def tokens_of(by_phase: ByPhase) -> float | None:
+    """Of all phases."""
+    return sum_of(each.tokens for each in by_phase.values())
+
+
+def joined(ledgers: Sequence[Ledger]) -> Ledger:
+    """One ledger of what runs one after the other; its bytes are those of the last."""
+    *before, last = ledgers
+    n_before = sum(len(each.rows) for each in before)
+    unknown = [Counter(each.unknown_operators) for each in ledgers]
+    return replace(
+        last,
+        rows=tuple(row for each in ledgers for row in each.rows),
+        timeline=tuple(moment._replace(row=moment.row + n_before) for moment in last.timeline),
+        unknown_operators=dict(sum(unknown, Counter())),
+    )
+
+
 def phase_rows(rule: ByPhase, count: ByPhase, usd_per_hour: float | None) -> list[QuantityRow]:
-    """The rows of a plan: each quantity of each phase that a step has."""
-    rows: list[QuantityRow] = []
+    """The rows of a plan: the tokens of a step, and each quantity of each phase that it has."""
+    rows = [QuantityRow(TOKENS, "count", tokens_of(rule), tokens_of(count))]
     nothing = PhaseFigures()
     for phase in PHASES:
         by_rule, counted = rule.get(phase, nothing), count.get(phase, nothing)
@@ -48,7 +78,7 @@ def phase_rows(rule: ByPhase, count: ByPhase, usd_per_hour: float | None) -> lis
 
 def metered_rows(metered: ByPhase, usd_per_hour: float | None) -> dict[str, float]:
     """The meter's figures by the names of the plan's rows."""
-    found: dict[str, float] = {}
+    found: dict[str, float] = {TOKENS: tokens_of(metered) or 0}
     for phase, figures in metered.items():
         for what in _UNITS:
             value = getattr(figures, what)
@@ -126,3 +156,10 @@ class PhaseMeters(Phases):
             resident=self.resident() if self.device_type == "cpu" else None,
         )
         return results[0]
+
+    @property
+    def step(self) -> StepMeasurement:
+        """All phases together: their operators, and the largest of their peaks."""
+        found = [self.found[phase] for phase in PHASES if phase in self.found]
+        ledger = joined([each.ledger for each in found])
+        return replace(found[-1], ledger=ledger, peak_bytes=max(each.peak_bytes for each in found))

@@ -15,7 +15,7 @@ from napkin.alignment.lost_steps import LostSteps
 from napkin.alignment.method import Method, TuningContext
 from napkin.alignment.phase_books import PhaseFigures, PhaseMeters, PhaseTimes, metered_rows
 from napkin.alignment.policy_gradient.algorithms import parts_of
-from napkin.alignment.reinforcement_plan import plan_reinforcement
+from napkin.alignment.reinforcement_plan import ReinforcementPlan, plan_reinforcement
 from napkin.alignment.reinforcement_step import (
     PHASES,
     Phases,
@@ -194,9 +194,14 @@ class ReinforcementStep(MeteredStep):
         )
         self.last = self._taken(loop, number, batch, no_watch, verdict, meters)
         self._meters, self._metered_tokens = meters, dict(self.last.computed)
-        peak = max(each.peak_bytes for each in meters.found.values())
-        # The FLOPs of the plan's ledger are those of one update.
-        self.metered = dataclasses.replace(meters.found["update"], peak_bytes=peak)
+        self.metered = meters.step
+
+    def in_planned_steps(self, loop: TrainingLoop) -> float:
+        """By the tokens of each phase: answers are longer or shorter than those of the trial."""
+        plan = loop.preparation.plan
+        if not isinstance(plan, ReinforcementPlan) or self.last is None:
+            return 1.0
+        return plan.steps_like(self.last.computed)
 
     def measurement(self, loop: TrainingLoop) -> Measurement | None:
         """With the meter of each phase."""
@@ -214,8 +219,7 @@ class ReinforcementStep(MeteredStep):
             for phase in PHASES
             for meter in [self._meters.found.get(phase)]
         }
-        flops = found.flops // max(self.method.settings.n_updates, 1)
-        return dataclasses.replace(found, flops=flops, further=metered_rows(phases, plan.site.usd_per_hour))
+        return dataclasses.replace(found, further=metered_rows(phases, plan.site.usd_per_hour))
 
     def micro_batches(self, loop: TrainingLoop, batch: Sequence[int]) -> int:
         """Of the first update at most: by the longest answers."""

@@ -6,10 +6,12 @@ shapes of the trial's answers, and priced like any step.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 
+import numpy as np
 import torch
 
 from napkin.accounting.ledger import Ledger
@@ -18,8 +20,8 @@ from napkin.accounting.pricing import Price
 from napkin.accounting.quantity_row import QuantityRow
 from napkin.accounting.quantity_table import QuantityTable
 from napkin.accounting.rules import parameters_rule
-from napkin.alignment.objective import totals_of
-from napkin.alignment.phase_books import PhaseFigures, phase_rows
+from napkin.alignment.objective import Objective, totals_of
+from napkin.alignment.phase_books import PhaseFigures, joined, phase_rows, sum_of, tokens_of
 from napkin.alignment.policy_gradient.objective import policy_objective
 from napkin.alignment.reinforcement_step import (
     OLD,
@@ -30,9 +32,9 @@ from napkin.alignment.reinforcement_step import (
 )
 from napkin.alignment.rollout import Rollout, roll_out
 from napkin.alignment.sequence_packing import SequenceMicroBatch, micro_batches_of
-from napkin.alignment.sequence_step import score_parts
+from napkin.alignment.sequence_step import loss_of_parts, score_parts, with_known_coefficients
 from napkin.alignment.token_sequence import TokenSequence, Unit
-from napkin.alignment.unit_plan import count_parts, count_units
+from napkin.alignment.unit_plan import count_parts
 from napkin.model.adapters import adapters_off
 from napkin.model.transformer import Transformer
 from napkin.planning.machine import Machine, Progress
@@ -43,15 +45,38 @@ from napkin.train_step.step import TrainState, build_train_state
 
 @dataclass(frozen=True, repr=False)
 class ReinforcementPlan(Plan):
-    """The plan of steps of several phases; the ledger is that of one update."""
+    """The plan of steps of several phases. The ledger has the operators of all of them and the bytes of the update;
+    the price is that of the update."""
 
     rule: dict[str, PhaseFigures] = field(default_factory=dict)
     count: dict[str, PhaseFigures] = field(default_factory=dict)
+    update: dict[str, int] = field(default_factory=dict)
+    """Its FLOPs forwards, backwards and in the optimizer."""
 
     @property
     def tokens_per_step(self) -> int:
-        """Of an update."""
-        return int(self.count["update"].tokens or 0)
+        """That go through the model in all phases."""
+        return int(tokens_of(self.count) or 0) * self.site.n_devices
+
+    @property
+    def rule_flops(self) -> float:
+        """Of all phases."""
+        return sum_of(each.flops for each in self.rule.values()) or 0.0
+
+    @property
+    def flops_by_phase(self) -> dict[str, int]:
+        """Of the phases before the update, and of the passes of that."""
+        before = {phase: int(each.flops) for phase, each in self.count.items() if each.flops and phase != "update"}
+        return before | self.update
+
+    def steps_like(self, tokens: Mapping[str, int]) -> float:
+        """How many planned steps the FLOPs of one with so many tokens in its phases amount to."""
+        flops = [
+            (each.flops or 0.0) * tokens.get(phase, 0) / each.tokens
+            for phase, each in self.count.items()
+            if each.tokens
+        ]
+        return sum(flops) / max(self.ledger.flops, 1)
 
     @property
     def peak_bytes(self) -> int:
@@ -73,9 +98,6 @@ class ReinforcementPlan(Plan):
         whole = {row.quantity: row for row in super().table()}
         share = (self.count[self.longest_phase].seconds or 0.0) / max(self.seconds_per_step, 1e-30)
         changed = {
-            "FLOPs per step": dataclasses.replace(
-                whole["FLOPs per step"], rule=None, note="of one update: the other phases have rows of their own"
-            ),
             "peak bytes": dataclasses.replace(whole["peak bytes"], count=self.peak_bytes, note="over all phases"),
             "seconds per step": dataclasses.replace(
                 whole["seconds per step"],
@@ -83,11 +105,15 @@ class ReinforcementPlan(Plan):
                 note=f"count: the rollout as in a trial, updates operator by operator; {share:.0%} is "
                 f"{self.longest_phase}: faster hardware is worth most there",
             ),
-            "MFU": dataclasses.replace(whole["MFU"], rule=None, note="FLOPs of one update over the seconds of a step"),
+            "MFU": dataclasses.replace(whole["MFU"], rule=None),
             "seconds in all": dataclasses.replace(whole["seconds in all"], rule=None),
         }
         rows = [changed.get(name, row) for name, row in whole.items()]
         return QuantityTable([*rows, *self._phase_rows()])
+
+    def _why_flops_differ(self) -> str:
+        share = self.ledger.attention_flops / max(self.ledger.flops, 1)
+        return f"rule: the longest answers, 2·N per token forwards, 6·N with gradients; attention: {share:.1%} of count"
 
     def _phase_rows(self) -> list[QuantityRow]:
         return phase_rows(self.rule, self.count, self.site.usd_per_hour)
@@ -111,7 +137,7 @@ def plan_reinforcement(
     machine.prepare(resolved.recipe.training)
     progress("answering on trial")
     trial = _trial(resolved, settings, prompts, load)
-    progress("counting an update")
+    progress("counting the updates")
     sequences = [episode.sequence for episode in trial.rollout.episodes]
     updates = _counted_update(resolved, settings, sequences)
     scores = _counted_scores(resolved, settings, sequences)
@@ -120,12 +146,12 @@ def plan_reinforcement(
     site = machine.site(resolved.precision, ceilings)
     rows, length = max((part.rows.inputs.shape for part in updates.parts), key=lambda shape: shape[0] * shape[1])
     alike = resolved.with_model(context_length=length).with_training(batch_size=rows, micro_batch_size=None)
-    ledgers = [updates.ledger, *([] if scores is None else [scores.ledger])]
-    prices = machine.price(dataclasses.replace(alike, world_size=1), ledgers, ceilings, progress)
+    scored = [] if scores is None else [scores.ledger]
+    prices = machine.price(dataclasses.replace(alike, world_size=1), [updates.ledger, *scored], ceilings, progress)
     optimizer_bytes = updates.ledger.resident_bytes - trial.weight_bytes
     count = {
         "rollout": PhaseFigures(
-            trial.tokens, trial.flops, trial.peak_bytes + optimizer_bytes, trial.seconds.get("rollout", 0.0)
+            trial.tokens, trial.ledger.flops, trial.peak_bytes + optimizer_bytes, trial.seconds.get("rollout", 0.0)
         ),
         "reward": PhaseFigures(seconds=trial.seconds.get("reward", 0.0)),
         "update": updates.figures(prices[0]),
@@ -141,7 +167,9 @@ def plan_reinforcement(
         }
         count |= {phase: dataclasses.replace(count[phase], peak_bytes=peak) for phase, peak in held.items()}
     rule = _rule(resolved, settings, len(prompts), sequences, scores)
-    return ReinforcementPlan(resolved, updates.ledger, prices[0], site, rule=rule, count=count)
+    step = joined([trial.ledger, *scored, *[updates.ledger] * updates.times])
+    by_pass = {name: updates.times * flops for name, flops in updates.ledger.flops_by("phase").items()}
+    return ReinforcementPlan(resolved, step, prices[0], site, rule=rule, count=count, update=by_pass)
 
 
 @dataclass(frozen=True)
@@ -150,7 +178,7 @@ class _Trial:
 
     rollout: Rollout
     seconds: dict[str, float]
-    flops: int
+    ledger: Ledger
     peak_bytes: int
     """Beside the weights, without the optimizer's state."""
     weight_bytes: int
@@ -186,7 +214,7 @@ def _trial(
     rollout = answer(watch=watch)
     nbytes = sum(tensor.untyped_storage().nbytes() for tensor in weights)
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
-    return _Trial(rollout, dict(watch.seconds), metered.ledger.flops, metered.peak_bytes, nbytes, n_parameters)
+    return _Trial(rollout, dict(watch.seconds), metered.ledger, metered.peak_bytes, nbytes, n_parameters)
 
 
 @dataclass(frozen=True)
@@ -214,15 +242,30 @@ class _Counted:
 def _counted_update(
     resolved: ResolvedRecipe, settings: ReinforcementSettings, sequences: Sequence[TokenSequence]
 ) -> _Counted:
-    """One update, in the shapes of its part of the answers."""
-    own = sequences[: -(-len(sequences) // settings.config.updates_per_rollout)]
+    """All updates of an epoch, one after the other, in the shapes of their parts of the answers."""
     names = ["advantages", *([OLD] if settings.needs_old else [])]
     names += [REFERENCE] if settings.config.kl_weight else []
     names += [OLD_VALUES, "returns"] if settings.config.algorithm == "ppo" else []
-    parts = _parts(resolved, settings, own, names)
+    size, n = settings.config.group_size, settings.config.updates_per_rollout
+    groups = [sequences[first : first + size] for first in range(0, len(sequences), size)]
+    updates = [
+        _parts(resolved, settings, [each for group in groups[part::n] for each in group], names)
+        for part in range(min(n, resolved.recipe.training.batch_size))
+    ]
     objective = policy_objective(settings.config)
-    counted = objective if settings.needs_old else FreshObjective(objective)
-    return _Counted(count_units(resolved, parts, totals_of(parts), counted), parts, settings.n_updates)
+    counted: Objective = objective if settings.needs_old else FreshObjective(objective)
+    totals = [totals_of(parts) for parts in updates]
+    ends = np.cumsum([0, *map(len, updates)]).tolist()
+
+    def step(train_state: TrainState, parts: Sequence[SequenceMicroBatch]) -> None:
+        for own_totals, (begin, end) in zip(totals, pairwise(ends), strict=True):
+            own = parts[begin:end]
+            loss_of = loss_of_parts(own, counted, own_totals, {})
+            train_state.step_on_sequences(0, [part.rows for part in own], loss_of)
+
+    known = [with_known_coefficients(parts, counted, each) for parts, each in zip(updates, totals, strict=True)]
+    everything = [part for parts in known for part in parts]
+    return _Counted(count_parts(resolved, everything, step), everything, settings.config.epochs)
 
 
 def _counted_scores(
@@ -251,7 +294,7 @@ def _parts(
     sequences: Sequence[TokenSequence],
     names: Sequence[str],
 ) -> list[SequenceMicroBatch]:
-    """The micro-batches of sequences with values of these names."""
+    """The micro-batches of sequences with values of these names; one without tokens, where there are no sequences."""
     units: list[Unit] = [
         (each.with_values(**dict.fromkeys(names, torch.zeros(each.n_counted).numpy())),) for each in sequences
     ]
@@ -261,6 +304,7 @@ def _parts(
         row_length=resolved.recipe.model.context_length,
         arrangement=settings.arrangement,
         temperature=settings.config.temperature,
+        at_least=1,
     )
 
 

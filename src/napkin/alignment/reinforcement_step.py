@@ -17,9 +17,9 @@ from torch import Tensor
 from napkin.alignment.environments.environment import Environment
 from napkin.alignment.objective import BatchTotals, Figures, Objective
 from napkin.alignment.policy_gradient.credit import Credit, advantages_of, learned_units
-from napkin.alignment.policy_gradient.objective import policy_objective
+from napkin.alignment.policy_gradient.objective import PolicyObjective, policy_objective
 from napkin.alignment.rollout import SAMPLER, ConversationTokens, Episode, Rollout, RolloutSettings, roll_out
-from napkin.alignment.sequence_packing import Arrangement, SequenceMicroBatch
+from napkin.alignment.sequence_packing import Arrangement, SequenceMicroBatch, tokens_in_rows
 from napkin.alignment.sequence_step import SequenceScores, scores_of_units, train_on_units
 from napkin.alignment.token_sequence import TokenSequence, Unit
 from napkin.distributed.parallel_model import ParallelModel
@@ -186,9 +186,8 @@ def _update(
     is_fit: Callable[[Tensor, Tensor], bool],
 ) -> _Updates:
     """Learn from each part, as often as there are epochs; the figures are means over the updates."""
-    objective: Objective = policy_objective(settings.config)
-    if not settings.needs_old:
-        objective = FreshObjective(objective)
+    policy = policy_objective(settings.config)
+    objective: Objective = policy if settings.needs_old else FreshObjective(policy)
     result, fit = _Updates(), True
 
     def judge(loss: Tensor, norm: Tensor) -> bool:
@@ -232,7 +231,11 @@ class FreshObjective:
     Adds the figures of the gap between the log-probabilities that tokens were drawn with and these.
     """
 
-    objective: Objective
+    objective: PolicyObjective
+
+    def coefficients(self, part: SequenceMicroBatch, totals: BatchTotals) -> Float[Tensor, " token"] | None:
+        """See `WeightedLogProbabilities`."""
+        return self.objective.fresh_coefficients(part, totals)
 
     def loss(
         self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
@@ -240,6 +243,9 @@ class FreshObjective:
         """See `Objective`."""
         old = scores.log_probabilities.detach()
         loss, figures = self.objective.loss(replace(part, values={**part.values, OLD: old}), scores, totals)
+        if scores.weighted_sum is not None:
+            # Its gradient is the loss's, its value not.
+            loss = loss + (scores.weighted_sum - scores.weighted_sum.detach())
         gap = sampler_gap(part.values[SAMPLER].to(old.dtype), old)
         n_tokens = max(totals.tokens, 1)
         means = {name: values.sum() / n_tokens for name, values in gap.items()}
@@ -269,7 +275,12 @@ def _with_scores(
         "autocast": train_state.precision.autocast,
     }
     values: list[dict[str, NDArray[np.float32]]] = [{} for _ in units]
-    n_tokens = sum(len(sequence.tokens) - 1 for (sequence,) in units)
+    n_tokens = tokens_in_rows(
+        units,
+        max_tokens=settings.max_tokens,
+        row_length=train_state.model.config.context_length,
+        arrangement=settings.arrangement,
+    )
     if settings.needs_old:
         for each, found in zip(values, _scores(train_state.parallel_model, units, options), strict=True):
             each[OLD] = found.log_probabilities

@@ -91,6 +91,18 @@ def micro_batches_of(
     their micro-batch. There are `at_least` that many micro-batches, if need be empty ones: with fsdp all ranks compute
     the same number. Raises NapkinError for a sequence longer than a row.
     """
+    groups = _groups_of(units, max_tokens, row_length, arrangement)
+    groups += [_Group(1, arrangement) for _ in range(at_least - len(groups))]
+    return [group.arranged([units[number] for number in group.numbers], temperature) for group in groups]
+
+
+def tokens_in_rows(units: Sequence[Unit], *, max_tokens: int, row_length: int, arrangement: Arrangement) -> int:
+    """The tokens of all micro-batches that `micro_batches_of` makes of units, padding included."""
+    groups = _groups_of(units, max_tokens, row_length, arrangement)
+    return sum(len(group.rows) * group.width for group in groups)
+
+
+def _groups_of(units: Sequence[Unit], max_tokens: int, row_length: int, arrangement: Arrangement) -> "list[_Group]":
     for number, unit in enumerate(units):
         longest = _longest(unit)
         if longest > row_length:
@@ -106,8 +118,7 @@ def micro_batches_of(
         if not any(group.add(number, units[number], max_tokens) for group in groups[-_OPEN_GROUPS:]):
             groups.append(_Group(_longest(units[number]), arrangement))
             groups[-1].add(number, units[number], max_tokens)
-    groups += [_Group(1, arrangement) for _ in range(at_least - len(groups))]
-    return [group.arranged([units[number] for number in group.numbers], temperature) for group in groups]
+    return groups
 
 
 _OPEN_GROUPS = 16

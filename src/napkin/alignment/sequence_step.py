@@ -29,7 +29,7 @@ from napkin.train_step.step import TrainState, Watch
 
 @dataclass(frozen=True)
 class SequenceStep:
-    """What a step on a batch has found, over all ranks."""
+    """What a step on a batch has found; over all ranks, where nothing else is said."""
 
     loss: float
     gradient_norm: float
@@ -38,7 +38,7 @@ class SequenceStep:
     """Those of the objective, of all micro-batches and ranks together."""
     totals: BatchTotals
     tokens_computed: int
-    """Tokens that went through the model, padding included."""
+    """Tokens that went through the model on this rank, padding included."""
 
 
 class SequenceScores(NamedTuple):
@@ -88,8 +88,7 @@ def train_on_units(
         number, [part.rows for part in parts], loss_of, watch=watch, is_fit=is_fit
     )
     tokens_computed = sum(part.rows.inputs.numel() for part in parts)
-    everywhere, tokens_computed = _summed(model, figures, tokens_computed)
-    return SequenceStep(float(loss), float(norm), everywhere, totals, tokens_computed)
+    return SequenceStep(float(loss), float(norm), _summed(model, figures), totals, tokens_computed)
 
 
 def with_known_coefficients(
@@ -98,7 +97,8 @@ def with_known_coefficients(
     """The micro-batches with the weights of their log-probabilities, where the objective knows them."""
     if not isinstance(objective, WeightedLogProbabilities):
         return [*parts]
-    return [part.with_coefficients(objective.coefficients(part, totals)) for part in parts]
+    known = [objective.coefficients(part, totals) for part in parts]
+    return [part if each is None else part.with_coefficients(each) for part, each in zip(parts, known, strict=True)]
 
 
 def loss_of_parts(
@@ -110,7 +110,7 @@ def loss_of_parts(
         part = parts[number]
         if not part.units:
             # Other ranks have one more: the gradient of this one is 0, and takes part in what they exchange.
-            return scores.log_probabilities.sum()
+            return scores.log_probabilities.sum() if scores.weighted_sum is None else scores.weighted_sum
         loss, found = objective.loss(part, scores, totals)
         add_figures(figures, {name: value.detach() for name, value in found.items()})
         return loss
@@ -227,14 +227,13 @@ def _totals(model: ParallelModel, units: Sequence[Unit], *, divided: bool) -> Ba
     return BatchTotals(*model.ranks.all_reduce_sum(torch.tensor([own.tokens, own.sequences, own.units])).tolist())
 
 
-def _summed(model: ParallelModel, figures: Figures, tokens_computed: int) -> tuple[dict[str, float], int]:
-    """Figures and tokens of all ranks together; a rank without units has no figures."""
+def _summed(model: ParallelModel, figures: Figures) -> dict[str, float]:
+    """Figures of all ranks together; a rank without units has none."""
     values = torch.stack([*figures.values()]).tolist() if figures else []
-    gathered = model.ranks.all_gather([tokens_computed, dict(zip(figures, values, strict=True))])
     total: dict[str, float] = {}
-    for _, part in gathered:
+    for part in model.ranks.all_gather(dict(zip(figures, values, strict=True))):
         add_figures(total, part)
-    return total, sum(tokens for tokens, _ in gathered)
+    return total
 
 
 def _scores(columns: NDArray[np.float32]) -> SequenceScores:

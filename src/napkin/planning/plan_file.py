@@ -40,7 +40,7 @@ def plan_file_of(plan: Plan) -> PlanFile:
         seconds=plan.seconds,
         checkpoint_bytes=checkpoint_bytes(plan.ledger),
         peak_by_category={str(category): size for category, size in plan.ledger.peak_by_category.items()},
-        flops_by_phase=dict(plan.ledger.flops_by("phase")),
+        flops_by_phase=dict(plan.flops_by_phase),
         seconds_factor=price.factor,
         dollars=plan.dollars,
         kilowatt_hours=plan.kilowatt_hours,

@@ -170,6 +170,11 @@ class Plan:
         """Predicted model-FLOPs utilisation."""
         return self.mfu_of(self.seconds_per_step)
 
+    @property
+    def flops_by_phase(self) -> dict[str, int]:
+        """FLOPs of a step, recomputation among them as a phase of its own."""
+        return self.ledger.flops_by("phase")
+
     def mfu_of(self, seconds: float) -> float:
         """Model-FLOPs utilisation of a step that takes `seconds`."""
         if self.layout is not None:

@@ -142,10 +142,13 @@ class TrainingLoop:
         parts = dict(self.watch.seconds)
         return {**parts, "other": time.perf_counter() - self._start - sum(parts.values())}
 
-    def mfu(self, step_seconds: float) -> float:
-        """Model-FLOPs utilisation of a step of `step_seconds`; NaN on ranks without a plan."""
+    def mfu(self, step_seconds: float, planned_steps: float = 1) -> float:
+        """Model-FLOPs utilisation of a step of `step_seconds` that has the FLOPs of so many planned ones; NaN on ranks
+        without a plan."""
         plan = self.preparation.plan
-        return math.nan if plan is None else mfu(plan.ledger, step_seconds, plan.site.matmul_peak)
+        if plan is None:
+            return math.nan
+        return mfu(plan.ledger, step_seconds, plan.site.matmul_peak, steps=planned_steps)
 
     def _advance(self) -> None:
         """Take one step and call the callbacks, unless a signal interrupts them."""

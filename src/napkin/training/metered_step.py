@@ -37,6 +37,8 @@ class MeteredStep(ABC):
     def __init__(self) -> None:
         self.step_seconds: list[float] = []
         """Seconds of all steps but the metered one."""
+        self.planned_steps: list[float] = []
+        """Of the same steps, see `in_planned_steps`."""
         self.metered: StepMeasurement | None = None
         self.ranks: list[RankSeconds] = []
         """Every rank's bytes and seconds; empty in a single process, and before they were measured."""
@@ -67,6 +69,10 @@ class MeteredStep(ABC):
     def figures(self) -> dict[str, float | None] | None:
         """Further figures of the step that was trained last."""
         return None
+
+    def in_planned_steps(self, loop: TrainingLoop) -> float:
+        """FLOPs of the step that was trained last, over those of the planned step; 1 where all steps are alike."""
+        return 1.0
 
     def __call__(self, loop: TrainingLoop) -> StepMetrics:
         """Take the step. Raises Interrupted where a signal interrupts it, NapkinError where the loss is not finite."""
@@ -101,7 +107,7 @@ class MeteredStep(ABC):
             seconds=loop.seconds,
             step_seconds=step_seconds,
             tokens_per_second=tokens_of_step / step_seconds,
-            mfu=loop.mfu(step_seconds),
+            mfu=loop.mfu(step_seconds, self.in_planned_steps(loop)),
             bytes=self._bytes(loop.device_type),
             spike=None if skipped else loop.history.add_loss(verdict.loss),
             skipped=skipped,
@@ -124,10 +130,14 @@ class MeteredStep(ABC):
             if loop.ranks.world_size == 1:
                 watch = loop.interruption.giving_up_long_steps(watch, self.micro_batches(loop, batch))
             self.train(loop, loop.step, batch, watch, verdict)
-            self.step_seconds.append(time.perf_counter() - begin)
+            self._keep_seconds(loop, time.perf_counter() - begin)
             return
         with loop.watch("metering"):
             self._meter(loop, loop.step, batch, verdict)
+
+    def _keep_seconds(self, loop: TrainingLoop, seconds: float) -> None:
+        self.step_seconds.append(seconds)
+        self.planned_steps.append(self.in_planned_steps(loop))
 
     def _time_ranks(self, loop: TrainingLoop, batch: Any, verdict: Verdict) -> None:
         """Time the collectives of a step on every rank; a collective."""
@@ -135,7 +145,7 @@ class MeteredStep(ABC):
         clock = CollectiveClock()
         with clock.timing():
             self.train(loop, loop.step, batch, no_watch, verdict)
-        self.step_seconds.append(clock.seconds)
+        self._keep_seconds(loop, clock.seconds)
         info = loop.ranks.info
         # Processes on one machine have one clock. Others begin to count when all have reached the same point.
         loop.ranks.all_reduce_max(0)
@@ -180,6 +190,7 @@ class MeteredStep(ABC):
         if not step_seconds:
             return None
         median, seconds = statistics.median(step_seconds), sum(step_seconds)
+        planned_steps = sum(self.planned_steps) or len(step_seconds)
         is_trained_here = loop.step > loop.first_step
         return Measurement(
             parameters=sum(parameter.numel() for parameter in loop.train_state.model.parameters()),
@@ -188,8 +199,8 @@ class MeteredStep(ABC):
             seconds_per_step=median,
             seconds=loop.seconds if is_trained_here else loop.seconds_before,
             steps=loop.step - loop.first_step if self.step_seconds else len(step_seconds),
-            mfu=mfu(plan.ledger, seconds, plan.site.matmul_peak, steps=len(step_seconds)),
-            hfu=hfu(plan.ledger, seconds, plan.site.matmul_peak, steps=len(step_seconds)),
+            mfu=mfu(plan.ledger, seconds, plan.site.matmul_peak, steps=planned_steps),
+            hfu=hfu(plan.ledger, seconds, plan.site.matmul_peak, steps=planned_steps),
             seconds_by_part=loop.seconds_by_part() if is_trained_here else {},
             validation_loss=dict(loop.history.validation_losses).get(loop.recipe.training.steps),
         )

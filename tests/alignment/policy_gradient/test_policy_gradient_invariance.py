@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from napkin.alignment.objective import totals_of
+from napkin.alignment.objective import Figures, totals_of
 from napkin.alignment.policy_gradient.algorithms import PRESETS
 from napkin.alignment.policy_gradient.objective import policy_objective
+from napkin.alignment.reinforcement_step import FreshObjective
 from napkin.alignment.sequence_packing import micro_batches_of
+from napkin.alignment.sequence_step import loss_of_parts, with_known_coefficients
 from napkin.alignment.token_sequence import TokenSequence, Unit
 from napkin.distributed.micro_batches import Passes
 from napkin.distributed.parallel_model import ParallelModel
@@ -85,6 +87,42 @@ def test_a_policys_gradient_is_the_same_for_any_arrangement(
         ordered = units if number % 2 else units[::-1]
         other = gradient(model, ordered, config, arrangement)
         assert float((alone - other).norm() / alone.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("algorithm", [name for name in PRESETS if name != "ppo"])
+@pytest.mark.parametrize("normalisation", ["token", "sequence", "constant"])
+def test_what_fresh_answers_weigh_is_known_before_the_model_runs(
+    model: Transformer, units: list[Unit], algorithm: PolicyAlgorithm, normalisation: Any
+) -> None:
+    """The weights are autograd's gradient of the loss, and a step that knows them finds the same."""
+    objective = FreshObjective(
+        policy_objective(ReinforcementConfig(algorithm=algorithm, normalisation=normalisation, max_answer=16))
+    )
+    parts = micro_batches_of(units, max_tokens=40, row_length=32, temperature=0.7)
+    totals = totals_of(parts)
+    found: list[tuple[Figures, torch.Tensor, torch.Tensor]] = []
+    for told in (parts, with_known_coefficients(parts, objective, totals)):
+        assert all((each.rows.coefficients is None) == (told is parts) for each in told)
+        model.zero_grad()
+        figures: Figures = {}
+        loss = ParallelModel(model, ALONE, Layout()).gradients_of_sequences(
+            [part.rows for part in told], loss_of_parts(told, objective, totals, figures), Passes()
+        )
+        gradients = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+        found.append((figures, loss, torch.cat(gradients)))
+    (figures, loss, by_autograd), (same_figures, same_loss, known) = found
+    assert float((by_autograd - known).norm() / by_autograd.norm()) < 1e-6
+    assert float(loss) == pytest.approx(float(same_loss), rel=1e-6, abs=1e-9)
+    assert {"entropy", "sampler_gap", "sampler_kl", "sampler_gap_max"} <= figures.keys() == same_figures.keys()
+    for name, figure in figures.items():
+        assert float(figure) == pytest.approx(float(same_figures[name]), rel=1e-6, abs=1e-9), name
+
+
+@pytest.mark.parametrize("penalty", ["kl_weight", "entropy_weight", "sampler_ratio_limit"])
+def test_with_a_penalty_the_model_has_to_tell(units: list[Unit], penalty: str) -> None:
+    objective = FreshObjective(policy_objective(ReinforcementConfig(**{penalty: 0.1})))  # pyright: ignore[reportArgumentType]
+    (part,) = micro_batches_of(units, max_tokens=10_000, row_length=32)
+    assert objective.coefficients(part, totals_of([part])) is None
 
 
 def gradient(

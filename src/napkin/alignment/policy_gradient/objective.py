@@ -7,7 +7,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from napkin.alignment.objective import REFERENCE, BatchTotals, Figures, normalised_sum, values_of
+from napkin.alignment.objective import (
+    REFERENCE,
+    BatchTotals,
+    Figures,
+    counts_of_sequences,
+    normalised_sum,
+    normalised_weights,
+    sums_of_sequences,
+    values_of,
+)
 from napkin.alignment.policy_gradient.algorithms import PolicyParts, parts_of
 from napkin.alignment.policy_gradient.clipping import pessimistic_terms, plain_terms, weighted_terms
 from napkin.alignment.policy_gradient.kl import divergence_terms
@@ -68,6 +77,19 @@ class PolicyObjective:
             ratios = means["ratio_mean"].detach()
             figures["ratio_max"] = torch.cat([ratios, ratios.new_zeros(1)]).max()
         return loss, figures
+
+    def fresh_coefficients(self, part: SequenceMicroBatch, totals: BatchTotals) -> Float[Tensor, " token"] | None:
+        """The gradient of the loss with respect to the log-probabilities, where these are the old ones: ratios are 1,
+        and no limit acts. None where more than the policy's terms has a part in it."""
+        if self.kl_weight or self.entropy_weight or self.sampler_ratio_limit or self.parts.advantage == "gae":
+            return None
+        weights = normalised_weights(part, totals, self.parts.normalisation, self.constant)
+        slopes = -values_of(part, "advantages") * weights
+        if self.parts.ratio != "sequence":
+            return slopes
+        # The ratio of all tokens of an answer is the mean of their logarithms.
+        means = sums_of_sequences(slopes, part) / counts_of_sequences(part).clamp(min=1)
+        return means[part.sequence]
 
     def _policy_terms(self, part: SequenceMicroBatch, scores: TokenScores) -> tuple[Float[Tensor, " token"], Figures]:
         """Each token's term, and figures that are means of tokens."""
