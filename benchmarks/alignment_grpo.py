@@ -1,40 +1,34 @@
-"""A step of GRPO: answers, rewards and an update, by napkin beside TRL's GRPOTrainer.
+"""A step of GRPO: answers, rewards and an update, by napkin beside TRL's GRPOTrainer, in fp32 and in bf16.
 
 One model in one folder, with the shape of a small Llama: 4 layers, width 256, vocabulary 2,048. A step has 8 prompts of
-16 tokens and 8 answers to each, of 32 tokens, none of them ended early; the reward is the share of even tokens. Both
-take one update of all answers, in fp32. Each contender is a process of its own. Seconds are the median of the steps
-after the first three; peak bytes are those of tensors in one step, as `napkin.accounting.recording` watches them, the
-same for both; RSS is the most that the process has had, with all that it imports.
+16 tokens and 8 answers to each, of 32 tokens, none of them ended early; the reward is the share of even tokens. All
+take one update of all answers; bf16 is autocast over weights in fp32, for answers and for updates. Each contender is a
+process of its own; they take their steps in turns, and the seconds are the least of each one's. Peak bytes are those of
+tensors in one step, as `napkin.accounting.recording` watches them, the same for all; RSS is the most that the process
+has had, with all that it imports.
 
-    python benchmarks/alignment_grpo.py                          # some two minutes on two quiet cores
+    python benchmarks/alignment_grpo.py                          # a minute on two quiet cores
     PYTHONPATH=FOLDER python benchmarks/alignment_grpo.py        # FOLDER has trl, transformers, accelerate, datasets
 
 The table is also written to benchmarks/results/.
 """
 
 import argparse
-import contextlib
-import json
+import itertools
 import logging
 import os
 import platform
-import resource
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from napkin.accounting.recording import recording
 from napkin.alignment.environments.environment import Outcome, Task, ask
 from napkin.alignment.reinforcement_step import ReinforcementSettings, learn_from_answers
 from napkin.alignment.token_sequence import TokenSequence, sequence_of
@@ -53,57 +47,46 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import build_train_state
 from napkin.units import format_bytes
+from peer_processes import Step, Worker, seconds_in_turns, serve, serve_trainer
 from result_files import write_result
 
 MODEL = ModelConfig(vocab_size=2048, context_length=128, d_model=256, n_layers=4, n_heads=4)
 N_PROMPTS, GROUP, PROMPT, ANSWER = 8, 8, 16, 32
 LEARNING_RATE = 1e-5
-WARM_UP = 3
+FORMATS: tuple[Literal["fp32", "bf16"], ...] = ("fp32", "bf16")
 NEEDED = ("trl", "transformers", "accelerate", "datasets")
 
 
 def main() -> None:
-    """Run the contenders one after the other; print and keep the table."""
+    """Run the contenders in turns; print and keep the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--threads", type=int, default=detect_host().cores)
     parser.add_argument("--worker", nargs=2, metavar=("NAME", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.worker:
-        name, folder = options.worker
-        train = train_with_trl if name == "TRL" else train_with_napkin
-        seconds, peak = train(Path(folder), options.steps)
-        rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print("answer " + json.dumps({"seconds": statistics.median(seconds[WARM_UP:]), "peak": peak, "rss": rss}))
-        sys.stdout.flush()
-        os._exit(0)
+        (who, products), folder = options.worker[0].split(), Path(options.worker[1])
+        if who == "TRL":
+            train_with_trl(folder, bf16=products == "bf16")
+        else:
+            serve(*napkin_step(folder, "bf16" if products == "bf16" else "fp32"))
+        return
     missing = [name for name in NEEDED if find_spec(name) is None]
+    names = [f"{who} {products}" for products in FORMATS for who in ("napkin", *([] if missing else ["TRL"]))]
     with tempfile.TemporaryDirectory() as folder:
         save_huggingface(Transformer(MODEL), Path(folder) / "model")
-        found = {
-            name: run_worker(name, folder, options.threads, options.steps)
-            for name in ["napkin", *([] if missing else ["TRL"])]
-        }
-    lines = table(found, options.threads)
+        workers = {name: Worker(name, folder, options.threads) for name in names}
+        seconds = seconds_in_turns(workers, options.rounds)
+    lines = table(workers, seconds, options.threads)
     if missing:
         lines.append(f"\n{', '.join(missing)} not installed: TRL is left out")
     print("\n".join(lines))
     write_result("alignment-grpo", lines)
 
 
-def run_worker(name: str, folder: str, threads: int, steps: int) -> dict[str, float]:
-    """The figures of a contender, from a process of its own."""
-    command = [sys.executable, sys.argv[0], "--threads", str(threads), "--steps", str(steps), "--worker", name, folder]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    answers = [line for line in done.stdout.splitlines() if line.startswith("answer ")]
-    if not answers:
-        raise SystemExit(f"{name} has ended before it was done: its own message is above")
-    return json.loads(answers[-1].removeprefix("answer "))
-
-
-def table(found: dict[str, dict[str, float]], threads: int) -> list[str]:
-    """The figures, each beside TRL's."""
+def table(workers: dict[str, Worker], seconds: dict[str, float], threads: int) -> list[str]:
+    """The figures, each beside TRL's in the same format."""
     n_tokens = N_PROMPTS * GROUP * ANSWER
     lines = [
         f"# GRPO beside TRL: {detect_host().cpu_name}, {threads} threads, {datetime.now(UTC):%Y-%m-%d %H:%M}, "
@@ -112,13 +95,13 @@ def table(found: dict[str, dict[str, float]], threads: int) -> list[str]:
         "| who | seconds per step | generated tokens/s | × TRL | peak bytes of tensors | / TRL | most RSS |",
         "|---|---|---|---|---|---|---|",
     ]
-    trl = found.get("TRL")
-    for name, each in found.items():
-        faster = "" if trl is None else f"{trl['seconds'] / each['seconds']:.2f}"
-        leaner = "" if trl is None else f"{each['peak'] / trl['peak']:.2f}"
+    for name, worker in workers.items():
+        rival = f"TRL {name.split()[1]}"
+        faster = f"{seconds[rival] / seconds[name]:.2f}" if rival in seconds else ""
+        leaner = f"{worker.peak_bytes / workers[rival].peak_bytes:.2f}" if rival in seconds else ""
         lines.append(
-            f"| {name} | {each['seconds']:.3f} | {n_tokens / each['seconds']:,.0f} | {faster} | "
-            f"{format_bytes(each['peak'])} | {leaner} | {format_bytes(each['rss'])} |"
+            f"| {name} | {seconds[name]:.3f} | {n_tokens / seconds[name]:,.0f} | {faster} | "
+            f"{format_bytes(worker.peak_bytes)} | {leaner} | {format_bytes(worker.most_rss)} |"
         )
     return lines
 
@@ -167,34 +150,24 @@ def reward_of(answer: str) -> float:
     return sum(int(word[1:]) % 2 == 0 for word in answer.split()) / ANSWER
 
 
-def train_with_napkin(folder: Path, steps: int) -> tuple[list[float], int]:
-    """Seconds of each step, and the peak bytes of one."""
+def napkin_step(folder: Path, products: Literal["fp32", "bf16"]) -> tuple[torch.nn.Module, Step]:
+    """napkin's model and its step, with the forms that a run would choose."""
     keep_freed_memory()
     recipe = Recipe(
         model=read_huggingface_config(folder / "model"),
         optimizer=OptimizerConfig(learning_rate=LEARNING_RATE, warmup_steps=0, weight_decay=0.0).resolved,
-        training=TrainingConfig(batch_size=N_PROMPTS, precision="fp32", device="cpu"),
+        training=TrainingConfig(batch_size=N_PROMPTS, precision=products, device="cpu"),
     )
-    precision = Precision("fp32", "cpu")
+    precision = Precision(products, "cpu")
     state = build_train_state(ResolvedRecipe(choose_kernels(recipe, precision), precision))
     load_huggingface_into(state.model, folder / "model")
     config = ReinforcementConfig(group_size=GROUP, max_answer=ANSWER)
-    settings = ReinforcementSettings(config, EvenTokens(), Words(), 4096)
-    seconds: list[float] = []
-    peaks: list[int] = []
-    for number in range(WARM_UP + steps):
-        watch = contextlib.ExitStack()
-        if number == WARM_UP - 1:
-            watch.enter_context(recording(state.model, lambda ledger, _: peaks.append(ledger.peak_bytes)))
-        begin = time.perf_counter()
-        with watch:
-            learn_from_answers(state, number, range(N_PROMPTS), settings)
-        seconds.append(time.perf_counter() - begin)
-    return seconds, peaks[0]
+    settings, numbers = ReinforcementSettings(config, EvenTokens(), Words(), 4096), itertools.count()
+    return state.model, lambda: learn_from_answers(state, next(numbers), range(N_PROMPTS), settings).loss
 
 
-def train_with_trl(folder: Path, steps: int) -> tuple[list[float], int]:
-    """The same by TRL's trainer."""
+def train_with_trl(folder: Path, *, bf16: bool) -> None:
+    """A run of TRL's trainer, which waits before each step to be told."""
     os.environ.update(HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1")
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -209,27 +182,11 @@ def train_with_trl(folder: Path, steps: int) -> tuple[list[float], int]:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     arguments = trl.GRPOConfig(
         str(folder / "trl"), per_device_train_batch_size=N_PROMPTS * GROUP, num_generations=GROUP,
-        max_completion_length=ANSWER, max_steps=WARM_UP + steps, learning_rate=LEARNING_RATE, beta=0.0,
-        use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[], save_strategy="no",
+        max_completion_length=ANSWER, max_steps=1000, learning_rate=LEARNING_RATE, beta=0.0,
+        use_cpu=True, bf16=bf16, gradient_checkpointing=False, report_to=[], save_strategy="no",
         logging_strategy="no", disable_tqdm=True, dataloader_pin_memory=False, loss_type="grpo",
         generation_kwargs={"min_new_tokens": ANSWER},
     )  # fmt: skip
-    seconds: list[float] = []
-    peaks: list[int] = []
-
-    class Timed(transformers.TrainerCallback):
-        """Times each step, and watches one."""
-
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            self.watch = contextlib.ExitStack()
-            if len(seconds) == WARM_UP - 1:
-                self.watch.enter_context(recording(model, lambda ledger, _: peaks.append(ledger.peak_bytes)))
-            self.begin = time.perf_counter()
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            seconds.append(time.perf_counter() - self.begin)
-            self.watch.close()
-
     trainer = trl.GRPOTrainer(
         model,
         reward_funcs=lambda completions, **_: [reward_of(each) for each in completions],
@@ -237,9 +194,7 @@ def train_with_trl(folder: Path, steps: int) -> tuple[list[float], int]:
         train_dataset=datasets.Dataset.from_list([{"prompt": Words().decode(each)} for each in prompts()]),
         processing_class=tokenizer,
     )
-    trainer.add_callback(Timed())
-    trainer.train()
-    return seconds, peaks[0]
+    serve_trainer(trainer, model)
 
 
 if __name__ == "__main__":
