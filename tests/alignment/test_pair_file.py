@@ -1,4 +1,4 @@
-"""Files of preferences: what becomes a unit, what is left out and counted, what is named in one line."""
+"""Files of preferences: what is a pair, what is left out and counted, what is named in one line."""
 
 import json
 from pathlib import Path
@@ -8,14 +8,8 @@ import pytest
 
 from napkin.alignment.chats.chat_encoder import ChatEncoder
 from napkin.alignment.chats.left_out import LeftOut
-from napkin.alignment.pair_file import (
-    checksum_of_units,
-    judged_units,
-    pair_units,
-    read_judged_answers,
-    read_pairs,
-)
-from napkin.alignment.preferences.kto import DESIRABLE
+from napkin.alignment.pair_encoding import encoded_pairs
+from napkin.alignment.pair_file import read_judged_answers, read_pairs
 from napkin.errors import NapkinError
 from napkin.inference.chat_format import Message
 from napkin.tokenizer.byte_level import ByteTokenizer
@@ -71,8 +65,7 @@ def test_what_teaches_nothing_is_counted(tmp_path: Path) -> None:
         {**PAIR, "rejected": "4 "},
     )
     left_out = LeftOut()
-    units = pair_units(read_pairs(path, left_out), ChatEncoder(TOKENIZER), 50, left_out)
-    assert len(units) == 1
+    assert [line for line, _ in encoded_pairs(path, ChatEncoder(TOKENIZER), left_out, 50)] == [1]
     assert left_out.first_lines == {
         "without a difference between the answers": 2,
         "with an empty answer": 3,
@@ -107,55 +100,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: Any, said: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_units_count_answers_with_the_token_that_ends_them(tmp_path: Path) -> None:
-    encoder = ChatEncoder(TOKENIZER)
-    left_out = LeftOut()
-    [(chosen, rejected)] = pair_units(
-        read_pairs(written(tmp_path / "pairs.jsonl", PAIR), left_out), encoder, 99, left_out
-    )
-    assert encoder.tokenizer.decode(chosen.tokens.tolist()) == "user: 2+2?\nassistant: 4<|endoftext|>"
-    assert encoder.tokenizer.decode(chosen.tokens[chosen.counts].tolist()) == " 4<|endoftext|>"
-    assert encoder.tokenizer.decode(rejected.tokens[rejected.counts].tolist()) == " 5<|endoftext|>"
-
-
-def test_judged_answers_meet_another_prompts_answer(tmp_path: Path) -> None:
-    path = written(
-        tmp_path / "judged.jsonl",
-        {"prompt": "2+2?", "completion": "4", "label": True},
-        {"prompt": "2+2?", "completion": "5", "label": 0},
-        {"prompt": "1+1?", "chosen": "2", "rejected": "3"},
-    )
-    encoder, left_out = ChatEncoder(TOKENIZER), LeftOut()
-    units = judged_units(read_judged_answers(path, left_out), encoder, 27, left_out)
-    texts = [[encoder.tokenizer.decode(each.tokens.tolist()).split("assistant:")[1] for each in unit] for unit in units]
-    assert texts == [
-        [" 4<|endoftext|>", " 2<|endoftext|>"],
-        [" 5<|endoftext|>", " 2<|endoftext|>"],
-        [" 2<|endoftext|>", " 4<|endoftext|>"],
-        [" 3<|endoftext|>", " 4<|endoftext|>"],
-    ]
-    assert [float(answer.values[DESIRABLE][0]) for answer, _ in units] == [1, 0, 1, 0]
-    good = written(tmp_path / "good.jsonl", *[{"prompt": "a", "completion": "b", "label": True}] * 2)
-    with pytest.raises(NapkinError, match="all 2 answers are good"):
-        judged_units(read_judged_answers(good, left_out), encoder, 99, left_out)
+def test_a_label_that_is_none_is_named(tmp_path: Path) -> None:
     wrong = written(tmp_path / "wrong.jsonl", {"prompt": "a", "completion": "b", "label": "yes"})
     with pytest.raises(NapkinError, match="line 1 has the label 'yes'"):
-        list(read_judged_answers(wrong, left_out))
-
-
-def test_a_checksum_is_of_all_that_is_learned_from(tmp_path: Path) -> None:
-    def checksum(*lines: Any) -> str:
-        left_out = LeftOut()
-        judged = read_judged_answers(written(tmp_path / "judged.jsonl", *lines), left_out)
-        return checksum_of_units(judged_units(judged, ChatEncoder(TOKENIZER), 99, left_out))
-
-    lines = [{"prompt": "a", "completion": "b", "label": label} for label in (True, False, False)]
-    first = checksum(*lines)
-    assert first == checksum(*lines)
-    others = [
-        checksum(*lines[::-1]),
-        checksum(*lines[:2]),
-        checksum({**lines[0], "completion": "c"}, *lines[1:]),
-        checksum({**lines[0], "prompt": "c"}, *lines[1:]),
-    ]
-    assert len({first, *others}) == 5
+        list(read_judged_answers(wrong, LeftOut()))

@@ -1,12 +1,14 @@
 """Objectives of preferences: values and gradients equal float64 NumPy's, for any arrangement of a batch."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
 from napkin.alignment.objective import REFERENCE, Objective, totals_of
-from napkin.alignment.preferences.kto import DESIRABLE, mismatched_numbers, with_kl_estimate
+from napkin.alignment.preferences.kto import DESIRABLE, mismatched_number, with_kl_estimate
 from napkin.alignment.preferences.orpo import log_odds
 from napkin.alignment.preferences.registry import preference_objective
 from napkin.alignment.preferences.reward_model import RewardObjective, rewarded
@@ -96,7 +98,7 @@ def some_units(config: PreferenceConfig, n: int = 7) -> list[Unit]:
         (a.with_values(**{DESIRABLE: np.full(a.n_counted, number % 3 > 0, np.float32)}), b)
         for number, (a, b) in enumerate(units)
     ]
-    return with_kl_estimate(marked, generator.normal(0.5, 0.2, n).tolist())
+    return [*with_kl_estimate(marked, generator.normal(0.5, 0.2, n).tolist())]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -268,7 +270,9 @@ def test_a_mismatched_answer_is_of_the_next_other_prompt() -> None:
     for _ in range(50):
         prompts = [str(each) for each in generator.integers(0, 3, generator.integers(1, 9))]
         n = len(prompts)
-        for number, found in enumerate(mismatched_numbers(prompts)):
+        runs = [sum(one != other for one, other in pairwise(prompts[: number + 1])) for number in range(n)]
+        for number in range(n):
+            found = mismatched_number(runs, number, is_closed=prompts[0] == prompts[-1])
             later = [(number + step) % n for step in range(1, n + 1)]
             others = [each for each in later if prompts[each] != prompts[number]]
             assert found == (others[0] if others else later[0])

@@ -17,9 +17,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from napkin.alignment.chats.chat_encoder import ChatEncoder
-from napkin.alignment.chats.left_out import LeftOut
+from napkin.alignment.judged_units import JudgedUnits
 from napkin.alignment.objective import REFERENCE
-from napkin.alignment.pair_file import judged_units, read_judged_answers
 from napkin.alignment.preference_method import PreferenceMethod
 from napkin.alignment.preferences.dpo import dpo_losses
 from napkin.alignment.preferences.ipo import ipo_losses
@@ -27,6 +26,7 @@ from napkin.alignment.preferences.kto import DESIRABLE
 from napkin.alignment.preferences.orpo import orpo_losses
 from napkin.alignment.preferences.simpo import simpo_losses
 from napkin.alignment.token_sequence import TokenSequence, Unit
+from napkin.alignment.unit_writer import write_unit_file
 from napkin.recipe.preference_config import PreferenceConfig
 from napkin.recipe.tuning_recipe import PreferenceRecipe
 from napkin.tokenizer.byte_level import ByteTokenizer
@@ -120,10 +120,8 @@ def judged(path: Path) -> list[Unit]:
     lines = [{"prompt": f"{n}+{n}?", "chosen": str(2 * n), "rejected": str(2 * n + 1)} for n in (1, 7, 60)]
     lines += [{"prompt": prompt, "completion": "yes", "label": label} for prompt, label in (("a?", True), ("b", False))]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    left_out = LeftOut()
-    return judged_units(
-        read_judged_answers(path, left_out), ChatEncoder(ByteTokenizer(["<|endoftext|>"])), 64, left_out
-    )
+    encoder = ChatEncoder(ByteTokenizer(["<|endoftext|>"]))
+    return [*JudgedUnits(write_unit_file(path.with_suffix(".tokens"), "judged answers", path, encoder, max_length=64))]
 
 
 def kto_trainer_loss(
@@ -181,7 +179,7 @@ def test_kto_is_that_of_trl(tmp_path: Path, reference: float) -> None:
 
     units: list[Unit] = [tuple(map(referred, unit)) for unit in judged(tmp_path / "judged.jsonl")]
     config = PreferenceConfig("kto", beta=0.3, desirable_weight=1.3, undesirable_weight=0.7)
-    method = PreferenceMethod(PreferenceRecipe(preference=config), units, [])
+    method = PreferenceMethod(PreferenceRecipe(preference=config), units, [], "")
     train_state = train_state_of(model=dataclasses.replace(MODEL, vocab_size=257, context_length=64))
     gradient, step = gradient_of(
         train_state, method.prepared(train_state, units), method.objective, max_tokens=method.max_tokens

@@ -93,7 +93,7 @@ def preference_case(config: PreferenceConfig) -> tuple[Objective, list[Unit]]:
 
     units: list[Unit] = [tuple(referred(sequence) for sequence in unit) for unit in some_units(size=2)]
     if config.objective == "kto":
-        units = with_kl_estimate(units, generator.normal(0.4, 0.2, len(units)).tolist())
+        units = list(with_kl_estimate(units, generator.normal(0.4, 0.2, len(units)).tolist()))
     return preference_objective(config), units
 
 

@@ -44,8 +44,11 @@ class BatchTotals:
     @staticmethod
     def of_units(units: Sequence[Unit]) -> "BatchTotals":
         """Those of some units."""
-        sequences = [sequence for unit in units for sequence in unit]
-        return BatchTotals(sum(each.n_counted for each in sequences), len(sequences), len(units))
+        tokens = sequences = 0
+        for unit in units:
+            tokens += sum(each.n_counted for each in unit)
+            sequences += len(unit)
+        return BatchTotals(tokens, sequences, len(units))
 
 
 @runtime_checkable

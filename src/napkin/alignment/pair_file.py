@@ -1,4 +1,4 @@
-"""Preferences from files of JSON lines, and the units that they become.
+"""Preferences from files of JSON lines; `napkin.alignment.pair_encoding` makes units of them.
 
 | form | a line |
 |---|---|
@@ -9,20 +9,13 @@
 Other fields are not read.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
 
-import numpy as np
-
-from napkin.alignment.chats.chat_encoder import ChatEncoder
 from napkin.alignment.chats.json_lines import in_line, json_lines
 from napkin.alignment.chats.left_out import LeftOut
 from napkin.alignment.chats.read_conversations import NotText, WrongForm, as_messages
-from napkin.alignment.preferences.kto import DESIRABLE, mismatched_numbers
-from napkin.alignment.token_sequence import TokenSequence, Unit, sequence_of
-from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.inference.chat_format import Message
 from napkin.near_names import suggestion
@@ -66,65 +59,6 @@ def read_judged_answers(path: StrPath, left_out: LeftOut) -> Iterator[JudgedAnsw
     What is left out, and raised, is as in `read_pairs`.
     """
     return _read(path, left_out, _judged)
-
-
-def pair_units(pairs: Iterable[Pair], encoder: ChatEncoder, max_length: int, left_out: LeftOut) -> list[Unit]:
-    """Units (chosen, rejected) of pairs whose answers both fit into `max_length` tokens with the prompt."""
-    units: list[Unit] = []
-    for pair in pairs:
-        prompt = encoder.prompt(pair.prompt)
-        answers = [encoder.answer(pair.prompt, text) for text in (pair.chosen, pair.rejected)]
-        if max(len(answer) for answer in answers) + len(prompt) > max_length:
-            left_out.add(pair.line, _longer_than(max_length))
-        elif answers[0] == answers[1]:
-            left_out.add(pair.line, "without a difference between the answers in tokens")
-        else:
-            units.append(tuple(sequence_of(prompt, answer) for answer in answers))
-    return units
-
-
-def judged_units(
-    answers: Iterable[JudgedAnswer], encoder: ChatEncoder, max_length: int, left_out: LeftOut
-) -> list[Unit]:
-    """Units (answer, mismatched) for KTO: see `napkin.alignment.preferences.kto`; what is longer is left out.
-
-    A mismatched answer is cut at `max_length`. Raises NapkinError where all answers are good, or all bad.
-    """
-    kept: list[tuple[list[int], list[int], bool]] = []
-    for each in answers:
-        prompt, answer = encoder.prompt(each.prompt), encoder.answer(each.prompt, each.answer)
-        if len(prompt) + len(answer) > max_length:
-            left_out.add(each.line, _longer_than(max_length))
-        else:
-            kept.append((prompt, answer, each.is_good))
-    if len({is_good for _, _, is_good in kept}) == 1:
-        raise NapkinError(
-            f"all {len(kept):,} answers are {'good' if kept[0][2] else 'bad'}: kto learns from both, add some of the "
-            "other kind"
-        )
-    others = mismatched_numbers([prompt for prompt, _, _ in kept])
-    units: list[Unit] = []
-    for (prompt, answer, is_good), other in zip(kept, others, strict=True):
-        label = np.full(len(answer), is_good, np.float32)
-        mismatched = sequence_of(prompt, kept[other][1][: max_length - len(prompt)])
-        units.append((sequence_of(prompt, answer).with_values(**{DESIRABLE: label}), mismatched))
-    return units
-
-
-def checksum_of_units(units: Iterable[Unit]) -> str:
-    """SHA-256, in hexadecimal, of tokens, of which of them count, and of labels: of all that is learned from."""
-    digest = sha256()
-    for unit in units:
-        for sequence in unit:
-            digest.update(f"{len(unit)} {len(sequence.tokens)} ".encode())
-            digest.update(sequence.tokens.astype("<i8").tobytes())
-            digest.update(sequence.counts.tobytes())
-            digest.update(_label(sequence).astype("<f4").tobytes())
-    return digest.hexdigest()
-
-
-def _label(sequence: TokenSequence) -> np.ndarray:
-    return sequence.values.get(DESIRABLE, np.empty(0, np.float32))
 
 
 def _read(path: StrPath, left_out: LeftOut, parse: Callable[[int, Mapping[str, Any]], list[Any]]) -> Iterator[Any]:
@@ -200,7 +134,3 @@ def _answer(messages: list[Message]) -> str:
     if not messages[0].content.strip():
         raise NotText("with an empty answer")
     return messages[0].content
-
-
-def _longer_than(max_length: int) -> str:
-    return f"longer than {max_length:,} tokens"

@@ -1,18 +1,11 @@
 """Tuning on preferences: pairs or judged answers from files, an objective, and a reference's log-probabilities."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from napkin.alignment.chats.left_out import LeftOut
+from napkin.alignment.judged_units import JudgedUnits
+from napkin.alignment.lazy_units import MappedUnits, chunks_of, tokens_of
 from napkin.alignment.method import TuningContext
 from napkin.alignment.objective import REFERENCE
-from napkin.alignment.pair_file import (
-    checksum_of_units,
-    judged_units,
-    pair_units,
-    read_judged_answers,
-    read_pairs,
-)
 from napkin.alignment.preferences.calibration import calibration_of
 from napkin.alignment.preferences.kto import with_kl_estimate
 from napkin.alignment.preferences.registry import preference_objective
@@ -20,10 +13,11 @@ from napkin.alignment.preferences.reward_model import RewardObjective, rewarded
 from napkin.alignment.reference_pass import ReferencePass
 from napkin.alignment.reference_scores import ReferredUnits, with_stand_ins
 from napkin.alignment.sequence_step import scores_of_units
-from napkin.alignment.token_sequence import Unit, tokens_of
+from napkin.alignment.token_sequence import Unit
+from napkin.alignment.tuning_files import opened_units
+from napkin.alignment.unit_file import UnitFile, UnitKind
 from napkin.alignment.unit_method import UnitMethod
 from napkin.errors import NapkinError
-from napkin.files import StrPath
 from napkin.recipe.tuning_recipe import PreferenceRecipe, TuningRecipe
 from napkin.train_step.step import TrainState
 from napkin.training.loop import Callback, TrainingLoop
@@ -32,34 +26,50 @@ from napkin.training.loop import Callback, TrainingLoop
 def preference_method(context: TuningContext) -> "PreferenceMethod":
     """The method of a recipe with [preference]. Raises NapkinError where its data cannot be used."""
     assert isinstance(context.recipe, PreferenceRecipe)
-    is_kto = context.recipe.preference.objective == "kto"
-    return PreferenceMethod(context.recipe, *_files(context, is_kto=is_kto, n_after=0))
+    if context.recipe.preference.objective != "kto":
+        train, held_out = _opened(context, "pairs", n_after=0)
+        return PreferenceMethod(context.recipe, train, held_out or (), train.checksum, _checksum(held_out))
+    train, held_out = _opened(context, "judged answers", n_after=0)
+    evaluated = () if held_out is None else JudgedUnits(held_out)
+    return PreferenceMethod(context.recipe, JudgedUnits(train), evaluated, train.checksum, _checksum(held_out))
 
 
 def reward_model_method(context: TuningContext) -> UnitMethod:
     """The method of a recipe of a reward model. Raises NapkinError where its data cannot be used."""
-    train, held_out = (
-        [tuple(rewarded(sequence) for sequence in unit) for unit in units]
-        for units in _files(context, is_kto=False, n_after=1)
-    )
-    return RewardModelMethod(context.recipe, train, held_out, checksum_of_units(train), RewardObjective())
+    train, held_out = _opened(context, "pairs", n_after=1)
+    units, evaluated = (MappedUnits(each or (), _rewarded) for each in (train, held_out))
+    return RewardModelMethod(context.recipe, units, evaluated, train.checksum, RewardObjective())
 
 
 class PreferenceMethod(UnitMethod):
-    """Learns from pairs; with KTO from single answers that are good or bad."""
+    """Learns from pairs; with KTO from single answers that are good or bad.
 
-    def __init__(self, recipe: PreferenceRecipe, train: Sequence[Unit], held_out: Sequence[Unit]) -> None:
+    Args:
+        recipe: resolved.
+        train: the units to learn from.
+        held_out: those to evaluate on.
+        checksum: of the first.
+        held_out_checksum: of the second.
+    """
+
+    def __init__(
+        self,
+        recipe: PreferenceRecipe,
+        train: Sequence[Unit],
+        held_out: Sequence[Unit],
+        checksum: str,
+        held_out_checksum: str = "",
+    ) -> None:
         self.preference = recipe.preference
-        self._referred = {
-            name: (ReferredUnits(units), checksum_of_units(units))
-            for name, units in (("train", train), ("held-out", held_out))
-        }
-        (units, checksum), (evaluated, _) = self._referred.values()
+        units, evaluated = ReferredUnits(train), ReferredUnits(held_out)
         super().__init__(recipe, units, evaluated, checksum, preference_objective(recipe.preference))
         self._reference: ReferencePass | None = None
         if self.preference.has_reference:
             self._reference = ReferencePass(
-                recipe.tuning.start, self._referred, max_tokens=self.max_tokens, arrangement=self.arrangement
+                recipe.tuning.start,
+                {"train": (units, checksum), "held-out": (evaluated, held_out_checksum)},
+                max_tokens=self.max_tokens,
+                arrangement=self.arrangement,
             )
 
     def callbacks(self) -> list[Callback]:
@@ -85,17 +95,18 @@ class PreferenceMethod(UnitMethod):
         """With KTO, the answers alone, which know the divergence that the mismatched answers of the batch show."""
         if self.preference.objective != "kto":
             return units
-        scores = scores_of_units(
-            train_state.parallel_model,
-            self.scored(units),
-            max_tokens=self.max_tokens,
-            arrangement=self.arrangement,
-            autocast=train_state.precision.autocast,
-        )
-        ratios = []
-        for (_, mismatched), (found,) in zip(units, scores, strict=True):
-            terms = found.log_probabilities.astype("f8") - mismatched.values[REFERENCE]
-            ratios.append(float(terms.mean() if self.preference.takes_means else terms.sum()))
+        ratios: list[float] = []
+        for chunk in chunks_of(units):
+            scores = scores_of_units(
+                train_state.parallel_model,
+                self.scored(chunk),
+                max_tokens=self.max_tokens,
+                arrangement=self.arrangement,
+                autocast=train_state.precision.autocast,
+            )
+            for (_, mismatched), (found,) in zip(chunk, scores, strict=True):
+                terms = found.log_probabilities.astype("f8") - mismatched.values[REFERENCE]
+                ratios.append(float(terms.mean() if self.preference.takes_means else terms.sum()))
         return with_kl_estimate(units, ratios)
 
     def planned(self, units: Sequence[Unit]) -> Sequence[Unit]:
@@ -126,50 +137,38 @@ class CalibrationAtEnd(Callback):
             return
         state, method = loop.train_state, self.method
         with state.averaged():
-            scores = scores_of_units(
-                state.parallel_model,
-                method.held_out,
-                max_tokens=method.max_tokens,
-                arrangement=method.arrangement,
-                autocast=state.precision.autocast,
-            )
-        rewards = [[float(each.scalars[-1]) for each in pair if each.scalars is not None] for pair in scores]
-        found = calibration_of([chosen - rejected for chosen, rejected in rewards])
+            margins: list[float] = []
+            for chunk in chunks_of(method.held_out):
+                scores = scores_of_units(
+                    state.parallel_model,
+                    chunk,
+                    max_tokens=method.max_tokens,
+                    arrangement=method.arrangement,
+                    autocast=state.precision.autocast,
+                )
+                rewards = [[float(each.scalars[-1]) for each in pair if each.scalars is not None] for pair in scores]
+                margins += [chosen - rejected for chosen, rejected in rewards]
+        found = calibration_of(margins)
         if loop.ranks.is_rank_zero:
             loop.run.write_json("calibration.json", found)
             for line in found.lines():
                 loop.on_message(line)
 
 
-def _files(context: TuningContext, *, is_kto: bool, n_after: int) -> tuple[list[Unit], list[Unit]]:
-    """The units of data.train and of data.validation, to which `n_after` tokens are added later; what is left out is
-    told."""
+def _opened(context: TuningContext, kind: UnitKind, *, n_after: int) -> tuple[UnitFile, UnitFile | None]:
+    """The units of data.train and of data.validation, to which `n_after` tokens are added later."""
     recipe = context.recipe
     _refuse_unread(recipe)
-    read: Callable[[StrPath, LeftOut], Iterable[Any]] = read_judged_answers if is_kto else read_pairs
-    make: Callable[..., list[Unit]] = judged_units if is_kto else pair_units
     max_length = recipe.tuning.max_length or recipe.model.context_length + 1 - n_after
-    found: list[list[Unit]] = []
-    for path in (recipe.data.train, recipe.data.validation):
-        if not isinstance(path, str) and path is not None:
-            raise NapkinError("data.train names several files, and tuning reads one: join them")
-        if not path:
-            found.append([])
-            continue
-        left_out = LeftOut()
-        context.progress(f"reading '{path}'")
-        units = make(read(path, left_out), context.encoder, max_length, left_out)
-        what = "judged answers" if is_kto else "pairs"
-        if not units:
-            raise NapkinError(
-                f"'{path}' holds no {what} to learn from{f': {left_out.describe()}' if left_out.n else ''}"
-            )
-        if left_out.n and context.ranks.is_rank_zero:
-            context.on_message(f"'{path}' holds {len(units):,} {what}; left out: {left_out.describe()}")
-        found.append(units)
-    if not found[0]:
-        raise NapkinError("no file to learn from is named: use --data.train with a JSONL file of pairs")
-    return found[0], found[1]
+    return opened_units(context, kind, max_length=max_length)
+
+
+def _checksum(file: UnitFile | None) -> str:
+    return "" if file is None else file.checksum
+
+
+def _rewarded(unit: Unit) -> Unit:
+    return tuple(map(rewarded, unit))
 
 
 def _refuse_unread(recipe: TuningRecipe) -> None:

@@ -5,31 +5,29 @@ reads what it has kept; where that is gone, the model that it started from is lo
 """
 
 import time
-from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 
-import numpy as np
-from jaxtyping import Float32
-
+from napkin.alignment.lazy_units import chunks_of
 from napkin.alignment.reference_scores import (
     ReferenceKey,
     ReferredUnits,
     read_reference_scores,
-    write_reference_scores,
+    reference_writer,
 )
 from napkin.alignment.sequence_packing import Arrangement
 from napkin.alignment.sequence_step import scores_of_units
 from napkin.alignment.start_model import open_start, reference_model
-from napkin.alignment.token_sequence import TokenSequence, Unit
+from napkin.alignment.token_sequence import TokenSequence
 from napkin.alignment.unit_plan import REFERENCE_SECONDS, REFERENCE_TOKENS
 from napkin.distributed.parallel_model import ParallelModel
+from napkin.errors import NapkinError
 from napkin.training.loop import Callback, TrainingLoop
-from napkin.training.signals import agree_on_signal
+from napkin.training.signals import Interrupted, agree_on_signal
 from napkin.units import format_seconds
 
 WATCHED = "reference"
 """Under which the seconds of a run have those of this pass."""
-UNITS_AT_A_TIME = 256
-"""Between two looks at whether the process was asked to stop."""
 
 
 class ReferencePass(Callback):
@@ -66,61 +64,68 @@ class ReferencePass(Callback):
     def _give(self, loop: TrainingLoop, name: str, units: ReferredUnits, checksum: str) -> None:
         path = loop.run.path / f"reference-{name}.safetensors"
 
+        def key_of(start: str) -> ReferenceKey:
+            return ReferenceKey(checksum, start, loop.preparation.precision.name)
+
         def look() -> tuple[str, str]:
             # A run that has taken steps keeps its reference, whatever has become of the folder since.
             start = "" if loop.step else open_start(self.start).fingerprint
-            return start, read_reference_scores(path, self._key(loop, checksum, start), units.n_tokens)[1]
+            return start, read_reference_scores(path, key_of(start), units.n_sequences)[1]
 
         # Ranks decide alike; then each reads for itself.
         start, problem = loop.ranks.broadcast_from_zero(look)
-        if not problem:
-            units.log_probabilities, _ = read_reference_scores(path, self._key(loop, checksum, start), units.n_tokens)
-            return
-        if loop.ranks.is_rank_zero and path.exists():
-            loop.on_message(f"'{path}' is computed again: {problem}")
-        began = time.perf_counter()
-        model = loop.train_state.parallel_model
-        if loop.step:
-            reopened = open_start(self.start)
-            model = ParallelModel(reference_model(reopened, loop.preparation.precision), loop.ranks, model.layout)
-            start = reopened.fingerprint if loop.ranks.is_rank_zero else ""
-        with loop.watch(WATCHED):
-            scores = self._scores(loop, model, name, units.units)
-        if scores is None:
-            return
-        units.log_probabilities = scores
-        if loop.ranks.is_rank_zero:
-            write_reference_scores(path, self._key(loop, checksum, start), scores)
+        if problem:
+            if loop.ranks.is_rank_zero and path.exists():
+                loop.on_message(f"'{path}' is computed again: {problem}")
+            model = loop.train_state.parallel_model
+            if loop.step:
+                reopened = open_start(self.start)
+                start = reopened.fingerprint
+                model = ParallelModel(reference_model(reopened, loop.preparation.precision), loop.ranks, model.layout)
+            try:
+                self._compute(loop, model, name, units, path, key_of(start))
+            except Interrupted:
+                return
+            # The others wait until the file is there.
+            loop.ranks.broadcast_from_zero(lambda: None)
+        units.scores, problem = read_reference_scores(path, key_of(start), units.n_sequences)
+        if units.scores is None:
+            raise NapkinError(f"'{path}' cannot be used, {problem}: continue with `napkin resume {loop.run.path}`")
+
+    def _compute(
+        self,
+        loop: TrainingLoop,
+        model: ParallelModel,
+        name: str,
+        units: ReferredUnits,
+        path: Path,
+        key: ReferenceKey,
+    ) -> None:
+        """Compute the log-probabilities and write them, on rank 0. Raises Interrupted where a signal interrupts it."""
+        began, n_tokens = time.perf_counter(), 0
+        with ExitStack() as stack:
+            stack.enter_context(loop.watch(WATCHED))
+            writer = None
+            if loop.ranks.is_rank_zero:
+                writer = stack.enter_context(reference_writer(path, key, units.n_sequences))
+            for chunk in chunks_of(units.units):
+                if agree_on_signal(loop.ranks, loop.interruption) is not None:
+                    raise Interrupted
+                # Without values: sequences of a unit may have different ones.
+                bare = [tuple(TokenSequence(each.tokens, each.counts) for each in unit) for unit in chunk]
+                scores = scores_of_units(
+                    model,
+                    bare,
+                    max_tokens=self.max_tokens,
+                    arrangement=self.arrangement,
+                    autocast=loop.preparation.precision.autocast,
+                )
+                if writer is not None:
+                    writer.add([sequence.log_probabilities for unit in scores for sequence in unit])
+                n_tokens += sum(len(sequence.tokens) for unit in bare for sequence in unit)
+        self._computed[name] = n_tokens
+        if writer is not None:
             seconds = format_seconds(time.perf_counter() - began)
             loop.on_message(
-                f"log-probabilities of the reference, {units.n_tokens:,} tokens in {seconds}: kept in '{path}'"
+                f"log-probabilities of the reference, {writer.n_tokens:,} tokens in {seconds}: kept in '{path}'"
             )
-
-    def _key(self, loop: TrainingLoop, checksum: str, start: str) -> ReferenceKey:
-        return ReferenceKey(checksum, start, loop.preparation.precision.name)
-
-    def _scores(
-        self, loop: TrainingLoop, model: ParallelModel, name: str, units: Sequence[Unit]
-    ) -> Float32[np.ndarray, " token"] | None:
-        """The log-probabilities of all counted tokens; None where a signal has interrupted."""
-        found: list[np.ndarray] = []
-        n_tokens = 0
-        for begin in range(0, len(units), UNITS_AT_A_TIME):
-            if agree_on_signal(loop.ranks, loop.interruption) is not None:
-                return None
-            # Without values: sequences of a unit may have different ones.
-            bare = [
-                tuple(TokenSequence(each.tokens, each.counts) for each in unit)
-                for unit in units[begin : begin + UNITS_AT_A_TIME]
-            ]
-            scores = scores_of_units(
-                model,
-                bare,
-                max_tokens=self.max_tokens,
-                arrangement=self.arrangement,
-                autocast=loop.preparation.precision.autocast,
-            )
-            found += [sequence.log_probabilities for unit in scores for sequence in unit]
-            n_tokens += sum(len(sequence.tokens) for unit in bare for sequence in unit)
-        self._computed[name] = n_tokens
-        return np.concatenate(found)

@@ -4,30 +4,40 @@ reference-train.safetensors and reference-held-out.safetensors in the folder of 
 
 | tensor | |
 |---|---|
-| log_probabilities | fp32 [token]: of each token that counts, unit by unit, in nats |
+| ends | int64 [sequence]: how many log-probabilities there are up to the end of each sequence, unit by unit |
+| log_probabilities | fp32 [token]: of each token that counts, in nats |
 
 and a header with one string, `reference`, a JSON object: `format`, `units` (checksum of the units), `start`
-(fingerprint of the reference's weights), `precision` (that it was computed in), `checksum` (SHA-256 of the tensor's
-bytes). A file that is damaged, or of something else, is computed again.
+(fingerprint of the reference's weights), `precision` (that it was computed in), `checksum` (SHA-256 of the tensors'
+SHA-256, in their order). They are written as they are computed and memory-mapped where they are read. A file that is
+damaged, or of something else, is computed again.
 """
 
 import json
-from collections.abc import Sequence
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import pairwise
 from pathlib import Path
-from typing import overload
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
 from jaxtyping import Float32
+from numpy.typing import NDArray
 
+from napkin.alignment.lazy_units import LazyUnits
 from napkin.alignment.objective import REFERENCE
 from napkin.alignment.token_sequence import TokenSequence, Unit
-from napkin.files import atomic_write_bytes, refuse_irregular
+from napkin.errors import first_line
+from napkin.files import atomic_file, regular
 
-FORMAT = "napkin reference 1"
+FORMAT = "napkin reference 2"
+_HEADER_BYTES = 1024
+"""With the eight that say how long it is. The rest is spaces: what it says is known when all is written."""
+_AT_A_TIME = 2**20
 
 
 @dataclass(frozen=True)
@@ -46,75 +56,118 @@ class ReferenceKey:
         return {"format": FORMAT, "units": self.units, "start": self.start, "precision": self.precision}
 
 
-class ReferredUnits(Sequence[Unit]):
-    """Units that get a reference's log-probabilities when these are known."""
+class ReferenceScores:
+    """The log-probabilities of a file."""
 
-    def __init__(self, units: Sequence[Unit]) -> None:
-        self.units = units
-        counts = [sequence.n_counted for unit in units for sequence in unit]
-        self._ends = np.cumsum([0, *counts])
-        self._firsts = np.cumsum([0, *(len(unit) for unit in units)])
-        self.log_probabilities: Float32[np.ndarray, " token"] | None = None
+    def __init__(self, ends: NDArray[np.int64], log_probabilities: NDArray[np.float32]) -> None:
+        self._ends, self._log_probabilities = ends, log_probabilities
+
+    def of_sequence(self, number: int) -> Float32[np.ndarray, " counted"]:
+        """Those of a sequence, by its number among all of all units."""
+        begin = 0 if number == 0 else int(self._ends[number - 1])
+        return np.array(self._log_probabilities[begin : int(self._ends[number])])
+
+
+class ReferredUnits(LazyUnits):
+    """Units of `size` sequences that get a reference's log-probabilities when these are known."""
+
+    def __init__(self, units: Sequence[Unit], size: int = 2) -> None:
+        self.units, self.size = units, size
+        self.scores: ReferenceScores | None = None
 
     @property
-    def n_tokens(self) -> int:
-        """How many tokens count."""
-        return int(self._ends[-1])
+    def n_sequences(self) -> int:
+        """Of all units."""
+        return len(self.units) * self.size
 
     def __len__(self) -> int:
         """How many units there are."""
         return len(self.units)
 
-    @overload
-    def __getitem__(self, number: int) -> Unit: ...
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[Unit]: ...
-    def __getitem__(self, number: int | slice) -> Unit | Sequence[Unit]:
-        """A unit, with `REFERENCE` among the values of its sequences if that is known; or several."""
-        if isinstance(number, slice):
-            return [self[each] for each in range(*number.indices(len(self)))]
-        if self.log_probabilities is None:
-            return self.units[number]
-        ends = self._ends[self._firsts[number] : self._firsts[number] + len(self.units[number]) + 1]
-        parts = [self.log_probabilities[begin:end] for begin, end in pairwise(ends)]
+    def unit(self, number: int) -> Unit:
+        """A unit, with `REFERENCE` among the values of its sequences if that is known."""
+        unit, scores = self.units[number], self.scores
+        if scores is None:
+            return unit
         return tuple(
-            sequence.with_values(**{REFERENCE: part}) for sequence, part in zip(self.units[number], parts, strict=True)
+            sequence.with_values(**{REFERENCE: scores.of_sequence(number * self.size + place)})
+            for place, sequence in enumerate(unit)
         )
 
 
-def write_reference_scores(path: Path, key: ReferenceKey, scores: Float32[np.ndarray, " token"]) -> None:
-    """Write the log-probabilities atomically, replacing earlier ones."""
-    from safetensors.numpy import save
+class ReferenceWriter:
+    """Writes log-probabilities sequence by sequence; made by `reference_writer`."""
 
-    values = np.ascontiguousarray(scores, dtype=np.float32)
-    header = {**key.header, "checksum": sha256(values.tobytes()).hexdigest()}
-    # One string: the order of several would differ from file to file.
-    atomic_write_bytes(path, save({"log_probabilities": values}, {"reference": json.dumps(header)}), overwrite=True)
+    def __init__(self, file: BinaryIO, n_sequences: int) -> None:
+        self._file, self._left = file, n_sequences
+        self._place, self._end = _HEADER_BYTES, _HEADER_BYTES + 8 * n_sequences
+        self._ends_checksum, self._checksum = sha256(), sha256()
+        self.n_tokens = 0
+
+    def add(self, log_probabilities: Sequence[NDArray[np.float32]]) -> None:
+        """Those of the next sequences."""
+        ends = self.n_tokens + np.cumsum([len(each) for each in log_probabilities], dtype="<i8")
+        values = np.concatenate(log_probabilities).astype("<f4")
+        self._file.seek(self._place)
+        self._file.write(ends.tobytes())
+        self._file.seek(self._end + 4 * self.n_tokens)
+        self._file.write(values.tobytes())
+        self._ends_checksum.update(ends.tobytes())
+        self._checksum.update(values.tobytes())
+        self._place += ends.nbytes
+        self._left -= len(ends)
+        self.n_tokens += len(values)
+
+    def finish(self, key: ReferenceKey) -> None:
+        """Write the header."""
+        assert not self._left
+        n_ends = self._end - _HEADER_BYTES
+        reference = {**key.header, "checksum": _joined(self._ends_checksum.digest(), self._checksum.digest())}
+        header = {
+            # One string: the order of several would differ from file to file.
+            "__metadata__": {"reference": json.dumps(reference)},
+            "ends": _described("I64", 8, 0, n_ends),
+            "log_probabilities": _described("F32", 4, n_ends, n_ends + 4 * self.n_tokens),
+        }
+        text = json.dumps(header).encode().ljust(_HEADER_BYTES - 8)
+        assert len(text) == _HEADER_BYTES - 8
+        self._file.seek(0)
+        self._file.write(len(text).to_bytes(8, "little") + text)
 
 
-def read_reference_scores(
-    path: Path, key: ReferenceKey, n_tokens: int
-) -> tuple[Float32[np.ndarray, " token"] | None, str]:
-    """The log-probabilities of a file and ""; or None, and what is wrong with it."""
-    from safetensors import SafetensorError, safe_open
+@contextmanager
+def reference_writer(path: Path, key: ReferenceKey, n_sequences: int) -> Iterator[ReferenceWriter]:
+    """A writer of a file that replaces an earlier one, whole, when the block ends; nothing where it raises."""
+    with atomic_file(path, overwrite=True) as file:
+        writer = ReferenceWriter(file, n_sequences)
+        yield writer
+        writer.finish(key)
 
-    if not path.exists():
-        return None, "there is none"
+
+def read_reference_scores(path: Path, key: ReferenceKey, n_sequences: int) -> tuple[ReferenceScores | None, str]:
+    """The log-probabilities of a file, mapped into memory, and ""; or None, and what is wrong with it."""
     try:
-        refuse_irregular(path)
-        with safe_open(path, "numpy") as file:
-            header = msgspec.json.decode((file.metadata() or {}).get("reference", "{}"), type=dict[str, str])
-            keys = set(file.keys())
-            shape = file.get_slice("log_probabilities").get_shape() if keys == {"log_probabilities"} else None
-            scores = file.get_tensor("log_probabilities") if shape == [n_tokens] else None
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
-        return None, f"it cannot be read ({error})"
-    for name, value in key.header.items():
-        if value and header.get(name) != value:
-            return None, _OTHER[name]
-    if scores is None or scores.dtype != np.float32 or header.get("checksum") != sha256(scores.tobytes()).hexdigest():
-        return None, "it is damaged"
-    return scores, ""
+        with open(path, "rb", opener=regular) as file:
+            size = os.fstat(file.fileno()).st_size
+            header_bytes = min(int.from_bytes(file.read(8), "little"), _HEADER_BYTES)
+            header = msgspec.json.decode(file.read(header_bytes), type=_Header)
+            reference = msgspec.json.decode(header.metadata["reference"], type=dict[str, str])
+            for name, value in key.header.items():
+                if value and reference.get(name) != value:
+                    return None, _OTHER[name]
+            begin, n_tokens = 8 + header_bytes, header.log_probabilities.shape[0]
+            parts = 8 * n_sequences, 4 * n_tokens
+            if header.ends.shape != [n_sequences] or size != begin + sum(parts):
+                return None, "it is damaged"
+            if _joined(*(_digest(file, n) for n in parts)) != reference.get("checksum"):
+                return None, "it is damaged"
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        return None, "there is none"
+    except (OSError, ValueError, LookupError, RecursionError) as error:
+        return None, f"it cannot be read ({first_line(error)})"
+    ends = np.frombuffer(content, "<i8", n_sequences, begin)
+    return ReferenceScores(ends, np.frombuffer(content, "<f4", n_tokens, begin + parts[0])), ""
 
 
 _OTHER = {
@@ -123,6 +176,35 @@ _OTHER = {
     "start": "the weights of the model that tuning starts from have changed",
     "precision": "it was computed in another precision",
 }
+
+
+class _Tensor(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: list[int]
+
+
+class _Header(msgspec.Struct, forbid_unknown_fields=True):
+    ends: _Tensor
+    log_probabilities: _Tensor
+    metadata: dict[str, str] = msgspec.field(name="__metadata__")
+
+
+def _described(dtype: str, itemsize: int, begin: int, end: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": [(end - begin) // itemsize], "data_offsets": [begin, end]}
+
+
+def _digest(file: BinaryIO, n: int) -> bytes:
+    """The SHA-256 of the next bytes, which are read and not kept."""
+    digest = sha256()
+    while n > 0 and (chunk := file.read(min(n, _AT_A_TIME))):
+        digest.update(chunk)
+        n -= len(chunk)
+    return digest.digest()
+
+
+def _joined(*digests: bytes) -> str:
+    return sha256(b"".join(digests)).hexdigest()
 
 
 def with_stand_ins(unit: Unit) -> Unit:

@@ -2,13 +2,11 @@
 
 from hashlib import sha256
 
-from napkin.alignment.chats.chat_tokens import ChatTokens
-from napkin.alignment.chats.chat_writer import chat_tokens_of
 from napkin.alignment.method import TuningContext
 from napkin.alignment.supervised import SupervisedObjective
+from napkin.alignment.tuning_files import opened_units
 from napkin.alignment.unit_method import UnitMethod
 from napkin.errors import NapkinError
-from napkin.files import StrPath
 
 
 def supervised_method(context: TuningContext) -> UnitMethod:
@@ -18,16 +16,12 @@ def supervised_method(context: TuningContext) -> UnitMethod:
     """
     recipe, tuning = context.recipe, context.recipe.tuning
     most = longest_sequence(context)
-    if not recipe.data.train:
-        raise NapkinError("no conversations to learn from are named: use --data.train with a file of JSON lines")
-    assert isinstance(recipe.data.train, str)
     if not context.encoder.end_ids:
         context.on_message(
             "the chat template ends answers with text and not with a special token: the tuned model may not know where "
             "to end"
         )
-    train = _opened(context, recipe.data.train, most)
-    held_out = None if recipe.data.validation is None else _opened(context, recipe.data.validation, most)
+    train, held_out = opened_units(context, "conversations", max_length=most)
     checksum = (
         train.checksum if held_out is None else sha256(f"{train.checksum} {held_out.checksum}".encode()).hexdigest()
     )
@@ -41,16 +35,3 @@ def longest_sequence(context: TuningContext) -> int:
     if chosen > limit:
         raise NapkinError(f"tuning.max_length is {chosen:,}, the model's context length is {limit:,}: use at most that")
     return chosen or limit
-
-
-def _opened(context: TuningContext, path: StrPath, max_length: int) -> ChatTokens:
-    chats = chat_tokens_of(
-        path,
-        context.encoder,
-        max_length=max_length,
-        progress=lambda n: None if n % 1000 else context.progress(f"encoding {n:,} conversations"),
-    )
-    if left_out := chats.about.left_out:
-        n, reasons = sum(left_out.values()), ", ".join(f"{n:,} {reason}" for reason, n in left_out.items())
-        context.on_message(f"'{path}': {n:,} of {n + len(chats):,} conversations are left out: {reasons}")
-    return chats

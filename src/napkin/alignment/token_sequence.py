@@ -53,15 +53,13 @@ Unit = tuple[TokenSequence, ...]
 ranks. Most objectives have units of one."""
 
 
-def tokens_of(units: Sequence[Unit], most: int = 1000) -> int:
-    """How many tokens units have; of more than `most` as that many have, evenly spread."""
-    n = min(len(units), most)
-    chosen = (units[number * len(units) // n] for number in range(n))
-    return round(sum(len(sequence.tokens) for unit in chosen for sequence in unit) * len(units) / max(n, 1))
-
-
 def sequence_of(prompt: Sequence[int], answer: Sequence[int]) -> TokenSequence:
     """A prompt, which does not count, and an answer, which does."""
     tokens = np.array([*prompt, *answer], dtype=np.int64)
     counts = np.arange(len(tokens)) >= len(prompt)
     return TokenSequence(tokens, counts)
+
+
+def prompt_of(sequence: TokenSequence) -> Int64[np.ndarray, " token"]:
+    """The tokens before the first that counts."""
+    return sequence.tokens[: int(sequence.counts.argmax())]

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from napkin.accounting.ledger import Ledger
 from napkin.accounting.quantity_row import QuantityRow
 from napkin.accounting.quantity_table import QuantityTable
 from napkin.accounting.rules import seconds_rule, training_flops_rule
+from napkin.alignment.lazy_units import chunks_of
 from napkin.alignment.objective import BatchTotals, Objective, totals_of
 from napkin.alignment.sequence_packing import Arrangement, SequenceMicroBatch, micro_batches_of
 from napkin.alignment.sequence_step import (
@@ -134,8 +136,10 @@ def plan_units(
     progress("counting the step")
     refuse_divided_models(resolved.layout)
     settings = {"max_tokens": max_tokens, "row_length": resolved.recipe.model.context_length}
-    own, own_scored = (units_of_rank(each, resolved.layout, 0) for each in (units, scored))
-    parts, scored_parts = (micro_batches_of(each, **settings, arrangement=arrangement) for each in (own, own_scored))
+    own = units_of_rank(units, resolved.layout, 0)
+    parts = micro_batches_of(own, **settings, arrangement=arrangement)
+    own_scored = [units_of_rank(chunk, resolved.layout, 0) for chunk in chunks_of(scored)]
+    scored_parts = [part for each in own_scored for part in micro_batches_of(each, **settings, arrangement=arrangement)]
     ledger = count_units(resolved, parts, totals_of(parts), objective, scored_parts)
     progress("measuring this machine, once")
     ceilings = machine.ceilings(resolved.precision)
@@ -145,7 +149,7 @@ def plan_units(
     alike = resolved.with_model(context_length=length).with_training(batch_size=rows, micro_batch_size=None)
     [price] = machine.price(dataclasses.replace(alike, world_size=1), [ledger], ceilings, progress)
     tokens, scored_tokens = (sum(part.rows.inputs.numel() for part in each) for each in (parts, scored_parts))
-    sequence_tokens = sum(len(sequence.tokens) for unit in [*own, *own_scored] for sequence in unit)
+    sequence_tokens = sum(len(sequence.tokens) for unit in [*own, *chain(*own_scored)] for sequence in unit)
     return UnitPlan(
         resolved,
         ledger,

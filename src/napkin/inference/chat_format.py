@@ -97,11 +97,14 @@ class TemplateChat(ChatFormat):
 
     def encode_fields(self, messages: Sequence[Fields]) -> list[int]:
         """The same for messages with any fields that the template knows: texts, lists and tables of texts."""
-        rendering = _Rendering(messages, self._special)
-        rendering.need("prompt", *rendering.turns, len(messages))
-        self._render([rendering])
-        text = rendering.text("prompt", len(messages))
-        return self._tokens(text, rendering.begins(text), [], rendering.mark)[0]
+        (found,) = self._prompts([messages])
+        if isinstance(found, NapkinError):
+            raise found
+        return found
+
+    def encode_prompts(self, conversations: Sequence[Sequence[Message]]) -> list[list[int] | RefusedConversation]:
+        """`encode` of each of several conversations, which are rendered together; errors are returned."""
+        return self._prompts([_fields(each) for each in conversations])
 
     def encode_answers(self, messages: Sequence[Message], answers: Answers = "all") -> EncodedChat:
         """A whole conversation, up to its last message, and where the assistant's answers are, those that are wanted.
@@ -134,6 +137,21 @@ class TemplateChat(ChatFormat):
                 found.append(self._encoded(each, answers))
             except (UnstableTemplate, RefusedConversation) as error:
                 found.append(error)
+        return found
+
+    def _prompts(self, conversations: Sequence[Sequence[Fields]]) -> list[list[int] | RefusedConversation]:
+        renderings = [_Rendering(each, self._special) for each in conversations]
+        for each in renderings:
+            each.need("prompt", *each.turns, len(each.messages))
+        self._render(renderings)
+        found: list[list[int] | RefusedConversation] = []
+        for each in renderings:
+            try:
+                text = each.text("prompt", len(each.messages))
+            except RefusedConversation as error:
+                found.append(error)
+            else:
+                found.append(self._tokens(text, each.begins(text), [], each.mark)[0])
         return found
 
     def _encoded(self, rendering: "_Rendering", answers: Answers) -> EncodedChat:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from hashlib import sha256
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,13 @@ from napkin.inference.chat_template import ChatTemplate
 from napkin.tokenizer.base import Tokenizer
 
 Learned = Literal["assistant", "last", "all"]
+
+
+class Answered(NamedTuple):
+    """The tokens of a prompt, and those of each answer behind it."""
+
+    prompt: list[int]
+    answers: list[list[int]]
 
 
 class NothingLearned(NapkinError):
@@ -100,15 +107,23 @@ class ChatEncoder:
 
         Raises NapkinError where the template changes the prompt when the answer follows.
         """
-        encoded = self._format.encode_answers([*messages, Message("assistant", text)], "last")
-        if not encoded.answers:
-            raise NapkinError("the chat template leaves out the answer: use another template")
-        begin, end = encoded.answers[-1]
-        if encoded.ids[:begin] != self.prompt(messages):
-            raise NapkinError(
-                "the chat template writes the messages before an answer otherwise when it follows: use another template"
-            )
-        return encoded.ids[begin:end]
+        (found,) = self.answers([(messages, [text])])
+        if isinstance(found, NapkinError):
+            raise found
+        return found.answers[0]
+
+    def answers(self, asked: Sequence[tuple[Sequence[Message], Sequence[str]]]) -> list[Answered | NapkinError]:
+        """`prompt` and `answer` of several prompts, each with the texts that answer it, faster than one by one.
+
+        Instead of them, the error for a prompt that the template refuses or writes otherwise when an answer follows;
+        other errors are raised.
+        """
+        prompts = self._format.encode_prompts([messages for messages, _ in asked])
+        chats = [[*messages, Message("assistant", text)] for messages, texts in asked for text in texts]
+        encoded = iter(self._format.encode_batch(chats, "last"))
+        return [
+            _answered(prompt, [next(encoded) for _ in texts]) for prompt, (_, texts) in zip(prompts, asked, strict=True)
+        ]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, without those before which an answer ends."""
@@ -134,6 +149,24 @@ class ChatEncoder:
     def close(self) -> None:
         """End the template's process."""
         self.template.close()
+
+
+def _answered(prompt: list[int] | NapkinError, chats: Sequence[EncodedChat | NapkinError]) -> Answered | NapkinError:
+    if isinstance(prompt, NapkinError):
+        return prompt
+    answers: list[list[int]] = []
+    for chat in chats:
+        if isinstance(chat, NapkinError):
+            return chat
+        if not chat.answers:
+            return NapkinError("the chat template leaves out the answer: use another template")
+        begin, end = chat.answers[-1]
+        if chat.ids[:begin] != prompt:
+            return NapkinError(
+                "the chat template writes the messages before an answer otherwise when it follows: use another template"
+            )
+        answers.append(chat.ids[begin:end])
+    return Answered(prompt, answers)
 
 
 def _special_text(tokenizer: Tokenizer, token: int) -> str:

@@ -5,13 +5,16 @@ step, `with_kl_estimate` makes of the mismatched answers of the whole batch one 
 reference, and leaves units of one: a gradient does not depend on how they are divided into micro-batches.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
+from napkin.alignment.lazy_units import MappedUnits
 from napkin.alignment.objective import BatchTotals, Figures, values_of
 from napkin.alignment.preferences.answer_scores import last_of_answers, log_ratios_of_answers
 from napkin.alignment.sequence_packing import SequenceMicroBatch
@@ -42,7 +45,7 @@ def kto_losses(
     return weight * (-sign * beta * (ratios - kl)).sigmoid()
 
 
-def with_kl_estimate(units: Sequence[Unit], mismatched_ratios: Sequence[float]) -> list[Unit]:
+def with_kl_estimate(units: Sequence[Unit], mismatched_ratios: Sequence[float]) -> Sequence[Unit]:
     """The units (answer, mismatched) of a whole batch as units (answer), which know the batch's estimate.
 
     It is max(0, mean of `mismatched_ratios`), which are log π - log π_ref of the second sequences, as the objective
@@ -50,24 +53,23 @@ def with_kl_estimate(units: Sequence[Unit], mismatched_ratios: Sequence[float]) 
     """
     kl = max(0.0, float(np.mean(mismatched_ratios)))
     good = sum(_is_desirable(answer) for answer, _ in units)
-    return [(_with_constants(answer, kl, good if _is_desirable(answer) else len(units) - good),) for answer, _ in units]
+    alike = {True: good, False: len(units) - good}
+    return MappedUnits(units, lambda unit: (_with_constants(unit[0], kl, alike[_is_desirable(unit[0])]),))
 
 
-def mismatched_numbers(prompts: Sequence[object]) -> list[int]:
-    """For each example the number of the one whose answer is put to its prompt: the next one with another prompt.
+def mismatched_number(runs: Sequence[int] | NDArray[np.int64], number: int, *, is_closed: bool) -> int:
+    """The number of the example whose answer is put to the prompt of example `number`: the next with another prompt.
 
-    Where all prompts are equal it is the next one: then the estimate is of matching answers.
+    `runs` has of each example the number of its run of neighbours with the same prompt, from 0 on; `is_closed` is
+    whether the last run goes on with the first. Where all prompts are equal it is the next example: then the estimate
+    is of matching answers.
     """
-    n = len(prompts)
-    changes = [number for number in range(n) if prompts[number] != prompts[(number + 1) % n]]
-    if not changes:
-        return [(number + 1) % n for number in range(n)]
-    found, change = [0] * n, changes[0]
-    # From the end: the next change is the nearest place at or after this where the prompt changes.
-    for number in range(n - 1, -1, -1):
-        change = number if prompts[number] != prompts[(number + 1) % n] else change
-        found[number] = (change + 1) % n
-    return found
+    n = len(runs)
+    end = bisect_right(runs, runs[number])
+    if end == n and is_closed:
+        end = bisect_right(runs, 0)
+        return (number + 1) % n if end == n else end
+    return end % n
 
 
 @dataclass(frozen=True)

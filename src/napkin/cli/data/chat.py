@@ -1,6 +1,5 @@
 """`napkin data chat`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,8 +16,9 @@ from napkin.errors import NapkinError
 
 if TYPE_CHECKING:
     from napkin.alignment.chats.chat_encoder import ChatEncoder
-    from napkin.alignment.chats.chat_tokens import ChatTokens
+    from napkin.alignment.chats.left_out import LeftOut
     from napkin.alignment.token_sequence import TokenSequence
+    from napkin.alignment.unit_file import UnitFile
 
 MOST_SHOWN = 1000
 NO_LIMIT = 2**34
@@ -75,27 +75,27 @@ def main(arguments: list[str]) -> None:
     """Encode the conversations of a file."""
     options = parse(ChatDataOptions, "data chat", arguments)
     _check(options)
-    from napkin.alignment.chats.chat_tokens import ChatTokens, is_chat_tokens
+    from napkin.alignment.unit_file import UnitFile, is_unit_file
 
     with progress_line("opening") as line:
         encoder, max_length = _encoder(options)
-        if is_chat_tokens(options.chats):
+        if is_unit_file(options.chats):
             if options.out:
                 raise NapkinError(f"'{options.chats}' holds tokens already: name JSON lines to make tokens of")
-            chats = ChatTokens.open(options.chats)
+            chats = UnitFile.open(options.chats)
             chats.refuse_other_tokenizer(encoder.tokenizer)
-            counts, left_out, first_lines = _counts_of(chats), chats.about.left_out, {}
+            counts, left_out = _counts_of(chats), chats.left_out
             shown = [(number, chats[number - 1][0]) for number in range(1, 1 + min(options.first, len(chats)))]
         else:
             line.retitle("encoding the conversations")
-            counts, left_out, first_lines, shown = _encoded(options, encoder, max_length, line)
+            counts, left_out, shown = _encoded(options, encoder, max_length, line)
     if options.json:
         made = {"path": options.out} if options.out else {}
-        print_json({**made, **vars(counts), "left_out": left_out, "ends_answers": bool(encoder.end_ids)})
+        print_json({**made, **vars(counts), "left_out": left_out.counts, "ends_answers": bool(encoder.end_ids)})
         return
     if options.show:
-        _show("conversation" if is_chat_tokens(options.chats) else "line", encoder, shown)
-    _tell(counts, left_out, first_lines)
+        _show("conversation" if is_unit_file(options.chats) else "line", encoder, shown)
+    _tell(counts, left_out)
     if not encoder.end_ids and encoder.learned != "all":
         say("the chat template ends answers with text and not with a special token: a tuned model may not know the end")
     if options.out:
@@ -130,16 +130,17 @@ def _encoder(options: ChatDataOptions) -> tuple["ChatEncoder", int]:
     return encoder, options.max_length or start.config.context_length
 
 
-Encoded = tuple[Counts, Mapping[str, int], Mapping[str, int], list[tuple[int, "TokenSequence"]]]
-"""Counts, what was left out by reason, the first line of each reason, and the first conversations by line."""
+Encoded = tuple[Counts, "LeftOut", list[tuple[int, "TokenSequence"]]]
+"""Counts, what was left out, and the first conversations by line."""
 
 
 def _encoded(options: ChatDataOptions, encoder: "ChatEncoder", max_length: int, line: ProgressLine) -> Encoded:
-    from napkin.alignment.chats.chat_writer import encoded_chats, nothing_to_learn, write_chat_tokens
+    from napkin.alignment.chats.chat_encoding import encoded_chats
     from napkin.alignment.chats.left_out import LeftOut
+    from napkin.alignment.unit_writer import nothing_to_learn, write_unit_file
 
     def encoded(left_out: LeftOut):
-        return ((each.line, found) for each, found in encoded_chats(options.chats, encoder, left_out, max_length))
+        return ((line, unit[0]) for line, unit in encoded_chats(options.chats, encoder, left_out, max_length))
 
     def progress(n: int) -> None:
         if n % _BETWEEN_LINES == 0:
@@ -149,10 +150,10 @@ def _encoded(options: ChatDataOptions, encoder: "ChatEncoder", max_length: int, 
     if options.out:
         shown = list(islice(encoded(LeftOut()), options.first)) if options.show else []
         with folder_for(Path(options.out)):
-            written = write_chat_tokens(
-                options.out, options.chats, encoder, max_length=max_length, left_out=left_out, progress=progress
+            written = write_unit_file(
+                options.out, "conversations", options.chats, encoder, max_length=max_length, progress=progress
             )
-        return _counts_of(written), left_out.counts, left_out.first_lines, shown
+        return _counts_of(written), written.left_out, shown
     counts, shown = Counts(), []
     for number, sequence in encoded(left_out):
         counts.add(sequence)
@@ -160,13 +161,13 @@ def _encoded(options: ChatDataOptions, encoder: "ChatEncoder", max_length: int, 
         if len(shown) < options.first:
             shown.append((number, sequence))
     if not counts.conversations:
-        raise nothing_to_learn(options.chats, left_out)
-    return counts, left_out.counts, left_out.first_lines, shown
+        raise nothing_to_learn(options.chats, "conversations", left_out)
+    return counts, left_out, shown
 
 
-def _counts_of(chats: "ChatTokens") -> Counts:
+def _counts_of(chats: "UnitFile") -> Counts:
     about = chats.about
-    return Counts(about.conversations, about.tokens, about.learned_tokens, chats.longest)
+    return Counts(len(chats), about.tokens, about.learned_tokens, about.longest)
 
 
 def _show(what: str, encoder: "ChatEncoder", shown: list[tuple[int, "TokenSequence"]]) -> None:
@@ -179,7 +180,7 @@ def _show(what: str, encoder: "ChatEncoder", shown: list[tuple[int, "TokenSequen
         say()
 
 
-def _tell(counts: Counts, left_out: Mapping[str, int], first_lines: Mapping[str, int]) -> None:
+def _tell(counts: Counts, left_out: "LeftOut") -> None:
     learned = counts.learned_tokens / counts.tokens if counts.tokens else 0.0
     print_table(
         ["conversations", "tokens", "learned", "of the tokens", "longest"],
@@ -194,6 +195,5 @@ def _tell(counts: Counts, left_out: Mapping[str, int], first_lines: Mapping[str,
         ],
         align="rrrrr",
     )
-    for reason, n in sorted(left_out.items(), key=lambda each: -each[1]):
-        where = f", the first in line {first_lines[reason]:,}" if reason in first_lines else ""
-        say(f"left out: {n:,} {reason}{where}")
+    for reason, n in left_out.counts.most_common():
+        say(f"left out: {n:,} {reason}, the first in line {left_out.first_lines[reason]:,}")
