@@ -4,15 +4,18 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from napkin.alignment.environments import Environment, Outcome
+from napkin.alignment.environments import Environment, Outcome, environment_named
+from napkin.alignment.rewards.sandbox.confinement import can_confine
 from napkin.alignment.rollout import SAMPLER, Rollout, RolloutSettings, roll_out
 from napkin.errors import NapkinError
+from napkin.inference.chat_format import Message
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from oracles.letter_games import CONFIG, STOP, Letters, Turns
@@ -165,6 +168,24 @@ def test_answers_of_one_turn_are_judged_while_others_are_drawn(model: Transforme
     calls = []
     rollout = roll_out(model, Waiting(), Counting(), SETTINGS, step=2, prompts=range(4))
     assert [each.ending in ("done", "cut") for each in rollout.episodes] == [True] * 12
+
+
+@pytest.mark.skipif(not can_confine(), reason="the system has no filter of system calls for a process")
+def test_programs_of_a_rollout_are_judged_as_each_is_by_itself(model: Transformer, tmp_path: Path) -> None:
+    class Programs(Letters):
+        def prompt(self, messages: Sequence[Message]) -> list[int]:
+            return [0, STOP]
+
+        def decode(self, ids: Sequence[int]) -> str:
+            return f"def length(): return {len(ids)}"
+
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "an even length", "answer": "assert length() % 2 == 0"}\n' * 2)
+    environment = environment_named(str(path), reward="code")
+    episodes = roll_out(model, environment, Programs(), SETTINGS, step=2, prompts=range(4)).episodes
+    lengths = [each.sequence.n_counted - (not each.cut) for each in episodes]
+    assert [each.reward for each in episodes] == [length % 2 == 0 for length in lengths]
+    assert len({each.reward for each in episodes}) == 2
 
 
 def test_what_judging_raises_ends_the_rollout(model: Transformer) -> None:

@@ -229,7 +229,7 @@ def test_the_helper_imports_nothing_of_the_current_folder_or_the_environment(
 
 
 @pytest.mark.torture
-def test_thousands_of_threads_keep_no_other_judgement_from_its_verdict(code: Reward) -> None:
+def test_hundreds_of_threads_keep_no_other_judgement_from_its_verdict(code: Reward) -> None:
     bomb = (
         "import threading, time\nthreading.stack_size(32768)\n"
         "while True: threading.Thread(target=time.sleep, args=(9,), daemon=True).start()"

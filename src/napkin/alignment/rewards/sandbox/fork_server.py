@@ -25,6 +25,8 @@ from napkin.alignment.rewards.sandbox.confinement import Confinement, confine, l
 from napkin.alignment.rewards.sandbox.program_roles import play_role
 
 READY = b"ready"
+BEGUN = b"\n"
+"""The first byte that a process writes, once it has confined itself: without it, nothing was judged."""
 STATUS = struct.Struct("i")
 """What is written to the socket of a life: as `os.waitstatus_to_exitcode` gives it, minus the signal if killed."""
 N_DESCRIPTORS = 3
@@ -143,6 +145,7 @@ def _child(request: dict[str, Any], talk: int, folder: int, helper: int, confine
         limit_resources(request["memory"], request["seconds"])
         confinement.enter()
         if os.getppid() == helper:
+            os.write(1, BEGUN)
             sys.stdin = os.fdopen(0, encoding="utf-8", errors="surrogateescape", closefd=False)
             sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
             status = play_role()

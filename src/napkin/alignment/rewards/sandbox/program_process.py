@@ -18,7 +18,7 @@ import numpy
 
 import napkin
 from napkin.alignment.rewards.reward import RewardFailure
-from napkin.alignment.rewards.sandbox.fork_server import READY, STATUS
+from napkin.alignment.rewards.sandbox.fork_server import BEGUN, READY, STATUS
 from napkin.child_process import start_bare, stop_session
 
 MOST_LINE = 2**22
@@ -39,7 +39,7 @@ class ProgramProcess:
 
     def __init__(self, helper: "Helper", *, memory: int, deadline: float) -> None:
         self.late = False
-        self._deadline, self._unread = deadline, bytearray()
+        self._deadline, self._unread, self._begun = deadline, bytearray(), False
         self._folder = tempfile.mkdtemp(prefix="napkin-")
         try:
             # Its processor time is limited in case nobody is left to end it.
@@ -104,7 +104,7 @@ class ProgramProcess:
             self._status()
 
     def _read(self) -> bool:
-        """Add to what is unread; False if it ended or is late."""
+        """Add to what is unread; False if it ended or is late. Raises HelperLost if it ended before it had begun."""
         try:
             chunk = self._talk.recv(_CHUNK) if self._waits(self._talk) else b""
         except TimeoutError:
@@ -112,6 +112,12 @@ class ProgramProcess:
         except ConnectionError:
             # It ended and had not read everything.
             chunk = b""
+        if not self._begun and not self.late:
+            if not chunk:
+                raise HelperLost
+            self._begun, chunk = True, chunk[len(BEGUN) :]
+            if not chunk:
+                return self._read()
         self._unread += chunk
         return bool(chunk)
 
@@ -146,13 +152,21 @@ class Helper:
                 self._process = start_bare(
                     _main(with_numpy=with_numpy), *_import_paths(), standard_input=theirs.fileno()
                 )
-            self._requests.settimeout(_STARTING_SECONDS)
-            if self._requests.recv(len(READY)) != READY:
-                raise RewardFailure("the helper of the sandbox ended before it was ready")
-            self._requests.settimeout(None)
         except OSError as error:
             self._requests.close()
-            raise RewardFailure(f"the helper of the sandbox cannot be started ({error.strerror or error})") from None
+            raise RewardFailure(f"the helper of the sandbox cannot be started ({error.strerror})") from None
+        if not self._is_ready():
+            self.close()
+            raise RewardFailure("the helper of the sandbox ended, or took too long, before it was ready")
+
+    def _is_ready(self) -> bool:
+        self._requests.settimeout(_STARTING_SECONDS)
+        try:
+            return self._requests.recv(len(READY)) == READY
+        except OSError:
+            return False
+        finally:
+            self._requests.settimeout(None)
 
     def fork(self, folder: str, request: dict[str, Any]) -> tuple[socket.socket, socket.socket]:
         """A new process, by the sockets of what it says and of its life. Raises HelperLost if the helper is gone."""
