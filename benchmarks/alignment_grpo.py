@@ -7,7 +7,7 @@ process of its own; they take their steps in turns, and the seconds are the leas
 tensors in one step, as `napkin.accounting.recording` watches them, the same for all; RSS is the most that the process
 has had, with all that it imports.
 
-    python benchmarks/alignment_grpo.py                          # a minute on two quiet cores
+    python benchmarks/alignment_grpo.py --formats fp32           # a minute on two quiet cores; without it both formats
     PYTHONPATH=FOLDER python benchmarks/alignment_grpo.py        # FOLDER has trl, transformers, accelerate, datasets
 
 The table is also written to benchmarks/results/.
@@ -61,6 +61,7 @@ def main() -> None:
     """Run the contenders in turns; print and keep the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
     parser.add_argument("--threads", type=int, default=detect_host().cores)
     parser.add_argument("--worker", nargs=2, metavar=("NAME", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -73,7 +74,7 @@ def main() -> None:
             serve(*napkin_step(folder, "bf16" if products == "bf16" else "fp32"))
         return
     missing = [name for name in NEEDED if find_spec(name) is None]
-    names = [f"{who} {products}" for products in FORMATS for who in ("napkin", *([] if missing else ["TRL"]))]
+    names = [f"{who} {products}" for products in options.formats for who in ("napkin", *([] if missing else ["TRL"]))]
     with tempfile.TemporaryDirectory() as folder:
         save_huggingface(Transformer(MODEL), Path(folder) / "model")
         workers = {name: Worker(name, folder, options.threads) for name in names}
