@@ -83,7 +83,7 @@ def test_the_books_of_each_phase_are_closed(folder: Path, tmp_path: Path, kl_wei
     a second model, or the model itself without adapters."""
     prompts = [{"prompt": f"{'7' * (n % 4)}{n}?", "answer": "1"} for n in range(40)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
-    rl = {"environment": str(tmp_path / "prompts.jsonl"), "epochs": 2, "kl_weight": kl_weight}
+    rl = {"environment": str(tmp_path / "prompts.jsonl"), "epochs": 2, "updates_per_rollout": 2, "kl_weight": kl_weight}
     recipe = rl_recipe(folder, rl, steps=4, evaluate_every=4, checkpoint_every=4)
     recipe = dataclasses.replace(
         recipe,

@@ -55,8 +55,8 @@ class ReinforcementPlan(Plan):
 
     @property
     def tokens_per_step(self) -> int:
-        """That go through the model in all phases."""
-        return int(tokens_of(self.count) or 0) * self.site.n_devices
+        """That go through the model in all phases, of all devices: each has about as many."""
+        return int(tokens_of(self.count) or 0) * self.resolved.layout.batch_parts
 
     @property
     def rule_flops(self) -> float:
@@ -139,7 +139,7 @@ def plan_reinforcement(
     trial = _trial(resolved, settings, prompts, load)
     progress("counting the updates")
     sequences = [episode.sequence for episode in trial.rollout.episodes]
-    updates = _counted_update(resolved, settings, sequences)
+    updates = _counted_updates(resolved, settings, sequences)
     scores = _counted_scores(resolved, settings, sequences)
     progress("measuring this machine, once")
     ceilings = machine.ceilings(resolved.precision)
@@ -239,7 +239,7 @@ class _Counted:
         )
 
 
-def _counted_update(
+def _counted_updates(
     resolved: ResolvedRecipe, settings: ReinforcementSettings, sequences: Sequence[TokenSequence]
 ) -> _Counted:
     """All updates of an epoch, one after the other, in the shapes of their parts of the answers."""
