@@ -1,5 +1,37 @@
-"""What holds napkin's functions to their annotations while tests run: beartype, with PEP 484's int as a float."""
+"""What holds napkin's functions to their annotations while tests run: beartype, with PEP 484's int as a float.
 
+jaxtyping's decorator gives each call a scope for the names of dimensions, and checks arguments twice: functions without
+shapes, which most are, do without.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jaxtyping
 from beartype import BeartypeConf, beartype
 
 check = beartype(conf=BeartypeConf(is_pep484_tower=True))
+_with_shapes: Callable[..., Any] = jaxtyping.jaxtyped
+
+
+def checked(function: Any = None, *, typechecker: Callable[..., Any]) -> Any:
+    """In place of `jaxtyping.jaxtyped`, which the import hook calls: plain type checks where there are no shapes."""
+    if function is None:
+        return lambda function: checked(function, typechecker=typechecker)
+    is_dataclass = inspect.isclass(function) and dataclasses.is_dataclass(function)
+    plain = function.__init__ if is_dataclass else function
+    if not inspect.isfunction(plain) or any(map(_may_have_shapes, plain.__annotations__.values())):
+        return _with_shapes(function, typechecker=typechecker)
+    if is_dataclass:
+        function.__init__ = typechecker(plain)
+        return function
+    return typechecker(plain)
+
+
+def _may_have_shapes(annotation: Any) -> bool:
+    return isinstance(annotation, str) or "jaxtyping" in repr(annotation)
+
+
+jaxtyping.jaxtyped = checked
