@@ -151,7 +151,7 @@ def test_a_judgement_whose_helper_is_killed_is_made_again(code: Reward) -> None:
     assert helper_for("") is not helper
 
 
-def test_processes_end_with_a_trainer_that_is_killed() -> None:
+def test_processes_end_with_a_trainer_that_is_killed(tmp_path: Path) -> None:
     trainer = subprocess.Popen(
         [
             sys.executable,
@@ -162,6 +162,8 @@ def test_processes_end_with_a_trainer_that_is_killed() -> None:
             "ProgramTests()('import time\\ntime.sleep(9)', 'assert add()')",
         ],
         stdout=subprocess.PIPE,
+        # Nobody is left to remove the folders.
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     assert trainer.stdout is not None
     helper = int(trainer.stdout.readline())
