@@ -7,7 +7,7 @@ shapes, which most are, do without.
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ForwardRef, Literal, get_args, get_origin
 
 import jaxtyping
 from beartype import BeartypeConf, beartype
@@ -31,7 +31,13 @@ def checked(function: Any = None, *, typechecker: Callable[..., Any]) -> Any:
 
 
 def _may_have_shapes(annotation: Any) -> bool:
-    return isinstance(annotation, str) or "jaxtyping" in repr(annotation)
+    return "jaxtyping" in repr(annotation) or _has_forward_reference(annotation)
+
+
+def _has_forward_reference(annotation: Any) -> bool:
+    if get_origin(annotation) is Literal:
+        return False
+    return isinstance(annotation, str | ForwardRef) or any(map(_has_forward_reference, get_args(annotation)))
 
 
 jaxtyping.jaxtyped = checked

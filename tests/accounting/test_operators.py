@@ -242,7 +242,8 @@ def test_every_formula_reads_arguments_that_its_operator_has():
     rows = [(packet, "query key value") for packet in (own.compiled_attention, own.compiled_attention_backward)]
     grouped = [(packet, "x weight") for packet in (own.grouped_matmul, own.fused_grouped_matmul)]
     outer = [(packet, "left right") for packet in (own.grouped_outer, own.fused_grouped_outer, own.int8_product)]
-    for packet, names in (*grouped, *outer, *ring, *blocks, *rows):
+    decoded = [(own.attend_to_slots, "query key value longest")]
+    for packet, names in (*grouped, *outer, *ring, *blocks, *rows, *decoded):
         assert set(names.split()) <= {argument.name for argument in packet.default._schema.arguments}
         checked.add(packet)
     assert checked == set(CONTRACTIONS)
