@@ -72,8 +72,9 @@ def test_a_run_trains_its_adapters_alone(folder: Path, tmp_path: Path, kind: Any
 
     start = Transformer(open_start(folder / "start").config)
     open_start(folder / "start").load_into(start)
-    weights = stored(run, 6, "model")
-    trained = {name for name in weights if ".adapter." in name}
+    adapters, frozen = stored(run, 6, "model"), load_file(run / "checkpoints" / "frozen" / "model.safetensors")
+    trained, weights = adapters.keys(), adapters | frozen
+    assert trained == {name for name in weights if ".adapter." in name}
     for name, parameter in start.named_parameters():
         held = weights[name]
         narrow = precision == "bf16" and name.startswith("blocks.") and parameter.ndim == 2

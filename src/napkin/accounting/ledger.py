@@ -124,6 +124,10 @@ class Ledger(Summary):
     """Whether the step was traced on fake tensors, or ran."""
     assumption: str = ""
     """What a trace took for given of values that it does not have."""
+    trained_bytes: int = 0
+    """Bytes of the parameters that have gradients."""
+    frozen_bytes: int = 0
+    """Bytes of the others."""
 
     # The training loop reads it in each step.
     @cached_property

@@ -155,6 +155,8 @@ class _Recorder(TorchDispatchMode):
             watch_bytes=watched.bytes - peak.bytes,
             unknown_scratch=dict(self.unknown_scratch),
             assumption=EVEN_ROUTING if self.call.routes else "",
+            trained_bytes=sum(local(each).nbytes for each in self.parameters if each.requires_grad),
+            frozen_bytes=sum(local(each).nbytes for each in self.parameters if not each.requires_grad),
         )
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:

@@ -1,7 +1,8 @@
 """When the reference's log-probabilities are computed: before the first step, by the run's own model.
 
 Its weights are those of the reference until then, so there is never a second model in memory. A run that is resumed
-reads what it has kept; where that is gone, the model that it started from is loaded, used and dropped.
+reads what it has kept; where that is gone, the model that it started from is loaded, used and dropped. Where adapters
+are trained, the model without them is the reference at any time.
 """
 
 import time
@@ -22,6 +23,7 @@ from napkin.alignment.token_sequence import TokenSequence
 from napkin.alignment.unit_plan import REFERENCE_SECONDS, REFERENCE_TOKENS
 from napkin.distributed.parallel_model import ParallelModel
 from napkin.errors import NapkinError
+from napkin.model.adapters import adapters_off
 from napkin.training.loop import Callback, TrainingLoop
 from napkin.training.signals import Interrupted, agree_on_signal
 from napkin.units import format_seconds
@@ -69,7 +71,7 @@ class ReferencePass(Callback):
 
         def look() -> tuple[str, str]:
             # A run that has taken steps keeps its reference, whatever has become of the folder since.
-            start = "" if loop.step else open_start(self.start).fingerprint
+            start = loop.frozen or ("" if loop.step else open_start(self.start).fingerprint)
             return start, read_reference_scores(path, key_of(start), units.n_sequences)[1]
 
         # Ranks decide alike; then each reads for itself.
@@ -78,7 +80,7 @@ class ReferencePass(Callback):
             if loop.ranks.is_rank_zero and path.exists():
                 loop.on_message(f"'{path}' is computed again: {problem}")
             model = loop.train_state.parallel_model
-            if loop.step:
+            if loop.step and loop.frozen is None:
                 reopened = open_start(self.start)
                 start = reopened.fingerprint
                 model = ParallelModel(reference_model(reopened, loop.preparation.precision), loop.ranks, model.layout)
@@ -105,6 +107,7 @@ class ReferencePass(Callback):
         began, n_tokens = time.perf_counter(), 0
         with ExitStack() as stack:
             stack.enter_context(loop.watch(WATCHED))
+            stack.enter_context(adapters_off(loop.train_state.model))
             writer = None
             if loop.ranks.is_rank_zero:
                 writer = stack.enter_context(reference_writer(path, key, units.n_sequences))

@@ -26,7 +26,7 @@ from napkin.alignment.reinforcement_step import (
 from napkin.alignment.rewards.reward import NamedFailures
 from napkin.alignment.rollout import Episode, RolloutSettings, roll_out
 from napkin.alignment.sequence_packing import resolved_arrangement
-from napkin.alignment.start_model import open_start, reference_model
+from napkin.alignment.start_model import initial_weights, open_start, reference_model
 from napkin.distributed.parallel_model import all_resident
 from napkin.errors import NapkinError
 from napkin.model.transformer import Transformer
@@ -108,12 +108,11 @@ class ReinforcementMethod(Method):
 
     def plan(self, resolved: ResolvedRecipe, machine: Machine, progress: Progress) -> Plan:
         """Of a step like the one that will be metered, as the start answers."""
-        start = open_start(self.recipe.tuning.start)
         return plan_reinforcement(
             resolved,
             self.settings,
             self.batch(0),
-            start.load_into,
+            initial_weights(self.context.folder, self.recipe),
             machine,
             progress,
             has_second_model=self.has_second_model,

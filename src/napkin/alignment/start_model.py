@@ -1,14 +1,16 @@
 """The model that tuning starts from: a run of napkin, or a Hugging Face folder; and a frozen copy to compare with."""
 
 import dataclasses
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 
 import torch
 
-from napkin.checkpoint.checksums import checksum_of, read_sums
+from napkin.checkpoint.checksums import FROZEN, checksum_of, read_sums
 from napkin.checkpoint.folder import checkpoint_paths
+from napkin.checkpoint.frozen_file import load_frozen
 from napkin.checkpoint.load import keeps_average
 from napkin.checkpoint.plain_model import load_plain_model
 from napkin.checkpoint.restore import load_newest
@@ -30,12 +32,14 @@ from napkin.model.huggingface.convert import (
 )
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import Precision
+from napkin.recipe.tuning_recipe import TuningRecipe
 from napkin.runs.conversation_file import ConversationFile
 from napkin.runs.quantized_file import is_quantized
 from napkin.runs.run_folder import RunFolder
 from napkin.runs.run_format import is_run
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.interchange.huggingface import read_huggingface
+from napkin.train_step.tuned_model import adapter_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +76,7 @@ class StartModel:
         if self.checkpoint is None:
             checksums = [checksum_of(path) for path in weight_files(self.folder)]
         else:
-            stems = ("model.", "optimizer.") if keeps_average(self.checkpoint) else ("model.",)
+            stems = ("model", "optimizer", FROZEN) if keeps_average(self.checkpoint) else ("model", FROZEN)
             checksums = [sum for name, sum in read_sums(self.checkpoint.path).items() if name.startswith(stems)]
         return sha256(" ".join(checksums).encode()).hexdigest()
 
@@ -138,6 +142,14 @@ def reference_model(start: StartModel, precision: Precision) -> Transformer:
     start.load_into(model)
     model.requires_grad_(False).eval()
     return model.to(precision.device_type)
+
+
+def initial_weights(run: Path, recipe: TuningRecipe) -> Callable[[Transformer], None]:
+    """What copies the weights that a run starts from into a model: frozen ones are in its own folder, once that is
+    there; others are those of the start. Raises NapkinError where there is none."""
+    if adapter_of(recipe) is not None and is_run(run):
+        return partial(load_frozen, RunFolder(run).checkpoints)
+    return open_start(recipe.tuning.start).load_into
 
 
 def _start_of_run(path: Path) -> StartModel:

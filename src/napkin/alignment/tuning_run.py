@@ -10,8 +10,9 @@ from napkin.alignment.chats.chat_start import conversation_files_of, encoder_of_
 from napkin.alignment.method import Method, TuningContext
 from napkin.alignment.methods import make_method
 from napkin.alignment.sequence_step import refuse_divided_models
-from napkin.alignment.start_model import StartModel, open_start
+from napkin.alignment.start_model import StartModel, initial_weights, open_start
 from napkin.checkpoint.disk_space import refuse_too_small_disk
+from napkin.checkpoint.frozen_file import write_frozen
 from napkin.data.mixing import TokenMixture
 from napkin.data.token_file import TokenFile
 from napkin.distributed.joining import join_ranks
@@ -34,6 +35,8 @@ from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_folder import ReadOnlyRunFolder, RunFolder
 from napkin.runs.run_format import is_run
 from napkin.tokenizer.base import Tokenizer
+from napkin.train_step.step import build_model
+from napkin.train_step.tuned_model import adapter_of
 from napkin.training.loop import Callback
 from napkin.training.preparation import Fetcher, Progress
 from napkin.training.run import Outcome, train_run
@@ -49,6 +52,7 @@ class TuningPreparation:
     method: Method
     start: StartModel | None
     """None of a run that is resumed: its weights are its own."""
+    folder: Path
     plan: Plan | None = None
     ranks: Ranks = ALONE
 
@@ -77,14 +81,10 @@ class TuningPreparation:
         return MethodFetcher(self.method)
 
     def initialize(self, model: Transformer) -> None:
-        """Copy the start's weights into the model. Raises NapkinError where a resumed run has no checkpoint."""
-        start = self.start or open_start(self._tuning.tuning.start)
-        start.load_into(model)
-
-    @property
-    def _tuning(self) -> TuningRecipe:
+        """Copy the weights that the run starts from into the model: those that it keeps, or those of its start."""
         assert isinstance(self.recipe, TuningRecipe)
-        return self.recipe
+        load = None if self.start is None or adapter_of(self.recipe) else self.start.load_into
+        (load or initial_weights(self.folder, self.recipe))(model)
 
 
 class MethodFetcher:
@@ -127,11 +127,18 @@ def create_tuning(
         encoder = encoder_of_start(start, tuned.tuning.chat_template, tuned.tuning.learned)
         method = make_method(TuningContext(tuned, start.tokenizer, encoder, Path(folder), ranks, progress, on_message))
         plan = _plan(method, resolved, ranks, progress)
-        preparation = TuningPreparation(resolved, start.tokenizer, method, start, plan, ranks)
+        preparation = TuningPreparation(resolved, start.tokenizer, method, start, Path(folder), plan, ranks)
         files = {} if plan is None else {"plan.json": plan_file_of(plan)}
         if plan is not None:
-            refuse_too_small_disk(Path(folder), whole_checkpoint_bytes(plan))
-        run = RunFolder.create(folder, tuned, start.tokenizer, conversation_files_of(encoder, start))
+            refuse_too_small_disk(Path(folder), whole_checkpoint_bytes(plan), plan.ledger.frozen_bytes)
+
+        def keep_what_is_not_trained(checkpoints: Path) -> None:
+            if adapter_of(tuned) is not None:
+                progress("keeping the frozen weights")
+                write_frozen(checkpoints, build_model(resolved, start.load_into))
+
+        conversation = conversation_files_of(encoder, start)
+        run = RunFolder.create(folder, tuned, start.tokenizer, conversation, keep_what_is_not_trained)
         for name, content in files.items():
             run.write_json(name, content)
         return preparation, run
@@ -248,7 +255,7 @@ def _open(
     context = TuningContext(recipe, run.tokenizer, encoder, run.path, ranks, progress, on_message)
     method = make_method(context)
     plan = _plan(method, resolved, ranks, progress) if planned else None
-    return TuningPreparation(resolved, run.tokenizer, method, None, plan, ranks), run
+    return TuningPreparation(resolved, run.tokenizer, method, None, run.path, plan, ranks), run
 
 
 def _on_rank_zero(

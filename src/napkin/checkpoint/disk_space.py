@@ -14,8 +14,8 @@ _OVERHEAD_BYTES = 2**17
 
 
 def checkpoint_bytes(ledger: Ledger) -> int:
-    """Bytes of a device's checkpoint by count: parameters and optimizer state."""
-    return sum(ledger.peak_by_category.get(category, 0) for category in ("parameters", "optimizer state"))
+    """Bytes of a device's checkpoint by count: parameters that are trained, and optimizer state."""
+    return ledger.trained_bytes + ledger.peak_by_category.get("optimizer state", 0)
 
 
 def kept_checkpoints(training: TrainingConfig) -> int:
@@ -33,12 +33,14 @@ def refuse_full_disk(folder: Path, size_bytes: int) -> None:
         )
 
 
-def refuse_too_small_disk(run: Path, size_bytes: int) -> None:
-    """Raise NapkinError where the disk has no space for a single checkpoint of a run that has no folder yet."""
-    needed, free = size_bytes + _OVERHEAD_BYTES, _free_bytes(run)
+def refuse_too_small_disk(run: Path, size_bytes: int, frozen_bytes: int = 0) -> None:
+    """Raise NapkinError where the disk has no space for the frozen weights and a single checkpoint of a run that has no
+    folder yet."""
+    needed, free = size_bytes + frozen_bytes + _OVERHEAD_BYTES, _free_bytes(run)
     if free < needed:
+        what = "the frozen weights and a checkpoint take" if frozen_bytes else "a checkpoint takes"
         raise NapkinError(
-            f"a checkpoint takes {format_bytes(needed)}, the disk of '{run}' has {format_bytes(free)} free: "
+            f"{what} {format_bytes(needed)}, the disk of '{run}' has {format_bytes(free)} free: "
             "free some space, or choose a --run on another disk"
         )
 

@@ -2,7 +2,8 @@
 
 `step-00000200/` holds model.safetensors, optimizer.safetensors, state.json, and SHA256SUMS over the three, in the
 format that `sha256sum -c` reads. Where ranks divide the model or its optimizer state, each writes files of its own in
-place of the first two (`shard_files.py`). Nothing in it is executable: tensors are safetensors, the rest is text.
+place of the first two (`shard_files.py`). Where adapters are trained, model.safetensors holds what is trained, and all
+else is kept once (`frozen_file.py`). Nothing in it is executable: tensors are safetensors, the rest is text.
 """
 
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from napkin.checkpoint.checksums import SUMS, checksum_of, damaged, read_sums
+from napkin.checkpoint.checksums import FROZEN, SUMS, checksum_of, damaged, frozen_path, read_sums
 from napkin.checkpoint.state import Checkpoint, State
 from napkin.errors import first_line
 from napkin.files import read_bytes, sync_folder
@@ -54,19 +55,25 @@ def checkpoint_paths(folder: Path) -> list[Path]:
     return [path for _, path in sorted(numbered, reverse=True)]
 
 
-def read_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
-    """Read a checkpoint and verify the checksums of its files; without `verify`, another rank has done that.
+def read_checkpoint(path: Path, *, verify: bool = True, verify_frozen: bool = True) -> Checkpoint:
+    """Read a checkpoint and verify the checksums of its files; without `verify`, another rank has done that, and
+    without `verify_frozen` the frozen weights are left out.
 
     Raises CorruptFile naming the file and what is wrong with it.
     """
     expected = read_sums(path)
     for name in expected if verify else ():
+        if name == FROZEN and not verify_frozen:
+            continue
+        file, listed = path / name, SUMS
+        if name == FROZEN:
+            file, listed = frozen_path(path.parent), f"{path.name}/{SUMS}"
         try:
-            found = checksum_of(path / name)
+            found = checksum_of(file)
         except OSError as error:
-            raise damaged(path / name, f"cannot be read ({error.strerror})") from None
+            raise damaged(file, f"cannot be read ({error.strerror})") from None
         if found != expected[name]:
-            raise damaged(path / name, f"was truncated or changed, its SHA-256 is not the one in {SUMS}")
+            raise damaged(file, f"was truncated or changed, its SHA-256 is not the one in {listed}")
     try:
         state = msgspec.json.decode(read_bytes(path / "state.json"), type=State)
         state.history.refuse_impossible(state.step)
@@ -77,4 +84,4 @@ def read_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
         raise damaged(path / "state.json", "is nested too deeply to describe a checkpoint") from None
     if path != checkpoint_path(path.parent, state.step):
         raise damaged(path / "state.json", f"is that of another checkpoint, of step {state.step}")
-    return Checkpoint(path, state)
+    return Checkpoint(path, state, expected.get(FROZEN))

@@ -1,26 +1,21 @@
 """Loading a checkpoint: its weights, its averaged weights, or the whole train state."""
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
-from napkin.checkpoint.checksums import damaged, read_sums
-from napkin.checkpoint.parts import Parts, is_whole
-from napkin.checkpoint.shard_files import ShardError, copy_parts_into, describe, describe_tensor, tensor_files
-from napkin.checkpoint.state import Checkpoint, in_parts, model_tensors, optimizer_tensors, whole
+from napkin.checkpoint.checksums import frozen_path, read_sums
+from napkin.checkpoint.parts import Parts
+from napkin.checkpoint.shard_files import tensor_files
+from napkin.checkpoint.state import Checkpoint, frozen_tensors, in_parts, model_tensors, optimizer_tensors, whole
+from napkin.checkpoint.stored_tensors import copy_files_into, formats_of
 from napkin.errors import NapkinError
-from napkin.files import refuse_irregular
-from napkin.model.frozen_weights import narrow_names
 from napkin.model.transformer import Transformer
 from napkin.optim.loss_scale import LossScale
 from napkin.recipe.recipe import Recipe
 from napkin.train_step.step import TrainState
-from napkin.train_step.tuned_model import held_dtype
 
 
 def load_model(checkpoint: Checkpoint, model: Transformer) -> None:
@@ -42,12 +37,12 @@ def load_averaged_model(checkpoint: Checkpoint, model: Transformer) -> None:
         load_model(checkpoint, model)
         return
     _refuse_other_model(checkpoint, model)
-    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    frozen = frozen_tensors(model)
     if frozen:
         load_model(checkpoint, model)
     targets = {f"average.{name}": tensor for name, tensor in model_tensors(model).items() if name not in frozen}
     stored_as = dict.fromkeys(targets, torch.float32)
-    _copy_into(whole(targets), checkpoint.path, "optimizer", stored_as=stored_as, among_others=True)
+    copy_files_into(whole(targets), _files(checkpoint, "optimizer"), stored_as=stored_as, among_others=True)
 
 
 def load_train_state(checkpoint: Checkpoint, train_state: TrainState) -> None:
@@ -68,10 +63,9 @@ def load_train_state(checkpoint: Checkpoint, train_state: TrainState) -> None:
     # one.
     extra = {"loss_scale": LossScale().to_tensor()} if _precision_of(checkpoint) == "fp16" else {}
     has_average = keeps_average(checkpoint)
-    _copy_into(
+    copy_files_into(
         in_parts(optimizer_tensors(train_state, average=has_average) | extra, model),
-        checkpoint.path,
-        "optimizer",
+        _files(checkpoint, "optimizer"),
         # Other ranks may have the state of other parameters.
         among_others=(has_average and not train_state.average) or model.layout.divides_names,
     )
@@ -111,50 +105,25 @@ def _refuse_other_model(checkpoint: Checkpoint, model: Transformer) -> None:
         )
 
 
-def _copy_into(
-    targets: Parts,
-    folder: Path,
-    stem: str,
-    *,
-    stored_as: Mapping[str, torch.dtype] | None = None,
-    among_others: bool = False,
-) -> None:
-    """Copy the tensors of a checkpoint's files of that stem into `targets`; with `among_others` they may hold more.
-
-    Raises CorruptFile where a name, a shape or a format differs; `stored_as` are the formats in the files by name where
-    they are not the targets'.
-    """
-    paths = [folder / name for name in tensor_files(stem, read_sums(folder))]
-    if paths[0].name != f"{stem}.safetensors" or not all(map(is_whole, targets.values())):
-        try:
-            return copy_parts_into(targets, paths, stored_as=stored_as, among_others=among_others)
-        except ShardError as error:
-            raise damaged(error.path, error.how) from None
-    path = paths[0]
-    try:
-        refuse_irregular(path)
-        stored = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise damaged(path, f"cannot be read as safetensors ({error})") from None
-    for name in sorted(targets.keys() if among_others else targets.keys() | stored.keys()):
-        found = describe_tensor(stored[name].dtype, stored[name].shape) if name in stored else "missing"
-        expected = describe(targets.get(name), (stored_as or {}).get(name))
-        if found != expected:
-            raise damaged(path, f"does not fit its recipe: tensor '{name}' is {found}, the model's is {expected}")
-    with torch.no_grad():
-        for name, (target,) in targets.items():
-            target.tensor.copy_(stored[name])
-
-
 def _copy_weights(checkpoint: Checkpoint, targets: Parts, model: Transformer, *, among_others: bool = False) -> None:
-    """The formats in the files are those that the checkpoint's precision had, not those of the targets."""
-    precision = _precision_of(checkpoint)
-    stored_as = dict.fromkeys(targets, torch.bfloat16 if precision == "bf16-pure" else torch.float32)
-    adapter = checkpoint.state.recipe.get("adapter", {})
-    held = held_dtype(adapter.get("kind", "none"), adapter.get("frozen", "auto"), precision)
-    if held is not None:
-        stored_as |= dict.fromkeys(narrow_names(model), held)
-    _copy_into(targets, checkpoint.path, "model", stored_as=stored_as, among_others=among_others)
+    """What is trained is stored in the format that the checkpoint's precision has, not in that of the targets; frozen
+    weights in those that they were written in, once."""
+    stored_as = dict.fromkeys(targets, torch.bfloat16 if _precision_of(checkpoint) == "bf16-pure" else torch.float32)
+    files, frozen = _files(checkpoint, "model"), frozen_tensors(model)
+    if frozen and checkpoint.frozen is None:
+        raise NapkinError(
+            f"'{checkpoint.path}' holds the weights that its adapters were trained beside, as an earlier napkin wrote "
+            "it: train the adapters again"
+        )
+    if frozen:
+        path = frozen_path(checkpoint.path.parent)
+        files.append(path)
+        stored_as |= {name: each for name, each in formats_of(path).items() if name in frozen}
+    copy_files_into(targets, files, stored_as=stored_as, among_others=among_others)
+
+
+def _files(checkpoint: Checkpoint, stem: str) -> list[Path]:
+    return [checkpoint.path / name for name in tensor_files(stem, read_sums(checkpoint.path))]
 
 
 def _precision_of(checkpoint: Checkpoint) -> str:

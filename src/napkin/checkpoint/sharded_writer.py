@@ -24,7 +24,8 @@ from napkin.checkpoint.load import load_train_state
 from napkin.checkpoint.restore import restore_newest
 from napkin.checkpoint.shard_assignment import ShardAssignment, assign_shards
 from napkin.checkpoint.state import Checkpoint, Snapshot, State
-from napkin.checkpoint.write import cannot_be_written, refuse_non_finite, write_tensors
+from napkin.checkpoint.stored_tensors import write_tensors
+from napkin.checkpoint.write import cannot_be_written, refuse_non_finite
 from napkin.checkpoint.writer import CheckpointWriter
 from napkin.distributed.ranks import Ranks
 from napkin.errors import CorruptFile, NapkinError
@@ -94,7 +95,8 @@ class _ReadOnlyWriter(CheckpointWriter):
     """Writes nothing: returns the checkpoints that rank 0 writes."""
 
     def _write(self, taken: Snapshot, prune: bool) -> Checkpoint:
-        return Checkpoint(checkpoint_path(self.folder, taken.step), msgspec.json.decode(taken.state, type=State))
+        path = checkpoint_path(self.folder, taken.step)
+        return Checkpoint(path, msgspec.json.decode(taken.state, type=State), taken.frozen)
 
 
 class _ShardWriter(CheckpointWriter):
@@ -162,7 +164,7 @@ def _save_sharded(ranks: Ranks, folder: Path, taken: Snapshot, before_publishing
         try:
             if problems:
                 return problems[0]
-            write_state(draft, taken.state, sums)
+            write_state(draft, taken.state, sums, frozen=taken.frozen)
             before_publishing()
             draft.rename(path)
             sync_folder(folder)
@@ -175,14 +177,14 @@ def _save_sharded(ranks: Ranks, folder: Path, taken: Snapshot, before_publishing
     problem = ranks.broadcast_from_zero(finish)
     if problem:
         raise NapkinError(problem)
-    return Checkpoint(path, msgspec.json.decode(taken.state, type=State))
+    return Checkpoint(path, msgspec.json.decode(taken.state, type=State), taken.frozen)
 
 
 def _begin(path: Path) -> str | None:
     """The name of a new hidden folder to write to; None where an intact checkpoint exists already."""
     if path.exists():
         with contextlib.suppress(CorruptFile):
-            read_checkpoint(path)
+            read_checkpoint(path, verify_frozen=False)
             return None
         set_aside(path)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")

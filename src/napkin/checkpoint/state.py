@@ -45,6 +45,8 @@ class Checkpoint:
 
     path: Path
     state: State
+    frozen: str | None = None
+    """SHA-256 of the frozen weights that it goes with; None where it holds the whole model."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class Snapshot:
     """By the name of the file. They are the train state's tensors, not copies."""
     state: bytes
     """state.json."""
+    frozen: str | None = None
+    """SHA-256 of the run's frozen weights, if it has any."""
 
     @property
     def bytes(self) -> int:
@@ -75,9 +79,10 @@ def snapshot(
     tokenizer: str,
     train_tokens: str,
     history: History | None = None,
+    frozen: str | None = None,
 ) -> Snapshot:
     """The contents of a checkpoint of `train_state`, as far as this rank has them. Its tensors are the train state's,
-    not copies."""
+    not copies; `frozen` is the checksum of the weights that are not trained, which are kept elsewhere."""
     state = State(
         format="napkin-checkpoint",
         version=1,
@@ -91,14 +96,14 @@ def snapshot(
     )
     model = train_state.parallel_model
     files = {f"{stem}.safetensors": in_parts(named, model) for stem, named in tensors_of(train_state).items()}
-    return Snapshot(step, files, msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
+    return Snapshot(step, files, msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n", frozen)
 
 
 def tensors_of(train_state: TrainState) -> dict[str, dict[str, Tensor]]:
     """All tensors of a checkpoint that this rank has parts of, by the stem of their file and by name, in the order in
     which they are stored."""
     rest = optimizer_tensors(train_state) | train_state.extra_state()
-    return {"model": model_tensors(train_state.model), "optimizer": rest}
+    return {"model": trained_tensors(train_state.model), "optimizer": rest}
 
 
 def in_parts(named: dict[str, Tensor], model: ParallelModel) -> Parts:
@@ -120,6 +125,16 @@ def whole(named: dict[str, Tensor]) -> Parts:
 def model_tensors(model: Transformer) -> dict[str, Tensor]:
     """Parameters by name, detached."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def trained_tensors(model: Transformer) -> dict[str, Tensor]:
+    """Those of them that are trained: all, except beside adapters."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def frozen_tensors(model: Transformer) -> dict[str, Tensor]:
+    """Those of them that are not."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters() if not parameter.requires_grad}
 
 
 def optimizer_tensors(train_state: TrainState, *, average: bool = True) -> dict[str, Tensor]:

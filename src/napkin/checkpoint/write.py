@@ -1,29 +1,23 @@
 """Writing a checkpoint atomically: to a folder with a hidden name, every file synced, then renamed."""
 
-import math
 import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import torch
 from safetensors import SafetensorError
-from torch import Tensor
 
-from napkin.checkpoint.checksums import TENSOR_FILES, checksum_of, write_state
+from napkin.checkpoint.checksums import TENSOR_FILES, write_state
 from napkin.checkpoint.folder import checkpoint_path, read_checkpoint, set_aside
-from napkin.checkpoint.parts import Parts
-from napkin.checkpoint.shard_files import write_parts
+from napkin.checkpoint.frozen_file import keep_frozen
 from napkin.checkpoint.state import Checkpoint, Snapshot, State, snapshot
+from napkin.checkpoint.stored_tensors import is_finite, write_tensors
 from napkin.errors import CorruptFile, NapkinError
-from napkin.files import sync_file, sync_folder
+from napkin.files import sync_folder
 from napkin.runs.history import History
 from napkin.runs.run_folder import lower_learning_rate
 from napkin.train_step.step import TrainState
-
-# Torch parallelises reductions of more elements.
-_SERIAL_NUMEL = 2**15
 
 
 def save_checkpoint(
@@ -36,9 +30,16 @@ def save_checkpoint(
     train_tokens: str,
     history: History | None = None,
 ) -> Checkpoint:
-    """Write `folder`/step-XXXXXXXX and return it: `snapshot` and `write_checkpoint` in one."""
+    """Write `folder`/step-XXXXXXXX and return it: `snapshot` and `write_checkpoint` in one; with adapters also
+    `folder`/frozen, unless it is there."""
     taken = snapshot(
-        train_state, step=step, seconds=seconds, tokenizer=tokenizer, train_tokens=train_tokens, history=history
+        train_state,
+        step=step,
+        seconds=seconds,
+        tokenizer=tokenizer,
+        train_tokens=train_tokens,
+        history=history,
+        frozen=keep_frozen(folder, train_state.model),
     )
     return write_checkpoint(folder, taken)
 
@@ -55,14 +56,15 @@ def write_checkpoint(
     path = checkpoint_path(folder, taken.step)
     if path.exists():
         try:
-            return read_checkpoint(path)
+            return read_checkpoint(path, verify_frozen=False)
         except CorruptFile:
             set_aside(path)
     refuse_non_finite(taken, folder)
     draft = folder / f".{path.name}.{secrets.token_hex(8)}.tmp"
     try:
         draft.mkdir()
-        write_state(draft, taken.state, {name: write_tensors(draft / name, taken.files[name]) for name in TENSOR_FILES})
+        sums = {name: write_tensors(draft / name, taken.files[name]) for name in TENSOR_FILES}
+        write_state(draft, taken.state, sums, frozen=taken.frozen)
         before_publishing()
         draft.rename(path)
         sync_folder(folder)
@@ -70,7 +72,7 @@ def write_checkpoint(
         raise NapkinError(cannot_be_written(path, error)) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return Checkpoint(path, msgspec.json.decode(taken.state, type=State))
+    return Checkpoint(path, msgspec.json.decode(taken.state, type=State), taken.frozen)
 
 
 def cannot_be_written(path: Path, error: Exception) -> str:
@@ -81,27 +83,12 @@ def cannot_be_written(path: Path, error: Exception) -> str:
     )
 
 
-def write_tensors(path: Path, tensors: Parts) -> str:
-    """Write a file of tensors, or of parts of them, to the disk; its folder exists. Returns its checksum."""
-    write_parts(path, tensors)
-    # safetensors creates files that only their owner can read; a run's other files follow the user's umask.
-    path.chmod(path.parent.stat().st_mode & 0o666)
-    sync_file(path)
-    return checksum_of(path)
-
-
 def refuse_non_finite(taken: Snapshot, folder: Path) -> None:
     """Raise NapkinError where a number is infinite or NaN."""
     for named in taken.files.values():
         for name, parts in named.items():
-            if not all(_is_finite(part.tensor) for part in parts):
+            if not all(is_finite(part.tensor) for part in parts):
                 raise NapkinError(
                     f"step {taken.step}: tensor '{name}' holds infinity or NaN, no checkpoint is written: "
                     f"{lower_learning_rate(folder.parent)}"
                 )
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    """True if every element is finite; on a CPU computed by a single thread, as the others may be training."""
-    pieces = tensor.detach().flatten().split(_SERIAL_NUMEL) if tensor.device.type == "cpu" else [tensor]
-    return all(math.isfinite(each.item()) for piece in pieces if piece.numel() for each in torch.aminmax(piece))

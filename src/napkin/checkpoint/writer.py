@@ -153,7 +153,7 @@ class _HostBuffers:
             event = torch.cuda.Event()
             event.record()
             ready = event.synchronize
-        return Snapshot(taken.step, files, taken.state), ready
+        return dataclasses.replace(taken, files=files), ready
 
     def _copy_one(self, key: tuple[str, str, int], part: Part) -> Part:
         buffer, here = self._buffers.get(key), part.tensor

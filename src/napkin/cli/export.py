@@ -79,7 +79,9 @@ def _export_adapter(options: ExportOptions, out: Path) -> None:
         start = recipe.tuning.start
         with folder_for(out):
             save_adapters(model, out, base=start if is_pretrained(start) else None)
-    if not is_pretrained(start):
+    if not Path(start).is_dir():
+        notify(f"'{start}' is not there: they are for a folder that `napkin export` has written of the same weights")
+    elif not is_pretrained(start):
         notify(f"they are for the folder that `napkin export {shlex.quote(start)}` writes")
     _show(options, out, checkpoint.state.step)
 

@@ -13,12 +13,14 @@ from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.optim.registry import build_optimizer
 from napkin.planning.run_plan import Plan
+from napkin.recipe.tuning_recipe import TuningRecipe
 from napkin.units import format_bytes
 
 
 def whole_checkpoint_bytes(plan: Plan) -> int:
     """Bytes of the files of all ranks together."""
-    if not plan.resolved.layout.divides_state:
+    # A step of tuning is counted in a single process.
+    if not plan.resolved.layout.divides_state or isinstance(plan.recipe, TuningRecipe):
         return checkpoint_bytes(plan.ledger)
     optimizer = plan.recipe.optimizer
     options = tuple(optimizer.options.items())
@@ -78,7 +80,9 @@ def describe_checkpoints(plan: Plan) -> str:
     if writes_in_background(plan):
         copied = format_bytes(copy_bytes)
         how = f"in the background, from a copy of {copied} in host memory, which no figure above includes"
+    frozen = plan.ledger.frozen_bytes
+    once = f", besides {format_bytes(frozen)} of frozen weights, once" if frozen else ""
     return (
         f"checkpoints: {format_bytes(size)} each, up to {kept} kept, {format_bytes((kept + 1) * size)} of disk while "
-        f"one is written; written {how}"
+        f"one is written{once}; written {how}"
     )

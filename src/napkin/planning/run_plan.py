@@ -20,6 +20,7 @@ from napkin.accounting.rules import (
 from napkin.accounting.utilisation import dollars, kilowatt_hours, mfu
 from napkin.planning.layout_plan import LayoutPlan
 from napkin.planning.site import Site
+from napkin.planning.stored_quantities import stored_rows
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.runs.plan_file import PlannedFile, PredictedLoss
@@ -216,6 +217,7 @@ class Plan:
                 note=f"rule {per_parameter} bytes per parameter{among}: no activations, no logits, no batch",
             ),
             *self._reserved(),
+            *stored_rows(self.resolved, self.ledger, self.rule_parameters),
             *self._compiled(),
             QuantityRow(
                 "seconds per step",

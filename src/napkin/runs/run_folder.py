@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,9 +77,15 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, path: StrPath, recipe: Recipe, tokenizer: Tokenizer, files: Mapping[str, bytes] | None = None
+        cls,
+        path: StrPath,
+        recipe: Recipe,
+        tokenizer: Tokenizer,
+        files: Mapping[str, bytes] | None = None,
+        write_weights: Callable[[Path], object] = lambda checkpoints: None,
     ) -> "RunFolder":
-        """Create the folder with its recipe, tokenizer and `files` by name. Raises NapkinError where it exists."""
+        """Create the folder with its recipe, tokenizer and `files` by name, and with what `write_weights` writes to the
+        folder of checkpoints. Raises NapkinError where it exists."""
         path = Path(path)
         cls.refuse_existing(path)
         try:
@@ -91,6 +97,7 @@ class RunFolder:
                 tokenizer.save(draft / "tokenizer.json")
                 for name, content in (files or {}).items():
                     atomic_write_bytes(draft / name, content)
+                write_weights(draft / "checkpoints")
                 # Renaming a folder onto one that is not empty fails: a run created in the meantime is left as it is.
                 draft.rename(path)
                 sync_folder(path.parent)

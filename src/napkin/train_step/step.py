@@ -252,17 +252,7 @@ def build_train_state(
     """
     resolved = replace(resolved, world_size=ranks.world_size)
     recipe, precision = resolved.recipe, resolved.precision
-    # Drawn on the CPU, so that a seed gives the same weights on every device.
-    model = Transformer(recipe.model, seed=recipe.training.init_seed)
-    if initialize is not None:
-        initialize(model)
-    add_tuned_parts(model, recipe)
-    if precision.weights_dtype != torch.float32:
-        _cast(model, precision.weights_dtype)
-    adapter = adapter_of(recipe)
-    held = None if adapter is None else held_dtype(adapter.kind, adapter.frozen, precision.name)
-    if held is not None:
-        hold_frozen_narrow(model, held)
+    model = build_model(resolved, initialize)
     if precision.name in NARROW:
         multiply_narrow(model.blocks, narrow_linear(precision.name, precision.narrow_form))
     if recipe.training.kernels == "compiled":
@@ -307,6 +297,24 @@ def build_train_state(
         loss_scale=loss_scale,
         compiled=compiled,
     )
+
+
+def build_model(resolved: ResolvedRecipe, initialize: Callable[[Transformer], None] | None = None) -> Transformer:
+    """The model of a recipe with what it trains besides, on the CPU, its parameters in the formats that they are held
+    in; `initialize` sets other weights than those drawn from `training.init_seed`."""
+    recipe, precision = resolved.recipe, resolved.precision
+    # Drawn on the CPU, so that a seed gives the same weights on every device.
+    model = Transformer(recipe.model, seed=recipe.training.init_seed)
+    if initialize is not None:
+        initialize(model)
+    add_tuned_parts(model, recipe)
+    if precision.weights_dtype != torch.float32:
+        _cast(model, precision.weights_dtype)
+    adapter = adapter_of(recipe)
+    held = None if adapter is None else held_dtype(adapter.kind, adapter.frozen, precision.name)
+    if held is not None:
+        hold_frozen_narrow(model, held)
+    return model
 
 
 def _trained(model: Transformer) -> list[nn.Parameter]:

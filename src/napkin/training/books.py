@@ -1,12 +1,16 @@
 """measurement.json, which a run has from its last checkpoint on, whenever the process is killed."""
 
 import contextlib
+import dataclasses
 
 from napkin.accounting.quantity_table import QuantityTable
 from napkin.accounting.run_measurement import Measurement
-from napkin.checkpoint.folder import checkpoint_path, read_checkpoint
+from napkin.checkpoint.checksums import frozen_path
+from napkin.checkpoint.folder import checkpoint_path, checkpoint_paths, read_checkpoint
 from napkin.checkpoint.load import load_train_state
+from napkin.checkpoint.stored_tensors import stored_bytes
 from napkin.errors import NapkinError
+from napkin.planning.stored_quantities import CHECKPOINT_BYTES, FROZEN_BYTES
 from napkin.runs.measurement_file import MEASUREMENT_FILE, write_measurement
 from napkin.training.loop import Callback, TrainingLoop
 from napkin.training.metered_step import MeteredStep
@@ -42,6 +46,8 @@ class Books(Callback):
             return
         if loop.step > loop.first_step:
             self.measurement = measurement
+        if loop.frozen is not None and loop.ranks.is_rank_zero:
+            measurement = dataclasses.replace(measurement, further={**measurement.further, **_stored(loop)})
         whole, price = loop.step == loop.recipe.training.steps, plan.site.usd_per_hour
         self.table = write_measurement(
             loop.run,
@@ -57,3 +63,11 @@ class Books(Callback):
         """Whether an earlier process made the last of several steps, and was killed before it wrote a measurement."""
         is_complete = loop.first_step == loop.recipe.training.steps > 1
         return is_complete and not (loop.run.path / MEASUREMENT_FILE).exists()
+
+
+def _stored(loop: TrainingLoop) -> dict[str, float]:
+    """Bytes of the tensors on the disk, of a run that keeps frozen weights: of these, and of the newest checkpoint."""
+    found: dict[str, float] = {FROZEN_BYTES: stored_bytes([frozen_path(loop.run.checkpoints)])}
+    for newest in checkpoint_paths(loop.run.checkpoints)[:1]:
+        found[CHECKPOINT_BYTES] = stored_bytes(newest.glob("*.safetensors"))
+    return found

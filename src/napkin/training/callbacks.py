@@ -185,4 +185,5 @@ def snapshot_of(loop: TrainingLoop) -> Snapshot:
         tokenizer=loop.preparation.tokenizer.fingerprint,
         train_tokens=loop.preparation.data_checksum,
         history=loop.history,
+        frozen=loop.frozen,
     )

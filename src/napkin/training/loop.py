@@ -14,7 +14,9 @@ import torch
 from napkin.accounting.metering import Stopwatch
 from napkin.accounting.utilisation import mfu
 from napkin.checkpoint.folder import checkpoint_paths
+from napkin.checkpoint.frozen_file import frozen_checksum
 from napkin.checkpoint.sharded_writer import restore_on_ranks
+from napkin.checkpoint.state import frozen_tensors
 from napkin.data.lost_pages import leaving_on_lost_pages
 from napkin.data.mixing import TokenMixture
 from napkin.data.token_file import TokenFile
@@ -90,6 +92,8 @@ class TrainingLoop:
         self.reading_batch = False
         """Whether a batch is being read: the train state is consistent then."""
         self._guards = {tokens: TokenGuard(tokens) for tokens in preparation.token_files}
+        self.frozen: str | None = None
+        """The checksum of the run's frozen weights; None where all are trained."""
         self.seconds_before = 0.0
         """Seconds of training up to the checkpoint that this process has continued from."""
         self._start = time.perf_counter()
@@ -122,6 +126,9 @@ class TrainingLoop:
         if checkpoint is not None:
             self.step, self.seconds_before = checkpoint.state.step, checkpoint.state.seconds
             self.history = checkpoint.state.history.copy()
+            self.frozen = checkpoint.frozen
+        elif frozen_tensors(self.train_state.model):
+            self.frozen = frozen_checksum(self.run.checkpoints)
         self._start = time.perf_counter()
         self.first_step = self.step
         for callback in self.callbacks:
