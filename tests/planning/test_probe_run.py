@@ -41,14 +41,20 @@ def recipe(n_layers: int = 4, batch_size: int = 8) -> Recipe:
     return Recipe(model=model, training=TrainingConfig(batch_size=batch_size, micro_batch_size=2))
 
 
+def probe_run(recipe: Recipe, ceilings: Calibration, *, max_bytes: int) -> tuple[float, float]:
+    resolved = ResolvedRecipe(recipe, PRECISION)
+    return time_probe_run(resolved, count_step(resolved), ceilings, {}, max_bytes=max_bytes)
+
+
+@pytest.mark.parametrize("asked", [recipe(), recipe(n_layers=2, batch_size=4)])
 def test_a_step_of_two_layers_and_two_micro_batches_is_compared_with_its_operators_alone(
-    monkeypatch: pytest.MonkeyPatch,
+    asked: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = Clock(seconds_per_reading=0.3)
     monkeypatch.setattr("napkin.planning.probe_run.time", steps)
     monkeypatch.setattr("napkin.hardware.timing.time", Clock(seconds_per_reading=1e-3))
     ceilings = calibration(1e15)
-    between, factor = time_probe_run(ResolvedRecipe(recipe(), PRECISION), ceilings, {}, max_bytes=2**30)
+    between, factor = probe_run(asked, ceilings, max_bytes=2**30)
     # Every operator takes a millisecond alone, as it is timed, and a step three tenths of a second.
     ledger = count_step(ResolvedRecipe(recipe(n_layers=2, batch_size=4), PRECISION))
     alone = price(ledger, ceilings, {row.call: 1e-3 for row in ledger.rows if row.bytes_read + row.bytes_written})
@@ -92,17 +98,11 @@ def test_nine_in_ten_steps_are_within_the_stated_factor(spread: float) -> None:
 
 
 def test_a_probe_run_that_would_take_too_long_or_too_much_memory_is_left_out() -> None:
-    assert time_probe_run(ResolvedRecipe(recipe(), PRECISION), calibration(1e15), {}, max_bytes=1000) == (
-        1.0,
-        UNPROBED_FACTOR,
-    )
-    assert time_probe_run(ResolvedRecipe(recipe(), PRECISION), calibration(1e2), {}, max_bytes=50) == (
-        1.0,
-        UNPROBED_FACTOR,
-    )
+    assert probe_run(recipe(), calibration(1e15), max_bytes=1000) == (1.0, UNPROBED_FACTOR)
+    assert probe_run(recipe(), calibration(1e2), max_bytes=50) == (1.0, UNPROBED_FACTOR)
 
 
 def test_a_probe_run_leaves_the_global_random_state_alone() -> None:
     state = torch.get_rng_state()
-    time_probe_run(ResolvedRecipe(recipe(1), PRECISION), calibration(1e15), {}, max_bytes=2**30)
+    probe_run(recipe(1), calibration(1e15), max_bytes=2**30)
     assert torch.equal(state, torch.get_rng_state())

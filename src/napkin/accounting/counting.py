@@ -38,7 +38,7 @@ def count(
     optimizer: Callable[..., torch.optim.Optimizer] | None = None,
     target: Target = "cpu",
     by: Literal["tracing", "running"] = "tracing",
-    warm_up: int = 1,
+    warm_up: int | Callable[[], Any] = 1,
     progress: Callable[[int], None] | None = None,
 ) -> Ledger:
     """Trace one training step in its steady state and return its ledger.
@@ -62,7 +62,8 @@ def count(
         by: "tracing" needs no data and no memory; "running" runs two real steps of a copy, on the module's device and
             on this batch, and records the second. It counts what depends on data, such as `.item()`, and its peak is
             the allocator's; `ledger.source` is then "run".
-        warm_up: steps that are traced before the one that is counted; the first creates the optimizer's state.
+        warm_up: steps that are traced before the one that is counted, the first creates the optimizer's state; or a
+            function that is called in their place and leaves what they do.
         progress: called now and then while it traces, with the number of operator calls so far.
 
     Tokens that a router distributes by `topk` and masks are counted as distributed evenly, which `ledger.assumption`

@@ -43,20 +43,23 @@ def record(
     module: nn.Module,
     step: Callable[[], Any],
     *,
-    warm_up: int = 0,
+    warm_up: int | Callable[[], Any] = 0,
     cuda: CudaTarget | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Ledger:
     """Run `step` `warm_up` + 1 times and return the ledger of the last run.
 
     `step` trains `module` once. One step of warm-up leads to the steady state: the first step creates the optimizer's
-    state, after its own peak. With `cuda`, memory is that of this device: blocks of its caching allocator. `progress`
-    is called now and then with the number of operator calls so far.
+    state, after its own peak; a function that leaves the same may stand for it. With `cuda`, memory is that of this
+    device: blocks of its caching allocator. `progress` is called now and then with the number of operator calls so far.
     """
     recorder = _Recorder(module, cuda, progress)
     with recorder.attached():
-        for _ in range(warm_up):
-            step()
+        if isinstance(warm_up, int):
+            for _ in range(warm_up):
+                step()
+        else:
+            warm_up()
         recorder.begin()
         step()
         return recorder.ledger()
@@ -206,22 +209,18 @@ class _Recorder(TorchDispatchMode):
         self.memory.take_and_give_back(known or 0)
 
     def _warm_up(self, operator: Any, args: tuple, kwargs: dict) -> Any:
-        if not self.cuda:
-            result = self.call(operator, args, kwargs)
-            self._claim_followed(operator, args, _tensors(result))
-            return result
         inputs, on_host = _tensors((args, kwargs)), self._is_on_host(operator)
         self.memory.claim(inputs, "inputs", on_host=on_host)
         result = self.call(operator, args, kwargs)
-        in_backward = torch._C._current_graph_task_id() != -1
-        self.memory.sums_gradients = _sums_gradients(operator, inputs, in_backward=in_backward)
-        self._claim_followed(operator, args, _tensors(result), on_host=on_host)
-        self._take_more(self.cuda, operator, args, inputs)
-        return result
-
-    def _claim_followed(self, operator: Any, args: tuple, outputs: list[Tensor], *, on_host: bool = False) -> None:
+        outputs = _tensors(result)
+        if self.cuda:
+            in_backward = torch._C._current_graph_task_id() != -1
+            self.memory.sums_gradients = _sums_gradients(operator, inputs, in_backward=in_backward)
         self.memory.claim(outputs, "temporaries", on_host=on_host)
         self.call.follow(operator, args, outputs)
+        if self.cuda:
+            self._take_more(self.cuda, operator, args, inputs)
+        return result
 
     def _is_on_host(self, operator: Any) -> bool:
         # A tensor made from a Python number, such as the step count in torch.optim, is in the host's memory and stays

@@ -153,7 +153,9 @@ class ThisMachine(Machine):
             )
         progress("training a few layers")
         disturbed = isinstance(ceilings, Calibration) and ceilings.disturbed
-        between, factor = time_probe_run(resolved, ceilings, timed, max_bytes=free // 2, disturbed=disturbed)
+        between, factor = time_probe_run(
+            resolved, ledgers[0], ceilings, timed, max_bytes=free // 2, disturbed=disturbed
+        )
         # The other ranks of this machine wait while it is timed.
         between *= 1.0 if self._rank_calibration is None else self._rank_calibration.contention
         return [price(ledger, ceilings, timed, between=between, factor=factor) for ledger in ledgers]

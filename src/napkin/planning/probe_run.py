@@ -44,6 +44,7 @@ UNPROBED_FACTOR = 2.0
 
 def time_probe_run(
     resolved: ResolvedRecipe,
+    counted: Ledger,
     ceilings: Ceilings,
     timed: Mapping[Hashable, float],
     *,
@@ -53,11 +54,11 @@ def time_probe_run(
     """The ratio of a step's seconds to those of its operators timed alone, and the expected error as a factor.
 
     Takes about a second, and at most `max_bytes`. Where the probe run would take too much time or memory, nothing is
-    run and (1, `UNPROBED_FACTOR`) is returned. `timed` are the operator calls whose seconds are already known;
-    `disturbed` is whether other programs were running while `ceilings` were measured.
+    run and (1, `UNPROBED_FACTOR`) is returned. `counted` is the ledger of the step, `timed` are the operator calls
+    whose seconds are already known; `disturbed` is whether other programs were running while `ceilings` were measured.
     """
     probe = _probe(resolved)
-    ledger = count_step(probe)
+    ledger = counted if probe == resolved else count_step(probe)
 
     def expected(row: Row) -> float:
         return roofline_seconds(row, ceilings)

@@ -188,6 +188,12 @@ class TrainState:
         loss.backward()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def first_update(self) -> None:
+        """Update once with gradients that nobody computed, for fake tensors: it leaves what a first step leaves."""
+        for parameter in _trained(self.model):
+            parameter.grad = torch.empty_like(parameter)
+        self._update(0, torch.zeros(()), lambda part: nullcontext(), lambda loss, norm: True)
+
     def resident(self) -> list[Tensor] | None:
         """The tensors that persist between steps; None where the meter can see them while a step runs."""
         # The meter does not see the operators in compiled code.

@@ -14,7 +14,7 @@ from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.train_step.step import build_train_state
+from napkin.train_step.step import TrainState, build_train_state
 
 TRACED_MICRO_BATCHES = 3
 """All micro-batches from the second on are counted alike."""
@@ -51,12 +51,21 @@ def count_step(resolved: ResolvedRecipe, rank: int = 0, *, progress: Callable[[i
             batch,
             lambda model, batch: train_state.step(0, *batch),
             target=resolved.counted_for,
-            # DDP decides on its buckets before the second step.
-            warm_up=2 if resolved.strategy == "ddp" else 1,
+            warm_up=_warm_up(resolved, train_state),
             progress=progress,
         )
     more = n_micro_batches - traced
     return ledger.with_more_micro_batches(more) if more else ledger
+
+
+def _warm_up(resolved: ResolvedRecipe, train_state: TrainState) -> int | Callable[[], None]:
+    """What leads to the steady state."""
+    if resolved.strategy == "ddp":
+        # It decides on its buckets before the second step.
+        return 2
+    # A whole step leaves other ranks' parts, the blocks of CUDA's allocator, and how tokens were routed.
+    leaves_more = resolved.world_size > 1 or resolved.counted_for != "cpu" or resolved.recipe.model.n_experts
+    return 1 if leaves_more else train_state.first_update
 
 
 def _as_rank(world_size: int, rank: int) -> AbstractContextManager[Ranks]:
