@@ -43,5 +43,5 @@ def test_a_step_after_an_update_alone_is_counted_as_one_after_a_whole_step(
     )
     resolved = ResolvedRecipe(recipe, Precision(precision, "cpu"))
     after_update = count_step(resolved)
-    monkeypatch.setattr(step_ledger, "_warm_up", lambda resolved, train_state: 1)
+    monkeypatch.setattr(step_ledger, "warm_up_of", lambda resolved, train_state: 1)
     assert after_update == count_step(resolved)

@@ -285,7 +285,7 @@ def _counted_scores(
             with adapters_off(train_state.model):
                 score_parts(model, parts, autocast=autocast)
 
-    return _Counted(count_parts(resolved, parts, step), parts, passes=passes)
+    return _Counted(count_parts(resolved, parts, step, updates=False), parts, passes=passes)
 
 
 def _parts(

@@ -29,6 +29,7 @@ from napkin.planning.machine import Machine, Progress
 from napkin.planning.run_plan import RULE_MFU, Plan
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step import TrainState, build_train_state
+from napkin.train_step.step_ledger import warm_up_of
 
 REFERENCE_TOKENS, REFERENCE_FLOPS, REFERENCE_SECONDS = (f"reference: {what}" for what in ("tokens", "FLOPs", "seconds"))
 """Rows of the plan of a run that computes a reference's log-probabilities before its first step."""
@@ -184,8 +185,11 @@ def count_parts(
     resolved: ResolvedRecipe,
     parts: Sequence[SequenceMicroBatch],
     step: Callable[[TrainState, Sequence[SequenceMicroBatch]], None],
+    *,
+    updates: bool = True,
 ) -> Ledger:
-    """The ledger of anything that is computed on micro-batches, in their shapes, in a single process."""
+    """The ledger of anything that is computed on micro-batches, in their shapes, in a single process; `updates` is
+    whether the model's weights are updated."""
     alone = dataclasses.replace(resolved, precision=resolved.precision.on("cpu"), world_size=1)
     batch = [_tensors_of(part) for part in parts]
     with FakeTensorMode():
@@ -194,7 +198,8 @@ def count_parts(
     def counted(_: Any, fakes: list[dict[str, Any]]) -> None:
         step(train_state, [_with_tensors(*each) for each in zip(parts, fakes, strict=True)])
 
-    return count(train_state.model, batch, counted, target=resolved.counted_for)
+    warm_up = warm_up_of(dataclasses.replace(resolved, world_size=1), train_state) if updates else 0
+    return count(train_state.model, batch, counted, target=resolved.counted_for, warm_up=warm_up)
 
 
 def _tensors_of(part: SequenceMicroBatch) -> dict[str, Any]:

@@ -51,15 +51,15 @@ def count_step(resolved: ResolvedRecipe, rank: int = 0, *, progress: Callable[[i
             batch,
             lambda model, batch: train_state.step(0, *batch),
             target=resolved.counted_for,
-            warm_up=_warm_up(resolved, train_state),
+            warm_up=warm_up_of(resolved, train_state),
             progress=progress,
         )
     more = n_micro_batches - traced
     return ledger.with_more_micro_batches(more) if more else ledger
 
 
-def _warm_up(resolved: ResolvedRecipe, train_state: TrainState) -> int | Callable[[], None]:
-    """What leads to the steady state."""
+def warm_up_of(resolved: ResolvedRecipe, train_state: TrainState) -> int | Callable[[], None]:
+    """What leads to a step's steady state: the argument `warm_up` of `count`."""
     if resolved.strategy == "ddp":
         # It decides on its buckets before the second step.
         return 2
