@@ -42,8 +42,11 @@ def nothing_imported_is_collected() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def calibration_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A calibration takes seconds: one, and not one a test, where nobody has said where it is kept."""
-    os.environ.setdefault("NAPKIN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    """Calibrations and machine code take seconds: one cache for the tests of all processes, where nobody has said where
+    it is kept."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    os.environ.setdefault("NAPKIN_CACHE_DIR", str(shared / "napkin-cache"))
 
 
 @pytest.fixture(scope="session")

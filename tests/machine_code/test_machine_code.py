@@ -1,5 +1,7 @@
 """Compiled functions of a package: built in a process of their own, with the options they ask for, and loaded."""
 
+import os
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -85,6 +87,18 @@ def test_functions_are_compiled_with_their_own_options_and_built_once(
     assert again.not_cached(("sums",)) == []
     again.load("sums")
     assert capsys.readouterr().err == ""
+
+
+def test_processes_that_start_together_compile_a_module_once(package: str, tmp_path: Path) -> None:
+    # To be compiled it is imported.
+    with open(tmp_path / package / "sums.py", "a") as source:
+        source.write(f"open({str(tmp_path / 'imports')!r}, 'a').write('imported\\n')\n")
+    code = f"from napkin.machine_code.loading import MachineCode; MachineCode({package!r}, '').build('sums')"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    processes = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(3)]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert (tmp_path / "imports").read_text() == "imported\n"
+    assert [path.name for path in (tmp_path / "cache").rglob("*.code")] == ["sums.code"]
 
 
 def test_a_function_that_needs_the_runtime_of_numba_is_refused() -> None:

@@ -73,6 +73,17 @@ class Sidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
 
+class _Format(msgspec.Struct):
+    format: str
+
+
+def _format_of(data: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(data, type=_Format).format
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
 def read_sidecar(path: Path) -> Sidecar:
     """Read the sidecar of the token file `path`; of one that is longer than its tokens explain, only the beginning.
 
@@ -88,7 +99,7 @@ def read_sidecar(path: Path) -> Sidecar:
                 f"'{described}' does not describe a token file (it is longer than {limit} bytes, the most for "
                 f"'{path.name}'): make the tokens again"
             )
-        if b'"napkin-chat-tokens"' in data[:100]:
+        if _format_of(data) == "napkin-chat-tokens":
             raise CorruptFile(f"'{path}' holds conversations, not documents: it is for `napkin tune sft`")
         return msgspec.json.decode(data, type=Sidecar)
     except FileNotFoundError:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -56,6 +57,24 @@ class CodeCache:
         digest = hashlib.sha256(content).hexdigest().encode()
         with contextlib.suppress(OSError, NapkinError):
             atomic_write_bytes(self._file(self.folder, module), digest + b"\n" + content, overwrite=True)
+
+    @contextlib.contextmanager
+    def held(self, module: str) -> Iterator[None]:
+        """Keep other processes that ask for it waiting while the code of a module is made: ranks, which start together,
+        make it once. Where there are no such locks, nobody waits."""
+        descriptor = None
+        with contextlib.suppress(OSError, ImportError):
+            import fcntl
+
+            if self.folder is not None:
+                lock = self.folder / f"{module}.lock"
+                descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
     @cached_property
     def folder(self) -> Path | None:

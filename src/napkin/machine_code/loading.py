@@ -46,8 +46,11 @@ class MachineCode:
         return [name for name in modules if name not in self._loaded and not self._cache.has(name)]
 
     def build(self, module: str) -> None:
-        """Compile a module and cache its machine code: what a child process of `load` does."""
-        self._cache.write(module, self._compiled(module))
+        """Compile a module and cache its machine code, unless another process does: what a child process of `load`
+        does."""
+        with self._cache.held(module):
+            if not self._cache.has(module):
+                self._cache.write(module, self._compiled(module))
 
     def _build(self, modules: list[str]) -> None:
         """Build machine code, one process per module: numba compiles one function at a time in each process."""
