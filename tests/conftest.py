@@ -2,6 +2,7 @@ import gc
 import os
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,20 @@ TRAINING_ROOMS = {
     "training",
 }
 """Rooms whose tests train tiny models."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave most of the parameters of a sampled test to `make torture`."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if sampled is None or item.get_closest_marker("torture"):
+            continue
+        function = item.nodeid.partition("[")[0]
+        if seen[function] % sampled.kwargs["every"]:
+            item.add_marker(pytest.mark.torture)
+        seen[function] += 1
 
 
 @pytest.fixture(scope="session", autouse=True)

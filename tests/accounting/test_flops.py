@@ -47,6 +47,7 @@ def _exact_numbers() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("family", "seeds"),
     [(family, range(size)) for family, size in CONFIGURATIONS.items()]

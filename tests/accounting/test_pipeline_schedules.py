@@ -54,6 +54,7 @@ def test_the_order_is_the_table_of_torch_with_one_stage_per_rank(name: str, rank
         assert rows == table
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", MULTI)
 def test_the_order_is_the_table_of_torch_action_by_action(name: str, ranks: int) -> None:

@@ -77,6 +77,7 @@ def test_what_cannot_be_learned_is_refused_in_one_line(folder: Path, tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("kl_weight", "adapter"), [(0.0, "none"), (0.1, "none"), (0.1, "lora")])
 def test_the_books_of_each_phase_are_closed(folder: Path, tmp_path: Path, kl_weight: float, adapter: Any) -> None:
     """At a rate so small that all steps answer as the trial did, count and meter are of the same tokens; a reference is

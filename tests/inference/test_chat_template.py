@@ -127,6 +127,7 @@ def refused(template: str, message: str, **settings: Any) -> None:
     assert len(str(caught.value)) < 500
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("template", "message"),
     [

@@ -56,6 +56,7 @@ def finished(engine: Engine, asked: list[Request]) -> list[Completion]:
     return completions
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     "changes", [{}, {"attention_window": 7}, {"positions": "learned"}, {"positions": "alibi"}], ids=str
 )

@@ -43,6 +43,7 @@ def recomputed(model: Transformer, prompt: list[int], n_tokens: int) -> list[int
     return tokens[len(prompt) :]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("chunk_size", [512, 4])
 def test_ids_equal_those_of_the_recomputed_sequence(model: Transformer, chunk_size: int) -> None:
     prompt = random_tokens(model.config, 1, 11)[0].tolist()

@@ -54,6 +54,7 @@ def ids(draws: list[Draw]) -> list[int]:
     return [drawn.token for drawn in draws]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_greedy_ids_are_those_of_plain_decoding(switch: str) -> None:
     model = model_of(switch)

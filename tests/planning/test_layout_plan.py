@@ -48,6 +48,7 @@ def planned(n_devices: int, **sizes: Any) -> LayoutPlan:
     return plan_layout(costs.resolved, costs.machine, choice, costs=costs)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("model", "size", "chunk", "recompute", "tolerance"),
     [

@@ -47,6 +47,7 @@ def _rows(read: Any, name: str) -> list[dict[str, str]]:
     return read(name)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("case", ROWS)
 def test_planned_seconds_are_those_of_a_published_run_within_the_stated_factor(published: Any, case: str) -> None:
     stack, model, device, tensor, pipeline, context, length = ROWS[case]

@@ -54,6 +54,7 @@ def test_recomputation_changes_no_bit(what: str, every: int, model: ModelConfig)
     assert torch.equal(recomputed, kept)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("products", ["fp32", "bf16"])
 @pytest.mark.parametrize(("what", "every"), FORMS)
 def test_what_is_computed_again_is_counted_as_it_runs(what: str, every: int, products: str) -> None:

@@ -37,6 +37,7 @@ def test_losses_are_those_of_the_plain_form(model: str, products: Literal["fp32"
     assert losses[1] == pytest.approx(losses[0], rel=1e-5 if products == "fp32" else 1e-2)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("model", MODELS)
 def test_on_a_gpu_flops_are_counted_alike_and_fewer_bytes(model: str) -> None:
     plain, fused = (count_step(resolved(model, kernels, "bf16")) for kernels in ("plain", "triton"))
