@@ -243,6 +243,7 @@ def test_every_formula_reads_arguments_that_its_operator_has():
     grouped = [(packet, "x weight") for packet in (own.grouped_matmul, own.fused_grouped_matmul)]
     outer = [(packet, "left right") for packet in (own.grouped_outer, own.fused_grouped_outer, own.int8_product)]
     decoded = [(own.attend_to_slots, "query key value longest")]
+    decoded += [(own.multiply_vector, "input weight bias")]
     for packet, names in (*grouped, *outer, *ring, *blocks, *rows, *decoded):
         assert set(names.split()) <= {argument.name for argument in packet.default._schema.arguments}
         checked.add(packet)

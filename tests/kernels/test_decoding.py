@@ -35,6 +35,16 @@ def test_a_large_matrix_gives_the_same_on_any_number_of_threads(monkeypatch: pyt
 
 
 @torch.inference_mode()
+def test_a_product_that_is_metered_is_the_same_and_counted() -> None:
+    weight, x, bias = randn(700, 512), randn(1, 1, 512, seed=1), randn(700, seed=2)
+    alone, found = linear(x, weight, bias), []
+    ledger = record(torch.nn.Identity(), lambda: found.append(linear(x, weight, bias)), warm_up=0)
+    assert torch.equal(found[0], alone)
+    assert ledger.flops == 2 * 700 * 512
+    assert not ledger.unknown_operators
+
+
+@torch.inference_mode()
 def test_other_products_are_those_of_torch() -> None:
     for x, weight in [
         (randn(2, 512), randn(512, 512)),

@@ -238,6 +238,7 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     aten.dot: _dot,
     aten.vdot: _dot,
     aten.linear: _linear,
+    torch.ops.napkin.multiply_vector: _linear,
     aten._trilinear: _trilinear,
     aten._euclidean_dist: _euclidean_distance,
     aten.affine_grid_generator: _affine_grid,

@@ -1,8 +1,8 @@
 """What one new token per sequence computes: products of a matrix with one vector, attention of one query.
 
 `linear` takes compiled loops for bf16 on a CPU in inference mode, where they are worth being loaded, see
-napkin.kernels.compiled; all else is torch's. So is everything while a dispatch mode counts or fakes operators, which
-would not see the loops. `attend_to_slots` is such a loop for bf16, fp32 and int8, registered as an operator.
+napkin.kernels.compiled; all else is torch's. `attend_to_slots` is such a loop for bf16, fp32 and int8. Both are
+operators, which a meter sees: what is computed does not depend on whether it is metered.
 """
 
 from dataclasses import dataclass
@@ -60,6 +60,15 @@ def linear(
     # torch.compile cannot trace the question for inference mode, and is for training.
     if torch.compiler.is_compiling() or not _may_be_compiled() or x.numel() != x.shape[-1] or not _suits(weight, x):
         return F.linear(x, weight, bias)
+    return _multiply_vector(x, weight, bias)
+
+
+def _like_rows(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return input.new_empty((*input.shape[:-1], len(weight)))
+
+
+@cpu_operator("multiply_vector(Tensor input, Tensor weight, Tensor? bias) -> Tensor", _like_rows)
+def _multiply_vector(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     KERNELS.load(*_MODULES)
     from napkin.kernels.compiled.decode_product import matrix_vector
 
@@ -77,7 +86,9 @@ def linear(
 
 
 def _may_be_compiled() -> bool:
-    return torch.is_inference_mode_enabled() and not torch._C._len_torch_dispatch_stack()
+    # Fake tensors have no data that the loops could read.
+    faked = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    return torch.is_inference_mode_enabled() and not faked
 
 
 def _suits(weight: Tensor, x: Tensor) -> bool:
@@ -95,8 +106,7 @@ def reads_slots(dtype: torch.dtype, device: torch.device, width: int) -> bool:
         dtype in (torch.bfloat16, torch.float32, torch.int8)
         and device.type == "cpu"
         and width >= _SMALLEST_WIDTH
-        and torch.is_inference_mode_enabled()
-        and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None
+        and _may_be_compiled()
     )
 
 
@@ -137,7 +147,7 @@ def attend_to_slots(
     scale: float,
     softcap: float | None = None,
 ) -> Float[Tensor, "batch heads 1 head_dim"]:
-    """The same, compiled, for a CPU: an operator, which a meter sees.
+    """The same, compiled, for a CPU.
 
     Keys and values are bf16 or fp32 with the same strides, the last two contiguous; or int8 without gaps, and so their
     scales.
