@@ -1,9 +1,11 @@
 """The ledger after an update of gradients that nobody computed is that after a whole step."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 
+from napkin.hardware.target import CudaTarget
 from napkin.model.config import ModelConfig
 from napkin.optim.registry import OPTIMIZERS
 from napkin.recipe.optimizer_config import OptimizerConfig
@@ -44,5 +46,15 @@ def test_a_step_after_an_update_alone_is_counted_as_one_after_a_whole_step(
     )
     resolved = ResolvedRecipe(recipe, Precision(precision, "cpu"))
     after_update = count_step(resolved)
-    monkeypatch.setattr(step_ledger, "warm_up_of", lambda resolved, train_state: 1)
+    monkeypatch.setattr(step_ledger, "warm_up_of", lambda *args, **options: 1)
     assert after_update == count_step(resolved)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_on_a_gpu_all_but_reserved_bytes_is_counted_after_an_update_alone(precision: Any) -> None:
+    model = ModelConfig(vocab_size=64, context_length=16, d_model=32, n_layers=2, n_heads=2)
+    recipe = Recipe(model=model, training=TrainingConfig(batch_size=4, micro_batch_size=2))
+    resolved = ResolvedRecipe(recipe, Precision(precision, "cuda"), target=CudaTarget())
+    whole = count_step(resolved)
+    assert whole.reserved_bytes
+    assert count_step(resolved, reserved=False) == dataclasses.replace(whole, reserved_bytes=None)

@@ -60,6 +60,7 @@ def record(
                 step()
         else:
             warm_up()
+            recorder.take_workspaces()
         recorder.begin()
         step()
         return recorder.ledger()
@@ -163,8 +164,8 @@ class _Recorder(TorchDispatchMode):
         )
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if any(map(_is_divided, types)):
-            # Its own dispatch calls operators on the part that this rank has, which come here.
+        if any(kind.__name__ == "DTensor" for kind in types):
+            # One that ranks divide: its own dispatch calls operators on the part that this rank has, which come here.
             return NotImplemented
         kwargs = kwargs or {}
         if self.thread is not None and get_ident() != self.thread:
@@ -234,6 +235,13 @@ class _Recorder(TorchDispatchMode):
             self.multiplied.add(thread)
             self.memory.take(cuda.workspace_bytes)
         self.memory.take_and_give_back(*cuda_scratch_bytes(operator, args, inputs))
+
+    def take_workspaces(self) -> None:
+        """Those of cuBLAS, as if both threads had called it."""
+        if self.cuda:
+            for _ in {False, True} - self.multiplied:
+                self.memory.take(self.cuda.workspace_bytes)
+            self.multiplied = {False, True}
 
     def _phase(self) -> Phase:
         if torch._C._current_graph_task_id() != -1:
@@ -324,11 +332,6 @@ class _Recorder(TorchDispatchMode):
             "collective": collective_of(operator, args, kwargs),
             "call": None if needs_other_ranks(operator) else call_of(operator, args, kwargs),
         }
-
-
-def _is_divided(kind: type) -> bool:
-    """Whether tensors of a class are DTensors, divided among ranks."""
-    return kind.__name__ == "DTensor"
 
 
 def _tensors_alive(devices: set[torch.device]) -> Iterator[Tensor]:

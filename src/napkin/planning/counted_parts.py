@@ -243,7 +243,7 @@ def _count(
         compile="off",
     )
     recipe = dataclasses.replace(local.recipe, parallelism=ParallelismConfig())
-    return count_step(dataclasses.replace(local, recipe=recipe, world_size=1))
+    return count_step(dataclasses.replace(local, recipe=recipe, world_size=1), reserved=False)
 
 
 def _divided(ledger: Ledger) -> dict[Part, list[Row]]:

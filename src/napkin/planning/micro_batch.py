@@ -24,6 +24,10 @@ _BYTES_PER_TOKEN = 8
 """Of a token id, a target or a document id (int64): the whole batch is in memory, whatever the micro-batch size."""
 
 
+def _peak_bytes(resolved: ResolvedRecipe) -> int:
+    return count_step(resolved, reserved=False).peak_bytes
+
+
 def refuse_what_does_not_fit(plan: Plan) -> None:
     """Raise NapkinError, naming settings that would fit, where the plan exceeds the memory."""
     if plan.fits:
@@ -50,7 +54,7 @@ def largest_micro_batch(resolved: ResolvedRecipe, memory_bytes: int) -> int:
     likely = bisect.bisect_right(sizes, 1.1 * budget, key=peak_of)
     for size in reversed(sizes[:likely]):
         exact = size * resolved.recipe.model.context_length <= _MANY_TOKENS
-        peak = count_step(resolved.with_training(micro_batch_size=size)).peak_bytes if exact else peak_of(size)
+        peak = _peak_bytes(resolved.with_training(micro_batch_size=size)) if exact else peak_of(size)
         if peak <= budget:
             return size
     return sizes[0]
@@ -99,7 +103,7 @@ def _sharded(plan: Plan) -> list[str]:
     memory_bytes = plan.site.memory_bytes
     for recompute in dict.fromkeys((plan.recipe.training.recompute, "full")):
         sharded = plan.resolved.with_training(parallelism="fsdp", recompute=recompute)
-        peak = count_step(sharded).peak_bytes
+        peak = _peak_bytes(sharded)
         extra = "" if recompute == plan.recipe.training.recompute else " with --training.recompute full"
         if peak <= memory_bytes:
             return [f"{with_fsdp}fits{extra}, with {format_bytes(peak)} each"]
@@ -152,7 +156,7 @@ def _peak_by_size(resolved: ResolvedRecipe, *, accumulated: bool) -> Callable[[i
         probe = resolved.with_model(context_length=length)
         probe = probe.with_training(batch_size=counted * resolved.world_size, micro_batch_size=size)
         bytes_per_token = (3 if resolved.recipe.data.separate_documents else 2) * _BYTES_PER_TOKEN
-        return count_step(probe).peak_bytes + (batch_size * context_length - counted * length) * bytes_per_token
+        return _peak_bytes(probe) + (batch_size * context_length - counted * length) * bytes_per_token
 
     def peak_of(size: int) -> int:
         tokens, probe_tokens = size * context_length, probe_size * probe_length

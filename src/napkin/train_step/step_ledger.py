@@ -26,11 +26,18 @@ MOST_BLOCKS = 2**17
 """Blocks of all micro-batches, each some hundred rows of the ledger."""
 
 
-def count_step(resolved: ResolvedRecipe, rank: int = 0, *, progress: Callable[[int], None] | None = None) -> Ledger:
+def count_step(
+    resolved: ResolvedRecipe,
+    rank: int = 0,
+    *,
+    reserved: bool = True,
+    progress: Callable[[int], None] | None = None,
+) -> Ledger:
     """The ledger of one rank's step: its rows of the batch, its part of the model, and what it sends to others.
 
-    `progress` is called with the number of operator calls traced so far. Raises NapkinError for a step of so many that
-    tracing them would take hours.
+    `reserved` is whether the bytes are wanted that a GPU's caching allocator reserves: they depend on all of the first
+    step, and take as long again to count. `progress` is called with the number of operator calls traced so far. Raises
+    NapkinError for a step of so many that tracing them would take hours.
     """
     recipe = resolved.per_device
     refuse_endless_count(recipe)
@@ -51,20 +58,23 @@ def count_step(resolved: ResolvedRecipe, rank: int = 0, *, progress: Callable[[i
             batch,
             lambda model, batch: train_state.step(0, *batch),
             target=resolved.counted_for,
-            warm_up=warm_up_of(resolved, train_state),
+            warm_up=warm_up_of(resolved, train_state, reserved=reserved),
             progress=progress,
         )
+    if not reserved:
+        ledger = dataclasses.replace(ledger, reserved_bytes=None)
     more = n_micro_batches - traced
     return ledger.with_more_micro_batches(more) if more else ledger
 
 
-def warm_up_of(resolved: ResolvedRecipe, train_state: TrainState) -> int | Callable[[], None]:
+def warm_up_of(resolved: ResolvedRecipe, train_state: TrainState, *, reserved: bool = True) -> int | Callable[[], None]:
     """What leads to a step's steady state: the argument `warm_up` of `count`."""
     if resolved.strategy == "ddp":
         # It decides on its buckets before the second step.
         return 2
     # A whole step leaves other ranks' parts, the blocks of CUDA's allocator, and how tokens were routed.
-    leaves_more = resolved.world_size > 1 or resolved.counted_for != "cpu" or resolved.recipe.model.n_experts
+    in_blocks = resolved.counted_for != "cpu" and reserved
+    leaves_more = resolved.world_size > 1 or in_blocks or resolved.recipe.model.n_experts
     return 1 if leaves_more else train_state.first_update
 
 
