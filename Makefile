@@ -14,7 +14,7 @@ READY := $(VENV)/.ready
 export GOMP_SPINCOUNT ?= 5000
 export NAPKIN_CACHE_DIR ?= $(CURDIR)/.cache
 
-.PHONY: demo align-demo test check torture triton ray docs clean
+.PHONY: demo align-demo test tests check lint types torture triton ray docs clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -23,13 +23,21 @@ demo: $(READY)
 align-demo: $(READY)
 	$(VENV)/bin/napkin tune demo
 
-test: check
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m "not torture" -n logical --maxprocesses 4 --dist worksteal
+# The type checker takes a minute of one core: the tests run meanwhile.
+test: lint
+	$(MAKE) --no-print-directory --jobs=2 types tests
 
-check: $(READY)
+check: lint types
+
+lint: $(READY)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+
+types: $(READY)
 	$(VENV)/bin/basedpyright
+
+tests: $(READY)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m "not torture" -n logical --maxprocesses 4 --dist worksteal
 
 torture: $(READY)
 	$(VENV)/bin/python -m pytest -m torture

@@ -50,7 +50,7 @@ def is_same_everywhere(command: str) -> bool:
     return command.startswith(("napkin plan", "napkin fit", "napkin count", "napkin formats", "napkin hardware"))
 
 
-LONG = {"benchmarking", "books", "evaluation", "first-run", "install", "layouts", "profiling", "scaling"}
+LONG = set("benchmarking books evaluation extraction first-run install layouts profiling scaling tokenizers".split())
 """Pages whose commands train, measure or install for long."""
 
 

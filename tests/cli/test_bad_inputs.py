@@ -34,7 +34,6 @@ QUICK = {
     "law fit": 8,
     "law predict": 8,
     "law compare": 6,
-    "bench": 12,
 }
 """Tries of the ordinary suite."""
 
