@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -161,6 +162,14 @@ def test_frozen_weights_that_are_others_are_named_and_nothing_is_set_aside(
             use()
     assert finished_checkpoint(run) is None
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == names
+
+
+def test_a_checkpoint_of_another_run_is_no_damage_of_the_frozen_weights(run: Path) -> None:
+    listed = run / "checkpoints" / "step-00000002" / "SHA256SUMS"
+    assert len(list((run / "checkpoints").glob("step-*"))) > 1
+    listed.write_text(re.sub(r"\w+(?=  \.\./frozen/)", 64 * "0", listed.read_text()))
+    with pytest.raises(CorruptFile, match=r"SHA256SUMS' lists frozen weights of another run .*or remove its folder"):
+        read_checkpoint(listed.parent)
 
 
 def test_a_run_without_a_checkpoint_verifies_its_frozen_weights(folder: Path, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_a_disk_that_is_full_when_frozen_weights_are_written_leaves_no_run(place
     full = place.run("tune", "sft", *OPTIONS, "--run", "full", largest_file=size - 1)
     assert full.status == 2
     assert len(full.errors) == 1
-    assert "frozen/model.safetensors' cannot be written" in full.errors[0]
+    assert "the frozen weights cannot be written" in full.errors[0]
     assert_ends_whole(place, "full")
 
 

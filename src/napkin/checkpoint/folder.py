@@ -6,6 +6,7 @@ place of the first two (`shard_files.py`). Where adapters are trained, model.saf
 else is kept once (`frozen_file.py`). Nothing in it is executable: tensors are safetensors, the rest is text.
 """
 
+import contextlib
 import re
 import secrets
 import shutil
@@ -15,7 +16,7 @@ import msgspec
 
 from napkin.checkpoint.checksums import FROZEN, SUMS, checksum_of, damaged, frozen_path, read_sums
 from napkin.checkpoint.state import Checkpoint, State
-from napkin.errors import first_line
+from napkin.errors import CorruptFile, first_line
 from napkin.files import read_bytes, sync_folder
 from napkin.runs.run_folder import DRAFT
 
@@ -55,6 +56,15 @@ def checkpoint_paths(folder: Path) -> list[Path]:
     return [path for _, path in sorted(numbered, reverse=True)]
 
 
+def _goes_with_others(frozen: str, path: Path) -> bool:
+    """Whether another checkpoint beside `path` lists frozen weights of that checksum."""
+    for other in checkpoint_paths(path.parent):
+        with contextlib.suppress(CorruptFile):
+            if other != path and read_sums(other).get(FROZEN) == frozen:
+                return True
+    return False
+
+
 def read_checkpoint(path: Path, *, verify: bool = True, verify_frozen: bool = True) -> Checkpoint:
     """Read a checkpoint and verify the checksums of its files; without `verify`, another rank has done that, and
     without `verify_frozen` the frozen weights are left out.
@@ -72,6 +82,8 @@ def read_checkpoint(path: Path, *, verify: bool = True, verify_frozen: bool = Tr
             found = checksum_of(file)
         except OSError as error:
             raise damaged(file, f"cannot be read ({error.strerror})") from None
+        if name == FROZEN and found != expected[name] and _goes_with_others(found, path):
+            raise damaged(path / SUMS, "lists frozen weights of another run than the checkpoints beside it")
         if found != expected[name]:
             raise damaged(file, f"was truncated or changed, its SHA-256 is not the one in {listed}")
     try:

@@ -35,7 +35,7 @@ def write_frozen(checkpoints: Path, model: Transformer) -> str:
             sync_folder(checkpoints)
     except (OSError, SafetensorError) as error:
         raise NapkinError(
-            f"'{path}' cannot be written ({error}): free some space, or choose a --run on another disk"
+            f"the frozen weights cannot be written ({error}): free some space, or choose a --run on another disk"
         ) from None
     return checksum
 

@@ -13,14 +13,18 @@ import hashlib
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 
 from napkin.errors import NapkinError
-from napkin.files import atomic_write_bytes, cache_folder
+from napkin.files import atomic_write_bytes, cache_folder, try_lock
 from napkin.private_folder import private_folder, read_private_file
+
+MOST_SECONDS = 20.0
+"""That a process waits for another that makes the same code: a few seconds, or forever if that one is suspended."""
 
 
 class CodeCache:
@@ -61,15 +65,15 @@ class CodeCache:
     @contextlib.contextmanager
     def held(self, module: str) -> Iterator[None]:
         """Keep other processes that ask for it waiting while the code of a module is made: ranks, which start together,
-        make it once. Where there are no such locks, nobody waits."""
+        make it once. Nobody waits for longer than `MOST_SECONDS`, nor where there are no such locks."""
         descriptor = None
-        with contextlib.suppress(OSError, ImportError):
-            import fcntl
-
+        with contextlib.suppress(OSError):
             if self.folder is not None:
                 lock = self.folder / f"{module}.lock"
                 descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                until = time.monotonic() + MOST_SECONDS
+                while not try_lock(descriptor) and time.monotonic() < until:
+                    time.sleep(0.05)
         try:
             yield
         finally:
