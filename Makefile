@@ -1,20 +1,21 @@
 # make demo   set up .venv and train a language model on Python's own library, books kept
 # make align-demo   train an arithmetic model from scratch, then teach it by rewards, in five minutes
 # make test   set up .venv and run every check: lint, types, tests
-# make triton install triton (1 GB) into .venv and test the kernels for GPUs in its interpreter, without a GPU
-# make ray    install ray (300 MB) into .venv and test pipelines of curation on two nodes of a cluster on this machine
+# make peers  set up .venv-peers (3 GB) and compare with transformers, TRL, lm-eval and other libraries; run the kernels
+#             for GPUs in Triton's interpreter, and a pipeline on two nodes of a Ray cluster on this machine
 # make docs   build the site into site/: the pages of docs/ and a reference from the docstrings
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo $$p && break; done)
 VENV := .venv
+PEERS := .venv-peers
 READY := $(VENV)/.ready
 # The demo and the tests leave nothing outside the clone: the calibration of this machine is kept inside too.
 # Workers side by side: threads that spin while they wait would take each other's core.
 export GOMP_SPINCOUNT ?= 5000
 export NAPKIN_CACHE_DIR ?= $(CURDIR)/.cache
 
-.PHONY: demo align-demo test tests check lint types torture triton ray docs clean
+.PHONY: demo align-demo test tests check lint types torture peers docs clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -37,23 +38,21 @@ types: $(READY)
 	$(VENV)/bin/basedpyright
 
 tests: $(READY)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m "not torture" -n logical --maxprocesses 4 --dist worksteal
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m "not torture and not peers" -n logical --maxprocesses 4 --dist worksteal
 
 torture: $(READY)
-	$(VENV)/bin/python -m pytest -m torture
+	$(VENV)/bin/python -m pytest -m "torture and not peers"
 
-triton: $(VENV)/.triton-ready
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/kernels/triton_forms
+peers: $(PEERS)/.ready
+	NAPKIN_PEERS=1 TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PEERS)/bin/python -m pytest -m peers -n logical --maxprocesses 4 --dist worksteal
 
-$(VENV)/.triton-ready: $(READY)
-	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[triton]"
-	@touch $@
-
-ray: $(VENV)/.ray-ready
-	$(VENV)/bin/python -m pytest tests/curation/test_ray_engine.py
-
-$(VENV)/.ray-ready: $(READY)
-	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[ray]"
+# An environment of its own, so that `make test` proves what an installation without them can do. datatrove asks for an
+# older huggingface_hub than transformers, and uses neither in what is compared.
+$(PEERS)/.ready: pyproject.toml constraints.txt
+	@echo "setting up $(PEERS): three to ten minutes, once"
+	$(PYTHON) -m venv --clear $(PEERS)
+	$(PEERS)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[peers]"
+	$(PEERS)/bin/python -m pip install --disable-pip-version-check -c constraints.txt --no-deps datatrove
 	@touch $@
 
 docs: $(VENV)/.docs-ready
@@ -71,4 +70,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .cache build dist site src/*.egg-info
+	rm -rf $(VENV) $(PEERS) .cache build dist site src/*.egg-info

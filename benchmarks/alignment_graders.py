@@ -20,11 +20,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from napkin.alignment.rewards.mathematics.math_answer import math_reward, number_reward
+from napkin.grading.mathematics.math_answer import math_score, number_score
 from napkin.hardware.host import detect_host
 from result_files import write_result
 
-TABLES = Path(__file__).parent.parent / "tests" / "alignment" / "rewards" / "mathematics"
+TABLES = Path(__file__).parent.parent / "tests" / "grading" / "mathematics"
 Grade = Callable[[str, str], float]
 Pairs = list[tuple[str, str]]
 
@@ -115,7 +115,7 @@ def main() -> None:
         "|---|---|---|---|---|---|---|",
     ]
     for what, pairs in {**sets, **numbers}.items():
-        name, grade = ("napkin, number", number_reward) if what in numbers else ("napkin, math", math_reward)
+        name, grade = ("napkin, number", number_score) if what in numbers else ("napkin, math", math_score)
         lines.append(row(name, what, grade, pairs))
         print(lines[-1], flush=True)
         if peer is not None and "long" not in what:

@@ -2,12 +2,14 @@
 
     python benchmarks/contamination.py mmlu/test/*.csv --text articles/ --planted 500
 
-Items are read as `napkin evaluate --task` reads them. Copies are re-wrapped, re-cased, re-punctuated, or all of these,
-and stand within documents of the text (Python's standard library, and what --text names). The exact search beside it
-is that of 13 words in a row, words divided by spaces, as it is often done.
+Items are read as `napkin evaluate --task` reads them. Copies are re-wrapped, re-cased, re-punctuated, or all of these;
+in HTML, in letters of full width, or with their choices in another order. They stand within documents of the text
+(Python's standard library, and what --text names). The exact search beside it is that of 13 words in a row, words
+divided by spaces, as it is often done.
 """
 
 import argparse
+import html
 import random
 import re
 import textwrap
@@ -16,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from napkin.data import Document, read_documents, standard_library
-from napkin.evaluation.contamination import find_contamination, text_of
+from napkin.evaluation.contamination import find_contamination
 from napkin.evaluation.tasks import Item, read_task
 
 
@@ -43,7 +45,7 @@ def main() -> None:
     )
     print("| copies | found | 13 words found | false positives | of items |\n|---|---|---|---|---|")
     for name, disguise in DISGUISES.items():
-        documents = plant(text, [disguise(text_of(item), random.Random(index)) for index, item in enumerate(chosen)])
+        documents = plant(text, [disguise(whole(item), random.Random(index)) for index, item in enumerate(chosen)])
         found = find_contamination(items, documents)
         tellable = planted - set(found.too_short)
         right = len(found.contaminated & planted)
@@ -71,8 +73,13 @@ def main() -> None:
     )
 
 
+def whole(item: Item) -> str:
+    """All that a copy has: the question, choices that its prompt lists, or its right answer."""
+    return item.prompt if item.prompt.count("\n") > 1 else f"{item.prompt} {item.choices[item.right] or item.answer}"
+
+
 def words_in_a_row(item: Item) -> list[tuple[str, ...]]:
-    words = re.findall(r"\w+", text_of(item).lower())
+    words = re.findall(r"\w+", whole(item).lower())
     return list(zip(*(words[at:] for at in range(5)), strict=False))
 
 
@@ -98,12 +105,33 @@ def everything(text: str, random: random.Random) -> str:
     return recase(rewrap(repunctuate(text, random), random), random)
 
 
+def to_html(text: str, random: random.Random) -> str:
+    words = [f"<b>{word}</b>" if random.random() < 0.2 else word for word in html.escape(text).split(" ")]
+    return '<div class="q"><p>' + "&nbsp;".join(words).replace("\n", "</p>\n<p>") + "</p></div>"
+
+
+def to_full_width(text: str, random: random.Random) -> str:
+    return text.translate({point: point + 0xFEE0 for point in range(0x21, 0x7F)})
+
+
+def reorder(text: str, random: random.Random) -> str:
+    """The choices that a prompt lists, in another order under the same letters."""
+    head, *choices = re.split(r"(?m)^(?=[A-Z]\. )", text)
+    last, _, tail = choices[-1].partition("\n") if choices else ("", "", "")
+    bodies = [each.strip()[3:] for each in [*choices[:-1], last]]
+    random.shuffle(bodies)
+    return head + "".join(f"{letter}. {body}\n" for letter, body in zip("ABCDEFGH", bodies, strict=False)) + tail
+
+
 DISGUISES: dict[str, Callable[[str, random.Random], str]] = {
     "as they are": lambda text, random: text,
     "re-wrapped": rewrap,
     "re-cased": recase,
     "other punctuation and spaces": repunctuate,
     "all of these": everything,
+    "raw HTML": to_html,
+    "letters of full width": to_full_width,
+    "choices in another order": reorder,
 }
 
 
@@ -126,7 +154,7 @@ def exact(items: list[Item], documents: list[Document]) -> float:
     """The share of items of which 13 words in a row stand in the text as they are."""
     wanted: dict[tuple[str, ...], int] = {}
     for index, item in enumerate(items):
-        words = text_of(item).split(" ")
+        words = whole(item).split(" ")
         wanted |= {tuple(words[at : at + 13]): index for at in range(len(words) - 12)}
     found = set()
     for document in documents:

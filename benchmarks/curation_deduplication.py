@@ -185,7 +185,7 @@ def stages_napkin(path: str) -> Any:
             pass
 
     found = {}
-    for name in ("duplicates", "near duplicates", "duplicate lines", "duplicate substrings"):
+    for name in ("duplicates", "near-duplicates", "duplicate-lines", "duplicate-substrings"):
         stage = make_stage(name, {})
         assert isinstance(stage, CorpusStage)
         # Once for the compiled code.

@@ -27,7 +27,7 @@ from napkin.curation.filters.document_counts import MODULES
 
 MAX_CHARACTERS = 100_000
 """Longer files are cut into documents of this size."""
-TOGETHER = ("gopher", "gopher repetition", "c4")
+TOGETHER = ("gopher", "gopher-repetition", "c4")
 
 
 def main() -> None:
@@ -117,7 +117,7 @@ def datatrove_filters() -> dict[str, Callable[..., Any]]:
     package = "datatrove.pipeline.filters"
     return {
         "gopher": importlib.import_module(f"{package}.gopher_quality_filter").GopherQualityFilter,
-        "gopher repetition": importlib.import_module(f"{package}.gopher_repetition_filter").GopherRepetitionFilter,
+        "gopher-repetition": importlib.import_module(f"{package}.gopher_repetition_filter").GopherRepetitionFilter,
         "c4": importlib.import_module(f"{package}.c4_filters").C4QualityFilter,
         "fineweb": importlib.import_module(f"{package}.fineweb_quality_filter").FineWebQualityFilter,
     }
@@ -155,7 +155,7 @@ def peer_rules() -> Iterator[tuple[str, str, Any]]:
     for n, value in ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.10)):
         repetition.append((f"duplicate {n}-grams", "dup_n_grams", ((n, value),)))
     for rule, option, value in repetition:
-        yield "gopher repetition", rule, filters["gopher repetition"](**off | {option: value})
+        yield "gopher-repetition", rule, filters["gopher-repetition"](**off | {option: value})
     off = {"line_punct_thr": -1, "short_line_thr": 2, "char_duplicates_ratio": 2, "new_line_ratio": 1e9}
     for rule, option, value in (
         ("lines without punctuation", "line_punct_thr", 0.12),

@@ -133,7 +133,8 @@ class PublishedCosts(LayoutCosts):
     def priced_with(self, machine: CatalogueMachine, choice: Choice) -> "PublishedCosts":
         """The same counts, priced on another machine."""
         costs = PublishedCosts(self.resolved, machine, choice, fused=self.fused, keeps_narrow=self.keeps_narrow)
-        costs.parts, costs.rows, costs.parameters, costs.counted = self.parts, self.rows, self.parameters, self.counted
+        costs.parts, costs.rows, costs.counted = self.parts, self.rows, self.counted
+        costs.shapes, costs.parameters, costs.padded = self.shapes, self.parameters, self.padded
         return costs
 
 

@@ -1,5 +1,6 @@
 """The site has every page and every public name; the generator itself runs in `make docs`."""
 
+import ast
 import importlib
 import re
 from collections.abc import Iterator
@@ -96,3 +97,15 @@ def test_a_doctest_becomes_a_block_of_code() -> None:
     assert in_markdown(docstring) == (
         "Adds.\n\nFor example:\n\n    ```pycon\n    >>> add(1, 2)\n    3\n    ```\n\nNo more, as in:\n\n    add()"
     )
+
+
+def test_no_docstring_has_brackets_that_a_page_would_take_for_a_reference() -> None:
+    """`x[i][j]` outside of code is a link to j, which leads nowhere."""
+    found = []
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            text = getattr(getattr(node, "value", None), "value", None)
+            if isinstance(node, ast.Expr) and isinstance(text, str):
+                prose = re.sub(r"```.*?```|`[^`]*`", "", in_markdown(text), flags=re.DOTALL)
+                found += [(file.name, *match) for match in re.findall(r"(\S*\])(\[\S*)", prose)]
+    assert found == []

@@ -133,7 +133,7 @@ def test_overflow_is_infinity_where_there_is_one_and_saturates_in_e4m3():
 def test_nan_stays_nan_and_is_refused_by_integers():
     assert math.isnan(round_to(math.nan, "bf16").value)
     assert round_to(math.nan, "fp16").bits == torch_bits(math.nan, FORMATS["fp16"])
-    with pytest.raises(NapkinError, match="NaN does not exist in int8"):
+    with pytest.raises(NapkinError, match=r"NaN.*exist.*int8"):
         round_to(math.nan, "int8")
 
 
@@ -176,7 +176,7 @@ def test_formats_are_found_by_their_usual_names():
     names = {"torch.bfloat16": "bf16", "FP8_E4M3": "fp8-e4m3", "float8_e5m2": "fp8-e5m2", "half": "fp16"}
     for name, expected in names.items():
         assert find_format(name).name == expected
-    with pytest.raises(NapkinError, match=r"'bflat16' is not a number format \(did you mean bf16\?\)"):
+    with pytest.raises(NapkinError, match=r"'bflat16'.*number.*\(did.*bf16\?\)"):
         find_format("bflat16")
 
 
@@ -206,7 +206,7 @@ def test_fp4_rounds_to_the_nearest_published_number_and_saturates():
     assert {value: round_to(value, "fp4").value for value in ties} == ties
     assert (round_to(7.0, "fp4").value, round_to(7.0, "fp4").overflow) == (6.0, True)
     assert round_to(-math.inf, "fp4").value == -6.0
-    with pytest.raises(NapkinError, match="NaN does not exist in fp4"):
+    with pytest.raises(NapkinError, match=r"NaN.*exist.*fp4"):
         round_to(math.nan, "fp4")
 
 

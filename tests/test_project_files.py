@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import napkin
+from napkin.curation.extra import CURATION_LIBRARIES
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -49,7 +50,7 @@ def test_every_version_of_python_that_is_promised_is_tested() -> None:
 def test_the_workflow_calls_what_the_makefile_has() -> None:
     workflow: Any = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())
     commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
-    assert sorted(commands) == ["make demo", "make docs", "make test"]
+    assert sorted(commands) == ["make demo", "make docs", "make peers", "make test"]
     for command in commands:
         assert f"\n{command.removeprefix('make ')}:" in (ROOT / "Makefile").read_text()
 
@@ -75,3 +76,13 @@ def test_an_image_does_not_run_as_root(name: str) -> None:
 @pytest.mark.parametrize("extra", sorted(PROJECT["optional-dependencies"]))
 def test_every_extra_is_explained(extra: str) -> None:
     assert f"`.[{extra}]`" in (ROOT / "docs" / "install.md").read_text()
+
+
+def test_no_advice_names_an_extra_by_a_distribution_that_no_index_has() -> None:
+    for file in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("src/**/*.py")]:
+        assert "napkin-lm[" not in file.read_text(), file
+
+
+def test_the_libraries_of_curation_are_those_of_its_extra() -> None:
+    required = PROJECT["optional-dependencies"]["curation"]
+    assert sorted(CURATION_LIBRARIES) == sorted(name.partition(">=")[0] for name in required)

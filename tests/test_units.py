@@ -80,7 +80,7 @@ def test_what_is_no_count_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["5 gb", "5GiBs", "5Gb", "5B/s", "-5GB", "GB"])
 def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
-    with pytest.raises(NapkinError, match="is not a number of bytes"):
+    with pytest.raises(NapkinError, match=r"number.*bytes"):
         parse_bytes(text)
 
 
@@ -100,7 +100,7 @@ def test_devices_are_a_number_and_a_name(text: str, devices: tuple[int, str]) ->
 
 @pytest.mark.parametrize("text", ["", " ", "0xH100", "00xH100"])
 def test_no_devices_are_refused(text: str) -> None:
-    with pytest.raises(NapkinError, match="is not a number of devices"):
+    with pytest.raises(NapkinError, match=r"number.*devices"):
         parse_devices(text)
 
 
@@ -177,5 +177,5 @@ def test_a_duration_has_a_unit(text: str, seconds: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "week", "10", "1 fortnight", "-1day", "1e99days", "inf days", "1M"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(NapkinError, match=r"is not a duration such as 36h, 10days, 1week or 3months$|too large"):
+    with pytest.raises(NapkinError, match=r"36h, 10days, 1week.*3months$|too large"):
         parse_seconds(text)

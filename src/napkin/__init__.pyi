@@ -6,6 +6,7 @@ from . import curation as curation
 from . import data as data
 from . import distributed as distributed
 from . import evaluation as evaluation
+from . import grading as grading
 from . import hardware as hardware
 from . import inference as inference
 from . import kernels as kernels

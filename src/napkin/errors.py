@@ -17,6 +17,10 @@ class CorruptFile(NapkinError):
     """A file that napkin wrote was truncated or altered, or does not match its sidecar."""
 
 
+class NotJudged(NapkinError):
+    """An answer could not be graded, which says nothing of whether it is right; says why."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of another library's error, to be quoted in a message; its type if it has no message.
 

@@ -76,15 +76,26 @@ def atomic_file(path: StrPath, mode: Literal["wb", "w"] = "wb", *, overwrite: bo
 
 
 def atomic_write_bytes(path: StrPath, data: bytes, *, overwrite: bool = False) -> None:
-    """Write a whole file of bytes; see `atomic_file`."""
-    with atomic_file(path, "wb", overwrite=overwrite) as file:
-        file.write(data)
+    """Write a whole file of bytes, see `atomic_file`; one that exists with these bytes is left as it is."""
+    if overwrite or not _holds(path, data):
+        with atomic_file(path, "wb", overwrite=overwrite) as file:
+            file.write(data)
 
 
 def atomic_write_text(path: StrPath, text: str, *, overwrite: bool = False) -> None:
-    """Write a whole file of UTF-8 text; see `atomic_file`."""
-    with atomic_file(path, "w", overwrite=overwrite) as file:
-        file.write(text)
+    """Write a whole file of UTF-8 text, see `atomic_file`; one that exists with this text is left as it is."""
+    if overwrite or not _holds(path, text.encode(errors="surrogatepass")):
+        with atomic_file(path, "w", overwrite=overwrite) as file:
+            file.write(text)
+
+
+def _holds(path: StrPath, data: bytes) -> bool:
+    """Whether there is a regular file of exactly these bytes: the same program, run again, has nothing to write."""
+    remove_abandoned(Path(path))
+    try:
+        return os.path.getsize(path) == len(data) and read_bytes(path) == data
+    except OSError:
+        return False
 
 
 def _create(path: Path, mode: Literal["wb", "w"]) -> IO[Any]:

@@ -47,7 +47,7 @@ def test_weights_that_are_cast_or_quantised_are_still_parameters(precision: str)
     planned = plan(recipe, on="H100-SXM-80GB")
     assert planned.ledger.attention_flops == ATTENTION
     share = f"{ATTENTION / planned.ledger.flops:.1%}"
-    assert f"6·N·T leaves attention out: {share} of count" in planned.table()[1].note
+    assert f"attention over all pairs, {share} of count" in planned.table()[1].note
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

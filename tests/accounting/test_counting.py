@@ -267,5 +267,5 @@ def test_lists_and_mappings_of_any_kind_are_batches_and_a_view_of_a_corpus_count
 
 @pytest.mark.parametrize("target", ["banana", "cuda:0", ""])
 def test_an_unknown_target_is_refused_in_one_line(target: Any):
-    with pytest.raises(NapkinError, match=rf"^{target!r} is not a target: use 'cpu', 'cuda' or a CudaTarget$"):
+    with pytest.raises(NapkinError, match=rf"^{target!r}.*use 'cpu', 'cuda'.*CudaTarget$"):
         count(nn.Linear(4, 4), torch.zeros(2, 4), target=target)

@@ -58,6 +58,7 @@ def test_f15_f17_flops_of_a_matrix_product():
 def test_f16_squaring_a_matrix_costs_one_an_element_apart_from_products():
     ledger = record(torch.nn.Module(), lambda: torch.zeros(1024, 512, device="meta").square())
     assert (ledger.elementwise_flops, ledger.flops) == (524288, 0)
+    assert "524 kFLOP" in repr(ledger)
 
 
 def test_f18_f22_forward_and_backward_are_six_flops_a_parameter_and_example_by_the_rule():

@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from napkin import count
 from napkin.accounting.contractions import CONTRACTIONS, Work
-from napkin.accounting.operators import _COMPUTING, _MOVING, work_of
+from napkin.accounting.operators import _COMPUTING, _MOVING, is_no_contraction, work_of
 from napkin.accounting.recording import record
 from oracles.brute_force_flops import ScalarProducts
 
@@ -213,11 +214,19 @@ def test_the_ranks_of_a_ring_share_the_pairs_of_the_whole_sequence(ranks: int):
 
 def test_every_formula_reads_arguments_that_its_operator_has():
     read = {
-        "self mat2": "mm bmm _scaled_mm _int_mm _grouped_mm _weight_int8pack_mm _weight_int4pack_mm_for_cpu",
-        "mat1 mat2": "addmm addmm_",
-        "batch1 batch2": "baddbmm baddbmm_ addbmm",
-        "self": "mv dot vdot",
-        "mat": "addmv",
+        "self mat2": "mm bmm _scaled_mm _scaled_mm_v2 _int_mm _grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2 "
+        "_weight_int8pack_mm _weight_int4pack_mm_for_cpu",
+        "mat1 mat2": "addmm addmm_ _addmm_activation",
+        "batch1 batch2": "baddbmm baddbmm_ addbmm addbmm_",
+        "self": "mv dot vdot linalg_cholesky_ex cholesky_inverse linalg_solve_triangular",
+        "mat": "addmv addmv_",
+        "input2": "cholesky_solve",
+        "LU": "linalg_lu_solve",
+        "A": "linalg_lu_factor_ex linalg_lu _linalg_det _linalg_slogdet linalg_inv_ex _linalg_solve_ex",
+        "A mode": "linalg_qr",
+        "input tau": "linalg_householder_product",
+        "src proj_weight ffn_weight_1 ffn_weight_2": "_transformer_encoder_layer_fwd",
+        "query key proj_weight": "_native_multi_head_attention",
         "input weight": "linear convolution convolution_backward _cudnn_rnn _cudnn_rnn_backward",
         "input weight0 weight1 weight2 weight3": "mkldnn_rnn_layer",
         "input weight1 weight2 weight3 weight4": "mkldnn_rnn_layer_backward",
@@ -248,6 +257,113 @@ def test_every_formula_reads_arguments_that_its_operator_has():
         assert set(names.split()) <= {argument.name for argument in packet.default._schema.arguments}
         checked.add(packet)
     assert checked == set(CONTRACTIONS)
+
+
+INFERENCE: dict[str, tuple[nn.Module, Callable[[nn.Module], Any]]] = {
+    "matmul": (nn.Linear(4, 4), lambda layer: layer(A) @ A.mT),
+    "einsum": (nn.Linear(4, 4), lambda layer: torch.einsum("bij,bkj->bik", layer(A), A)),
+    "attention": (nn.Linear(4, 4), lambda layer: nn.functional.scaled_dot_product_attention(*[layer(A)[:, None]] * 3)),
+    "convolution": (nn.Conv1d(3, 5, 2), lambda layer: layer(A)),
+    "detached": (nn.Linear(4, 4), lambda layer: layer(A).clone().detach_().chunk(2)),
+    "recurrent": (nn.RNN(4, 3), lambda layer: layer(A)),
+}
+
+
+@pytest.mark.parametrize("case", INFERENCE)
+def test_in_inference_mode_an_operator_costs_what_it_costs_where_autograd_takes_it_apart(case: str):
+    layer, call = INFERENCE[case]
+    trained = record(layer, lambda: call(layer))
+    with torch.inference_mode():
+        answered = record(layer, lambda: call(layer))
+    assert not answered.unknown_operators
+    assert answered.flops == trained.flops > 0
+    assert answered.elementwise_flops == trained.elementwise_flops
+
+
+def test_asking_a_tensor_whether_it_is_zero_is_no_unknown_operator():
+    with torch.inference_mode():
+        ledger = record(nn.Module(), lambda: torch.is_nonzero(torch.ones(())))
+    assert not ledger.unknown_operators
+
+
+def test_torchs_fast_encoder_layer_costs_what_its_parts_cost():
+    layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True).eval()
+    x = torch.ones(2, 3, 8)
+    parts = record(layer, lambda: layer(x.requires_grad_()))
+    with torch.inference_mode():
+        whole = record(layer, lambda: layer(x))
+    assert {row.operator for row in whole.rows if row.flops} == {"_transformer_encoder_layer_fwd"}
+    assert whole.flops == parts.flops
+
+
+SQUARE = torch.randn(2, 24, 24, dtype=torch.float64)
+SPD = SQUARE @ SQUARE.mT + torch.eye(24, dtype=torch.float64)
+
+
+def _eliminated(matrix: Tensor, *, both_sides: bool) -> int:
+    """FLOPs of Gaussian elimination by loops, of one triangle alone where the matrix is symmetric."""
+    flops, (m, n) = 0, matrix.shape
+    for pivot in range(min(m, n)):
+        for row in range(pivot + 1, m):
+            flops += 1 + 2 * len(range(pivot + 1, n if both_sides else row + 1))
+    return flops
+
+
+def _reflected(m: int, n: int) -> int:
+    """FLOPs of Householder's reflections of an [m, n] matrix: each column's with all columns to its right."""
+    return sum(4 * (m - at) * (n - at) for at in range(min(m, n)))
+
+
+@pytest.mark.parametrize(
+    ("call", "loops"),
+    [
+        (lambda: torch.linalg.cholesky(SPD), lambda: 2 * _eliminated(SPD[0], both_sides=False)),
+        (lambda: torch.linalg.lu_factor(SQUARE[..., :16]), lambda: 2 * _eliminated(SQUARE[0, :, :16], both_sides=True)),
+        (lambda: torch.linalg.lu_factor(SQUARE[:, :16]), lambda: 2 * _eliminated(SQUARE[0, :16], both_sides=True)),
+        (lambda: torch.linalg.det(SQUARE), lambda: 2 * _eliminated(SQUARE[0], both_sides=True)),
+        (
+            lambda: torch.linalg.solve(SQUARE, SQUARE[0]),
+            lambda: 2 * (_eliminated(SQUARE[0], both_sides=True) + 2 * 24**3),
+        ),
+        (
+            lambda: torch.linalg.solve(SQUARE[0], SQUARE[1, 0]),
+            lambda: _eliminated(SQUARE[0], both_sides=True) + 2 * 24**2,
+        ),
+        (lambda: torch.linalg.inv(SQUARE), lambda: 2 * 2 * 24**3),
+        (lambda: torch.linalg.solve_triangular(SPD, SQUARE[..., :5], upper=True), lambda: 2 * 24**2 * 5),
+        (lambda: torch.linalg.qr(SQUARE[..., :16], mode="r"), lambda: 2 * _reflected(24, 16)),
+        (lambda: torch.linalg.qr(SQUARE[..., :16]), lambda: 4 * _reflected(24, 16)),
+        (lambda: torch.cholesky_inverse(SPD), lambda: 2 * 2 * 24**3 // 3),
+        (lambda: torch.cholesky_solve(SQUARE[..., :3], SPD), lambda: 2 * 2 * 24**2 * 3),
+    ],
+    ids="cholesky tall wide det solve solve-one inverse triangular r q-and-r cholesky_inverse cholesky_solve".split(),
+)
+def test_direct_factorizations_cost_the_leading_terms_of_their_loops(call: Callable[[], Any], loops: Callable[[], int]):
+    assert _flops(call) == pytest.approx(loops(), rel=0.12)
+
+
+def test_every_operator_of_torch_that_runs_on_a_cpu_is_in_a_table_or_named_here():
+    # Contractions without a formula: they iterate until they have converged, or depend on where a sparse tensor has its
+    # numbers, or only torch's own tests and other back ends call them.
+    patterns = (
+        "_linalg_svd|_linalg_eigh|_linalg_eigvals|linalg_(eig|eigvals|lstsq|matrix_exp|pinv)|_fft_.*|"
+        ".*ldl.*|.*sparse.*|sspaddmm|.*mkldnn.*|.*miopen.*|.*mps.*|.*cudnn.*|quantized_(gru|lstm)|_test_.*|_foobar|"
+        ".*overrideable.*|_triton_.*|_dyn_quant_matmul_4bit|.*slow_conv.*|_nnpack_.*|conv_(tbc|depthwise3d)|"
+        "_convolution|_transformer_.*|linear_backward|matmul_backward|cholesky|_cholesky_solve_helper|geqrf|ormqr|"
+        "triangular_solve"
+    )
+    missing = set()
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    for name in torch._C._dispatch_get_all_op_names():
+        space, _, rest = name.partition("::")
+        base, _, overload = rest.partition(".")
+        runs = any(has_kernel(name, key) for key in ("CPU", "CompositeExplicitAutograd"))
+        if space != "aten" or not runs or re.fullmatch(patterns, base):
+            continue
+        operator = getattr(getattr(aten, base), overload or "default")
+        if operator.overloadpacket not in CONTRACTIONS and not is_no_contraction(operator):
+            missing.add(name)
+    assert not missing
 
 
 def test_no_operator_stands_in_two_tables_and_each_exists():

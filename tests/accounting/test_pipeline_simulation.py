@@ -318,32 +318,32 @@ def test_a_table_that_cannot_run_is_refused(schedule: PipelineSchedule, message:
 
 
 def test_numbers_that_no_pipeline_has_are_refused() -> None:
-    with pytest.raises(NapkinError, match="seconds of 1 stages are given for a pipeline of 2: give one for each stage"):
+    with pytest.raises(NapkinError, match=r"seconds.*1.*pipeline.*2: give"):
         simulate_pipeline(TWO, [EQUAL])
-    with pytest.raises(NapkinError, match=r"forward in stage 1 takes -1\.0 seconds: use 0 to 1e\+12"):
+    with pytest.raises(NapkinError, match=r"forward.*stage 1.*-1\.0 seconds: use 0.*1e\+12"):
         simulate_pipeline(TWO, [EQUAL, StageSeconds(-1.0)])
-    with pytest.raises(NapkinError, match="backward_input in stage 0 takes inf seconds"):
+    with pytest.raises(NapkinError, match=r"backward_input.*stage 0.*seconds"):
         simulate_pipeline(TWO, [StageSeconds(1.0, math.inf), EQUAL])
-    with pytest.raises(NapkinError, match="recompute in stage 1 takes -1 seconds"):
+    with pytest.raises(NapkinError, match=r"recompute.*stage 1.*-1 seconds"):
         simulate_pipeline(TWO, [EQUAL, StageSeconds(1.0, 2.0, recompute=-1)])
-    with pytest.raises(NapkinError, match="a send between stages 0 and 1 takes nan seconds"):
+    with pytest.raises(NapkinError, match=r"send.*stages 0.*1.*seconds"):
         simulate_pipeline(TWO, [EQUAL] * 2, send_seconds=math.nan)
-    with pytest.raises(NapkinError, match="sends between 2 pairs of stages are given for a pipeline of 1"):
+    with pytest.raises(NapkinError, match=r"2.*stages.*pipeline.*1"):
         simulate_pipeline(TWO, [EQUAL] * 2, send_seconds=[1.0, 1.0])
-    with pytest.raises(NapkinError, match="bytes of 1 stages are given for a pipeline of 2"):
+    with pytest.raises(NapkinError, match=r"1 stages.*pipeline.*2"):
         simulate_pipeline(TWO, [EQUAL] * 2).peak_activation_bytes(0, [1.0])
 
 
 def test_a_rank_or_stage_that_is_not_there_is_refused() -> None:
     timeline = simulate_pipeline(TWO, [EQUAL] * 2)
     for index in (-1, 2):
-        with pytest.raises(NapkinError, match=f"stage {index} is not in a pipeline of 2 stages: use 0 to 1"):
+        with pytest.raises(NapkinError, match=f"stage {index}.*pipeline.*2 stages: use 0.*1"):
             timeline.in_flight(index)
-        with pytest.raises(NapkinError, match=f"stage {index} is not in a pipeline of 2 stages"):
+        with pytest.raises(NapkinError, match=f"stage {index}.*pipeline.*2 stages"):
             timeline.most_in_flight(index)
-        with pytest.raises(NapkinError, match=f"rank {index} is not in a pipeline of 2 ranks: use 0 to 1"):
+        with pytest.raises(NapkinError, match=f"rank {index}.*pipeline.*2 ranks: use 0.*1"):
             timeline.peak_activation_bytes(index, [1.0, 1.0])
-        with pytest.raises(NapkinError, match=f"rank {index} is not in a pipeline of 2 ranks"):
+        with pytest.raises(NapkinError, match=f"rank {index}.*pipeline.*2 ranks"):
             TWO.stages_of(index)
 
 

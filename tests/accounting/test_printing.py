@@ -11,6 +11,7 @@ from napkin.accounting.quantity_row import QuantityRow
 from napkin.accounting.quantity_table import QuantityTable
 from napkin.hardware.accelerators import find_device
 from napkin.hardware.ceilings import CatalogueCeilings
+from napkin.units import format_flops
 
 ROWS = [
     QuantityRow("parameters", "count", 1000, 1024, 1024, "no <norms> & no positions"),
@@ -26,10 +27,12 @@ def ledger() -> Ledger:
 
 
 def test_a_ledger_prints_as_a_few_lines(ledger: Ledger) -> None:
-    heading, flops, peak = repr(ledger).splitlines()
+    heading, flops, elementwise, peak = repr(ledger).splitlines()
     assert heading.startswith(f"Ledger: {ledger.parameters:,} parameters; {len(ledger.rows)} operator calls")
     assert "forward" in flops
     assert "backward" in flops
+    assert elementwise.split()[0] == "elementwise"
+    assert format_flops(ledger.elementwise_flops) in elementwise
     assert "activations" in peak
     assert "optimizer state" in peak
     assert max(map(len, repr(ledger).splitlines())) < 160

@@ -18,6 +18,7 @@ from napkin.accounting.rules import (
     gated_parameters_rule,
     kv_cache_bytes_rule,
     largest_model_rule,
+    layered_parameters_rule,
     matmul_intensity_rule,
     parameters_rule,
     training_flops_rule,
@@ -54,6 +55,14 @@ def test_rules_of_parameters_are_as_far_off_as_they_say(gpt2: Ledger, llama: Led
     )
     parameters = sum(parameter.numel() for parameter in large.parameters())
     assert_stated(gated_parameters_rule, gated, parameters, "0.003% under")
+
+
+def test_the_rule_by_layers_is_as_far_off_as_it_says(gpt2: Ledger, llama: Ledger):
+    shape = {"d_ff": 3072, "n_heads": 12, "n_kv_heads": 12, "head_dim": 64, "gated": False, "positions": 1024}
+    by_layers = layered_parameters_rule(**GPT2_SIZES, tied=True, **shape)
+    assert_stated(layered_parameters_rule, by_layers, gpt2.parameters, "0.098% under")
+    by_layers = layered_parameters_rule(**LLAMA_SIZES, d_ff=2048, n_heads=12, n_kv_heads=4, head_dim=64)
+    assert_stated(layered_parameters_rule, by_layers, llama.parameters, "0.015% under")
 
 
 def test_rules_of_flops_are_as_far_off_as_they_say(gpt2: Ledger, llama: Ledger):

@@ -8,10 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from napkin.accounting.scratch import scratch_bytes
+from napkin.accounting.measured_scratch import measured_scratch
+from napkin.accounting.scratch import hides_products, scratch_bytes
 from napkin.hardware.host import has_amx
 from oracles.allocator import growth_at_peak
 
@@ -32,8 +34,20 @@ class _LargestScratch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        self.bytes = max(self.bytes, scratch_bytes(func, args, kwargs or {}, inputs))
+        self.bytes = max(self.bytes, _counted(func, args, kwargs or {}, inputs))
         return func(*args, **kwargs or {})
+
+
+def _counted(func: Any, args: tuple, kwargs: dict, inputs: list[Tensor]) -> int:
+    known = scratch_bytes(func, args, kwargs, inputs)
+    if known is not None and not hides_products(func, inputs):
+        return known
+    mode = FakeTensorMode()
+    fakes = pytree.tree_map_only(Tensor, lambda tensor: mode.from_tensor(tensor.detach()), (args, kwargs))
+    tensors = [leaf for leaf in pytree.tree_leaves(fakes) if isinstance(leaf, Tensor)]
+    measured = measured_scratch(func, fakes[0], fakes[1], tensors, 0)
+    assert measured is not None
+    return measured[0]
 
 
 WIDE, NARROW = torch.ones(300, 512), torch.ones(300, 512, dtype=torch.bfloat16)
@@ -120,7 +134,7 @@ def _agree(call: Callable[[], Any], *, within: int = SMALL) -> int:
     with _LargestScratch() as counted:
         call()
     results: list[Any] = []
-    _, growth = growth_at_peak(lambda: results.extend(pytree.tree_leaves(call())))
+    growth, _ = growth_at_peak(lambda: results.extend(pytree.tree_leaves(call())))
     outputs = sum({tensor.data_ptr(): tensor.untyped_storage().nbytes() for tensor in results}.values())
     assert growth - outputs == pytest.approx(counted.bytes, abs=within), call
     return counted.bytes

@@ -23,7 +23,6 @@ from napkin.alignment.policy_gradient.clipping import pessimistic_terms, plain_t
 from napkin.alignment.policy_gradient.objective import policy_objective
 from napkin.alignment.policy_gradient.ratios import token_ratios
 from napkin.alignment.preferences.dpo import DPOObjective
-from napkin.alignment.rewards.choice import chosen_letter
 from napkin.alignment.sequence_packing import SequenceMicroBatch, micro_batches_of
 from napkin.alignment.supervised import SupervisedObjective
 from napkin.alignment.token_sequence import TokenSequence, sequence_of
@@ -31,7 +30,8 @@ from napkin.data.batches import evaluation_windows
 from napkin.data.document import Document
 from napkin.data.permutation import KeyedPermutation
 from napkin.data.token_writer import write_token_file
-from napkin.evaluation.tasks.answers import final_number
+from napkin.grading.choice import chosen_letter
+from napkin.grading.mathematics.final_answer import final_number
 from napkin.kernels.log_probabilities import linear_log_probabilities
 from napkin.model.transformer import TokenScores, Transformer
 from napkin.recipe.reinforcement_config import PolicyAlgorithm, ReinforcementConfig
@@ -207,7 +207,7 @@ def run_parse_mmlu_response(mmlu_example: dict[str, Any], model_output: str) -> 
 
 
 def run_parse_gsm8k_response(model_output: str) -> str | None:
-    """The last number."""
+    """The number that the text comes to."""
     return final_number(model_output)
 
 

@@ -118,7 +118,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(folder: Path, tmp_path: Path) ->
 
 
 def test_matrices_that_a_start_does_not_have_leave_nothing_behind(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(NapkinError, match="names 'head', of which this model has none of its own"):
+    with pytest.raises(NapkinError, match="names 'head'"):
         tune(adapter_recipe(folder, AdapterConfig("lora", modules=("head",))), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from napkin.alignment.chats.chat_encoder import ChatEncoder
 from napkin.alignment.chats.chat_start import conversation_files_of, encoder_of_run, encoder_of_start
+from napkin.alignment.chats.read_conversations import messages_of
 from napkin.alignment.start_model import StartModel, open_start
 from napkin.errors import NapkinError
 from napkin.inference.chat_format import Message, PlainChat, TemplateChat, chat_format
@@ -21,6 +22,7 @@ from napkin.model.transformer import Transformer
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.byte_level import ByteTokenizer
+from peers import peer
 
 CHATML = """\
 {%- for message in messages %}
@@ -113,6 +115,16 @@ def test_what_is_learned_is_what_the_assistant_says_and_the_token_that_ends_it(t
     assert whole.n_counted == len(whole.tokens) - 1
 
 
+def test_a_thought_in_a_field_of_its_own_is_what_the_template_reads() -> None:
+    line = {"role": "assistant", "content": "No.", "reasoning_content": "Hm.", "name": "x"}
+    chat = messages_of({"messages": [{"role": "user", "content": "Yes?"}, line]})
+    thinks = CHATML.replace("message.content", "(message.reasoning_content or '') + message.content")
+    assert learned_texts(encoder_of(thinks), chat) == ["Hm.No.<|im_end|>"]
+    # A template that does not read it would teach to answer without.
+    with pytest.raises(NapkinError, match=r"message 2.*thought"):
+        encoder_of(CHATML).sequence(chat)
+
+
 def test_the_built_in_template_is_that_of_plain_chats_with_an_end() -> None:
     encoder = encoder_of(None)
     assert learned_texts(encoder, CHAT) == [f" {each.content}<|endoftext|>" for each in CHAT[1::2]]
@@ -163,7 +175,7 @@ def test_a_message_cannot_end_its_turn_nor_begin_another() -> None:
 
 def test_a_template_that_writes_earlier_turns_otherwise_is_named_and_its_last_answer_is_learned() -> None:
     chat = [*CHAT[:1], Message("assistant", "<think>hm</think>By day."), *CHAT[2:]]
-    with pytest.raises(NapkinError, match=r"message 2 or those before it otherwise.*learn only the last answer"):
+    with pytest.raises(NapkinError, match=r"message 2.*last answer"):
         encoder_of(FORGETS).sequence(chat)
     assert learned_texts(encoder_of(FORGETS, "last"), chat) == [CHAT[3].content + "<|im_end|>"]
 
@@ -209,9 +221,10 @@ def test_a_tuned_run_has_the_tokens_that_it_was_trained_with(tmp_path: Path) -> 
         assert (opened.fingerprint, texts.stop_ids) == (encoder.fingerprint, encoder.stop_ids)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("learned", ["assistant", "all"])
 def test_tokens_and_masks_of_a_marked_template_are_those_of_transformers(learned: str, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = peer("transformers")
     special = ["<|endoftext|>", *SPECIAL]
     tokenizer = train_bpe(["the sky is blue at night it is black user assistant\n\n"] * 9, 300, special_tokens=special)
     config = ModelConfig(vocab_size=tokenizer.vocab_size, d_model=16, n_layers=1, n_heads=2, context_length=32)

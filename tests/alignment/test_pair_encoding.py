@@ -107,7 +107,7 @@ def test_what_a_template_refuses_is_left_out_and_what_it_changes_is_named(tmp_pa
     assert [line for line, _ in encoded_pairs(path, ChatEncoder(TOKENIZER, refusing), left_out, 99)] == [3]
     assert left_out.describe() == "2 refused by the chat template (not that) (line 1)"
     forgetting = ChatEncoder(TOKENIZER, ChatTemplate("{{ messages[-1].content }}"))
-    with pytest.raises(NapkinError, match=r"line 1 cannot be learned from: the chat template writes"):
+    with pytest.raises(NapkinError, match=r"line 1.*learned"):
         list(encoded_pairs(path, forgetting, LeftOut(), 99))
 
 
@@ -128,7 +128,7 @@ def test_judged_answers_meet_another_prompts_answer(tmp_path: Path, encoder: Cha
     ]
     assert [float(answer.values[DESIRABLE][0]) for answer, _ in units] == [1, 0, 1, 0]
     good = written(tmp_path / "good.jsonl", *[{"prompt": "a", "completion": "b", "label": True}] * 2)
-    with pytest.raises(NapkinError, match=r"all 2 answers of .* are good"):
+    with pytest.raises(NapkinError, match=r"2 answers.*good"):
         opened(good, "judged answers", encoder)
 
 

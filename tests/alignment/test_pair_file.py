@@ -102,5 +102,5 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: Any, said: str) -> None:
 
 def test_a_label_that_is_none_is_named(tmp_path: Path) -> None:
     wrong = written(tmp_path / "wrong.jsonl", {"prompt": "a", "completion": "b", "label": "yes"})
-    with pytest.raises(NapkinError, match="line 1 has the label 'yes'"):
+    with pytest.raises(NapkinError, match=r"line 1.*label 'yes'"):
         list(read_judged_answers(wrong, LeftOut()))

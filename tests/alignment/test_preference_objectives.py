@@ -287,5 +287,5 @@ def test_what_an_objective_cannot_use_is_named() -> None:
         objective_of(preference_objective(CASES["dpo"]), pair, [[np.zeros(1), np.zeros(1)]])
     with pytest.raises(NapkinError, match="no scalar head"):
         objective_of(RewardObjective(), pair, [[np.zeros(1), np.zeros(1)]])
-    with pytest.raises(NapkinError, match="ipo does not read it"):
+    with pytest.raises(NapkinError, match=r"ipo.*read"):
         PreferenceConfig("ipo", margin=0.5)

@@ -72,7 +72,7 @@ def test_what_cannot_be_learned_is_refused_in_one_line(folder: Path, tmp_path: P
         with pytest.raises(NapkinError, match=named.replace(".", r"\.")):
             tune(rl_recipe(folder, rl), tmp_path / "run")
     recipe = rl_recipe(folder)
-    with pytest.raises(NapkinError, match="reinforcement learning reads no data there"):
+    with pytest.raises(NapkinError, match="reinforcement learning"):
         tune(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, train="a.jsonl")), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from napkin.alignment.environments.environment import Task, ask
 from napkin.alignment.reinforcement_step import ReinforcementOutcome, ReinforcementSettings, learn_from_answers
 from napkin.alignment.rollout import SAMPLER
 from napkin.model.adapters import add_adapters
@@ -51,14 +52,14 @@ def taken(train_state: TrainState, settings: ReinforcementSettings, **how: Any) 
     return outcome, norms[0]
 
 
-def plain_norm(model: Transformer, outcome: ReinforcementOutcome, kl_weight: float = 0.0) -> float:
+def plain_norm(model: Transformer, outcome: ReinforcementOutcome, cut_penalty: float = 0.0) -> float:
     """GRPO's gradient, one answer at a time: the ratio is 1, and the reference is the model itself."""
     model.zero_grad()
     n = len(outcome.rollout.episodes)
     for group in outcome.rollout.groups:
-        rewards = np.array([episode.reward for episode in group])
-        for episode in group:
-            advantage = (episode.reward - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
+        rewards = np.array([episode.reward - cut_penalty * episode.cut for episode in group])
+        for episode, reward in zip(group, rewards, strict=True):
+            advantage = (reward - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
             tokens = torch.from_numpy(episode.sequence.tokens)
             logprobs = (model(tokens[None, :-1])[0] / 0.7).log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
             terms = -float(advantage) * logprobs[torch.from_numpy(episode.sequence.counts[1:])]
@@ -81,6 +82,24 @@ def test_the_gradient_is_that_of_single_answers() -> None:
     assert 0 < (figures["sampler_gap"] or 0) <= (figures["sampler_gap_max"] or 0) < 1e-4
     assert abs(figures["sampler_kl"] or 0) < 1e-6
     assert outcome.tokens == sum(episode.sequence.n_counted for episode in outcome.rollout.episodes)
+
+
+def test_answers_that_the_context_cuts_get_the_whole_penalty_for_length() -> None:
+    class LongPrompts(Turns):
+        def start(self, seed: int) -> Task:
+            return ask("abcde" * 10 + "abcde"[: seed % 5], 0)
+
+    train_state = train_state_of()
+    before = {name: tensor.clone() for name, tensor in train_state.model.state_dict().items()}
+    # None of the answers reaches the penalty's window by its length: the prompt leaves no room for that.
+    settings = settings_of(LongPrompts(), max_answer=CONFIG.context_length, overlong="penalty", overlong_window=1)
+    outcome, norm = taken(train_state, settings)
+    cut = [episode.cut for episode in outcome.rollout.episodes]
+    assert 0 < sum(cut) < len(cut)
+    assert max(episode.sequence.n_counted for episode in outcome.rollout.episodes) < CONFIG.context_length - 1
+    train_state.model.load_state_dict(before)
+    assert norm == pytest.approx(plain_norm(train_state.model, outcome, cut_penalty=1.0), rel=1e-3)
+    assert norm > 1e-3
 
 
 def test_a_model_without_its_adapters_is_their_reference() -> None:

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from napkin.alignment.environments import Environment, Outcome, environment_named
-from napkin.alignment.rewards.sandbox.confinement import can_confine
 from napkin.alignment.rollout import SAMPLER, Rollout, RolloutSettings, roll_out
 from napkin.errors import NapkinError
+from napkin.grading.sandbox.confinement import can_confine
 from napkin.inference.chat_format import Message
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
@@ -61,6 +61,25 @@ def test_draws_depend_on_seed_step_prompt_and_answer_alone(model: Transformer) -
     }
     assert drawn(step=4) != whole
     assert len({tuple(tokens) for tokens in whole.values()}) > 6
+
+
+def test_each_turn_of_each_answer_is_drawn_with_a_seed_of_its_own() -> None:
+    # Without weights in the head every token is as likely as any other, whatever was said before: the draws of a turn
+    # are a function of its seed alone, and equal seeds give equal answers.
+    uniform = Transformer(CONFIG)
+    with torch.no_grad():
+        uniform.head_weight.zero_()
+    answers: dict[tuple[int, int, int, int, int], str] = {}
+    for seed, step in [(5, 0), (5, 1), (6, 0)]:
+        settings = RolloutSettings(group_size=4, max_answer=24, temperature=1.0, seed=seed)
+        for episode in roll_out(uniform, Turns(3), Letters(), settings, step=step, prompts=range(4)).episodes:
+            said = [each.content for each in episode.messages if each.role == "assistant"]
+            answers |= {(seed, step, episode.prompt, episode.answer, turn): text for turn, text in enumerate(said)}
+    # Five letters in a row are alike in one of half a million pairs.
+    long = [text[:5] for text in answers.values() if len(text) >= 5]
+    assert len({place[-1] for place in answers}) == 3
+    assert len(long) > 40
+    assert len(set(long)) == len(long)
 
 
 def test_a_second_turn_follows_the_tokens_that_were_drawn(model: Transformer) -> None:
@@ -199,5 +218,5 @@ def test_what_judging_raises_ends_the_rollout(model: Transformer) -> None:
 
 def test_a_prompt_without_room_is_refused() -> None:
     small = Transformer(ModelConfig(vocab_size=16, context_length=2, d_model=8, n_layers=1, n_heads=1))
-    with pytest.raises(NapkinError, match=r"prompt 1 has \d tokens, the model's context 2"):
+    with pytest.raises(NapkinError, match=r"prompt 1.*\d tokens.*model's context 2"):
         roll_out(small, Turns(), Letters(), SETTINGS, step=0, prompts=[1])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from alignment.rank_gradients import sizes_of
+from alignment.rank_gradients import sizes_of, weights_after_reinforcement
 from napkin.alignment.sequence_step import (
     SequenceScores,
     numbers_of_rank,
@@ -21,6 +21,7 @@ from napkin.alignment.sequence_step import (
     train_on_units,
 )
 from napkin.alignment.token_sequence import TokenSequence, Unit
+from napkin.distributed.ranks import ALONE
 from napkin.errors import NapkinError
 from napkin.model.scalar_head import add_scalar_head
 from napkin.model.transformer import Transformer
@@ -75,6 +76,10 @@ def test_ranks_have_the_gradient_of_one_process(tmp_path: Path, size: int) -> No
         assert distance(gradients[f"scores, {strategy}"], expected) < 1e-6
         of_one, _ = gradient_of(train_state, units[:1], CASES["supervised, token"]()[0])
         assert distance(gradients[f"one unit, {strategy}"], of_one) < 1e-6
+    # Which update learns from which prompt's answers does not depend on whose prompts they are.
+    start, reinforced = (weights_after_reinforcement(ALONE, range(4), updates=n) for n in (1, 2))
+    assert distance(start, reinforced) > 1e-3
+    assert distance(gradients["reinforcement"], reinforced) < 1e-5
 
 
 def test_scores_are_those_of_all_logits() -> None:
@@ -119,11 +124,11 @@ def test_units_are_divided_evenly_and_each_goes_to_one_rank(parts: int) -> None:
 
 @pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(pipeline=2), Layout(context=2), Layout(data=2, expert=2)])
 def test_a_layout_that_divides_the_model_is_refused(layout: Layout) -> None:
-    with pytest.raises(NapkinError, match=r"parallelism.(tensor|pipeline|context|expert) is 2: leave it at 1"):
+    with pytest.raises(NapkinError, match=r"parallelism.(tensor|pipeline|context|expert).*2: leave.*1"):
         refuse_divided_models(layout)
 
 
 def test_a_batch_of_which_nothing_counts_is_refused() -> None:
     units: list[Unit] = [(TokenSequence(np.arange(5), np.zeros(5, dtype=bool)),)]
-    with pytest.raises(NapkinError, match="none of the 5 tokens of a batch of 1 units counts"):
+    with pytest.raises(NapkinError, match=r"5 tokens.*1.*counts"):
         train_on_units(train_state_of(), 0, units, CASES["supervised, token"]()[0], max_tokens=64)

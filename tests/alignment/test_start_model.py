@@ -64,6 +64,8 @@ def test_a_start_has_the_weights_that_its_folder_is_used_with(run: Path, folder:
         assert equal(loaded(start), napkin.load(path).model)
         reference = reference_model(start, Precision("fp32", "cpu"))
         assert equal(reference, napkin.load(path).model)
+        assert not reference.training
+        assert not napkin.load(path).model.training
         assert not any(parameter.requires_grad for parameter in reference.parameters())
 
 
@@ -120,7 +122,7 @@ def test_what_is_not_a_start_is_named_in_one_line(run: Path, folder: Path, tmp_p
         with pytest.raises(NapkinError, match=message) as caught:
             open_start(tmp_path / name)
         assert "\n" not in str(caught.value)
-    with pytest.raises(NapkinError, match="no model to start from"):
+    with pytest.raises(NapkinError, match=r"model.*start"):
         open_start("")
 
 
@@ -128,7 +130,7 @@ def test_a_model_of_another_config_or_tokenizer_is_refused(run: Path, folder: Pa
     start = open_start(run)
     other = Transformer(dataclasses.replace(start.config, norm_eps=1e-3))
     before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
-    with pytest.raises(NapkinError, match=r"model.norm_eps is 0.001, that of '.*' is"):
+    with pytest.raises(NapkinError, match=r"model.norm_eps.*0.001.*'.*'"):
         start.load_into(other)
     assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
     with pytest.raises(NapkinError, match="another tokenizer"):

@@ -31,8 +31,9 @@ from napkin.recipe.preference_config import PreferenceConfig
 from napkin.recipe.tuning_recipe import PreferenceRecipe
 from napkin.tokenizer.byte_level import ByteTokenizer
 from oracles.alignment_cases import MODEL, gradient_of, train_state_of
+from peers import peer
 
-pytestmark = pytest.mark.torture
+pytestmark = pytest.mark.peers
 PAIRS, LENGTH = 5, 9
 CPU = SimpleNamespace(device="cpu", gather_for_metrics=lambda x: x, gather=lambda x: x)
 
@@ -48,7 +49,7 @@ def gradients(loss: Tensor, *of: Tensor) -> list[Tensor]:
 
 def dpo_trainer_loss(tokens: Tensor, mask: Tensor, reference: Tensor, **settings: Any) -> Tensor:
     """What TRL's DPO trainer computes of these log-probabilities, the chosen answers above the rejected ones."""
-    trainer = pytest.importorskip("trl.trainer.dpo_trainer").DPOTrainer
+    trainer = peer("trl.trainer.dpo_trainer").DPOTrainer
     nothing = torch.zeros_like(tokens)
     outputs = MagicMock(log_probs=tokens * mask, entropy=nothing, mean_logits=nothing, is_top1=nothing > 0)
     chosen, rejected = reference.chunk(2)
@@ -94,7 +95,7 @@ def test_a_loss_with_a_reference_is_that_of_trl(settings: dict[str, Any], losses
 
 
 def test_orpo_is_that_of_trl() -> None:
-    trainer = pytest.importorskip("trl.experimental.orpo.orpo_trainer").ORPOTrainer
+    trainer = peer("trl.experimental.orpo.orpo_trainer").ORPOTrainer
     chosen, rejected = log_probabilities(3, PAIRS), log_probabilities(4, PAIRS)
     odds, *_ = trainer.odds_ratio_loss(SimpleNamespace(beta=0.4, accelerator=CPU), chosen, rejected)
     theirs, ours = (-chosen - odds).mean(), orpo_losses(chosen, rejected, beta=0.4).mean()
@@ -105,7 +106,7 @@ def test_orpo_is_that_of_trl() -> None:
 
 
 def test_simpo_is_that_of_trl() -> None:
-    trainer = pytest.importorskip("trl.experimental.cpo.cpo_trainer").CPOTrainer
+    trainer = peer("trl.experimental.cpo.cpo_trainer").CPOTrainer
     chosen, rejected = log_probabilities(5, PAIRS), log_probabilities(6, PAIRS)
     own = SimpleNamespace(alpha=0.0, beta=2.0, simpo_gamma=0.7, label_smoothing=0.0, loss_type="simpo", accelerator=CPU)
     theirs = trainer.cpo_loss(own, chosen, rejected)[0].mean()
@@ -128,7 +129,7 @@ def kto_trainer_loss(
     model: Callable[[Tensor], Tensor], units: Sequence[Unit], config: PreferenceConfig
 ) -> tuple[Tensor, float]:
     """What TRL's KTO trainer computes of these units with a model of logits, and its estimate of the divergence."""
-    trainer = pytest.importorskip("trl.trainer.kto_trainer").KTOTrainer
+    trainer = peer("trl.trainer.kto_trainer").KTOTrainer
 
     def scored(input_ids: Tensor, labels: Tensor, **_: Any) -> MagicMock:
         log_probs = model(input_ids[:, :-1]).log_softmax(-1)

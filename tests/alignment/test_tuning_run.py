@@ -70,7 +70,7 @@ def test_what_cannot_be_tuned_leaves_nothing_behind(folder: Path, tmp_path: Path
         tune(tuning_recipe(folder, compile="on"), tmp_path / "run")
     with pytest.raises(NapkinError, match=r"--tuning\.micro-batch-tokens"):
         tune(tuning_recipe(folder, micro_batch_size=2), tmp_path / "run")
-    with pytest.raises(NapkinError, match="no model to start from is named"):
+    with pytest.raises(NapkinError, match=r"model.*start"):
         tune(tuning_recipe(folder, tuning={"start": ""}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

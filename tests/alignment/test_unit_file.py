@@ -20,7 +20,8 @@ from napkin.inference.chat_template import ChatTemplate
 from napkin.tokenizer.byte_level import ByteTokenizer
 
 TOKENIZER = ByteTokenizer(["<|endoftext|>"])
-USER, ASSISTANT = ({"role": role, "content": f"{role} said ü"} for role in ("user", "assistant"))
+USER: dict[str, Any] = {"role": "user", "content": "user said ü"}
+ASSISTANT: dict[str, Any] = {"role": "assistant", "content": "assistant said ü"}
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +106,7 @@ def test_what_is_left_out_is_counted_by_reason(tmp_path: Path) -> None:
     assert left_out.describe().startswith(
         "3 without an answer of the assistant's (line 1), 1 that the assistant begins (line 2)"
     )
-    with pytest.raises(NapkinError, match=r"no conversations to learn from: 3 without an answer .*\(line 1\)"):
+    with pytest.raises(NapkinError, match=r"conversations.*learn.*3.*\(line 1\)"):
         write_unit_file(tmp_path / "b.tokens", "conversations", file, encoder, max_length=3)
     assert {each.name for each in tmp_path.iterdir()} == {"chats.jsonl", "a.tokens", "a.tokens.mask", "a.tokens.json"}
 
@@ -137,7 +138,7 @@ def test_damage_is_noticed(tmp_path: Path, encoder: ChatEncoder) -> None:
     file = written(tmp_path / "chats.jsonl", {"messages": [USER, ASSISTANT]}, {"messages": [USER, ASSISTANT]})
     path = tmp_path / "chats.tokens"
     write_unit_file(path, "conversations", file, encoder, max_length=100)
-    with pytest.raises(NapkinError, match="exists and is not overwritten"):
+    with pytest.raises(NapkinError, match=r"exists.*overwritten"):
         write_unit_file(path, "conversations", file, encoder, max_length=100)
     for damaged in (path, mask_path(path), sidecar_path(path)):
         intact = damaged.read_bytes()
@@ -159,7 +160,7 @@ def test_a_file_of_another_version_says_how_to_make_it_again(tmp_path: Path, enc
     path = tmp_path / "chats.tokens"
     write_unit_file(path, "conversations", file, encoder, max_length=100)
     sidecar_path(path).write_text('{"format": "napkin-chat-tokens", "version": 1, "conversations": 1}')
-    with pytest.raises(NapkinError, match=r"of version 1 .* reads version 2: make .* `napkin data chat`"):
+    with pytest.raises(NapkinError, match=r"1 .*2: make .* `napkin data chat`"):
         UnitFile.open(path)
 
 

@@ -49,5 +49,5 @@ def test_a_drift_that_hides_a_ratio_of_medians_leaves_that_of_pairs() -> None:
     assert ratio.low < 1.1 < ratio.high
     assert ratio.high - ratio.low < 0.02
     assert median_interval(first).low < median_interval(second).high, "the medians alone do not tell them apart"
-    with pytest.raises(NapkinError, match="2 samples are to be compared with 1"):
+    with pytest.raises(NapkinError, match=r"2 samples.*compared.*1"):
         ratio_interval([1.0, 2.0], [1.0])

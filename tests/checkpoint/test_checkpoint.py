@@ -290,7 +290,7 @@ def test_another_model_is_refused_by_name_also_where_the_weights_would_fit(tmp_p
 )
 def test_another_text_is_refused(tmp_path: Path, tokenizer: str, train_tokens: str, what: str) -> None:
     save(tmp_path, make_learner(), 0)
-    with pytest.raises(NapkinError, match=f"^the {what} is not that of .*: restore the file"):
+    with pytest.raises(NapkinError, match=f"{what}.*: restore"):
         restore_newest(
             tmp_path, make_learner(), tokenizer=tokenizer, train_tokens=train_tokens, on_message=lambda text: None
         )

@@ -100,10 +100,10 @@ def test_a_bit_flipped_in_any_file_is_noticed(sharded: Path) -> None:
 
 def test_a_missing_shard_is_noticed_though_nobody_lists_it(sharded: Path) -> None:
     (sharded / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(CorruptFile, match=r"model-00002-of-00003\.safetensors' cannot be read"):
+    with pytest.raises(CorruptFile, match=r"model-00002-of-00003\.safetensors'"):
         read_checkpoint(sharded)
     sign(sharded)
-    with pytest.raises(CorruptFile, match="does not list model-00001-of-00003"):
+    with pytest.raises(CorruptFile, match="list model-00001-of-00003"):
         read_checkpoint(sharded)
 
 
@@ -111,7 +111,7 @@ def test_rows_that_do_not_follow_one_another_are_refused_though_the_checksums_ar
     tensors = {name: tensor.detach() for name, tensor in learner_after(2).model.named_parameters()}
     write_shard(sharded / "model-00002-of-00003.safetensors", tensors, 1, shift=1)
     sign(sharded)
-    with pytest.raises(CorruptFile, match="in parts that overlap or leave a gap, at index"):
+    with pytest.raises(CorruptFile, match=r"parts.*overlap"):
         load_train_state(read_checkpoint(sharded), learner_after(0))
 
 
@@ -131,7 +131,7 @@ def test_a_header_that_makes_no_sense_is_refused_though_the_checksums_are_right(
     file = sharded / "model-00002-of-00003.safetensors"
     save_file(load_file(file), file, metadata={"DCP_SHARDING_INFO": info})
     sign(sharded)
-    with pytest.raises(CorruptFile, match=f"{file.name}' has no valid offsets in its header") as raised:
+    with pytest.raises(CorruptFile, match=f"{file.name}'.*offsets") as raised:
         load_train_state(read_checkpoint(sharded), learner_after(0))
     assert "\n" not in str(raised.value)
 
@@ -146,7 +146,7 @@ def test_offsets_that_are_none_are_refused_though_the_checksums_are_right(sharde
         load_file(file), file, metadata={"DCP_SHARDING_INFO": json.dumps(info | {NORM: {"saved_offsets": offsets}})}
     )
     sign(sharded)
-    with pytest.raises(CorruptFile, match=f"{file.name}' has no valid offsets in its header") as raised:
+    with pytest.raises(CorruptFile, match=f"{file.name}'.*offsets") as raised:
         load_train_state(read_checkpoint(sharded), learner_after(0))
     assert len(str(raised.value)) < 500
 
@@ -155,7 +155,7 @@ def test_offsets_far_beyond_the_tensor_are_refused_though_the_checksums_are_righ
     tensors = {name: tensor.detach() for name, tensor in learner_after(2).model.named_parameters()}
     write_shard(sharded / "model-00003-of-00003.safetensors", tensors, 2, shift=2**60)
     sign(sharded)
-    with pytest.raises(CorruptFile, match="in parts that overlap or leave a gap, at index"):
+    with pytest.raises(CorruptFile, match=r"parts.*overlap"):
         load_train_state(read_checkpoint(sharded), learner_after(0))
 
 

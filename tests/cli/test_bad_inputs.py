@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from bad_inputs import BASES, TRIES, VALUES, Try, bad_inputs, make_files
 
-from conftest import Done, Napkin, contents
+from cli.conftest import Done, Napkin, contents
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 LIMIT_SECONDS = 60

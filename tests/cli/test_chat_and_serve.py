@@ -84,7 +84,7 @@ def test_a_key_of_the_environment_is_one_that_clients_can_send(
 
 def test_a_missing_extra_is_named(place: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert "pip install 'napkin-lm[serve]'" in refusal("serve", "runs/tiny")
+    assert refusal("serve", "runs/tiny").endswith("pip install uvicorn")
 
 
 def test_chat_ends_with_its_input(place: Path, napkin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

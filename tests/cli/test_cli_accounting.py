@@ -29,7 +29,8 @@ def test_an_unknown_device_is_refused_with_the_nearest(capsys: pytest.CaptureFix
 @pytest.mark.parametrize("by", ["component", "operator", "module", "phase"])
 def test_a_count_adds_up_however_it_is_summed(capsys: pytest.CaptureFixture[str], by: str) -> None:
     counted = json.loads(output(capsys, "count", *TINY, "--by", by, "--json"))
-    assert sum(row["flops"] for row in counted["rows"].values()) == counted["flops"] > 0
+    for flops in ("flops", "elementwise_flops"):
+        assert sum(row[flops] for row in counted["rows"].values()) == counted[flops] > 0
     assert sum(counted["peak_by_category"].values()) == counted["peak_bytes"]
     assert counted["unknown_operators"] == {}
 
@@ -37,6 +38,8 @@ def test_a_count_adds_up_however_it_is_summed(capsys: pytest.CaptureFixture[str]
 def test_a_count_is_shown_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     shown = output(capsys, "count", *TINY, "--by", "phase")
     assert all(phase in shown for phase in ("forward", "backward", "optimizer"))
+    counted = json.loads(output(capsys, "count", *TINY, "--json"))
+    assert any(f"{counted['elementwise_flops']:,} elementwise" in line for line in shown.splitlines())
 
 
 def test_a_count_by_component_or_module_says_what_the_flops_are_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from napkin.inference.open_model import open_model
 from napkin.inference.trained import load_run
 from napkin.model import load_huggingface
 from oracles import huggingface_models
+from peers import peer
 
 FILES = [
     "config.json", "generation_config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json",
@@ -44,8 +45,9 @@ def test_a_run_of_the_default_architecture_leaves_as_a_granite(place: Path, napk
     )
 
 
+@pytest.mark.peers
 def test_transformers_continues_a_text_as_napkin_does(place: Path, napkin: Napkin) -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = peer("transformers")
     assert napkin("export", "runs/tiny", "--out", "model").status == 0
     prompts = ["fox", "Document a1: ", ""]
     done = napkin("generate", "runs/tiny", "--temperature", "0", "--tokens", "8", "--json", "--prompts", *prompts)

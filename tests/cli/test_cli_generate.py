@@ -82,3 +82,15 @@ def test_keys_and_values_in_int8_give_a_text_of_the_engine(napkin: Napkin, place
         assert done.status == 2
         assert line in done.err
         assert len(done.err.splitlines()) == 1
+
+
+def test_prompts_stand_behind_the_run_or_its_option(napkin: Napkin, place: Path) -> None:
+    def prompts(*arguments: str) -> list[str]:
+        done = napkin("generate", "runs/tiny", *arguments, "--tokens", "3", "--json")
+        assert done.status == 0, done.err
+        return [each["prompt"] for each in json.loads(done.out)]
+
+    assert prompts("def main(") == prompts("--prompts", "def main(") == ["def main("]
+    assert prompts("a b", "c", "--seed", "1", "--prompts", "d", "--stop", "zz") == ["a b", "c", "d"]
+    assert prompts() == prompts("") == prompts("--prompts", "") == [""]
+    assert napkin("generate", "runs/tiny", "--prompts").status == 2

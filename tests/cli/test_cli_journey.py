@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from napkin.cli.plan_output import print_plan
 from napkin.data import TokenFile
+from napkin.hardware.conditions import Conditions
+from napkin.planning.plan_file import plan_file_of
 from napkin.planning.planner import plan as make_plan
 from napkin.recipe import read_recipe
 from napkin.tokenizer import load_tokenizer
@@ -111,11 +114,23 @@ def test_a_short_run_needs_no_warmup_of_its_own(napkin) -> None:
     assert recipe.data.validation is None
 
 
-@pytest.mark.parametrize("disturbed", [False, True])
-def test_figures_taken_on_a_busy_machine_come_with_a_hint(capsys, disturbed: bool) -> None:
+@pytest.mark.parametrize("timed_beside_others", [False, True])
+@pytest.mark.parametrize("calibrated_beside_others", [False, True])
+def test_figures_taken_on_a_busy_machine_say_so(
+    capsys, calibrated_beside_others: bool, timed_beside_others: bool
+) -> None:
     plan = make_plan(read_recipe("runs/tiny/recipe.toml"))
-    print_plan(dataclasses.replace(plan, site=dataclasses.replace(plan.site, disturbed=disturbed)))
-    assert ("`napkin calibrate` measures it again" in capsys.readouterr().out) is disturbed
+    conditions = Conditions(2, 2, 1.5 * timed_beside_others)
+    site = dataclasses.replace(plan.site, disturbed=calibrated_beside_others)
+    plan = dataclasses.replace(plan, site=site, price=dataclasses.replace(plan.price, conditions=conditions))
+    print_plan(plan)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert ("`napkin calibrate`" in printed) is calibrated_beside_others
+    assert ("measured on a busy machine, and may be more" in printed) is calibrated_beside_others
+    assert ("1.5 of 2 cores" in printed) is timed_beside_others
+    at_most = re.search("takes about [0-9a-z. ]+ at most", printed)
+    assert bool(at_most) is (calibrated_beside_others or timed_beside_others)
+    assert plan_file_of(plan).conditions == conditions
 
 
 def test_a_plan_needs_no_text(napkin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Options: help, and every field of a recipe from the command line."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from napkin.cli import COMMANDS
+from napkin.cli import COMMANDS, GROUPS
 from napkin.cli.tokenizer import COMMANDS as TOKENIZER_COMMANDS
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe, read_recipe
@@ -180,7 +181,7 @@ def test_a_file_and_options_make_one_recipe(napkin, tmp_path: Path) -> None:
 
 
 def test_help_shows_every_field_with_type_default_and_meaning(napkin) -> None:
-    done = napkin("train", "--help")
+    done = napkin("train", "--help", "all")
     assert done.status == 0
     words = " ".join(done.out.replace("│", " ").replace("|", " ").split())
     for name in FIELDS:
@@ -192,6 +193,42 @@ def test_help_shows_every_field_with_type_default_and_meaning(napkin) -> None:
         assert after.index("(default: ") < 600
         assert after[after.index("(default: ") :].replace(" ", "").startswith(f"(default:{shown})"), name
     assert "NapkinError" not in done.out
+
+
+@pytest.mark.parametrize("command", ["plan", "train", "count", "ladder", "tune sft", "tune rl", "plan --serve"])
+def test_help_shows_a_dozen_options_and_names_the_sections_of_the_others(napkin, command: str) -> None:
+    short, everything = (napkin(*command.split(), "--help", *which) for which in ((), ("all",)))
+    assert short.status == 0
+    first, _, index = short.out.partition("\nall options:")
+    shown = re.findall(r"^  (--[a-z][\w.-]+)", first, re.MULTILINE)
+    assert 8 <= len(shown) <= 22
+    assert {"--training.batch-size", "--training.precision"} <= {*shown}
+    sections = dict(re.findall(r"^  (\w+) +(\d+)\b", index, re.MULTILINE))
+    every = re.findall(r"^(?:│ |  )(?:-h, )?(--[a-z][\w.-]+)", everything.out, re.MULTILINE)
+    assert int(sections.pop("all")) == len(every) > 70
+    listed = [
+        name
+        for section, number in sections.items()
+        for found in [
+            re.findall(r"^  (?:-h, )?(--[a-z][\w.-]+)", napkin(*command.split(), "--help", section).out, re.MULTILINE)
+        ]
+        for name in (found if len(found) == int(number) else [f"{number} options, not {found}"])
+    ]
+    assert sorted(listed) == sorted(every)
+
+
+def test_an_unknown_section_of_the_help_is_refused_with_the_others(refusal) -> None:
+    said = refusal("train", "--help", "modell")
+    assert "'modell'" in said
+    assert "did you mean model?" in said
+    assert {"tracking,", "all"} <= {*said.split()}
+
+
+def test_every_command_stands_in_a_group_and_its_line_fits_a_terminal(napkin) -> None:
+    listed = napkin("--help").out
+    assert max(map(len, listed.splitlines())) <= 80
+    assert re.findall(r"^  ([\w-]+)  ", listed, re.MULTILINE) == list(COMMANDS)
+    assert len(re.findall(r"^\S.*:$", listed, re.MULTILINE)) == len(GROUPS)
 
 
 def test_the_help_of_all_commands_imports_neither_torch_nor_numpy() -> None:

@@ -71,5 +71,5 @@ def test_a_damaged_file_is_refused_by_name(napkin: Napkin, place: Path) -> None:
     about["checksums"]["recipe.toml"] = hashlib.sha256(recipe.encode()).hexdigest()
     about.pop(next(reversed(about)))
     (folder / "quantized.json").write_text(json.dumps(about))
-    with pytest.raises(CorruptFile, match="does not fit its recipe"):
+    with pytest.raises(CorruptFile, match=r"fit.*recipe"):
         load(folder)

@@ -85,3 +85,20 @@ def test_a_damaged_tokenizer_does_not_keep_a_run_from_being_listed(napkin, place
     listed = napkin("runs")
     assert listed.status == 0, listed.err
     assert "damaged" in listed.out
+
+
+@pytest.mark.parametrize("text", ["data", "."], ids=["with its folder", "beside its runs"])
+def test_a_run_that_was_moved_with_its_text_is_evaluated_and_quantized(napkin, place: Path, text: str) -> None:
+    here = json.loads(napkin("evaluate", "runs/tiny", "--json").out)
+    project = place / "elsewhere" / "project"
+    shutil.copytree("runs", project / "runs")
+    (project / text).mkdir(exist_ok=True)
+    for file in Path("data").glob("*.tokens*"):
+        file.rename(project / text / file.name)
+    # Of the same name, nearer, and another tokenizer's: another text.
+    for file in Path("one").glob("validation.tokens*"):
+        shutil.copy(file, project / "runs" / file.name)
+    assert napkin("evaluate", "runs/tiny").status == 2
+    run = str(project / "runs" / "tiny")
+    assert json.loads(napkin("evaluate", run, "--json").out) == here
+    assert json.loads(napkin("quantize", run, "--json").out)["tokens"] == here["tokens"]

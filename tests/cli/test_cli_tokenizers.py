@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -287,3 +288,17 @@ def test_a_separator_within_a_line_is_told_and_may_be_a_boundary(napkin) -> None
     assert divided.status == 0
     assert "within a line" not in divided.err
     assert TokenFile.open("divided/train.tokens").n_documents == 3
+
+
+@pytest.mark.parametrize("wanted", ["huggingface", "gpt2", "tiktoken", "folder of a run"])
+def test_what_napkin_exports_it_imports_again(napkin, place: Path, wanted: str) -> None:
+    out = Path("out") / ("tokenizer.json" if wanted == "huggingface" else "t.tiktoken" if wanted == "tiktoken" else "")
+    if wanted == "folder of a run":
+        done = napkin("export", "runs/tiny", "--out", str(out))
+    else:
+        done = napkin("tokenizer", "export", TOKENIZER, "--format", wanted, "--out", str(out))
+    assert done.status == 0, done.err
+    told = re.search(r"napkin (tokenizer import .*)", done.out)
+    command = shlex.split(told[1]) if told else ["tokenizer", "import", str(out)]
+    assert napkin(*command, "--out", "again.json").status == 0
+    assert load_tokenizer("again.json").fingerprint == load_tokenizer(TOKENIZER).fingerprint

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Napkin
+from cli.conftest import Napkin
 from napkin.planning.shared_plans import SharedPlans
 from napkin.recipe.toml_file import read_recipe
 from napkin.scaling.fitted_law import read_law

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from conftest import Napkin
+from cli.conftest import Napkin
 from napkin.recipe.toml_file import read_recipe
 
 JOB = ("launch", "tiny.toml", "--run", "runs/new", "--nodes", "2", "--gpus-per-node", "2")

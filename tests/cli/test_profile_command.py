@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Napkin
+from cli.conftest import Napkin
 from napkin.planning.machine import ThisMachine
 from napkin.planning.resolve import resolve
 from napkin.recipe.toml_file import read_recipe

@@ -1,12 +1,17 @@
 """A plan from a sample is held against the whole corpus."""
 
+import gzip
 import random
+import sys
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from napkin.curation import input_sample
+from napkin.curation import Record, corpus_plan, input_sample
 from napkin.curation.corpus_plan import CorpusPlan, Estimate, plan_corpus
 from napkin.curation.input_sample import draw_files
 from napkin.curation.pipeline_file import InputOptions, Pipeline
@@ -17,6 +22,7 @@ from napkin.curation.registry import make_stage
 from napkin.errors import NapkinError
 from napkin.runs.json_file import write_json
 
+zstandard = pytest.importorskip("zstandard")
 STAGES = ("length", "duplicates")
 
 
@@ -106,11 +112,122 @@ def test_files_are_drawn_by_their_bytes_and_stand_for_all_of_them() -> None:
     assert drawn == draw_files(files, 0.01)
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 400), st.integers(1, 2**30)), min_size=1, max_size=8),
+    st.floats(1e-4, 1),
+)
+@settings(max_examples=100)
+def test_a_sample_never_reads_more_bytes_than_it_may(groups: list[tuple[int, int]], share: float) -> None:
+    files = [
+        InputFile(f"{group}-{n}", "jsonl", size, "") for group, (count, size) in enumerate(groups) for n in range(count)
+    ]
+    drawn = draw_files(files, share)
+    assert sum(most for _, _, most in drawn) <= input_sample.MOST_BYTES
+    assert sum(stands_for for _, stands_for, _ in drawn) == pytest.approx(sum(file.bytes for file in files))
+    assert all(most for _, _, most in drawn)
+
+
+ZIPPED = {"": bytes, ".gz": gzip.compress, ".zst": lambda data: zstandard.ZstdCompressor().compress(data)}
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("length", [300, 30_000])
+def test_a_sample_holds_what_it_may_and_still_tells_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, length: int
+) -> None:
+    """4.8 MB of documents, of which 400 kB may be held: compressed they are a tenth, and read ahead in large blocks."""
+    monkeypatch.setattr(input_sample, "MOST_BYTES", 400_000)
+    chance = random.Random(5)
+    for number in range(40):
+        texts = [f"{chance.random()} " + "word " * (length // 5) for _ in range(120_000 // length)]
+        lines = b"".join(msgspec.json.encode({"text": text}) + b"\n" for text in texts)
+        (tmp_path / f"{number}.jsonl{ending}").write_bytes(ZIPPED[ending](lines))
+    files = [each for each in find_files([str(tmp_path)]) if isinstance(each, InputFile)]
+    sample = input_sample.read_sample(files, InputOptions((str(tmp_path),)), 1.0, lambda *_: None)
+    assert sum(sys.getsizeof(record.text) for each in sample for record in each.records) <= 400_000
+    assert sum(each.stands_for_bytes for each in sample) == pytest.approx(sum(file.bytes for file in files))
+    estimate = sum(len(each.records) * each.weight for each in sample)
+    assert estimate == pytest.approx(40 * (120_000 // length), rel=0.1)
+
+
+def test_a_sample_of_parquet_is_by_rows_though_a_group_of_rows_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(input_sample, "MOST_BYTES", 200_000)
+    for number in range(6):
+        texts = [f"{number} {row} " + "word " * 100 for row in range(2000)]
+        parquet.write_table(arrow.table({"text": texts}), tmp_path / f"{number}.parquet")
+    plan = plan_corpus(Pipeline(InputOptions((str(tmp_path),)), ()), share=0.5)
+    assert plan.read.documents.value == pytest.approx(12_000, rel=0.15)
+    assert plan.read.bytes.value == pytest.approx(12_000 * 507, rel=0.15)
+
+
+@pytest.mark.parametrize("line", [b"x" * 3_000_000 + b"\n", b"not JSON\n" * 300_000])
+def test_a_file_without_a_document_is_not_read_whole(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "a.jsonl").write_bytes(line * 2)
+    file, drawn = find_files([str(tmp_path)]), []
+    options = InputOptions((str(tmp_path),), document_bytes=1000)
+    (found,) = (each for each in file if isinstance(each, InputFile))
+    sampled = input_sample._read(found, found.bytes, 2**12, (2**20, 2**20), options)
+    assert sampled is not None
+    assert (sampled.records, sampled.read_bytes < 2_000_000) == (drawn, True)
+
+
+class SlowAtFirst:
+    """A stage on a clock of its own: a document takes a second per character, the first uses many more."""
+
+    name: ClassVar[str] = "slow at first"
+
+    def __init__(self, clock: list[float]) -> None:
+        self._clock, self._seen = clock, set[object]()
+
+    def apply(self, record: Record) -> Record:
+        for use in (record.media_type, len(record.text) > 30):
+            if use not in self._seen:
+                self._clock[0] += 10_000
+            self._seen.add(use)
+        self._clock[0] += len(record.text)
+        return record
+
+
+def test_the_price_of_a_stage_is_without_what_is_compiled_at_first_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first document is short: what a long one needs, or a page, is compiled at a later one."""
+    clock = [0.0]
+    monkeypatch.setattr(corpus_plan.time, "perf_counter", lambda: clock[0])
+    texts = ["short", *(f"{n} a document that is longer than the first" for n in range(40))]
+    (tmp_path / "a.jsonl").write_bytes(b"".join(msgspec.json.encode({"text": text}) + b"\n" for text in texts))
+    (tmp_path / "b.html").write_text("<p>a page</p>")
+    plan = plan_corpus(Pipeline(InputOptions((str(tmp_path),)), (SlowAtFirst(clock),)), share=1.0)
+    assert plan.stages[0].seconds == pytest.approx(sum(map(len, texts)))
+
+
+def test_a_plan_neither_makes_an_index_nor_adds_to_one(tmp_path: Path) -> None:
+    folder = write_corpus(tmp_path / "in", 2)
+    index = tmp_path / "index"
+
+    def pipeline(paths: Path) -> Pipeline:
+        return Pipeline(InputOptions((str(paths),)), (make_stage("duplicates", {"index": str(index)}),))
+
+    plan_corpus(pipeline(folder), share=1.0)
+    assert not index.exists()
+    run_pipeline(pipeline(folder), tmp_path / "first")
+    before = sorted(path for path in index.rglob("*"))
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "b.jsonl").write_text('{"text": "a text that is new"}\n')
+    (tmp_path / "more" / "a.jsonl").write_bytes((folder / "000.jsonl").read_bytes())
+    # What stands in the index is dropped in the plan, too.
+    assert plan_corpus(pipeline(tmp_path / "more"), share=1.0).stages[0].remained.documents.value == 1
+    assert sorted(path for path in index.rglob("*")) == before
+
+
 def test_a_plan_of_other_stages_is_refused(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path / "in", 1)
     run_pipeline(pipeline_of(folder, ("length",)), tmp_path / "corpus")
     plan = plan_corpus(pipeline_of(folder), share=1.0)
-    with pytest.raises(NapkinError, match="the plan is for the stages length, duplicates"):
+    with pytest.raises(NapkinError, match="length, duplicates"):
         reconcile(tmp_path / "corpus", plan)
 
 

@@ -17,13 +17,16 @@ import pytest
 from napkin.curation.pipeline_file import InputOptions, Pipeline
 from napkin.curation.pipeline_run import run_pipeline
 from napkin.curation.registry import make_stage
+from peers import peer
 
-cluster_utils = pytest.importorskip("ray.cluster_utils", reason="ray is not installed: make ray")
+pytestmark = pytest.mark.peers
 
 
 @pytest.fixture
 def cluster() -> Iterator[Any]:
-    made = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    made = peer("ray.cluster_utils").Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     made.add_node(num_cpus=1)
     yield made
     made.shutdown()

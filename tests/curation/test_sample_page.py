@@ -43,5 +43,5 @@ def test_dropped_documents_stand_beside_those_that_remain(
     assert not {"script", "img", "i", "b"} & parser.tags
     assert main(["data", "why", "raw/<b>.txt#2", "--in", "corpus", "--json"]) == 0
     Path("mine.html").write_text("<p>mine</p>")
-    with pytest.raises(NapkinError, match=r"mine\.html' exists and is not a page"):
+    with pytest.raises(NapkinError, match=r"mine\.html' exists"):
         write_sample_page(Path("corpus"), Path("mine.html"))

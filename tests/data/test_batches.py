@@ -145,7 +145,7 @@ def test_one_window_is_enough(make: MakeTokenFile) -> None:
 
 @pytest.mark.parametrize(("context_length", "batch_size"), [(0, 1), (-1, 1), (1, 0)])
 def test_impossible_sizes_are_refused(make: MakeTokenFile, context_length: int, batch_size: int) -> None:
-    with pytest.raises(NapkinError, match="is not possible: choose 1 or more"):
+    with pytest.raises(NapkinError, match="possible: choose 1"):
         Batches(make(10), context_length=context_length, batch_size=batch_size, seed=0)
     with pytest.raises(NapkinError, match="is not possible"):
         evaluation_windows(make(10), context_length, 1, batch_size)
@@ -192,5 +192,5 @@ def test_evaluation_by_hand(make: MakeTokenFile) -> None:
 
 @pytest.mark.parametrize("stride", [0, 5])
 def test_a_stride_that_would_skip_tokens_is_refused(make: MakeTokenFile, stride: int) -> None:
-    with pytest.raises(NapkinError, match=f"a stride of {stride} is not possible: choose from 1 to 4"):
+    with pytest.raises(NapkinError, match=f"stride.*{stride}.*possible: choose.*1.*4"):
         evaluation_windows(make(10), 4, stride, 1)

@@ -142,14 +142,14 @@ def test_without_verification_nothing_is_read_twice_or_told(path: Path) -> None:
 
 def test_the_whole_file_s_verification_names_the_block(path: Path) -> None:
     flip_bit(path, 3 * BLOCK_BYTES + 77)
-    with pytest.raises(CorruptFile, match=r"was altered: its SHA-256 is .*, block 3 \(from byte 1,572,864\) is not"):
+    with pytest.raises(CorruptFile, match=r"altered.*SHA-256.*, block 3 \(from.*1,572,864\)"):
         TokenFile.open(path, verify=True)
 
 
 def test_checksums_that_were_altered_themselves_are_told(path: Path) -> None:
     content = msgspec.json.decode(sidecar_path(path).read_bytes())
     sidecar_path(path).write_bytes(msgspec.json.encode(content | {"blocks": "0" * 16 + content["blocks"][16:]}))
-    with pytest.raises(CorruptFile, match=r"the sidecar of '.*' was altered: block 0"):
+    with pytest.raises(CorruptFile, match=r"sidecar.*'.*'.*altered: block 0"):
         TokenFile.open(path, verify=True)
     with pytest.raises(CorruptFile, match=r"was altered: block 0"):
         opened(path).windows(np.array([0]), 10)
@@ -166,7 +166,7 @@ def test_a_token_outside_the_vocabulary_is_told_with_its_place(path: Path) -> No
     sidecar_path(path).write_bytes(msgspec.json.encode(content))
     token_file = opened(path)
     token_file.windows(np.array([0]), 10)
-    with pytest.raises(CorruptFile, match=r"holds token 257 at byte 524,306 in block 1, its vocabulary ends at 256"):
+    with pytest.raises(CorruptFile, match=r"token 257.*byte 524,306.*block 1.*vocabulary.*256"):
         token_file.windows(np.array([BLOCK_TOKENS + 100]), 10)
 
 
@@ -190,7 +190,7 @@ def test_a_file_of_an_earlier_version_is_read_and_verified_whole(path: Path) -> 
     token_file.verify_again()
     flip_bit(path, 9)
     for verify in (token_file.verify_again, token_file.verify, lambda: TokenFile.open(path, verify=True)):
-        with pytest.raises(CorruptFile, match="was altered: its SHA-256 is"):
+        with pytest.raises(CorruptFile, match=r"altered.*SHA-256"):
             verify()
 
 

@@ -152,12 +152,12 @@ def test_the_fingerprint_is_of_the_tokens_in_their_order_and_the_weights(files: 
 
 def test_files_of_two_tokenizers_are_not_mixed(files: list[TokenFile], tmp_path: Path) -> None:
     other = write_token_file(tmp_path / "d", [Document("", "text" * 9)], ByteTokenizer([SEPARATOR, "<|other|>"]))
-    with pytest.raises(NapkinError, match=r"a\.tokens' and '.*d' were made by different tokenizers"):
+    with pytest.raises(NapkinError, match=r"a\.tokens'.*'.*d'.*different"):
         TokenMixture([files[0], other])
 
 
 def test_a_file_of_less_than_a_window_is_named(files: list[TokenFile]) -> None:
-    with pytest.raises(NapkinError, match=r"c\.tokens' holds 33 tokens, a batch needs 51"):
+    with pytest.raises(NapkinError, match=r"c\.tokens' holds 33 tokens.*needs 51"):
         Batches(TokenMixture(files), context_length=50, batch_size=2, seed=0)
 
 

@@ -98,7 +98,7 @@ def test_progress_is_told_growing_totals_every_few_megabytes(tmp_path: Path) -> 
 def test_a_shortened_or_grown_file_is_refused_with_both_sizes(path: Path, change: int) -> None:
     data = path.read_bytes()
     path.write_bytes(data[:change] if change < 0 else data + bytes(change))
-    with pytest.raises(CorruptFile, match=f"is {len(data) + change} bytes long, its sidecar says {len(data)} "):
+    with pytest.raises(CorruptFile, match=f"{len(data) + change} bytes.*sidecar says {len(data)}"):
         TokenFile.open(path)
     path.write_bytes(b"")
     with pytest.raises(CorruptFile, match="is 0 bytes long"):
@@ -115,7 +115,7 @@ def test_one_altered_bit_is_found_by_verify(tmp_path_factory: pytest.TempPathFac
     content[bit // 8] ^= 1 << bit % 8
     path.write_bytes(content)
     token_file = TokenFile.open(path)
-    with pytest.raises(CorruptFile, match="was altered: its SHA-256 is"):
+    with pytest.raises(CorruptFile, match=r"altered.*SHA-256"):
         token_file.verify()
     with pytest.raises(CorruptFile, match="was altered"):
         TokenFile.open(path, verify=True)
@@ -138,7 +138,7 @@ def test_a_missing_file_or_sidecar_is_told(path: Path) -> None:
     with pytest.raises(NapkinError, match=r"x\.tokens' does not exist"):
         TokenFile.open(path)
     path.with_name("kept.json").rename(sidecar)
-    with pytest.raises(NapkinError, match=r"x\.tokens' cannot be read \(No such file"):
+    with pytest.raises(NapkinError, match=r"x\.tokens'.*\(No such"):
         TokenFile.open(path)
 
 
@@ -198,7 +198,7 @@ def changed(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 def test_a_sidecar_with_wrong_fields_is_refused(path: Path, change: Callable[[Any], Any]) -> None:
     sidecar = path.with_name("x.tokens.json")
     sidecar.write_text(json.dumps(change(json.loads(sidecar.read_text()))))
-    with pytest.raises(CorruptFile, match="does not describe a token file") as caught:
+    with pytest.raises(CorruptFile, match=r"describe.*token") as caught:
         TokenFile.open(path)
     assert "\n" not in str(caught.value)
 
@@ -217,7 +217,7 @@ def test_a_sidecar_with_wrong_fields_is_refused(path: Path, change: Callable[[An
 )
 def test_a_hostile_sidecar_is_refused_in_one_line(path: Path, content: str) -> None:
     path.with_name("x.tokens.json").write_bytes(content.encode(errors="surrogatepass"))
-    with pytest.raises(CorruptFile, match="does not describe a token file") as caught:
+    with pytest.raises(CorruptFile, match=r"describe.*token") as caught:
         TokenFile.open(path)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500 + 2 * len(str(path))
@@ -227,7 +227,7 @@ def test_of_a_sidecar_no_more_is_read_than_its_tokens_explain(path: Path) -> Non
     sidecar = path.with_name("x.tokens.json")
     content = json.loads(sidecar.read_text())
     os.truncate(sidecar, 2**40)
-    with pytest.raises(CorruptFile, match=r"it is longer than \d+ bytes, the most for 'x\.tokens'"):
+    with pytest.raises(CorruptFile, match=r"longer.*\d+.*'x\.tokens'"):
         TokenFile.open(path)
     sidecar.write_text(json.dumps(content | {"blocks": "0" * 10_000_000}))
     with pytest.raises(CorruptFile, match="it is longer than"):
@@ -238,7 +238,7 @@ def test_the_vocabulary_of_a_sidecar_is_its_tokenizer_s(path: Path) -> None:
     TokenFile.open(path).refuse_other_vocabulary(BYTES)
     for fields in ({"vocab_size": 65_000}, {"separator": 5}):
         forge(path, [256, 1, 256], documents=1, **fields)
-        with pytest.raises(CorruptFile, match="its tokenizer 257 and 256: make the tokens again"):
+        with pytest.raises(CorruptFile, match=r"tokenizer 257.*256: make"):
             TokenFile.open(path).refuse_other_vocabulary(BYTES)
 
 
@@ -247,7 +247,7 @@ def test_a_sidecar_of_any_other_bytes_is_refused(tmp_path_factory: pytest.TempPa
     path = tmp_path_factory.mktemp("tokens") / "x.tokens"
     path.write_bytes(b"\0\0")
     path.with_name("x.tokens.json").write_bytes(data)
-    with pytest.raises(CorruptFile, match="does not describe a token file"):
+    with pytest.raises(CorruptFile, match=r"describe.*token"):
         TokenFile.open(path)
 
 
@@ -264,7 +264,7 @@ def forge(path: Path, ids: list[int], **fields: Any) -> None:
 
 def test_verify_refuses_ids_outside_the_vocabulary(path: Path) -> None:
     forge(path, [256, 257, 256], documents=1)
-    with pytest.raises(CorruptFile, match="holds token 257, its vocabulary ends at 256"):
+    with pytest.raises(CorruptFile, match=r"holds token 257.*vocabulary.*256"):
         TokenFile.open(path, verify=True)
 
 
@@ -272,7 +272,7 @@ def test_verify_refuses_another_number_of_documents(path: Path) -> None:
     forge(path, [256, 1, 256], documents=1)
     TokenFile.open(path).verify()
     forge(path, [256, 1, 256], documents=2)
-    with pytest.raises(CorruptFile, match="holds 2 separators, its 2 documents need 3"):
+    with pytest.raises(CorruptFile, match=r"holds 2 separators.*2 documents.*3"):
         TokenFile.open(path, verify=True)
 
 
@@ -284,7 +284,7 @@ def test_neither_of_the_two_files_is_overwritten(tmp_path: Path, existing: str) 
         raise AssertionError("refused only after reading documents")
         yield
 
-    with pytest.raises(NapkinError, match=f"{existing}' exists and is not overwritten"):
+    with pytest.raises(NapkinError, match=f"{existing}'.*overwritten"):
         write_token_file(tmp_path / "x.tokens", unread(), BYTES)
     assert os.listdir(tmp_path) == [existing]
     assert (tmp_path / existing).read_text() == "mine"
@@ -317,7 +317,7 @@ class ForgetfulTokenizer(ByteTokenizer):
 
 @pytest.mark.parametrize("letter", ["z", "y"])
 def test_a_tokenizer_that_forges_separators_or_leaves_its_vocabulary_is_refused(tmp_path: Path, letter: str) -> None:
-    with pytest.raises(NapkinError, match=r"'odd' encodes to <\|endoftext\|> or to a token outside"):
+    with pytest.raises(NapkinError, match=r"'odd' encodes.*<\|endoftext\|>"):
         write_token_file(tmp_path / "x.tokens", [Document("odd", f"a{letter}")], ForgetfulTokenizer(["<|endoftext|>"]))
     assert os.listdir(tmp_path) == []
 

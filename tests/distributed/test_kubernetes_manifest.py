@@ -188,7 +188,7 @@ def test_a_name_that_kubernetes_does_not_take_is_refused(name: str) -> None:
 @pytest.mark.parametrize("path", ["/home/me/big", "../big", "a/../../big", "/workshop/big"])
 def test_a_path_that_is_not_on_the_volume_is_refused(path: str) -> None:
     for field in ("run", "recipe_file"):
-        with pytest.raises(NapkinError, match="is not on the volume"):
+        with pytest.raises(NapkinError, match="volume"):
             jobset_manifest(job(**{field: path}), settings())
     on_the_volume = job(run=f"{settings().mount}/runs/../big", recipe_file="a/../big.toml")
     assert jobset_manifest(on_the_volume, settings())

@@ -1,4 +1,5 @@
 import dataclasses
+import gzip
 import math
 import subprocess
 from pathlib import Path
@@ -7,10 +8,11 @@ import pytest
 import torch
 
 from napkin.data.document import Document
+from napkin.data.sidecar import Sidecar
 from napkin.data.token_file import SEPARATOR, TokenFile
 from napkin.data.token_writer import write_token_file
 from napkin.errors import NapkinError
-from napkin.evaluation.bits_per_byte import evaluate, mean_loss
+from napkin.evaluation.bits_per_byte import evaluate, mean_loss, sampled_bits_per_byte
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import Precision
 from napkin.tokenizer.byte_level import ByteTokenizer
@@ -107,3 +109,23 @@ def test_evaluation_changes_neither_weights_nor_random_state(tokens: TokenFile) 
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(new, old) for new, old in zip(model.parameters(), before, strict=True))
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_bytes_that_are_not_predicted_are_not_divided_by(tokens: TokenFile) -> None:
+    """A file that does not begin with a separator, as other programs write them: its first token is not predicted."""
+    described = Sidecar(
+        "napkin-tokens", 1, "uint16", tokens.n_tokens - 1, 3, 100, 257, tokens.tokenizer_fingerprint,
+        tokens.separator, "0" * 64,
+    )  # fmt: skip
+    cut = TokenFile(tokens.path, tokens.tokens[1:], described)
+    assert cut.tokens[0] != cut.separator
+    model = make_model()
+    found = evaluate(model, cut, TOKENIZER, FP32)
+    predicted = "".join(TEXTS).encode()[1:]
+    assert found.bytes == len(predicted)
+    losses = loss_token_by_token(model, cut.tokens.tolist(), 8)
+    assert found.bits_per_byte == pytest.approx(sum(losses) / math.log(2) / len(predicted), rel=1e-5)
+    assert found.gzip_bits_per_byte == 8 * len(gzip.compress(predicted, compresslevel=9)) / len(predicted)
+    sampled, n_tokens = sampled_bits_per_byte(model, cut, TOKENIZER, FP32, max_tokens=10**6)
+    assert n_tokens == found.tokens
+    assert sampled == pytest.approx(found.bits_per_byte, rel=1e-9)

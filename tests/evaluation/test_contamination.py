@@ -1,7 +1,10 @@
 """Copies of items are found however they are written; what only resembles them is not."""
 
+import html
 import random
+import re
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,8 +12,9 @@ import pytest
 from napkin import NapkinError
 from napkin.data import Document, TokenFile, standard_library, write_token_file
 from napkin.evaluation import find_contamination
-from napkin.evaluation.contamination import documents_of_token_file, letters, text_of
+from napkin.evaluation.contamination import documents_of_token_file, letters, looked_for
 from napkin.evaluation.tasks import Item
+from napkin.evaluation.tasks.published import lettered
 from napkin.tokenizer import train_bpe
 
 WORDS = "river metal source winter market window paper letter garden number teacher island question bridge".split()
@@ -96,15 +100,93 @@ def test_items_of_other_scripts_are_found() -> None:
 
 def test_a_short_prompt_is_looked_for_with_its_answer() -> None:
     short = Item("short", "Who wrote it?", ("A man whose name nobody in that town remembered any more", "no one"))
-    assert text_of(short) == "Who wrote it? A man whose name nobody in that town remembered any more"
-    found = find_contamination([short, Item("tiny", "2 + 2 =", ("4", "5"))], [Document("t", text_of(short) * 2)])
+    whole = "Who wrote it? A man whose name nobody in that town remembered any more"
+    assert looked_for(short)[-1] == (whole,)
+    found = find_contamination([short, Item("tiny", "2 + 2 =", ("4", "5"))], [Document("t", whole * 2)])
     assert found.contaminated == {"short"}
     assert found.too_short == ("tiny",)
 
 
 def test_letters_are_those_of_the_text() -> None:
-    assert letters("A naïve waiter in the old café, 1.5 × 2") == b"anavewaiterintheoldcaf152"
+    assert letters("A naïve waiter in the old café, 1.5 × 2") == b"anaivewaiterintheoldcafe152"
+    marked = "<p class='x'>Ｔｈｅ&nbsp;ﬁ<b>rst</b> &#49;&eacute;</p> 𝐛𝐨𝐥𝐝 e\u0301 <!-- no --> one of many letters"
+    assert letters(marked) == b"thefirst1eboldeoneofmanyletters"
+    assert letters("if a <b and c> d: x = List<String>") == b"ifabandcdxlist"
     assert letters("ДА, нет!").decode() == "данет"
+
+
+def multiple_choice(count: int, question_words: int, choice_words: int) -> list[Item]:
+    chance = random.Random(7)
+
+    def some(words: int) -> str:
+        return f"{' '.join(chance.choices(WORDS, k=words))} {chance.randrange(10**6)}"
+
+    return [
+        lettered(f"{n}", f"{some(question_words)}?", [some(choice_words) for _ in range(4)], n % 4, "")
+        for n in range(count)
+    ]
+
+
+def with_choices_moved(item: Item) -> str:
+    question, *choices = re.split(r"\n[A-D]\. |\nAnswer:", item.prompt)[:-1]
+    moved = [choices[2], choices[0], choices[3], choices[1]]
+    return question + "".join(f"\n({letter}) {choice}" for letter, choice in zip("abcd", moved, strict=True))
+
+
+def in_html(text: str) -> str:
+    words = [f"<b>{word}</b>" if n % 3 else html.escape(word) for n, word in enumerate(text.split())]
+    return "<div class='question'>" + "&nbsp;\n<span id=a>".join(words) + "</div>"
+
+
+def in_full_width(text: str) -> str:
+    return text.translate({point: point + 0xFEE0 for point in range(0x21, 0x7F)})
+
+
+def in_bold(text: str) -> str:
+    return "".join(chr(0x1D400 + ord(c) - 65) if c.isascii() and c.isupper() else c for c in text.upper())
+
+
+def with_accents(text: str) -> str:
+    return text.replace("e", "é").replace("a", "a\u0308")
+
+
+@pytest.mark.parametrize(("question_words", "choice_words"), [(14, 3), (4, 9)])
+@pytest.mark.parametrize(
+    "disguise",
+    [
+        lambda item: item.prompt,
+        with_choices_moved,
+        lambda item: in_html(item.prompt),
+        lambda item: in_full_width(item.prompt),
+        lambda item: in_bold(item.prompt),
+        lambda item: with_accents(item.prompt),
+        lambda item: in_html(in_full_width(with_choices_moved(item))),
+    ],
+)
+def test_copies_in_other_letters_markup_and_order_are_found(
+    question_words: int, choice_words: int, disguise: Callable[[Item], str]
+) -> None:
+    """Of long questions with short choices and of short questions with long ones, 18 of 60 are in the text."""
+    items = multiple_choice(60, question_words, choice_words)
+    filler = "Nothing of interest stands here. Später, im Café, nothing stands there, either. " * 5
+    found = find_contamination(items, [Document(f"{n}", filler + disguise(items[n]) + filler) for n in range(18)])
+    assert found.contaminated == {item.name for item in items[:18]}
+    assert not found.too_short
+
+
+def test_choices_alone_are_no_copy_of_a_long_question() -> None:
+    choices = [f"{' '.join(WORDS[::-1])} {n}" for n in range(4)]
+    item = lettered("x", f"Which of these {' '.join(WORDS[:12])}?", choices, 0, "")
+    assert not find_contamination([item], [Document("t", with_choices_moved(item).partition("\n")[2])]).found
+
+
+def test_questions_that_many_items_share_are_told_by_their_choices() -> None:
+    question = "Which of the following statements about the situation in the picture above is true?"
+    choices = [[f"{word} {n} {''.join(WORDS[n : n + 4])}" for word in WORDS[:4]] for n in range(8)]
+    items = [lettered(f"{n}", question, each, 0, "") for n, each in enumerate(choices)]
+    found = find_contamination(items, [Document("t", items[3].prompt), Document("u", question * 3)])
+    assert found.contaminated == {"3"}
+    assert not found.too_short
 
 
 def test_what_cannot_be_looked_for_is_refused() -> None:

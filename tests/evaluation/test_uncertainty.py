@@ -105,5 +105,5 @@ def test_no_scores_or_too_few_groups_are_refused() -> None:
         mean_estimate([])
     with pytest.raises(NapkinError, match="at least two groups"):
         paired_difference([1.0, 0.0], [0.0, 0.0], ["a", "a"])
-    with pytest.raises(NapkinError, match="2 scores are to be compared with 1"):
+    with pytest.raises(NapkinError, match=r"2 scores.*compared.*1"):
         paired_difference([1.0, 0.0], [1.0])

@@ -221,9 +221,9 @@ def test_short_names_mean_the_commonest_form():
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
-    with pytest.raises(NapkinError, match=r"^'H10O' is not a known accelerator: .* H100-SXM-80GB[^\n]*$"):
+    with pytest.raises(NapkinError, match=r"^'H10O'.*accelerator: .* H100-SXM-80GB[^\n]*$"):
         find_device("H10O")
-    with pytest.raises(NapkinError, match="use one of P100-SXM2-16GB, "):
+    with pytest.raises(NapkinError, match="P100-SXM2-16GB"):
         find_device("?")
 
 
@@ -236,7 +236,7 @@ def test_peak_takes_any_name_of_a_format_and_refuses_what_the_device_lacks():
     h100 = find_device("H100")
     assert h100.peak("torch.bfloat16") == h100.peak("bf16")
     assert h100.peak("fp8-e5m2") == h100.peak("fp8-e4m3") == h100.peaks["fp8"]
-    with pytest.raises(NapkinError, match="V100-SXM2-16GB does not support bf16 arithmetic: choose one of fp64, fp32"):
+    with pytest.raises(NapkinError, match=r"V100-SXM2-16GB.*bf16.*choose.*fp64, fp32"):
         find_device("V100").peak("bf16")
 
 

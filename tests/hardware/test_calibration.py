@@ -11,15 +11,19 @@ from napkin.hardware.calibration import (
     CalibrationSettings,
     Machine,
     MatmulMeasurement,
+    better_of,
     comparable,
-    faster_of,
 )
 from napkin.hardware.calibration_cache import calibrate
+from napkin.hardware.competition import Watch
+from napkin.hardware.conditions import Conditions
 from napkin.hardware.host import has_native_bf16
+from oracles.clock import ProcessorClock
 
 TINY = CalibrationSettings(
     shapes=((64, 64, 64), (128, 32, 64)), array_bytes=(2**14, 2**20), seconds=0.02, visit_seconds=0.001
 )
+QUIET, BUSY = Conditions(2, 2, 0.0), Conditions(2, 2, 1.9)
 MACHINE = Machine("cpu", "Slide Rule", 2, 2, False, "2.13.0")
 
 
@@ -64,7 +68,7 @@ def test_calibrating_changes_neither_random_numbers_nor_precision():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(NapkinError, match="torch finds no such device, use cpu"):
+    with pytest.raises(NapkinError, match=r"torch.*device"):
         calibrate("cuda")
 
 
@@ -77,7 +81,7 @@ def test_a_cuda_device_is_measured_in_its_formats():
 
 
 def test_an_unknown_device_is_refused():
-    with pytest.raises(NapkinError, match="'abacus' cannot be calibrated: use cpu or cuda"):
+    with pytest.raises(NapkinError, match=r"'abacus'.*calibrated: use"):
         calibrate("abacus")
 
 
@@ -118,7 +122,7 @@ def test_bandwidth_lies_between_the_measured_sizes_and_is_flat_beyond_them():
 
 def test_formats_that_were_not_measured_and_empty_products_are_refused():
     calibration = calibration_of([(8, 8, 8, 1e9)], [(2**16, 1e9, 1e9)])
-    with pytest.raises(NapkinError, match="Slide Rule does not multiply e4m3 matrices in hardware: choose one of fp32"):
+    with pytest.raises(NapkinError, match=r"multiply e4m3 matrices.*choose.*fp32"):
         calibration.matmul_peak("e4m3")
     with pytest.raises(NapkinError, match="0 × 8 × 8 is empty"):
         calibration.matmul_rate("fp32", 0, 8, 8)
@@ -142,10 +146,27 @@ def test_emulated_products_are_at_most_as_fast_as_those_that_they_are_made_of():
     assert replace(calibration, matmuls=(*calibration.matmuls, fast)).matmul_peak("bf16") == 4e9
 
 
+@pytest.mark.parametrize("others", [1, 7])
+def test_a_calibration_beside_other_processes_has_the_rates_of_a_quiet_one(others: int, monkeypatch) -> None:
+    def calibration(conditions: Conditions, others: int) -> Calibration:
+        monkeypatch.setattr("napkin.hardware.timing.time", ProcessorClock(1e-3, others=others))
+        monkeypatch.setattr(Watch, "conditions", lambda self, **_: conditions)
+        return calibrate(settings=TINY)
+
+    quiet, busy = calibration(QUIET, 0), calibration(BUSY, others)
+    assert (quiet.disturbed, busy.disturbed) == (False, True)
+    assert [each.flops_per_second for each in busy.matmuls] == pytest.approx(
+        [each.flops_per_second for each in quiet.matmuls]
+    )
+    assert quiet.matmuls[0].flops_per_second == pytest.approx(2 * 64**3 / 1e-3)
+    assert busy.arrays[0].copy_bytes_per_second == pytest.approx(quiet.arrays[0].copy_bytes_per_second)
+    assert busy.conditions == BUSY
+
+
 def test_the_faster_measurement_of_each_thing_is_kept_when_two_calibrations_are_joined():
     first = calibration_of([(8, 8, 8, 1e9), (9, 9, 9, 5e9)], [(2**16, 1e9, 7e9)])
     second = calibration_of([(8, 8, 8, 2e9), (9, 9, 9, 4e9)], [(2**16, 3e9, 6e9)])
-    joined = faster_of(replace(first, seconds_per_operator=1e-7, waiting_share=0.5), second)
+    joined = better_of(replace(first, seconds_per_operator=1e-7), second)
     assert [matmul.flops_per_second for matmul in joined.matmuls] == [2e9, 5e9]
     assert joined.arrays == (ArrayMeasurement(2**16, 3e9, 7e9),)
     assert joined.seconds_per_operator == 1e-7
@@ -153,8 +174,9 @@ def test_the_faster_measurement_of_each_thing_is_kept_when_two_calibrations_are_
     assert not comparable(first, calibration_of([(8, 8, 8, 1e9)], [(2**16, 1e9, 7e9)]))
 
 
-def test_waiting_for_a_core_marks_a_calibration_as_disturbed():
-    quiet = calibration_of([(8, 8, 8, 1e9)], [(2**16, 1e9, 1e9)])
-    assert not quiet.disturbed
-    assert not replace(quiet, waiting_share=0.01).disturbed
-    assert replace(quiet, waiting_share=0.5).disturbed
+def test_of_a_quiet_and_a_disturbed_calibration_the_quiet_one_is_kept_whichever_is_faster():
+    quiet = replace(calibration_of([(8, 8, 8, 1e9)], [(2**16, 1e9, 1e9)]), conditions=QUIET)
+    busy = replace(calibration_of([(8, 8, 8, 2e9)], [(2**16, 2e9, 2e9)]), conditions=BUSY)
+    assert (quiet.disturbed, busy.disturbed) == (False, True)
+    assert better_of(quiet, busy) == better_of(busy, quiet) == quiet
+    assert better_of(busy, replace(busy, measured_at="later")).disturbed

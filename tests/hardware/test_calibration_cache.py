@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from napkin.hardware import competition
 from napkin.hardware.calibration import Calibration, CalibrationSettings
 from napkin.hardware.calibration_cache import (
     calibrate,
@@ -13,17 +14,21 @@ from napkin.hardware.calibration_cache import (
     load_calibration,
     save_calibration,
 )
+from napkin.hardware.competition import Watch
+from napkin.hardware.conditions import Conditions
 
 TINY = CalibrationSettings(shapes=((16, 16, 16),), array_bytes=(2**14,), seconds=0.01, visit_seconds=0.001)
 
 
 @pytest.fixture(scope="module")
 def measured() -> Calibration:
-    return calibrate(settings=TINY)
+    return dataclasses.replace(calibrate(settings=TINY), conditions=Conditions(2, 2, 0.0))
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    # Whatever else runs beside the tests.
+    monkeypatch.setattr(Watch, "conditions", lambda self, **_: Conditions(2, 2, 0.0))
     monkeypatch.setenv("NAPKIN_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -37,9 +42,25 @@ def test_what_was_saved_is_loaded(measured: Calibration, cache: Path):
 
 
 def test_a_kept_calibration_is_not_measured_again(measured: Calibration):
-    marked = dataclasses.replace(measured, measured_at="long ago")
+    marked = dataclasses.replace(measured, measured_at="long ago", conditions=None)
     save_calibration(marked)
     assert calibration_of_this_machine(settings=TINY) == marked
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_disturbed_calibration_is_measured_again_at_the_next_quiet_start(
+    measured: Calibration, busy: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(competition, "is_busy_now", lambda: busy)
+    monkeypatch.setattr(competition, "_asked", set())
+    disturbed = dataclasses.replace(measured, measured_at="long ago", conditions=Conditions(2, 2, 1.9))
+    save_calibration(disturbed)
+    found = calibration_of_this_machine(settings=TINY)
+    assert (found == disturbed) is busy
+    assert load_calibration() == found
+    # The same process does not ask again.
+    save_calibration(disturbed)
+    assert calibration_of_this_machine(settings=TINY) == disturbed
 
 
 def test_a_new_calibration_is_kept():
@@ -72,7 +93,8 @@ def corrupt(text: str) -> dict[str, bytes]:
         "no matrix products": {**good, "matmuls": []},
         "a missing field": {name: value for name, value in good.items() if name != "arrays"},
         "a number as text": {**good, "seconds_per_fresh_byte": "0"},
-        "another version": {**good, "version": 2},
+        "another version": {**good, "version": 3},
+        "one of before, which may have been disturbed": {**good, "version": 1, "waiting_share": 0.4},
         "another machine": {**good, "machine": {**good["machine"], "device_name": "another"}},
         "a list": [good],
     }

@@ -71,7 +71,7 @@ def test_a_file_describes_the_node_of_its_device(tmp_path: Path) -> None:
     assert (cluster.n_nodes, cluster.node.devices, cluster.node.network) == (4, 4, "100 Gbit/s per device")
     assert find_cluster(f"2x8x{path}").node.devices == 8
     path.write_text(path.read_text().replace("= 4\n", "= 0\n"))
-    with pytest.raises(NapkinError, match=r"devices_per_node: expected `?int`? >= 1"):
+    with pytest.raises(NapkinError, match=r"devices_per_node.*`?int`?.*1"):
         find_cluster(f"16x{path}")
 
 

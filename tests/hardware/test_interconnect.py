@@ -42,6 +42,13 @@ def test_a_large_all_gather_takes_what_a_simulated_ring_takes(per_node: int, nod
     assert no_hops.seconds("all_reduce", size, group) == pytest.approx(2 * scattered)
 
 
+def test_a_small_all_gather_takes_the_hops_of_a_ring() -> None:
+    net = Interconnect(100.0, 100.0, 4, start_seconds=1.0, link_hop_seconds=10.0, network_hop_seconds=1000.0)
+    # 12 ranks have 11 hops to the last one: 2 between 3 nodes, and 9 within them.
+    assert net.seconds("all_gather", 1e-9, Group(4, 3)) == pytest.approx(1 + 2 * 1000 + 9 * 10)
+    assert net.seconds("reduce_scatter", 1e-9, Group(4, 1)) == pytest.approx(1 + 3 * 10)
+
+
 def test_a_small_all_reduce_over_many_nodes_takes_a_tree_and_a_large_one_a_ring() -> None:
     group = Group(8, 128)
     small, large = PLAIN.seconds("all_reduce", 8, group), PLAIN.seconds("all_reduce", 8e9, group)

@@ -11,6 +11,7 @@ import pytest
 
 from napkin.errors import CorruptFile, NapkinError
 from napkin.inference.chat_template import MOST_CHARACTERS, ChatTemplate, read_chat_template
+from peers import peer
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -102,10 +103,11 @@ def test_templates_in_the_style_of_known_models_give_the_text_that_they_spell_ou
     assert rendered(TOOLS, tools=[TOOL]).startswith(f"{described}USER: {first}")
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("prompt", [True, False])
 def test_the_text_is_that_of_transformers(name: str, prompt: bool) -> None:
-    chat_template_utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    chat_template_utils = peer("transformers.utils.chat_template_utils")
     for messages in (CHAT, CHAT[:1], [*CHAT[:2], {"role": "user", "content": "x"}]):
         for tools in (None, [TOOL]):
             (expected,), _ = chat_template_utils.render_jinja_template(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import random
 from typing import Any
 
@@ -176,6 +177,134 @@ def test_batch_invariant_completions_are_equal_bit_for_bit_whatever_else_runs() 
     assert together.stats().cached_tokens > 0
 
 
+def test_an_answer_that_another_prompt_contains_is_still_computed_token_by_token() -> None:
+    """A preempted sequence finds its own answer in the blocks of another prompt, which was computed in chunks."""
+    # Wide enough that products and attention of one token are other kernels than those of several.
+    config = ModelConfig(97, context_length=96, d_model=512, n_layers=2, n_heads=8)
+    model = Transformer(config, seed=3, dtype=torch.bfloat16).eval()
+    sampling = Sampling(temperature=1.0, logprobs=1, seed=9)
+    each = 2 * 2 * 8 * 64 * 2 * 8
+
+    def engine(n_blocks: int) -> Engine:
+        return Engine(model, batch_invariant=True, prefill_chunk=16, block_size=8, cache_bytes=n_blocks * each)
+
+    (expected,) = finished(engine(12), [Request([*range(40)], 40, sampling)])
+    contains = Request([*range(40), *expected.tokens[:20]], 30, sampling)
+    together = engine(15)
+    first, second = finished(together, [contains, expected.request])
+    assert together.stats().preempted > 0
+    (alone_first,) = finished(engine(12), [contains])
+    assert first.draws == alone_first.draws
+    assert second.draws == expected.draws
+
+
+@pytest.mark.parametrize("block_size", [4, 8])
+def test_what_others_find_is_exactly_the_full_blocks_of_prompt_and_answer(block_size: int) -> None:
+    """A block that was begun by a prompt and filled by its answer is found, too; the last token is computed."""
+    model = model_of()
+    for n_prompt, n_answer in ((3, 2), (5, 9), (8, 8), (11, 1), (13, 20), (16, 16)):
+        engine = Engine(model, block_size=block_size, prefill_chunk=8)
+        prompt = [*range(n_prompt)]
+        (first,) = finished(engine, [Request(prompt, n_answer, GREEDY)])
+        # The last token that was drawn was never computed.
+        held = n_prompt + n_answer - 1
+        whole = [*prompt, *first.tokens]
+        for length in range(len(whole), 0, -1):
+            (later,) = finished(engine, [Request([*whole[:length], 96], 1, GREEDY)])
+            assert later.cached_tokens == min(length, held) // block_size * block_size
+            assert later.tokens == alone(model, later.request)
+
+
+def with_poison() -> Transformer:
+    """A model whose token 7 is no number; other tokens do not lead to it."""
+    model = Transformer(dataclasses.replace(CONFIG, tie_embeddings=False), seed=1).eval()
+    with torch.no_grad():
+        model.embedding.weight[7] = math.nan
+        model.head_weight.mul_(20)
+    return model
+
+
+@pytest.mark.parametrize("settings", [{}, {"prompts_together": True}, {"batch_invariant": True}], ids=str)
+def test_a_sequence_that_cannot_be_computed_fails_alone(settings: dict[str, Any]) -> None:
+    """It leaves nothing in blocks that others use after it, and no block is lost."""
+    model, draw = with_poison(), random.Random(5)
+    bias = ((7, -100.0),)
+    honest = [
+        dataclasses.replace(
+            each,
+            prompt=[token if token != 7 else 8 for token in each.prompt],
+            sampling=dataclasses.replace(each.sampling, logit_bias=bias),
+        )
+        for each in requests(16, seed=6)
+    ]
+    poisoned = [
+        Request(
+            [*draw.choice(honest).prompt[:20], 7, *range(20, 20 + number)], 5, GREEDY, prompt_logprobs=number % 2 == 0
+        )
+        for number in range(8)
+    ]
+    # Drawn on the way, not given.
+    drawn = Request([1, 2, 3], 10, dataclasses.replace(GREEDY, logit_bias=((7, 100.0),)))
+    each = 2 * 2 * 2 * 8 * 4 * 8
+    engine = Engine(model, max_running=6, prefill_chunk=16, block_size=8, cache_bytes=16 * each, **settings)
+    asked = [*honest, *poisoned, drawn]
+    draw.shuffle(asked)
+    completions = [engine.submit(request) for request in asked]
+    while engine.has_work:
+        engine.step(isolate=True)
+    assert engine.pool.n_free == engine.pool.n_blocks
+    for completion in completions:
+        if 7 in completion.request.prompt or completion.request is drawn:
+            assert completion.finish == "failed"
+            assert completion.failure is not None
+            assert "NaN" in completion.failure
+            assert completion.tokens == ([7] if completion.request is drawn else [])
+        else:
+            assert completion.tokens == alone(model, completion.request)
+            assert completion.failure is None
+
+
+def test_what_a_failed_sequence_has_written_does_not_reach_those_after_it() -> None:
+    """What is hidden is multiplied by 0, which leaves NaN as it is."""
+    model = with_poison()
+    engine = Engine(model, max_running=2, block_size=8, cache_bytes=8 * 2 * 2 * 2 * 8 * 4 * 8)
+    poisoned = engine.submit(Request([7] * 40, 5, GREEDY))
+    engine.step(isolate=True)
+    assert poisoned.finish == "failed"
+    asked = [
+        Request([*range(10, 10 + length)], 8, dataclasses.replace(GREEDY, logit_bias=((7, -100.0),)))
+        for length in (3, 17)
+    ]
+    for completion in finished(engine, asked):
+        assert completion.tokens == alone(model, completion.request)
+
+
+def test_a_step_that_raises_leaves_sequences_as_they_were() -> None:
+    model = with_poison()
+    prompts = ([1, 2, 3, 4, 5], [7, 2, 3, 4, 5])
+    engine = Engine(model, block_size=4, prompts_together=True)
+    again, poisoned = [engine.submit(Request(prompt, 6, GREEDY, prompt_logprobs=True)) for prompt in prompts]
+    for _ in range(3):
+        with pytest.raises(NapkinError, match="NaN"):
+            engine.step()
+    assert engine.stats().running == 2
+    while engine.has_work:
+        engine.step(isolate=True)
+    assert (again.finish, poisoned.finish) == ("length", "failed")
+    (expected,) = finished(Engine(model, block_size=4), [again.request])
+    assert again.tokens == expected.tokens
+    assert [told and told.token for told in again.prompt_draws] == [None, 2, 3, 4, 5]
+    # What no sequence is to blame for ends all of them, and the engine begins again.
+    lost = engine.submit(Request([1, 2, 3], 6, GREEDY))
+    engine.step()
+    waiting = engine.submit(Request([4], 6, GREEDY))
+    assert [completion for completion, _ in engine.fail_all(RuntimeError("the device is gone"))] == [lost]
+    assert (lost.finish, lost.failure, waiting.finish) == ("failed", "the device is gone", None)
+    engine.run()
+    assert waiting.tokens == alone(model, waiting.request)
+    assert engine.pool.n_free == engine.pool.n_blocks
+
+
 def test_who_came_first_is_served_first() -> None:
     engine = Engine(model_of(), max_running=1)
     completions = [engine.submit(Request([1, 2, number], 3, GREEDY)) for number in range(5)]
@@ -207,7 +336,7 @@ def test_what_can_never_run_is_refused_in_a_line(request_of: object, says: str) 
 
 
 def test_a_pool_without_a_block_is_refused() -> None:
-    with pytest.raises(NapkinError, match=r"cache_bytes of 100 B holds no block of 16 tokens, which takes"):
+    with pytest.raises(NapkinError, match=r"cache_bytes.*100.*16 tokens"):
         Engine(model_of(), cache_bytes=100)
 
 

@@ -13,6 +13,7 @@ from napkin.inference.request import Request
 from napkin.inference.settings import Sampling
 from napkin.model.huggingface import load_huggingface
 from napkin.model.transformer import Transformer
+from peers import peer
 
 N_PROMPTS, N_TOKENS, VOCAB_SIZE = 200, 24, 53
 GREEDY = Sampling(temperature=0)
@@ -38,7 +39,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def theirs_of(family: str) -> Any:
     """A model with random weights that are large enough for likeliest tokens to stand out."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed: it is the witness here")
+    transformers = peer("transformers")
     name = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
     ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     model = getattr(transformers, name)(getattr(transformers, f"{family}Config")(**FAMILIES[family], **ends))
@@ -64,7 +65,7 @@ def uncached(model: Transformer, batch: list[list[int]]) -> list[list[int]]:
     return tokens[:, len(batch[0]) :].tolist()
 
 
-@pytest.mark.torture
+@pytest.mark.peers
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_ids_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     theirs, asked = theirs_of(family), prompts()

@@ -10,6 +10,7 @@ from napkin.errors import NapkinError
 from napkin.inference.lm_eval_adapter import HarnessMethods, harness_class
 from napkin.inference.task_model import EvaluatedModel
 from oracles.served_model import tiny_served_model
+from peers import peer
 
 OPENED = tiny_served_model()
 MODEL = EvaluatedModel(OPENED, "tiny")
@@ -59,8 +60,9 @@ def _first(pair: tuple[list[int], list[int]]) -> tuple[list[int], int]:
     return pair[0], len(pair[1])
 
 
+@pytest.mark.peers
 def test_the_harness_itself_calls_the_adapter() -> None:
-    pytest.importorskip("lm_eval")
+    peer("lm_eval")
     from lm_eval.api.instance import Instance  # pyright: ignore[reportMissingImports]
 
     model: Any = harness_class()(MODEL)
@@ -79,5 +81,5 @@ def test_the_harness_itself_calls_the_adapter() -> None:
 def test_without_the_harness_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     harness_class.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "lm_eval.api.model", None)
-    with pytest.raises(NapkinError, match=r"pip install 'napkin-lm\[lm-eval\]'"):
+    with pytest.raises(NapkinError, match="pip install lm_eval"):
         harness_class()

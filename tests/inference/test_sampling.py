@@ -1,13 +1,15 @@
 import dataclasses
+import itertools
 import math
 from collections import Counter
+from random import Random
 
 import pytest
 import torch
 
 from napkin.errors import NapkinError
 from napkin.inference.generation import generate
-from napkin.inference.sampling import draw, uniform
+from napkin.inference.sampling import distributions, draw, uniform
 from napkin.inference.settings import Sampling
 from napkin.model.transformer import Transformer
 from oracles.tiny_run import MODEL
@@ -92,8 +94,50 @@ def test_penalties_and_biases_change_the_distribution_as_their_formulas_say() ->
     assert_distributed(draws(settings, 6000, history=[5, 1, 2, 5]), changed.softmax(dim=0))
 
 
+@pytest.mark.parametrize("extreme", [3e38, 1e30, 1e-38])
+def test_no_setting_makes_a_draw_of_finite_logits_impossible(extreme: float) -> None:
+    """Each number at both ends of its range, beside a plain row, which stays as it is alone."""
+    logits = torch.stack([LOGITS / LOGITS.abs().max() * extreme, LOGITS])
+    biased = tuple((token, sign * 100.0) for token, sign in enumerate([1, -1, 1, -1, 1, -1, 1, -1]))
+    plain = Sampling(1.0, seed=5)
+    (expected,) = draw(LOGITS[None], [plain], [0], [[]])
+    for penalty, temperature, top_p, min_p, top_k in itertools.product(
+        (0.01, 100.0), (0.0, 1e-320, 1e308), (1e-320, 1.0), (0.0, 1.0), (None, 1, 2**31 - 1)
+    ):
+        settings = Sampling(temperature, top_k, top_p, min_p, penalty, logit_bias=biased, logprobs=2, seed=2**62)
+        drawn, other = draw(logits, [settings, plain], [0, 0], [[0, 1, 2, 3, 3], []])
+        assert 0 <= drawn.token < len(LOGITS)
+        assert other == expected
+
+
+def test_biases_and_penalties_of_many_rows_are_those_of_loops() -> None:
+    random = Random(3)
+    n_rows, vocab_size = 9, 50
+    logits = torch.randn(n_rows, vocab_size, generator=torch.Generator().manual_seed(1)) * 3
+    settings = [
+        Sampling(
+            1.0,
+            top_p=1.0,
+            repetition_penalty=random.choice([1.0, 0.5, 1.7]),
+            # A token may be named several times.
+            logit_bias=tuple((random.randrange(vocab_size), random.uniform(-9, 9)) for _ in range(30 * (row % 3))),
+        )
+        for row in range(n_rows)
+    ]
+    histories = [[random.randrange(vocab_size) for _ in range(random.randrange(40))] for _ in range(n_rows)]
+    found = distributions(logits, settings, histories)
+    for row, each in enumerate(settings):
+        changed = logits[row].tolist()
+        for token in set(histories[row]):
+            factor = each.repetition_penalty
+            changed[token] = changed[token] / factor if changed[token] > 0 else changed[token] * factor
+        for token, bias in each.logit_bias:
+            changed[token] += bias
+        torch.testing.assert_close(found[row], torch.tensor(changed).double().softmax(dim=0), rtol=1e-4, atol=1e-9)
+
+
 def test_a_bias_on_a_token_that_the_model_does_not_have_is_refused() -> None:
-    with pytest.raises(NapkinError, match="logit_bias names token 8: the model has 0 to 7"):
+    with pytest.raises(NapkinError, match=r"logit_bias names token 8.*0.*7"):
         draws(Sampling(logit_bias=((8, 1.0),)), 1)
 
 
@@ -212,7 +256,11 @@ def test_logits_that_are_not_finite_are_refused(value: float, temperature: float
         {"min_p": 1.5},
         {"repetition_penalty": 0.0},
         {"repetition_penalty": float("inf")},
+        {"repetition_penalty": 1e-39},
+        {"repetition_penalty": 101.0},
+        {"top_k": 10**400},
         {"logit_bias": ((1, float("nan")),)},
+        {"logit_bias": ((1, 100.5),)},
         {"logit_bias": ((-1, 1.0),)},
         {"logprobs": -1},
         {"stop": ("",)},

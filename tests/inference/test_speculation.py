@@ -144,6 +144,40 @@ def test_tokens_of_a_draft_are_distributed_as_the_targets(sampling: Sampling) ->
     assert abs(n_accepted / n - overlap) < 4 * math.sqrt(overlap * (1 - overlap) / n)
 
 
+def test_what_replaces_a_proposal_depends_on_it_only_as_the_closed_form_says() -> None:
+    """The joint distribution of the proposal and the token: of x proposed, x with min(1, p(x) / q(x)), else y with
+    max(0, p(y) - q(y)) over its sum. So all uniform numbers of tokens are unrelated."""
+    draft = torch.tensor([0.7, 0.1, 0.1, 0.1], dtype=torch.float64)
+    targets = [
+        torch.tensor([0.35, 0.25, 0.3, 0.1], dtype=torch.float64),
+        torch.tensor([0.2, 0.4, 0.0, 0.4], dtype=torch.float64),
+    ]
+    n, sampling = 6000, Sampling(1.0, top_p=1.0, seed=11)
+    joint = [Counter[tuple[int, int]](), Counter[tuple[int, int]]()]
+    pairs = Counter[tuple[int, int]]()
+    for text in range(n):
+        tokens = []
+        for place, target in enumerate(targets):
+            number = 2 * text + place
+            proposed = int(inverted(draft[None], [uniform(sampling.seed, number, 1)]))
+            tokens.append(modified_rejection(target, draft, proposed, sampling, number))
+            joint[place][proposed, tokens[-1]] += 1
+        pairs[tokens[0], tokens[1]] += 1
+    ids = range(4)
+    for target, counts in zip(targets, joint, strict=True):
+        accepted = (target / draft).clamp(max=1)
+        residual = (target - draft).clamp(min=0)
+        residual /= residual.sum()
+        expected = {
+            (x, y): float(draft[x] * (accepted[x] * (x == y) + (1 - accepted[x]) * residual[y]))
+            for x in ids
+            for y in ids
+        }
+        assert sum(expected.values()) == pytest.approx(1)
+        assert chi_square_excess(counts, expected) < 4
+    assert chi_square_excess(pairs, {(x, y): float(targets[0][x] * targets[1][y]) for x in ids for y in ids}) < 4
+
+
 def test_a_text_with_a_draft_is_distributed_as_the_model_says() -> None:
     model = model_of("default", vocab_size=6, n_layers=1, context_length=250)
     sampling, prompt, n_tokens = Sampling(1.2, top_k=4, top_p=1.0, repetition_penalty=1.1, seed=3), [1, 2], 240

@@ -113,7 +113,7 @@ def test_shared_heads_and_wider_values_take_fewer_queries_than_keys(attend: Call
 
 
 def test_queries_and_keys_that_do_not_fit_are_refused_in_one_line() -> None:
-    with pytest.raises(NapkinError, match="a query before all keys sees none"):
+    with pytest.raises(NapkinError, match=r"query.*keys"):
         plain_attention(normal(4, 8), normal(3, 8), normal(3, 8))
-    with pytest.raises(NapkinError, match=r"\(3, 5, 8\) do not fit keys of shape \(2, 5, 8\)"):
+    with pytest.raises(NapkinError, match=r"\(3, 5, 8\).*keys.*shape \(2, 5, 8\)"):
         plain_attention(normal(3, 5, 8), normal(2, 5, 8), normal(2, 5, 8))

@@ -138,7 +138,7 @@ def test_a_second_backward_pass_is_refused_and_never_silently_wrong() -> None:
     hidden, weight, targets = problem()
     loss = linear_cross_entropy(hidden, weight, targets)
     loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match=r"modified.*operation"):
         loss.backward()
 
 

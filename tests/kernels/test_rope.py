@@ -46,6 +46,6 @@ def test_positions_are_named_by_their_numbers_and_those_past_the_tables_are_refu
     rotated = rotate_halves(x.gather(1, own[..., None, None].expand(-1, -1, 3, 16)), *rotary(own))
     assert torch.equal(rotated, whole.gather(1, own[..., None, None].expand(-1, -1, 3, 16)))
     for positions, named in [(13, 12), (torch.tensor([0, 12]), 12), (torch.tensor([[-1]]), -1)]:
-        with pytest.raises(NapkinError, match=f"position {named} is not among the 12 of the rotary tables"):
+        with pytest.raises(NapkinError, match=f"position {named}.*12.*rotary tables"):
             rotary(positions)
     assert rotary(torch.tensor([], dtype=torch.int64))[0].shape == (0, 16)

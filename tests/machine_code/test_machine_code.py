@@ -108,5 +108,5 @@ def test_a_function_that_needs_the_runtime_of_numba_is_refused() -> None:
             numbers[i] = i
         return numbers[n // 2]
 
-    with pytest.raises(TypeError, match="makes_an_array: arrays need"):
+    with pytest.raises(TypeError, match="makes_an_array"):
         CompiledFunction(makes_an_array)(9)

@@ -15,6 +15,7 @@ from napkin.errors import NapkinError
 from napkin.model.adapters import adapted_layers, adapters_off, merge_adapters
 from napkin.model.huggingface import load_huggingface, save_adapters, save_huggingface
 from napkin.model.transformer import Transformer
+from peers import peer
 
 MODULES = {
     "all": ("attention", "mlp"),
@@ -81,13 +82,13 @@ def test_files_of_adapters_say_what_merging_does(
         assert (tensor - expected.state_dict()[name]).abs().max() < 1e-5, name
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize(("config", "modules"), CASES)
 @pytest.mark.parametrize("with_magnitude", [False, True])
-@pytest.mark.torture
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 def test_peft_computes_the_same(tmp_path: Path, config: str, modules: str, with_magnitude: bool) -> None:
-    peft = pytest.importorskip("peft")
-    transformers = pytest.importorskip("transformers")
+    peft = peer("peft")
+    transformers = peer("transformers")
     model = written(tmp_path, config, modules, with_magnitude=with_magnitude).eval()
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
@@ -113,12 +114,12 @@ def test_a_factor_of_a_family_is_that_of_its_adapters(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NapkinError, match="the model has no adapters"):
+    with pytest.raises(NapkinError, match=r"model.*adapters"):
         save_adapters(Transformer(CONFIGS["llama"]), tmp_path / "adapter")
     model = adapted(CONFIGS["mup"], ("attention",), with_magnitude=False, dtype=torch.float32)
-    with pytest.raises(NapkinError, match="cannot be saved as a Hugging Face folder"):
+    with pytest.raises(NapkinError, match=r"Hugging.*folder"):
         save_adapters(model, tmp_path / "adapter")
     assert list(adapted_layers(model))
     (tmp_path / "adapter").mkdir()
-    with pytest.raises(NapkinError, match="exists and is not overwritten"):
+    with pytest.raises(NapkinError, match=r"exists.*overwritten"):
         save_adapters(model, tmp_path / "adapter")

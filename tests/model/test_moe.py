@@ -47,7 +47,7 @@ def test_a_full_expert_drops_the_last_and_second_choices_first() -> None:
     chosen = torch.tensor([[0, 1]] * 4)
     made, dropped = experts(x, chosen, torch.tensor([4, 4]))
     assert dropped == 4
-    assert (made.abs().sum(-1) > 0).tolist() == [[True, True]] * 2 + [[False, False]] * 2
+    assert (made.abs().sum(-1) > 0).view(4, 2).tolist() == [[True, True]] * 2 + [[False, False]] * 2
 
 
 def test_routers_report_tokens_per_expert_and_dropped_ones() -> None:
@@ -65,7 +65,7 @@ def test_routers_report_tokens_per_expert_and_dropped_ones() -> None:
 
 
 def test_without_a_forward_pass_there_is_nothing_to_report() -> None:
-    with pytest.raises(NapkinError, match="nothing has been routed yet"):
+    with pytest.raises(NapkinError, match=r"nothing.*routed"):
         Transformer(MIXTURE).routings()
     assert Transformer(dataclasses.replace(MIXTURE, n_experts=0, n_dense_layers=0)).routings() == []
 

@@ -38,7 +38,7 @@ def test_a_preset_trains_on_fake_tensors(name: str) -> None:
 
 
 def test_a_wrong_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(NapkinError, match="'lama-3-8b' is not a preset: did you mean 'llama-3-8b'"):
+    with pytest.raises(NapkinError, match=r"'lama-3-8b'.*preset: did.*'llama-3-8b'"):
         preset("lama-3-8b")
-    with pytest.raises(NapkinError, match="use one of gpt2, gpt2-medium"):
+    with pytest.raises(NapkinError, match="gpt2, gpt2-medium"):
         preset("xyz")

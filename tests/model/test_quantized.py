@@ -122,7 +122,7 @@ def test_a_quantized_model_generates_with_a_cache_and_from_its_state(to: Format)
 
 def test_an_odd_group_is_refused_and_the_model_stays() -> None:
     model = Transformer(config_of("default"))
-    with pytest.raises(NapkinError, match="groups of 7 numbers: use an even"):
+    with pytest.raises(NapkinError, match=r"groups.*7 numbers: use"):
         quantize_model(model, "int4", group_size=7)
     assert model.embedding.weight.dtype == torch.float32
     assert all(not isinstance(layer, QuantizedLinear) for layer in model.modules())

@@ -149,8 +149,8 @@ def test_resident_and_peak_bytes_of_an_update_are_the_allocators(
     state = [tensor for tensors in real.optimizer.state.values() for tensor in tensors.values()]
     resident = storage_bytes([*real.module.parameters(), *real.batch, *state])
     assert counted.resident_bytes == pytest.approx(resident, abs=16)
-    _, without_scratch = growth_at_peak(lambda: real.step(real.module, real.batch))
-    assert counted.peak_bytes == pytest.approx(resident + without_scratch, rel=1e-3)
+    growth, _ = growth_at_peak(lambda: real.step(real.module, real.batch))
+    assert counted.peak_bytes == pytest.approx(resident + growth, rel=1e-3)
 
 
 @EVERY_NAME
@@ -185,7 +185,7 @@ def test_muon_orthogonalises_the_matrices_of_the_blocks_alone() -> None:
     assert orthogonal == {p for path, p in named.items() if path.startswith("blocks.") and p.ndim == 2}
     assert sorted(map(id, named.values())) == sorted(id(p) for group in groups for p in group["params"])
     assert {group["weight_decay"] for group in groups for p in group["params"] if p.ndim == 1} == {0.0}
-    with pytest.raises(NapkinError, match=r"Linear has no matrix inside an nn.ModuleList"):
+    with pytest.raises(NapkinError, match=r"Linear.*nn.ModuleList"):
         build_optimizer("muon", nn.Linear(2, 2))
 
 

@@ -7,6 +7,8 @@ import unicodedata
 from collections import Counter
 from itertools import pairwise
 
+from hypothesis import strategies as st
+
 
 def naive_train(pieces: list[bytes], n_merges: int) -> list[tuple[int, int]]:
     """Merges of the most frequent pair, ties to the greatest (first bytes, second bytes), recounted each time."""
@@ -31,6 +33,29 @@ def naive_encode(piece: bytes, merges: list[tuple[int, int]]) -> list[int]:
     for i, pair in enumerate(merges):
         ids = _replace(ids, pair, 256 + i)
     return ids
+
+
+def lowest_rank_first(piece: bytes, merges: list[tuple[int, int]]) -> list[int]:
+    """Merge the pair of lowest rank, of equal ones the first, until none can be: all pairs are looked up each time."""
+    ids, rank_of = list(piece), {pair: rank for rank, pair in enumerate(merges)}
+    while found := [(rank_of[pair], i) for i, pair in enumerate(pairwise(ids)) if pair in rank_of]:
+        rank, i = min(found)
+        ids[i : i + 2] = [256 + rank]
+    return ids
+
+
+@st.composite
+def merges_in_any_order(draw: st.DrawFn) -> list[tuple[int, int]]:
+    """Merges of tokens of the letters a, b and c, which are made of one another, in an order that has no reason."""
+    pairs: list[tuple[int, int]] = []
+    for _ in range(draw(st.integers(1, 12))):
+        part = st.sampled_from([97, 98, 99, *range(256, 256 + len(pairs))])
+        pair = draw(part), draw(part)
+        if pair not in pairs:
+            pairs.append(pair)
+    order = draw(st.permutations(range(len(pairs))))
+    place = {256 + number: 256 + rank for rank, number in enumerate(order)}
+    return [(place.get(first, first), place.get(second, second)) for first, second in (pairs[i] for i in order)]
 
 
 def naive_gpt2_pieces(text: str) -> list[str]:

@@ -1,6 +1,7 @@
 """A tiny random model as a server has it, and the program that serves it."""
 
 import json
+import math
 from typing import Any
 
 import torch
@@ -29,15 +30,23 @@ def tiny_served_model() -> OpenModel:
     return OpenModel("tiny", model, tokenizer, ids, ids, PlainChat(tokenizer, ids))
 
 
-def serving_program(*, key: str | None = None, **limits: Any) -> str:
-    """Python code that serves the model on a free port and prints the address."""
+def poison(model: Transformer, token: int) -> None:
+    """Where a token is read, the model computes NaN."""
+    model.embedding.register_forward_hook(
+        lambda _, tokens, found: found.masked_fill((tokens[0] == token)[..., None], math.nan)
+    )
+
+
+def serving_program(*, key: str | None = None, poisoned: int | None = None, **limits: Any) -> str:
+    """Python code that serves the model on a free port and prints the address; `poisoned` is a token, see `poison`."""
     return f"""
 import json, torch
 from napkin.inference.engine import Engine
 from napkin.inference.server import Limits, serve
-from oracles.served_model import tiny_served_model
+from oracles.served_model import poison, tiny_served_model
 torch.set_num_threads(1)
 opened = tiny_served_model()
+{"" if poisoned is None else f"poison(opened.model, {poisoned})"}
 engine = Engine(opened.model, max_running=8)
 limits = Limits(**json.loads({json.dumps(json.dumps(limits))}))
 serve(opened, engine, port=0, key={key!r}, limits=limits, on_start=lambda address: print(address, flush=True))

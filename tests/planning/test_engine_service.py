@@ -1,10 +1,14 @@
 """The simulated schedule beside the real engine's, pass by pass; its times beside closed forms."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 
 from napkin.errors import NapkinError
 from napkin.inference.engine import Engine
+from napkin.inference.engine_sequence import EngineSequence
 from napkin.inference.service_load import ServiceLoad, measure_load
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
@@ -34,11 +38,10 @@ class Watched(Engine):
 
     passes: list[tuple[str, int]]
 
-    def _compute(self, batch: list, counts: list[int]) -> list:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if batch:
-            decodes = all(each.decodes for each in batch)
-            self.passes.append(("decode", len(batch)) if decodes else ("prefill", counts[0]))
-        return super()._compute(batch, counts)
+    def _pass(self, sequences: Sequence[EngineSequence], n_new: int) -> Any:
+        decodes = all(each.decodes for each in sequences)
+        self.passes.append(("decode", len(sequences)) if decodes else ("prefill", n_new))
+        return super()._pass(sequences, n_new)
 
 
 @pytest.mark.parametrize(

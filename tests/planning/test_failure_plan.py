@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from napkin.planning.machine import CatalogueMachine
 from napkin.planning.plan_file import plan_file_of
 from napkin.planning.planner import plan as make_plan
 from napkin.planning.run_plan import Plan
+from napkin.recipe.parallelism_config import ParallelismConfig
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.runs.json_file import read_json, write_json
@@ -41,6 +43,48 @@ def test_replicas_write_one_checkpoint_and_shards_write_their_own() -> None:
         assert found.write_seconds == pytest.approx(written / 1e9 / nodes)
     waiting = planned_failures(planned(16, checkpoint_writing="wait"))
     assert (waiting.pause_seconds, waiting.write_seconds) == (planned_failures(ddp).write_seconds, 0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "model", "nodes"),
+    [
+        ({"data": 64}, {}, 1),
+        ({"shard": 64}, {}, 8),
+        # Of replicas, the first is written.
+        ({"data": 4, "shard": 16}, {}, 2),
+        ({"data": 16, "shard": 4}, {}, 1),
+        ({"data": 2, "pipeline": 2, "tensor": 16}, {"n_heads": 16}, 4),
+        ({"data": 64, "shard_optimizer": True}, {}, 8),
+        # Experts of the first 8 ranks, and of the first 32, are all that there are.
+        ({"data": 64, "expert": 8}, {"n_experts": 8}, 1),
+        ({"data": 8, "shard": 8, "expert": 32}, {"n_experts": 32}, 4),
+        ({"data": 2, "shard": 32, "expert": 8}, {"n_experts": 8}, 4),
+        # Ranks of context have the same parameters, which FSDP2 alone divides among them.
+        ({"context": 16, "tensor": 4}, {}, 1),
+        ({"context": 8, "shard": 8}, {}, 8),
+    ],
+    ids=str,
+)
+def test_as_many_nodes_write_a_checkpoint_as_have_different_parts_of_it(
+    sizes: dict[str, Any], model: dict[str, int], nodes: int
+) -> None:
+    # 8 nodes of 8: only layout and machine decide, whatever a step takes.
+    plan, machine = planned_alone(), CatalogueMachine(A100, 64)
+    recipe = dataclasses.replace(
+        plan.recipe,
+        model=dataclasses.replace(plan.recipe.model, **model),
+        parallelism=ParallelismConfig(**sizes),
+    )
+    resolved = dataclasses.replace(plan.resolved, recipe=recipe, world_size=64)
+    site = machine.site(resolved.precision, machine.ceilings(resolved.precision))
+    plan = dataclasses.replace(plan, resolved=resolved, site=site)
+    written = planned_failures(plan).write_seconds * nodes * 1e9
+    assert written == pytest.approx(whole_checkpoint_bytes(plan))
+
+
+@functools.cache
+def planned_alone() -> Plan:
+    return planned(1)
 
 
 def test_time_and_dollars_with_failures_follow_from_the_interval_of_the_recipe() -> None:

@@ -149,11 +149,11 @@ def test_the_least_hardware_meets_the_deadline_and_less_does_not() -> None:
     tried = least_hardware(costs, within_seconds=6 * 3600, trains=False, most=64)
     assert tried[-1].seconds <= 6 * 3600
     assert all(each.seconds > 6 * 3600 for each in tried[:-1])
-    with pytest.raises(NapkinError, match="is not enough time on up to 64"):
+    with pytest.raises(NapkinError, match=r"enough time.*64"):
         least_hardware(costs, within_seconds=60, trains=False, most=64)
     price = tried[-1].dollars
     assert price is not None
-    with pytest.raises(NapkinError, match="give a later --within or a larger --for"):
+    with pytest.raises(NapkinError, match=r"later --within.*larger --for"):
         least_hardware(costs, within_seconds=6 * 3600, for_usd=price / 2, trains=False, most=64)
 
 
@@ -163,10 +163,10 @@ def test_device_counts_are_parts_of_a_node_then_nodes() -> None:
 
 def test_a_batch_that_divides_nowhere_and_a_model_that_fits_nowhere_are_refused_in_one_line() -> None:
     costs = costs_of(8)
-    with pytest.raises(NapkinError, match=r"no layout of 8 .* fits: the least is"):
+    with pytest.raises(NapkinError, match=r"layout.*8 .* fits"):
         search_layouts(with_memory(costs, 1e6), trains=False)
     model = dataclasses.replace(MODEL, n_heads=5, n_kv_heads=5, d_model=640, context_length=999, n_layers=1)
-    with pytest.raises(NapkinError, match="batch_size 5 does not divide among 8 devices in any layout"):
+    with pytest.raises(NapkinError, match=r"batch_size 5.*among 8 devices"):
         search_layouts(costs_of(8, model, batch_size=5), trains=False)
 
 

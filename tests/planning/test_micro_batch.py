@@ -39,7 +39,7 @@ def recipe(batch_size: int, micro_batch_size: int | None = None, context_length:
 def test_what_is_refused_before_it_is_counted_is_what_the_count_would_refuse(large: Recipe) -> None:
     peak = count_step(ResolvedRecipe(large, PRECISION)).peak_bytes
     refuse_far_too_much(ResolvedRecipe(large, PRECISION), "a device", peak)
-    with pytest.raises(NapkinError, match=r"a step needs .* a device has .* free"):
+    with pytest.raises(NapkinError, match=r"step needs .*device has"):
         refuse_far_too_much(ResolvedRecipe(large, PRECISION), "a device", int(0.98 * peak))
 
 

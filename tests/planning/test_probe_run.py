@@ -7,11 +7,14 @@ import torch
 
 from napkin.accounting.pricing import price
 from napkin.hardware.calibration import ArrayMeasurement, Calibration, Machine, MatmulMeasurement
+from napkin.hardware.competition import Sample, Sampler, Watch
+from napkin.hardware.conditions import Conditions
 from napkin.model.config import ModelConfig
 from napkin.planning.probe_run import (
     DISTURBED_FACTOR,
     PROBED_FACTOR,
     UNPROBED_FACTOR,
+    _train,
     stated_factor,
     time_probe_run,
 )
@@ -20,7 +23,7 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step_ledger import count_step
-from oracles.clock import Clock
+from oracles.clock import ProcessorClock
 
 PRECISION = Precision("fp32", "cpu")
 
@@ -43,25 +46,37 @@ def recipe(n_layers: int = 4, batch_size: int = 8) -> Recipe:
 
 def probe_run(recipe: Recipe, ceilings: Calibration, *, max_bytes: int) -> tuple[float, float]:
     resolved = ResolvedRecipe(recipe, PRECISION)
-    return time_probe_run(resolved, count_step(resolved), ceilings, {}, max_bytes=max_bytes)
+    with Sampler() as sampler:
+        return time_probe_run(resolved, count_step(resolved), ceilings, {}, max_bytes=max_bytes, sampler=sampler)
 
 
+@pytest.mark.parametrize("others", [0, 3])
 @pytest.mark.parametrize("asked", [recipe(), recipe(n_layers=2, batch_size=4)])
 def test_a_step_of_two_layers_and_two_micro_batches_is_compared_with_its_operators_alone(
-    asked: Recipe, monkeypatch: pytest.MonkeyPatch
+    asked: Recipe, others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = Clock(seconds_per_reading=0.3)
-    monkeypatch.setattr("napkin.planning.probe_run.time", steps)
-    monkeypatch.setattr("napkin.hardware.timing.time", Clock(seconds_per_reading=1e-3))
+    clock = ProcessorClock(1e-3, others=others)
+    monkeypatch.setattr("napkin.hardware.timing.time", clock)
+    monkeypatch.setattr(Watch, "conditions", lambda self, **_: Conditions(2, 2, float(others > 0)))
+    steps: list[float] = []
+
+    def train(resolved: ResolvedRecipe, sampler: Sampler) -> list[Sample]:
+        clock.seconds_per_call = 0.3
+        taken = _train(resolved, sampler)
+        clock.seconds_per_call = 1e-3
+        steps.extend(sample.clock for sample in taken)
+        return taken
+
+    monkeypatch.setattr("napkin.planning.probe_run._train", train)
     ceilings = calibration(1e15)
     between, factor = probe_run(asked, ceilings, max_bytes=2**30)
-    # Every operator takes a millisecond alone, as it is timed, and a step three tenths of a second.
+    # Every operator takes a millisecond alone, as it is timed, and a step three tenths of a second, without others.
     ledger = count_step(ResolvedRecipe(recipe(n_layers=2, batch_size=4), PRECISION))
     alone = price(ledger, ceilings, {row.call: 1e-3 for row in ledger.rows if row.bytes_read + row.bytes_written})
     assert between == pytest.approx(0.3 / alone.seconds)
-    assert factor == pytest.approx(PROBED_FACTOR)
-    # Two readings for each of three steps, one for each of two that warm up.
-    assert steps.now == pytest.approx(0.3 * (2 * 3 + 2))
+    certain = [math.log(PROBED_FACTOR), *([math.log(DISTURBED_FACTOR)] if others else [])]
+    assert factor == pytest.approx(math.exp(math.hypot(*certain)))
+    assert steps == pytest.approx([0.3 * (1 + others)] * 3)
 
 
 def test_the_stated_factor_is_what_was_found_on_this_machine_for_this_shape() -> None:

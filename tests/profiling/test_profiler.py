@@ -214,9 +214,9 @@ def test_a_compiled_step_is_profiled_too() -> None:
 
 
 def test_what_cannot_be_profiled_is_refused() -> None:
-    with pytest.raises(NapkinError, match="0 steps after 3 of warm-up: use at least 1"):
+    with pytest.raises(NapkinError, match=r"0 steps.*3.*warm-up: use.*1"):
         napkin.profile(lambda: None, steps=0)
-    with pytest.raises(NapkinError, match="only a CPU or a CUDA device"):
+    with pytest.raises(NapkinError, match=r"CPU.*CUDA device"):
         napkin.profile(lambda: None, nn.Linear(1, 1, device="meta"))
     with (
         torch_profile(activities=[ProfilerActivity.CPU], acc_events=True),

@@ -106,7 +106,7 @@ def test_warmup_is_50_steps_or_a_tenth_of_a_short_run(steps: int, warmup_steps: 
 
 def test_a_chosen_warmup_is_kept() -> None:
     assert Recipe(optimizer=OptimizerConfig(warmup_steps=3), training=TrainingConfig(steps=4)).warmup_steps == 3
-    with pytest.raises(NapkinError, match=r"warmup_steps 4 does not fit into training.steps 4: use 0 to 3"):
+    with pytest.raises(NapkinError, match=r"warmup_steps 4.*training.steps 4: use 0.*3"):
         Recipe(optimizer=OptimizerConfig(warmup_steps=4), training=TrainingConfig(steps=4))
 
 
@@ -165,7 +165,7 @@ def test_a_resolved_recipe_names_every_number_that_the_optimizer_takes(name: str
 
 @pytest.mark.parametrize(("batch_size", "context_length"), [(2**34, 2), (2**20, 2**20)])
 def test_a_step_of_more_tokens_than_can_be_counted_is_refused(batch_size: int, context_length: int) -> None:
-    with pytest.raises(NapkinError, match=f"is {batch_size * context_length} tokens per step"):
+    with pytest.raises(NapkinError, match=f"{batch_size * context_length} tokens"):
         Recipe(model=ModelConfig(context_length=context_length), training=TrainingConfig(batch_size=batch_size))
 
 

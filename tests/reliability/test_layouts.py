@@ -11,11 +11,49 @@ from reliability import context_cases, pipeline_cases, state_cases, tensor_cases
 from reliability.rank_cases import Case, steps_of
 from reliability.test_sharded_training import assert_alike, assert_one_follows, train_on_ranks
 
+# A router's losses are those of a micro-batch: one process has the same with the micro-batches of the ranks.
+ROUTED: Case = {"n_experts": 4, "balance_weight": 0.1, "router_z_weight": 0.1}
+EACH_OF_TWO: dict[str, Case] = {
+    "tensor": {"parallelism": {"tensor": 2}, "model": {**ROUTED, "n_dense_layers": 1}},
+    "pipeline": {"parallelism": {"pipeline": 2}, "model": ROUTED, "training": {"micro_batch_size": 1}},
+    "context": {"parallelism": {"context": 2}},
+    "expert": {"parallelism": {"data": 2, "expert": 2}, "model": ROUTED, "training": {"micro_batch_size": 2}},
+    "expert apart from shards": {
+        "parallelism": {"shard": 2, "expert": 2},
+        "model": ROUTED,
+        "training": {"micro_batch_size": 2},
+    },
+    # 3 experts would be padded to 4: they are divided along another dimension.
+    "shard": {
+        "parallelism": {"shard": 2},
+        "model": {**ROUTED, "n_experts": 3},
+        "training": {"micro_batch_size": 2},
+        "saves": True,
+    },
+}
+EACH_OF_FOUR: dict[str, Case] = {
+    name: {"parallelism": parallelism, "model": ROUTED, "training": {"micro_batch_size": 1}}
+    for name, parallelism in {
+        "experts in replicas": {"data": 4, "expert": 2},
+        "sharded experts": {"shard": 4, "expert": 2},
+        "experts in a stage": {"pipeline": 2, "data": 2, "expert": 2},
+    }.items()
+}
 SUBJECTS = (tensor_cases, context_cases, pipeline_cases, state_cases)
 TWO, FOUR, LONG_TWO, LONG_FOUR = (
     {name: case for subject in SUBJECTS for name, case in getattr(subject, which).items()}
     for which in ("TWO", "FOUR", "LONG_TWO", "LONG_FOUR")
 )
+
+
+@pytest.mark.parametrize(("size", "cases"), [(2, EACH_OF_TWO), (4, EACH_OF_FOUR)], ids=["2 ranks", "4 ranks"])
+def test_each_way_to_divide_a_model_trains_as_one_process_does(
+    tmp_path: Path, size: int, cases: dict[str, Case]
+) -> None:
+    cases = {name: {"steps": 4, "saves": False, **case} for name, case in cases.items()}
+    train_on_ranks(tmp_path, size, cases)
+    for name, case in cases.items():
+        assert_one_follows(tmp_path, name, case)
 
 
 @pytest.mark.torture

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_with_tor
 from napkin.checkpoint.folder import read_checkpoint
 from napkin.checkpoint.load import load_model
 from napkin.model.transformer import Transformer
+from napkin.recipe.parallelism_config import ParallelismConfig
 from napkin.recipe.toml_file import format_recipe
 from napkin.recipe.tracking_config import TrackingConfig
 from napkin.runs.run_folder import RunFolder
@@ -41,6 +42,26 @@ def test_two_ranks_follow_one(napkin: Napkin, alone: Path, parallelism: str) -> 
     # Rank 0 speaks for both.
     assert "trained 50 steps" in first.out.read_text()
     assert (second.out.read_text(), second.errors) == ("", [])
+
+
+def test_experts_that_two_ranks_divide_are_planned_trained_and_reconciled(napkin: Napkin) -> None:
+    # Without a capacity, how many tokens the ranks send each other is known only when a step runs.
+    recipe = tiny_recipe(".", steps=6, precision="fp32", checkpoint_every=6, rank_timeout=300.0)
+    recipe = dataclasses.replace(
+        recipe,
+        model=dataclasses.replace(recipe.model, n_experts=4),
+        parallelism=ParallelismConfig(data=2, expert=2),
+    )
+    (napkin.folder / "recipe.toml").write_text(format_recipe(recipe))
+    first, _ = run_ranks(napkin, 2, "train", "recipe.toml", "--run", "run", refuse_pickles=True)
+    assert "distributed evenly" in first.out.read_text()
+    assert [sum(layer) for line in lines_of(napkin) for layer in line["expert_tokens"]] == [
+        2 * recipe.tokens_per_step
+    ] * 6
+
+
+def lines_of(napkin: Napkin) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (napkin.folder / "run" / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.torture
@@ -208,7 +229,7 @@ def test_rank_zero_alone_tells_the_trackers(napkin: Napkin) -> None:
     recipe = dataclasses.replace(recipe, tracking=TrackingConfig(("trackio",)))
     (napkin.folder / "recipe.toml").write_text(format_recipe(recipe))
     run_ranks(napkin, 2, "train", "recipe.toml", "--run", "run")
-    lines = [json.loads(line) for line in (napkin.folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(napkin)
     told = [f"{line['step']} {line['loss']} {line['mfu']}" for line in lines]
     assert (napkin.folder / "told-by-0").read_text().splitlines() == told
     assert not (napkin.folder / "told-by-1").exists()

@@ -77,7 +77,7 @@ def test_points_are_round_and_each_run_s_end_is_one(straight_run: Path, tmp_path
     runs = [read_run(run, training=False) for run in (straight_run, longer)]
     assert equal_points(runs, "steps", 5) == [5, 10, 15, 20, 23]
     assert equal_points(runs, "steps", 2) == [10, 20, 23]
-    with pytest.raises(NapkinError, match="give a price with --usd-per-hour"):
+    with pytest.raises(NapkinError, match=r"price.*--usd-per-hour"):
         equal_points(runs, "dollars", 5)
 
 
@@ -85,7 +85,7 @@ def test_runs_are_found_by_name_or_in_the_folder_that_holds_them(straight_run: P
     (tmp_path / "empty").mkdir()
     assert find_runs([str(tmp_path)]) == find_runs([str(straight_run)]) == [straight_run]
     assert find_runs([str(straight_run), str(tmp_path)]) == [straight_run]
-    with pytest.raises(NapkinError, match="is not a run and contains none"):
+    with pytest.raises(NapkinError, match="contains none"):
         find_runs([str(tmp_path / "empty")])
 
 
@@ -121,7 +121,7 @@ def test_the_page_draws_every_run_over_every_axis_and_asks_nothing_of_the_networ
     unpriced = [read_run(straight_run, training=False)]
     page = write_comparison(tmp_path / "c.html", unpriced, loss="training", axis="steps", points=[5]).read_text()
     assert "dollars" not in chart_data(page)["axes"]
-    with pytest.raises(NapkinError, match=f"at most {MOST_RUNS} runs"):
+    with pytest.raises(NapkinError, match=f"{MOST_RUNS} runs"):
         write_comparison(tmp_path / "d.html", runs * 5, loss="training", axis="steps", points=[5])
 
 

@@ -77,6 +77,20 @@ def assert_scripts_are_allowed_by_hash(page: Page, number: int) -> None:
     assert len(scripts) == number
 
 
+def test_the_losses_of_all_held_out_text_and_of_a_sample_say_which_they_are(full_run):
+    with (full_run / "recipe.toml").open("a") as recipe:
+        recipe.write("\n[training]\nevaluation_tokens = 4321\n")
+    text = report_of(full_run).text
+    logged = [json.loads(line) for line in (full_run / "metrics.jsonl").read_text().splitlines()]
+    last = [each for each in logged if each.get("validation_loss") is not None][-1]
+    evaluation = json.loads((full_run / "evaluation.json").read_text())
+    begin = text.index(f"held-out loss {evaluation['loss']:.3f}")
+    tile = text[begin : text.index("bits per byte", begin)]
+    assert f"all {evaluation['tokens']:,} tokens" in tile
+    assert f"{last['validation_loss']:.3f}" in tile
+    assert "sample of 4,321" in tile
+
+
 def test_a_finished_run_shows_its_figures_in_order(full_run):
     text = report_of(full_run).text
     shown = ["shakespeare", "300 steps over 1,228,800 tokens on EPYC <16 cores>.", "held-out loss 2.240"]

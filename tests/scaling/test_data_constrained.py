@@ -47,8 +47,8 @@ def test_its_interval_holds_the_truth_where_runs_scatter() -> None:
 
 
 def test_runs_that_do_not_repeat_are_refused() -> None:
-    with pytest.raises(NapkinError, match="0 runs repeat tokens, 4 are needed"):
+    with pytest.raises(NapkinError, match=r"0.*repeat tokens, 4.*needed"):
         fit_data_constrained(synthetic_runs(20))
     repeating = [run for run in repeating_runs(0.0) if run.unique_tokens is not None]
-    with pytest.raises(NapkinError, match="of the runs without repetitions, the law 'chinchilla' needs 6 runs"):
+    with pytest.raises(NapkinError, match=r"repetitions.*'chinchilla' needs 6"):
         fit_data_constrained(repeating)

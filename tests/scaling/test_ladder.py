@@ -79,6 +79,18 @@ def test_a_ladder_takes_its_budget_and_its_flops_are_counted() -> None:
     assert larger.flops == pytest.approx(8 * levels[-1], rel=0.01)
 
 
+def test_runs_with_fewer_steps_than_the_recipe_s_warm_up_are_shortened_whole() -> None:
+    begun = dataclasses.replace(base(), training=dataclasses.replace(base().training, steps=10**5))
+    optimizer = dataclasses.replace(
+        begun.optimizer, schedule="warmup-stable-decay", warmup_steps=10**4, decay_steps=2 * 10**4
+    )
+    ladder = Ladder(dataclasses.replace(begun, optimizer=optimizer), Design(), "T4", SharedPlans())
+    recipe = ladder.rung(2e12).trial.recipe
+    steps = recipe.training.steps
+    assert steps < 10**4
+    assert (recipe.optimizer.warmup_steps, recipe.optimizer.decay_steps) == (steps // 10, steps // 5)
+
+
 def test_money_buys_the_ladder_of_its_seconds() -> None:
     ladder = Ladder.within(base(), dollars=0.005, design=Design(levels=1, sizes=1), on="H100")
     price = ladder.rungs[0].plan.site.usd_per_hour

@@ -5,9 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.optimize import least_squares
+from scipy.stats import norm, t
 
 from napkin import NapkinError
 from napkin.scaling import FittedLaw, Observation, fit_chinchilla, fit_law, read_law, read_observations
+from napkin.scaling.fitted_law import quantile_shares
 from napkin.scaling.law_fit import outliers
 from napkin.scaling.observations import EXAMPLE, drop_highest
 from scaling.synthetic_runs import TRUTH, synthetic_runs, true_loss
@@ -99,6 +101,31 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     assert (held >= 31).all(), held
 
 
+def test_residuals_of_few_runs_are_enlarged_as_students_t_says() -> None:
+    """Their quantiles in the law are those of the kept residuals, times sqrt(n / (n - p)) and t's quantile by z's."""
+    for n in (20, 60):
+        fitted = fit_law(synthetic_runs(n, noise=0.01, seed=n), draws=2)
+        kept = fitted.residuals[~outliers(fitted.residuals)]
+        factor = np.sqrt(n / (n - 5)) * t.ppf(0.95, n - 5) / norm.ppf(0.95)
+        assert factor > 1.05
+        assert fitted.law.content.residuals == pytest.approx(np.quantile(kept, quantile_shares()) * factor, rel=1e-6)
+
+
+def test_bootstrap_draws_spread_as_the_normal_equations_say() -> None:
+    """Beside the standard errors of the coefficients, linearised at the fit: 0.87 of them here, 0.74 without the
+    factor for few runs."""
+    n, ratios = 24, []
+    for seed in range(4):
+        fitted = fit_law(synthetic_runs(n, noise=0.003, seed=seed), delta=1.0, draws=60)
+        theta = np.array(fitted.law.content.theta)
+        steps = np.eye(len(theta)) * 1e-5
+        jacobian = ((fitted.terms.log_losses(theta + steps) - fitted.terms.log_losses(theta - steps)) / 2e-5).T
+        variance = np.sum(fitted.residuals**2) / (n - len(theta))
+        errors = np.sqrt(np.diag(np.linalg.inv(jacobian.T @ jacobian)) * variance)
+        ratios.append(np.array(fitted.law.content.draws).std(axis=0) / errors)
+    assert 0.8 < np.median(ratios) < 1.1, np.median(ratios)
+
+
 def true_optimum(flops: float) -> float:
     a, b = TRUTH["alpha"], TRUTH["beta"]
     return (a * TRUTH["A"] / (b * TRUTH["B"])) ** (1 / (a + b)) * (flops / 6) ** (b / (a + b))
@@ -126,9 +153,9 @@ def test_training_sets_have_constants_of_their_own_and_exponents_in_common() -> 
     assert law.groups == ("first", "other")
     assert law.coefficients["other"]["E"].estimate == pytest.approx(0.3 + 1.5 * TRUTH["E"], rel=1e-3)
     assert law.coefficients["other"]["alpha"] == law.coefficients["first"]["alpha"]
-    with pytest.raises(NapkinError, match="name one of first, other"):
+    with pytest.raises(NapkinError, match="first, other"):
         law.predict(1e9, 1e10)
-    with pytest.raises(NapkinError, match="does not know the training set 'third'"):
+    with pytest.raises(NapkinError, match=r"training.*'third'"):
         law.predict(1e9, 1e10, group="third")
 
 
@@ -143,10 +170,10 @@ def test_a_diverged_run_among_many_is_told_and_hardly_matters() -> None:
 
 def test_what_cannot_be_fitted_is_refused() -> None:
     runs = synthetic_runs(10)
-    with pytest.raises(NapkinError, match="needs 6 runs or more, 5 are given"):
+    with pytest.raises(NapkinError, match=r"needs 6 runs.*5"):
         fit_law(runs[:5])
     same = [Observation(1e8, run.tokens, run.loss) for run in runs]
-    with pytest.raises(NapkinError, match="all runs have 1 value of parameters"):
+    with pytest.raises(NapkinError, match=r"1 value.*parameters"):
         fit_law(same)
     with pytest.raises(NapkinError, match="did you mean chinchilla"):
         fit_law(runs, "chinchila")
@@ -159,6 +186,8 @@ def test_a_law_is_kept_as_a_file(published: FittedLaw, tmp_path: Path) -> None:
     read = read_law(tmp_path / "law.json")
     assert read.predict(7e10, 1.4e12) == published.predict(7e10, 1.4e12)
     assert read.optimum(1e23) == published.optimum(1e23)
+    published.write(tmp_path / "law.json")
+    (tmp_path / "law.json").write_text("another file")
     with pytest.raises(NapkinError, match="exists"):
         published.write(tmp_path / "law.json")
 
@@ -174,12 +203,12 @@ def test_a_file_with_too_few_coefficients_is_no_law(published: FittedLaw, tmp_pa
     published.write(tmp_path / "law.json")
     text = (tmp_path / "law.json").read_text().replace('"law": "chinchilla"', '"law": "gadre"')
     (tmp_path / "law.json").write_text(text)
-    with pytest.raises(NapkinError, match="does not hold the coefficients of the law 'gadre'"):
+    with pytest.raises(NapkinError, match=r"coefficients.*'gadre'"):
         read_law(tmp_path / "law.json")
 
 
 def test_sizes_that_are_none_are_refused(published: FittedLaw) -> None:
     with pytest.raises(NapkinError, match="tokens of 0"):
         published.predict(1e9, 0)
-    with pytest.raises(NapkinError, match="nan FLOPs have no optimum"):
+    with pytest.raises(NapkinError, match=r"nan FLOPs.*optimum"):
         published.optimum(float("nan"))

@@ -32,7 +32,7 @@ def test_a_list_takes_the_values_one_by_one() -> None:
     trials = listed(Recipe(), [WIDTHS, read_axis("--optimizer.learning-rate", "3e-3,2e-3,1e-3"), STEPS])
     found = [(trial.recipe.model.d_model, trial.recipe.optimizer.learning_rate) for trial in trials]
     assert found == [(64, 3e-3), (128, 2e-3), (256, 1e-3)]
-    with pytest.raises(NapkinError, match=r"--model\.d-model has 3, --optimizer\.learning-rate has 2"):
+    with pytest.raises(NapkinError, match=r"--model\.d-model.*3, --optimizer\.learning-rate.*2"):
         listed(Recipe(), [WIDTHS, RATES])
 
 
@@ -43,7 +43,7 @@ def test_a_sample_is_the_same_for_the_same_seed_and_begins_a_larger_one() -> Non
     rates = [trial.recipe.optimizer.learning_rate for trial in more]
     assert len({trial.name for trial in more}) == 12
     assert all(rate is not None and 1e-4 <= rate <= 1e-2 for rate in rates)
-    with pytest.raises(NapkinError, match="found 6 different runs: use --random 6"):
+    with pytest.raises(NapkinError, match=r"found 6 different.*use --random 6"):
         sampled(Recipe(), [WIDTHS, RATES], 7, seed=0)
 
 
@@ -54,7 +54,7 @@ def test_a_range_needs_a_sample() -> None:
 
 
 def test_an_impossible_combination_is_named() -> None:
-    with pytest.raises(NapkinError, match="the run n_heads=7 is impossible"):
+    with pytest.raises(NapkinError, match=r"n_heads=7.*impossible"):
         grid(Recipe(), [read_axis("--model.d-model", "132"), read_axis("--model.n-heads", "2,7")])
 
 

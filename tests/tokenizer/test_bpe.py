@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from napkin.errors import NapkinError
 from napkin.tokenizer.bpe import BPETokenizer
-from napkin.tokenizer.bpe_merging import merge_by_position, merge_by_scanning
 from napkin.tokenizer.bpe_training import train_bpe
-from oracles.naive_bpe import naive_encode, naive_gpt2_pieces
+from napkin.tokenizer.symbol_merging import merge_by_heap, merge_by_scanning
+from oracles.naive_bpe import lowest_rank_first, merges_in_any_order, naive_encode, naive_gpt2_pieces
 
 END = "<|endoftext|>"
 SAMPLE = ["the cat in the hat sat; the rat didn't. " * 3, "naïve 你好 你好 🌍🌍 \n\n    indented\n    lines 1234 234"]
@@ -46,7 +46,7 @@ def test_encode_equals_applying_every_merge_in_turn_to_every_piece(text: str):
     assert TRAINED.encode(text) == [i for piece in pieces for i in naive_encode(piece, TRAINED.merges)]
 
 
-@pytest.mark.parametrize("merge", [merge_by_scanning, merge_by_position])
+@pytest.mark.parametrize("merge", [merge_by_scanning, merge_by_heap])
 @pytest.mark.parametrize("alphabet", ["a", "ab", "abc", "the cat"])
 def test_both_forms_of_merging_equal_applying_every_merge_in_turn(merge, alphabet: str):
     for seed in range(60):
@@ -59,9 +59,28 @@ def test_both_forms_of_merging_equal_applying_every_merge_in_turn(merge, alphabe
             if pair not in merges:
                 merges.append(pair)
 
-        ids = merge(text.encode(), {pair: 256 + i for i, pair in enumerate(merges)})
+        ranks = {pair: 256 + i for i, pair in enumerate(merges)}
+        ids = merge(list(text.encode()), ranks, range(256 + len(merges)))
 
         assert ids == naive_encode(text.encode(), merges)
+
+
+def test_a_merge_may_join_what_a_later_merge_makes():
+    # Of "abcabc", bc is merged first; then abc can be, whose merge comes before the one that makes its part.
+    tokenizer = BPETokenizer([(97, 257), (98, 99), (256, 256)], pattern="whole")
+
+    assert tokenizer.vocabulary[256:] == [b"abc", b"bc", b"abcabc"]
+    assert tokenizer.encode("abcabcbc") == [258, 257]
+
+
+@given(st.data())
+def test_merges_in_any_order_are_those_of_lowest_rank_that_can_be_applied(data: st.DataObject):
+    merges = data.draw(merges_in_any_order())
+    pieces = data.draw(st.lists(st.text(alphabet="abc", max_size=90), max_size=4))
+    tokenizer = BPETokenizer(merges, pattern="whole")
+
+    for piece in pieces:
+        assert tokenizer.encode(piece) == lowest_rank_first(piece.encode(), merges)
 
 
 def test_training_text_is_cut_as_it_was_while_training():
@@ -111,9 +130,11 @@ def test_a_copy_of_a_tokenizer_that_has_been_used_encodes_alike():
 @pytest.mark.parametrize(
     ("merges", "message"),
     [
-        ([(97, 256)], r"merge 0 joins ids 97 and 256, one of which is not below 256"),
-        ([(97, -1)], "not below 256"),
-        ([(97, 98), (258, 97)], "merge 1 joins ids 258 and 97"),
+        ([(97, 256)], "merge 0 joins ids 97 and 256, .* 256, the id that it makes"),
+        ([(97, 257), (256, 98)], "merge 0 joins ids 97 and 257, .* 256, the id that it makes"),
+        ([(97, 257), (98, 258), (99, 257)], "merge 1 joins ids 98 and 258, .* 257, the id that it makes"),
+        ([(97, -1)], "merge 0 joins ids 97 and -1: .* 0 to 256"),
+        ([(97, 98), (258, 97)], "merge 1 joins ids 258 and 97: .* 0 to 257"),
         ([(97, 98), (97, 98)], r"merge \(97, 98\) is given twice"),
         ([(97, 97), *((i, i) for i in range(256, 300))], "exceed 268435456 bytes"),
     ],

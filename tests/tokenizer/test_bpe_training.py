@@ -88,13 +88,13 @@ def test_a_vocabulary_of_just_the_bytes_and_special_tokens_has_no_merges():
 
 @pytest.mark.parametrize("vocab_size", [0, 256, 257, 2**21])
 def test_a_vocab_size_without_room_or_beyond_reach_is_refused_with_its_limits(vocab_size: int):
-    with pytest.raises(NapkinError, match=rf"vocab_size {vocab_size} is outside 258 .* to 1114112"):
+    with pytest.raises(NapkinError, match=rf"vocab_size {vocab_size}.*outside 258 .*1114112"):
         train_bpe(["text"], vocab_size, special_tokens=("<a>", "<b>"))
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["", END + END]])
 def test_an_empty_corpus_is_refused(texts: list[str]):
-    with pytest.raises(NapkinError, match="no text to train on"):
+    with pytest.raises(NapkinError, match="no text"):
         train_bpe(texts, 300)
 
 
@@ -104,7 +104,7 @@ def test_one_string_in_place_of_a_list_of_texts_is_refused():
 
 
 def test_a_lone_surrogate_is_refused_with_its_text_and_position():
-    with pytest.raises(NapkinError, match=r"text 1 contains a lone surrogate \(U\+D800\) at position 2"):
+    with pytest.raises(NapkinError, match=r"text 1 contains.*surrogate \(U\+D800\).*position 2"):
         train_bpe(["fine", "ab\ud800"], 300)
 
 

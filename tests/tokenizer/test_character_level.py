@@ -24,7 +24,7 @@ def test_special_tokens_come_after_the_characters():
 
 
 def test_an_unknown_character_is_named():
-    with pytest.raises(NapkinError, match=r"character 'é' \(U\+00E9\) is not among the 2"):
+    with pytest.raises(NapkinError, match=r"character 'é' \(U\+00E9\).*2"):
         CharacterTokenizer.train(["ab"]).encode("abé")
 
 

@@ -49,7 +49,7 @@ UNSUPPORTED = [
     "pattern", [*TOO_LARGE, *(begin + TOO_LARGE[0] for begin in HIDDEN), *UNSUPPORTED], ids=lambda pattern: pattern[:30]
 )
 def test_an_expression_beyond_the_bounds_is_refused_in_a_short_line(pattern: str) -> None:
-    with pytest.raises(NapkinError, match=r"^the pattern .*: use a simpler one$") as refused:
+    with pytest.raises(NapkinError, match=r"^the pattern .*: use") as refused:
         PreTokenizer(pattern)
     assert len(str(refused.value)) < 400
     assert "\n" not in str(refused.value)
@@ -65,7 +65,7 @@ def test_what_is_no_expression_is_refused_in_a_line(pattern: str) -> None:
 
 def test_a_search_without_end_ends_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expression_bounds, "SECONDS", 0.2)
-    with pytest.raises(NapkinError, match="takes too much time on a text of 61 characters") as refused:
+    with pytest.raises(NapkinError, match=r"much.*61 characters") as refused:
         list(PreTokenizer(ENDLESS).split(TEXT))
     assert "\n" not in str(refused.value)
     with pytest.raises(NapkinError, match="takes too much time"):

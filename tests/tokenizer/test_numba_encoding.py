@@ -12,11 +12,12 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from napkin.tokenizer.bpe import BPETokenizer
-from napkin.tokenizer.bpe_merging import apply_merges
 from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.numba.encoder import Encoder
 from napkin.tokenizer.pre_tokenization import PreTokenizer
 from napkin.tokenizer.split_points import split_into_pieces
+from napkin.tokenizer.symbol_merging import merge_symbols
+from oracles.naive_bpe import lowest_rank_first, merges_in_any_order
 from oracles.tiktoken_encodings import tiktoken_encoding
 
 CUT = ["gpt2", "cl100k", "o200k"]
@@ -55,7 +56,8 @@ def twin(tokenizer: BPETokenizer, text: str) -> list[int]:
     """Ids by the plain functions alone, whatever else the process has loaded."""
     pieces = PreTokenizer(tokenizer.pattern).split(text)
     merges = {pair: 256 + i for i, pair in enumerate(tokenizer.merges)}
-    return [i for piece in pieces for i in apply_merges(piece.encode(), merges)]
+    made = range(256 + len(merges))
+    return [i for piece in pieces for i in merge_symbols(list(piece.encode()), merges, made)]
 
 
 def check_all_patterns(text: str) -> None:
@@ -74,6 +76,20 @@ def check_all_patterns(text: str) -> None:
 @example("\u0301ABC'ſ!\u0301/\n/")
 def test_ids_equal_those_of_the_plain_form_and_of_tiktoken(text: str):
     check_all_patterns(text)
+
+
+@settings(max_examples=150)
+@given(merges_in_any_order(), st.text(alphabet="abc", max_size=60))
+@example([(257, 97), (97, 98)], "ab")
+# Ranks far enough apart to be in two words of the set of ranks.
+@example([(326, 97), *((0, i) for i in range(69)), (97, 98)], "ab")
+def test_merges_in_any_order_are_applied_lowest_rank_first(merges: list[tuple[int, int]], text: str):
+    # Pieces of up to 64 bytes and longer ones are merged by two functions.
+    texts = [text, *((text * 200)[:size] for size in (64, 65, 200))]
+    ids, counts = Encoder(merges, "whole").encode("".join(texts).encode(), list(itertools.accumulate(map(len, texts))))
+    expected = [lowest_rank_first(each.encode(), merges) for each in texts]
+    assert ids.tolist() == [i for each in expected for i in each]
+    assert counts.tolist() == [len(each) for each in expected]
 
 
 @pytest.mark.torture

@@ -80,7 +80,7 @@ def test_train_bpe_gives_the_same_tokenizer_by_the_core_with_special_tokens_as_b
 
 @pytest.mark.usefixtures("compiled_from_the_first_byte")
 def test_an_empty_corpus_is_refused_by_the_core_too():
-    with pytest.raises(NapkinError, match="no text to train on"):
+    with pytest.raises(NapkinError, match="no text"):
         train_bpe(["", END], 300, [END])
 
 

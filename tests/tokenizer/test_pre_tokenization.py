@@ -43,7 +43,5 @@ def test_text_between_matches_is_kept_as_a_piece():
 
 
 def test_a_pattern_that_is_no_regular_expression_is_refused():
-    with pytest.raises(
-        NapkinError, match=r"'\(' is not a regular expression .*gpt2, gpt4, cl100k, qwen2, o200k, whole"
-    ):
+    with pytest.raises(NapkinError, match=r"'\('.*gpt2, gpt4, cl100k, qwen2, o200k"):
         PreTokenizer("(")

@@ -73,20 +73,20 @@ def test_of_special_tokens_that_begin_alike_the_longest_is_meant(tokenizer: Toke
 
 @every_kind
 def test_allowing_a_token_that_is_not_special_is_refused(tokenizer: Tokenizer):
-    with pytest.raises(NapkinError, match=r"'<pad>' is not a special token .*'<\|endoftext\|>'"):
+    with pytest.raises(NapkinError, match=r"'<pad>'.*special.*'<\|endoftext\|>'"):
         tokenizer.encode("H", allowed_special={END, "<pad>"})
 
 
 @every_kind
 @pytest.mark.parametrize("wrong", [-1, 10**6])
 def test_an_id_outside_the_vocabulary_is_refused(tokenizer: Tokenizer, wrong: int):
-    with pytest.raises(NapkinError, match=f"token id {wrong} is outside 0 to {tokenizer.vocab_size - 1}"):
+    with pytest.raises(NapkinError, match=f"token.*{wrong}.*outside 0.*{tokenizer.vocab_size - 1}"):
         tokenizer.decode([0, wrong])
 
 
 @every_kind
 def test_a_lone_surrogate_is_refused_with_its_position(tokenizer: Tokenizer):
-    with pytest.raises(NapkinError, match=r"lone surrogate \(U\+DC80\) at position 3"):
+    with pytest.raises(NapkinError, match=r"lone surrogate \(U\+DC80\).*position 3"):
         tokenizer.encode(f"H{END[:2]}\udc80", allowed_special="all")
 
 

@@ -89,7 +89,7 @@ def test_no_shortened_file_is_loaded(tmp_path: Path):
 
     for size_bytes in range(len(whole)):
         path.write_bytes(whole[:size_bytes])
-        with pytest.raises(CorruptFile, match=r"tokenizer\.json is not an intact tokenizer file"):
+        with pytest.raises(CorruptFile, match=r"tokenizer\.json.*intact tokenizer"):
             load_tokenizer(path)
 
 
@@ -144,5 +144,5 @@ def test_what_is_no_tokenizer_file_at_all_is_refused(content: bytes, tmp_path: P
 
 
 def test_a_missing_file_is_named(tmp_path: Path):
-    with pytest.raises(NapkinError, match=r"missing\.json cannot be read"):
+    with pytest.raises(NapkinError, match=r"missing\.json"):
         load_tokenizer(tmp_path / "missing.json")

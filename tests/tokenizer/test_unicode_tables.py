@@ -120,7 +120,7 @@ def test_a_file_without_a_version_keeps_its_fingerprint_and_is_read_by_the_one_i
 
 
 def test_a_version_without_a_table_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NapkinError, match=r"Unicode '9.0' are not known: choose from 16.0, 18.0"):
+    with pytest.raises(NapkinError, match=r"Unicode '9.0'.*choose.*16.0, 18.0"):
         BPETokenizer([], unicode_version="9.0")
     path = tmp_path / "tokenizer.json"
     BPETokenizer([]).save(path)

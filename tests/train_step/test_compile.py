@@ -223,9 +223,7 @@ def test_without_a_compiler_auto_stays_uncompiled_and_on_is_refused_in_one_line(
         assert not found.chosen
         assert found.why_not is not None
         assert "no C++ compiler" in found.why_not
-        with pytest.raises(
-            NapkinError, match=r"^training\.compile is 'on', but there is no C\+\+ compiler .*: use .*off.*$"
-        ):
+        with pytest.raises(NapkinError, match=r"^training\.compile.*'on'.*C\+\+.*: use .*off.*$"):
             make_plan(recipe("on"))
 
 

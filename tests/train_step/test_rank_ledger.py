@@ -1,5 +1,6 @@
 """A rank's step, counted on a fake process group; beside real ranks: tests/reliability/test_rank_bytes.py."""
 
+import dataclasses
 from collections import Counter
 
 import pytest
@@ -24,9 +25,17 @@ BLOCK = sum(parameter.numel() for parameter in Transformer(CONFIG).blocks[0].par
 OUTSIDE = CONFIG.vocab_size * CONFIG.d_model + CONFIG.d_model
 
 
-def ledger(world_size: int, *, micro_batches: int = 1, precision: str = "fp32", rank: int = 0, **layout: int) -> Ledger:
+def ledger(
+    world_size: int,
+    *,
+    model: ModelConfig = CONFIG,
+    micro_batches: int = 1,
+    precision: str = "fp32",
+    rank: int = 0,
+    **layout: int,
+) -> Ledger:
     training = TrainingConfig(batch_size=micro_batches * world_size, micro_batch_size=1, precision=precision)  # pyright: ignore[reportArgumentType]
-    recipe = Recipe(model=CONFIG, training=training, parallelism=ParallelismConfig(**layout))  # pyright: ignore[reportArgumentType]
+    recipe = Recipe(model=model, training=training, parallelism=ParallelismConfig(**layout))  # pyright: ignore[reportArgumentType]
     return count_step(ResolvedRecipe(recipe, Precision(precision, "cpu"), world_size=world_size), rank)  # pyright: ignore[reportArgumentType]
 
 
@@ -51,6 +60,14 @@ def test_fsdp_gathers_and_scatters_each_block_for_every_micro_batch() -> None:
         }
 
 
+def test_experts_that_are_fewer_than_the_ranks_are_gathered_without_padding() -> None:
+    model = dataclasses.replace(CONFIG, n_experts=2, d_expert=32)
+    block = sum(parameter.numel() for parameter in Transformer(model).blocks[0].parameters())
+    # The router alone has 2 rows, which are padded to 4.
+    gathered = 4 * (block + 2 * model.d_model)
+    assert collectives(ledger(4, model=model, shard=4))["all_gather", "forward", gathered, 4] == model.n_layers
+
+
 def test_ddp_sends_each_gradient_once_per_step() -> None:
     found = collectives(ledger(4, micro_batches=5))
     assert {name[:2] for name in found} == {("all_reduce", "backward")}
@@ -67,6 +84,30 @@ def test_replicas_of_shards_add_up_their_shards() -> None:
         if collective.group_size == 2
     }
     assert strides == {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
+
+
+@pytest.mark.parametrize("experts_per_token", [1, 2])
+def test_routed_tokens_are_counted_as_sent_evenly_to_the_ranks_of_their_experts(experts_per_token: int) -> None:
+    # 30 tokens are not a multiple of 4 ranks: with one expert for each, ranks get 7 or 8 of them.
+    model = dataclasses.replace(CONFIG, context_length=30, n_experts=12, experts_per_token=experts_per_token)
+    found = ledger(4, model=model, data=4, expert=4)
+    rows = 4 * 30 * experts_per_token * CONFIG.d_model
+    sent = {name: times for name, times in collectives(found).items() if name[0] == "all_to_all"}
+    assert sent == {("all_to_all", "forward", rows, 4): 6, ("all_to_all", "backward", rows, 4): 6}
+    alone = ledger(1, model=model)
+    assert found.flops == alone.flops
+    assert "evenly" in found.assumption
+    assert not alone.assumption
+
+
+def test_tokens_are_sent_to_experts_within_the_stages_of_a_pipeline() -> None:
+    model = dataclasses.replace(CONFIG, n_layers=2, n_experts=4)
+    whole = ledger(2, micro_batches=2, model=model, data=2, expert=2)
+    stages = [ledger(4, micro_batches=1, model=model, pipeline=2, data=2, expert=2, rank=rank) for rank in (0, 2)]
+    assert sum(stage.flops for stage in stages) == whole.flops
+    forward = 4 * 32 * 2 * CONFIG.d_model
+    for stage in stages:
+        assert collectives(stage)["all_to_all", "forward", forward, 2] == 2 * 2
 
 
 def test_state_is_divided_among_the_ranks_that_shard_it() -> None:

@@ -81,7 +81,7 @@ def test_a_run_on_several_files_resumes_as_if_never_stopped_and_refuses_other_we
     assert losses(resumed_after(4, ahead, tmp_path / "ahead")) == losses(whole)
     assert not [thread for thread in threading.enumerate() if thread.name == "napkin batches"]
     other = dataclasses.replace(preparation, train_tokens=TokenMixture(preparation.train_tokens.files, [2, 1]))
-    with pytest.raises(NapkinError, match="the training data is not that of"):
+    with pytest.raises(NapkinError, match="training data"):
         train_run(other, whole)
 
 
@@ -90,7 +90,7 @@ def test_a_run_goes_on_with_as_many_sequences_a_step_as_it_began_with(text: Path
     train_run(preparation, run, on_step=lambda m: signal.raise_signal(signal.SIGTERM) if m.step == 3 else None)
     training = dataclasses.replace(preparation.recipe.training, batch_size=6)
     other = preparation.with_recipe(dataclasses.replace(preparation.recipe, training=training))
-    with pytest.raises(NapkinError, match=r"training.batch_size is 6, but .* was trained with 4"):
+    with pytest.raises(NapkinError, match=r"training.batch_size.*6.*trained.*4"):
         train_run(other, run)
     assert train_run(preparation, run).step == STEPS
 

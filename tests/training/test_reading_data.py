@@ -108,7 +108,7 @@ def test_a_flipped_bit_in_the_validation_tokens_is_told(text: Path) -> None:
     )
     flip_bit(text / "more.tokens", BLOCK_BYTES + 100)
     preparation, run = create_run(recipe, text / "run")
-    with pytest.raises(CorruptFile, match=r"more\.tokens' was altered: block 1 "):
+    with pytest.raises(CorruptFile, match=r"more\.tokens'.*altered: block 1"):
         train_run(preparation, run)
     assert not any(line.validation_loss for line in read_metrics(run.path / "metrics.jsonl"))
 
@@ -116,7 +116,7 @@ def test_a_flipped_bit_in_the_validation_tokens_is_told(text: Path) -> None:
 @pytest.mark.parametrize("side", ["train", "validation"])
 def test_a_small_file_that_was_altered_is_refused_before_anything_is_made(text: Path, side: str) -> None:
     flip_bit(text / f"{side}.tokens", 100)
-    with pytest.raises(CorruptFile, match=rf"{side}\.tokens' was altered: block 0 \(from byte 0\)"):
+    with pytest.raises(CorruptFile, match=rf"{side}\.tokens'.*altered: block 0 \(from.*0\)"):
         create_run(tiny_recipe(text), text / "run")
     assert not (text / "run").exists()
 
@@ -158,7 +158,7 @@ def test_files_of_an_earlier_version_are_verified_before_training(text: Path) ->
     recipe = tiny_recipe(text, steps=3)
     assert train_run(*create_run(recipe, text / "run")).step == 3
     flip_bit(text / "train.tokens", 100)
-    with pytest.raises(CorruptFile, match=r"train\.tokens' was altered: its SHA-256 is"):
+    with pytest.raises(CorruptFile, match=r"train\.tokens'.*altered.*SHA-256"):
         create_run(recipe, text / "other")
     assert not (text / "other").exists()
 
@@ -167,7 +167,7 @@ def test_files_of_an_earlier_version_are_verified_before_training(text: Path) ->
 def test_a_sidecar_with_another_vocabulary_than_its_tokenizer_is_refused(text: Path, fields: dict[str, int]) -> None:
     described = text / "train.tokens.json"
     described.write_text(json.dumps(json.loads(described.read_text()) | fields))
-    with pytest.raises(NapkinError, match=r"the sidecar of '.*train\.tokens' has a vocabulary of"):
+    with pytest.raises(NapkinError, match=r"'.*train\.tokens'.*vocabulary"):
         create_run(tiny_recipe(text), text / "run")
 
 

@@ -5,7 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from napkin.distributed.ranks import RankInfo, Ranks
+from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.recipe.toml_file import format_recipe
 from napkin.training.start import create_run, open_run
@@ -52,3 +55,20 @@ def test_all_ranks_take_the_micro_batch_size_that_rank_0_resolves(tmp_path: Path
     assert open_run(folder, ranks=ReceivingRanks(zero.broadcasts))[0].recipe.training.micro_batch_size == resolved
     # Rank 0 may have less free memory than rank 1: its answer is taken whatever would fit here.
     assert open_run(folder, ranks=ReceivingRanks([2]))[0].recipe.training.micro_batch_size == 2
+
+
+def test_a_run_that_was_moved_with_its_text_is_resumed_on_it(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    write_tiny_text(before)
+    create_run(tiny_recipe(before), before / "runs" / "a")
+    before.rename(after)
+    preparation, run = open_run(after / "runs" / "a")
+    assert preparation.train_tokens.n_tokens > 1000
+    assert [run.recipe.data.train, run.recipe.data.validation] == [
+        str(after / "train.tokens"),
+        str(after / "validation.tokens"),
+    ]
+    (after / "train.tokens").unlink()
+    with pytest.raises(NapkinError, match=r"after/train\.tokens"):
+        open_run(after / "runs" / "a")

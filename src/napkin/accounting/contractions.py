@@ -215,6 +215,96 @@ def _attended(given: dict, *, over_head_dim: int, over_value_dim: int, recompute
     )
 
 
+def _encoder_layer(given: dict, result: Any) -> Work:
+    # torch's whole encoder layer for inference: attention, then the feed-forward layer of the same tokens.
+    attention = _whole_attention(given | {"query": given["src"], "key": given["src"]}, result)
+    batch, length, _ = given["src"].shape
+    matrices = given["ffn_weight_1"], given["ffn_weight_2"]
+    flops = attention.flops + 2 * batch * length * sum(matrix.numel() for matrix in matrices)
+    return Work(flops, (1, batch * length, *matrices[0].shape), flops)
+
+
+def _whole_attention(given: dict, result: Any) -> Work:
+    (batch, queries, d_model), keys = given["query"].shape, given["key"].shape[1]
+    # A third of its matrix makes queries, the rest keys and values.
+    projected = (queries + 2 * keys) * d_model**2 + queries * given["proj_weight"].numel()
+    flops = 2 * batch * (projected + 2 * queries * keys * d_model)
+    return Work(flops, (1, batch * queries, d_model, d_model), flops)
+
+
+def _factored(matrix: Tensor, flops: float) -> Work:
+    """Work on each of a batch of matrices, as a product with their rows and columns."""
+    *batch_shape, m, n = matrix.shape
+    batch = math.prod(batch_shape)
+    whole = round(batch * flops)
+    return Work(whole, (batch, m, n, max(1, round(flops / max(1, 2 * m * n)))), whole)
+
+
+def _cholesky(given: dict, result: Any) -> Work:
+    matrix = given["self"]
+    return _factored(matrix, matrix.shape[-1] ** 3 / 3)
+
+
+def _cholesky_inverse(given: dict, result: Any) -> Work:
+    matrix = given["self"]
+    return _factored(matrix, 2 * matrix.shape[-1] ** 3 / 3)
+
+
+def _elimination(matrix: Tensor) -> float:
+    # Each of min(m, n) columns is subtracted from all that is right of it and below.
+    m, n = matrix.shape[-2:]
+    r = min(m, n)
+    return 2 * (m * n * r - (m + n) * r**2 / 2 + r**3 / 3)
+
+
+def _lu(given: dict, result: Any) -> Work:
+    return _factored(given["A"], _elimination(given["A"]))
+
+
+def _solve(given: dict, result: Any) -> Work:
+    solution, triangles = result[:2]
+    eliminated = _factored(triangles, _elimination(triangles))
+    flops = eliminated.flops + _solve_factored({"LU": triangles}, solution).flops
+    return Work(flops, eliminated.contraction, flops)
+
+
+def _inverse(given: dict, result: Any) -> Work:
+    return _factored(given["A"], 2 * given["A"].shape[-1] ** 3)
+
+
+def _solve_factored(given: dict, result: Tensor, matrix: str = "LU") -> Work:
+    # Forwards with one triangle, backwards with the other: each number of the result is a row's product, twice.
+    n = given[matrix].shape[-1]
+    return _product(1, result.numel(), 1, n)
+
+
+def _solve_cholesky(given: dict, result: Tensor) -> Work:
+    return _solve_factored(given, result, "input2")
+
+
+def _solve_triangle(given: dict, result: Tensor) -> Work:
+    n = given["self"].shape[-1]
+    flops = n * result.numel()
+    return Work(flops, (1, result.numel(), 1, max(1, n // 2)), flops)
+
+
+def _qr(given: dict, result: Any) -> Work:
+    # A reflection costs twice an elimination; then the first reflections are multiplied out as Q.
+    matrix, mode = given["A"], given.get("mode", "reduced")
+    m, r = matrix.shape[-2], min(matrix.shape[-2:])
+    wide = 0 if mode == "r" else m if mode == "complete" else r
+    return _factored(matrix, 2 * _elimination(matrix) + _reflections(m, wide, r) * bool(wide))
+
+
+def _reflections(m: int, n: int, k: int) -> float:
+    return 4 * m * n * k - 2 * (m + n) * k**2 + 4 * k**3 / 3
+
+
+def _householder(given: dict, result: Any) -> Work:
+    (m, n), k = given["input"].shape[-2:], given["tau"].shape[-1]
+    return _factored(given["input"], _reflections(m, n, k))
+
+
 CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     aten.mm: _mm,
     aten.bmm: _mm,
@@ -223,11 +313,16 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     aten.baddbmm: _baddbmm,
     aten.baddbmm_: _baddbmm,
     aten.addbmm: _baddbmm,
+    aten.addbmm_: _baddbmm,
+    aten._addmm_activation: _addmm,
     aten._scaled_mm: _mm,
+    aten._scaled_mm_v2: _mm,
     aten._int_mm: _mm,
     aten._weight_int8pack_mm: _packed_product,
     aten._weight_int4pack_mm_for_cpu: _packed_product,
     aten._grouped_mm: _grouped_mm,
+    aten._scaled_grouped_mm: _grouped_mm,
+    aten._scaled_grouped_mm_v2: _grouped_mm,
     torch.ops.napkin.int8_product: _own_int8_product,
     torch.ops.napkin.grouped_matmul: _own_grouped_matmul,
     torch.ops.napkin.grouped_outer: _own_grouped_outer,
@@ -235,6 +330,7 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     torch.ops.napkin.fused_grouped_outer: _own_grouped_outer,
     aten.mv: _mv,
     aten.addmv: _mv,
+    aten.addmv_: _mv,
     aten.dot: _dot,
     aten.vdot: _dot,
     aten.linear: _linear,
@@ -248,6 +344,23 @@ CONTRACTIONS: dict[torch._ops.OpOverloadPacket, Callable[[dict, Any], Work]] = {
     aten._cudnn_rnn_backward: _recurrent_backward,
     aten.convolution: _convolution,
     aten.convolution_backward: _convolution_backward,
+    aten._transformer_encoder_layer_fwd: _encoder_layer,
+    aten._native_multi_head_attention: _whole_attention,
+    # Direct factorizations, by their leading terms: Golub & Van Loan 2013, "Matrix Computations". Those that iterate
+    # until they have converged (singular values, eigenvalues, matrix exponentials) have no formula.
+    aten.linalg_cholesky_ex: _cholesky,
+    aten.cholesky_inverse: _cholesky_inverse,
+    aten.cholesky_solve: _solve_cholesky,
+    aten.linalg_lu_factor_ex: _lu,
+    aten.linalg_lu: _lu,
+    aten._linalg_det: _lu,
+    aten._linalg_slogdet: _lu,
+    aten._linalg_solve_ex: _solve,
+    aten.linalg_inv_ex: _inverse,
+    aten.linalg_lu_solve: _solve_factored,
+    aten.linalg_solve_triangular: _solve_triangle,
+    aten.linalg_qr: _qr,
+    aten.linalg_householder_product: _householder,
     torch.ops.napkin.ring_attention: _attention,
     torch.ops.napkin.ring_attention_backward: _attention_backward,
     torch.ops.napkin.attend_to_slots: _attention_to_slots,
@@ -270,7 +383,7 @@ FUSED_ATTENTION = frozenset(
     for packet, formula in CONTRACTIONS.items()
     if formula in (_attention, _attention_backward, _own_flash_attention_backward)
 )
-BATCHED_PRODUCTS = frozenset({aten.bmm, aten.baddbmm, aten.baddbmm_, aten.addbmm})
+BATCHED_PRODUCTS = frozenset({aten.bmm, aten.baddbmm, aten.baddbmm_, aten.addbmm, aten.addbmm_})
 
 # Those that cuBLAS computes on CUDA.
 MATRIX_PRODUCTS = frozenset(

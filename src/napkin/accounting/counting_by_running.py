@@ -39,7 +39,9 @@ def count_by_running(
         raise NapkinError(f"{type(module).__name__} cannot be copied, to run the copy ({first_line(error)})") from error
     for parameter in twin.parameters():
         parameter.grad = None
-    inputs = pytree.tree_map_only(Tensor, _copied, arguments)
+    copies: dict[int, Tensor] = {}
+    # What is given twice is one tensor in the copy too.
+    inputs = pytree.tree_map_only(Tensor, lambda tensor: copies.setdefault(id(tensor), _copied(tensor)), arguments)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
             run = step or plain_step(twin, optimizer)

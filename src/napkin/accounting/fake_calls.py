@@ -3,10 +3,13 @@
 A router distributes tokens among n experts by `topk` or `argmax`; masks and `nonzero` find the tokens of each expert.
 How many these are depends on data: here every expert gets equally many. So the indices of a `topk` over n numbers are
 followed through comparisons, one-hot masks and sums, and a mask that is true in 1 of n places has numel / n of them.
+Where a router counts the tokens of each expert and reads the counts, as ranks that divide experts do before they send
+each other tokens, these are equal too, on every rank.
 """
 
 import sys
 from collections.abc import Callable
+from fractions import Fraction
 from types import FrameType
 from typing import Any, no_type_check
 
@@ -33,7 +36,10 @@ _ANSWERS = {
 LONGEST = 32
 """Steps of a sequence that are enough to ask a recurrent layer for the size of its workspace."""
 
-_COPIES = frozenset({aten._to_copy, aten.clone, aten.index, aten.index_select, aten._unsafe_view, aten.cat})
+_COPIES = frozenset({aten._to_copy, aten.clone, aten.index, aten.index_select, aten._unsafe_view})
+_JOINS = frozenset({aten.cat, aten.stack})
+_SENT = frozenset({"all_to_all_single", "wait_tensor"})
+"""Operators of torch.distributed whose result has the numbers of other ranks, which route alike."""
 _ABOVE = frozenset({aten.gt, aten.ne, aten.ge})
 _WITH_MASKS = frozenset({aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._unsafe_index_put})
 
@@ -50,6 +56,7 @@ class FakeCalls:
         """Whether an even distribution was assumed."""
         self._choices: dict[int | None, int] = {}  # storage of indices -> how many values they are chosen from
         self._density: dict[int | None, float] = {}  # storage of a mask -> fraction of it that is not zero
+        self._counts: dict[int | None, Fraction] = {}  # storage of counts of tokens -> what each of them is
 
     def __call__(self, operator: Any, args: tuple, kwargs: dict) -> Any:
         """Call it. Raises what torch raises where nothing is known of the values."""
@@ -62,6 +69,10 @@ class FakeCalls:
         try:
             return operator(*args, **kwargs)
         except DataDependentOutputException:
+            count = self._even_count(args[0])
+            if count is not None:
+                self.routes = True
+                return count
             for module_name, answer in _ANSWERS.items():
                 if runs_in(module_name):
                     return answer
@@ -79,26 +90,48 @@ class FakeCalls:
         if packet is aten.topk or packet is aten.argmax:
             dim = args[2 if packet is aten.topk else 1] if len(args) > (2 if packet is aten.topk else 1) else -1
             self._choices[self.number_of(outputs[-1])] = args[0].shape[-1 if dim is None else dim]
-        elif not (self._choices or self._density) or not args or not isinstance(args[0], Tensor) or not outputs:
+        elif not (self._choices or self._density) or not args or not outputs:
             return
-        else:
-            self._derive(packet, args, self.number_of(args[0]), outputs[0])
+        elif packet in _JOINS:
+            self._join(args[0], outputs[0])
+        elif isinstance(args[0], Tensor):
+            self._derive(operator, args, self.number_of(args[0]), outputs[0])
 
-    def _derive(self, packet: Any, args: tuple, source: int | None, output: Tensor) -> None:
-        number = self.number_of(output)
+    def _derive(self, operator: Any, args: tuple, source: int | None, output: Tensor) -> None:
+        packet, number = operator.overloadpacket, self.number_of(output)
         if packet is aten.eq and source in self._choices:
             self._density[number] = 1 / self._choices[source]
         elif packet in (aten.scatter, aten.scatter_) and self._is_choice(args[2]) and not isinstance(args[3], Tensor):
             self._density[number] = args[2].numel() / args[0].numel()
+        elif packet in (aten.scatter_add, aten.scatter_add_) and self._is_choice(args[2]):
+            # Whole numbers that are added up where tokens go count them.
+            if not args[3].is_floating_point():
+                self._counts[number] = Fraction(args[2].numel(), args[0].numel())
+        elif packet is aten.sum and source in self._counts:
+            self._counts[number] = self._counts[source] * args[0].numel() / max(1, output.numel())
         elif packet in (aten.sum, aten.any) and source in self._density:
             self._density[number] = min(1.0, self._density[source] * args[0].numel() / max(1, output.numel()))
         elif packet in _ABOVE and source in self._density and args[1] in (0, 1):
             self._density[number] = self._density[source]
-        elif packet in _COPIES and number != source:
-            if source in self._choices:
-                self._choices[number] = self._choices[source]
-            if source in self._density:
-                self._density[number] = self._density[source]
+        elif (packet in _COPIES or _is_sent(operator)) and number != source:
+            tables: tuple[Any, ...] = (self._choices, self._density, self._counts)
+            for known in tables:
+                if source in known:
+                    known[number] = known[source]
+
+    def _join(self, parts: Any, output: Tensor) -> None:
+        counts = {self._counts.get(self.number_of(part)) for part in parts}
+        count = counts.pop() if len(counts) == 1 else None
+        if count is not None:
+            self._counts[self.number_of(output)] = count
+
+    def _even_count(self, tensor: Any) -> int | None:
+        """The number of a tensor that is read, of counts of routed tokens; counts in a row add up to all tokens."""
+        count = self._counts.get(self.number_of(tensor)) if isinstance(tensor, FakeTensor) else None
+        if count is None or tensor.is_floating_point():
+            return None
+        place = tensor.storage_offset()
+        return int((place + 1) * count) - int(place * count)
 
     def _is_choice(self, value: Any) -> bool:
         return isinstance(value, Tensor) and self.number_of(value) in self._choices
@@ -131,6 +164,10 @@ class FakeCalls:
                 places = torch.arange(rows).unsqueeze(1)
             return mask.fake_mode.fake_tensor_converter.from_real_tensor(mask.fake_mode, places, make_constant=True)
         return mask.new_empty((rows, mask.dim()), dtype=torch.int64)
+
+
+def _is_sent(operator: Any) -> bool:
+    return operator.namespace == "_c10d_functional" and operator.overloadpacket.__name__ in _SENT
 
 
 def _with_tensors_held(args: tuple, result: Any) -> Any:

@@ -119,7 +119,8 @@ class Ledger(Summary):
     watch_bytes: int = 0
     """Bytes that recording the step added to its peak; left out of `peak_bytes`."""
     unknown_scratch: dict[str, int] = field(default_factory=dict)
-    """Calls of operators that take scratch inside of a library, of unknown size: it is missing from the peak."""
+    """Calls of operators whose scratch could not be measured, or depends on values that a trace does not have: it may
+    be missing from the peak."""
     source: Literal["trace", "run"] = "trace"
     """Whether the step was traced on fake tensors, or ran."""
     assumption: str = ""
@@ -181,6 +182,8 @@ class Ledger(Summary):
         phases = [(phase, flops) for phase, flops in self.flops_by("phase").items() if phase != "recompute"]
         parts = largest([*phases, ("recomputed, not in the sum", self.hardware_flops - self.flops)])
         yield "FLOPs", with_parts(self.flops, parts, format_flops)
+        if self.elementwise_flops:
+            yield "elementwise", f"{format_flops(self.elementwise_flops)}, one per element, not in the sum"
         yield "peak bytes", with_parts(self.peak_bytes, largest(self.peak_by_category.items()), format_bytes)
         if self.reserved_bytes is not None:
             yield "reserved bytes", format_bytes(self.reserved_bytes)
@@ -189,7 +192,7 @@ class Ledger(Summary):
             yield "unknown operators", names + ": their FLOPs are missing"
         if self.unknown_scratch:
             names = ", ".join(f"{name} ({calls} ×)" for name, calls in largest(self.unknown_scratch.items()))
-            yield "unknown scratch", names + ": what their kernels take for a moment is missing from the peak"
+            yield "unknown scratch", names + ": what their kernels take for a moment may be missing from the peak"
 
     def flops_by(self, column: Literal["module", "phase", "operator", "format", "component"]) -> dict[str, int]:
         """FLOPs summed by the values of `column`, largest first."""

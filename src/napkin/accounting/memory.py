@@ -70,9 +70,9 @@ class Memory:
         self.row = 0
         """The row of the ledger that is running or ran last."""
         self.sums_gradients = False
-        """Whether this row is autograd's sum of two gradients of the same tensor."""
+        """Whether autograd would do the work of this row in place if nothing were recorded."""
         self.events: list[Event] = []
-        self.reusing: set[int] = set()  # events that would come after the next one if nothing were recorded
+        self.reusing: list[tuple[int, int]] = []  # (first, last): if nothing were recorded, the last would come first
         self.allocated: Counter[int] = Counter()  # bytes by row
         for number in self.alive.values():
             self.storages[number].row = None
@@ -224,8 +224,8 @@ class Memory:
 
     def _unwatched(self) -> list[Event]:
         events = list(self.events)
-        for first in self.reusing:
-            events[first : first + 2] = reversed(events[first : first + 2])
+        for first, last in self.reusing:
+            events[first : last + 1] = [events[last], *events[first:last]]
         return events
 
     def _new(self, size: int, category: Category, *, made: bool) -> int:
@@ -253,8 +253,20 @@ class Memory:
         if not (self.recording or self.from_birth):
             return
         size = self.storages[number].bytes
-        # Autograd sums two gradients in place if nothing else refers to the first one. While a dispatch mode is active,
-        # as it is here, it allocates a third and then frees the first.
-        if self.sums_gradients and self.events and self.events[-1][::2] == (self.row, size):
-            self.reusing.add(len(self.events) - 1)
+        # Autograd sums two gradients in place if nothing else refers to the first one, and writes into zeros that it
+        # has made. While a dispatch mode is active, as it is here, it makes another tensor and then frees the first.
+        if self.sums_gradients:
+            self._reuse(size)
         self.events.append((self.row, number, -size))
+
+    def _reuse(self, size: int) -> None:
+        # The scratch of the call may lie between. One tensor is written to, though several may be freed.
+        if self.reusing and self.events[self.reusing[-1][0]][0] == self.row:
+            return
+        for event in range(len(self.events) - 1, -1, -1):
+            row, number, change = self.events[event]
+            if row != self.row:
+                return
+            if change == size and number in self.alive.values():
+                self.reusing.append((event, len(self.events)))
+                return

@@ -167,6 +167,8 @@ class MeteredLoop(Summary):
         rate = self.measurement.ledger.flops / self.seconds_per_step if self.seconds_per_step else None
         flops = format_flops(self.measurement.ledger.flops)
         yield "FLOPs per step", flops if rate is None else f"{flops}, {format_rate(rate)}"
+        if self.measurement.ledger.elementwise_flops:
+            yield "elementwise", f"{format_flops(self.measurement.ledger.elementwise_flops)}, one per element"
         yield "peak bytes", format_bytes(self.measurement.peak_bytes)
 
     def _keep(self, measurement: StepMeasurement) -> None:
@@ -216,6 +218,8 @@ def reconcile(expected: Ledger | PlannedStep, measured: MeteredLoop, price: Pric
 def _rows_of_ledger(ledger: Ledger, tokens: float | None, price: Price | None) -> list[QuantityRow]:
     flops_rule = None if tokens is None else training_flops_rule(ledger.parameters, tokens)
     flops_note = "rule 6·N·T leaves attention out" if tokens is not None else "rule 6·N·T: give `step` its tokens"
+    if ledger.elementwise_flops:
+        flops_note += f"; elementwise work is apart: {format_flops(ledger.elementwise_flops)}"
     bytes_note = "rule 16 bytes per parameter: AdamW in fp32, no activations, no batch"
     seconds = None if price is None else price.seconds
     seconds_note = "" if price is None else f"count: within a factor of {price.factor:.2f} in nine cases of ten"

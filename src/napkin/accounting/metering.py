@@ -36,6 +36,8 @@ class StepMeasurement(Summary):
         """The measurement in a few lines."""
         yield "StepMeasurement", f"{len(self.ledger.rows):,} operator calls"
         yield "FLOPs", format_flops(self.ledger.flops)
+        if self.ledger.elementwise_flops:
+            yield "elementwise", f"{format_flops(self.ledger.elementwise_flops)}, one per element, not in the sum"
         yield "peak bytes", format_bytes(self.peak_bytes)
         if self.reserved_bytes is not None:
             yield "reserved bytes", format_bytes(self.reserved_bytes)

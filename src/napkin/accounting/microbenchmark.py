@@ -4,7 +4,6 @@ A roofline knows matrix products and bytes. It does not know that an exponential
 non-contiguous stride costs many times as much as a copy. On the machine that will train, measuring is more accurate.
 """
 
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
@@ -15,9 +14,11 @@ import torch
 from torch import Tensor
 
 from napkin.accounting.ledger import Ledger, Row
-from napkin.hardware.timing import wall_seconds
+from napkin.hardware.competition import Sample, Sampler, agree
 
 REPEATS = 3
+MOST_REPEATS, MOST_SECONDS = 15, 0.5
+"""Samples of one call, and seconds of all of them, until the fastest agree, where other processes disturb them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,10 @@ class _TensorLayout:
 
 
 def call_of(operator: Any, args: tuple, kwargs: dict) -> Call | None:
-    """The call, to be repeated; None if an argument is not a plain value, such as a random generator."""
+    """The call, to be repeated; None if an argument is not a plain value, such as a random generator, or if numbers in
+    a tensor have to add up to the size of the result."""
+    if getattr(operator, "overloadpacket", None) is torch.ops.aten.repeat_interleave:
+        return None
     try:
         call = Call(operator, _freeze(args), _freeze(tuple(kwargs.items())))
         hash(call)
@@ -54,13 +58,26 @@ def time_operators(
     max_bytes: int = 2**62,
     max_seconds: float = 20.0,
     known: Mapping[Hashable, float] | None = None,
+    sampler: Sampler | None = None,
 ) -> Mapping[Hashable, float]:
-    """Seconds of each distinct call of a ledger, the median of three runs after a warm-up.
+    """Seconds of each distinct call of a ledger, the median of three runs after a warm-up; beside other processes, what
+    it would take without them, of more runs.
 
     The calls that are `expected` to take the most time in total come first. Those that are left after `max_seconds`
     are omitted, as are calls whose tensors exceed `max_bytes`. Calls in `known` are not run again, but are in the
-    result. The global random state is unchanged.
+    result. `sampler` is one that is in use; None is one of its own. The global random state is unchanged.
     """
+    if sampler is None:
+        with Sampler(device_type) as own:
+            return time_operators(
+                ledger,
+                expected,
+                device_type=device_type,
+                max_bytes=max_bytes,
+                max_seconds=max_seconds,
+                known=known,
+                sampler=own,
+            )
     weights: Counter[Hashable] = Counter()
     sizes: dict[Hashable, int] = {}
     for row in ledger.rows:
@@ -68,15 +85,18 @@ def time_operators(
             weights[row.call] += int(1e9 * expected(row))
             sizes[row.call] = row.bytes_read + row.bytes_written
     generator = torch.Generator().manual_seed(0)
-    seconds: dict[Hashable, float] = dict(known or {})
-    begin = time.perf_counter()
+    samples: dict[Hashable, list[Sample]] = {}
+    done = known or {}
+    # Where other processes run, the clock of this thread; what a first call takes to compile is no part of either.
+    begin, compiling = time.thread_time(), 0.0
     with torch.no_grad(), torch.random.fork_rng(devices=[0] if device_type == "cuda" else []):
         for call, _ in weights.most_common():
-            if time.perf_counter() - begin > max_seconds:
+            if time.thread_time() - begin - compiling > max_seconds:
                 break
-            if call not in seconds and sizes[call] <= max_bytes and isinstance(call, Call):
-                seconds[call] = _time(call, generator, device_type)
-    return seconds
+            if call not in done and sizes[call] <= max_bytes and isinstance(call, Call):
+                first, samples[call] = _time(call, generator, device_type, sampler)
+                compiling += max(0.0, first.processor - samples[call][0].processor)
+    return {**done, **{call: sampler.seconds(taken) for call, taken in samples.items()}}
 
 
 def make_arguments(call: Call, generator: torch.Generator, device_type: str) -> tuple[list[Any], dict[str, Any]]:
@@ -85,10 +105,24 @@ def make_arguments(call: Call, generator: torch.Generator, device_type: str) -> 
     return args, dict(_thaw(call.keywords, generator, device_type))
 
 
-def _time(call: Call, generator: torch.Generator, device_type: str) -> float:
+def _time(call: Call, generator: torch.Generator, device_type: str, sampler: Sampler) -> tuple[Sample, list[Sample]]:
+    """The first call, which warms up, and those that count."""
     args, kwargs = make_arguments(call, generator, device_type)
-    taken = [wall_seconds(lambda: call.operator(*args, **kwargs), device_type) for _ in range(REPEATS + 1)]
-    return statistics.median(taken[1:])
+
+    def run() -> Any:
+        return call.operator(*args, **kwargs)
+
+    first = sampler.sample(run)
+    begin = time.perf_counter()
+    taken = [sampler.sample(run) for _ in range(REPEATS)]
+    while (
+        sampler.busy
+        and not agree(sampler.undisturbed(taken))
+        and len(taken) < MOST_REPEATS
+        and time.perf_counter() - begin < MOST_SECONDS
+    ):
+        taken.append(sampler.sample(run))
+    return first, taken
 
 
 def _freeze(value: Any) -> Hashable:

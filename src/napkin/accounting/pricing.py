@@ -13,6 +13,7 @@ from typing import TypeVar
 from napkin.accounting.ledger import Ledger, Row
 from napkin.accounting.summary import Line, Summary, largest
 from napkin.hardware.ceilings import Ceilings
+from napkin.hardware.conditions import Conditions
 from napkin.units import format_seconds, format_share
 
 Name = TypeVar("Name", bound=Hashable)
@@ -53,6 +54,13 @@ class Price(Summary):
     """In nine cases of ten a step is expected to take between seconds / factor and seconds · factor."""
     by_call_site: dict[CallSite, Spent] = field(default_factory=dict)
     """Largest first; the paths of modules have their numbers."""
+    conditions: Conditions | None = None
+    """What other processes did while operators were timed; None where none were, and on a GPU."""
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other processes disturbed the timing of operators: the seconds are an upper bound."""
+        return self.conditions is not None and self.conditions.busy
 
     @property
     def byte_bound_share(self) -> float:
@@ -76,6 +84,7 @@ def price(
     *,
     between: float = 1.0,
     factor: float = ROOFLINE_FACTOR,
+    conditions: Conditions | None = None,
 ) -> Price:
     """Predict the seconds of a step on a machine.
 
@@ -86,6 +95,7 @@ def price(
             their roofline.
         between: how much longer a step takes than the sum of its operators, as a factor that each is multiplied by.
         factor: how far off the result may be, up or down, in nine cases of ten.
+        conditions: what other processes did while the calls were run.
     """
     known = timed or {}
     sites: defaultdict[CallSite, list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -105,6 +115,7 @@ def price(
         by_phase=by_phase,
         factor=factor,
         by_call_site=_summed(sites, lambda site: site),
+        conditions=conditions,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, no_type_check
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,11 +21,11 @@ from napkin.accounting.contractions import BATCHED_PRODUCTS, FUSED_ATTENTION, MA
 from napkin.accounting.cuda.scratch import cuda_scratch_bytes
 from napkin.accounting.fake_calls import EVEN_ROUTING, FakeCalls, runs_in
 from napkin.accounting.ledger import Ledger, Phase, Row
-from napkin.accounting.measured_scratch import MEASURED, hides_scratch, measured_scratch
+from napkin.accounting.measured_scratch import DEPENDS_ON_VALUES, keep_measured, measured_scratch, resize_results
 from napkin.accounting.memory import Memory
 from napkin.accounting.microbenchmark import call_of
-from napkin.accounting.operators import UnknownOperator, elementwise_flops_of, work_of
-from napkin.accounting.scratch import scratch_bytes
+from napkin.accounting.operators import UnknownOperator, elementwise_flops_of, is_composite, is_no_contraction, work_of
+from napkin.accounting.scratch import hides_products, scratch_bytes
 from napkin.accounting.unseen_changes import resizes_told, waits_unseen
 from napkin.hardware.target import CudaTarget
 from napkin.kernels.early_gradient import computes_early_gradient
@@ -63,7 +64,9 @@ def record(
             recorder.take_workspaces()
         recorder.begin()
         step()
-        return recorder.ledger()
+        ledger = recorder.ledger()
+    keep_measured()
+    return ledger
 
 
 @contextmanager
@@ -171,6 +174,10 @@ class _Recorder(TorchDispatchMode):
         if self.thread is not None and get_ident() != self.thread:
             # gloo's threads copy what they send, with the modes of the thread that asked for it.
             return operator(*args, **kwargs)
+        # A GPU has kernels of its own for some of these.
+        if is_composite(operator) and not (self.cuda and is_no_contraction(operator)):
+            with self:
+                return operator.decompose(*args, **kwargs)
         self.n_calls += 1
         if self.progress and self.n_calls % CALLS_BETWEEN_PROGRESS == 0:
             self.progress(self.n_calls)
@@ -189,6 +196,9 @@ class _Recorder(TorchDispatchMode):
         self.memory.row = len(self.rows)
         self.memory.sums_gradients = _sums_gradients(operator, inputs, in_backward=phase == "backward")
         self.rows.append(self._describe(operator, args, kwargs, inputs, result, outputs, phase))
+        scratch = 0
+        if self.cuda is None and inputs and inputs[0].device.type == "cpu":
+            scratch = self._scratch(operator, args, kwargs, inputs, outputs)
         copies = operator.overloadpacket is aten._to_copy and self.memory.holds(inputs[0], "parameters")
         self.memory.claim(outputs, "weight copies" if copies else "temporaries", made=True, on_host=on_host)
         if phase in ("forward", "recompute"):
@@ -196,18 +206,23 @@ class _Recorder(TorchDispatchMode):
             self.call.follow(operator, args, outputs)
         if self.cuda:
             self._take_more(self.cuda, operator, args, inputs)
-        elif inputs and inputs[0].device.type == "cpu":
-            self._take_scratch(operator, args, kwargs, inputs)
+        self.memory.take_and_give_back(scratch)
         return result
 
-    def _take_scratch(self, operator: Any, args: tuple, kwargs: dict, inputs: list[Tensor]) -> None:
-        known: int | None = scratch_bytes(operator, args, kwargs, inputs)
-        if operator.overloadpacket in MEASURED:
-            known = measured_scratch(operator, args, kwargs, inputs, self.rows[-1]["flops"])
-        if known is None or hides_scratch(operator, inputs):
+    def _scratch(self, operator: Any, args: tuple, kwargs: dict, inputs: list[Tensor], outputs: list[Tensor]) -> int:
+        known = scratch_bytes(operator, args, kwargs, inputs)
+        named = False
+        # On real tensors the allocator sees it.
+        if (known is None or hides_products(operator, inputs)) and isinstance(inputs[0], FakeTensor):
+            measured = measured_scratch(operator, args, kwargs, inputs, self.rows[-1]["flops"])
+            named = measured is None or operator.overloadpacket in DEPENDS_ON_VALUES
+            if measured is not None:
+                known = measured[0]
+                resize_results(measured, inputs, outputs)
+        if named:
             self.unknown_scratch[operator.overloadpacket.__name__] += 1
             self.rows[-1]["hides_scratch"] = True
-        self.memory.take_and_give_back(known or 0)
+        return known or 0
 
     def _warm_up(self, operator: Any, args: tuple, kwargs: dict) -> Any:
         inputs, on_host = _tensors((args, kwargs)), self._is_on_host(operator)
@@ -348,10 +363,15 @@ def _is_host_copy(operator: Any) -> bool:
     return operator.namespace == "napkin" and operator.overloadpacket.__name__ == "host_copy"
 
 
+# What autograd does in place, unless a dispatch mode is active: it adds gradients of the same tensor, and puts those of
+# picked numbers into zeros.
+_IN_PLACE_UNWATCHED = frozenset({aten.add, aten.scatter, aten.scatter_add, aten.index_put, aten.index_add})
+
+
 def _sums_gradients(operator: Any, inputs: list[Tensor], *, in_backward: bool) -> bool:
-    """Whether this is autograd's sum of two gradients of the same tensor."""
+    """Whether autograd would do this in place if nothing were recorded."""
     # A view is referred to by its base too, so it is never added to in place.
-    return in_backward and operator is aten.add.Tensor and not inputs[0]._is_view()
+    return in_backward and operator.overloadpacket in _IN_PLACE_UNWATCHED and bool(inputs) and not inputs[0]._is_view()
 
 
 @no_type_check

@@ -38,6 +38,14 @@ class Sizes:
     """Whether input embedding and output head are one matrix."""
     gated: bool = True
     """Whether the feed-forward layer has a third matrix, a gate."""
+    head_dim: int | None = None
+    """Width of a head; None is d_model / n_heads."""
+    by_layers: int | None = None
+    """All parameters by the closed form of the architecture's layers; None where only the sizes above are known."""
+    formula: str = ""
+    """That closed form."""
+    multiplying: int | None = None
+    """The parameters that a token is multiplied with, by the same."""
     batch_size: int
     """Sequences in memory at a time: those of a micro-batch, if gradients are accumulated."""
     sequences: int
@@ -132,6 +140,8 @@ def _parameters(ledger: Ledger, sizes: Sizes) -> Iterator[RuleRow]:
         heads = {name: getattr(sizes, name) for name in ("d_ff", "n_heads", "n_kv_heads")}
         gated = gated_parameters_rule(**shape, **heads)
         yield RuleRow("parameters, gated", "L·d·(2·d + 2·d·kv/h + 3·ff) + V·d", "count", gated, counted)
+    if sizes.by_layers is not None:
+        yield RuleRow("parameters, by layer", sizes.formula, "count", sizes.by_layers, counted, "no norms, no biases")
 
 
 def _flops(ledger: Ledger, sizes: Sizes) -> Iterator[RuleRow]:
@@ -144,11 +154,18 @@ def _flops(ledger: Ledger, sizes: Sizes) -> Iterator[RuleRow]:
     whole = training_flops_rule(parameters, tokens)
     yield RuleRow("FLOPs, training", "6·N·T", "FLOP", whole, ledger.flops)
     attention = attention_flops_rule(
-        n_layers=sizes.n_layers, d_model=sizes.d_model, context_length=sizes.context_length, tokens=tokens
+        n_layers=sizes.n_layers,
+        d_model=sizes.n_heads * (sizes.head_dim or sizes.d_model // sizes.n_heads),
+        context_length=sizes.context_length,
+        tokens=tokens,
     )
     counted = ledger.attention_flops or None
     yield RuleRow("FLOPs, attention", "12·L·d·s·T", "FLOP", attention, counted, "over all pairs")
     yield RuleRow("FLOPs, with attention", "6·N·T + 12·L·d·s·T", "FLOP", whole + attention, ledger.flops)
+    if sizes.multiplying is not None:
+        used = training_flops_rule(sizes.multiplying, tokens) + attention
+        note = "N: what a token is multiplied with, of experts those that it uses, and no table that is looked up"
+        yield RuleRow("FLOPs, by layer", "6·N·T + 12·L·h·c·s·T", "FLOP", used, ledger.flops, note)
 
 
 def _bytes(ledger: Ledger, sizes: Sizes, block: str) -> Iterator[RuleRow]:
@@ -187,7 +204,7 @@ def _use(ledger: Ledger, sizes: Sizes, bytes_per_second: float | None, batch_siz
     cache = kv_cache_bytes_rule(
         n_layers=sizes.n_layers,
         n_kv_heads=sizes.n_kv_heads,
-        head_dim=sizes.d_model // sizes.n_heads,
+        head_dim=sizes.head_dim or sizes.d_model // sizes.n_heads,
         context_length=sizes.context_length,
     )
     yield RuleRow("KV cache of a sequence", "2·L·kv·c·s·2", "bytes", cache, note="generating, in 16 bits")

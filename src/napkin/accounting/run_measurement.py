@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from napkin.accounting.quantity_row import QuantityRow
 from napkin.accounting.quantity_table import QuantityTable
 from napkin.accounting.utilisation import dollars
+from napkin.hardware.conditions import Conditions
+
+ALONE = "seconds per step, alone"
+"""The row of a step's seconds without other processes, where they disturbed the run."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,10 @@ class Measurement:
     """After the last step of the run, in nats per token."""
     further: Mapping[str, float] = field(default_factory=dict)
     """Of quantities that only some kinds of training have, by the names of their rows."""
+    seconds_alone: float | None = None
+    """Of a step, without the other processes that disturbed the run; None where none did."""
+    conditions: Conditions | None = None
+    """What other processes did while the run trained, where that is known."""
 
 
 def reconcile_run(
@@ -52,4 +60,11 @@ def reconcile_run(
     if usd_per_hour is not None:
         meters["dollars"] = dollars(measurement.seconds, usd_per_hour)
     # The power that the devices drew is not metered.
-    return QuantityTable(dataclasses.replace(row, meter=meters.get(row.quantity)) for row in table)
+    rows = [dataclasses.replace(row, meter=meters.get(row.quantity)) for row in table]
+    if measurement.seconds_alone is not None and measurement.conditions is not None:
+        names = [row.quantity for row in rows]
+        place = names.index("seconds per step")
+        note = f"of a busy machine's processor time: while the run trained, {measurement.conditions.describe()}"
+        alone = dataclasses.replace(rows[place], quantity=ALONE, rule=None, meter=measurement.seconds_alone, note=note)
+        rows.insert(place + 1, alone)
+    return QuantityTable(rows)

@@ -1,11 +1,12 @@
 """Scratch memory: bytes that an operator of torch's CPU takes from the allocator and gives back within one call.
 
-Modelled is what grows with the tensors: operands copied to a common format, terms of a sum of exponentials, a gradient
-copied to attention's layout; attention's tiles, which grow with the threads; and, where the processor has AMX, the keys
-and values that attention packs for its tiles. A product of bf16 or fp16 takes some scratch too, inside oneDNN: a few MB
-per thread, by rules of its own, left out here.
+Modelled is what torch's own kernels take, which grows with the tensors: operands copied to a common format, terms of a
+sum of exponentials, a gradient copied to attention's layout; attention's tiles, which grow with the threads; and, where
+the processor has AMX, the keys and values that attention packs for its tiles. Known to take nothing are operators that
+make views, and those that compute or move elements one by one. All others are measured (`measured_scratch`).
 """
 
+import platform
 from collections.abc import Callable
 from functools import reduce
 from math import ceil
@@ -13,6 +14,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
+from napkin.accounting.operators import OWN_COMPUTING, is_pointwise, is_view
 from napkin.hardware.host import has_amx
 from napkin.kernels.attention_by_rows import scratch_bytes as compiled_attention_scratch
 from napkin.kernels.int8_matmul import product_scratch_bytes as int8_scratch
@@ -22,12 +24,57 @@ aten = torch.ops.aten
 NARROW = (torch.bfloat16, torch.float16)
 
 
-def scratch_bytes(operator: torch._ops.OpOverload, args: tuple, kwargs: dict, inputs: list[Tensor]) -> int:
-    """Bytes of scratch at their largest, for one call on tensors of the CPU; `inputs` are all of them, in order."""
+def scratch_bytes(operator: torch._ops.OpOverload, args: tuple, kwargs: dict, inputs: list[Tensor]) -> int | None:
+    """Bytes of scratch at their largest, for one call on tensors of the CPU; `inputs` are all of them, in order.
+
+    None where no formula tells them. For products inside of attention in narrow formats there is none: there the result
+    is what the rest of it takes.
+    """
     formula = SCRATCH.get(operator.overloadpacket)
-    if formula is None:
-        return 0
-    return formula(inputs, (*args, *kwargs.values()))
+    # Narrow numbers are added up in fp32, booleans as integers: some kernels make a copy first.
+    if formula in (_summed, _averaged) and inputs[0].dtype not in (torch.float32, torch.float64):
+        return None
+    if formula is not None:
+        return formula(inputs, (*args, *kwargs.values()))
+    return 0 if _takes_none(operator, inputs) else None
+
+
+def hides_products(operator: torch._ops.OpOverload, inputs: list[Tensor]) -> bool:
+    """Whether a call whose scratch has a formula also calls products of a library, which take some of their own."""
+    return operator.overloadpacket in _WITH_PRODUCTS and any(tensor.dtype in NARROW for tensor in inputs)
+
+
+def _takes_none(operator: torch._ops.OpOverload, inputs: list[Tensor]) -> bool:
+    name = operator.overloadpacket.__name__.removesuffix("_")
+    if operator.namespace != "aten":
+        return operator.namespace != "napkin" or name in OWN_COMPUTING or name in _OWN_SENDING
+    if is_view(operator) or name in _MAKING:
+        return True
+    if (is_pointwise(operator) and not _reduces(operator)) or name.startswith("_foreach_"):
+        return len({tensor.dtype for tensor in inputs if tensor.dim()}) <= 1
+    if name in _PRODUCTS:
+        return _in_blas(inputs)
+    return name in _DIRECT and all(tensor.is_contiguous() for tensor in inputs)
+
+
+def _reduces(operator: torch._ops.OpOverload) -> bool:
+    # Losses are among the operators that torch calls pointwise, and may add up what they compute.
+    return any(argument.name == "reduction" for argument in operator._schema.arguments)
+
+
+def _in_blas(inputs: list[Tensor]) -> bool:
+    """Whether a product is one of BLAS's: in a format that it knows, of matrices as it takes them."""
+    if platform.machine() not in ("x86_64", "AMD64") or torch.get_float32_matmul_precision() != "highest":
+        return False
+    return all(tensor.dtype in (torch.float32, torch.float64) and _has_unit_stride(tensor) for tensor in inputs)
+
+
+def _has_unit_stride(tensor: Tensor) -> bool:
+    if tensor.dim() < 2:
+        return tensor.dim() == 0 or tensor.stride(0) == 1
+    (rows, columns), (row, column) = tensor.shape[-2:], tensor.stride()[-2:]
+    whole = tensor.dim() == 2 or tensor.is_contiguous() or tensor.mT.is_contiguous()
+    return whole and ((column == 1 and row >= columns) or (row == 1 and column >= rows))
 
 
 def _promoted(inputs: list[Tensor], arguments: tuple) -> int:
@@ -48,8 +95,7 @@ def _summed(inputs: list[Tensor], arguments: tuple) -> int:
 
 
 def _averaged(inputs: list[Tensor], arguments: tuple) -> int:
-    in_fp32 = torch.float32 if inputs[0].dtype in NARROW else inputs[0].dtype
-    return _copied_to(_asked_dtype(arguments) or in_fp32, inputs[0])
+    return _copied_to(_asked_dtype(arguments) or inputs[0].dtype, inputs[0])
 
 
 def _normed_one_by_one(inputs: list[Tensor], arguments: tuple) -> int:
@@ -149,6 +195,35 @@ def _even(number: int) -> int:
 
 _ARITHMETIC = ("add", "sub", "mul", "div", "addcmul", "addcdiv")
 _COMPARISON = ("maximum", "minimum", "pow", "eq", "ne", "lt", "le", "gt", "ge")
+
+# Operators that make, copy, draw or pick numbers, or pass over them one by one: no scratch, whatever the layout.
+_MAKING = frozenset(
+    """
+    _to_copy _unsafe_view arange bernoulli cat clone copy detach empty empty_like empty_strided exponential fill full
+    full_like lift_fresh_copy new_empty new_empty_strided new_full new_ones new_zeros normal ones ones_like rand
+    rand_like randint randint_like randn randn_like random resize scalar_tensor set uniform zero zeros zeros_like
+    _local_scalar_dense _fused_adam _fused_adamw _fused_sgd _fused_adagrad
+    """.split()
+)
+# The same where all tensors are contiguous.
+_DIRECT = frozenset(
+    """
+    _log_softmax _log_softmax_backward_data _softmax _softmax_backward_data constant_pad_nd embedding
+    embedding_dense_backward flip gather index index_select masked_fill native_dropout native_layer_norm
+    nll_loss_backward nll_loss_forward repeat roll select_backward slice_backward stack tril triu
+    """.split()
+)
+_PRODUCTS = frozenset("mm addmm bmm baddbmm mv addmv dot".split())
+# napkin's own that send to other ranks, or to the host, and cannot be run alone.
+_OWN_SENDING = frozenset("host_copy ring_attention ring_attention_backward".split())
+_WITH_PRODUCTS = frozenset(
+    {
+        torch.ops.napkin.compiled_attention,
+        torch.ops.napkin.compiled_attention_backward,
+        aten._scaled_dot_product_flash_attention_for_cpu,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    }
+)
 
 SCRATCH: dict[torch._ops.OpOverloadPacket, Callable[[list[Tensor], tuple], int]] = {
     **{getattr(aten, name): _promoted for name in (*_ARITHMETIC, *_COMPARISON)},

@@ -134,6 +134,9 @@ class ReinforcementMethod(Method):
 class ReinforcementStep(MeteredStep):
     """Learns from answers to the prompts of the loop's next step."""
 
+    # It waits for processes that judge answers.
+    computes_all_the_time = False
+
     def __init__(self, method: ReinforcementMethod) -> None:
         super().__init__()
         self.method = method

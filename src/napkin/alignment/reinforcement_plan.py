@@ -19,7 +19,6 @@ from napkin.accounting.metering import METERED_STEP, Stopwatch, meter_step
 from napkin.accounting.pricing import Price
 from napkin.accounting.quantity_row import QuantityRow
 from napkin.accounting.quantity_table import QuantityTable
-from napkin.accounting.rules import parameters_rule
 from napkin.alignment.objective import Objective, totals_of
 from napkin.alignment.phase_books import PhaseFigures, joined, phase_rows, sum_of, tokens_of
 from napkin.alignment.policy_gradient.objective import policy_objective
@@ -38,6 +37,7 @@ from napkin.alignment.unit_plan import count_parts
 from napkin.model.adapters import adapters_off
 from napkin.model.transformer import Transformer
 from napkin.planning.machine import Machine, Progress
+from napkin.planning.rule_sizes import multiplying_parameters_by_rule
 from napkin.planning.run_plan import Plan
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step import TrainState, build_train_state
@@ -317,9 +317,7 @@ def _rule(
 ) -> dict[str, PhaseFigures]:
     """Answers as long as they may be in the context; 2 FLOPs per parameter and token forwards, 6 with the way back."""
     model = resolved.recipe.model
-    parameters = parameters_rule(
-        vocab_size=model.vocab_size, d_model=model.d_model, n_layers=model.n_layers, tied=model.tie_embeddings
-    )
+    parameters = multiplying_parameters_by_rule(model)
     prompt = max(len(each.tokens) - each.n_counted for each in sequences)
     longest = min(prompt + settings.config.max_answer, model.context_length)
     tokens = n_prompts * settings.config.group_size * longest

@@ -13,7 +13,7 @@ from napkin.accounting.counting import count
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.quantity_row import QuantityRow
 from napkin.accounting.quantity_table import QuantityTable
-from napkin.accounting.rules import seconds_rule, training_flops_rule
+from napkin.accounting.rules import seconds_rule
 from napkin.alignment.lazy_units import chunks_of
 from napkin.alignment.objective import BatchTotals, Objective, totals_of
 from napkin.alignment.sequence_packing import Arrangement, SequenceMicroBatch, micro_batches_of
@@ -26,6 +26,7 @@ from napkin.alignment.sequence_step import (
 )
 from napkin.alignment.token_sequence import Unit
 from napkin.planning.machine import Machine, Progress
+from napkin.planning.rule_sizes import step_flops_by_rule
 from napkin.planning.run_plan import RULE_MFU, Plan
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step import TrainState, build_train_state
@@ -55,8 +56,8 @@ class UnitPlan(Plan):
 
     @property
     def rule_flops(self) -> float:
-        """6·N·T, and 2·N·T where there are no gradients."""
-        return training_flops_rule(self.rule_parameters, self.tokens + self.scored_tokens / 3)
+        """6·N·T with attention, and a third of it where there are no gradients."""
+        return step_flops_by_rule(self.recipe.model, self.tokens + self.scored_tokens / 3)
 
     @property
     def rule_seconds(self) -> float:
@@ -70,7 +71,7 @@ class UnitPlan(Plan):
 
     @property
     def _rule_reference_flops(self) -> float:
-        return training_flops_rule(self.rule_parameters, self.reference_tokens / 3 / self.resolved.layout.batch_parts)
+        return step_flops_by_rule(self.recipe.model, self.reference_tokens / 3 / self.resolved.layout.batch_parts)
 
     @property
     def reference_flops(self) -> float:

@@ -15,8 +15,6 @@ from napkin.hardware.host import cpu_name, seconds_waited
 
 _CPUINFO, _LOADAVG = Path("/proc/cpuinfo"), Path("/proc/loadavg")
 _NVIDIA_SMI = "clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu,power.draw,utilization.gpu"
-MOST_WAITING = 0.05
-"""Fraction of the time in which threads waited for a core, above which other programs have disturbed a measurement."""
 
 
 @dataclass(frozen=True)

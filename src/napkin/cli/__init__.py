@@ -11,42 +11,57 @@ import napkin
 from napkin.cli.commands import run_command, usage
 from napkin.errors import NapkinError, is_out_of_memory
 
-COMMANDS = {
-    "demo": "train a language model on Python's own library, and account for it, in five minutes",
-    "tokenizer": "train, compare, show, import or export a tokenizer; encode text into token files",
-    "data": "make a corpus of raw pages and files: pipelines of stages, resumable to the byte; tell a document's story",
-    "recipe": "print a recipe, the TOML file that says everything a run does",
-    "plan": "say what a run will take before it starts: parameters, FLOPs, bytes, seconds",
-    "fit": "say how large a model some accelerators can train, by rule and by count",
-    "count": "trace a training step: FLOPs and bytes by operator, module or phase",
-    "profile": "where the seconds of a training step go, operator by operator, beside the plan",
-    "train": "plan, train, meter and reconcile a run",
-    "sweep": "train a grid, a list or a random sample of runs, and name the best",
-    "ladder": "recipes of growing runs within a budget, whose law predicts a larger one",
-    "mup": "whether a learning rate found at a small width holds at larger ones",
-    "budget": "say what FLOPs, days or dollars buy by a fitted law: size, tokens, loss",
-    "resume": "continue a run from its newest intact checkpoint",
-    "launch": "print or submit the script with which Slurm or Kubernetes trains a run on several nodes",
-    "evaluate": "bits per byte on held-out text, beside gzip and xz; scores of tasks, and two models compared",
-    "contamination": "say which items of a task stand in a training text, and what score remains",
-    "generate": "let a trained model continue a text",
-    "chat": "talk with a model in the terminal",
-    "serve": "serve a model over HTTP, with OpenAI's interface and a page to chat on",
-    "bench": "time operators, modules and collectives, beside the machine's limits",
-    "tune": "fine-tune a model on conversations, on preferences, or on rewards of its own answers",
-    "autotune": "choose the tiles of the GPU kernels of a recipe by timing them, or show those that are kept",
-    "bench-serve": "send a load to a server: what its requests see, beside a plan",
-    "quantize": "write a run's model with weights of 8 or 4 bits, and say what that costs in bits per byte",
-    "export": "write a trained model and its tokenizer as a Hugging Face folder",
-    "report": "write a run's report.html",
-    "runs": "list runs, and compare their losses over steps, tokens, FLOPs, seconds or dollars",
-    "law": "fit scaling laws to runs, predict losses and best sizes, compare laws",
-    "hardware": "print the catalogue of accelerators, or everything known about one",
-    "formats": "print the number formats, or a number rounded to each",
-    "doctor": "say what this machine has and lacks, and what is broken",
-    "completion": "print a script that completes commands and options in bash, zsh or fish",
-    "calibrate": "measure this machine's matrix products, memory bandwidth and operator overhead",
+GROUPS: dict[str, dict[str, str]] = {
+    "begin": {
+        "demo": "train a model on Python's own library, and account for it",
+        "doctor": "say what this machine has and lacks, and what is broken",
+        "calibrate": "measure this machine's products, bandwidth and overhead",
+        "completion": "print a script that completes commands in bash, zsh or fish",
+    },
+    "text": {
+        "tokenizer": "train, compare, show, import or export one; encode text",
+        "data": "make a corpus of raw pages and files, by pipelines of stages",
+        "contamination": "say which items of a task stand in a training text",
+    },
+    "plan, before anything runs": {
+        "recipe": "print a recipe, the TOML file that says all that a run does",
+        "plan": "say what a run will take: parameters, FLOPs, bytes, seconds",
+        "fit": "say how large a model some accelerators can train",
+        "count": "trace a training step: FLOPs, bytes by operator or module",
+        "budget": "say what FLOPs, days or dollars buy, by a fitted law",
+        "hardware": "print the catalogue of accelerators, or all about one",
+        "formats": "print the number formats, or a number rounded to each",
+    },
+    "train": {
+        "train": "plan, train, meter and reconcile a run",
+        "resume": "continue a run from its newest intact checkpoint",
+        "launch": "print or submit a job's script for Slurm or Kubernetes",
+        "tune": "learn from conversations, preferences, or rewards of answers",
+        "runs": "list runs, and compare their losses over steps or dollars",
+        "report": "write a run's report.html",
+    },
+    "use a model": {
+        "generate": "let a trained model continue a text",
+        "chat": "talk with a model in the terminal",
+        "serve": "serve a model over HTTP, with OpenAI's interface and a page",
+        "evaluate": "bits per byte beside gzip and xz; tasks; two models compared",
+        "quantize": "write a run's model with weights of 8 or 4 bits",
+        "export": "write a model and its tokenizer as a Hugging Face folder",
+    },
+    "scale": {
+        "sweep": "train a grid, a list or a sample of runs, and name the best",
+        "ladder": "recipes of growing runs whose law predicts a larger one",
+        "law": "fit scaling laws to runs, predict losses and best sizes",
+        "mup": "whether a learning rate of a small width holds at larger ones",
+    },
+    "measure": {
+        "profile": "where the seconds of a step go, operator by operator",
+        "bench": "time operators, modules, collectives, beside their limits",
+        "bench-serve": "send a load to a server: what its requests see",
+        "autotune": "choose the tiles of a recipe's GPU kernels by timing them",
+    },
 }
+COMMANDS = {name: what for commands in GROUPS.values() for name, what in commands.items()}
 
 # GNU's OpenMP lets waiting threads spin for a long time. Beside another busy program they occupy the core that they are
 # waiting for; sleeping sooner costs nothing on an idle machine (benchmarks/waiting_threads.py).
@@ -153,7 +168,13 @@ def _notify(command: str, message: str) -> None:
 
 
 def _help() -> str:
-    listed, *commands = usage(__name__, COMMANDS)
-    about = "napkin trains language models from scratch and accounts for every byte, FLOP, second and dollar."
-    more = "`napkin COMMAND --help` tells more. TEXT is a file, a folder, or stdlib: for Python's own library."
-    return "\n".join([listed, "", about, *commands, "", more])
+    listed, *_ = usage(__name__, COMMANDS)
+    about = "napkin trains language models and accounts for every byte, FLOP and dollar."
+    width = max(map(len, COMMANDS))
+    groups = [
+        line
+        for title, commands in GROUPS.items()
+        for line in ("", f"{title}:", *(f"  {name:<{width}}  {what}" for name, what in commands.items()))
+    ]
+    more = "`napkin COMMAND --help` tells more. TEXT is a file, a folder, or stdlib: for\nPython's own library."
+    return "\n".join([listed, "", about, *groups, "", more])

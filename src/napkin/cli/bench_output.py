@@ -63,7 +63,7 @@ def _measured(row: "Row") -> list[str]:
 
 
 def _note(row: "Row") -> str:
-    from napkin.benchmarking.conditions import MOST_WAITING
+    from napkin.hardware.conditions import MOST_WAITING
 
     share = row.waiting_share or 0.0
     waited = f"disturbed: waited {format_share(share)} of the time for a core" if share > MOST_WAITING else ""

@@ -13,7 +13,8 @@ from napkin.units import format_bytes, format_rate, format_seconds
 @dataclass(frozen=True)
 class CalibrateOptions(JsonOption):
     """Measure this machine again: matrix products, memory bandwidth, the overhead of an operator call. Of two
-    measurements of the same thing the faster one is kept, because other programs can only slow it down."""
+    measurements of the same thing the faster one is kept, because other processes can only slow it down; one on a quiet
+    machine is kept in place of one on a busy machine."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What to measure; auto is the GPU if there is one."""
@@ -50,8 +51,11 @@ def main(arguments: list[str]) -> None:
         say(f"{name} matrix products: {format_rate(calibration.matmul_peak(name))}")
     say(f"memory bandwidth: {format_bytes(calibration.memory_bandwidth)}/s")
     say(f"overhead per operator call: {format_seconds(calibration.seconds_per_operator)}")
-    if calibration.disturbed:
-        say("other programs were using the processor: measure again when it is idle")
+    if calibration.disturbed and calibration.conditions is not None:
+        say(
+            f"measured on a busy machine, where {calibration.conditions.describe()}: rates are at least these; the "
+            "next plan on a quiet machine measures again"
+        )
     say(f"kept in {calibration_path(calibration.machine)}", wrap=False)
     if options.device_file is not None:
         say(f"described in {options.device_file}: use it as in napkin plan --on 8x{options.device_file}", wrap=False)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from napkin.accounting.ledger import Ledger
     from napkin.hardware.target import CudaTarget
 
-SUMS = ("calls", "flops", "bytes_read", "bytes_written", "bytes_allocated", "bytes_kept")
+SUMS = ("calls", "flops", "elementwise_flops", "bytes_read", "bytes_written", "bytes_allocated", "bytes_kept")
 MOST_ROWS = 40
 
 By = Literal["component", "operator", "module", "phase"]
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> None:
         )
     if options.json:
         sums = _sum(ledger, options.by)
-        names = ("parameters", "flops", "causal_flops", "peak_bytes", "reserved_bytes")
+        names = ("parameters", "flops", "causal_flops", "elementwise_flops", "peak_bytes", "reserved_bytes")
         totals = {name: getattr(ledger, name) for name in names}
         peak = {"peak_by_category": ledger.peak_by_category, "unknown_operators": ledger.unknown_operators}
         peak["unknown_scratch"] = ledger.unknown_scratch
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> None:
     sums = _sum(ledger, options.by, folded=True)
     rows, whole = [], sum(row["flops"] for row in sums.values())
     for name, row in list(sums.items())[:MOST_ROWS]:
-        sizes = (format_bytes(row[column]) for column in SUMS[2:])
+        sizes = (format_bytes(row[column]) for column in SUMS[3:])
         share = format_share(row["flops"] / whole) if row["flops"] else ""
         rows.append((name or "(outside of modules)", f"{row['calls']:,}", format_flops(row["flops"]), share, *sizes))
     print_table((options.by, "calls", "FLOPs", "share", "read", "written", "allocated", "kept"), rows)
@@ -81,6 +81,7 @@ def main(arguments: list[str]) -> None:
         f"over causal pairs only; peak {ledger.peak_bytes:,} bytes; kept for the backward pass "
         f"{ledger.kept_bytes:,} bytes"
     )
+    say(f"{ledger.elementwise_flops:,} elementwise FLOPs per step, one per element, which are in no figure above")
     if ledger.reserved_bytes is not None:
         say(f"reserved on the GPU by torch's caching allocator: {ledger.reserved_bytes:,} bytes")
     print_unknown_operators(ledger.unknown_operators)

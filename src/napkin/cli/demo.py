@@ -93,7 +93,7 @@ def within(seconds: float, recipe: Recipe) -> Recipe:
         f"{training.steps} steps would take {format_seconds(plan.seconds)} on this machine: {steps} here; for all of "
         f"them set steps = {training.steps} in the recipe and train again"
     )
-    return dataclasses.replace(recipe, training=dataclasses.replace(training, steps=steps))
+    return recipe.of_steps(steps)
 
 
 def run_napkin(command: list[str]) -> int:

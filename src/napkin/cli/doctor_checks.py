@@ -70,7 +70,8 @@ if found["torch"]:
         known = load_calibration(device)
         if known:
             age = os.path.getmtime(calibration_path(known.machine))
-            found[f"calibration {device}"] = [str(calibration_path(known.machine)), age, known.disturbed]
+            busy = known.conditions.describe() if known.disturbed else None
+            found[f"calibration {device}"] = [str(calibration_path(known.machine)), age, busy]
 print(json.dumps(found))
 """
 PROGRAM = "#include <Python.h>\n#include <vector>\nint main() { return std::vector<int>{0}[0]; }\n"
@@ -153,8 +154,9 @@ def _libraries() -> Iterator[Finding]:
         known = found.get(f"calibration {device}")
         if known:
             age = f"of {format_seconds(max(0.0, time.time() - known[1]))} ago, in {known[0]}"
-            disturbed = "; other programs were running" if known[2] else ""
-            remedy = f"`napkin calibrate --device {device}` measures again" if known[2] else ""
+            disturbed = f"; on a busy machine, where {known[2]}" if known[2] else ""
+            remedy = f"measured again when a plan starts quiet, or by: napkin calibrate --device {device}"
+            remedy = remedy if known[2] else ""
             yield Finding(f"calibration ({device})", age + disturbed, "lacking" if known[2] else "fine", remedy)
         elif device == "cpu" and found.get("torch"):
             remedy = "the first plan measures this machine; or now: napkin calibrate"

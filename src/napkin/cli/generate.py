@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+import tyro
+
 from napkin.cli.options import INLINED, RunOptions, Switch, parse
 from napkin.cli.progress import progress_line
 from napkin.cli.renewed_report import renew_report
@@ -19,8 +21,10 @@ from napkin.runs.run_format import is_run
 class GenerateOptions(RunOptions):
     """Let a trained model continue a text: that of a run, or of a Hugging Face folder."""
 
-    prompts: tuple[str, ...] = ("",)
-    """Texts to continue; an empty one begins a new document. Write --prompts=-TEXT for one that begins with -"""
+    texts: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[PROMPT ...]")] = ()
+    """Texts to continue. None, or an empty one, begins a new document."""
+    prompts: tuple[str, ...] = ()
+    """More texts to continue. Write --prompts=-TEXT for one that begins with -"""
     tokens: int = 120
     """Maximum number of tokens of a completion, which ends earlier where the model ends the document."""
     sampling: Annotated[Sampling, INLINED] = field(default_factory=Sampling)
@@ -35,7 +39,11 @@ class GenerateOptions(RunOptions):
 def main(arguments: list[str]) -> None:
     """Print completions."""
     options = parse(GenerateOptions, "generate", arguments)
-    _refuse_impossible(options)
+    if "--prompts" in arguments and not options.prompts:
+        raise NapkinError('--prompts names no text: give one, or --prompts "" for a new document')
+    if options.tokens < 1:
+        raise NapkinError(f"--tokens is {options.tokens}: use 1 or more")
+    prompts = (*options.texts, *options.prompts) or ("",)
     samples = Path(options.run) / "samples.txt"
     if options.save:
         if (Path(options.run) / "config.json").exists() and not is_run(Path(options.run)):
@@ -49,7 +57,7 @@ def main(arguments: list[str]) -> None:
         proposer = trained.proposer(options.speculation)
     completions, texts, told = [], [], []
     meter = SpeculationMeter()
-    for number, prompt in enumerate(options.prompts):
+    for number, prompt in enumerate(prompts):
         seed = options.sampling.seed + number
         beginning = f"=== {number + 1} (seed {seed})\n{prompt}"
         told.append([])
@@ -75,7 +83,7 @@ def main(arguments: list[str]) -> None:
         print_json(
             [
                 {"prompt": p, "completion": c, **({} if options.sampling.logprobs is None else {"tokens": drawn})}
-                for p, c, drawn in zip(options.prompts, completions, told, strict=True)
+                for p, c, drawn in zip(prompts, completions, told, strict=True)
             ]
         )
     if proposer is not None:
@@ -93,10 +101,3 @@ def _shown_as_made(beginning: str, pieces: Iterator[str]) -> str:
         made.append(piece)
     print_verbatim("\n")
     return "".join(made)
-
-
-def _refuse_impossible(options: GenerateOptions) -> None:
-    if not options.prompts:
-        raise NapkinError('--prompts names no text: give one, or --prompts "" for a new document')
-    if options.tokens < 1:
-        raise NapkinError(f"--tokens is {options.tokens}: use 1 or more")

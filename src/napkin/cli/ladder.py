@@ -27,6 +27,8 @@ class LadderOptions(RecipeOptions, JsonOption):
     as a budget allows by their plans. With --run they train here, a law is fitted to them, and it predicts a larger
     run; otherwise they are written for elsewhere, and `napkin law fit` takes the finished runs."""
 
+    FIRST = ("seconds", "budget", "on", "out", "run", *RecipeOptions.FIRST)
+
     seconds: float | None = None
     """Budget: seconds of all runs one after the other."""
     budget: str | None = None

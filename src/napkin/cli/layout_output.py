@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from napkin.accounting.fake_calls import EVEN_ROUTING
 from napkin.cli.terminal import print_table, print_verbatim, say
 from napkin.errors import NapkinError
 from napkin.planning.hardware_search import Tried
@@ -27,18 +28,24 @@ def print_search(found: SearchResult, chosen_batch: str | None) -> None:
     if chosen_batch:
         say(chosen_batch)
     print_table(
-        ("", "layout", "peak", "seconds per step", "MFU", "tokens per second", "tokens per dollar"),
-        [(str(number), layout_name(plan), *_figures(plan)) for number, plan in enumerate(found.plans, start=1)],
-        align="llrrrrr",
+        ("", "layout", "micro-batch", "peak", "per step", "MFU", "tokens/s", "tokens per dollar"),
+        [
+            (str(number), str(plan.layout), f"{plan.choice.micro_batch_size:,}", *_figures(plan))
+            for number, plan in enumerate(found.plans, start=1)
+        ],
+        align="llrrrrrr",
+        droppable=("tokens per dollar", "tokens/s", "micro-batch"),
     )
+    say(f"1: {layout_name(best)}")
     for number, plan in enumerate(found.plans[1:], start=2):
-        say(f"{number}: {why_slower(plan, best)}")
+        say(f"{number}: {layout_name(plan)}: {why_slower(plan, best)}")
     for plan in found.too_large:
         say(f"{layout_name(plan)}: {why_too_large(plan)}")
     _print_refused(found.refused)
     _print_seconds(best)
+    print_routing(best.expert_seconds, best.seconds)
     _print_counted(best)
-    say(f"all {best.resolved.recipe.training.steps:,} steps: {_in_all(best)}")
+    say(_in_all(best))
     say("the best, for a recipe:")
     print_verbatim(recipe_tables(best))
 
@@ -78,9 +85,20 @@ def print_layout_plan(plan: LayoutPlan) -> None:
         f"MFU {format_share(plan.mfu)}, {format_count(plan.tokens_per_second)} tokens per second; in nine cases of ten "
         f"{format_seconds(low)} to {format_seconds(high)} per step"
     )
+    print_routing(plan.expert_seconds, plan.seconds)
     _print_counted(plan)
     if plan.fits:
         say(f"it fits, {format_bytes(plan.peak_bytes)} of {format_bytes(site.memory_bytes)}; {_in_all(plan)}")
+
+
+def print_routing(expert_seconds: float, seconds: float) -> None:
+    """Print what a plan assumes of routed tokens, of which `expert_seconds` of a step depend on."""
+    if expert_seconds:
+        say(
+            f"assumed: {EVEN_ROUTING}, and so among the ranks that divide them; if one rank gets twice as many, it "
+            f"computes twice as many FLOPs in experts, and a step takes {format_seconds(expert_seconds)} longer "
+            f"({expert_seconds / seconds:+.1%})"
+        )
 
 
 def _print_counted(plan: LayoutPlan) -> None:
@@ -137,9 +155,11 @@ def _print_seconds(plan: LayoutPlan) -> None:
 
 
 def _in_all(plan: LayoutPlan) -> str:
-    seconds = plan.resolved.recipe.training.steps * plan.seconds
+    recipe = plan.resolved.recipe
+    steps = recipe.training.steps
     price = "" if plan.dollars is None else f", ${plan.dollars:,.0f}"
-    return f"{format_seconds(seconds)}{price}"
+    tokens = format_count(steps * recipe.tokens_per_step)
+    return f"all {steps:,} steps, {tokens} tokens: {format_seconds(steps * plan.seconds)}{price}"
 
 
 def print_tried(tried: list[Tried]) -> None:
@@ -147,17 +167,17 @@ def print_tried(tried: list[Tried]) -> None:
     rows = [
         (
             f"{each.n_devices:,}",
-            layout_name(each.plan),
+            str(each.plan.layout),
             format_share(each.plan.mfu),
             format_seconds(each.seconds),
             "" if each.dollars is None else f"${each.dollars:,.0f}",
         )
         for each in sorted(tried, key=lambda each: each.n_devices)
     ]
-    print_table(("devices", "best layout", "MFU", "all steps", "dollars"), rows, align="rlrrr")
+    print_table(("devices", "best layout", "MFU", "all steps", "dollars"), rows, align="rlrrr", droppable=("MFU",))
     answer = tried[-1]
     price = "" if answer.dollars is None else f" for ${answer.dollars:,.0f}"
-    say(f"{answer.n_devices:,} devices: {format_seconds(answer.seconds)}{price}")
+    say(f"{answer.n_devices:,} devices, {layout_name(answer.plan)}: {format_seconds(answer.seconds)}{price}")
 
 
 def search_json(found: SearchResult) -> dict[str, Any]:
@@ -203,6 +223,7 @@ def layout_json(plan: LayoutPlan) -> dict[str, Any]:
         "interval": plan.interval,
         "seconds_by_kind": plan.by_kind,
         "seconds_hidden": plan.hidden,
+        "expert_seconds": plan.expert_seconds,
         "mfu": plan.mfu,
         "tokens_per_second": plan.tokens_per_second,
         "dollars": plan.dollars,

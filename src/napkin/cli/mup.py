@@ -28,6 +28,8 @@ class MupOptions(RecipeOptions, JsonOption):
     the width. Then the transfer test: each width is trained at several learning rates, runs of a sweep in one folder,
     and the best rates of all widths should be within a factor of 2. The same command again continues."""
 
+    FIRST = ("widths", "learning-rates", "runs", "plan", *RecipeOptions.FIRST)
+
     widths: str | None = None
     """Values of d_model with commas between; None is 1, 2, 4 and 8 times the recipe's. Heads keep their width."""
     learning_rates: str | None = None

@@ -5,6 +5,7 @@ lines of each paragraph.
 """
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -12,7 +13,7 @@ import io
 import re
 import typing
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -27,6 +28,7 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
+from napkin.cli.help_sections import ALL, asked_section, short_help
 from napkin.cli.terminal import printable
 from napkin.errors import NapkinError
 from napkin.near_names import near_names
@@ -58,23 +60,37 @@ class RunOptions(JsonOption):
 
 
 _REGISTRY = ConstructorRegistry()
+_CONFIG = (tyro.conf.AvoidSubcommands,)
 
 
 def parse(options: type[Options], command: str, arguments: Sequence[str], default: Options | None = None) -> Options:
-    """Parse a command's options into its dataclass; `--help` shows its docstrings, types and defaults.
+    """Parse a command's options into its dataclass; `--help` shows its docstrings, types and defaults: all of them, or
+    those that the dataclass names in `FIRST`; `--help SECTION` those of a group.
 
     Raises NapkinError for an unknown option, a value of the wrong type, a superfluous or a missing argument.
     """
     complaint = io.StringIO()
+    first = getattr(options, "FIRST", None)
+    shown, section = asked_section(arguments)
+    if section == ALL:
+        section = None
+    if section or (section is not None and first):
+        # In boxes, whatever the terminal's encoding is: they divide the text.
+        page = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+        with redirect_stdout(page), contextlib.suppress(SystemExit):
+            tyro.cli(options, prog=f"napkin {command}", args=shown, default=default, registry=_REGISTRY, config=_CONFIG)
+        page.seek(0)
+        print(short_help(page.read(), section, first or (), f"napkin {command}"))
+        raise SystemExit(0)
     try:
         with redirect_stderr(complaint):
             parsed, unknown = tyro.cli(
                 options,
                 prog=f"napkin {command}",
-                args=list(arguments),
+                args=shown,
                 default=default,
                 registry=_REGISTRY,
-                config=(tyro.conf.AvoidSubcommands,),
+                config=_CONFIG,
                 return_unknown_args=True,
             )
     except SystemExit as leaving:
@@ -175,7 +191,7 @@ def _dataclass(info: StructTypeInfo) -> StructConstructorSpec | None:
     fields = []
     for field, hint in _fields(cls):
         default = getattr(info.default, field.name) if isinstance(info.default, cls) else _default(field)
-        texts = _field_docstrings(cls)
+        texts = field_docstrings(cls)
         inner = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
         text = _paragraphs(inner.__doc__ or "")[0] if dataclasses.is_dataclass(inner) else texts.get(field.name, "")
         fields.append(StructFieldSpec(name=field.name, type=hint, default=default, helptext=text))
@@ -197,7 +213,7 @@ def _default(field: dataclasses.Field) -> Any:
 
 
 @functools.cache
-def _field_docstrings(cls: type) -> dict[str, str]:
+def field_docstrings(cls: type) -> dict[str, str]:
     """The docstring below each field of a dataclass and of its base classes."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):

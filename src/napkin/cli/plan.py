@@ -8,16 +8,18 @@ from napkin.cli import plan_by_rule, plan_layouts, plan_service
 from napkin.cli.failure_lines import FailureOptions
 from napkin.cli.options import JsonOption, Switch
 from napkin.cli.progress import progress_line
-from napkin.cli.recipe_options import RecipeOptions, parse_with_recipe
+from napkin.cli.recipe_options import RecipeOptions, TokenBudget, fields_given, parse_with_recipe
 from napkin.cli.terminal import notify, print_json
 from napkin.errors import NapkinError
 
 
 @dataclass(frozen=True)
-class PlanOptions(RecipeOptions, plan_layouts.LayoutOptions, FailureOptions, JsonOption):
+class PlanOptions(RecipeOptions, TokenBudget, plan_layouts.LayoutOptions, FailureOptions, JsonOption):
     """Say what a run will take before it starts, without allocating its tensors. No text is needed: without a
     tokenizer, --model.vocab-size gives the number of token ids. By rule alone, for any size and any accelerator: napkin
     plan --params 70B --tokens 15T --on 1024xH100, which has options of its own: napkin plan --params 70B --help."""
+
+    FIRST = ("preset", "on", "tokens", "layout", "within", "memory-options", *RecipeOptions.FIRST)
 
     on: str | None = None
     """Accelerators to plan for: A100-80GB; 64xH100, in nodes as they are sold; 8x8xH100, 8 nodes of 8; 4xp4d.24xlarge,
@@ -57,14 +59,19 @@ def main(arguments: list[str]) -> None:
     options.refuse_impossible()
     if options.law is not None and (plan_layouts.chosen(options) or options.timeline is not None):
         raise NapkinError("--law predicts the loss of a plan of one layout: leave --layout and --timeline out")
+    given = fields_given(path, arguments)
     if plan_layouts.chosen(options):
-        given = path is not None or "--training.batch-size" in _names(arguments)
-        plan_layouts.search(options.recipe, options, batch_given=given)
+        plan_layouts.search(options.recipe, options, given)
         return
     if options.on is not None and (
         options.timeline is not None or plan_layouts.splits_more_than_the_batch(options.recipe, options.on)
     ):
         plan_layouts.print_one(options.recipe, options)
+        return
+    further = options.law is not None or options.rules or options.memory_options
+    is_open = not further and plan_layouts.leaves_layout_open(options.on, given)
+    if is_open and (why := plan_layouts.obstacle(options.recipe, options.on or "", given)):
+        plan_layouts.search(options.recipe, options, given, why=why)
         return
     with progress_line("planning") as line:
         from napkin.cli.plan_output import find_memory_options, print_memory_options, print_plan, print_rules
@@ -84,6 +91,11 @@ def main(arguments: list[str]) -> None:
 
             plan = with_predicted_loss(plan, read_law(options.law), Path(options.law).name)
         memory_options = find_memory_options(plan, options.on, line.retitle) if options.memory_options else []
+    if is_open and not plan.fits:
+        plan_layouts.search(
+            options.recipe, options, given, why=plan_layouts.too_large_whole(plan.peak_bytes, plan.site)
+        )
+        return
     if options.json:
         print_json(
             {**vars(plan_file_of(plan)), **({"memory_options": memory_options} if options.memory_options else {})}

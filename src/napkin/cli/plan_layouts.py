@@ -1,25 +1,32 @@
 """`napkin plan --layout`, `--within`, `--for`, `--timeline`, and plans of layouts that split more than the batch."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
 
 import tyro
 
+from napkin.accounting.rules import adamw_bytes_rule, bytes_per_parameter, parameters_rule
 from napkin.cli.output_files import folder_for, refuse_existing
 from napkin.cli.progress import progress_line
+from napkin.cli.recipe_options import with_tokens
 from napkin.cli.terminal import print_json, say
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.hardware.cluster import Cluster, find_cluster
 from napkin.recipe.layout import layout_of_recipe
 from napkin.recipe.recipe import Recipe
-from napkin.units import parse_dollars, parse_seconds
+from napkin.units import format_bytes, parse_dollars, parse_seconds
 
 if TYPE_CHECKING:
     from napkin.planning.hardware_search import Tried
     from napkin.planning.layout_plan import LayoutPlan
+    from napkin.planning.site import Site
 
+LAYOUT_FIELDS = {"training.parallelism", "training.micro_batch_size", "training.recompute", "training.loss_chunk_size"}
+"""Fields of [training] that a search of layouts chooses."""
+_WHOLE = "where each device has the whole model, a step needs"
 USUAL_TOKENS = 2**22
 """Per step, where a recipe sets no batch size: about what Llama 2 and GPT-3 were trained with."""
 
@@ -58,6 +65,8 @@ class _PlanOptions(Protocol):
     @property
     def usd_per_hour(self) -> float | None: ...
     @property
+    def tokens(self) -> str | None: ...
+    @property
     def json(self) -> bool: ...
 
 
@@ -66,8 +75,36 @@ def chosen(options: _PlanOptions) -> bool:
     return any(each is not None for each in (options.layout, options.within, options.for_))
 
 
-def search(recipe: Recipe, options: _PlanOptions, *, batch_given: bool) -> None:
-    """Print the best layouts, or the least hardware."""
+def leaves_layout_open(on: str | None, given: set[str]) -> bool:
+    """Whether several devices are asked for, and neither recipe nor options say how they divide the work."""
+    if on is None or find_cluster(on).n_devices == 1:
+        return False
+    return not any(field in LAYOUT_FIELDS or field.startswith("parallelism.") for field in given)
+
+
+def obstacle(recipe: Recipe, on: str, given: set[str]) -> str | None:
+    """Why devices of which each has the whole model cannot train a recipe, where that is seen without counting."""
+    cluster, model = find_cluster(on), recipe.model
+    batch_size = recipe.training.batch_size
+    if "training.batch_size" not in given and batch_size % cluster.n_devices:
+        return f"the default of {batch_size} sequences per step does not divide among {cluster.n_devices:,} devices"
+    parameters = parameters_rule(
+        vocab_size=model.vocab_size, d_model=model.d_model, n_layers=model.n_layers, tied=model.tie_embeddings
+    )
+    state = adamw_bytes_rule(parameters, bytes_per_parameter=bytes_per_parameter(recipe.optimizer.name))
+    if state > cluster.device.usable_bytes:
+        needed, device = f"{format_bytes(state)} by rule, without activations", cluster.device
+        return f"{_WHOLE} {needed}, {device.name} has {format_bytes(device.usable_bytes)}"
+    return None
+
+
+def too_large_whole(peak_bytes: int, site: "Site") -> str:
+    """The same, of a step that was counted."""
+    return f"{_WHOLE} {format_bytes(peak_bytes)}, {site.device_name} has {format_bytes(site.memory_bytes)}"
+
+
+def search(recipe: Recipe, options: _PlanOptions, given: set[str], *, why: str | None = None) -> None:
+    """Print the best layouts, or the least hardware; `why` says why they are searched where that was not asked for."""
     on, usd_per_hour = options.on, options.usd_per_hour
     if on is None:
         raise NapkinError("--layout, --within and --for plan devices of the catalogue: name them, as in --on 512xH100")
@@ -75,7 +112,11 @@ def search(recipe: Recipe, options: _PlanOptions, *, batch_given: bool) -> None:
     budget = None if options.for_ is None else parse_dollars(options.for_)
     picture = _picture_path(options)
     cluster = find_cluster(on)
-    recipe, chosen_batch = _with_batch(recipe, batch_given=batch_given)
+    recipe, chosen_batch = _with_batch(recipe, cluster.n_devices, given=given)
+    if options.tokens is not None:
+        recipe = with_tokens(recipe, options.tokens)
+    if why is not None and not options.json:
+        say(f"{why}: the best of all layouts follows, as with --layout auto")
     with progress_line("planning") as line:
         from napkin.cli.layout_output import print_search, print_tried, search_json, tried_json
         from napkin.planning.counted_layout import with_best_counted
@@ -101,6 +142,8 @@ def search(recipe: Recipe, options: _PlanOptions, *, batch_given: bool) -> None:
         if tried:
             print_tried(tried)
         print_search(found, chosen_batch)
+        if options.tokens is None and "training.steps" not in given:
+            say("nothing says how long the run is: --tokens 300B plans it for as many tokens", style="dim")
     if picture is not None:
         _write_picture(found.plans[0], picture)
 
@@ -149,10 +192,13 @@ def _costs(recipe: Recipe, cluster: Cluster, usd_per_hour: float | None, progres
     return LayoutCosts(resolved, machine, sizes, usd_per_hour=usd_per_hour, progress=progress)
 
 
-def _with_batch(recipe: Recipe, *, batch_given: bool) -> tuple[Recipe, str | None]:
-    if batch_given:
+def _with_batch(recipe: Recipe, n_devices: int, *, given: set[str]) -> tuple[Recipe, str | None]:
+    if "training.batch_size" in given:
         return recipe, None
     batch_size = max(1, USUAL_TOKENS // recipe.model.context_length)
+    if n_devices % batch_size:
+        # A multiple that leaves many ways to divide it.
+        batch_size = n_devices * 2 ** max(0, round(math.log2(batch_size / n_devices)))
     training = dataclasses.replace(recipe.training, batch_size=batch_size, micro_batch_size=None)
     told = (
         f"{batch_size:,} sequences of {recipe.model.context_length:,} tokens per step, because the recipe sets no "

@@ -6,6 +6,7 @@ from napkin.accounting.pricing import Spent
 from napkin.accounting.quantity_row import Unit, format_figure
 from napkin.accounting.rules_table import RuleRow, rules_table
 from napkin.cli.failure_lines import failure_lines, is_worth_saying
+from napkin.cli.layout_output import print_routing
 from napkin.cli.terminal import print_rich, print_table, say
 from napkin.hardware.calibration_cache import calibration_of_this_machine
 from napkin.hardware.ceilings import CatalogueCeilings
@@ -34,7 +35,8 @@ def print_plan(plan: Plan, *, by: Literal["operator", "module", "phase"] | None 
     site, precision = plan.site, plan.resolved.precision
     peak = f"{precision.products} matrix products at most {format_rate(site.matmul_peak)}"
     if site.measured:
-        say(f"plan for {site.name}: {peak}, measured; {format_bytes(site.memory_bytes)} free")
+        measured = "measured on a busy machine, and may be more" if site.disturbed else "measured"
+        say(f"plan for {site.name}: {peak}, {measured}; {format_bytes(site.memory_bytes)} free")
     else:
         memory = format_bytes(site.memory_bytes)
         say(f"plan for {site.name}: {peak} per device, by the datasheet; {memory} per device for tensors")
@@ -42,8 +44,7 @@ def print_plan(plan: Plan, *, by: Literal["operator", "module", "phase"] | None 
         say("bf16 is emulated on this machine, and slower than fp32: use it only to see its effect on the loss")
     if site.n_devices > 1:
         tokens = plan.tokens_per_step // site.n_devices
-        has = f"1/{site.n_devices} of the model's parameters" if plan.resolved.strategy == "fsdp" else "the whole model"
-        say(f"each device has {has} and {tokens:,} of the {plan.tokens_per_step:,} tokens per step")
+        say(f"each device has {_held(plan)} and {tokens:,} of the {plan.tokens_per_step:,} tokens per step")
         say("the table is per device")
     print_table((), [(usage.what, usage.format) for usage in precision.usage()], style="dim")
     print_rich(reconcile_table(plan.table()))
@@ -54,10 +55,19 @@ def print_plan(plan: Plan, *, by: Literal["operator", "module", "phase"] | None 
         _print_seconds(getattr(plan.price, f"by_{by}"), plan.price.seconds, by)
     if site.n_devices > 1:
         say(_communication(plan))
+        print_routing(plan.expert_seconds, plan.seconds_per_step)
     print_unknown_operators(plan.ledger.unknown_operators)
     print_unknown_scratch(plan.ledger.unknown_scratch)
+    if plan.price.disturbed and plan.price.conditions is not None:
+        say(
+            f"measured on a busy machine: at most these seconds, without other processes "
+            f"({plan.price.conditions.describe()})"
+        )
     if site.disturbed:
-        say("other programs were running while this machine was measured: `napkin calibrate` measures it again")
+        say(
+            "this machine's peaks were measured while it was busy: napkin measures them again when it starts on a "
+            "quiet machine, or at once with `napkin calibrate`"
+        )
     if plan.epochs is not None:
         in_all = format_count(plan.steps * plan.tokens_per_step)
         say(f"{in_all} tokens in all: {plan.epochs:,.3g} epochs of the training text")
@@ -65,7 +75,16 @@ def print_plan(plan: Plan, *, by: Literal["operator", "module", "phase"] | None 
         say(f"{file.path}: {file.share:.1%} of the windows; each document is read {file.epochs:,.3g} times")
     _print_failures(plan)
     if plan.fits:
-        say(f"it fits, and takes about {format_seconds(plan.seconds)}")
+        at_most = " at most" if plan.disturbed else ""
+        alone = ", without other processes" if plan.price.disturbed else ""
+        say(f"it fits, and takes about {format_seconds(plan.seconds)}{at_most}{alone}")
+
+
+def _held(plan: Plan) -> str:
+    layout = plan.resolved.layout
+    if not layout.splits_only_batches:
+        return f"its part of the model ({layout})"
+    return f"1/{plan.site.n_devices} of the model's parameters" if layout.strategy == "fsdp" else "the whole model"
 
 
 def _print_failures(plan: Plan) -> None:
@@ -95,7 +114,7 @@ def print_unknown_scratch(unknown_scratch: dict[str, int]) -> None:
     if unknown_scratch:
         names = ", ".join(f"{name} ({calls:,} ×)" for name, calls in unknown_scratch.items())
         say(
-            f"missing from the peak, some MB per thread at most: what a library takes while it runs {names}",
+            f"missing from the peak, or not known exactly: what a kernel takes while it runs {names}",
             style="dim",
         )
 

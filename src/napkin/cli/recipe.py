@@ -1,11 +1,14 @@
 """`napkin recipe`."""
 
 import dataclasses
+import re
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
 import tomli_w
 
+from napkin.cli.options import field_docstrings, option_choices
 from napkin.cli.recipe_options import RecipeOptions, parse_with_recipe
 from napkin.cli.terminal import print_verbatim
 from napkin.recipe.recipe import Recipe
@@ -24,27 +27,53 @@ def main(arguments: list[str]) -> None:
 
 
 def with_comments(recipe: Recipe) -> str:
-    """A recipe as TOML; unset fields are comments, with the value that they resolve to if it is known."""
+    """A recipe as TOML, each field below a comment that says what it is; unset fields are comments, with the value that
+    they resolve to if it is known."""
     tables = {field.name for field in dataclasses.fields(recipe)}
+    choices = option_choices(type(recipe))
     blocks: list[str] = []
     for block in format_recipe(recipe).rstrip("\n").split("\n\n"):
         # A table within a table has its own block, after the other's.
         name = block.partition("]")[0].removeprefix("[")
-        blocks.append("\n".join([block, *(_unset_fields(recipe, name) if name in tables else [])]))
+        blocks.append(_explained(recipe, name, block, choices) if name in tables else block)
     return "\n\n".join(blocks) + "\n"
 
 
-def _unset_fields(recipe: Recipe, table: str) -> list[str]:
+def _explained(recipe: Recipe, table: str, block: str, choices: dict[str, tuple[str, ...]]) -> str:
     values = getattr(recipe, table)
-    unset = [
-        field.name
-        for field in dataclasses.fields(values)
-        if getattr(values, field.name) is None and field.default is None
-    ]
-    known = {name: value for name in unset if (value := _resolved(recipe, values, name)) is not None}
-    none = [name for name in unset if name not in known]
-    lines = [f"# {line}" for line in tomli_w.dumps(known).splitlines()]
-    return [*lines, *([f"# not set: {', '.join(none)}"] if none else [])]
+    heading, *lines = block.splitlines()
+    entries: dict[str, list[str]] = {}
+    for line in lines:
+        if found := _ASSIGNMENT.match(line):
+            entries[found[1]] = []
+        # A list may go over several lines.
+        entries[next(reversed(entries))].append(line)
+    shown = [heading, *_comment((values.__doc__ or "").partition("\n\n")[0])]
+    for field in dataclasses.fields(values):
+        entry = entries.get(field.name) or _unset_field(recipe, values, field)
+        if entry:
+            text = _SENTENCE.split(field_docstrings(type(values)).get(field.name, ""))[0].rstrip(".")
+            allowed = ", ".join(choices.get(f"{table}.{field.name.replace('_', '-')}", ()))
+            shown += ["", *_comment(f"{text}. One of {allowed}." if allowed else f"{text}."), *entry]
+    return "\n".join(shown)
+
+
+_ASSIGNMENT = re.compile(r"(\w+) = ")
+_SENTENCE = re.compile(r"(?<=[\w)`'])(?<!et al)\. (?=[A-Z0-9`])|\n\n")
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(
+        " ".join(text.split()), 98, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
+    )
+
+
+def _unset_field(recipe: Recipe, values: Any, field: dataclasses.Field[Any]) -> list[str]:
+    """The line of a field that is not set, as a comment; none for one that stands in a table of its own."""
+    if getattr(values, field.name) is not None or field.default is not None:
+        return []
+    known = _resolved(recipe, values, field.name)
+    return [f"# {field.name} is not set"] if known is None else [f"# {tomli_w.dumps({field.name: known}).rstrip()}"]
 
 
 def _resolved(recipe: Recipe, values: Any, name: str) -> Any:

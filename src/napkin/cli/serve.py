@@ -50,8 +50,8 @@ class ServeOptions:
 def main(arguments: list[str]) -> None:
     """Serve until a signal comes."""
     options = parse(ServeOptions, "serve", arguments)
-    if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
-        raise NapkinError("starlette and uvicorn are not installed: pip install 'napkin-lm[serve]'")
+    if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
+        raise NapkinError(f"napkin serve needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     if not 0 <= options.port < 2**16:
         raise NapkinError(f"--port is {options.port}: use 0 to {2**16 - 1}")
     if options.max_running < 1:

@@ -134,12 +134,18 @@ def notify(message: str) -> None:
 
 
 def print_table(
-    headings: Sequence[str], rows: Iterable[Sequence[str | Text]], *, align: str = "", style: str = ""
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    *,
+    align: str = "",
+    style: str = "",
+    droppable: Sequence[str] = (),
 ) -> None:
     """Print a table without rules; `headings` may be empty.
 
-    `align` has an "l" or an "r" per column. By default the first column is aligned left and the others right, and a
-    table without headings all left.
+    Where not all columns stand beside each other unbroken, those with the headings `droppable` are left out, in that
+    order. `align` has an "l" or an "r" per column. By default the first column is aligned left and the others right,
+    and a table without headings all left.
     """
     cells = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row] for row in rows]
     n_columns = len(headings) or max(map(len, cells), default=0)
@@ -150,6 +156,12 @@ def print_table(
         for i in range(n_columns)
     ]
     width = _table_width()
+    shown = list(range(n_columns))
+    for heading in droppable:
+        if sum(columns[i].natural + 1 for i in shown) - 1 > width:
+            shown.remove(titles.index(printable(heading)))
+    cells = [[row[i] for i in shown if i < len(row)] for row in cells]
+    columns, titles, align = [columns[i] for i in shown], [titles[i] for i in shown], "".join(align[i] for i in shown)
     for number, block in enumerate(lay_out(columns, width, edge=bool(headings))):
         if number:
             say()

@@ -5,12 +5,17 @@ from pathlib import Path
 
 from napkin.cli.options import JsonOption
 from napkin.cli.progress import progress_line
-from napkin.cli.recipe_options import RecipeOptions, parse_with_recipe
+from napkin.cli.recipe_options import RecipeOptions, TokenBudget, parse_with_recipe
 
 
 @dataclass(frozen=True)
-class TrainOptions(RecipeOptions, JsonOption):
+class TrainOptions(RecipeOptions, TokenBudget, JsonOption):
     """Plan a run, train it, meter it, and reconcile plan and measurement."""
+
+    FIRST = (
+        *("preset", "run", "tokens", "data.train", "data.validation", "data.tokenizer", "optimizer.learning-rate"),
+        *(name for name in RecipeOptions.FIRST if name != "model.vocab-size"),
+    )
 
     run: str | None = None
     """Folder to make for the run, which must not exist; None is runs/ and the name of the recipe, or runs/run."""

@@ -29,7 +29,7 @@ def ray_cluster(address: str | None) -> Iterator[Any]:
 
     Raises NapkinError where ray is not installed or the cluster does not answer.
     """
-    ray = import_extra("ray", "--engine ray", extra="ray")
+    ray = import_extra("ray", "--engine ray")
     try:
         ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level="error")
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:

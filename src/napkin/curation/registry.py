@@ -1,4 +1,5 @@
-"""The stages of pipelines by name. A stage is imported when it is used; to add one, add a line to `STAGES`.
+"""The stages of pipelines by name, which is that of their commands, too. A stage is imported when it is used; to add
+one, add a line to `STAGES`.
 
 A stage is a frozen dataclass whose fields are its options, each with a docstring below it and a default where one is
 sensible; TOML values, checked in `__post_init__`. Its class is imported for the help and for completion in a shell, so
@@ -36,21 +37,21 @@ STAGES = {
     "duplicates": StageEntry(
         "napkin.curation.deduplication.document_stages:Duplicates", "drop documents whose text another has"
     ),
-    "near duplicates": StageEntry(
+    "near-duplicates": StageEntry(
         "napkin.curation.deduplication.document_stages:NearDuplicates",
         "drop documents that are nearly another, by MinHash",
     ),
-    "duplicate lines": StageEntry(
+    "duplicate-lines": StageEntry(
         "napkin.curation.deduplication.line_stage:DuplicateLines", "remove lines that stand earlier in the corpus"
     ),
-    "duplicate substrings": StageEntry(
+    "duplicate-substrings": StageEntry(
         "napkin.curation.deduplication.passage_stage:DuplicateSubstrings",
         "remove passages that stand earlier in the corpus",
     ),
     "decontaminate": StageEntry(
         "napkin.curation.deduplication.decontamination_stage:Decontaminate", "drop documents with questions of tasks"
     ),
-    "best share": StageEntry(
+    "best-share": StageEntry(
         "napkin.curation.filters.best_share:BestShare", "keep the documents with the highest scores"
     ),
     "c4": StageEntry("napkin.curation.filters.c4:C4", "keep lines that are sentences, by the rules of C4"),
@@ -59,10 +60,10 @@ STAGES = {
     ),
     "fineweb": StageEntry("napkin.curation.filters.fineweb:FineWeb", "drop lists and menus, by FineWeb's own rules"),
     "gopher": StageEntry("napkin.curation.filters.gopher:Gopher", "drop what is not prose, by Gopher's rules"),
-    "gopher repetition": StageEntry(
+    "gopher-repetition": StageEntry(
         "napkin.curation.filters.gopher:GopherRepetition", "drop documents that repeat themselves, by Gopher's rules"
     ),
-    "host list": StageEntry(
+    "host-list": StageEntry(
         "napkin.curation.filters.host_list:HostList", "drop documents of hosts in a list, or keep only those"
     ),
     "extract": StageEntry("napkin.curation.extraction.stage:Extract", "make text of HTML pages and PDFs"),
@@ -70,13 +71,13 @@ STAGES = {
         "napkin.curation.languages.language_stage:Language", "find the language of documents, keep some languages"
     ),
     "length": StageEntry("napkin.curation.length:Length", "drop documents with too few or too many characters"),
-    "personal data": StageEntry(
+    "personal-data": StageEntry(
         "napkin.curation.filters.personal_data:PersonalData", "mask mail addresses, numbers of persons, and keys"
     ),
     "refinedweb": StageEntry(
         "napkin.curation.filters.refinedweb:RefinedWeb", "remove lines of menus and counters, by RefinedWeb's rules"
     ),
-    "word list": StageEntry("napkin.curation.filters.word_list:WordList", "drop documents with words of a list"),
+    "word-list": StageEntry("napkin.curation.filters.word_list:WordList", "drop documents with words of a list"),
 }
 
 

@@ -9,6 +9,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from napkin.data.curated_corpus import files_of_corpus, is_corpus, read_curated
 from napkin.data.document import Document
@@ -131,30 +132,40 @@ def _ignore(path: Path) -> None:
 
 
 def _walk(folder: str, skipped_folders: frozenset[str]) -> Iterator[str]:
-    # Strings, not paths: of a folder of small files, making paths would take longer than reading them.
-    prefix = "" if folder == "." else folder if folder.endswith(os.sep) else folder + os.sep
-    with _readable(folder):
-        with os.scandir(folder) as entries:
-            ordered = sorted((entry for entry in entries if not entry.name.startswith(".")), key=_name)
-        for entry in ordered:
-            if entry.is_dir():
-                # A link to a parent folder would make the walk endless.
-                if entry.name not in skipped_folders and not entry.is_symlink():
-                    yield from _walk(prefix + entry.name, skipped_folders)
-            elif _is_file(entry):
-                yield prefix + entry.name
+    # Strings, not paths: of a folder of small files, making paths would take longer than reading them. Not recursive:
+    # folders may be nested more deeply than Python calls functions.
+    waiting = [_entries(folder, "" if folder == "." else folder if folder.endswith(os.sep) else folder + os.sep)]
+    while waiting:
+        found = next(waiting[-1], None)
+        if found is None:
+            waiting.pop()
+            continue
+        path, entry = found
+        if _is(entry, "is_dir"):
+            # A link to a parent folder would make the walk endless.
+            if entry.name not in skipped_folders and not entry.is_symlink():
+                waiting.append(_entries(path, path + os.sep))
+        elif _is(entry, "is_file"):
+            yield path
+
+
+def _entries(folder: str, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    with _readable(folder), os.scandir(folder) as entries:
+        ordered = sorted((entry for entry in entries if not entry.name.startswith(".")), key=_name)
+    for entry in ordered:
+        yield prefix + entry.name, entry
 
 
 def _name(entry: os.DirEntry[str]) -> str:
     return entry.name
 
 
-def _is_file(entry: os.DirEntry[str]) -> bool:
+def _is(entry: os.DirEntry[str], kind: Literal["is_dir", "is_file"]) -> bool:
     try:
-        return entry.is_file()
+        return getattr(entry, kind)()
     except OSError:
-        # A link that leads to itself is not a file to Path.
-        return Path(entry.path).is_file()
+        # A link that leads to itself is neither.
+        return False
 
 
 def _read_file(

@@ -114,4 +114,5 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise NapkinError(f"a corpus needs {name.partition('.')[0]}: pip install 'napkin-lm[curation]'") from None
+        library = name.partition(".")[0]
+        raise NapkinError(f"a corpus needs {library}: pip install {library}") from None

@@ -1,5 +1,6 @@
 """Writing documents as tokens to a file, in batches: reading, encoding and writing go on at the same time."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,10 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from napkin.data.document import Document
-from napkin.data.sidecar import BLOCK_BYTES, NUMPY_DTYPES, BlockChecksums, Sidecar, dtype_name, sidecar_path
+from napkin.data.sidecar import (
+    BLOCK_BYTES,
+    NUMPY_DTYPES,
+    BlockChecksums,
+    Sidecar,
+    dtype_name,
+    read_sidecar,
+    sidecar_path,
+)
 from napkin.data.token_file import SEPARATOR, TokenFile
 from napkin.errors import NapkinError
-from napkin.files import StrPath, atomic_file
+from napkin.files import StrPath, already_exists, atomic_file
 from napkin.tokenizer.base import Tokenizer
 
 # Text that is encoded at once.
@@ -38,19 +47,38 @@ def write_token_file(
     """Tokenize `documents` into a new token file at `path` and open it, in memory of the largest document, or of a few
     batches of 4 MB.
 
-    After every few documents `progress(text_bytes, n_tokens)` is called with the totals so far. Raises NapkinError if
-    one of the two files exists, if there are no documents, or if the tokenizer has no `<|endoftext|>`.
+    After every few documents `progress(text_bytes, n_tokens)` is called with the totals so far. A token file that holds
+    the tokens of the same documents already is opened as it is. Raises NapkinError if `path` or its sidecar is another
+    file, if there are no documents, or if the tokenizer has no `<|endoftext|>`.
     """
     path = Path(path)
-    # The inner file gets its name first, so a sidecar never exists beside incomplete tokens.
-    with atomic_file(sidecar_path(path)) as sidecar_file, atomic_file(path) as file:
+
+    def encode_into(file: BinaryIO) -> Sidecar:
         writer = TokenWriter(file, tokenizer, threads)
         for _ in pipeline(in_batches(documents), writer.encode, lambda _, encoded: writer.write(encoded)):
             if progress is not None:
                 progress(writer.text_bytes, writer.n_tokens)
-        sidecar_file.write(writer.finish(path).to_json())
+        return writer.finish(path)
+
+    if (existing := _same_tokenizer_at(path, tokenizer)) is not None:
+        with open(os.devnull, "wb") as nowhere:
+            if encode_into(nowhere) != existing:
+                raise already_exists(path)
+        return TokenFile.open(path, verify=True)
+    # The inner file gets its name first, so a sidecar never exists beside incomplete tokens.
+    with atomic_file(sidecar_path(path)) as sidecar_file, atomic_file(path) as file:
+        sidecar_file.write(encode_into(file).to_json())
         sidecar_file.flush()
     return TokenFile.open(path)
+
+
+def _same_tokenizer_at(path: Path, tokenizer: Tokenizer) -> Sidecar | None:
+    """The sidecar of a token file that this tokenizer has made; of others it is known that their tokens differ."""
+    try:
+        existing = read_sidecar(path)
+    except NapkinError:
+        return None
+    return existing if path.exists() and existing.tokenizer == tokenizer.fingerprint else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,14 @@ from napkin.distributed.micro_batches import MicroBatch, PackedRows, Passes, Tok
 from napkin.distributed.ranks import Ranks
 from napkin.model.transformer import TokenScores, Transformer
 from napkin.optim.base import Optimizer
-from napkin.optim.sharded_tensors import shards_of
+from napkin.optim.sharded_tensors import is_divided, local, shards_of
 from napkin.recipe.layout import Layout
 from napkin.recipe.resolved import ResolvedRecipe
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Shard
 
     from napkin.distributed.expert_parallel import DividedExperts
 
@@ -337,19 +338,42 @@ def shard_module(
         "reshard_after_forward": reshard_after_forward,
         "ignored_params": parameters_apart(experts),
     }
+
+    def divided_by(mesh: "DeviceMesh") -> dict[str, Any]:
+        return {"mesh": mesh, "shard_placement_fn": functools.partial(_placement, shards=mesh.size(mesh.ndim - 1))}
+
     if experts is not None and experts.mesh is not None:
         for each in (each for each in module.modules() if each in experts.modules):
-            divided = cast(FSDPModule, fully_shard(each, mesh=experts.mesh, mp_policy=policy, **options))
+            divided = cast(FSDPModule, fully_shard(each, mp_policy=policy, **divided_by(experts.mesh), **options))
             # Their gradients are sums over the ranks that divide them already.
             divided.set_gradient_divide_factor(experts.token_parts)
             # gloo cannot divide while it adds up.
             divided.set_force_sum_reduction_for_comms(enable=True)
-    options["mesh"] = mesh
+    options |= divided_by(mesh)
     for block in blocks:
         fully_shard(block, mp_policy=policy, **options)
     # Outside the blocks the formats are those of a single process: the residual stream starts in fp32.
     outside = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
     fully_shard(module, mp_policy=outside, **options)
+
+
+def shard_dimension(shape: Sequence[int], shards: int, taken: Collection[int] = ()) -> int:
+    """The dimension along which FSDP2 divides a parameter.
+
+    It is the first one, whose parts are padded to one size. Of a stack of matrices whose number is not a multiple of
+    the shards it is another one that divides evenly, if there is one that tensor parallelism has not `taken`: experts
+    that are fewer than the ranks would be padded to as many, and sent.
+    """
+    if len(shape) < 3 or shape[0] % shards == 0:
+        return 0
+    return next((dim for dim in range(1, len(shape)) if dim not in taken and shape[dim] % shards == 0), 0)
+
+
+def _placement(parameter: nn.Parameter, shards: int) -> "Shard":
+    from torch.distributed.tensor import Shard
+
+    taken = [dim for dim in range(parameter.ndim) if is_divided(parameter, dim)]
+    return Shard(shard_dimension(local(parameter).shape, shards, taken))
 
 
 def reshard_modules(root: nn.Module) -> None:

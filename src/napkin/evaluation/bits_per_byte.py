@@ -39,13 +39,16 @@ def evaluate(
     """Predict every token of a token file but the first, each once, with at least half a context before it.
 
     `precision` None is bf16 where the model's device multiplies it natively, else fp32. `progress(done, total)` counts
-    tokens. The compressors get the whole text as one stream, so that they can use earlier documents too. Raises
+    tokens. The compressors get the predicted text as one stream, so that they can use earlier documents too. Raises
     NapkinError where the file holds no text, and where words are unknown to the tokenizer: their bytes are not
     predicted, so bits per byte would be too low.
     """
-    if not token_file.text_bytes:
-        raise NapkinError(f"'{token_file.path}' holds no text, only separators: name a token file that does")
     ids = np.asarray(token_file.tokens)
+    # The first token has nothing before it: where it is not a separator, its bytes are not predicted.
+    predicted = ids[1:]
+    text = tokenizer.decode_bytes(predicted[predicted != token_file.separator].tolist())
+    if not text:
+        raise NapkinError(f"'{token_file.path}' holds no text, only separators: name a token file that does")
     if tokenizer.unknown_id is not None and (n_unknown := int(np.count_nonzero(ids == tokenizer.unknown_id))):
         raise NapkinError(
             f"{n_unknown:,} of the {token_file.n_tokens:,} tokens of '{token_file.path}' are words that the "
@@ -60,7 +63,6 @@ def evaluate(
         model, token_file, precision, stride=stride, separate_documents=separate_documents, progress=progress
     )
     tokens = token_file.n_tokens - 1
-    text = tokenizer.decode_bytes(ids[ids != token_file.separator].tolist())
     return Evaluation(
         step=step,
         tokens=tokens,

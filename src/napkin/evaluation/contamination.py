@@ -1,14 +1,18 @@
-"""Which items of a task stand in a training text, however it is cased, spaced, wrapped and punctuated.
+"""Which items of a task stand in a training text, however it is cased, spaced, wrapped, punctuated and marked up.
 
-Of text and items only letters and digits remain, in lower case and without spaces. Windows of 32 of these characters
+Of text and items only letters and digits remain, in lower case and without spaces, accents and tags of HTML, and those
+of full width, of mathematical alphabets and the like as plain ones (Unicode's NFKD). Windows of 32 of these characters
 are compared by hashes. A quarter of the windows is looked at: those that a hash of their first eight characters
 selects, the same in text and items. An item is contaminated where a share of its windows stands together in one place
 of a document. Windows that several items share, such as "which of the following statements is true", do not count.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from html import unescape
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +37,13 @@ _KEPT_TAIL = 8192
 _TOKENS_AT_A_TIME = 2**20
 _SELECTED_BITS = 2
 _NOT_WORDS = re.compile(r"[\W_]+")
+_NOT_ASCII = re.compile(rb"[\x80-\xff]+")
+# Attributes have values, so that a comparison of two numbers is not taken for a tag.
+_ATTRIBUTE = rb"""\s+[a-zA-Z_:@][\w:.-]*\s*=\s*(?:"[^"<>]*"|'[^'<>]*'|[^\s"'<>]+)"""
+_TAG = re.compile(rb"</?[a-zA-Z][a-zA-Z0-9-]*(?:" + _ATTRIBUTE + rb")*\s*/?>|<!--[^<>]*-->")
+_REFERENCE = re.compile(rb"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,30});")
+_AFFIXES = re.compile(r"\A\s*(?:question|problem|q)\s*:|\b(?:answer|a)\s*:\s*\Z", re.IGNORECASE)
+_LISTED = re.compile(r"(?m)^\s*\(?[A-Z][.):]\)?\s")
 _LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 _LOWER = bytes(range(256)).lower()
 _DELETED = bytes(set(range(256)) - set(_LETTERS))
@@ -82,8 +93,7 @@ def find_contamination(items: Sequence[Item], documents: Iterable[Document], *, 
     """Look for items in documents.
 
     Args:
-        items: of a task; looked for are their prompts, of pairs the good text. A prompt that is too short is looked for
-            with the right choice or answer behind it.
+        items: of a task; looked for are their questions, of pairs the good text; see `looked_for`.
         documents: the training text; parts of one document follow each other.
         share: of an item's windows that have to be found together, above 0 and at most 1.
 
@@ -94,7 +104,7 @@ def find_contamination(items: Sequence[Item], documents: Iterable[Document], *, 
         raise NapkinError(f"the share of windows is {share:g}: use a number above 0, at most 1")
     if not items:
         raise NapkinError("there are no items to look for: name a task with items")
-    search = ItemSearch([text_of(item) for item in items])
+    search = ItemSearch([looked_for(item) for item in items])
     best: dict[int, tuple[float, str]] = {}
     count = size = 0
     for document in documents:
@@ -134,45 +144,98 @@ def documents_of_token_file(token_file: TokenFile, tokenizer: Tokenizer) -> Iter
                 continues = False
 
 
-def text_of(item: Item) -> str:
-    """What is looked for of an item."""
+Parts = tuple[str, ...]
+"""Texts that may stand in any order."""
+
+
+def looked_for(item: Item) -> tuple[Parts, ...]:
+    """What is looked for of an item: the first of these that can be told from other text and from other items.
+
+    That is the question; with the choices that its prompt lists, in any order, where they are long enough to be told by
+    themselves; the prompt as it is; and the prompt with its right answer.
+
+    >>> looked_for(Item("a", "Question: Which of the rivers at Koblenz rises in the Vosges mountains?", answer="b"))[0]
+    ('Which of the rivers at Koblenz rises in the Vosges mountains?',)
+    """
+    prompt = _AFFIXES.sub("", item.prompt).strip()
+    question, listed = _without_choices(prompt, item)
     right = item.choices[item.right] if item.choices else item.answer
-    if len(letters(item.prompt)) >= SHORTEST:
-        return item.prompt
-    return f"{item.prompt} {right}"
+    return tuple(dict.fromkeys([(question,), (question, *listed), (prompt,), (f"{item.prompt} {right}",)]))
+
+
+def _without_choices(prompt: str, item: Item) -> tuple[str, Parts]:
+    """The question and the choices of a prompt that lists them, as those do whose continuations are letters."""
+    if not item.choices or any(len(choice.strip()) > 1 for choice in item.choices):
+        return prompt, ()
+    question, *listed = _LISTED.split(prompt)
+    return question.strip(), tuple(choice.strip() for choice in listed)
 
 
 def letters(text: str | bytes) -> bytes:
     """The letters and digits of a text as bytes, in lower case.
 
-    A text whose letters are mostly ASCII is reduced to those; of another all letters remain, as UTF-8.
+    A text whose letters are mostly ASCII, once accents are left out, is reduced to those; of another all letters
+    remain, as UTF-8.
 
-    >>> letters("The  QUICK-brown\\nfox, 1.5 times")
-    b'thequickbrownfox15times'
+    >>> letters("The  QUICK-brown\\nf\u00f6x, 1.5 times <b>\uff11</b>&#48;")
+    b'thequickbrownfox15times10'
     """
+    return _reducer_of(text)(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
+
+
+def _reducer_of(text: str | bytes) -> Callable[[bytes], bytes]:
     data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
-    plain = _ascii_letters(data)
-    if len(data) - len(data.translate(None, bytes(range(128, 256)))) <= len(plain) / 4:
-        return plain
-    return _all_letters(data)
+    plain, everything = _ascii_letters(data), _all_letters(data)
+    others = len(everything) - len(everything.translate(None, bytes(range(128, 256))))
+    return _ascii_letters if others <= len(plain) / 4 else _all_letters
 
 
 def _ascii_letters(data: bytes) -> bytes:
+    data = _without_markup(data)
+    if not data.isascii():
+        data = _NOT_ASCII.sub(_as_ascii, data)
     return data.translate(_LOWER, _DELETED)
 
 
 def _all_letters(data: bytes) -> bytes:
-    return _NOT_WORDS.sub("", data.decode("utf-8", "replace").casefold()).encode("utf-8", "replace")
+    text = normalize("NFKC", _without_markup(data).decode("utf-8", "replace")).casefold()
+    return _NOT_WORDS.sub("", text).encode("utf-8", "replace")
+
+
+def _without_markup(data: bytes) -> bytes:
+    """Without tags of HTML, and with what its character references stand for."""
+    if b"<" in data:
+        data = _TAG.sub(b"", data)
+    if b"&" in data:
+        data = _REFERENCE.sub(lambda found: unescape(found[0].decode()).encode("utf-8", "replace"), data)
+    return data
+
+
+def _as_ascii(found: "re.Match[bytes]") -> bytes:
+    return _ascii_of(found[0])
+
+
+@lru_cache(maxsize=2**12)
+def _ascii_of(data: bytes) -> bytes:
+    """What is ASCII of compatible forms: full width, ligatures, letters without their accents."""
+    return normalize("NFKD", data.decode("utf-8", "replace")).encode("ascii", "ignore")
 
 
 class ItemSearch:
-    """Texts of items, looked for in documents that are collected to batches."""
+    """Items, looked for in documents that are collected to batches."""
 
-    def __init__(self, texts: Sequence[str]) -> None:
-        reduced = [letters(text) for text in texts]
+    def __init__(self, items: Sequence[tuple[Parts, ...]]) -> None:
+        """For each item what may be looked for, see `looked_for`."""
+        reduced = [_reduced(each[0]) for each in items]
+        self._index = _WindowIndex(reduced)
+        for choice in range(1, max(map(len, items), default=0)):
+            for number in self._index.too_short:
+                if choice < len(items[number]):
+                    reduced[number] = _reduced(items[number][choice])
+            if self._index.too_short:
+                self._index = _WindowIndex(reduced)
         # An item in another script is only found where a text keeps all its letters.
         self._wide = any(not each.isascii() for each in reduced)
-        self._index = _WindowIndex(reduced)
         self.too_short = self._index.too_short
         self._lengths = [len(each) for each in reduced]
         self._batches = {_ascii_letters: _Batch()} | ({_all_letters: _Batch()} if self._wide else {})
@@ -225,6 +288,12 @@ class ItemSearch:
         return best
 
 
+def _reduced(parts: Parts) -> bytes:
+    """The letters of each part, a zero byte between two."""
+    reduce = _reducer_of("\n".join(parts))
+    return b"\0".join(reduce(part.encode("utf-8", "surrogatepass")) for part in parts)
+
+
 @dataclass
 class _Batch:
     """Reduced documents one after another, a zero byte between two."""
@@ -257,7 +326,8 @@ class _WindowIndex:
         hashes: list[Hashes] = []
         owners: list[Places] = []
         for index, text in enumerate(texts):
-            found = np.unique(_window_hashes(text)[1]) if len(text) >= SHORTEST else np.empty(0, np.uint64)
+            n_windows = sum(max(0, len(part) - WINDOW + 1) for part in text.split(b"\0"))
+            found = np.unique(_whole_windows(text)) if n_windows > SHORTEST - WINDOW else np.empty(0, np.uint64)
             hashes.append(found)
             owners.append(np.full(len(found), index))
         every, owner = np.concatenate(hashes), np.concatenate(owners).astype(np.int64)
@@ -308,6 +378,13 @@ class _Filter:
 
     def _bits(self, hashes: Hashes) -> Hashes:
         return (hashes >> self._low) & self._mask
+
+
+def _whole_windows(text: bytes) -> Hashes:
+    """The hashes of the windows that lie within one part."""
+    places, hashes = _window_hashes(text)
+    edges = np.flatnonzero(np.frombuffer(text, np.uint8) == 0)
+    return hashes[np.searchsorted(edges, places) == np.searchsorted(edges, places + WINDOW)]
 
 
 def _window_hashes(data: bytes) -> tuple[Places, Hashes]:

@@ -28,6 +28,7 @@ from napkin.data.token_file import TokenFile
 from napkin.errors import NapkinError
 from napkin.hardware.host import detect_host
 from napkin.kernels.cross_entropy_loss import target_log_probabilities
+from napkin.model.language_model import HasModes, evaluation_mode
 from napkin.tokenizer.base import Tokenizer
 
 LEAST_WINDOWS = 100
@@ -38,7 +39,7 @@ _Z = 1.959963984540054
 
 
 @runtime_checkable
-class ScoringModel(Protocol):
+class ScoringModel(HasModes, Protocol):
     """What is used of a model."""
 
     config: Any
@@ -154,6 +155,8 @@ def sampled_bits(
 ) -> SampledBits:
     """Score windows in random order until the standard error is at most `error` bits per byte.
 
+    The model is in evaluation mode meanwhile, and then in the mode that it was in.
+
     Args:
         start_ids: stand before each document, at least one.
         stride: tokens between windows; None is half the context.
@@ -262,7 +265,8 @@ def _bits(
     rows = [[*start_ids[window.skipped :], *documents.ids[window.begin : window.stop].tolist()] for window in batch]
     width = max(len(row) for row in rows) - 1
     inputs = torch.tensor([row[:-1] + [0] * (width - len(row) + 1) for row in rows], device=device)
-    hidden = model.hidden(inputs)
+    with evaluation_mode(model):
+        hidden = model.hidden(inputs)
     found = []
     for number, (window, row) in enumerate(zip(batch, rows, strict=True)):
         n_scored = window.stop - window.first

@@ -13,15 +13,14 @@ import numpy as np
 from jaxtyping import Float64
 
 from napkin.errors import NapkinError
+from napkin.hardware.conditions import Conditions, NotNegative
 from napkin.hardware.efficiency import mean_efficiency
 from napkin.number_formats import find_format
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Size = Annotated[int, msgspec.Meta(gt=0)]
 
 _WEIGHT_OF_SLOW_MEASUREMENTS = 0.2
-_MAX_WAITING_SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -104,8 +103,8 @@ class Calibration:
 
     `seconds_per_operator` is the overhead of calling an operator. `seconds_per_fresh_byte` is the cost per byte of
     newly mapped memory, in addition to writing it: on a CPU, blocks above 32 MiB are mapped at each allocation and
-    zeroed page by page; it is 0 with a caching allocator. `waiting_share` is the fraction of the measuring time that
-    the threads waited for a core that other programs used; None if the system does not report it.
+    zeroed page by page; it is 0 with a caching allocator. `conditions` is what other processes did while it was
+    measured; None on a GPU, which they do not share.
     """
 
     machine: Machine
@@ -114,8 +113,8 @@ class Calibration:
     arrays: Annotated[tuple[ArrayMeasurement, ...], msgspec.Meta(min_length=1)]
     seconds_per_operator: Positive
     seconds_per_fresh_byte: NotNegative
-    waiting_share: NotNegative | None = None
-    version: Literal[1] = 1
+    conditions: Conditions | None = None
+    version: Literal[2] = 2
 
     @property
     def calls_overlap(self) -> bool:
@@ -139,8 +138,8 @@ class Calibration:
 
     @property
     def disturbed(self) -> bool:
-        """Whether other programs used the processor during the measurement, so that the rates are too low."""
-        return (self.waiting_share or 0) > _MAX_WAITING_SHARE
+        """Whether other processes used the processor during the measurement, so that the rates may be too low."""
+        return self.conditions is not None and self.conditions.busy
 
     def matmul_peak(self, format_name: str) -> float:
         """The best FLOP/s of any matrix product in that format; those of fp32 for emulated bf16.
@@ -199,8 +198,11 @@ class Calibration:
         return measured
 
 
-def faster_of(first: Calibration, second: Calibration) -> Calibration:
-    """The faster measurement of each quantity in two calibrations, which must be `comparable`."""
+def better_of(first: Calibration, second: Calibration) -> Calibration:
+    """Of two calibrations, which must be `comparable`, the one that other processes did not disturb; of two alike the
+    faster measurement of each quantity."""
+    if first.disturbed != second.disturbed:
+        return second if first.disturbed else first
     return replace(
         second,
         matmuls=tuple(
@@ -217,7 +219,6 @@ def faster_of(first: Calibration, second: Calibration) -> Calibration:
         ),
         seconds_per_operator=min(first.seconds_per_operator, second.seconds_per_operator),
         seconds_per_fresh_byte=min(first.seconds_per_fresh_byte, second.seconds_per_fresh_byte),
-        waiting_share=min(first.waiting_share or 0.0, second.waiting_share or 0.0),
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from napkin.cached_json import cache_path, read_cached, write_cached
 from napkin.errors import NapkinError
-from napkin.hardware.calibration import CUDA_SETTINGS, Calibration, CalibrationSettings, Machine, comparable, faster_of
+from napkin.hardware.calibration import CUDA_SETTINGS, Calibration, CalibrationSettings, Machine, better_of, comparable
 
 
 def calibration_of_this_machine(
@@ -21,16 +21,19 @@ def calibration_of_this_machine(
 ) -> Calibration:
     """The cached calibration of this machine, or a new one, which takes some seconds and is cached.
 
-    `again` measures in any case and keeps the faster of both measurements, to correct a calibration that is `disturbed`
-    because other programs used the processor. `settings` and `progress` are those of `calibrate`. Raises NapkinError
-    for a device that is not available, and warns if the cache cannot be written.
+    A calibration that other processes disturbed is measured again by the first process that starts when they have gone.
+    `again` measures in any case, and keeps the better of both measurements. `settings` and `progress` are those of
+    `calibrate`. Raises NapkinError for a device that is not available, and warns if the cache cannot be written.
     """
+    # Imports torch.
+    from napkin.hardware.competition import is_quiet_start
+
     cached = load_calibration(device_type)
-    if cached is not None and not again:
+    if cached is not None and not again and not (cached.disturbed and is_quiet_start(device_type)):
         return cached
     measured = calibrate(device_type, settings=settings, progress=progress)
     if cached is not None and comparable(cached, measured):
-        measured = faster_of(cached, measured)
+        measured = better_of(cached, measured)
     try:
         save_calibration(measured)
     except (OSError, NapkinError) as error:

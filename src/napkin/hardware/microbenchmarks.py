@@ -1,13 +1,14 @@
 """The microbenchmarks of a calibration: matrix products, array operations and an empty call.
 
 Each takes many short samples, interleaved with the others over several seconds, and keeps the fastest: on a shared
-machine the mean depends on the load by others, the best on the hardware alone.
+machine the mean depends on the load by others, the best on the hardware alone. Where the fastest samples do not agree,
+it takes longer. How samples are taken beside other processes says `competition.py`.
 """
 
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import torch
@@ -21,9 +22,12 @@ from napkin.hardware.calibration import (
     Machine,
     MatmulMeasurement,
 )
-from napkin.hardware.host import cpu_name, has_native_bf16, seconds_waited, usable_cores
-from napkin.hardware.timing import wall_seconds
+from napkin.hardware.competition import WINDOW_SECONDS, Conditions, Sample, Sampler, agree
+from napkin.hardware.host import cpu_name, has_native_bf16, usable_cores
 from napkin.number_formats import FORMATS
+
+_LONGER = 2
+"""How many times as long may be measured until the fastest samples agree."""
 
 
 def measure(device_type: str, settings: CalibrationSettings, progress: Callable[[float], None]) -> Calibration:
@@ -38,7 +42,7 @@ def measure(device_type: str, settings: CalibrationSettings, progress: Callable[
                 for shape in settings.shapes
             }
             arrays = _ArrayMicrobenchmarks(settings.array_bytes, device_type)
-            waiting_share = _run([*matmuls.values(), *arrays.all()], device_type, settings, progress)
+            conditions = _run([*matmuls.values(), *arrays.all()], device_type, settings, progress)
     finally:
         torch.set_float32_matmul_precision(precision)
     return Calibration(
@@ -51,7 +55,7 @@ def measure(device_type: str, settings: CalibrationSettings, progress: Callable[
         arrays=arrays.measurements(),
         seconds_per_operator=arrays.call.best_seconds,
         seconds_per_fresh_byte=arrays.seconds_per_fresh_byte() if device_type == "cpu" else 0.0,
-        waiting_share=waiting_share,
+        conditions=conditions,
     )
 
 
@@ -79,6 +83,7 @@ class _Microbenchmark:
     run: Callable[[], object]
     float32_precision: str = "highest"
     calls: int = 1
+    samples: list[Sample] = field(default_factory=list)
     best_seconds: float = math.inf
 
 
@@ -152,33 +157,35 @@ def _run(
     device_type: str,
     settings: CalibrationSettings,
     progress: Callable[[float], None],
-) -> float | None:
-    """Time all microbenchmarks in turns; returns the fraction of the time that the threads waited for a core."""
+) -> Conditions | None:
+    """Time all microbenchmarks in turns; returns what other processes did meanwhile."""
 
-    def sample(benchmark: _Microbenchmark) -> float:
-        return wall_seconds(benchmark.run, device_type, benchmark.calls)
-
-    def visit(benchmark: _Microbenchmark) -> None:
+    def sample(sampler: Sampler, benchmark: _Microbenchmark) -> Sample:
         torch.set_float32_matmul_precision(benchmark.float32_precision)
+        return sampler.sample(benchmark.run, benchmark.calls)
+
+    def visit(sampler: Sampler, benchmark: _Microbenchmark) -> None:
         end = time.perf_counter() + settings.visit_seconds
         while True:
-            benchmark.best_seconds = min(benchmark.best_seconds, sample(benchmark))
+            benchmark.samples.append(sample(sampler, benchmark))
             if time.perf_counter() >= end:
                 return
 
-    start, rounds, waited = time.perf_counter(), 0, seconds_waited()
-    # The first call compiles kernels and touches memory; the second determines the number of calls per sample.
-    for benchmark in benchmarks:
-        torch.set_float32_matmul_precision(benchmark.float32_precision)
-        sample(benchmark)
-        benchmark.calls = max(1, math.ceil(settings.sample_seconds / sample(benchmark)))
-    while rounds < 2 or time.perf_counter() < start + settings.seconds:
+    start, rounds, left = time.perf_counter(), 0, benchmarks
+    with Sampler(device_type, window=min(WINDOW_SECONDS, settings.seconds)) as sampler:
+        # The first call compiles kernels and touches memory; the second determines the number of calls per sample.
         for benchmark in benchmarks:
-            visit(benchmark)
-        rounds += 1
-        progress(min(1.0, (time.perf_counter() - start) / settings.seconds))
-    progress(1.0)
-    if device_type != "cpu" or waited is None:
-        return None
-    thread_seconds = torch.get_num_threads() * (time.perf_counter() - start)
-    return max(0.0, (seconds_waited() or waited) - waited) / thread_seconds
+            sample(sampler, benchmark)
+            benchmark.calls = max(1, math.ceil(settings.sample_seconds / sample(sampler, benchmark).clock))
+        while rounds < 2 or (left and time.perf_counter() < start + _LONGER * settings.seconds):
+            for benchmark in left:
+                visit(sampler, benchmark)
+            rounds += 1
+            if time.perf_counter() >= start + settings.seconds:
+                left = [each for each in benchmarks if not agree(sampler.undisturbed(each.samples))]
+            progress(min(1.0, (time.perf_counter() - start) / settings.seconds))
+        progress(1.0)
+        conditions = sampler.conditions()
+    for benchmark in benchmarks:
+        benchmark.best_seconds = sampler.fastest(benchmark.samples)
+    return conditions

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
 from napkin.files import atomic_write_bytes
-from napkin.hardware.timing import event_seconds, wall_seconds
+from napkin.hardware.competition import fastest_tenth
+from napkin.hardware.timing import event_seconds, processor_seconds, wall_seconds
 
 SIZES = (2**12, 2**16, 2**20, 2**23, 2**25)
 """Bytes, from latency to bandwidth."""
@@ -46,6 +47,9 @@ class Measured(msgspec.Struct):
 
     collectives: list[Samples]
     contention: float = 1.0
+    """By the clock."""
+    processor_contention: float = 1.0
+    """By processor time, which does not go on while other processes run, those of the other ranks among them."""
 
 
 def main() -> None:
@@ -56,8 +60,8 @@ def main() -> None:
     limit = datetime.timedelta(seconds=MOST_SECONDS)
     store = FileStore(str(folder / "store"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
-    contention = _contention(rank) if request.contention else 1.0
-    measured = Measured(collective_samples(request, rank, ranks), contention)
+    contention = _contention(rank) if request.contention else (1.0, 1.0)
+    measured = Measured(collective_samples(request, rank, ranks), *contention)
     if rank == 0:
         atomic_write_bytes(folder / "measured.json", msgspec.json.encode(measured))
     dist.barrier()
@@ -88,16 +92,18 @@ def collective_samples(
     return found
 
 
-def _contention(rank: int) -> float:
-    """How much longer the same work takes while all ranks do it; the same number on all ranks."""
+def _contention(rank: int) -> tuple[float, float]:
+    """How much longer the same work takes while all ranks do it, by the clock and by processor time; the same numbers
+    on all ranks."""
     work = _work()
-    alone = torch.zeros((), dtype=torch.float64)
+    alone = torch.zeros(2, dtype=torch.float64)
     if rank == 0:
-        alone += _median_of(work)
+        alone += torch.tensor(_typical(work))
     dist.all_reduce(alone)
-    together = torch.tensor(_median_of(work), dtype=torch.float64)
+    together = torch.tensor(_typical(work), dtype=torch.float64)
     dist.all_reduce(together)
-    return max(1.0, float(together / dist.get_world_size() / alone))
+    clock, processor = (together / dist.get_world_size() / alone).clamp(min=1.0).tolist()
+    return clock, processor
 
 
 def _work() -> Callable[[], None]:
@@ -112,14 +118,14 @@ def _work() -> Callable[[], None]:
     return work
 
 
-def _median_of(work: Callable[[], None], seconds: float = 8 * SECONDS_PER_POINT) -> float:
-    taken: list[float] = []
+def _typical(work: Callable[[], None], seconds: float = 8 * SECONDS_PER_POINT) -> list[float]:
+    """The median by the clock, and the fastest tenth of processor time."""
+    taken: list[tuple[float, float]] = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(taken) < 3:
-        begin = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - begin)
-    return statistics.median(taken)
+        taken.append(processor_seconds(work))
+    clock, processor = zip(*taken, strict=True)
+    return [statistics.median(clock), fastest_tenth(processor)]
 
 
 def _samples(call: Callable[[], None], seconds: float, clock: Callable[[Callable[[], None]], float]) -> list[float]:

@@ -23,6 +23,8 @@ from napkin.child_process import failure_of, interrupts_wait, start_python
 from napkin.errors import NapkinError
 from napkin.files import read_bytes
 from napkin.hardware.calibration import Machine, Positive, Size
+from napkin.hardware.competition import Watch, fastest_tenth, is_quiet_start
+from napkin.hardware.conditions import Conditions
 from napkin.hardware.interconnect import Group, Interconnect, Operation
 
 
@@ -44,7 +46,14 @@ class RankCalibration:
     contention: Annotated[float, msgspec.Meta(ge=1)]
     """By which factor a rank computes more slowly while all others compute too."""
     collectives: Annotated[tuple[CollectiveMeasurement, ...], msgspec.Meta(min_length=1)]
-    version: Literal[1] = 1
+    conditions: Conditions | None = None
+    """What other processes did meanwhile."""
+    version: Literal[2] = 2
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other processes used the processor meanwhile, so that collectives may take less."""
+        return self.conditions is not None and self.conditions.busy
 
     @property
     def interconnect(self) -> "MeasuredInterconnect":
@@ -86,11 +95,16 @@ def _sent_fraction(ranks: int) -> float:
 def ranks_of_this_machine(machine: Machine, ranks: int) -> RankCalibration | None:
     """The cached calibration of `ranks` ranks of this machine, or a new one, which takes some seconds and is cached.
 
+    One that other processes disturbed is measured again by the first process that starts when they have gone.
     Warns, and returns None, where the processes cannot be started or do not reach each other.
     """
     path = cache_path("ranks", (machine, ranks, os.cpu_count()))
     cached = read_cached(path, RankCalibration)
-    if cached is not None and (cached.machine, cached.ranks) == (machine, ranks):
+    if (
+        cached is not None
+        and (cached.machine, cached.ranks) == (machine, ranks)
+        and not (cached.disturbed and is_quiet_start(f"{ranks} ranks"))
+    ):
         return cached
     try:
         measured = measure_ranks(machine, ranks)
@@ -106,12 +120,18 @@ def measure_ranks(machine: Machine, ranks: int) -> RankCalibration:
 
     Raises NapkinError where a process fails, OSError where it cannot be started.
     """
+    watch, threads = Watch(), ranks * machine.threads
     measured = run_ranks({"operations": get_args(Operation), "contention": True}, ranks, machine.threads)
+    conditions = watch.conditions(idle=True, children_threads=threads)
+    contention, typical = measured["contention"], statistics.median
+    if conditions.busy:
+        # More threads than cores take turns, beside other processes and without them.
+        contention, typical = measured["processor_contention"] * max(1.0, threads / conditions.cores), fastest_tenth
     collectives = (
-        CollectiveMeasurement(each["operation"], each["data_bytes"], statistics.median(each["seconds"]))
+        CollectiveMeasurement(each["operation"], each["data_bytes"], typical(each["seconds"]))
         for each in measured["collectives"]
     )
-    return RankCalibration(machine, ranks, measured["contention"], tuple(collectives))
+    return RankCalibration(machine, ranks, contention, tuple(collectives), conditions)
 
 
 def run_ranks(request: Mapping[str, Any], ranks: int, threads: int) -> dict[str, Any]:

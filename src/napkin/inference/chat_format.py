@@ -1,7 +1,8 @@
 """How the messages of a conversation become tokens: by the model's chat template, or as plain lines.
 
-What a message says is always ordinary text: the text of a special token in it is not that token, so that no message
-can pretend to end itself and begin another.
+What a message says is ordinary text: the text of a special token in it is not that token, so that no message can
+pretend to end itself and begin another. Tokens that mark no boundary, such as `<think>`, are those tokens where the
+assistant or the system says them; in what a user or a tool says, those that the template writes are ordinary text.
 """
 
 import re
@@ -19,6 +20,10 @@ from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.text_input import utf8
 
 _MARKS_ANSWERS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9_-]*>")
+_TRUSTED = ("assistant", "system", "developer")
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Fields in which templates look for what an answer was thought over with."""
 Fields = Mapping[str, Any]
 Answers = Literal["all", "last", "none"]
 """Of the assistant's, those that are looked for."""
@@ -31,6 +36,8 @@ class Message:
     role: str
     """`system`, `user` or `assistant`; a template may know more."""
     content: str
+    thoughts: tuple[tuple[str, str], ...] = ()
+    """What an answer was thought over with, by the fields in which templates look for it, see THOUGHTS."""
 
 
 class ChatFormat(ABC):
@@ -89,6 +96,10 @@ class TemplateChat(ChatFormat):
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self._tokenizer, self._template = tokenizer, template
         self._special = _SpecialTexts(tokenizer.special_tokens)
+        written = _written(tokenizer, template.source)
+        # Tags within a message, such as `<think>`, bound no message.
+        tags = {each for each in written & tokenizer.text_tokens if _TAG.fullmatch(each)}
+        self._written, self._boundaries = _SpecialTexts(written), _SpecialTexts(written - tags)
         self._marks_answers = bool(_MARKS_ANSWERS.search(template.source))
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
@@ -121,16 +132,19 @@ class TemplateChat(ChatFormat):
         self, conversations: Sequence[Sequence[Message]], answers: Answers = "all"
     ) -> list[EncodedChat | UnstableTemplate | RefusedConversation]:
         """`encode_answers` of each of several conversations, which are rendered together; errors are returned."""
-        renderings = [_Rendering(_fields(each), self._special) for each in conversations]
+        renderings = [_Rendering(_fields(each), self._written, self._boundaries) for each in conversations]
         for each in renderings:
             n, turns = len(each.messages), each.turns
-            wanted = turns if answers == "all" else turns[-1:] if answers == "last" else []
             each.need("prompt", *turns)
             if self._marks_answers and answers != "none":
                 each.need("marked", n)
             else:
-                each.need("whole", *(turn + 1 for turn in wanted), n)
+                each.need("whole", *(turn + 1 for turn in _wanted(turns, answers)), n)
         self._render(renderings)
+        if not self._marks_answers:
+            for each in renderings:
+                each.look_closer(_wanted(each.turns, answers))
+            self._render(renderings)
         found: list[EncodedChat | UnstableTemplate | RefusedConversation] = []
         for each in renderings:
             try:
@@ -140,7 +154,7 @@ class TemplateChat(ChatFormat):
         return found
 
     def _prompts(self, conversations: Sequence[Sequence[Fields]]) -> list[list[int] | RefusedConversation]:
-        renderings = [_Rendering(each, self._special) for each in conversations]
+        renderings = [_Rendering(each, self._written, self._boundaries) for each in conversations]
         for each in renderings:
             each.need("prompt", *each.turns, len(each.messages))
         self._render(renderings)
@@ -162,16 +176,17 @@ class TemplateChat(ChatFormat):
             text, spans = rendering.marked_answers()
         else:
             text = rendering.text("whole", n)
-            spans = [rendering.answer(text, turn) for turn in (turns[-1:] if answers == "last" else turns)]
+            spans = [rendering.answer(text, turn) for turn in _wanted(turns, answers)]
         spans = spans[-1:] if answers == "last" else spans
         wanted = sorted({each for span in spans for each in span})
         ids, places = self._tokens(text, rendering.begins(text), wanted, rendering.mark)
         return EncodedChat(ids, [(places[begin], places[end]) for begin, end in spans])
 
     def _render(self, renderings: Sequence["_Rendering"]) -> None:
-        texts = iter(self._template.render_all([each for one in renderings for each in one.variables()]))
-        for one in renderings:
-            one.texts = {need: next(texts) for need in one.texts}
+        needed = [(one, need) for one in renderings for need, text in one.texts.items() if text is None]
+        texts = self._template.render_all([one.variables(need) for one, need in needed]) if needed else []
+        for (one, need), text in zip(needed, texts, strict=True):
+            one.texts[need] = text
 
     def stop_ids(self) -> tuple[int, ...]:
         """The special token that ends an answer, by an example; none if the template ends it otherwise."""
@@ -199,7 +214,7 @@ class TemplateChat(ChatFormat):
 
         @cache
         def encoded(start: int, stop: int) -> list[int]:
-            return self._tokenizer.encode(text[start:stop].replace(mark, ""))
+            return self._tokenizer.encode_parts([text[start:stop].replace(mark, "")])
 
         stop = 0
         # A special token holds no mark.
@@ -245,46 +260,78 @@ class _SpecialTexts:
         return self._begins.sub(rf"\1{mark}", value) if isinstance(value, str) and self._begins else value
 
 
-_Kind = Literal["prompt", "whole", "marked"]
-"""Of a text of messages: up to where an answer begins, no more than them, or that with marks about answers."""
+def _written(tokenizer: Tokenizer, template: str) -> frozenset[str]:
+    """The special tokens that no user or tool can say: those that mark a boundary by the tokenizer, and others that the
+    template writes. White space is neither, although Gemma has tokens of it that are looked for first."""
+    named = {each for each in tokenizer.text_tokens if each in template and not each.isspace()}
+    return frozenset((tokenizer.special_tokens.keys() - tokenizer.text_tokens) | named)
+
+
+def _wanted(turns: Sequence[int], answers: Answers) -> Sequence[int]:
+    return turns if answers == "all" else turns[-1:] if answers == "last" else []
+
+
+@dataclass(frozen=True)
+class _Need:
+    """A text of the first messages."""
+
+    kind: Literal["prompt", "whole", "marked"]
+    """Up to where an answer begins, no more than them, or that with marks about answers."""
+    n: int
+    """How many messages."""
+    replaced: int | None = None
+    """The message whose content is a sign that can be found in the text."""
 
 
 class _Rendering:
-    """A conversation's texts by a template; special tokens in messages have a mark, which keeps them from being any."""
+    """A conversation's texts by a template; boundaries in messages have a mark, which keeps them from being any."""
 
-    def __init__(self, messages: Sequence[Fields], special: _SpecialTexts) -> None:
+    def __init__(self, messages: Sequence[Fields], written: _SpecialTexts, boundaries: _SpecialTexts) -> None:
         nonce = secrets.token_hex(8)
         # The mark is removed where text becomes tokens.
-        self.mark = f"\ue000{nonce}\ue001"
+        self.mark, self._sign = f"\ue000{nonce}\ue001", f"\ue006{nonce}\ue007"
         self._begin_mark, self._end_mark = f"\ue002{nonce}\ue003", f"\ue004{nonce}\ue005"
-        self._special = special
-        self.messages = [special.marked(each, self.mark) for each in messages]
+        self._boundaries = boundaries
+        self.messages = [
+            (boundaries if each.get("role") in _TRUSTED else written).marked(each, self.mark) for each in messages
+        ]
         self.turns = [number for number, each in enumerate(self.messages) if each.get("role") == "assistant"]
         """Which messages are the assistant's."""
-        self.texts: dict[tuple[_Kind, int], str | RefusedConversation | None] = {}
-        """By kind and number of messages; None is not rendered yet."""
+        self.texts: dict[_Need, str | RefusedConversation | None] = {}
+        """None is not rendered yet."""
 
-    def need(self, kind: _Kind, *sizes: int) -> None:
+    def need(self, kind: Literal["prompt", "whole", "marked"], *sizes: int, replaced: int | None = None) -> None:
         """Ask for texts of the first messages."""
-        self.texts |= {(kind, n): None for n in sizes}
+        for n in sizes:
+            self.texts.setdefault(_Need(kind, n, replaced), None)
 
-    def variables(self) -> list[dict[str, Any]]:
-        """Of each text that is needed, what the template reads."""
+    def look_closer(self, turns: Sequence[int]) -> None:
+        """Ask for what is needed where prompts and answers do not simply follow one another."""
+        whole = self.texts.get(_Need("whole", len(self.messages)))
+        for turn in turns:
+            if isinstance(whole, str) and self._simple_answer(whole, turn) is None:
+                self.need("whole", turn)
+                self.need("whole", turn + 1, len(self.messages), replaced=turn)
+                if turn:
+                    self.need("whole", len(self.messages), replaced=turn - 1)
+
+    def variables(self, need: _Need) -> dict[str, Any]:
+        """What the template reads for a text."""
         marks = {"generation_begins": self._begin_mark, "generation_ends": self._end_mark}
-        return [
-            {
-                "messages": self.messages[:n],
-                "tools": None,
-                "documents": None,
-                "add_generation_prompt": kind == "prompt",
-                **(marks if kind == "marked" else {}),
-            }
-            for kind, n in self.texts
-        ]
+        messages = list(self.messages[: need.n])
+        if need.replaced is not None:
+            messages[need.replaced] = {**messages[need.replaced], "content": self._sign}
+        return {
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": need.kind == "prompt",
+            **(marks if need.kind == "marked" else {}),
+        }
 
-    def text(self, kind: _Kind, n: int) -> str:
+    def text(self, kind: Literal["prompt", "whole", "marked"], n: int, replaced: int | None = None) -> str:
         """A text that was needed. Raises RefusedConversation."""
-        found = self.texts[kind, n]
+        found = self.texts[_Need(kind, n, replaced)]
         if isinstance(found, RefusedConversation):
             raise found
         assert found is not None
@@ -293,21 +340,85 @@ class _Rendering:
     def begins(self, text: str) -> list[int]:
         """Where the assistant's turns begin in a text, those that can be found."""
         # A template may refuse the first messages alone, such as none at all.
-        prompts = [self.texts["prompt", turn] for turn in self.turns]
+        prompts = [self.texts[_Need("prompt", turn)] for turn in self.turns]
         return [len(each) for each in prompts if isinstance(each, str) and text.startswith(each)]
 
     def answer(self, text: str, turn: int) -> tuple[int, int]:
-        """Where an assistant's turn begins and ends: behind the special token that ends it, if one does."""
-        before, upto = self.text("prompt", turn), self.text("whole", turn + 1)
-        if not text.startswith(before) or not text.startswith(upto) or len(upto) <= len(before):
+        """Where an assistant's turn begins and ends: behind the boundary that ends it, if one does.
+
+        Raises UnstableTemplate where that cannot be told, or where the turn does not say what was thought.
+        """
+        found = self._simple_answer(text, turn) or (self._begin(text, turn), self._end(text, turn))
+        begin, end = found
+        if begin >= end:
+            raise self._unstable(turn, "writes no answer")
+        if any(each not in text[begin:end] for each in _thoughts(self.messages[turn])):
+            raise self._unstable(turn, "leaves out what was thought")
+        return found
+
+    def _simple_answer(self, text: str, turn: int) -> tuple[int, int] | None:
+        """The same where the text up to the answer is the prompt, and the text behind it follows with what comes next;
+        None where it is not so plain."""
+        before, upto = self.texts[_Need("prompt", turn)], self.texts[_Need("whole", turn + 1)]
+        if not isinstance(before, str) or not isinstance(upto, str) or len(upto) <= len(before):
+            return None
+        if not text.startswith(upto) or not upto.startswith(before):
+            return None
+        parts = self._boundaries.split(upto[len(before) :])
+        if len(parts) == 1:
+            return len(before), len(upto)
+        return (len(before), len(upto) - len(parts[-1])) if len(parts) == 3 and not parts[-1].strip() else None
+
+    def _begin(self, text: str, turn: int) -> int:
+        """Behind what asks for the answer, in a text in which that may stand otherwise than in the prompt."""
+        prompt, before = self.text("prompt", turn), self.text("whole", turn)
+        if text.startswith(prompt):
+            return len(prompt)
+        shared = _common(prompt, before)
+        asks = prompt[shared:]
+        if text.startswith(prompt[:shared]):
             raise UnstableTemplate(
-                f"the chat template writes message {turn + 1} or those before it otherwise where more follow, so that "
-                "its answers cannot be told apart: learn only the last answer, or use a template with {% generation %}"
+                f"the chat template asks for an answer by {asks!r} and does not write that before message {turn + 1}: "
+                "use a template that does, or one with {% generation %}"
             )
-        parts = self._special.split(text[len(before) : len(upto)])
-        if len(parts) > 1 and not parts[-1].strip():
-            return len(before), len(upto) - len(parts[-1])
-        return len(before), len(upto)
+        earliest = self._behind(text, turn - 1) if turn else 0
+        begin = text.find(asks, earliest, self._behind(text, turn)) if asks else -1
+        if begin < 0:
+            raise self._unstable(turn, "changes what stands before an answer")
+        return begin + len(asks)
+
+    def _end(self, text: str, turn: int) -> int:
+        """Behind the boundary that ends what was said, if it ends it where more follows and where nothing does."""
+        tail, stop = self._follows(turn + 1, turn), self._behind(text, turn)
+        if self.messages[turn].get("tool_calls"):
+            # Calls stand behind what was said, and have boundaries of their own.
+            *inside, last = self._boundaries.split(tail)
+            tail = "".join(inside) if inside and not last.strip() else tail
+            if not text.startswith(tail, stop):
+                raise self._unstable(turn, "changes the calls of tools")
+            return stop + len(tail)
+        parts = self._boundaries.split(tail[: _common(tail, text[stop:])])
+        return stop + (len(parts[0]) + len(parts[1]) if len(parts) > 1 else 0)
+
+    def _behind(self, text: str, message: int) -> int:
+        """Where in the whole text begins what follows the content of a message: it is the same whatever that says."""
+        behind = self._follows(len(self.messages), message)
+        if not text.endswith(behind):
+            raise self._unstable(message, "changes what stands behind it")
+        return len(text) - len(behind)
+
+    def _follows(self, n: int, message: int) -> str:
+        """What follows the content of a message in a text of the first n."""
+        _, sign, behind = self.text("whole", n, message).partition(self._sign)
+        if not sign or self._sign in behind:
+            raise self._unstable(message, "does not write the content as it is, once")
+        return behind
+
+    def _unstable(self, turn: int, what: str) -> UnstableTemplate:
+        remedy = "use a template with {% generation %}"
+        if turn + 1 < len(self.messages):
+            remedy = f"learn only the last answer, or {remedy}"
+        return UnstableTemplate(f"of message {turn + 1}, the chat template {what}: {remedy}")
 
     def marked_answers(self) -> tuple[str, list[tuple[int, int]]]:
         """The text and what a template marks in it."""
@@ -324,8 +435,22 @@ class _Rendering:
         return plain, [(begin, end) for begin, end in spans if begin < end]
 
 
+def _thoughts(message: Fields) -> list[str]:
+    """What an answer was thought over with: in fields of its own, or before `</think>`."""
+    content = message.get("content")
+    before = content.partition("</think>") if isinstance(content, str) else ("", "", "")
+    inline = before[0].rpartition("<think>")[2] if before[1] else ""
+    said = [message.get(name) for name in THOUGHTS]
+    return [each.strip() for each in (*said, inline) if isinstance(each, str) and each.strip()]
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
 def _fields(messages: Sequence[Message]) -> list[Fields]:
-    return [{"role": each.role, "content": each.content} for each in messages]
+    return [{"role": each.role, "content": each.content, **dict(each.thoughts)} for each in messages]
 
 
 def chat_format(tokenizer: Tokenizer, template: ChatTemplate | None, first_ids: Sequence[int]) -> ChatFormat:

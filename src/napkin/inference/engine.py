@@ -6,6 +6,8 @@ that came last gives back its own and is computed again later: no request is los
 seed and not on what else is running.
 """
 
+import contextlib
+import os
 import threading
 import time
 from bisect import insort
@@ -16,18 +18,37 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from napkin.errors import NapkinError
+from napkin.errors import NapkinError, first_line
 from napkin.inference.block_pool import FIRST, BlockPool, Digest, digest_of
 from napkin.inference.engine_sequence import EngineSequence
 from napkin.inference.equal_prompts import blocks_to_copy, firsts_of_equals
 from napkin.inference.kv_blocks import KVFormat, bytes_per_token, n_blocks_that_fit
 from napkin.inference.paged_cache import PagedCache
 from napkin.inference.request import Completion, Finish, Request
-from napkin.inference.sampling import draw, told_draws
+from napkin.inference.sampling import NOT_FINITE, Draw, draw, told_draws
 from napkin.model.transformer import Transformer
 
 Progress = tuple[Completion, int]
 """A completion that changed, and the index of its first new draw."""
+
+_SHAPE_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+"""Two caches of machine code, torch's and oneDNN's, an entry of half a megabyte for each shape of a product in bf16 on
+a CPU. The shapes of requests are without number, and each cache would keep 1,024 of them. They read their capacity from
+the environment at the first such product of the process."""
+_SHAPES_KEPT = 128
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """What a pass gave, before any sequence is changed by it."""
+
+    scored: dict[EngineSequence, list[Draw]]
+    """Of sequences that want their prompts scored."""
+    drawn: dict[EngineSequence, Draw]
+    ended: list[EngineSequence]
+    """Those that are computed to their end; those without a draw want none."""
+    copies: list[EngineSequence]
+    """Those whose keys and values are copies of others'."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +107,8 @@ class Engine:
         for name, value in (("max_running", max_running), ("prefill_chunk", prefill_chunk), ("block_size", block_size)):
             if value < 1:
                 raise NapkinError(f"{name} is {value}: use 1 or more")
+        for name in _SHAPE_CACHES:
+            os.environ.setdefault(name, str(_SHAPES_KEPT))
         self.model = model.eval()
         self.max_running = max_running
         # Blocks that are shared in batch-invariant mode end where chunks do.
@@ -149,20 +172,39 @@ class Engine:
             self.step()
 
     @torch.inference_mode()
-    def step(self) -> list[Progress]:
-        """Compute a token of every running sequence whose prompt is done, and a chunk of prompts; what changed."""
+    def step(self, *, isolate: bool = False) -> list[Progress]:
+        """Compute a token of every running sequence whose prompt is done, and a chunk of prompts; what changed.
+
+        What raises in the model or in a draw is raised here, and leaves all sequences as they were. With `isolate`,
+        those that cannot be computed end as "failed" instead, and the others go on.
+        """
         begin = time.perf_counter()
         changed = self._take_in()
         self._admit()
         decoding = [sequence for sequence in self._running if sequence.decodes]
         prefilling = [sequence for sequence in self._running if not sequence.decodes]
         for batch in [[each] for each in decoding] if self.batch_invariant else [decoding]:
-            changed += self._compute(batch, [1] * len(batch))
+            changed += self._compute(batch, 1, isolate)
         for n_new, batch in self._chunks([each for each in prefilling if each.running]):
-            changed += self._compute(batch, [n_new] * len(batch))
+            changed += self._compute(batch, n_new, isolate)
         self._steps += 1
         self._seconds += time.perf_counter() - begin
         return changed
+
+    def fail_all(self, error: BaseException) -> list[Progress]:
+        """End as failed all that was submitted before the last step, and empty the cache: after a step that raised."""
+        ended: list[Progress] = []
+        for sequence in (*self._running, *self._waiting):
+            completion = sequence.completion
+            completion.failure, completion.finish = first_line(error), "failed"
+            completion.finished_at = time.perf_counter()
+            ended.append((completion, len(completion.draws)))
+        self._running, self._waiting = [], []
+        self.pool = BlockPool(self.pool.n_blocks, self.pool.block_size)
+        # Where the device itself has failed, every step raises, and says so.
+        with contextlib.suppress(Exception):
+            self.cache.clear(range(self.pool.n_blocks))
+        return ended
 
     def _refuse_impossible(self, request: Request) -> None:
         config, most = self.model.config, len(request.prompt) + request.max_tokens
@@ -217,12 +259,15 @@ class Engine:
         """Use blocks that hold its first tokens; the last token is computed, since its logits are needed."""
         if not sequence.shares:
             return
-        size = self.pool.block_size
-        # Alone, the chunks of the prompt must be those that a sequence without a shared prefix has.
+        size, most = self.pool.block_size, len(sequence.tokens) - 1
+        # Alone, the chunks of the prompt must be those that a sequence without a shared prefix has, and what it has
+        # drawn itself is computed token by token: another prompt with the same tokens was computed in chunks.
         step = self.prefill_chunk if self.batch_invariant else size
+        if self.batch_invariant:
+            most = min(most, sequence.n_prompt)
         found: list[tuple[int, Digest]] = []
         before = FIRST
-        for start in range(0, (len(sequence.tokens) - 1) // size * size, size):
+        for start in range(0, most // size * size, size):
             before = digest_of(before, sequence.tokens[start : start + size])
             block = self.pool.share(before)
             if block is None:
@@ -265,93 +310,111 @@ class Engine:
         to_end_of_chunk = self.prefill_chunk - sequence.n_computed % self.prefill_chunk
         return min(to_end_of_chunk, sequence.n_prompt - sequence.n_computed)
 
-    def _compute(self, batch: list[EngineSequence], counts: list[int]) -> list[Progress]:
-        """Pass new tokens of sequences through the model, and draw where a sequence is computed to its end."""
-        ready = [
-            (sequence, count)
-            for sequence, count in zip(batch, counts, strict=True)
-            if sequence.running and self._make_room(sequence, count)
-        ]
+    def _compute(self, batch: list[EngineSequence], n_new: int, isolate: bool) -> list[Progress]:
+        """Pass new tokens of sequences through the model, and draw where a sequence is computed to its end.
+
+        Where that raises, each sequence is computed alone: those for which it raises again fail.
+        """
+        ready = [each for each in batch if each.running and self._make_room(each, n_new)]
         # Making room for a later sequence may have taken the blocks of one before it.
-        ready = [(sequence, count) for sequence, count in ready if sequence.running]
+        ready = [each for each in ready if each.running]
         if not ready:
             return []
-        sequences, counts = [each for each, _ in ready], [count for _, count in ready]
-        longest = max(counts)
+        try:
+            computed = self._pass(ready, n_new)
+        except Exception as error:
+            if not isolate:
+                raise
+            if len(ready) == 1:
+                return [self._fail(ready[0], error)]
+            return [progress for each in ready for progress in self._compute([each], n_new, isolate)]
+        return self._advance(ready, n_new, computed)
+
+    def _pass(self, sequences: Sequence[EngineSequence], n_new: int) -> "_Computed":
+        """What the model says of the next n_new tokens of sequences. Only the cache changes: what raises changes
+        nothing, since the same places are written again."""
         alike = self.prompts_together and not sequences[0].decodes
         firsts = firsts_of_equals(sequences) if alike else range(len(sequences))
         row_of = {number: row for row, number in enumerate(dict.fromkeys(firsts))}
         computed = [sequences[number] for number in row_of]
-        lengths, new_counts = [each.n_computed for each in computed], [counts[number] for number in row_of]
-        new = [each.tokens[start : start + n] for each, start, n in zip(computed, lengths, new_counts, strict=True)]
-        extending = self.cache.extend([each.table for each in computed], lengths, new_counts, longest)
-        tokens = torch.tensor([part + [0] * (longest - len(part)) for part in new], device=self.cache.device)
-        hidden = self.model.hidden(tokens, cache=extending)
+        lengths, counts = [each.n_computed for each in computed], [n_new] * len(computed)
+        new = [each.tokens[start : start + n_new] for each, start in zip(computed, lengths, strict=True)]
+        extending = self.cache.extend([each.table for each in computed], lengths, counts, n_new)
+        hidden = self.model.hidden(torch.tensor(new, device=self.cache.device), cache=extending)
+        if not bool(hidden.isfinite().all()):
+            # Before others may share what these sequences leave in the cache.
+            raise NapkinError(NOT_FINITE)
         if len(computed) < len(sequences):
-            self._copy_equals(sequences, counts, firsts)
+            copied = blocks_to_copy(sequences, [n_new] * len(sequences), firsts, self.pool.block_size)
+            self.cache.copy(*copied)
         rows = [row_of[first] for first in firsts]
-        for sequence, count in ready:
-            sequence.n_computed += count
-            self._name_blocks(sequence)
-        for row, (sequence, count) in zip(rows, ready, strict=True):
-            if not sequence.shares:
-                self._score_prompt(sequence, hidden[row, :count], count)
-        return self._draw(sequences, hidden, rows, counts)
+        scored = {
+            sequence: self._scores(sequence, hidden[row])
+            for row, sequence in zip(rows, sequences, strict=True)
+            if not sequence.shares
+        }
+        ended = [number for number, each in enumerate(sequences) if each.n_computed + n_new == len(each.tokens)]
+        drawing = [number for number in ended if sequences[number].wants_more]
+        draws = self._draws([sequences[number] for number in drawing], [hidden[rows[number], -1] for number in drawing])
+        drawn = dict(zip((sequences[number] for number in drawing), draws, strict=True))
+        copies = [sequences[number] for number, first in enumerate(firsts) if number != first]
+        return _Computed(scored, drawn, [sequences[number] for number in ended], copies)
 
-    def _copy_equals(self, sequences: Sequence[EngineSequence], counts: Sequence[int], firsts: Sequence[int]) -> None:
-        self.cache.copy(*blocks_to_copy(sequences, counts, firsts, self.pool.block_size))
-        for number, (sequence, count, first) in enumerate(zip(sequences, counts, firsts, strict=True)):
-            if number != first and not sequence.completion.draws:
-                sequence.completion.cached_tokens += count
-                self._cached_tokens += count
-
-    def _draw(
-        self, sequences: Sequence[EngineSequence], hidden: Tensor, rows: Sequence[int], counts: Sequence[int]
-    ) -> list[Progress]:
-        """Of the sequences that are computed to their end; rows[i] of the hidden states is that of sequence i."""
-        done = [number for number, each in enumerate(sequences) if each.n_computed == len(each.tokens)]
-        changed = [self._end(sequences[number], "length", 0) for number in done if not sequences[number].wants_more]
-        done = [number for number in done if sequences[number].wants_more]
-        if not done:
-            return changed
-        last = torch.stack([hidden[rows[number], counts[number] - 1] for number in done])
+    def _draws(self, sequences: Sequence[EngineSequence], last: Sequence[Tensor]) -> list[Draw]:
+        """A token for each sequence, from the hidden state of its last one."""
+        if not sequences:
+            return []
+        states = torch.stack(list(last))
         # One product for each row, where a row's must not depend on how many there are.
-        parts = last[:, None] if self.batch_invariant else last[None]
-        logits = torch.cat([self.model.logits_of(part) for part in parts]).float()
-        drawing = [sequences[number] for number in done]
-        draws = draw(
-            logits,
-            [each.completion.request.sampling for each in drawing],
-            [len(each.completion.draws) for each in drawing],
-            [each.tokens for each in drawing],
-            tell_sampled=any(each.completion.request.sampled_logprobs for each in drawing),
+        parts = states[:, None] if self.batch_invariant else states[None]
+        return draw(
+            torch.cat([self.model.logits_of(part) for part in parts]).float(),
+            [each.completion.request.sampling for each in sequences],
+            [len(each.completion.draws) for each in sequences],
+            [each.tokens for each in sequences],
+            tell_sampled=any(each.completion.request.sampled_logprobs for each in sequences),
         )
-        now = time.perf_counter()
-        for sequence, drawn in zip(drawing, draws, strict=True):
-            completion, index = sequence.completion, len(sequence.completion.draws)
-            completion.first_token_at = completion.first_token_at or now
-            if drawn.token in self.stop_ids or drawn.token in completion.request.sampling.stop_ids:
-                completion.stop_draw = drawn
-                changed.append(self._end(sequence, "stop", index))
-                continue
-            completion.draws.append(drawn)
-            sequence.tokens.append(drawn.token)
-            self._generated += 1
-            if sequence.wants_more:
-                changed.append((completion, index))
-            else:
-                changed.append(self._end(sequence, "length", index))
-        return changed
 
-    def _score_prompt(self, sequence: EngineSequence, hidden: Tensor, count: int) -> None:
-        """Tell the log-probability of the prompt's tokens that follow those just computed."""
-        told, first = sequence.completion.prompt_draws, sequence.n_computed - count
-        if first == 0:
-            told[:] = [None]
-        targets = list(sequence.completion.request.prompt[first + 1 : sequence.n_computed + 1])
-        if targets:
-            logits = self.model.logits_of(hidden[: len(targets)]).float()
-            told += told_draws(logits, targets, sequence.completion.request.sampling.logprobs or 0)
+    def _scores(self, sequence: EngineSequence, hidden: Tensor) -> list[Draw]:
+        """The log-probabilities of the prompt's tokens that follow those just computed."""
+        first = sequence.n_computed + 1
+        targets = list(sequence.completion.request.prompt[first : first + len(hidden)])
+        if not targets:
+            return []
+        logits = self.model.logits_of(hidden[: len(targets)]).float()
+        if not bool(logits.isfinite().all()):
+            raise NapkinError(NOT_FINITE)
+        return told_draws(logits, targets, sequence.completion.request.sampling.logprobs or 0)
+
+    def _advance(self, sequences: Sequence[EngineSequence], n_new: int, computed: "_Computed") -> list[Progress]:
+        """Take over what a pass has computed; nothing here raises."""
+        for sequence in computed.copies:
+            if not sequence.completion.draws:
+                sequence.completion.cached_tokens += n_new
+                self._cached_tokens += n_new
+        for sequence, told in computed.scored.items():
+            found = sequence.completion.prompt_draws
+            # After a preemption the prompt is scored again from its beginning.
+            found[:] = [*found[: sequence.n_computed + 1], *told] if sequence.n_computed else [None, *told]
+        for sequence in sequences:
+            sequence.n_computed += n_new
+            self._name_blocks(sequence)
+        now = time.perf_counter()
+        return [self._ended_or_drawn(each, computed.drawn.get(each), now) for each in computed.ended]
+
+    def _ended_or_drawn(self, sequence: EngineSequence, drawn: Draw | None, now: float) -> Progress:
+        """A sequence that is computed to its end gets its next token, unless it wants none."""
+        completion, index = sequence.completion, len(sequence.completion.draws)
+        if drawn is None:
+            return self._end(sequence, "length", 0)
+        completion.first_token_at = completion.first_token_at or now
+        if drawn.token in self.stop_ids or drawn.token in sequence.stop_ids:
+            completion.stop_draw = drawn
+            return self._end(sequence, "stop", index)
+        completion.draws.append(drawn)
+        sequence.tokens.append(drawn.token)
+        self._generated += 1
+        return (completion, index) if sequence.wants_more else self._end(sequence, "length", index)
 
     def _make_room(self, sequence: EngineSequence, n_new: int) -> bool:
         """Take blocks for new tokens; where there are none, from the sequence that came last. False if that is it."""
@@ -387,6 +450,13 @@ class Engine:
             self.pool.release(block)
         sequence.table, sequence.digests, sequence.n_computed = [], [], 0
         sequence.running = False
+
+    def _fail(self, sequence: EngineSequence, error: Exception) -> Progress:
+        """End a sequence that cannot be computed. What it left in its own blocks may be no numbers, which others would
+        read: what is hidden from them is multiplied by 0."""
+        self.cache.clear(sequence.table[len(sequence.digests) :])
+        sequence.completion.failure = first_line(error)
+        return self._end(sequence, "failed", len(sequence.completion.draws))
 
     def _end(self, sequence: EngineSequence, finish: Finish, index: int) -> Progress:
         if sequence.running:

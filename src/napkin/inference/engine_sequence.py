@@ -1,6 +1,7 @@
 """A sequence in an engine: how far it is computed, and in which blocks its keys and values are."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from napkin.inference.block_pool import Digest
 from napkin.inference.request import Completion
@@ -20,6 +21,11 @@ class EngineSequence:
     """Of its full blocks that are named, in order."""
     running: bool = False
     """Whether it is among those that are computed."""
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end it, besides those of the engine."""
+        return frozenset(self.completion.request.sampling.stop_ids)
 
     @property
     def n_prompt(self) -> int:

@@ -82,6 +82,10 @@ class PlainBlocks:
         """Keep in others[i] what blocks[i] holds."""
         self.numbers[others] = self.numbers[blocks]
 
+    def clear(self, blocks: Int[Tensor, " n"]) -> None:
+        """Keep zeros in blocks."""
+        self.numbers[blocks] = 0
+
     def seen(self, table: Table, longest: int) -> Seen:
         """The first `longest` of sequences that are in blocks table[b]."""
         return _joined(self.numbers[table], longest)
@@ -113,6 +117,11 @@ class Int8Blocks:
         """Keep in others[i] what blocks[i] holds."""
         self.numbers[others] = self.numbers[blocks]
         self.scales[others] = self.scales[blocks]
+
+    def clear(self, blocks: Int[Tensor, " n"]) -> None:
+        """Keep zeros in blocks."""
+        self.numbers[blocks] = 0
+        self.scales[blocks] = 0
 
     def seen(self, table: Table, longest: int) -> Seen:
         """The first `longest` of sequences that are in blocks table[b]."""

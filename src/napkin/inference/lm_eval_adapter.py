@@ -1,6 +1,6 @@
 """A model for lm-evaluation-harness: its tasks, napkin's scores.
 
-`lm_eval` is an extra (`pip install 'napkin-lm[lm-eval]'`), imported when a model is made. The harness builds its
+`lm_eval` is an extra, imported when a model is made. The harness builds its
 prompts and divides texts into context and continuation; log-probabilities are those of `score`, which computes shared
 beginnings once, and answers are those of the engine.
 """
@@ -34,9 +34,7 @@ def harness_class() -> Any:
     try:
         from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise NapkinError(
-            f"lm-evaluation-harness cannot be imported ({error}): pip install 'napkin-lm[lm-eval]'"
-        ) from None
+        raise NapkinError(f"lm-evaluation-harness cannot be imported ({error}): pip install lm_eval") from None
     return type("NapkinLM", (HarnessMethods, TemplateLM), {})
 
 

@@ -88,7 +88,7 @@ def _of_run(path: Path, name: str | None, on_message: Callable[[str], None]) -> 
     trained = load_run(path, on_message=on_message)
     texts = run_texts(path, trained.tokenizer)
     chat = chat_format(trained.tokenizer, texts.chat_template, texts.first_ids)
-    model = trained.model.eval()
+    model = trained.model
     return OpenModel(_name(path, name), model, trained.tokenizer, texts.first_ids, texts.stop_ids, chat)
 
 

@@ -49,6 +49,12 @@ class PagedCache:
         for held in (*self.keys, *self.values):
             held.copy(*places)
 
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Keep zeros in blocks, in all layers."""
+        places = torch.tensor(blocks, dtype=torch.int64, device=self.device)
+        for held in (*self.keys, *self.values):
+            held.clear(places)
+
     def extend(
         self, tables: Sequence[Sequence[int]], lengths: Sequence[int], counts: Sequence[int], n_new: int
     ) -> "PagedPass":

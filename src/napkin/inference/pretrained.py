@@ -134,4 +134,4 @@ def load_pretrained(folder: StrPath, *, dtype: torch.dtype | None = None) -> Pre
             f"'{folder}' has a tokenizer of {tokenizer.vocab_size} ids and a model of {model.config.vocab_size}: "
             "download it again"
         )
-    return Pretrained(folder, tokenizer, model.eval().to(device_type), sampling, chat_template, first_ids)
+    return Pretrained(folder, tokenizer, model.to(device_type), sampling, chat_template, first_ids)

@@ -9,8 +9,8 @@ from napkin.errors import NapkinError
 from napkin.inference.sampling import Draw
 from napkin.inference.settings import Sampling
 
-Finish = Literal["stop", "length", "cancelled"]
-"""A stop id was drawn; as many tokens were drawn as asked for; nobody wants the rest."""
+Finish = Literal["stop", "length", "cancelled", "failed"]
+"""A stop id was drawn; as many tokens were drawn as asked for; the rest is not wanted; it cannot be computed."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class Completion:
     prompt_draws: list[Draw | None] = field(default_factory=list)
     """Of each prompt token, if they were asked for; None for the first."""
     finish: Finish | None = None
+    failure: str | None = None
+    """Why it failed, in a line."""
     cached_tokens: int = 0
     """Of the prompt, those whose keys and values other requests had left."""
     submitted_at: float = field(default_factory=time.perf_counter)

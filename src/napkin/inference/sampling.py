@@ -4,8 +4,10 @@ A draw is a function of the logits, the settings and how many tokens the sequenc
 from (seed, number) and not from a generator's state. So a sequence continues alike whatever else is in its batch.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,6 +17,7 @@ from napkin.data.permutation import random_word
 from napkin.errors import NapkinError
 from napkin.inference.settings import Sampling
 
+NOT_FINITE = "the model's logits hold infinity or NaN, nothing can be drawn: use an earlier checkpoint"
 _FIRST_LOOK = 256
 """Tokens that are sorted for top-p at first; where they do not reach the mass, eight times as many: sorting a whole
 vocabulary takes as long as a small model's token."""
@@ -85,26 +88,48 @@ def _checked_and_changed(
 ) -> tuple[Tensor, Tensor]:
     logits = logits.float()
     if not logits.isfinite().all():
-        raise NapkinError("the model's logits hold infinity or NaN, nothing can be drawn: use an earlier checkpoint")
+        raise NapkinError(NOT_FINITE)
     return logits, _changed(logits, settings, histories)
 
 
 def _changed(logits: Tensor, settings: Sequence[Sampling], histories: Sequence[Sequence[int]]) -> Tensor:
-    """Logits after penalties and biases; the given ones stay."""
-    changed = logits
-    for row, each in enumerate(settings):
-        if each.repetition_penalty == 1 and not each.logit_bias:
-            continue
-        changed = logits.clone() if changed is logits else changed
-        if each.repetition_penalty != 1:
-            occurred = torch.tensor(sorted(set(histories[row])), dtype=torch.int64, device=logits.device)
-            found, penalty = changed[row, occurred], each.repetition_penalty
-            changed[row, occurred] = torch.where(found > 0, found / penalty, found * penalty)
-        for token, bias in each.logit_bias:
-            if token >= logits.shape[1]:
-                raise NapkinError(f"logit_bias names token {token}: the model has 0 to {logits.shape[1] - 1}")
-            changed[row, token] += bias
-    return changed
+    """Logits after penalties and biases, finite as the given ones are, which stay."""
+    penalized = [row for row, each in enumerate(settings) if each.repetition_penalty != 1]
+    biased = [row for row, each in enumerate(settings) if each.logit_bias]
+    if not (penalized or biased):
+        return logits
+    changed, device = logits.clone(), logits.device
+    if penalized:
+        places = _places(penalized, [array("q", histories[row]) for row in penalized], device)
+        penalties = torch.ones(len(settings), device=device)
+        penalties[penalized] = torch.tensor([settings[row].repetition_penalty for row in penalized], device=device)
+        found, penalty = changed[places], penalties[places[0]]
+        # A token that occurred several times is written several times, each time with the same number.
+        changed[places] = torch.where(found > 0, found / penalty, found * penalty)
+    if biased:
+        arrays = [settings[row].bias_arrays for row in biased]
+        places = _places(biased, [ids for ids, _ in arrays], device)
+        if int(places[1].max()) >= logits.shape[1]:
+            wrong = int(places[1].max())
+            raise NapkinError(f"logit_bias names token {wrong}: the model has 0 to {logits.shape[1] - 1}")
+        biases = _joined([each for _, each in arrays], torch.float32)
+        changed.index_put_(places, biases.to(device), accumulate=True)
+    # Logits near the end of their range would become infinite.
+    limits = torch.finfo(changed.dtype)
+    return changed.clamp_(limits.min, limits.max)
+
+
+def _places(rows: Sequence[int], ids: "Sequence[array[int]]", device: torch.device) -> tuple[Tensor, Tensor]:
+    """The row and the id of each element: ids[i] are those of rows[i]."""
+    counts = torch.tensor([len(each) for each in ids], device=device)
+    return torch.tensor(rows, device=device).repeat_interleave(counts), _joined(ids, torch.int64).to(device)
+
+
+def _joined(parts: "Sequence[array[Any]]", dtype: torch.dtype) -> Tensor:
+    whole = array(parts[0].typecode)
+    for each in parts:
+        whole.extend(each)
+    return torch.frombuffer(whole, dtype=dtype) if whole else torch.empty(0, dtype=dtype)
 
 
 def inverted(weights: Float[Tensor, "row vocab_size"], uniforms: Sequence[float]) -> Int[Tensor, " row"]:

@@ -17,6 +17,7 @@ from napkin.evaluation.tasks.common_beginning import common_length
 from napkin.inference.generation import PREFILL_CHUNK, cache_for, hidden_states
 from napkin.kernels.cross_entropy_loss import target_log_probabilities
 from napkin.model.kv_cache import ContiguousCache
+from napkin.model.language_model import evaluation_mode
 from napkin.model.transformer import Transformer
 
 BRANCH_TOKENS = 1024
@@ -115,7 +116,8 @@ def _scored(model: Transformer, cache: ContiguousCache, group: list[_Sequence], 
             sees[node] |= sees[parent]
     device = cache.device
     branching = cache.branch(torch.tensor(depths, device=device) + trunk, torch.from_numpy(sees).to(device))
-    (hidden,) = model.hidden(torch.tensor([tokens], device=device), cache=branching)
+    with evaluation_mode(model):
+        (hidden,) = model.hidden(torch.tensor([tokens], device=device), cache=branching)
     nodes = [node for each, path in zip(group, paths, strict=True) for node in path[each.first - trunk :]]
     targets = [target for each in group for target in each.targets]
     logprobs, greedy = _of_targets(model, hidden[nodes], torch.tensor(targets, device=device))

@@ -1,7 +1,9 @@
 """Settings of sampling. Does not import torch: the command line reads this class for its help."""
 
 import math
+from array import array
 from dataclasses import dataclass
+from functools import cached_property
 
 from napkin.errors import NapkinError
 
@@ -10,6 +12,11 @@ MOST_PROPOSED = 16
 """Tokens proposed for one pass, at most: of more, few are accepted."""
 MOST_TOP_LOGPROBS = 1000
 """More than anyone looks at; each is kept for every token."""
+MOST_TOP_K = 2**31 - 1
+MOST_BIAS = 100.0
+"""The bound of OpenAI's interface; e**100 takes a token as far as probabilities go."""
+MOST_PENALTY = 100.0
+"""A factor beyond which, either way, logits leave the range of their number format."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +38,10 @@ class Sampling:
 
     repetition_penalty: float = 1.0
     """Logits of tokens that occurred, in the prompt or since, are divided by it if positive, else multiplied (Keskar et
-    al. 2019); 1 changes nothing."""
+    al. 2019); 1 changes nothing, 0.01 to 100."""
 
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """Pairs of a token id and a number added to its logit."""
+    """Pairs of a token id and a number added to its logit, -100 to 100."""
 
     stop: tuple[str, ...] = ()
     """Texts before which a completion ends."""
@@ -53,17 +60,21 @@ class Sampling:
         # Comparisons that NaN fails.
         if not 0 <= self.temperature < math.inf:
             raise NapkinError(f"temperature is {self.temperature}: use a finite number, 0 or more")
-        if self.top_k is not None and self.top_k < 1:
-            raise NapkinError(f"top_k is {self.top_k}: use 1 or more, or leave it out")
+        if self.top_k is not None and not 1 <= self.top_k <= MOST_TOP_K:
+            raise NapkinError(f"top_k is {self.top_k}: use 1 to {MOST_TOP_K}, or leave it out")
         if not 0 < self.top_p <= 1:
             raise NapkinError(f"top_p is {self.top_p}: use a probability above 0, up to 1")
         if not 0 <= self.min_p <= 1:
             raise NapkinError(f"min_p is {self.min_p}: use 0 to 1")
-        if not 0 < self.repetition_penalty < math.inf:
-            raise NapkinError(f"repetition_penalty is {self.repetition_penalty}: use a finite number above 0")
+        if not 1 / MOST_PENALTY <= self.repetition_penalty <= MOST_PENALTY:
+            raise NapkinError(
+                f"repetition_penalty is {self.repetition_penalty}: use {1 / MOST_PENALTY:g} to {MOST_PENALTY:g}"
+            )
         for token, bias in self.logit_bias:
-            if token < 0 or not math.isfinite(bias):
-                raise NapkinError(f"logit_bias adds {bias} to token {token}: use a token id and a finite number")
+            if token < 0 or not -MOST_BIAS <= bias <= MOST_BIAS:
+                raise NapkinError(
+                    f"logit_bias adds {bias} to token {token}: use a token id and {-MOST_BIAS:g} to {MOST_BIAS:g}"
+                )
         if "" in self.stop:
             raise NapkinError("stop holds an empty text, which is everywhere: leave it out")
         if any(token < 0 for token in self.stop_ids):
@@ -72,6 +83,11 @@ class Sampling:
             raise NapkinError(f"logprobs is {self.logprobs}: use 0 to {MOST_TOP_LOGPROBS}, or leave it out")
         if not 0 <= self.seed <= LARGEST_SEED:
             raise NapkinError(f"seed is {self.seed}: use 0 to {LARGEST_SEED}")
+
+    @cached_property
+    def bias_arrays(self) -> "tuple[array[int], array[float]]":
+        """The ids and the numbers of `logit_bias`: read for every token, so made once."""
+        return array("q", [token for token, _ in self.logit_bias]), array("f", [bias for _, bias in self.logit_bias])
 
 
 @dataclass(frozen=True)

@@ -171,8 +171,8 @@ def load(folder: StrPath, *, on_message: Callable[[str], None] = lambda message:
 def load_run(folder: StrPath, *, on_message: Callable[[str], None] = lambda message: None) -> Trained:
     """Load the newest intact checkpoint of a run, with its averaged weights if it has any; or a quantized run.
 
-    `on_message` is called for damaged checkpoints that are skipped. Raises NapkinError where the folder is not a run
-    or has no checkpoint yet, CorruptFile where all checkpoints are damaged.
+    The model is in evaluation mode. `on_message` is called for damaged checkpoints that are skipped. Raises NapkinError
+    where the folder is not a run or has no checkpoint yet, CorruptFile where all checkpoints are damaged.
     """
     if is_quantized(Path(folder)):
         return _load_quantized(Path(folder))
@@ -182,7 +182,7 @@ def load_run(folder: StrPath, *, on_message: Callable[[str], None] = lambda mess
     device_type = choose_device("auto")
     checkpoint, model = load_newest_model(run, load_plain_model, on_message=on_message)
     precision = choose_precision("auto", device_type, host)
-    return Trained(run, recipe, tokenizer, model.to(device_type), precision, checkpoint)
+    return Trained(run, recipe, tokenizer, model.eval().to(device_type), precision, checkpoint)
 
 
 def load_newest_model(

@@ -123,11 +123,22 @@ class LanguageModel(Protocol, metaclass=_HasAttributes):
         ...
 
 
+@runtime_checkable
+class HasModes(Protocol):
+    """What is computed with in training mode or in evaluation mode, such as any `nn.Module`."""
+
+    training: bool
+
+    def train(self, mode: bool = True) -> Any:
+        """See nn.Module."""
+        ...
+
+
 @contextmanager
-def evaluation_mode(model: nn.Module | LanguageModel) -> Iterator[None]:
+def evaluation_mode(model: HasModes) -> Iterator[None]:
     """Put a model into evaluation mode, without dropout and with cross-entropy alone as its loss, and back."""
     training = model.training
-    model.eval()
+    model.train(False)
     try:
         yield
     finally:

@@ -93,7 +93,7 @@ class MixtureOfExperts(nn.Module):
             tokens_per_expert=counts,
             dropped=dropped,
         )
-        mixed = (outputs * self.weigh(likeliest).unsqueeze(-1)).sum(dim=1)
+        mixed = (outputs.view(*chosen.shape, -1) * self.weigh(likeliest).unsqueeze(-1)).sum(dim=1)
         return mixed.to(x.dtype).view(x.shape), routing
 
     def take_routing(self) -> Routing:
@@ -163,11 +163,11 @@ class DroplessExperts(Experts):
 
     def forward(
         self, x: Float[Tensor, "token d_model"], chosen: Int[Tensor, "token choice"], counts: Int[Tensor, " n_experts"]
-    ) -> tuple[Float[Tensor, "token choice d_model"], Int[Tensor, ""]]:
-        """The outputs of each token's experts, and 0: none was dropped."""
+    ) -> tuple[Float[Tensor, "assignment d_model"], Int[Tensor, ""]]:
+        """The outputs of each token's experts, token by token, and 0: none was dropped."""
         order = chosen.flatten().argsort(stable=True)
         made = self.compute(x.index_select(0, order // chosen.shape[1]), counts)
-        return made.index_select(0, order.argsort()).view(*chosen.shape, -1), torch.zeros_like(counts[0])
+        return made.index_select(0, order.argsort()), torch.zeros_like(counts[0])
 
     def compute(
         self, rows: Float[Tensor, "assignment d_model"], counts: Int[Tensor, " n_experts"]
@@ -188,8 +188,9 @@ class CapacityExperts(Experts):
 
     def forward(
         self, x: Float[Tensor, "token d_model"], chosen: Int[Tensor, "token choice"], counts: Int[Tensor, " n_experts"]
-    ) -> tuple[Float[Tensor, "token choice d_model"], Int[Tensor, ""]]:
-        """The outputs of each token's experts, 0 where it was dropped, and the number of dropped assignments."""
+    ) -> tuple[Float[Tensor, "assignment d_model"], Int[Tensor, ""]]:
+        """The outputs of each token's experts, token by token, 0 where it was dropped, and the number of dropped
+        assignments."""
         n_experts, (n_tokens, n_choices) = len(counts), chosen.shape
         room = math.ceil(self.capacity * chosen.numel() / n_experts)
         experts = chosen.T.flatten()
@@ -199,8 +200,8 @@ class CapacityExperts(Experts):
         rows = (experts * room + before).where(fits, n_experts * room)
         dispatched = x.new_zeros(n_experts * room + 1, x.shape[1]).index_copy(0, rows, x.repeat(n_choices, 1))
         made = self.compute(dispatched[:-1].view(n_experts, room, -1)).flatten(0, 1)
-        made = F.pad(made, (0, 0, 0, 1)).index_select(0, rows).view(n_choices, n_tokens, -1)
-        return made.transpose(0, 1), (~fits).sum()
+        by_token = rows.view(n_choices, n_tokens).T.flatten()
+        return F.pad(made, (0, 0, 0, 1)).index_select(0, by_token), (~fits).sum()
 
     def compute(self, inputs: Float[Tensor, "n_experts room d_model"]) -> Float[Tensor, "n_experts room d_model"]:
         """What each expert makes of its rows."""

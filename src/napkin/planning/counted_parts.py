@@ -5,9 +5,13 @@ of a micro-batch and in 1 / tensor (activations grow with the one, matrices with
 model of one block is counted at four points, and the operators of every other rank follow exactly: of b sequences as
 well as of the b / context that a rank of a ring computes. Norms and the residual stream, whose sequences the ranks of
 tensor split, have 1 / tensor of the sequences; experts, which the ranks of expert split, 1 / expert of the matrices.
+
+Some calls are made at some sizes alone: of one sequence, or of one head, a tensor is a view where others have to be
+copied. Parts with such calls are counted for each size of tensor, and for one sequence apart from several.
 """
 
 import dataclasses
+import difflib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -120,6 +124,9 @@ class CountedParts:
     """All parts of a rank with one way of recomputing, and the bytes that their kernels need for a moment."""
 
     parts: dict[Part, Operators]
+    """At most sizes."""
+    apart: dict[tuple[Part, bool, int], Operators]
+    """Of parts whose calls depend on the size: for one sequence or not, and that size of tensor."""
     working: NDArray[np.float64]
     """[coefficient]: bytes that come and go within a block's backward pass."""
     head_working: NDArray[np.float64]
@@ -130,6 +137,10 @@ class CountedParts:
     counted_blocks: int
     update_calls_per_block: int
     """By which the calls of the update grow with each further block."""
+
+    def operators(self, part: Part, size: Size) -> Operators:
+        """The calls of a part as they are made at that size."""
+        return self.apart.get((part, size.sequences == 1, size.tensor), self.parts[part])
 
     def working_bytes(self, size: Size) -> float:
         """Of a block, beside what its forward pass kept."""
@@ -155,22 +166,35 @@ def count_parts(
     """
     split = next((size for size in sorted(tensors) if size > 1 and _counts(resolved, size)), None)
     tensors_counted = (1,) if split is None else (1, split)
-    ledgers = {
-        (sequences, tensor): _count(resolved, recompute, sequences, tensor)
-        for tensor in tensors_counted
-        for sequences in (1, 2)
-    }
-    divided = {key: _divided(ledger) for key, ledger in ledgers.items()}
+    ledger_of = functools.cache(lambda sequences, tensor: _count(resolved, recompute, sequences, tensor))
+    divided_of = functools.cache(lambda sequences, tensor: _divided(ledger_of(sequences, tensor)))
+    points = [(sequences, tensor) for tensor in tensors_counted for sequences in (1, 2)]
+    ledgers = {point: ledger_of(*point) for point in points}
+    divided = {point: divided_of(*point) for point in points}
     names: list[Part] = [name for name in divided[1, 1] if name in ("dense", "block") or plain is None]
     parts: dict[Part, Operators] = {}
+    apart: dict[tuple[Part, bool, int], Operators] = {}
     for name in names:
         # How many calls the update makes depends on sizes; it is priced by the number of parameters.
         found = {key: (divided[1, 1] if name == "update" else each)[name] for key, each in divided.items()}
-        if name != "head":
+        if name == "head":
+            continue
+        if name in ("dense", "block") and not all(_are_alike(found[1, 1], each) for each in found.values()):
+            for tensor in sorted({1, *(size for size in tensors if _counts(resolved, size))}):
+                one, two, three = (divided_of(sequences, tensor)[name] for sequences in (1, 2, 3))
+                apart[name, False, tensor] = _operators({(2, 1): two, (3, 1): three}, None)
+                apart[name, True, tensor] = _operators({(1, 1): one, (2, 1): _aligned(one, two)}, None)
+            parts[name] = apart[name, False, 1]
+        else:
             parts[name] = _operators(found, split)
     working = {key: np.array([_working_bytes(each)], dtype=np.float64) for key, each in ledgers.items()}
     if plain is not None:
-        return dataclasses.replace(plain, parts={**plain.parts, **parts}, working=_bilinear(working, split)[:, 0])
+        return dataclasses.replace(
+            plain,
+            parts={**plain.parts, **parts},
+            apart={**plain.apart, **apart},
+            working=_bilinear(working, split)[:, 0],
+        )
     halves = {tensor: _count(resolved, recompute, 1, tensor, chunks=2) for tensor in tensors_counted}
     head = {key: each["head"] for key, each in divided.items()}
     chunk = _chunk_of(head[1, 1], _divided(halves[1])["head"])
@@ -179,6 +203,7 @@ def count_parts(
     update, larger = divided[1, 1]["update"], _divided(_count(resolved, recompute, 1, 1, more=1))["update"]
     return CountedParts(
         parts=parts,
+        apart=apart,
         working=_bilinear(working, split)[:, 0],
         head_working=_head_working(resolved, recompute, halves, split),
         state_bytes_per_parameter=ledgers[1, 1].peak_by_category.get("optimizer state", 0) / ledgers[1, 1].parameters,
@@ -281,11 +306,10 @@ def _chunk_of(one: Sequence[Row], two: Sequence[Row]) -> slice:
 
 
 def _operators(points: dict[tuple[int, int], list[Row]], split: int | None) -> Operators:
-    """Through the figures of the same calls at each point (sequences, tensor)."""
-    rows = points[1, 1]
+    """Through the figures of the same calls at each point (sequences, tensor), of which the first has least of both."""
+    rows = next(iter(points.values()))
     figures = {key: np.array([_figures(row) for row in each], dtype=np.float64) for key, each in points.items()}
-    alike = [len(each) == len(rows) and all(map(_alike, each, rows)) for each in points.values()]
-    if not all(alike):
+    if not all(_are_alike(rows, each) for each in points.values()):
         raise AssertionError(f"counts of different sizes have different operators: {[len(r) for r in points.values()]}")
     return Operators(
         rows=tuple(rows),
@@ -295,8 +319,23 @@ def _operators(points: dict[tuple[int, int], list[Row]], split: int | None) -> O
     )
 
 
-def _alike(one: Row, other: Row) -> bool:
-    return (one.operator, one.module, one.phase) == (other.operator, other.module, other.phase)
+def _are_alike(some: Sequence[Row], others: Sequence[Row]) -> bool:
+    return [*map(_name, some)] == [*map(_name, others)]
+
+
+def _name(row: Row) -> tuple[str, str, str]:
+    return row.operator, row.module, row.phase
+
+
+def _aligned(one: Sequence[Row], two: Sequence[Row]) -> list[Row]:
+    """The calls of one sequence, as two sequences make them: those that only one makes are taken to be twice as large.
+
+    What two sequences alone make is left out."""
+    aligned = [dataclasses.replace(row, **{name: 2 * getattr(row, name) for name in _FIGURES}) for row in one]
+    matcher = difflib.SequenceMatcher(a=[*map(_name, one)], b=[*map(_name, two)], autojunk=False)
+    for block in matcher.get_matching_blocks():
+        aligned[block.a : block.a + block.size] = two[block.b : block.b + block.size]
+    return aligned
 
 
 def _figures(row: Row) -> list[int]:
@@ -304,11 +343,12 @@ def _figures(row: Row) -> list[int]:
 
 
 def _bilinear(points: dict[tuple[int, int], NDArray[np.float64]], split: int | None) -> NDArray[np.float64]:
-    """Coefficients of 1, sequences, 1 / tensor and their product, through the values at four points, or at two."""
-    one, two = points[1, 1], points[2, 1]
+    """Coefficients of 1, sequences, 1 / tensor and their product, through the values at four points, or at two, whose
+    sequences differ by 1."""
+    (least, one), (_, two) = ((sequences, points[sequences, 1]) for sequences, tensor in points if tensor == 1)
     if split is None:
         none = np.zeros_like(one)
-        return np.stack([2 * one - two, two - one, none, none])
+        return np.stack([one - least * (two - one), two - one, none, none])
     at = 1 - 1 / split
     slope, less = two - one, (points[2, split] - points[1, split])
     both = (slope - less) / at

@@ -7,7 +7,6 @@ computes a token of each running sequence and one chunk of prompts, first come f
 
 import dataclasses
 import statistics
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import psutil
 import torch
 
 from napkin.errors import NapkinError
+from napkin.hardware.competition import Sampler
 from napkin.inference.block_pool import BlockPool
 from napkin.inference.kv_blocks import KVFormat, bytes_per_token
 from napkin.inference.paged_cache import PagedCache
@@ -131,9 +131,10 @@ def probe_steps(
 
     def probed(probe: Transformer) -> StepSeconds:
         progress(f"timing steps of {probe.config.n_layers} layers")
-        timer = _Timer(probe, max(running * (contexts[-1] + 1), before[-1] + chunk), kv)
-        decode = {(each, context): timer.seconds(each, context, 1) for each in rows for context in contexts}
-        prefill = {(each, start): timer.seconds(1, start, each) for each in chunks for start in before}
+        with Sampler(probe.head_weight.device.type) as sampler:
+            timer = _Timer(probe, max(running * (contexts[-1] + 1), before[-1] + chunk), kv, sampler)
+            decode = {(each, context): timer.seconds(each, context, 1) for each in rows for context in contexts}
+            prefill = {(each, start): timer.seconds(1, start, each) for each in chunks for start in before}
         return StepSeconds(decode, prefill)
 
     if model is not None:
@@ -222,8 +223,8 @@ def _drew(load: ServiceLoad, each: _Simulated, now: float) -> None:
 class _Timer:
     """Times passes of a model through a cache that holds zeros."""
 
-    def __init__(self, model: Transformer, tokens: int, kv: KVFormat) -> None:
-        self.model = model.eval()
+    def __init__(self, model: Transformer, tokens: int, kv: KVFormat, sampler: Sampler) -> None:
+        self.model, self.sampler = model.eval(), sampler
         self.block_size = 16
         weight = model.head_weight
         # Each row has blocks of its own, of which the last may be part empty.
@@ -234,19 +235,19 @@ class _Timer:
 
     @torch.inference_mode()
     def seconds(self, rows: int, context: int, n_new: int) -> float:
-        """The median of a few passes, and of drawing a token of each row."""
+        """Of a pass and of drawing a token of each row, from a few of them."""
         each = -(-(context + n_new) // self.block_size)
         tables = [list(range(row * each, (row + 1) * each)) for row in range(rows)]
         tokens = torch.zeros(rows, n_new, dtype=torch.int64, device=self.cache.device)
         settings, histories = [Sampling(temperature=1.0, top_p=1.0)] * rows, [[0]] * rows
-        taken: list[float] = []
-        for _ in range(1 + REPEATS):
-            begin = time.perf_counter()
+
+        def step() -> None:
             extending = self.cache.extend(tables, [context] * rows, [n_new] * rows, n_new)
             hidden = self.model.hidden(tokens, cache=extending)
             draw(self.model.logits_of(hidden[:, -1]).float(), settings, [0] * rows, histories)
-            taken.append(time.perf_counter() - begin)
-        return statistics.median(taken[1:])
+
+        taken = [self.sampler.sample(step) for _ in range(1 + REPEATS)]
+        return self.sampler.seconds(taken[1:])
 
 
 def _between(known: dict[tuple[int, int], float], at: float, other: float) -> float:

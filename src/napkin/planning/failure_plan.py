@@ -48,8 +48,11 @@ def _writing_nodes(plan: Plan) -> int:
     layout = plan.resolved.layout
     if not layout.divides_state:
         return 1
-    replicas = 1 if layout.shard_optimizer or layout.expert > 1 else layout.data
-    return max(1, _n_nodes(plan.site) // replicas)
+    copies = 1
+    if not layout.shard_optimizer:
+        # Ranks of context are copies, too, where they are not among those of FSDP2.
+        copies = layout.batch_parts // max(layout.shard, layout.expert) * (layout.context if layout.shard == 1 else 1)
+    return max(1, _n_nodes(plan.site) // copies)
 
 
 def _n_nodes(site: Site) -> int:

@@ -3,15 +3,17 @@
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin.accounting.ledger import Row
 from napkin.accounting.pipeline_simulation import StageSeconds
 from napkin.accounting.pricing import roofline_seconds
+from napkin.distributed.parallel_model import shard_dimension
 from napkin.errors import NapkinError
 from napkin.hardware.interconnect import Interconnect
 from napkin.model.transformer import Transformer
@@ -72,6 +74,13 @@ class Parameters(NamedTuple):
     """Last norm, and the head if it is not the embedding."""
 
 
+def _sums(numbers: Iterable[tuple[str, int]]) -> Parameters:
+    sums = dict.fromkeys(Parameters._fields, 0)
+    for kind, number in numbers:
+        sums[kind] += number
+    return Parameters(**sums)
+
+
 class LayoutCosts:
     """Seconds and bytes of the parts of a model on one rank of a machine; counted and priced when first asked for."""
 
@@ -108,7 +117,9 @@ class LayoutCosts:
         self.reduce_bytes = PRODUCTS_BYTES[resolved.recipe.training.reduce_format]
         self.weight_bytes = resolved.precision.bytes_per_weight
         self.parts = functools.cache(self._parts)
+        self.shapes = functools.cache(self._shapes)
         self.parameters = functools.cache(self._parameters)
+        self.padded = functools.cache(self._padded)
         self.seconds = functools.cache(self._seconds)
         self.attention_seconds = functools.cache(self._attention_seconds)
         self.least_seconds = functools.cache(self._least_seconds)
@@ -135,24 +146,41 @@ class LayoutCosts:
         plain = None if recompute == "none" else self.parts("none")
         return count_parts(self.resolved, recompute, self.tensors, plain)
 
-    def _parameters(self, tensor: int) -> Parameters:
+    def _shapes(self, tensor: int) -> list[tuple[str, str, torch.Size]]:
+        """Of each parameter of one rank of tensor: which of `Parameters` it belongs to, its own name and shape."""
         model = with_tensor(self.resolved, tensor).recipe.model
         dense = min(model.n_dense_layers, 1) if model.n_experts else 0
         with FakeTensorMode():
             built = Transformer(dataclasses.replace(model, n_layers=1 + dense, n_dense_layers=dense))
-        sums = {"dense": 0, "block": 0, "experts": 0, "embedding": 0, "head": 0}
+        found: list[tuple[str, str, torch.Size]] = []
         for name, parameter in built.named_parameters():
             path = name.split(".")
             if path[0] == "blocks":
                 kind = "experts" if "experts" in path else "dense" if dense and path[1] == "0" else "block"
             else:
                 kind = "embedding" if path[0] in ("embedding", "positions") else "head"
-            sums[kind] += parameter.numel()
-        return Parameters(**sums)
+            found.append((kind, path[-1], parameter.shape))
+        return found
+
+    def _parameters(self, tensor: int) -> Parameters:
+        return _sums((kind, shape.numel()) for kind, _, shape in self.shapes(tensor))
+
+    def _padded(self, tensor: int, expert: int, shards: int, shards_of_experts: int) -> Parameters:
+        """The same, with experts of one rank of expert alone, as FSDP2 pads them to equal shards."""
+        sizes: list[tuple[str, int]] = []
+        for kind, name, shape in self.shapes(tensor):
+            among, taken = shards, ()
+            if kind == "experts":
+                shape, among = torch.Size((shape[0] // expert, *shape[1:])), shards_of_experts
+                # Ranks of tensor divide the width of experts.
+                taken = () if tensor == 1 else (1,) if name == "up" else (2,)
+            length = shape[shard_dimension(shape, among, taken)]
+            sizes.append((kind, shape.numel() // length * among * -(-length // among)))
+        return _sums(sizes)
 
     def _rows(self, part: Part, size: Size, recompute: Recompute) -> list[tuple[Row, bool, bool]]:
         """The calls of a part; whether each copies weights, and whether it is for the gradient of weights."""
-        operators = self.parts(recompute).parts[part]
+        operators = self.parts(recompute).operators(part, size)
         return list(
             zip(operators.at(size), operators.copies_weights.tolist(), operators.of_weights.tolist(), strict=True)
         )
@@ -180,9 +208,14 @@ class LayoutCosts:
                 sums[row.phase != "forward"] += roofline_seconds(row, self.ceilings)
         return sums[0], sums[1]
 
+    def expert_seconds(self, size: Size, recompute: Recompute) -> float:
+        """Of the experts of a block, in both passes of a micro-batch."""
+        rows = (row for row, _, _ in self.rows("block", size, recompute))
+        return sum(roofline_seconds(row, self.ceilings) for row in rows if row.module.endswith(".experts"))
+
     def _kept_bytes(self, part: Part, size: Size, recompute: Recompute, gathered: bool) -> float:
         """Bytes that one micro-batch keeps from its forward to its backward pass."""
-        activations, copies = self.parts(recompute).parts[part].kept_bytes(size)
+        activations, copies = self.parts(recompute).operators(part, size).kept_bytes(size)
         return activations + (0 if gathered else copies)
 
     def _working_bytes(self, size: Size, recompute: Recompute) -> float:

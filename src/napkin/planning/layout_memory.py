@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 from napkin.accounting.pipeline_schedules import PipelineSchedule, pipeline_schedule
 from napkin.planning.layout_costs import OUTSIDE_BYTES, Choice, LayoutCosts
-from napkin.planning.layout_stages import StageContent, held_parameters, outside_parameters
+from napkin.planning.layout_stages import (
+    StageContent,
+    held_parameters,
+    outside_parameters,
+    own_parameters,
+    padded_parameters,
+)
 from napkin.recipe.layout import Layout
 
 _TOKEN_BYTES = 16
@@ -141,14 +147,6 @@ def _rank_bytes(
     )
 
 
-def own_parameters(costs: LayoutCosts, layout: Layout, contents: Sequence[StageContent]) -> float:
-    """Of one rank, its shards where they are sharded."""
-    held = [held_parameters(costs, layout, content) for content in contents]
-    shared, experts = sum(each[0] for each in held), sum(each[1] for each in held)
-    shards = layout.shard * layout.context if layout.shard > 1 else 1
-    return shared / shards + experts / max(1, shards // layout.expert)
-
-
 def _kept_bytes(costs: LayoutCosts, choice: Choice, content: StageContent, gathered: bool) -> float:
     """Of one micro-batch in one stage."""
     size, every = choice.size, costs.resolved.recipe.training.recompute_every
@@ -195,6 +193,6 @@ def _whole_in_pipeline(costs: LayoutCosts, layout: Layout, contents: Sequence[St
 
 def _units_of(costs: LayoutCosts, layout: Layout, contents: Sequence[StageContent]) -> tuple[int, int]:
     """Parameters of a block, and bytes of those outside of blocks."""
-    each = costs.parameters(layout.tensor)
+    each = padded_parameters(costs, layout)
     outside = sum(outside_parameters(costs, layout, content) for content in contents)
-    return each.block + each.experts // layout.expert, OUTSIDE_BYTES * outside
+    return each.block + each.experts, OUTSIDE_BYTES * outside

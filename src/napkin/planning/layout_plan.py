@@ -11,12 +11,13 @@ from napkin.accounting.pipeline_simulation import PipelineTimeline, simulate_pip
 from napkin.accounting.utilisation import dollars
 from napkin.errors import NapkinError
 from napkin.planning.layout_costs import Choice, LayoutCosts, choice_of
-from napkin.planning.layout_memory import RankBytes, own_parameters, ranks_bytes, schedule_of, stages_of_ranks
+from napkin.planning.layout_memory import RankBytes, ranks_bytes, schedule_of, stages_of_ranks
 from napkin.planning.layout_stages import (
     Sender,
     StageContent,
     StageTime,
     once_per_step,
+    own_parameters,
     send_seconds,
     stage_times,
 )
@@ -52,6 +53,9 @@ class LayoutPlan:
     """Of clipping and the optimizer, and of sending updated parameters where ranks share its state."""
     model_flops: float
     """Of the step of all devices, recomputation left out, attention over all pairs."""
+    expert_seconds: float
+    """Of a step, those that grow with the tokens that the busiest rank of expert gets: its experts compute, and the
+    others wait for it. 0 where ranks do not divide experts, or where experts have a capacity."""
     factor: float
     """In nine cases of ten a step is expected to take between seconds / factor and seconds · factor."""
     counted_bytes: int | None = None
@@ -216,6 +220,7 @@ def composed(
         once_per_step=once_per_step(costs, layout, stages[0]),
         update_seconds=update_seconds(costs, layout, contents),
         model_flops=costs.model_flops(costs.resolved.recipe.training.batch_size),
+        expert_seconds=_expert_seconds(costs, choice, stages, micro_batches),
         factor=costs.machine.efficiency.factor * (1 + _launch_share(costs, choice)),
     )
 
@@ -250,6 +255,14 @@ def update_seconds(costs: LayoutCosts, layout: Layout, contents: Sequence[StageC
     group = costs.interconnect.group(replicas, stride=layout.tensor)
     gathering = costs.interconnect.seconds("all_gather", costs.weight_bytes * most, group)
     return costs.update_seconds(most / replicas, blocks) + gathering
+
+
+def _expert_seconds(costs: LayoutCosts, choice: Choice, stages: Sequence[StageTime], micro_batches: int) -> float:
+    if choice.layout.expert == 1 or costs.model.expert_capacity is not None:
+        return 0.0
+    of_block = costs.expert_seconds(choice.size, choice.recompute)
+    longest = max(stage.content.blocks * of_block + sum(stage.sends.exposed["expert"]) for stage in stages)
+    return micro_batches * longest * choice.layout.stages_per_rank
 
 
 def _launch_share(costs: LayoutCosts, choice: Choice) -> float:

@@ -8,13 +8,14 @@ nothing hides it. A ring of context sends keys and values while it computes atte
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from napkin.accounting.pipeline_simulation import StageSeconds
+from napkin.distributed.mesh import experts_are_sharded
 from napkin.hardware.interconnect import Group, Interconnect
-from napkin.planning.layout_costs import BUCKET_BYTES, OUTSIDE_BYTES, Choice, LayoutCosts
+from napkin.planning.layout_costs import BUCKET_BYTES, OUTSIDE_BYTES, Choice, LayoutCosts, Parameters
 from napkin.recipe.layout import Layout
 from napkin.train_step.activation_checkpointing import Recompute
 
@@ -95,7 +96,7 @@ def groups(interconnect: Interconnect, layout: Layout) -> dict[str, Group]:
         "context": interconnect.group(context, stride=tensor),
         "expert": interconnect.group(experts, stride=stride),
         "shard": interconnect.group(shards, stride=tensor),
-        "shard of experts": interconnect.group(max(1, shards // experts), stride=tensor * experts),
+        "shard of experts": interconnect.group(shards_of(layout)[1], stride=tensor * experts),
         "replica": interconnect.group(layout.data, stride=stride * layout.shard),
         "data": interconnect.group(layout.data * context, stride=tensor),
         "data of experts": interconnect.group(max(1, layout.data * context // experts), stride=tensor * experts),
@@ -103,16 +104,38 @@ def groups(interconnect: Interconnect, layout: Layout) -> dict[str, Group]:
     }
 
 
+def shards_of(layout: Layout) -> tuple[int, int]:
+    """Among how many ranks FSDP2 divides parameters: all but experts, and experts."""
+    if layout.shard == 1:
+        return 1, 1
+    shards = layout.shard * layout.context
+    if layout.expert == 1:
+        return shards, shards
+    return shards, shards // layout.expert if experts_are_sharded(layout) else 1
+
+
+def padded_parameters(costs: LayoutCosts, layout: Layout) -> Parameters:
+    """Of one rank of tensor and of expert before anything is sharded, as they are padded to be sharded."""
+    return costs.padded(layout.tensor, layout.expert, *shards_of(layout))
+
+
 def held_parameters(costs: LayoutCosts, layout: Layout, content: StageContent) -> tuple[int, int]:
     """Of a stage on one rank before anything is sharded: all but experts, and experts."""
-    each = costs.parameters(layout.tensor)
+    each = padded_parameters(costs, layout)
     shared = each.dense * content.dense + each.block * content.blocks + outside_parameters(costs, layout, content)
-    return shared, each.experts // layout.expert * content.blocks
+    return shared, each.experts * content.blocks
+
+
+def own_parameters(costs: LayoutCosts, layout: Layout, contents: Iterable[StageContent]) -> float:
+    """Of some stages on one rank, its shards where they are sharded."""
+    held = [held_parameters(costs, layout, content) for content in contents]
+    shards, of_experts = shards_of(layout)
+    return sum(each[0] for each in held) / shards + sum(each[1] for each in held) / of_experts
 
 
 def outside_parameters(costs: LayoutCosts, layout: Layout, content: StageContent) -> int:
     """Of a stage's embedding and head; a head that is the embedding is held by the first and by the last stage."""
-    each = costs.parameters(layout.tensor)
+    each = padded_parameters(costs, layout)
     twice = costs.model.tie_embeddings and content.last and not content.first
     return each.embedding * (content.first or twice) + each.head * content.last
 
@@ -148,10 +171,9 @@ def _stage_time(costs: LayoutCosts, choice: Choice, content: StageContent, micro
     if layout.shard > 1 and layout.pipeline == 1:
         _shard_sends(costs, layout, sends, content, compute)
     if micro_batches > 1:
-        shared, experts = held_parameters(costs, layout, content)
         # Shards add up what was scattered; in a pipeline gradients stay whole until the end of the step.
-        shards = layout.shard * layout.context if layout.shard > 1 and layout.pipeline == 1 else 1
-        added = costs.accumulate_seconds((shared + experts) / shards)
+        held = sum(held_parameters(costs, layout, content))
+        added = costs.accumulate_seconds(held if layout.pipeline > 1 else own_parameters(costs, layout, [content]))
         compute += StageSeconds(backward_weight=added * (micro_batches - 1) / micro_batches)
     return StageTime(content, compute, sends)
 
@@ -260,15 +282,14 @@ class _Unit(NamedTuple):
 
 
 def _units(costs: LayoutCosts, layout: Layout, content: StageContent, found: dict[str, Group]) -> Iterator[_Unit]:
-    each = costs.parameters(layout.tensor)
+    each = padded_parameters(costs, layout)
     gather, reduce = costs.gather_bytes, costs.reduce_bytes
     apart = layout.expert > 1
     block = each.block + (0 if apart else each.experts)
     yield _Unit(content.dense, gather * each.dense, reduce * each.dense, found["shard"])
     yield _Unit(content.blocks, gather * block, reduce * block, found["shard"])
     if apart:
-        experts = each.experts // layout.expert
-        yield _Unit(content.blocks, gather * experts, reduce * experts, found["shard of experts"])
+        yield _Unit(content.blocks, gather * each.experts, reduce * each.experts, found["shard of experts"])
     outside = OUTSIDE_BYTES * outside_parameters(costs, layout, content)
     yield _Unit(1, outside, outside, found["shard"], in_block=False)
 

@@ -23,6 +23,7 @@ from napkin.hardware.calibration import Calibration
 from napkin.hardware.calibration_cache import calibration_of_this_machine
 from napkin.hardware.ceilings import CatalogueCeilings, Ceilings
 from napkin.hardware.cluster import find_cluster
+from napkin.hardware.competition import Sampler
 from napkin.hardware.device import Device
 from napkin.hardware.efficiency import Efficiency, efficiency_of
 from napkin.hardware.host import detect_host
@@ -137,10 +138,21 @@ class ThisMachine(Machine):
         self, resolved: ResolvedRecipe, ledgers: Sequence[Ledger], ceilings: Ceilings, progress: Progress
     ) -> list[Price]:
         """Time each operator alone, and a probe run of a few layers, if the step fits; otherwise use rooflines."""
-        free = self.memory_bytes
-        if max(ledger.peak_bytes for ledger in ledgers) > free:
+        if max(ledger.peak_bytes for ledger in ledgers) > self.memory_bytes:
             return [price(ledger, ceilings) for ledger in ledgers]
+        with Sampler(self.device_type) as sampler:
+            return self._measured_price(resolved, ledgers, ceilings, progress, sampler)
+
+    def _measured_price(
+        self,
+        resolved: ResolvedRecipe,
+        ledgers: Sequence[Ledger],
+        ceilings: Ceilings,
+        progress: Progress,
+        sampler: Sampler,
+    ) -> list[Price]:
         progress("timing the operators")
+        free = self.memory_bytes
         timed: Mapping[Hashable, float] = {}
         for ledger in ledgers:
             timed = time_operators(
@@ -150,15 +162,19 @@ class ThisMachine(Machine):
                 # The tensors of one operator are only a part of the step's.
                 max_bytes=free // 4,
                 known=timed,
+                sampler=sampler,
             )
         progress("training a few layers")
         disturbed = isinstance(ceilings, Calibration) and ceilings.disturbed
         between, factor = time_probe_run(
-            resolved, ledgers[0], ceilings, timed, max_bytes=free // 2, disturbed=disturbed
+            resolved, ledgers[0], ceilings, timed, max_bytes=free // 2, sampler=sampler, disturbed=disturbed
         )
         # The other ranks of this machine wait while it is timed.
         between *= 1.0 if self._rank_calibration is None else self._rank_calibration.contention
-        return [price(ledger, ceilings, timed, between=between, factor=factor) for ledger in ledgers]
+        conditions = sampler.conditions()
+        return [
+            price(ledger, ceilings, timed, between=between, factor=factor, conditions=conditions) for ledger in ledgers
+        ]
 
     @functools.cached_property
     def _rank_calibration(self) -> RankCalibration | None:
@@ -183,7 +199,7 @@ class ThisMachine(Machine):
             usd_per_hour=_usd_per_hour(gpu, self.n_devices),
             offer=_offer(gpu),
             watts=_watts(gpu, self.n_devices),
-            disturbed=ceilings.disturbed,
+            disturbed=ceilings.disturbed or bool(self._rank_calibration and self._rank_calibration.disturbed),
             # On a CPU, each byte of the copy is read and written.
             host_bandwidth=bandwidth / 2 if self.device_type == "cpu" else (gpu.host_bandwidth if gpu else None),
         )

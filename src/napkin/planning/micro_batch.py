@@ -8,9 +8,10 @@ import functools
 import math
 from collections.abc import Callable
 
-from napkin.accounting.rules import adamw_bytes_rule, bytes_per_parameter, parameters_rule
+from napkin.accounting.rules import adamw_bytes_rule, bytes_per_parameter
 from napkin.errors import NapkinError
 from napkin.hardware.accelerators import catalogue
+from napkin.planning.rule_sizes import parameters_by_rule
 from napkin.planning.run_plan import Plan
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step_ledger import count_step
@@ -114,11 +115,20 @@ def _sharded(plan: Plan) -> list[str]:
 
 
 def _on_a_larger_device(plan: Plan) -> list[str]:
-    large_enough = [device for device in catalogue() if device.usable_bytes >= plan.peak_bytes]
+    """The smallest device that could stand in the place of the planned ones: of their vendor where that is known, and
+    of several one that is linked to others."""
+    planned = next((device for device in catalogue() if device.name == plan.site.device_name), None)
+    large_enough = [
+        device
+        for device in catalogue()
+        if device.usable_bytes >= plan.peak_bytes
+        and (planned is None or device.vendor == planned.vendor)
+        and (plan.site.n_devices == 1 or device.link_bandwidth is not None)
+    ]
     if plan.site.measured or not large_enough:
         return []
     smallest = min(large_enough, key=lambda device: device.memory_bytes)
-    return [f"as it is, it would fit a {smallest.name} of {format_bytes(smallest.advertised_bytes)}"]
+    return [f"as it is, it would fit a {smallest.name}, which has {format_bytes(smallest.usable_bytes)} for tensors"]
 
 
 def _smaller(resolved: ResolvedRecipe, memory_bytes: int) -> str:
@@ -129,10 +139,7 @@ def _smaller(resolved: ResolvedRecipe, memory_bytes: int) -> str:
 
 def _state_bytes(resolved: ResolvedRecipe) -> float:
     """Bytes of weights, gradients and optimizer state that a device holds, by rule."""
-    model = resolved.recipe.model
-    parameters = parameters_rule(
-        vocab_size=model.vocab_size, d_model=model.d_model, n_layers=model.n_layers, tied=model.tie_embeddings
-    )
+    parameters = parameters_by_rule(resolved.recipe.model)
     state = adamw_bytes_rule(parameters, bytes_per_parameter=bytes_per_parameter(resolved.recipe.optimizer.name))
     return state / resolved.world_size if resolved.strategy == "fsdp" else state
 

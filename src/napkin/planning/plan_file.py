@@ -42,6 +42,7 @@ def plan_file_of(plan: Plan) -> PlanFile:
         peak_by_category={str(category): size for category, size in plan.ledger.peak_by_category.items()},
         flops_by_phase=dict(plan.flops_by_phase),
         seconds_factor=price.factor,
+        conditions=price.conditions,
         dollars=plan.dollars,
         kilowatt_hours=plan.kilowatt_hours,
         seconds_by_phase=_seconds(price.by_phase),

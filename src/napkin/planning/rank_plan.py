@@ -138,12 +138,12 @@ def _scaled(price: Price, factor: float) -> Price:
     def scaled(parts: Mapping[Any, Spent]) -> dict[Any, Spent]:
         return {name: Spent(factor * each.seconds, factor * each.byte_bound_seconds) for name, each in parts.items()}
 
-    return Price(
+    return dataclasses.replace(
+        price,
         seconds=factor * price.seconds,
         byte_bound_seconds=factor * price.byte_bound_seconds,
         by_operator=scaled(price.by_operator),
         by_module=scaled(price.by_module),
         by_phase=scaled(price.by_phase),
-        factor=price.factor,
         by_call_site=scaled(price.by_call_site),
     )

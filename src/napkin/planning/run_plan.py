@@ -13,18 +13,17 @@ from napkin.accounting.quantity_table import QuantityTable
 from napkin.accounting.rules import (
     adamw_bytes_rule,
     bytes_per_parameter,
-    parameters_rule,
     seconds_rule,
-    training_flops_rule,
 )
 from napkin.accounting.utilisation import dollars, kilowatt_hours, mfu
 from napkin.planning.layout_plan import LayoutPlan
+from napkin.planning.rule_sizes import parameters_by_rule, parameters_formula, step_flops_by_rule
 from napkin.planning.site import Site
 from napkin.planning.stored_quantities import stored_rows
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.runs.plan_file import PlannedFile, PredictedLoss
-from napkin.units import format_bytes, format_flops, format_seconds, format_three_digits
+from napkin.units import format_bytes, format_count, format_flops, format_seconds, format_three_digits
 
 RULE_MFU = 0.5
 
@@ -80,15 +79,12 @@ class Plan:
     @property
     def rule_parameters(self) -> int:
         """Parameters by the closed form."""
-        model = self.recipe.model
-        return parameters_rule(
-            vocab_size=model.vocab_size, d_model=model.d_model, n_layers=model.n_layers, tied=model.tie_embeddings
-        )
+        return parameters_by_rule(self.recipe.model)
 
     @property
     def rule_flops(self) -> float:
         """FLOPs of a step of one device by the closed form."""
-        return training_flops_rule(self.rule_parameters, self.tokens_per_step / self.site.n_devices)
+        return step_flops_by_rule(self.recipe.model, self.tokens_per_step / self.site.n_devices)
 
     @property
     def rule_seconds_per_step(self) -> float:
@@ -124,6 +120,11 @@ class Plan:
         return self.peak_bytes <= self.site.memory_bytes
 
     @property
+    def disturbed(self) -> bool:
+        """Whether it was measured beside other processes: seconds are upper bounds, peaks lower ones."""
+        return self.site.disturbed or self.price.disturbed
+
+    @property
     def seconds_per_step(self) -> float:
         """Seconds of one step, exposed communication and a pipeline's bubble included."""
         computing = self.price.seconds - self.compile_estimate.seconds_less
@@ -133,6 +134,18 @@ class Plan:
     def seconds(self) -> float:
         """Seconds of all steps and of compilation, without evaluations and checkpoints."""
         return self.steps * self.seconds_per_step + self.compile_estimate.seconds_once
+
+    @property
+    def expert_seconds(self) -> float:
+        """Of a step, those that grow with the tokens that are sent to one rank's experts; 0 where ranks do not divide
+        experts, or where experts have a capacity."""
+        if self.layout is not None:
+            return self.layout.expert_seconds
+        if self.resolved.layout.expert == 1 or self.recipe.model.expert_capacity is not None:
+            return 0.0
+        computing = sum(spent.seconds for name, spent in self.price.by_module.items() if name.endswith(".experts"))
+        link = self.site.interconnect
+        return computing + (self.communication.only("all_to_all").seconds(link) if link else 0.0)
 
     @property
     def dollars(self) -> float | None:
@@ -206,7 +219,7 @@ class Plan:
                 "count",
                 self.rule_parameters,
                 self.ledger.parameters,
-                note="rule 12·L·d² + V·d: no norms, widths not rounded",
+                note=f"rule {parameters_formula(self.recipe.model)}: no norms, no biases",
             ),
             QuantityRow("FLOPs per step", "FLOP", self.rule_flops, self.ledger.flops, note=self._why_flops_differ()),
             QuantityRow(
@@ -232,7 +245,8 @@ class Plan:
                 "seconds",
                 self.rule_seconds,
                 self.seconds,
-                note=f"{self.steps} steps; the meter includes evaluations and checkpoints",
+                note=f"{self.steps:,} steps, {format_count(self.steps * self.tokens_per_step)} tokens; "
+                "the meter includes evaluations and checkpoints",
             ),
         ]
         if site.usd_per_hour is not None:
@@ -267,12 +281,16 @@ class Plan:
     def _why_flops_differ(self) -> str:
         ledger = self.ledger
         return (
-            f"rule 6·N·T leaves attention out: {ledger.attention_flops / ledger.flops:.1%} of count; "
-            f"causal pairs alone: {format_flops(ledger.causal_flops)} in all"
+            "rule 6·N·T for the parameters that a token is multiplied with, and attention over all pairs, "
+            f"{ledger.attention_flops / max(1, ledger.flops):.1%} of count; "
+            f"causal pairs alone: {format_flops(ledger.causal_flops)} in all; elementwise work is apart: "
+            f"{format_flops(ledger.elementwise_flops)}, one per element"
         )
 
     def _how_priced(self) -> str:
         how = "each operator alone, on this machine" if self.site.measured else "each operator's roofline"
+        if self.price.disturbed:
+            how += ", measured while it was busy: at most, without other processes"
         return (
             f"rule: MFU {RULE_MFU}; count: {how}, within a factor of {self.price.factor:.2f} in nine cases of ten; "
             f"{self.price.byte_bound_share:.0%} of the time bound by bytes"
@@ -280,6 +298,8 @@ class Plan:
 
     def _of_what_peak(self) -> str:
         peak = "measured on this machine" if self.site.measured else "of the datasheet, dense"
+        if self.site.disturbed:
+            peak += ", while it was busy"
         return f"of the matmul peak {peak}; full attention, no recomputation"
 
 

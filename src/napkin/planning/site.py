@@ -29,7 +29,7 @@ class Site:
     measured: bool = True
     """True if the peak was measured, False if it is the datasheet's."""
     disturbed: bool = False
-    """Whether other programs used the machine while it was measured: seconds may be too high, peaks too low."""
+    """Whether other processes used the machine while it was calibrated: seconds may be too high, peaks too low."""
     host_bandwidth: float | None = None
     """Bytes per second from one device into its host's memory; None where it is not known."""
     mtbf_hours: float | None = None

@@ -99,7 +99,7 @@ def statements(profile: StepProfile) -> list[str]:
         lines.append(f"The roofs, as measured on this machine: {', '.join(filter(None, [peaks, memory]))}.")
         if isinstance(profile.roofs.ceilings, Calibration) and profile.roofs.ceilings.disturbed:
             lines.append(
-                "Other programs ran while they were measured: they may be too low, `napkin calibrate` measures again."
+                "The machine was busy when they were measured: they may be too low, `napkin calibrate` measures again."
             )
     return lines
 

@@ -4,7 +4,8 @@ Does not import torch: the command line reads recipes for its help.
 """
 
 from collections.abc import Sequence
-from math import isfinite
+from fractions import Fraction
+from math import floor, isfinite
 
 from napkin.errors import NapkinError
 from napkin.recipe.train_files import TrainFiles, paths_and_weights, read_files
@@ -54,6 +55,17 @@ def read_curriculum(curriculum: Sequence[str], paths: Sequence[str]) -> Phases:
             raise NapkinError(f"data.curriculum: step {step} does not come after the one before: order them, from 1")
         phases.append((int(step), tuple(weights.get(path, 0.0) for path in paths)))
     return phases
+
+
+def shortened_curriculum(curriculum: Sequence[str], factor: Fraction) -> tuple[str, ...]:
+    """The lines of data.curriculum in a run that is `factor` times as long: in order, and from step 1, as before."""
+    lines: list[str] = []
+    last = 0
+    for line in curriculum:
+        step, *files = line.split()
+        last = max(last + 1, floor(factor * int(step)))
+        lines.append(" ".join([str(last), *files]))
+    return tuple(lines)
 
 
 def renamed_phase(line: str, names: dict[str, str]) -> str:

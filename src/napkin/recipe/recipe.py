@@ -3,17 +3,24 @@
 Does not import torch: the command line reads these classes for its help.
 """
 
+import dataclasses
 from dataclasses import dataclass, field
+from fractions import Fraction
+from math import floor
 
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
 from napkin.optim.schedule import SCHEDULES, Schedule
+from napkin.recipe.curriculum import shortened_curriculum
 from napkin.recipe.data_config import DataConfig
 from napkin.recipe.optimizer_config import SCHEDULE_OPTIONS, OptimizerConfig, fields_of
 from napkin.recipe.parallelism_config import ParallelismConfig
 from napkin.recipe.ranges import MODEL_RANGES, MOST_TOKENS_PER_STEP, refuse_outside
 from napkin.recipe.tracking_config import TrackingConfig
 from napkin.recipe.training_config import TrainingConfig
+
+SCHEDULE_FIELDS = {"optimizer.warmup_steps", "optimizer.decay_steps"}
+"""Fields that are counted in steps, and have to fit into training.steps."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,39 @@ class Recipe:
         chosen = {name: getattr(self.optimizer, name) for name in SCHEDULE_OPTIONS & fields_of(kind)}
         chosen = {name: value for name, value in chosen.items() if value is not None}
         return kind(self.warmup_steps, self.training.steps, **chosen)
+
+    def of_steps(self, steps: int) -> "Recipe":
+        """The recipe of so many steps. In a shorter run, all that is counted in steps and shapes the learning rate or
+        the mixture is shorter in proportion: warm-up, decay, the phases of a curriculum. A longer run keeps them.
+
+        >>> Recipe(optimizer=OptimizerConfig(warmup_steps=50)).of_steps(100).warmup_steps
+        5
+        """
+        factor = min(Fraction(1), Fraction(steps, self.training.steps))
+
+        def shorter(chosen: int | None) -> int | None:
+            return None if chosen is None else floor(factor * chosen)
+
+        optimizer = dataclasses.replace(
+            self.optimizer,
+            warmup_steps=shorter(self.optimizer.warmup_steps),
+            decay_steps=shorter(self.optimizer.decay_steps),
+        )
+        curriculum = shortened_curriculum(self.data.curriculum, factor)
+        return dataclasses.replace(
+            self,
+            data=dataclasses.replace(self.data, curriculum=curriculum),
+            optimizer=optimizer,
+            training=dataclasses.replace(self.training, steps=steps),
+        )
+
+    def with_steps(self, steps: int) -> "Recipe":
+        """The recipe of so many steps, in which nothing else changes; where its schedule does not fit into them,
+        `of_steps`."""
+        try:
+            return dataclasses.replace(self, training=dataclasses.replace(self.training, steps=steps))
+        except NapkinError:
+            return self.of_steps(steps)
 
     @property
     def tokens_per_step(self) -> int:

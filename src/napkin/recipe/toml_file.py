@@ -45,7 +45,7 @@ def read_recipe(path: StrPath) -> Recipe:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise NapkinError(
-            f"'{path}': {str(error).replace('`$.', '`')}: `napkin train --help` lists the types"
+            f"'{path}': {str(error).replace('`$.', '`')}: `napkin train --help all` lists the types"
         ) from None
     except NapkinError as error:
         raise NapkinError(f"'{path}': {error}") from None

@@ -3,6 +3,7 @@
 import math
 from typing import NamedTuple
 
+from napkin.report.comparison import recipe_values
 from napkin.report.overfitting import Evaluated, evaluations, lowest, overfitting
 from napkin.runs.run_record import RunRecord
 from napkin.units import format_bytes, format_seconds, format_share, format_three_digits
@@ -99,19 +100,26 @@ def _reward_figures(run: RunRecord) -> list[KeyFigure]:
 
 def _loss_figure(run: RunRecord) -> list[KeyFigure]:
     if run.evaluation:
-        return [
-            KeyFigure(
-                "held-out loss",
-                f"{run.evaluation.loss:.3f}",
-                f"perplexity {format_three_digits(run.evaluation.perplexity)}",
-            )
-        ]
+        of_all = f"of all {run.evaluation.tokens:,} tokens, perplexity {format_three_digits(run.evaluation.perplexity)}"
+        found, sample = evaluations(run.metrics), sample_of(run)
+        if found and sample:
+            of_all += f"; validation loss {found[-1].loss:.3f}, of a sample of {sample:,}, at step {found[-1].step:,}"
+        return [KeyFigure("held-out loss", f"{run.evaluation.loss:.3f}", of_all)]
     if found := evaluations(run.metrics):
         return [KeyFigure("validation loss", f"{found[-1].loss:.3f}", _validation_detail(found))]
     for logged in reversed(run.metrics):
         if not math.isnan(logged.loss):
             return [KeyFigure("training loss", f"{logged.loss:.3f}", f"at step {logged.step:,}")]
     return []
+
+
+def sample_of(run: RunRecord) -> int | None:
+    """Tokens of the held-out text in which the validation losses of a run's steps are measured; None where these are of
+    all that is held out, as in tuning, or the recipe does not say.
+    """
+    recipe = recipe_values(run.recipe)
+    tokens = recipe.get("training.evaluation_tokens")
+    return tokens if isinstance(tokens, int) and "tuning.method" not in recipe else None
 
 
 def _validation_detail(found: list[Evaluated]) -> str:

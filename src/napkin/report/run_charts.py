@@ -9,6 +9,7 @@ from napkin.report.axes import Positions
 from napkin.report.charts import Chart, Charts, Line, Table, charts_of
 from napkin.report.curves import Curve, smooth, smoothing_width
 from napkin.report.figure_charts import figure_charts, figure_curves
+from napkin.report.headline import sample_of
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_record import RunRecord
 from napkin.units import format_bytes, format_count, format_seconds, format_share, format_three_digits
@@ -48,7 +49,13 @@ def run_charts(run: RunRecord, curves: dict[str, Curve]) -> Charts | None:
     losses = curves["loss"][~np.isnan(curves["loss"])]
     ends = f" from {losses[0]:.3g} to {losses[-1]:.3g}" if len(losses) else ""
     charts = [
-        Chart("loss", f"Line chart: training and validation loss,{ends}.", _loss_lines(len(run.metrics)), 320, False),
+        Chart(
+            "loss",
+            f"Line chart: training and validation loss,{ends}.",
+            _loss_lines(len(run.metrics), sample_of(run)),
+            320,
+            False,
+        ),
         Chart("learning-rate", "Line chart: learning rate.", (_LEARNING_RATE,), 150, True),
         Chart("gradient-norm", "Line chart: gradient norm before clipping.", (_GRADIENT_NORM,), 190, False),
         Chart("throughput", "Line chart: tokens per second, and MFU.", (_RATE, _MFU), 190, True),
@@ -92,8 +99,9 @@ def _figure(value: float | None, form) -> str:
     return "–" if value is None or not np.isfinite(value) else form(value)
 
 
-def _loss_lines(steps: int) -> tuple[Line, ...]:
+def _loss_lines(steps: int, sample: int | None) -> tuple[Line, ...]:
     width = smoothing_width(steps)
     training = Line("training loss, nats per token", "loss", "blue", "loss", "faint" if width > 1 else "line")
     mean = Line(f"mean of {width} logged steps", "mean", "blue", "loss", "bold")
-    return training, mean, Line("validation loss", "validation_loss", "vermilion", "loss", "points")
+    validation = f"validation loss, of a sample of {sample:,} tokens" if sample else "validation loss"
+    return training, mean, Line(validation, "validation_loss", "vermilion", "loss", "points")

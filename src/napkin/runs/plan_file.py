@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from napkin.accounting.quantity_row import QuantityRow
+from napkin.hardware.conditions import Conditions
 
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -114,6 +115,8 @@ class PlanFile:
     checkpoint_bytes: Natural = 0
     seconds_factor: NonNegative = 1.0
     """Nine steps in ten are expected to take between seconds / factor and seconds · factor."""
+    conditions: Conditions | None = None
+    """What other processes did while the operators were timed; None where none were, and on a GPU."""
     dollars: NonNegative | None = None
     """For all steps; None where no price is known."""
     kilowatt_hours: NonNegative | None = None

@@ -134,9 +134,40 @@ class RunFolder:
 
     @property
     def validation_tokens(self) -> str | None:
-        """The token file that the run was evaluated on; None without one, as of a run tuned on conversations."""
+        """The token file that the run was evaluated on, see `token_file`; None without one, as of a run tuned on
+        conversations."""
         recipe = self.recipe
-        return None if isinstance(recipe, TuningRecipe) else recipe.data.validation
+        if isinstance(recipe, TuningRecipe) or recipe.data.validation is None:
+            return None
+        return self.token_file(recipe.data.validation)
+
+    def token_file(self, path: str) -> str:
+        """Where a token file of the run's recipe is: at `path`, or, for a run that was moved, beside it.
+
+        Beside a run is in its folder or in one above, nearest first, under as much of `path` as is found there:
+        `proof/runs/a` and `proof/text/b.tokens` belong together wherever `proof` is. There, a file by another tokenizer
+        is another file. Returns `path` where nothing is found.
+        """
+        if os.path.lexists(path):
+            return path
+        below = [part for part in Path(path).parts if part not in (os.sep, os.pardir)]
+        home = self.path.resolve()
+        for folder in (home, *home.parents):
+            for n_skipped in range(len(below)):
+                found = folder.joinpath(*below[n_skipped:])
+                if found.is_file() and self._has_encoded(found):
+                    here = os.path.relpath(found)
+                    return str(found) if here.startswith(os.pardir) else here
+        return path
+
+    def _has_encoded(self, tokens: Path) -> bool:
+        # Commands that read no tokens answer before NumPy is loaded.
+        from napkin.data.sidecar import read_sidecar
+
+        try:
+            return read_sidecar(tokens).tokenizer == self.tokenizer.fingerprint
+        except NapkinError:
+            return False
 
     @property
     def tokenizer(self) -> Tokenizer:

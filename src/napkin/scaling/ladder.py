@@ -250,10 +250,10 @@ def learning_rate_of(flops: float) -> float:
 
 
 def _ending(recipe: Recipe, steps: int, flops: float, rule: LearningRateRule) -> Recipe:
-    """The recipe of that many steps: its schedule ends with them, and its one evaluation is on many tokens."""
+    """The recipe of that many steps, shortened as a whole, with one evaluation at its end, on many tokens."""
+    recipe = recipe.of_steps(steps)
     training = dataclasses.replace(
         recipe.training,
-        steps=steps,
         evaluate_every=steps,
         checkpoint_every=steps,
         keep_best=False,
@@ -262,7 +262,6 @@ def _ending(recipe: Recipe, steps: int, flops: float, rule: LearningRateRule) ->
     optimizer = recipe.optimizer
     if rule == "power-law":
         optimizer = dataclasses.replace(optimizer, learning_rate=float(f"{learning_rate_of(flops):.4g}"))
-    # A warm-up of more steps than the run has would be refused; without one it is a tenth of them.
     return dataclasses.replace(recipe, training=training, optimizer=optimizer)
 
 

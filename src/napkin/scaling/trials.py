@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from napkin.errors import NapkinError
-from napkin.recipe.recipe import Recipe
+from napkin.recipe.recipe import SCHEDULE_FIELDS, Recipe
 from napkin.scaling.axis import Axis, Value
 
 MOST_RUNS = 10_000
@@ -107,7 +107,11 @@ def _trials(base: Recipe, axes: Sequence[Axis], combinations: Iterable[tuple[Val
 
 
 def with_values(base: Recipe, values: Mapping[str, Value]) -> Recipe:
-    """The recipe with other values of fields that are named as "model.d_model". Raises NapkinError as `Recipe` does."""
+    """The recipe with other values of fields that are named as "model.d_model"; where fewer steps are too few for its
+    schedule, that is shorter too, unless it is among the values. Raises NapkinError as `Recipe` does."""
+    steps = values.get("training.steps")
+    if isinstance(steps, int) and steps > 0 and not SCHEDULE_FIELDS & values.keys():
+        base = base.with_steps(steps)
     tables: dict[str, dict[str, Value]] = {}
     for field, value in values.items():
         table, _, name = field.partition(".")

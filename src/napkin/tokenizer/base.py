@@ -27,8 +27,9 @@ VERSION = 1
 class Tokenizer(ABC):
     """Base class of all tokenizers: a subclass adds how ordinary text is encoded and what its file contains.
 
-    `vocabulary[id]` is the byte string of an id; `special_tokens` maps the text of each special token to its id;
-    `unknown_id` is the id of everything that the vocabulary lacks, None if any text can be encoded without loss.
+    `vocabulary[id]` is the byte string of an id; `special_tokens` maps the text of each special token to its id, and
+    `text_tokens` are those of them that mark no boundary, such as `<think>`, which the assistant of a conversation may
+    say. `unknown_id` is the id of everything that the vocabulary lacks, None if any text can be encoded without loss.
     `strips_space` tells whether `decode` leaves out a space at the beginning, which `encode` puts there.
     `is_splittable` tells whether a text that is split where `find_split` says can be encoded part by part, with the
     same ids.
@@ -37,6 +38,7 @@ class Tokenizer(ABC):
     kind: ClassVar[str]
     vocabulary: list[bytes]
     special_tokens: dict[str, int]
+    text_tokens: frozenset[str] = frozenset()
     unknown_id: int | None = None
     strips_space: bool = False
     is_splittable: bool
@@ -162,7 +164,8 @@ class Tokenizer(ABC):
     def save(self, path: StrPath, *, overwrite: bool = False) -> None:
         """Write the tokenizer to one JSON file, atomically.
 
-        Raises NapkinError if the file exists and `overwrite` is not set, or if it cannot be written.
+        A file of the same tokenizer is left as it is. Raises NapkinError if another file exists and `overwrite` is not
+        set, or if it cannot be written.
         """
         atomic_write_text(path, _layout(self.to_dict()), overwrite=overwrite)
 

@@ -1,19 +1,19 @@
 """Byte-pair encoding (Sennrich et al. 2016) on bytes (Radford et al. 2019).
 
-Text is split into pre-tokens. Each starts as its UTF-8 bytes; then adjacent pairs are merged, the pair that was learned
-first before all others, until no adjacent pair can be merged.
+Text is split into pre-tokens. Each starts as its UTF-8 bytes; then adjacent pairs are merged, of all that can be the
+one that comes first in the list of merges, until no adjacent pair can be merged.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.bpe_merging import Merges, apply_merges
 from napkin.tokenizer.numba.dispatch import can_encode, should_encode_compiled
 from napkin.tokenizer.pre_tokenization import PreTokenizer
+from napkin.tokenizer.symbol_merging import merge_symbols
 from napkin.tokenizer.text_input import check_texts, utf8
 from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION, UNNAMED_VERSION
 
@@ -32,10 +32,11 @@ _MAX_VOCABULARY_BYTES = 2**28
 class BPETokenizer(Tokenizer):
     """Ids 0 to 255 are the bytes, id 256 + i is the result of `merges[i]`, the special tokens come last.
 
-    `pattern` is the name of a pre-tokenization pattern or a regular expression (see pre_tokenization.py),
-    `unicode_version` the one whose character classes it means; None is that of files that do not name one. Raises
-    NapkinError for a merge of ids that do not exist before it, a duplicate merge, tokens of more than 256 MiB in total,
-    and a pattern that is not a regular expression.
+    A merge may join ids that later merges make, as in Llama 3: it applies as soon as both are there. `pattern` is the
+    name of a pre-tokenization pattern or a regular expression (see pre_tokenization.py), `unicode_version` the one
+    whose character classes it means; None is that of files that do not name one. Raises NapkinError for a merge of ids
+    that do not exist or that are made of what it makes, a duplicate merge, tokens of more than 256 MiB in total, and a
+    pattern that is not a regular expression.
 
     >>> tokenizer = BPETokenizer([(116, 104), (256, 101)], ["<|endoftext|>"])
     >>> tokenizer.encode("the"), tokenizer.vocabulary[257], tokenizer.special_tokens
@@ -124,36 +125,66 @@ class BPETokenizer(Tokenizer):
 
 
 def _ordinary_tokens(merges: Sequence[tuple[int, int]]) -> list[bytes]:
-    tokens = [bytes([i]) for i in range(256)]
+    tokens = [bytes([i]) for i in range(256)] + [b""] * len(merges)
     seen: set[tuple[int, int]] = set()
-    size_bytes = 0
-    for first, second in merges:
+    for number, (first, second) in enumerate(merges):
         if not (0 <= first < len(tokens) and 0 <= second < len(tokens)):
             raise NapkinError(
-                f"merge {len(tokens) - 256} joins ids {first} and {second}, one of which is not below "
-                f"{len(tokens)}, the id it makes: a merge may join earlier ids only"
+                f"merge {number} joins ids {first} and {second}: the ids of bytes and merges are 0 to {len(tokens) - 1}"
             )
         if (first, second) in seen:
             raise NapkinError(f"merge ({first}, {second}) is given twice: the second never applies, remove it")
         seen.add((first, second))
+    size_bytes = 0
+    for number in _parts_first(merges):
+        first, second = merges[number]
         # A few dozen merges can double a token beyond all memory; no real text gives such merges.
         size_bytes += len(tokens[first]) + len(tokens[second])
         if size_bytes > _MAX_VOCABULARY_BYTES:
-            raise NapkinError(
-                f"the tokens up to merge {len(tokens) - 256} exceed {_MAX_VOCABULARY_BYTES} bytes: use fewer merges"
-            )
-        tokens.append(tokens[first] + tokens[second])
+            raise NapkinError(f"the tokens up to merge {number} exceed {_MAX_VOCABULARY_BYTES} bytes: use fewer merges")
+        tokens[256 + number] = tokens[first] + tokens[second]
     return tokens
+
+
+def _parts_first(merges: Sequence[tuple[int, int]]) -> Iterator[int]:
+    """The numbers of all merges, those that make the parts of a token before the one that makes it."""
+    if all(max(pair) < 256 + number for number, pair in enumerate(merges)):
+        yield from range(len(merges))
+        return
+    state = bytearray(len(merges))
+    for number in range(len(merges)):
+        waiting = [] if state[number] == _DONE else [number]
+        while waiting:
+            last = waiting[-1]
+            missing = [part - 256 for part in merges[last] if part >= 256 and state[part - 256] != _DONE]
+            if not missing:
+                waiting.pop()
+                if state[last] != _DONE:
+                    state[last] = _DONE
+                    yield last
+                continue
+            if state[last] == _WAITING or last in missing:
+                raise NapkinError(
+                    f"merge {last} joins ids {merges[last][0]} and {merges[last][1]}, one of which is made of "
+                    f"{256 + last}, the id that it makes: remove it"
+                )
+            state[last] = _WAITING
+            waiting += missing
+
+
+_WAITING, _DONE = 1, 2
 
 
 class _Cache(dict[str, tuple[int, ...]]):
     """Pre-token to ids, computed once and cached: few distinct pre-tokens make up most of a text."""
 
-    def __init__(self, merges: Merges) -> None:
+    def __init__(self, merges: dict[tuple[int, int], int]) -> None:
         self._merges = merges
+        # Ranks are those of the ids that merges make: rank 256 + i makes the id 256 + i.
+        self._made = range(256 + len(merges))
 
     def __missing__(self, pre_token: str) -> tuple[int, ...]:
-        ids = tuple(apply_merges(pre_token.encode(), self._merges))
+        ids = tuple(merge_symbols(list(pre_token.encode()), self._merges, self._made))
         if len(pre_token) <= _CACHED_LENGTH:
             # Clearing it all adapts to a text whose words change; the frequent ones are soon back.
             if len(self) >= _CACHED_PRE_TOKENS:

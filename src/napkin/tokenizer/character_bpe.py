@@ -6,7 +6,7 @@ space at the beginning where `prefix` adds one only to texts without.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, groupby
 from typing import Any, ClassVar, Literal, SupportsIndex
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, SupportsIndex
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.symbol_merging import Ranks, merge_symbols
-from napkin.tokenizer.text_input import check_special_tokens, utf8
+from napkin.tokenizer.text_input import check_special_tokens, checked_text_tokens, utf8
 
 Prefix = Literal["none", "always", "if_missing", "first_if_missing"]
 """The space before a text, and before each part of it between special tokens: none; always; where there is none yet;
@@ -28,7 +28,8 @@ _MAX_TOKEN_CHARACTERS = 4096
 
 
 class CharacterBPETokenizer(Tokenizer):
-    """`tokens[id]` is the text of an id; those at `byte_ids` are the 256 bytes, whatever their text is.
+    """`tokens[id]` is the text of an id; those at `byte_ids` are the 256 bytes, whatever their text is. That of a byte
+    below 128 may be its character's own token, as Gemma has it for the tab.
 
     Merge i joins two tokens into the one whose text is theirs together; merges of a lower number come first.
     `special_tokens` map what stands for them in a text to their ids; ordinary text never becomes one of the ids
@@ -54,10 +55,12 @@ class CharacterBPETokenizer(Tokenizer):
         prefix: Prefix = "always",
         splits_spaces: bool = False,
         strips_space: bool = True,
+        text_tokens: Collection[str] = (),
     ) -> None:
         check_special_tokens(list(special_tokens))
         self.tokens, self.byte_ids, self.merges = list(tokens), list(byte_ids), [(i, j) for i, j in merges]
         self.special_tokens = dict(special_tokens)
+        self.text_tokens = checked_text_tokens(text_tokens, self.special_tokens)
         self.prefix: Prefix = prefix
         self.splits_spaces, self.strips_space = splits_spaces, strips_space
         self.hidden = list(hidden)
@@ -65,7 +68,9 @@ class CharacterBPETokenizer(Tokenizer):
         self.vocabulary = [utf8(token, f"token {i}") for i, token in enumerate(self.tokens)]
         for byte, i in enumerate(self.byte_ids):
             self.vocabulary[i] = bytes([byte])
-        self._bytes = frozenset(self.byte_ids)
+        characters = enumerate(self.tokens[i] for i in self.byte_ids)
+        own = {self.byte_ids[byte] for byte, token in characters if token == chr(byte) and byte < 128}
+        self._bytes = frozenset(self.byte_ids) - own
         self._id_of = self._ids_by_text()
         self._ranks, self._made = self._checked_merges()
         self._ids_of = _Cache(self)
@@ -173,6 +178,8 @@ class CharacterBPETokenizer(Tokenizer):
             "hidden": self.hidden,
             "tokens": self.tokens,
             "merges": [list(pair) for pair in self.merges],
+            # Only where there are any: other files keep their fingerprint.
+            **({"text_tokens": sorted(self.text_tokens)} if self.text_tokens else {}),
         }
 
 

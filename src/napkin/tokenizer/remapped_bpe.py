@@ -4,7 +4,7 @@ Such a vocabulary may differ from a BPETokenizer in four ways: bytes, merges and
 contain tokens that no merge makes; such a token may be used if it is a whole pre-token; text may be normalized first.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,7 +13,7 @@ from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.normal_form import normal_form_c
 from napkin.tokenizer.pre_tokenization import PreTokenizer
-from napkin.tokenizer.text_input import check_texts
+from napkin.tokenizer.text_input import check_texts, checked_text_tokens
 from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class RemappedBPETokenizer(Tokenizer):
         unmerged: Sequence[bytes] = (),
         whole: bool = False,
         normalize: bool = False,
+        text_tokens: Collection[str] = (),
         unicode_version: str | None = DEFAULT_VERSION,
     ) -> None:
         # With `whole`, text is split here to look up whole pre-tokens, and not again inside `_plain`.
@@ -66,6 +67,7 @@ class RemappedBPETokenizer(Tokenizer):
         self.vocabulary = [tokens[i] for i in range(len(tokens))]
         self.special_tokens = {token: self._ids[i] for token, i in self.special_tokens.items()}
         n_merged = len(self._plain.vocabulary)
+        self.text_tokens = checked_text_tokens(text_tokens, self.special_tokens)
         self._id_of_whole = dict(zip(self.unmerged, self._ids[n_merged:], strict=False))
         self._pre_tokenizer = PreTokenizer(pattern, self.unicode_version)
 
@@ -139,6 +141,7 @@ class RemappedBPETokenizer(Tokenizer):
             "whole": self.whole,
             # Only where it is set: other files keep their fingerprint.
             **({"normal_form": "NFC"} if self.normalize else {}),
+            **({"text_tokens": sorted(self.text_tokens)} if self.text_tokens else {}),
         }
 
 

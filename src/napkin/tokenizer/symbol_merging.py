@@ -1,8 +1,8 @@
 """Merging symbols by the rank of their pairs: lowest rank first; for equal ranks, from left to right.
 
-Unlike in bpe_merging.py, a pair may have a lower rank than the pairs that make its parts, and several pairs may make
-the same symbol. Two algorithms with the same result: scanning all pairs for each merge is fastest for a word, but
-quadratic; long texts take a heap of pairs.
+A pair may have a lower rank than the pairs that make its parts, and several pairs may make the same symbol. Two
+algorithms with the same result: scanning all pairs for each merge is fastest for a word, but quadratic; long pieces (a
+line of dashes, a megabyte of base64) take a heap of pairs.
 """
 
 import heapq

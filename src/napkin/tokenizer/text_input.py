@@ -41,6 +41,13 @@ def split_at(text: str, special_tokens: Collection[str]) -> list[str]:
     return re.split(f"({'|'.join(map(re.escape, longest_first))})", text)
 
 
+def checked_text_tokens(text_tokens: Collection[str], special_tokens: Collection[str]) -> frozenset[str]:
+    """The special tokens that mark no boundary. Raises NapkinError for one that is not a special token."""
+    if unknown := sorted(set(text_tokens).difference(special_tokens)):
+        raise NapkinError(f"text token {unknown[0]!r} is not one of the special tokens: add it to them, or remove it")
+    return frozenset(text_tokens)
+
+
 def check_special_tokens(special_tokens: Sequence[str]) -> None:
     """Raise NapkinError unless the special tokens are distinct, not empty and valid UTF-8."""
     if isinstance(special_tokens, str):

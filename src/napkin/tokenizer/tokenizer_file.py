@@ -16,12 +16,13 @@
     "fingerprint": "3f1c..."
     }
 
-Merge i joins two earlier ids into id 256 + i; the vocabulary follows from the merges. A tokenizer with another
-library's ids has three more fields (see remapped_bpe.py): "ids", "unmerged" tokens in hexadecimal, and "whole"; and
-"normal_form" where text is normalized first. The fields of a "character-bpe" are the arguments of character_bpe.py.
-"unicode" is the version of Unicode whose letters, numbers and marks the pattern means. Files written before it was
-named do not have it: they are read with Unicode 18.0, that of the library with which they were made, and keep their
-fingerprint. The file is not trusted: every field's type, every id and the fingerprint are checked.
+Merge i joins two ids into id 256 + i; the vocabulary follows from the merges. A tokenizer with another library's ids
+has three more fields (see remapped_bpe.py): "ids", "unmerged" tokens in hexadecimal, and "whole"; "normal_form" where
+text is normalized first; and "text_tokens" where special tokens mark no boundary. The fields of a "character-bpe" are
+the arguments of character_bpe.py. "unicode" is the version of Unicode whose letters, numbers and marks the pattern
+means. Files written before it was named do not have it: they are read with Unicode 18.0, that of the library with which
+they were made, and keep their fingerprint. The file is not trusted: every field's type, every id and the fingerprint
+are checked.
 """
 
 from typing import Literal
@@ -100,9 +101,10 @@ class _BPEFile(_File, tag=BPETokenizer.kind):
     whole: bool | None = None
     normal_form: Literal["NFC"] | None = None
     unicode: str | None = None
+    text_tokens: list[str] | None = None
 
     def tokenizer(self) -> BPETokenizer | RemappedBPETokenizer:
-        if self.ids is None and self.unmerged is None and self.whole is None and self.normal_form is None:
+        if all(each is None for each in (self.ids, self.unmerged, self.whole, self.normal_form, self.text_tokens)):
             return BPETokenizer(self.merges, self.special_tokens, self.pattern, unicode_version=self.unicode)
         if self.ids is None or self.unmerged is None or self.whole is None:
             raise NapkinError("it has some of the fields `ids`, `unmerged` and `whole`, but not all")
@@ -115,6 +117,7 @@ class _BPEFile(_File, tag=BPETokenizer.kind):
             unmerged=unmerged,
             whole=self.whole,
             normalize=self.normal_form is not None,
+            text_tokens=self.text_tokens or (),
             unicode_version=self.unicode,
         )
 
@@ -128,6 +131,7 @@ class _CharacterBPEFile(_File, tag=CharacterBPETokenizer.kind):
     hidden: list[int]
     tokens: list[str]
     merges: list[tuple[int, int]]
+    text_tokens: list[str] | None = None
 
     def tokenizer(self) -> CharacterBPETokenizer:
         return CharacterBPETokenizer(
@@ -139,6 +143,7 @@ class _CharacterBPEFile(_File, tag=CharacterBPETokenizer.kind):
             prefix=self.prefix,
             splits_spaces=self.splits_spaces,
             strips_space=self.strips_space,
+            text_tokens=self.text_tokens or (),
         )
 
 

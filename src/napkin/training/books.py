@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from contextlib import AbstractContextManager
 
 from napkin.accounting.quantity_table import QuantityTable
 from napkin.accounting.run_measurement import Measurement
@@ -28,6 +29,10 @@ class Books(Callback):
         self.measurement: Measurement | None = None
         """Of this process's steps; None where there were too few to meter one and time another."""
         self.table = QuantityTable()
+
+    def running(self, loop: TrainingLoop) -> AbstractContextManager:
+        """Watches what other processes do to the steps."""
+        return self._step.sampling(loop)
 
     def on_end(self, loop: TrainingLoop) -> None:
         """Write what is measured so far; meter a step of a run that is complete but for its measurement."""

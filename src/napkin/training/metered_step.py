@@ -3,8 +3,9 @@
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import psutil
@@ -16,6 +17,7 @@ from napkin.accounting.metering import METERED_STEP, StepMeasurement, meter_step
 from napkin.accounting.rank_seconds import RankSeconds, seconds_of_ranks, told
 from napkin.accounting.run_measurement import Measurement
 from napkin.accounting.utilisation import hfu, mfu
+from napkin.hardware.competition import Sample, Sampler
 from napkin.runs.measurement_file import MEASUREMENT_FILE
 from napkin.runs.metrics import METRICS_FILE, StepMetrics, read_metrics_record
 from napkin.train_step.step import Watch
@@ -25,6 +27,11 @@ from napkin.training.signals import Interrupted
 
 IsFit = Callable[[Tensor, Tensor], bool]
 
+SAMPLING_SECONDS = 1.0
+"""How often it is found out whether other processes disturb the steps."""
+MOST_SAMPLES = 1000
+"""The last steps of a run, of which it is known what they take without other processes."""
+
 
 def no_watch(part: str) -> AbstractContextManager:
     """Times nothing."""
@@ -33,6 +40,9 @@ def no_watch(part: str) -> AbstractContextManager:
 
 class MeteredStep(ABC):
     """A step of the loop; the kinds of training say what a batch is and how it is trained on."""
+
+    computes_all_the_time = True
+    """Whether a step waits for nothing but other threads of its own."""
 
     def __init__(self) -> None:
         self.step_seconds: list[float] = []
@@ -45,6 +55,8 @@ class MeteredStep(ABC):
         self.straggler: int | None = None
         """The rank for which the others waited."""
         self._process = psutil.Process()
+        self._sampler: Sampler | None = None
+        self._samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
 
     @abstractmethod
     def batch(self, loop: TrainingLoop, number: int) -> Any:
@@ -129,11 +141,24 @@ class MeteredStep(ABC):
             watch = loop.watch
             if loop.ranks.world_size == 1:
                 watch = loop.interruption.giving_up_long_steps(watch, self.micro_batches(loop, batch))
-            self.train(loop, loop.step, batch, watch, verdict)
+            if self._sampler is None:
+                self.train(loop, loop.step, batch, watch, verdict)
+            else:
+                sample = self._sampler.sample(lambda: self.train(loop, loop.step, batch, watch, verdict))
+                self._samples.append(sample)
             self._keep_seconds(loop, time.perf_counter() - begin)
             return
         with loop.watch("metering"):
             self._meter(loop, loop.step, batch, verdict)
+
+    @contextmanager
+    def sampling(self, loop: TrainingLoop) -> Iterator[None]:
+        """Watches, in the block, what other processes do to the steps of a single process on a CPU."""
+        if loop.device_type != "cpu" or loop.ranks.world_size > 1 or not self.computes_all_the_time:
+            yield
+            return
+        with Sampler(window=SAMPLING_SECONDS) as self._sampler:
+            yield
 
     def _keep_seconds(self, loop: TrainingLoop, seconds: float) -> None:
         self.step_seconds.append(seconds)
@@ -192,6 +217,10 @@ class MeteredStep(ABC):
         median, seconds = statistics.median(step_seconds), sum(step_seconds)
         planned_steps = sum(self.planned_steps) or len(step_seconds)
         is_trained_here = loop.step > loop.first_step
+        conditions = self._sampler.conditions() if self._sampler and self._samples else None
+        alone = None
+        if self._sampler and conditions is not None and conditions.busy:
+            alone = statistics.median(self._sampler.undisturbed(self._samples))
         return Measurement(
             parameters=sum(parameter.numel() for parameter in loop.train_state.model.parameters()),
             flops=self.metered.ledger.flops,
@@ -203,6 +232,8 @@ class MeteredStep(ABC):
             hfu=hfu(plan.ledger, seconds, plan.site.matmul_peak, steps=planned_steps),
             seconds_by_part=loop.seconds_by_part() if is_trained_here else {},
             validation_loss=dict(loop.history.validation_losses).get(loop.recipe.training.steps),
+            seconds_alone=alone,
+            conditions=conditions,
         )
 
 

@@ -31,6 +31,21 @@ def has_moved(run: RunFolder, name: str, now: TrainFiles | None) -> bool:
     return False
 
 
+def found_again(run: RunFolder, data: DataConfig) -> DataConfig:
+    """`data` with the places of its token files now, where the run was moved together with them; see
+    `RunFolder.token_file`."""
+    train: TrainFiles
+    match data.train:
+        case str():
+            train = run.token_file(data.train)
+        case dict():
+            train = {run.token_file(path): weight for path, weight in data.train.items()}
+        case paths:
+            train = tuple(map(run.token_file, paths))
+    validation = None if data.validation is None else run.token_file(data.validation)
+    return dataclasses.replace(data, train=train, validation=validation)
+
+
 def with_moved_data(run: RunFolder, data: DataConfig) -> Recipe:
     """The run's recipe with the places of `data`'s token files.
 

@@ -23,7 +23,7 @@ from napkin.runs.plan_file import PlanFile
 from napkin.runs.run_folder import ReadOnlyRunFolder, RunFolder
 from napkin.runs.run_format import is_run
 from napkin.runs.run_record import read_run_record
-from napkin.training.moved_data import has_moved, with_moved_data
+from napkin.training.moved_data import found_again, has_moved, with_moved_data
 from napkin.training.preparation import Preparation, Progress, prepare, prepare_unplanned
 
 Run = tuple[Preparation, RunFolder]
@@ -68,9 +68,9 @@ def open_run(
 ) -> Run:
     """Open a run folder and plan what it holds, with `planner`; training continues from its newest good checkpoint.
 
-    `data` says where its token files are, if they have moved, and `parallelism` is the layout of its ranks, if that
-    has changed; the run's recipe then says so. Raises NapkinError where the files are not the same, and where the ranks
-    cannot train it in this layout.
+    `data` says where its token files are, if they have moved without the run, and `parallelism` is the layout of its
+    ranks, if that has changed; the run's recipe then says so. Raises NapkinError where the files are not the same, and
+    where the ranks cannot train it in this layout.
     """
     return _on_rank_zero(ranks, folder, lambda: _open(folder, progress, ranks, data, parallelism, planner=planner))
 
@@ -121,7 +121,7 @@ def _open(
     run = RunFolder.open(folder)
     # A file that is damaged is named now, and not by the report, after all steps.
     read_run_record(run.path)
-    recipe = run.recipe if data is None else with_moved_data(run, data)
+    recipe = with_moved_data(run, found_again(run, data or run.recipe.data))
     if parallelism is not None:
         recipe = dataclasses.replace(recipe, parallelism=parallelism)
     begun = _as_begun(recipe)

@@ -312,6 +312,6 @@ def test_adafactor_is_counted_and_what_needs_a_closure_refused(target: str):
     ledger = count(module, torch.zeros(2, 8), optimizer=torch.optim.Adafactor, target=target)  # pyright: ignore
     assert ledger.peak_by_category["optimizer state"] > 0
     assert not ledger.unknown_operators
-    with pytest.raises(NapkinError, match="LBFGS evaluates the model inside its update") as refusal:
+    with pytest.raises(NapkinError, match=r"LBFGS evaluates.*inside") as refusal:
         count(module, torch.zeros(2, 8), optimizer=torch.optim.LBFGS, target=target)  # pyright: ignore
     assert "\n" not in str(refusal.value)

@@ -13,6 +13,7 @@ from napkin.alignment.environments import (
     environment_named,
 )
 from napkin.errors import NapkinError
+from napkin.grading.sandbox.confinement import can_confine
 
 OWN = """
 from napkin.alignment.environments import Outcome, ask
@@ -107,6 +108,29 @@ def test_a_bad_line_of_prompts_is_named(tmp_path: Path, line: str, what: str) ->
     path.write_text('{"prompt": "1 + 1", "answer": "2"}\n' + line + "\n")
     with pytest.raises(NapkinError, match=what):
         environment_named(str(path))
+
+
+@pytest.mark.skipif(not can_confine(), reason="the system has no filter of system calls for a process")
+def test_lines_of_human_eval_are_tests_of_their_entry_point(tmp_path: Path) -> None:
+    path = tmp_path / "programs.jsonl"
+    rows = [
+        {
+            "task_id": f"HumanEval/{n}",
+            "prompt": f'def plus(x):\n    """x + {n}"""\n',
+            "entry_point": "plus",
+            "canonical_solution": f"    return x + {n}\n",
+            "test": f"METADATA = {{}}\n\ndef check(candidate):\n    assert candidate(1) == {n + 1}\n",
+        }
+        for n in range(40)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    prompts = environment_named(str(path), reward="code")
+    assert isinstance(prompts, PromptFile)
+    task = prompts.start(0)
+    body = next(row["canonical_solution"] for row in rows if row["prompt"] == task.messages[0].content)
+    for program, reward in ((task.messages[0].content + body, 1.0), ("def plus(x): return 0", 0.0), ("x = 1", 0.0)):
+        outcome = prompts.step(task.state, f"```python\n{program}\n```")
+        assert (outcome.reward, outcome.failure) == (reward, None)
 
 
 def test_a_file_without_prompts_is_refused(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_groups_normalised_rewards_weigh_the_gradient_by_the_probability_of_su
     factor = 0.0
     for k in range(1, n):
         share = k / n
-        spread = np.sqrt(n / (n - 1) * share * (1 - share)) + 1e-6
+        spread = np.sqrt(n / (n - 1) * share * (1 - share)) + 1e-4
         factor += comb(n, k) * p**k * (1 - p) ** (n - k) * share * (1 - share) / spread / (p * (1 - p))
     np.testing.assert_allclose(
         expected_update(config_of(algorithm), rewards), factor * gradient_of_mean(rewards), atol=1e-7

@@ -13,8 +13,9 @@ from napkin.alignment.objective import totals_of
 from napkin.alignment.policy_gradient.objective import policy_objective
 from napkin.alignment.sequence_packing import SequenceMicroBatch, micro_batches_of
 from napkin.recipe.reinforcement_config import PolicyAlgorithm, ReinforcementConfig
+from peers import peer
 
-pytestmark = pytest.mark.torture
+pytestmark = pytest.mark.peers
 MAX_ANSWER = 20
 SETTINGS: dict[PolicyAlgorithm, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo", "epsilon_low": 0.2, "epsilon_high": 0.2},
@@ -47,7 +48,7 @@ def test_a_loss_is_that_of_trl(algorithm: PolicyAlgorithm, kl_weight: float) -> 
 
 def trl_loss(part: SequenceMicroBatch, **settings: Any) -> tuple[float, np.ndarray, dict[str, list[float]]]:
     """The loss that TRL's trainer computes of these log-probabilities, its gradient, and its metrics."""
-    trainer = pytest.importorskip("trl.trainer.grpo_trainer").GRPOTrainer
+    trainer = peer("trl.trainer.grpo_trainer").GRPOTrainer
     new = padded(part, "new").requires_grad_()
     rows = {
         "prompt_ids": torch.zeros(part.n_sequences, 1, dtype=torch.int64),

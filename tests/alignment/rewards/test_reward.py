@@ -9,18 +9,17 @@ from types import ModuleType
 import pytest
 
 from napkin.alignment.environments import arithmetic, sequences, solved_chats
-from napkin.alignment.rewards import Reward, RewardFailure, choice, exact, reward_named
+from napkin.alignment.rewards import Reward, reward_named
 from napkin.alignment.rewards import reward as reward_module
-from napkin.alignment.rewards.mathematics import math_answer, plain_words
 from napkin.alignment.rewards.reward import MOST_REASONS, OTHER_REASONS
-from napkin.errors import NapkinError
+from napkin.errors import NapkinError, NotJudged
 
-MODULES = [arithmetic, choice, exact, math_answer, plain_words, reward_module, sequences, solved_chats]
+MODULES = [arithmetic, reward_module, sequences, solved_chats]
 
 
 def graded_by_eval(answer: str, reference: str) -> float:
     if answer == "refuse":
-        raise RewardFailure("it took too long")
+        raise NotJudged("it took too long")
     return eval(answer)
 
 
@@ -67,7 +66,7 @@ def test_exact_match_forgives_white_space_alone() -> None:
 
 
 def test_an_unknown_reward_is_named_with_the_one_that_is_meant() -> None:
-    with pytest.raises(NapkinError, match="'exat' is not a reward: did you mean 'exact'"):
+    with pytest.raises(NapkinError, match=r"'exat'.*reward: did.*'exact'"):
         reward_named("exat")
 
 

@@ -153,12 +153,12 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     assert len(KeyFile(summary)) == 20
     for size in (0, 10, 200, len(whole) - 8, len(whole) - 1):
         summary.write_bytes(whole[:size])
-        with pytest.raises(NapkinError, match="not a whole file of keys"):
+        with pytest.raises(NapkinError, match="whole file"):
             KeyFile(summary)
     decisions = tmp_path / "decisions"
     for text in ("", "{}\n", '{"stage":"duplicates","records":3,"format":"napkin verdicts","version":1}\n[0]\n'):
         decisions.write_text(text)
-        with pytest.raises(NapkinError, match="does not have the decisions"):
+        with pytest.raises(NapkinError, match="decisions"):
             list(Duplicates().apply([Record("a#0")], decisions))
 
 

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from napkin.curation.deduplication import MinHash, estimated_similarity
+from napkin.curation.deduplication import MinHash, estimated_similarity, near_duplicates
 from napkin.errors import NapkinError
 
 
@@ -83,6 +83,19 @@ def test_a_text_of_fewer_words_than_a_shingle_is_one_shingle() -> None:
     # Each of 128 numbers is equal by chance once in 2^32.
     assert not (signatures[0] == signatures[2]).any()
     assert not (signatures[0] == signatures[3]).any()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
+def test_texts_of_up_to_a_shingle_are_equal_where_all_their_words_are(n: int) -> None:
+    """Of so short a text all numbers come from its only shingle: they are all equal, or none."""
+    words = "river harbour winter engine letter".split()[:n]
+    texts = [" ".join(each) for each in (words, [*words[:-1], "garden"], ["garden", *words[1:]], map(str.upper, words))]
+    signatures, counts = MinHash(words=5).signatures(texts)
+    assert counts.tolist() == [n] * 4
+    assert (signatures[0] == signatures[3]).all()
+    for other in signatures[1:3]:
+        assert not (signatures[0] == other).any()
+    assert near_duplicates([*texts, " ".join([*words, "museum"])]) == ([[0, 3], [1, 2]] if n == 1 else [[0, 3]])
 
 
 def test_a_signature_does_not_depend_on_the_texts_beside_it() -> None:

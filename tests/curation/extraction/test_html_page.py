@@ -184,3 +184,52 @@ def test_no_bytes_raise(parts: list[str]) -> None:
 def test_limits_are_the_callers() -> None:
     with pytest.raises(NotExtracted, match="page bytes: 10 > 9"):
         extract_html(b"0123456789", limits=HtmlLimits(most_bytes=9))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("<h1>River story</h1><div>", "</div>"),
+        ('<div class="page"><h1>River story</h1><div class="content">', "</div></div>"),
+        (
+            '<article><header><h1>River <em>story</em></h1><p>By Jane Doe</p></header><div class="body">',
+            "</div></article>",
+        ),
+        ('<div id="a"><div><h1>River story</h1></div></div><div id="b"><section>', "</section></div>"),
+        ("<h1>River story</h1>", ""),
+        ('<h1><a href="/">My Site</a></h1><h1>River story</h1><div>', "</div><h1>Newsletter</h1>"),
+        ("<h1>My Site</h1><h1><a href='/river'>River story</a></h1><div>", "</div>"),
+    ],
+)
+def test_the_main_heading_stands_above_the_text_wherever_the_text_is(before: str, after: str) -> None:
+    page = (
+        f"<html><head><title>River story | My Site</title></head><body>{before}{_PROSE}{after}<p>(c)</p></body></html>"
+    )
+    nav = '<nav><a href="/">Home</a> <a href="/news">News</a></nav>'
+    # A page without any element around its text has nothing that keeps its navigation apart.
+    for html in (page, page.replace("<body>", f"<body>{nav}"))[: 2 if after else 1]:
+        text = extract_html(html.encode()).text
+        assert text.startswith(f"# River story\n\n{_SENTENCE} Part 0.")
+        assert text.count("River story") == 1
+        assert "My Site" not in text
+
+
+@pytest.mark.parametrize(
+    "heading",
+    [
+        "<h1>My Site</h1>",
+        '<h1><a href="/elsewhere">Another story</a></h1>',
+        '<h1 class="visually-hidden">Menu</h1>',
+        "<nav><h1>Sections</h1></nav>",
+        "<h1></h1>",
+    ],
+)
+def test_what_is_not_the_heading_of_the_page_is_left_out(heading: str) -> None:
+    page = f"<html><head><title>River story | My Site</title></head><body>{heading}<div>{_PROSE}</div></body></html>"
+    assert extract_html(page.encode()).text.startswith(f"{_SENTENCE} Part 0.")
+
+
+def test_the_heading_that_stands_apart_can_be_left_out() -> None:
+    page = f"<body><h1>River story</h1><div>{_PROSE}</div></body>".encode()
+    with_heading, without = extract_html(page).text, extract_html(page, heading=False).text
+    assert with_heading == f"# River story\n\n{without}"

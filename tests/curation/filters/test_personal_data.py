@@ -2,6 +2,7 @@
 
 import base64
 import random
+import string
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from napkin.curation import Record
 from napkin.curation.filters import PersonalData, mask_personal_data
 from napkin.curation.filters.check_digits import is_card_number, is_iban, luhn_sum
+from napkin.data.corpus import standard_library
 from napkin.errors import NapkinError
 
 # Of RFC 5737 and the like none is public; these are well-known public hosts, and examples that banks publish.
@@ -21,6 +23,13 @@ MASKED = [
     ("2606:4700:4700::1111 and 2001:4860:4860:0:0:0:0:8888!", "<IP> and <IP>!"),
     ("Call +49 (0)30 1234567 or (212) 555-0123 now", "Call <PHONE> or <PHONE> now"),
     ("1-800-555-0199", "<PHONE>"),
+    ("6502530000, (650)-253-0000 and 650.253.0000!", "<PHONE>, <PHONE> and <PHONE>!"),
+    ("(650)253-0000", "<PHONE>"),
+    (
+        "London 020 7946 0958, 07700 900123; Berlin (030) 1234567 or 0171/1234567",
+        "London <PHONE>, <PHONE>; Berlin <PHONE> or <PHONE>",
+    ),
+    ("Paris 01 42 68 53 00 ou 01.42.68.53.00.", "Paris <PHONE> ou <PHONE>."),
     ("card 4111 1111 1111 1111, 378282246310005", "card <CARD>, <CARD>"),
     ("5500-0000-0000-0004.", "<CARD>."),
     ("IBAN: GB82 WEST 1234 5698 7654 32 AND MORE", "IBAN: <IBAN> AND MORE"),
@@ -35,6 +44,9 @@ LEFT = [
     "2020-10-11 12:00, 555-0123, 1 000 000 000, +1 2, 123-456-7890123",
     "DE89370400440532013001, GB82 WEST, XX00 1111 2222 3333",
     "AKIAAAAAAAAAAAAAAAAA ghp_" + "x" * 36 + " sk-learn-is-not-a-key-at-all-but-it-is-long-enough",
+    "git clone git@github.com:owner/repository.git ssh://git@gitlab.com/x hg@bitbucket.org",
+    "2147483647 4294967295 4294967296 1609459200 1234567890 5500000 9112530000 6509110000 65025300001 0.6502530000",
+    "MA 02110-1301, <Buffer 01 02 03 04 05 06>, 01-02-2003 10:11, 07 08 09 10 11 12, #6502530000 a/6502530000",
     "-----BEGIN PUBLIC KEY-----\nMIIB\n-----END PUBLIC KEY-----",
 ]
 
@@ -51,14 +63,57 @@ def test_what_only_looks_like_it_is_left(text: str) -> None:
     assert mask_personal_data(text) == (text, {})
 
 
-@pytest.mark.parametrize(
-    ("prefix", "length"), [("AKIA", 16), ("ghp_", 36), ("hf_", 34), ("sk_live_", 24), ("sk-proj-", 48), ("glpat-", 20)]
-)
-def test_keys_of_services_are_masked(prefix: str, length: int) -> None:
-    choose = random.Random(length)
-    for _ in range(20):
-        key = prefix + "".join(choose.choices("ABCDEFGHJKLMNPQRSTUVWXYZ234567", k=length - 1)) + "7"
-        assert mask_personal_data(f'token = "{key}"')[0] == 'token = "<SECRET>"'
+LETTERS, HEX = string.ascii_letters, "0123456789abcdef"
+ALNUM = LETTERS + string.digits
+URL = ALNUM + "_-"
+# As the issuers, and the rules of gitleaks, describe them: prefix, characters, how many.
+FORMATS = {
+    **dict.fromkeys(("AKIA", "ASIA", "ABIA", "ACCA", "A3TX"), (string.ascii_uppercase + "234567", 16)),
+    **dict.fromkeys(("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "npm_"), (ALNUM, 36)),
+    **dict.fromkeys(("glpat-", "gldt-", "glrt-", "glft-", "glsoat-", "GR1348941"), (URL, 20)),
+    **dict.fromkeys(("hf_", "api_org_"), (LETTERS, 34)),
+    **dict.fromkeys(("sk_live_", "rk_live_", "sk_test_"), (ALNUM, 24)),
+    **dict.fromkeys(("shpat_", "dapi"), (HEX, 32)),
+    **dict.fromkeys(("glptt-", "pul-"), (HEX, 40)),
+    **{"github_pat_": (ALNUM + "_", 82), "AIza": (URL, 35), "GOCSPX-": (URL, 28), "dop_v1_": (HEX, 64)},
+    **{"sk-": (ALNUM, 48), "sk-proj-": (URL, 156), "sk-ant-api03-": (URL, 95), "pypi-AgEIcHlwaS5vcmc": (URL, 100)},
+    **{"lin_api_": (ALNUM, 40), "gsk_": (ALNUM, 52), "pplx-": (ALNUM, 48), "LTAI": (ALNUM, 20)},
+    **{"xoxb-": (string.digits, 11), "glimt-": (URL, 25), "gloas-": (URL, 64), "rubygems_": (HEX, 48)},
+}
+
+
+@pytest.mark.parametrize("prefix", FORMATS)
+def test_keys_of_services_are_masked(prefix: str) -> None:
+    characters, length = FORMATS[prefix]
+    draw = random.Random(prefix)
+
+    def drawn(characters: str, length: int) -> str:
+        return "".join(draw.choices(characters, k=length))
+
+    end = "-" + drawn(string.digits, 12) + "-" + drawn(ALNUM, 24) if prefix == "xoxb-" else ""
+    for _ in range(300):
+        key = prefix + drawn(characters, length) + end
+        assert mask_personal_data(f'token = "{key}"\n')[0] == 'token = "<SECRET>"\n', key
+
+
+def test_a_key_without_a_digit_is_masked_and_words_are_not() -> None:
+    assert mask_personal_data("hf_" + "kQzWmRbTnXcVpLdGsHfJyKwEaUoItBvNqZ")[0] == "<SECRET>"
+    for words in (
+        *("sk-this-is-how-a-package-would-be-called-by-people", "AKIA" + "EXAMPLE" * 2 + "EX", "hf_" + "a" * 34),
+        *(
+            "glpat-" + "x" * 20,
+            "my_ghp_" + "kQzWmRbTnXcVpLdGsHfJyKwEaUoItBvNqZab",
+            "hf_hub_download_of_all_files_of_a_repo",
+        ),
+    ):
+        assert mask_personal_data(words) == (words, {})
+
+
+def test_the_standard_library_holds_no_secrets_and_few_telephone_numbers() -> None:
+    text = "\n".join(document.text for document in standard_library())
+    counts = mask_personal_data(text, ["secret", "phone"])[1]
+    assert counts.get("secret", 0) == 0
+    assert counts.get("phone", 0) < 10
 
 
 def test_signed_web_tokens_are_masked() -> None:

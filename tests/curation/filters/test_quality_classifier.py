@@ -96,7 +96,7 @@ def mixed(number: int) -> int:
 
 
 def test_too_few_texts_are_an_error() -> None:
-    with pytest.raises(NapkinError, match="19 different negative texts: use at least 20"):
+    with pytest.raises(NapkinError, match=r"19 different negative.*use.*20"):
         train_quality_model(drawn(1, 20, 0.3), drawn(2, 19, 0.3) * 5)
     with pytest.raises(NapkinError, match="columns is 1000"):
         train_quality_model([], [], columns=1000)
@@ -107,6 +107,7 @@ def test_a_file_holds_the_model(trained: QualityModel, tmp_path: Path) -> None:
     write_quality_model(path, trained)
     read = read_quality_model(str(path))
     assert [read.score(text) for text in drawn(7, 10, 0.1)] == [trained.score(text) for text in drawn(7, 10, 0.1)]
+    path.write_bytes(path.read_bytes() + b"another")
     with pytest.raises(NapkinError, match="exists"):
         write_quality_model(path, trained)
 

@@ -104,6 +104,26 @@ def test_finewebs_rules() -> None:
     assert rule_of(FineWeb(), "\n".join([*repeated, f"{long} number 19.", repeated[0]])) == ""
 
 
+def test_fineweb_has_the_thresholds_of_its_paper_and_as_options_those_of_its_code() -> None:
+    line = "a line of prose that has more than thirty characters number"
+    lines = [f"{line} {i}." for i in range(100, 200)]
+    for repeated, paper, code in ((0, "", ""), (1, "", ""), (2, "", "characters of repeated lines")):
+        text = "\n".join([*lines, *lines[:repeated]])
+        assert rule_of(FineWeb(), text) == paper
+        assert rule_of(FineWeb(max_repeated_line_characters=0.01), text) == code
+    # 7 words and 3 or 2 line feeds: 0.43 and 0.29 per word.
+    listed = "one two\nthree four\nfive six\nseven."
+    alone = {"max_line_feeds_per_word": 0.3, "min_terminated_lines": 0.0, "max_short_lines": 1.0}
+    alone |= {"max_repeated_line_characters": 1.0}
+    for text, rules in ((listed, ["line feeds per word"]), (listed.replace("\n", " ", 1), [])):
+        for padding in ("", 100 * (" \n" if rules else " ")):
+            failing = FineWeb(**alone).failing_rules(text + padding)
+            assert [rule for rule in failing if rule == "line feeds per word"] == rules
+    assert "line feeds per word" not in FineWeb().failing_rules(listed)
+    with pytest.raises(NapkinError, match=r"max_line_feeds_per_word.*-1"):
+        FineWeb(max_line_feeds_per_word=-1.0)
+
+
 SENTENCES = "\n".join(f"This is sentence number {i}." for i in range(5))
 
 
@@ -143,7 +163,7 @@ def test_sentences_of_one_line_are_counted() -> None:
 
 
 def test_thresholds_are_checked() -> None:
-    with pytest.raises(NapkinError, match=r"max_short_lines is 1.5: use a fraction from 0 to 1"):
+    with pytest.raises(NapkinError, match=r"max_short_lines.*1.5: use.*0.*1"):
         FineWeb(max_short_lines=1.5)
     with pytest.raises(NapkinError, match=r"min_words is -1"):
         Gopher(min_words=-1)

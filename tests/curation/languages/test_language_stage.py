@@ -4,6 +4,8 @@ import pytest
 
 from napkin.curation import Dropped, Record, apply_stages, make_stage
 from napkin.curation.languages import language_shares, paragraph_languages
+from napkin.curation.languages.classifier import packaged_classifier
+from napkin.curation.languages.close_languages import close_to_wanted
 from napkin.errors import NapkinError
 
 ENGLISH = "The old bridge over the river was closed after the storm."
@@ -24,6 +26,53 @@ def test_stage_adds_the_language_and_drops_others_by_name() -> None:
     assert 0.9 < kept[0].fields["language_probability"] <= 1
     assert kept[0].trace[0].note.startswith("en ")
     assert dropped == {"b": "language: other language", "c": "language: unknown language"}
+
+
+# Of the first two sentences Bosnian is the most probable language, of the third Croatian; all of them are Croatian.
+CROATIAN = [
+    "Svatko ima pravo na slobodu kretanja i boravka unutar granica svake države.",
+    "Prošlog tjedna znanstvenici su objavili rezultate istraživanja o okolišu.",
+    "Roditelji imaju pravo birati vrstu obrazovanja za svoju djecu.",
+]
+BOSNIAN = "Niko ne smije biti podvrgnut mučenju."
+CYRILLIC = "Сва људска бића рађају се слободна и једнака у достојанству и правима."
+SLOVENE = "Vsi ljudje se rodijo svobodni in imajo enako dostojanstvo in enake pravice."
+INDONESIAN = "Semua orang dilahirkan merdeka dan mempunyai martabat dan hak yang sama."
+
+
+@pytest.mark.parametrize("keep", ["hr", "bs"])
+def test_a_language_that_is_hardly_told_from_the_wanted_one_is_kept_as_that(keep: str) -> None:
+    stage = make_stage("language", {"keep": [keep]})
+    for text in (*CROATIAN, BOSNIAN):
+        kept = stage.apply(Record("a", text))  # type: ignore[union-attr]
+        assert isinstance(kept, Record)
+        assert kept.fields["language"] == keep
+        # Its own probability is told, not that of the group.
+        own = packaged_classifier().probabilities(text)[keep]
+        assert kept.fields["language_probability"] == pytest.approx(own, abs=1e-4)
+        if own < 0.5:
+            assert "close" in kept.trace[-1].note
+    for text in (CYRILLIC, SLOVENE, INDONESIAN, ENGLISH):
+        assert isinstance(stage.apply(Record("a", text)), Dropped)  # type: ignore[union-attr]
+
+
+def test_close_languages_are_told_apart_where_that_is_asked_for() -> None:
+    strict = make_stage("language", {"keep": ["hr"], "close_languages": False})
+    for text in (*CROATIAN, BOSNIAN):
+        kept = strict.apply(Record("a", text))  # type: ignore[union-attr]
+        assert isinstance(kept, Record) == (packaged_classifier().identify(text).language == "hr")
+    indonesian = make_stage("language", {"keep": ["id"]})
+    assert isinstance(indonesian.apply(Record("a", INDONESIAN)), Record)  # type: ignore[union-attr]
+    assert isinstance(make_stage("language", {"keep": ["sl"]}).apply(Record("a", CROATIAN[0])), Dropped)  # type: ignore[union-attr]
+
+
+def test_a_share_of_a_group_decides_and_the_group_together_is_probable_enough() -> None:
+    probabilities = {"bs": 0.5, "hr": 0.4, "sl": 0.1}
+    assert close_to_wanted(probabilities, ["hr"], 0.5) == ("hr", 0.4, 0.9)
+    assert close_to_wanted(probabilities, ["hr", "bs"], 0.5) == ("bs", 0.5, 0.9)
+    assert close_to_wanted(probabilities, ["hr"], 0.95) is None
+    assert close_to_wanted({"bs": 0.91, "hr": 0.08}, ["hr"], 0.5) is None
+    assert close_to_wanted(probabilities, ["sl", "en"], 0.05) is None
 
 
 def test_without_keep_every_document_goes_on() -> None:

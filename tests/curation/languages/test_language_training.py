@@ -86,9 +86,9 @@ def test_what_is_no_folder_of_texts_is_named(tmp_path) -> None:
         train_languages(tmp_path, SMALL)
     (tmp_path / "english.txt").rename(tmp_path / "en.txt")
     (tmp_path / "de.txt").write_bytes(b"eins zwei \xff")
-    with pytest.raises(NapkinError, match=r"de\.txt' is not UTF-8 at byte 10"):
+    with pytest.raises(NapkinError, match=r"de\.txt'.*UTF-8.*byte 10"):
         train_languages(tmp_path, SMALL)
     (tmp_path / "SOURCES").write_text("written for this test")
     (tmp_path / "de.txt").write_text(" \n12 34\n")
-    with pytest.raises(NapkinError, match=r"de\.txt' has no words"):
+    with pytest.raises(NapkinError, match=r"de\.txt'.*words"):
         train_languages(tmp_path, SMALL)

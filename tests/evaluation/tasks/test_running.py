@@ -24,7 +24,6 @@ from napkin.evaluation.tasks import (
     summarise,
     write_result,
 )
-from napkin.evaluation.tasks.answers import final_number
 from napkin.evaluation.tasks.prompts import examples_of, messages_of, prompt_text, prompted
 from napkin.evaluation.tasks.running import fitting_items
 from napkin.inference.chat_format import TemplateChat
@@ -114,11 +113,7 @@ def test_generated_answers_are_the_likeliest_tokens_up_to_a_stop_text() -> None:
     assert [result.scores["exact_match"] for result in results] == [float(text.strip() != "") for text in expected]
 
 
-def test_an_answer_is_the_number_after_the_mark_or_the_last_one() -> None:
-    assert final_number("1 + 1 = 2. #### 1,234.50 eggs, 7") == "1234.50"
-    assert final_number("It costs $1,000, then $-20.") == "-20"
-    assert final_number("12,34") == "34"
-    assert final_number("none") is None
+def test_an_answer_is_the_number_that_is_marked_or_concluded() -> None:
     item = Item("x", "?", answer="so: #### 1,026")
     task = Task("t", "number", (item,), max_tokens=4)
 
@@ -138,7 +133,7 @@ def test_examples_are_the_first_of_the_section_or_drawn_with_the_seed() -> None:
     assert [each.name for each in examples_of(task, "", Prompting(3))] == ["d0", "d1", "d2"]
     drawn = examples_of(task, "", Prompting(3, seed=1))
     assert drawn == examples_of(task, "", Prompting(3, seed=1)) != examples_of(task, "", Prompting(3, seed=2))
-    with pytest.raises(NapkinError, match="2 examples are asked for, the dev split has 1 for algebra"):
+    with pytest.raises(NapkinError, match=r"2 examples.*1.*algebra"):
         examples_of(task, "algebra", Prompting(2))
 
 
@@ -183,20 +178,20 @@ def test_examples_that_do_not_fit_are_dropped_and_then_tokens() -> None:
     cut = prompted(TASK, ITEMS[0], Short(20), Prompting(2), DEV[:2])
     assert cut.dropped_examples == 2
     assert cut.cut_tokens > 0
-    with pytest.raises(NapkinError, match="item 0: choice 2 has 16 tokens, the model's context is 15"):
+    with pytest.raises(NapkinError, match=r"item 0: choice 2.*16.*model's.*15"):
         prompted(TASK, ITEMS[0], Short(15), Prompting(), [])
     generated = dataclasses.replace(TASK, kind="exact", max_tokens=30)
     item = dataclasses.replace(ITEMS[0], choices=(), answer="x")
     cut = prompted(generated, item, Short(40), Prompting(), [])
     assert cut.context == tuple(ids(prompt_text(generated, item, [])))[-10:]
-    with pytest.raises(NapkinError, match="an answer of up to 30 tokens leaves no room"):
+    with pytest.raises(NapkinError, match=r"answer.*30 tokens"):
         prompted(generated, item, Short(30), Prompting(), [])
 
 
 def test_an_item_that_cannot_fit_is_found_before_the_run() -> None:
     long = Item("long", "?", ("x" * 60, "y"))
     task = dataclasses.replace(TASK, items=(*ITEMS[:3], long))
-    with pytest.raises(NapkinError, match="item long: choice 1 has 61 tokens, the model's context is 50"):
+    with pytest.raises(NapkinError, match=r"long: choice 1.*61.*model's.*50"):
         fitting_items(task, Short(50), Prompting())
     left = fitting_items(task, Short(50), Prompting(), skip_bad=True)
     assert left.items == ITEMS[:3]

@@ -150,16 +150,16 @@ def test_text_ends_before_a_stop_text_of_which_nothing_is_shown(served: Served, 
 
 def test_a_model_that_ends_its_text_is_not_asked_on(served: Served) -> None:
     end = tiny_served_model().stop_ids[0]
-    (choice,) = served.complete("abc", max_tokens=9, logit_bias={str(end): 1000})
+    (choice,) = served.complete("abc", max_tokens=9, logit_bias={str(end): 100})
     assert (choice["text"], choice["finish_reason"]) == ("", "stop")
-    (choice,) = served.complete("abc", max_tokens=3, logit_bias={str(end): 1000}, ignore_eos=True)
+    (choice,) = served.complete("abc", max_tokens=3, logit_bias={str(end): 100}, ignore_eos=True)
     assert (choice["text"], choice["finish_reason"]) == (3 * SEPARATOR, "length")
-    (choice,) = served.complete("abc", max_tokens=3, logit_bias={"65": 1000}, stop_token_ids=[65])
+    (choice,) = served.complete("abc", max_tokens=3, logit_bias={"65": 100}, stop_token_ids=[65])
     assert (choice["text"], choice["finish_reason"]) == ("", "stop")
 
 
 def test_a_bias_decides_and_log_probabilities_are_those_before_it(served: Served, opened: OpenModel) -> None:
-    (choice,) = served.complete([65], max_tokens=3, logit_bias={"120": 1000}, logprobs=1, temperature=0)
+    (choice,) = served.complete([65], max_tokens=3, logit_bias={"120": 100}, logprobs=1, temperature=0)
     assert choice["text"] == "xxx"
     expected = logprobs_of(opened, [65, 120, 120])[:, 120].tolist()
     assert choice["logprobs"]["token_logprobs"] == pytest.approx(expected, abs=1e-4)

@@ -14,7 +14,7 @@ from napkin.inference.http_load import Endpoint, measure_http_load, random_promp
 from napkin.inference.service_load import ServiceLoad
 
 if TYPE_CHECKING:
-    from conftest import Serve, Served
+    from inference.server.conftest import Serve, Served
 
 
 @pytest.mark.parametrize(

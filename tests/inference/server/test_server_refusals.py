@@ -3,6 +3,7 @@
 import http.client
 import json
 import random
+import select
 import signal
 import socket
 import time
@@ -44,6 +45,19 @@ MALFORMED: dict[str, tuple[bytes | dict[str, Any], str]] = {
     "too many sequences": ({"prompt": ["a"] * 50, "n": 100}, "5000 sequences"),
     "bias of an unknown token": ({"logit_bias": {"257": 1}}, "token '257'"),
     "bias of a word": ({"logit_bias": {"cat": 1}}, "token 'cat'"),
+    "a huge bias": ({"logit_bias": {"5": 1e39}}, "logit_bias adds 1e+39"),
+    "a bias out of range": ({"logit_bias": {"5": -100.5}}, "-100 to 100"),
+    "a tiny penalty": ({"repetition_penalty": 1e-39}, "repetition_penalty is 1e-39"),
+    "a huge penalty": ({"repetition_penalty": 1e39}, "repetition_penalty is 1e+39"),
+    "a huge top_k": ({"top_k": 10**300}, "top_k is 1000"),
+    "negative top_k": ({"top_k": -2}, "top_k is -2"),
+    "min_p": ({"min_p": 1.5}, "min_p is 1.5"),
+    "a huge seed": ({"seed": 2**70}, "seed"),
+    "a huge n": ({"n": 10**300}, "n is 1000"),
+    "a long stop text": ({"stop": ["a", "b" * 1001]}, "1001 characters"),
+    "an unknown stop id": ({"stop_token_ids": [10**30]}, "stop_token_ids"),
+    "negative stop id": ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    "many stop ids": ({"stop_token_ids": [1] * 2000}, "stop_token_ids has 2000"),
     "stop": ({"stop": ""}, "stop"),
     "stops": ({"stop": ["a"] * 100}, "stop has 100"),
     "seed": ({"seed": -1}, "seed"),
@@ -191,8 +205,44 @@ def test_clients_that_do_not_read_or_do_not_send_are_cut_off(start_server: Serve
         connection.close()
 
 
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+def trickled(served: Served, sent: bytes, trickle: bytes) -> bytes:
+    """What comes back, and the end of the connection, where the last bytes come one by one."""
+    answer = b""
+    with socket.create_connection(("127.0.0.1", served.port)) as connection:
+        connection.sendall(sent)
+        connection.settimeout(0.02)
+        for byte in trickle:
+            try:
+                connection.sendall(bytes([byte]))
+                piece = connection.recv(1000)
+            except TimeoutError:
+                continue
+            except OSError:
+                return answer
+            answer += piece
+            if not piece:
+                return answer
+    pytest.fail(f"all of it was waited for: {answer[:100]}")
+
+
+def test_a_request_has_one_deadline_however_it_is_cut_into_pieces(start_server: Serve) -> None:
+    served = start_server(stalled_seconds=0.3)
+    length = b"Content-Length: 1000\r\n\r\n"
+    chunked = b"Transfer-Encoding: chunked\r\n\r\n"
+    assert trickled(served, b"POST /v1/completions HTTP/1.1\r\nX: ", b"a" * 1000) == b""
+    assert trickled(served, HEAD + length, b" " * 1000).startswith(b"HTTP/1.1 408")
+    assert trickled(served, HEAD + chunked, b"1\r\n \r\n" * 200).startswith(b"HTTP/1.1 408")
+    # An answer that does not wait for the body is no way around.
+    get = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+    assert trickled(served, get + length, b" " * 1000).startswith(b"HTTP/1.1 200")
+    served.wait_until(lambda: served.metric("napkin_connections") == 1)
+
+
 @pytest.mark.parametrize("n", [60, pytest.param(10_000, marks=pytest.mark.torture)])
-def test_connections_beyond_the_limit_are_refused_politely(start_server: Serve, n: int) -> None:
+def test_connections_without_a_whole_request_make_room_for_those_with_one(start_server: Serve, n: int) -> None:
     served = start_server(max_connections=20, stalled_seconds=60)
     others: list[socket.socket] = []
     try:
@@ -200,14 +250,124 @@ def test_connections_beyond_the_limit_are_refused_politely(start_server: Serve, 
             # One address has too few ports for ten thousand that are open or closing.
             source = (f"127.0.0.{2 + number % 9}", 0)
             others += [socket.create_connection(("127.0.0.1", served.port), source_address=source)]
-        answer = served.get("/v1/models")
-        assert answer.status == 503
-        assert answer.headers["retry-after"] == "1"
-        assert "more than 20 connections" in answer.error
+            others[-1].sendall(HEAD + b"Content-Length: 10\r\n\r\n{"[: number % 30])
+            if number % (n // 20) == 0:
+                assert served.get("/health").status == 200
+                assert served.get("/v1/models").status == 200
+        assert served.metric("napkin_connections") <= 40
     finally:
         for each in others:
             each.close()
+    served.wait_until(lambda: served.metric("napkin_connections") == 1)
+
+
+def test_connections_beyond_the_limit_are_refused_politely_where_all_have_a_request(start_server: Serve) -> None:
+    served = start_server(max_connections=3)
+    running = [served.send("/v1/completions", **LONG, stream=True) for _ in range(3)]
+    for each in running:
+        assert each.recv(10)
+    answer = served.get("/v1/models")
+    assert answer.status == 503
+    assert answer.headers["retry-after"] == "1"
+    assert "more than 3 connections" in answer.error
+    assert served.get("/health").status == 200
+    for each in running:
+        each.close()
     served.wait_until(lambda: served.get("/v1/models").status == 200)
+
+
+def test_bodies_that_are_large_and_not_whole_are_bounded_together(start_server: Serve) -> None:
+    served = start_server(max_body_bytes=200_000, stalled_seconds=60)
+    part = HEAD + b"Content-Length: 200000\r\n\r\n" + b" " * 199_000
+    others = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(24)]
+    for each in others:
+        each.sendall(part)
+        each.settimeout(60)
+    # Sixteen of them fit.
+    served.wait_until(lambda: len(select.select(others, [], [], 0)[0]) == 8)
+    refused = select.select(others, [], [], 0)[0]
+    assert all(each.recv(100).startswith(b"HTTP/1.1 503") for each in refused)
+    assert served.complete("a", max_tokens=1)
+    for each in others:
+        each.close()
+    served.wait_until(lambda: served.metric("napkin_connections") == 1)
+    assert served.post("/v1/completions", b" " * 199_000 + b'{"prompt":"a"}').status == 200
+
+
+def test_log_probabilities_of_answers_are_bounded_together(start_server: Serve) -> None:
+    served = start_server()
+    # 101 for each of 256 · 2,000 tokens.
+    answer = served.post("/v1/completions", prompt=[[65] * 1999] * 256, max_tokens=1, echo=True, logprobs=100)
+    assert answer.status == 400
+    assert str(256 * 2000 * 101) in answer.error
+    running = [served.send("/v1/completions", **LONG, n=5, logprobs=100) for _ in range(4)]
+    served.wait_until(lambda: served.metric("napkin_sequences_running") == 8)
+    served.wait_until(lambda: served.metric("napkin_sequences_waiting") == 12)
+    answer = served.post("/v1/completions", **LONG, n=2, logprobs=100)
+    assert answer.status == 429
+    for each in running:
+        each.close()
+    served.wait_until_idle()
+    assert served.complete("a", max_tokens=1, logprobs=100)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_known"),
+    [
+        *((known, True) for known in ("localhost", "LocalHost:1", "127.0.0.1:80", "[::1]:8000", "[0:0::1]")),
+        *((other, False) for other in ("[::1].evil.com", "127.0.0.1:80@evil.com", "localhost@evil.com", "127.0.0.1.")),
+        *((other, False) for other in ("localhost.evil.com", "localhost:80:80", "localhost:x", "[::1", "::1", "")),
+        *((other, False) for other in ("localhost,evil.com", "evil.com#@localhost", "[127.0.0.1]", "[::1%lo]", "a b")),
+    ],
+)
+def test_a_host_is_known_as_a_whole_or_refused(served: Served, host: str, is_known: bool) -> None:
+    answer = served.get("/v1/models", Host=host)
+    assert answer.status == (200 if is_known else 421)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://evil.com", "null", "", "http://localhost:1", "http://localhost@evil.com", "file://", "http://localhost/"],
+)
+def test_an_unknown_origin_is_refused(served: Served, origin: str) -> None:
+    for path in ("/v1/models", "/health", "/"):
+        assert served.get(path, Host="localhost", Origin=origin).status == 403
+    own = served.get("/v1/models", Host="localhost:7", Origin="http://LOCALHOST:7")
+    assert own.status == 200
+
+
+def test_what_is_no_http_is_answered_and_leaves_no_trace_in_the_log(start_server: Serve) -> None:
+    served = start_server(stalled_seconds=0.5)
+    chunked = b"Transfer-Encoding: chunked\r\n\r\n"
+    for sent, status in (
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc" + bytes(500), 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 421),
+        (b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.com\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nX: " + b"a" * 200_000, 400),
+        (HEAD + b"Content-Length: -1\r\n\r\n", 400),
+        (HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", 400),
+        (HEAD + chunked + b"2\r\n{}\r\nGARBAGE\r\n", 400),
+        (HEAD + chunked + b"zz\r\n", 400),
+        # Refused before its body is read, of which the rest is no body.
+        (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + chunked + b"2\r\n{}\r\nGARBAGE\r\n", 400),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + chunked + b"GARBAGE\r\n", 400),
+    ):
+        with socket.create_connection(("127.0.0.1", served.port)) as connection:
+            connection.settimeout(60)
+            connection.sendall(sent)
+            assert connection.recv(100).startswith(f"HTTP/1.1 {status} ".encode())
+    with socket.create_connection(("127.0.0.1", served.port)) as connection:
+        connection.settimeout(60)
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + chunked + b"2\r\n{}\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(b"GARBAGE\r\n")
+        while connection.recv(1000):
+            pass
+    for method in ("OPTIONS", "TRACE", "CONNECT", "PATCH", "get", "FOO"):
+        assert served.request(method, "/v1/models").status == 405
+    served.wait_until(lambda: served.metric("napkin_connections") == 1)
+    assert served.command.err.read_text() == ""
 
 
 def test_sigterm_finishes_what_runs_and_refuses_what_is_new(start_server: Serve) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import tokenizers
 
-from conftest import END, SPECIAL
 from napkin.errors import NapkinError
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.bpe_training import train_bpe
 from napkin.tokenizer.byte_level import ByteTokenizer
 from napkin.tokenizer.interchange.gpt2 import read_gpt2, write_gpt2
+from tokenizer.interchange.conftest import END, SPECIAL
 
 
 def theirs_of(folder: Path) -> tokenizers.Tokenizer:
@@ -104,7 +104,7 @@ def test_what_the_files_cannot_say_is_not_written(tokenizer: Any, line: str, tmp
 def test_one_of_two_files_that_exists_is_kept_and_the_other_not_written(tmp_path: Path):
     (tmp_path / "merges.txt").write_text("mine")
 
-    with pytest.raises(NapkinError, match=r"merges\.txt' exists and is not overwritten"):
+    with pytest.raises(NapkinError, match=r"merges\.txt'.*overwritten"):
         write_gpt2(BPETokenizer([]), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["merges.txt"]
     assert (tmp_path / "merges.txt").read_text() == "mine"

@@ -5,13 +5,13 @@ import random
 import sys
 import unicodedata
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
 
-from conftest import END, SPECIAL
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer
@@ -21,6 +21,7 @@ from napkin.tokenizer.interchange.byte_alphabet import to_characters
 from napkin.tokenizer.interchange.huggingface import read_huggingface, write_huggingface
 from napkin.tokenizer.pre_tokenization import PreTokenizer
 from napkin.tokenizer.tokenizer_file import load_tokenizer
+from tokenizer.interchange.conftest import END, SPECIAL
 
 
 def written(tokenizer: Tokenizer, folder: Path) -> tokenizers.Tokenizer:
@@ -126,11 +127,10 @@ def test_all_ways_to_split_a_token_are_one_merge(theirs: tokenizers.Tokenizer, s
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_any_list_of_merges_is_refused_or_exact(whole: bool, tmp_path: Path):
+def test_any_list_of_merges_gives_the_ids_of_the_library(whole: bool, tmp_path: Path):
     """Merges in any order, of tokens that others make later, by several ways, or not at all."""
     draw = random.Random(whole)
     texts = ["".join(draw.choices("abc", k=draw.randint(1, 12))) for _ in range(200)]
-    exact, refused = 0, []
     for _ in range(60):
         tokens, merges = list("abc"), []
         for _ in range(draw.randint(1, 14)):
@@ -144,16 +144,11 @@ def test_any_list_of_merges_is_refused_or_exact(whole: bool, tmp_path: Path):
         ordinary = dict.fromkeys([*tokenizers.pre_tokenizers.ByteLevel.alphabet(), *tokens])
         document = gpt2_like({token: i for i, token in enumerate(ordinary)}, merges)
         document["model"]["ignore_merges"] = whole
-        try:
-            ours = read(document, tmp_path)
-        except NapkinError as error:
-            refused.append(str(error))
-            continue
-        exact += 1
+        ours = read(document, tmp_path)
         theirs = tokenizers.Tokenizer.from_str(json.dumps(document))
         assert [ours.encode(text) for text in texts] == [theirs.encode(text).ids for text in texts]
-    assert exact > 30
-    assert all("learned after it" in reason for reason in refused)
+        write_huggingface(ours, tmp_path / "written.json", overwrite=True)
+        assert read_huggingface(tmp_path / "written.json").fingerprint == ours.fingerprint
 
 
 def gpt2_like(vocab: dict[str, int], merges: list[Any], **fields: Any) -> dict[str, Any]:
@@ -191,6 +186,7 @@ def split(pattern: str = r"\s+|\S+", behavior: str = "Isolated", *, invert: bool
 
 
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+PUNCTUATION = {"type": "Punctuation", "behavior": "Isolated"}
 TEMPLATE = {
     "type": "TemplateProcessing",
     "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
@@ -207,6 +203,59 @@ def test_a_file_without_what_may_be_missing_is_read(tmp_path: Path):
 
     assert ours.special_tokens == {END: 258, "<s>": 259, "<|more|>": 260}
     assert ours.encode("the<s>", allowed_special="all") == [257, 259]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [
+            split(r"\p{N}{1,3}"),
+            split("[一-龥\u3040-ゟ゠-ヿ]+"),
+            split(r"[!-/:-~][A-Za-z]+|[^\r\n\p{L}]?\p{L}+|\s+(?!\S)|\s+"),
+        ],
+        [{"type": "Digits", "individual_digits": True}],
+        [{"type": "Digits", "individual_digits": False}, PUNCTUATION],
+        [PUNCTUATION | {"behavior": "Contiguous"}, split(r"\s+(?!\S)|\s+")],
+        [split(r"[&|~^$]+|[a|b]"), split(r"\p{Lu}")],
+    ],
+    ids=["deepseek", "digits", "numbers", "runs of punctuation", "signs"],
+)
+@pytest.mark.parametrize("use_regex", [False, True])
+def test_pieces_are_split_again_as_in_the_library(
+    steps: list[dict[str, Any]], use_regex: bool, strings: list[str], tmp_path: Path
+):
+    # Every pair of bytes that stands in the texts is a token: the ids tell where they were split.
+    pairs = sorted({pair for text in strings for pair in pairwise(to_characters(text.encode()))})
+    vocab = BYTES | {first + second: 256 + i for i, (first, second) in enumerate(pairs)}
+    last = {**BYTE_LEVEL, "trim_offsets": True, "use_regex": use_regex}
+    document = gpt2_like(vocab, list(map(" ".join, pairs)), pre_tokenizer=sequence(*steps, last))
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(document))
+
+    ours = read(document, tmp_path)
+
+    assert [ours.encode(text) for text in strings] == [theirs.encode(text).ids for text in strings]
+    write_huggingface(ours, tmp_path / "written.json")
+    assert read_huggingface(tmp_path / "written.json").fingerprint == ours.fingerprint
+    ours.save(tmp_path / "ours.json")
+    assert load_tokenizer(tmp_path / "ours.json").encode(strings[0]) == ours.encode(strings[0])
+
+
+def test_added_tokens_that_are_not_special_may_be_said(tmp_path: Path):
+    document = changed(added_tokens=[added(END, 258), added("<think>", 259, special=False)])
+
+    ours = read(document, tmp_path)
+
+    assert ours.text_tokens == {"<think>"}
+    write_huggingface(ours, tmp_path / "written.json")
+    written = json.loads((tmp_path / "written.json").read_bytes())["added_tokens"]
+    assert {each["content"]: each["special"] for each in written} == {END: True, "<think>": False}
+    ours.save(tmp_path / "ours.json")
+    for again in (read_huggingface(tmp_path / "written.json"), load_tokenizer(tmp_path / "ours.json")):
+        assert again.text_tokens == {"<think>"}
+        assert again.fingerprint == ours.fingerprint
+    assert (
+        ours.fingerprint != read(changed(added_tokens=[added(END, 258), added("<think>", 259)]), tmp_path).fingerprint
+    )
 
 
 def test_a_template_is_dropped_where_that_is_asked_for(tmp_path: Path):
@@ -239,7 +288,6 @@ def test_a_template_is_dropped_where_that_is_asked_for(tmp_path: Path):
         (changed(model_merges=["t h", "q x"]), "merge 1 of 'q x' needs 'qx', which is not in the vocabulary"),
         (changed(model_merges=["t h", "th zz"]), "merge 1 of 'th zz' needs 'zz', which is not"),
         (changed(model_merges=["t h", "t h"]), "merge 1, of 't' and 'h', repeats merge 0"),
-        (changed(model_merges=["th e", "t h"]), "token b'the' .* is made of b'th', which is learned after it"),
         (changed(model_vocab={**BYTES, "th": 256, "the": 258}), "no token has id 257, and 1 ids below the largest"),
         (changed(model_vocab={**BYTES, "th": 256, "the": 256}), "id 256 is given to b'th' and to b'the'"),
         (changed(model_vocab={**BYTES, "th": 256, "the": -1}), "token b'the' has id -1"),
@@ -266,12 +314,13 @@ def test_a_template_is_dropped_where_that_is_asked_for(tmp_path: Path):
             "'TemplateProcessing' adds '<s>' to every text",
         ),
         (changed(post_processor={"type": "BertProcessing", "sep": ["s", 1]}), "'BertProcessing' adds tokens to every"),
-        (changed(pre_tokenizer=None), "its pre_tokenizer is missing: only ByteLevel, or a Split and ByteLevel"),
+        (changed(pre_tokenizer=None), "its pre_tokenizer is missing: only ByteLevel"),
         (changed(pre_tokenizer={"type": "Whitespace"}), "its pre_tokenizer is Whitespace"),
-        (changed(pre_tokenizer=sequence({"type": "Digits"}, BYTE_LEVEL)), "its pre_tokenizer is Digits and ByteLevel"),
-        (changed(pre_tokenizer=sequence(split(), split(), BYTE_LEVEL)), "is Split and Split and ByteLevel"),
+        (changed(pre_tokenizer=sequence({"type": "Whitespace"}, BYTE_LEVEL)), "has Whitespace before ByteLevel"),
+        (changed(pre_tokenizer=sequence(BYTE_LEVEL, split())), "its pre_tokenizer is ByteLevel and Split"),
+        (changed(pre_tokenizer=sequence(split("a&&b"), split("[a&&b]"), BYTE_LEVEL)), r"has '\[a&&b\]' at character 0"),
+        (changed(pre_tokenizer=sequence(PUNCTUATION | {"behavior": "Removed"}, BYTE_LEVEL)), "Punctuation is Removed"),
         (changed(pre_tokenizer={"type": "ByteLevel"}), "add_prefix_space, which inserts a space before every text"),
-        (changed(pre_tokenizer=sequence(split(), {**BYTE_LEVEL, "use_regex": True})), "splits twice"),
         (changed(pre_tokenizer=sequence(split(behavior="Removed"), BYTE_LEVEL)), "Split is Removed: only Isolated"),
         (changed(pre_tokenizer=sequence(split(invert=True), BYTE_LEVEL)), "Split is Isolated, inverted"),
         (changed(pre_tokenizer=sequence(split(r"\w+"), BYTE_LEVEL)), r"has '\\\\w\+' at character 0"),
@@ -325,6 +374,6 @@ def test_what_the_format_cannot_say_is_not_written(tokenizer: Tokenizer, line: s
 def test_an_existing_file_is_kept(tmp_path: Path):
     (tmp_path / "written.json").write_text("mine")
 
-    with pytest.raises(NapkinError, match="exists and is not overwritten"):
+    with pytest.raises(NapkinError, match=r"exists.*overwritten"):
         write_huggingface(BPETokenizer([]), tmp_path / "written.json")
     assert (tmp_path / "written.json").read_text() == "mine"

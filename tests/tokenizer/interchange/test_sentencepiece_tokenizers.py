@@ -15,6 +15,7 @@ from napkin.tokenizer.character_bpe import CharacterBPETokenizer
 from napkin.tokenizer.interchange.huggingface import read_huggingface, write_huggingface
 from napkin.tokenizer.symbol_merging import merge_by_heap, merge_by_scanning
 from napkin.tokenizer.tokenizer_file import load_tokenizer
+from peers import peer
 
 SPACE = "\u2581"
 CONTROL = ["<unk>", "<s>", "</s>"]
@@ -60,6 +61,8 @@ TEXTS = (
                 "</s>",
                 "<b>",
                 SPACE * 2,
+                "\t",
+                "\t\t\t",
                 "<0x0A>",
                 "a" * 60,
                 *SCRIPTS,
@@ -88,6 +91,10 @@ def document(corpus: list[str], form: str) -> dict[str, Any]:
             scores[token] = 0
             vocab.setdefault(token, len(vocab))
         added += [(token, False) for token in own if len(token) > 1]
+        # The tab stands in the place of its byte, and merges with itself.
+        vocab["\t"] = vocab.pop("<0x09>")
+        vocab["\t\t"] = len(vocab)
+        scores |= {"\t": 0, "\t\t": 0}
     merges = [
         (scores[token], token[:cut], token[cut:])
         for token in scores
@@ -225,6 +232,7 @@ def test_what_is_not_exact_is_refused(corpus: list[str], tmp_path: Path, change:
         read_huggingface(tmp_path / "tokenizer.json")
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize(
     ("name", "special"),
     [
@@ -234,7 +242,7 @@ def test_what_is_not_exact_is_refused(corpus: list[str], tmp_path: Path, change:
     ],
 )
 def test_the_files_that_transformers_writes_are_read(tmp_path: Path, name: str, special: list[str]) -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = peer("transformers")
     pieces = [SPACE, *"theca", SPACE + "t", "he", SPACE + "the"]
     own = [*special, *BYTES] if special else sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     merges = [(SPACE, "t"), ("h", "e"), (SPACE + "t", "he")] if special else [("t", "h"), ("th", "e")]

@@ -12,13 +12,13 @@ import tokenizers
 from tiktoken._educational import bpe_train
 from tiktoken.load import load_tiktoken_bpe
 
-from conftest import CL100K, CUSTOM, END, SPECIAL
 from napkin.errors import NapkinError
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.byte_level import ByteTokenizer
 from napkin.tokenizer.interchange.expressions import expression_of
 from napkin.tokenizer.interchange.huggingface import read_huggingface
 from napkin.tokenizer.interchange.tiktoken import read_tiktoken, write_tiktoken
+from tokenizer.interchange.conftest import CL100K, CUSTOM, END, SPECIAL
 
 GPT2 = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 SPELLINGS = {"gpt2": GPT2, "gpt4": CL100K, CUSTOM: CUSTOM}
@@ -75,11 +75,25 @@ def test_what_tiktoken_trained_gives_its_ids(corpus: list[str], strings: list[st
         assert ours.encode(text) == theirs.encode_ordinary(text)
 
 
-def test_any_ranks_are_refused_or_exact(tmp_path: Path):
+def test_the_available_pair_of_lowest_rank_is_merged_as_in_llama_3(tmp_path: Path):
+    # Tokens of signs that Llama 3 has, in its order: ".:.:" is made of ".:.", which has a higher rank.
+    signs = [b":.", b".:", b".:.:", b".:.", b" .", b":.:.", b" .:"]
+    ranks = {token: i for i, token in enumerate([*(bytes([byte]) for byte in range(256)), *signs])}
+    ours, theirs = (
+        read_tiktoken(write_ranks(tmp_path / "ranks.tiktoken", ranks), pattern="gpt4"),
+        theirs_of(ranks, CL100K, {}),
+    )
+    draw = random.Random(0)
+    texts = ["the .:.: end", *("".join(draw.choices(".: ", k=draw.randint(1, 200))) for _ in range(300))]
+    assert [ours.encode(text) for text in texts] == [theirs.encode_ordinary(text) for text in texts]
+    write_tiktoken(ours, tmp_path / "written.tiktoken")
+    assert (tmp_path / "written.tiktoken").read_bytes() == (tmp_path / "ranks.tiktoken").read_bytes()
+
+
+def test_any_ranks_give_the_ids_of_the_library(tmp_path: Path):
     """Tokens of any bytes in any order: made of others in several ways, too late, or not at all."""
     draw = random.Random(0)
     texts = ["".join(draw.choices("abc  ", k=draw.randint(1, 12))) for _ in range(200)]
-    exact, refused = 0, []
     for _ in range(80):
         tokens = [bytes([byte]) for byte in range(256)]
         draw.shuffle(tokens)
@@ -92,16 +106,9 @@ def test_any_ranks_are_refused_or_exact(tmp_path: Path):
             draw.shuffle(ordered)
         ranks = {token: rank for rank, token in enumerate([*tokens, *ordered])}
         path = write_ranks(tmp_path / "ranks.tiktoken", ranks)
-        try:
-            ours = read_tiktoken(path, pattern="gpt2")
-        except NapkinError as error:
-            refused.append(str(error))
-            continue
-        exact += 1
+        ours = read_tiktoken(path, pattern="gpt2")
         theirs = theirs_of(ranks, GPT2, {})
         assert [ours.encode(text) for text in texts] == [theirs.encode_ordinary(text) for text in texts]
-    assert exact > 40
-    assert all("learned after it" in reason for reason in refused)
 
 
 PUBLISHED = {
@@ -171,7 +178,6 @@ BYTES = [b64encode(bytes([i])) + b" %d" % i for i in range(256)]
         ([*BYTES, b"dGg= 256", b"dGg= 257"], {}, "line 258 gives b'th' a second rank, 257: it already has 256"),
         ([*BYTES, b"dGg= 257"], {}, "no token has id 256, and 1 ids below the largest, 257, are unused"),
         ([*BYTES, b"dGg= 999999999999999999"], {}, "no token has id 256"),
-        ([*BYTES, b"dGhl 256", b"aGU= 257"], {}, "token b'the' .* is made of b'he', which is learned after it"),
         ([*BYTES, b64encode(b"x" * 5000) + b" 256"], {}, "5,000 bytes long: at most 4,096"),
         (BYTES, {"special_tokens": {END: 255}}, "id 255 is given to"),
         (BYTES, {"special_tokens": {END: 10**12}}, "has id 1,000,000,000,000, but there are 257 tokens"),
@@ -225,5 +231,5 @@ def test_ids_in_another_order_than_the_merges_are_not_written(tmp_path: Path):
     from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
 
     tokenizer = RemappedBPETokenizer([(97, 98), (98, 99)], ids=[*range(256), 257, 256])
-    with pytest.raises(NapkinError, match="not in the order of its merges"):
+    with pytest.raises(NapkinError, match=r"order.*merges"):
         write_tiktoken(tokenizer, tmp_path / "written.tiktoken")

@@ -14,7 +14,7 @@ from typing import Any
 from napkin.alignment.chats.json_lines import in_line, json_lines
 from napkin.alignment.chats.left_out import LeftOut
 from napkin.files import StrPath
-from napkin.inference.chat_format import Message
+from napkin.inference.chat_format import THOUGHTS, Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _SPEAKERS = {"human": "user", "gpt": "assistant"}
@@ -94,7 +94,8 @@ def _message(value: Any, number: int, name: str) -> Message:
         content = "".join(texts) if len(texts) == len(parts) else None
     if not isinstance(content, str):
         raise NotText("with a content that is not text")
-    return Message(role, content)
+    thoughts = [(name, value[name]) for name in THOUGHTS if isinstance(value.get(name), str) and value[name]]
+    return Message(role, content, tuple(thoughts))
 
 
 def _why_not(messages: list[Message], *, needs_answer: bool) -> str:

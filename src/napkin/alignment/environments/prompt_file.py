@@ -1,7 +1,8 @@
 """Prompts with answers from a JSONL file, judged by a reward.
 
 A line is {"prompt": TEXT, "answer": TEXT}, or has "question" for the prompt or "messages" for a conversation whose last
-message is the user's. What is right may be a text, a number, or anything else that JSON can write.
+message is the user's. What is right may be a text, a number, or anything else that JSON can write; HumanEval's rows
+have "test" and "entry_point" in its place.
 """
 
 import json
@@ -105,6 +106,10 @@ def _messages(row: dict[str, Any]) -> tuple[Message, ...]:
 
 
 def _right(row: dict[str, Any]) -> str:
+    name, tests = row.get("entry_point"), row.get("test")
+    if "answer" not in row and isinstance(tests, str) and isinstance(name, str) and name.isidentifier():
+        # HumanEval's rows: tests that define check(candidate), and the name of the candidate.
+        return f"from program import {name}\n{tests}\n\ncheck({name})\n"
     if "answer" not in row:
         raise NapkinError("it has no answer: give what is right as answer")
     return row["answer"] if isinstance(row["answer"], str) else json.dumps(row["answer"])

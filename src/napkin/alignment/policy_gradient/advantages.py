@@ -10,8 +10,9 @@ from torch import Tensor
 
 from napkin.errors import NapkinError
 
-EPSILON = 1e-6
-"""Added to a group's standard deviation, so that nearly equal rewards are not blown up without limit."""
+EPSILON = 1e-4
+"""Added to a group's standard deviation, so that rewards which are nearly equal are not blown up: where they differ by
+1e-5, advantages stay below 0.1. The value is that of TRL's GRPOTrainer; the papers name none."""
 
 Rewards = Float[Tensor, "group answer"]
 """Of some prompts' groups of answers."""

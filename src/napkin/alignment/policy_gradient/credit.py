@@ -83,8 +83,8 @@ def learned_units(
 ) -> list[list[Unit]]:
     """Each group's answers that are learned from, with "advantages" of their tokens; with gae, "returns" too.
 
-    groups[g][a] is answer a to prompt g, of which the tokens of the answer count; with gae it has "old_values". Groups
-    may be left empty.
+    `groups[g][a]` is answer a to prompt g, of which the tokens of the answer count; with gae it has "old_values".
+    Groups may be left empty.
     """
     parts = parts_of(config)
     return [

@@ -2,19 +2,19 @@
 
 from collections.abc import Callable
 
-from napkin.alignment.rewards.choice import check_choice_reference, choice_reward
-from napkin.alignment.rewards.exact import exact_reward
-from napkin.alignment.rewards.mathematics.math_answer import (
+from napkin.alignment.rewards.reward import Reward
+from napkin.errors import NapkinError
+from napkin.grading.choice import check_choice_reference, choice_score
+from napkin.grading.exact import exact_score
+from napkin.grading.mathematics.math_answer import (
     check_math_reference,
     check_number_reference,
-    math_reward,
-    number_reward,
+    math_score,
+    number_score,
 )
-from napkin.alignment.rewards.pattern import check_regex_reference, regex_reward
-from napkin.alignment.rewards.reward import Reward
-from napkin.alignment.rewards.sandbox.own_function import OwnFunction
-from napkin.alignment.rewards.sandbox.program_tests import ProgramTests, check_program_reference
-from napkin.errors import NapkinError
+from napkin.grading.pattern import check_regex_reference, regex_score
+from napkin.grading.sandbox.own_function import OwnFunction
+from napkin.grading.sandbox.program_tests import ProgramTests, check_program_reference
 from napkin.hardware.host import usable_cores
 from napkin.near_names import suggestion
 
@@ -22,11 +22,11 @@ _MOST_PARALLEL = 64
 """Programs at a time: each takes two processes and four descriptors."""
 
 REWARDS: dict[str, Callable[[], Reward]] = {
-    "exact": lambda: Reward("exact", exact_reward),
-    "number": lambda: Reward("number", number_reward, check_number_reference),
-    "math": lambda: Reward("math", math_reward, check_math_reference),
-    "choice": lambda: Reward("choice", choice_reward, check_choice_reference),
-    "regex": lambda: Reward("regex", regex_reward, check_regex_reference),
+    "exact": lambda: Reward("exact", exact_score),
+    "number": lambda: Reward("number", number_score, check_number_reference),
+    "math": lambda: Reward("math", math_score, check_math_reference),
+    "choice": lambda: Reward("choice", choice_score, check_choice_reference),
+    "regex": lambda: Reward("regex", regex_score, check_regex_reference),
     "code": lambda: Reward(
         "code", ProgramTests(), check_program_reference, n_parallel=min(usable_cores(), _MOST_PARALLEL)
     ),

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
 
-from napkin.errors import NapkinError, first_line
+from napkin.errors import NotJudged, first_line
 
 MOST_REASONS = 32
 """Failures that are told apart; further ones are counted together, for a message may differ in each answer."""
@@ -33,10 +33,6 @@ class NamedFailures:
                 self._known.add(reason)
                 found.append(reason)
         return found
-
-
-class RewardFailure(NapkinError):
-    """A reward could not be had of this answer; says why."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,7 @@ class Reward:
                 return Judgement(float(reward))
             what = f"is {reward}" if isinstance(reward, int | float) else f"is of type {type(reward).__name__}"
             return Judgement(0.0, f"the reward {what}: a finite number is needed")
-        except RewardFailure as error:
+        except NotJudged as error:
             return Judgement(0.0, first_line(error))
         except Exception as error:
             # A function of the user's may raise anything, and training goes on.

@@ -54,8 +54,7 @@ def _default(cls: type[Any]) -> Any:
 
 def run_stage(name: str, arguments: list[str]) -> None:
     """Run the command of a stage."""
-    command = f"data {name.replace(' ', '-')}"
-    options: Any = parse(options_class(name), command, arguments)
+    options: Any = parse(options_class(name), f"data {name}", arguments)
     if not options.paths:
         raise NapkinError("no INPUT is given: name files, folders, patterns or addresses")
     if not options.out:

@@ -1,5 +1,6 @@
 """`napkin tokenizer export`."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -51,3 +52,7 @@ def main(arguments: list[str]) -> None:
     if options.format == "tiktoken":
         say(f"tiktoken.Encoding needs two more arguments: pat_str={said['pattern']!r}")
         say(f"and special_tokens={said['special_tokens']!r}")
+        specials = [f"{name}={number}" for name, number in tokenizer.special_tokens.items()]
+        again = ["napkin", "tokenizer", "import", str(out), "--pattern", pattern_of(tokenizer)]
+        again += ["--special", *specials] if specials else []
+        say(f"napkin reads it again with: {shlex.join(again)}", wrap=False)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from napkin.cli.options import INLINED, JsonOption, parse
 from napkin.cli.progress import progress_line
@@ -55,6 +55,13 @@ Tables = TypeVar("Tables", bound=TuningTables)
 @dataclass(frozen=True)
 class TuningOptions(JsonOption):
     """For commands that make a run of tuning."""
+
+    FIRST: ClassVar[tuple[str, ...]] = (
+        *("run", "tuning.start", "data.train", "data.validation", "rl.environment", "rl.reward", "rl.algorithm"),
+        *("preference.objective", "adapter.kind", "adapter.rank", "optimizer.learning-rate", "training.steps"),
+        *("training.batch-size", "training.precision"),
+    )
+    """What `--help` shows first, of those that the command has."""
 
     recipe: Annotated[TuningTables, INLINED]
     run: str | None = None

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Decontaminate:
-    """Drop documents that hold an item of a task, whatever its case, spaces, line breaks and punctuation.
+    """Drop documents that hold an item of a task, whatever its case, spaces, line breaks, punctuation, HTML and the
+    order of its choices.
 
     Items of fewer than 48 letters and digits cannot be told from other text, and are not looked for.
     """
 
     name: ClassVar[str] = "decontaminate"
+    version: ClassVar[int] = 2
     reads: ClassVar[tuple[str, ...]] = ("tasks",)
 
     tasks: tuple[str, ...]
@@ -50,9 +52,9 @@ class Decontaminate:
 @lru_cache(maxsize=8)
 def _search_of(tasks: tuple[str, ...]) -> "tuple[ItemSearch, list[str]]":
     """The index of all items, and their names; the files are read once per process."""
-    from napkin.evaluation.contamination import ItemSearch, text_of
+    from napkin.evaluation.contamination import ItemSearch, looked_for
     from napkin.evaluation.tasks.task_file import read_task
 
     read = [read_task([path], skip_bad=True) for path in tasks]
     names = [f"{task.name}/{item.name}" for task in read for item in task.items]
-    return ItemSearch([text_of(item) for task in read for item in task.items]), names
+    return ItemSearch([looked_for(item) for task in read for item in task.items]), names

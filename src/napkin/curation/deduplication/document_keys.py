@@ -40,7 +40,7 @@ class NearKeys:
 
     @classmethod
     def of(cls, threshold: float, hashes: int = 128, words: int = 5) -> "NearKeys":
-        """The keys that find texts of at least a Jaccard similarity; see `choose_banding`."""
+        """The keys that find nine in ten pairs of that Jaccard similarity, and more above it; see `choose_banding`."""
         return cls(MinHash(hashes, words), choose_banding(threshold, hashes))
 
     @property

@@ -1,4 +1,4 @@
-"""The stages `duplicates` and `near duplicates`: of documents that are the same, or nearly so, one stays."""
+"""The stages `duplicates` and `near-duplicates`: of documents that are the same, or nearly so, one stays."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -47,10 +47,11 @@ class Duplicates:
 class NearDuplicates:
     """Drop documents that share most shingles of words with another, found by MinHash and its bands."""
 
-    name: ClassVar[str] = "near duplicates"
+    name: ClassVar[str] = "near-duplicates"
 
     threshold: float = 0.8
-    """The Jaccard similarity from which documents are near-duplicates; it chooses bands and rows, if they are 0."""
+    """The Jaccard similarity from which documents are near-duplicates: bands and rows, if they are 0, are such that a
+    pair at it is found with a probability of 0.9 at least."""
     hashes: int = 128
     """Numbers of a signature."""
     words: int = 5

@@ -1,10 +1,10 @@
-"""The stage `duplicate lines`: of each line of a corpus the first stays."""
+"""The stage `duplicate-lines`: of each line of a corpus the first stays, or none of those that stand twice."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from napkin.curation.record import Record, TraceEntry
 from napkin.curation.stage import Dropped
@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 class DuplicateLines:
     """Remove lines that stand earlier in the corpus, in the order of the input, and documents that have no other.
 
+    With `keep = "none"`, all copies of a line that stands twice are removed: what is left stands once in the corpus.
     Lines are compared by 128 bits of a hash, without regard to white space (CCNet, Wenzek et al. 2020).
     """
 
-    name: ClassVar[str] = "duplicate lines"
+    name: ClassVar[str] = "duplicate-lines"
 
     shortest: int = 30
     """Characters of a line that is looked at, white space at both ends not counted; shorter ones stay."""
+    keep: Literal["first", "none"] = "first"
+    """What stays of a line that stands more than once: the first copy, or none of them."""
     index: str = ""
     """A folder with the lines of earlier runs, which are removed from this one; it is made, and extended."""
 
@@ -78,8 +81,10 @@ class DuplicateLines:
             files = open_key_files([*earlier, *summaries])
             count = sum(map(len, files))
             removed = Marks(count, scratch / "removed", memory // 4)
-            for _, others in equal_pairs(numbered_keys(files, 0), count, 2, scratch, memory // 2):
+            for firsts, others in equal_pairs(numbered_keys(files, 0), count, 2, scratch, memory // 2):
                 removed.set(others)
+                if self.keep == "none":
+                    removed.set(firsts)
             starts = np.cumsum([0, *map(len, files)]).tolist()
             for number, decision in enumerate(decisions, len(earlier)):
                 file = files[number]

@@ -1,4 +1,4 @@
-"""The stage `duplicate substrings`: of a passage that stands in a corpus several times the first stays."""
+"""The stage `duplicate-substrings`: of a passage that stands in a corpus several times the first stays."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class DuplicateSubstrings:
     These are exact substrings (Lee et al. 2022); its figure of 50 tokens is about 200 bytes of English.
     """
 
-    name: ClassVar[str] = "duplicate substrings"
+    name: ClassVar[str] = "duplicate-substrings"
 
     shortest: int = 200
     """Bytes of UTF-8 from which a repeated passage is removed."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from napkin.curation.extra import import_extra
-from napkin.curation.extraction.main_content import main_blocks
+from napkin.curation.extraction.main_content import main_blocks, with_main_heading
 from napkin.curation.extraction.not_extracted import NotExtracted
 from napkin.curation.extraction.page_encoding import decode_page
 from napkin.curation.extraction.page_metadata import PageMetadata, page_metadata
@@ -40,6 +40,7 @@ def extract_html(
     *,
     charset: str = "",
     main_content: bool = True,
+    heading: bool = True,
     markdown: bool = True,
     limits: HtmlLimits = HtmlLimits(),
 ) -> ExtractedPage:
@@ -49,6 +50,7 @@ def extract_html(
         data: the page as it was sent, decompressed.
         charset: the encoding that the HTTP header declared, if it did.
         main_content: leave out navigation, comments, advertising and the like; else all text is kept.
+        heading: begin the main content with the page's main heading, where that stands apart from it.
         markdown: mark headings, lists, tables, quotations and code; else paragraphs only.
         limits: what is read at most.
 
@@ -70,5 +72,8 @@ def extract_html(
     tables = page_tables(page.encode("utf-8", "replace"), limits.most_elements)
     if tables is None:
         raise NotExtracted("page elements", f"more than {limits.most_elements:,}")
+    metadata = page_metadata(page)
     kept = main_blocks(tables) if main_content else np.ones(len(tables.blocks), bool)
-    return ExtractedPage(render(tables, kept, markdown=markdown, whole=not main_content), encoding, page_metadata(page))
+    if main_content and heading:
+        kept = with_main_heading(tables, kept, metadata.title)
+    return ExtractedPage(render(tables, kept, markdown=markdown, whole=not main_content), encoding, metadata)

@@ -4,6 +4,7 @@ The score is the logarithm of odds that logistic regression gives a block, from 
 The weights were fitted by `benchmarks/curation_extraction.py --fit` on half of the pages of a published benchmark.
 """
 
+import re
 import tomllib
 from functools import cache
 from importlib.resources import files
@@ -14,7 +15,9 @@ from numpy.typing import NDArray
 from napkin.curation.extraction.block_features import NAMES, block_features
 from napkin.curation.extraction.compiled import fields as f
 from napkin.curation.extraction.compiled.loading import EXTRACTION
+from napkin.curation.extraction.evidence import BIT
 from napkin.curation.extraction.page_tables import PageTables
+from napkin.curation.extraction.tags import PLACE_BIT, TAG
 
 _BEST_SHARE = 0.1
 _BEST_CHARACTERS = 300.0
@@ -34,6 +37,51 @@ def main_blocks(tables: PageTables) -> NDArray[np.bool_]:
     if not len(tables.blocks):
         return np.zeros(0, bool)
     return chosen_blocks(tables, block_features(tables) @ block_weights())
+
+
+def with_main_heading(tables: PageTables, kept: NDArray[np.bool_], title: str) -> NDArray[np.bool_]:
+    """The blocks that are kept, and the page's main heading where it stands apart: an `h1` before the first of them.
+
+    Of several the one that the page's `title` repeats, else the nearest. A site's name is not the page's heading: what
+    only ends the title, or links to another page under another name. Nor is what stands in navigation or is hidden.
+    """
+    elements, heading = tables.elements, np.zeros(len(tables.elements), np.int64)
+    for row in range(1, len(elements)):
+        # Parents stand before their children.
+        heading[row] = row if elements[row, f.TAG] == TAG["h1"] else heading[elements[row, f.PARENT]]
+    of = heading[tables.blocks[:, f.ELEMENT]]
+    if not kept.any() or (of[kept] > 0).any():
+        return kept
+    first = int(np.flatnonzero(kept)[0])
+    words = _plain_words(title)
+    best, best_agrees = 0, False
+    for row in dict.fromkeys(of[:first][of[:first] > 0].tolist()):
+        blocks = np.flatnonzero(of == row)
+        text = "".join(
+            tables.text[begin:stop].decode("utf-8", "replace") + " " for begin, stop in _texts(tables, blocks)
+        )
+        own = _plain_words(text)
+        begins = bool(own) and words.startswith(own)
+        is_linked = tables.blocks[blocks, f.LINKED].sum() * 2 > tables.blocks[blocks, f.CHARACTERS].sum()
+        is_site = bool(own) and words.endswith(own) and not begins
+        if not own or is_site or (is_linked and not begins) or elements[row, f.ALL_EVIDENCE] & _NO_HEADING:
+            continue
+        if begins or not best_agrees:
+            best, best_agrees = row, begins
+    return kept | (of == best) if best else kept
+
+
+def _texts(tables: PageTables, blocks: NDArray[np.intp]) -> list[list[int]]:
+    return tables.blocks[blocks][:, (f.BEGIN, f.STOP)].tolist()
+
+
+def _plain_words(text: str) -> str:
+    """A text in small letters, without marks: titles and headings are compared by it."""
+    return " ".join(re.findall(r"\w+", text.casefold()))
+
+
+_NO_HEADING = sum(1 << PLACE_BIT[name] for name in ("nav", "footer", "aside", "form")) | 1 << BIT["hidden"]
+"""Evidence that a heading is not the page's."""
 
 
 def chosen_blocks(tables: PageTables, scores: NDArray[np.floating]) -> NDArray[np.bool_]:

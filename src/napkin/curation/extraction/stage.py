@@ -23,6 +23,8 @@ class Extract:
 
     main_content: bool = True
     """Leave out what is not the page's own: navigation, comments, advertising, related pages; else keep all text."""
+    heading: bool = True
+    """Begin the main content of an HTML page with its main heading, also where that stands apart from the text."""
     markdown: bool = True
     """Mark headings, lists, tables, quotations and code as in Markdown; else paragraphs only."""
     most_bytes: int = 20_000_000
@@ -78,6 +80,7 @@ class Extract:
             record.content,
             charset=_charset(record),
             main_content=self.main_content,
+            heading=self.heading,
             markdown=self.markdown,
             limits=HtmlLimits(self.most_bytes, self.most_elements, self.most_attributes),
         )

@@ -1,4 +1,4 @@
-"""The stage `best share`: the best documents of a corpus by a number that an earlier stage found.
+"""The stage `best-share`: the best documents of a corpus by a number that an earlier stage found.
 
 A summary is the number of each record as float64; the decision on a shard is one float64, the least number to keep.
 The threshold is found by halving the interval of all float64 numbers, in passes over the summaries, in bounded memory.
@@ -29,7 +29,7 @@ class BestShare:
     Documents that tie with the last one that is kept are kept as well.
     """
 
-    name: ClassVar[str] = "best share"
+    name: ClassVar[str] = "best-share"
 
     share: float
     """Fraction of documents to keep, at least; above 0."""

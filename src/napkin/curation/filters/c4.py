@@ -1,7 +1,7 @@
 """The rules of C4 (Raffel et al. 2020, JMLR 21(140), section 2.2): lines that are not sentences, and what they reveal.
 
 As in the code that made C4 (tensorflow_datasets, c4_utils.py): a line is judged by the first reason that holds, lorem
-ipsum and curly brackets are searched for in lines that end sentences. The list of bad words is the stage `word list`.
+ipsum and curly brackets are searched for in lines that end sentences. The list of bad words is the stage `word-list`.
 Ours are: what a sentence is (`count_sentences`), and that case is folded in ASCII only.
 """
 

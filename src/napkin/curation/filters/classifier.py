@@ -14,7 +14,7 @@ class Classifier:
     """Score documents by a model of `napkin data train-classifier`, and drop those with a low or a high score.
 
     A score is between 0 and 1. For quality drop low scores; for toxicity train with toxic texts as positives, and drop
-    high ones. With neither, the score is only noted, and `best share` may choose by it.
+    high ones. With neither, the score is only noted, and `best-share` may choose by it.
     """
 
     name: ClassVar[str] = "classifier"

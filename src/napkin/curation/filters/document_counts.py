@@ -43,6 +43,12 @@ def text_statistics(text: str, *, repetition: bool = True) -> TextStatistics:
     return plain_statistics(text, repetition=repetition)
 
 
+def expect_bytes(n_bytes: int) -> None:
+    """Say that so many bytes of text will be counted, so that machine code is loaded now if they are worth it."""
+    global _bytes_counted_plainly
+    _bytes_counted_plainly += n_bytes
+
+
 def use_compiled(n_characters: int) -> bool:
     """Whether a text of that size is counted by machine code; texts that were not add up."""
     global _bytes_counted_plainly
@@ -75,6 +81,7 @@ def compiled_statistics(text: str, *, repetition: bool = True) -> TextStatistics
         stop_words=counts[scan.STOP_WORDS_SEEN].bit_count(),
         hashes=counts[scan.HASHES],
         ellipses=counts[scan.ELLIPSES],
+        line_feeds=text.count("\n"),
         lines=counts[scan.LINES],
         line_characters=counts[scan.LINE_CHARACTERS],
         bullet_lines=counts[scan.BULLET_LINES],

@@ -101,7 +101,7 @@ class GopherRepetition:
     out; but its words are shorter, since punctuation is separated, and as many of them stand twice more often.
     """
 
-    name: ClassVar[str] = "gopher repetition"
+    name: ClassVar[str] = "gopher-repetition"
 
     max_repeated_lines: float = 0.3
     """Fraction of lines that stood in the document before, at most."""

@@ -18,7 +18,7 @@ class HostList:
     Documents without an address are kept, unless only those of the list are.
     """
 
-    name: ClassVar[str] = "host list"
+    name: ClassVar[str] = "host-list"
     reads: ClassVar[tuple[str, ...]] = ("file",)
 
     file: str

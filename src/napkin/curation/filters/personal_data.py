@@ -50,10 +50,27 @@ _INTERNATIONAL = re.compile(r"\+(?<![0-9A-Za-z+]\+)[1-9][0-9 ().\-/]{6,22}[0-9](
 _AREA = r"[2-9][0-9]{2}"
 _NATIONAL = re.compile(
     r"[(1-9](?<![0-9A-Za-z.(-][(1-9])"
-    rf"(?:(?<=1)[ .-](?:\({_AREA}\) ?|{_AREA}[ .-])|(?<=\(){_AREA}\) ?|(?<=[2-9])[0-9]{{2}}[ .-])"
+    rf"(?:(?<=1)[ .-](?:\({_AREA}\)[ .-]?|{_AREA}[ .-])|(?<=\(){_AREA}\)[ .-]?|(?<=[2-9])[0-9]{{2}}[ .-])"
     rf"{_AREA}[ .-][0-9]{{4}}(?![0-9A-Za-z-])"
 )
 _PHONE_DIGITS = range(8, 16)
+# Ten digits of North America without a space: no area code has a 9 in the middle, and neither it nor the exchange is
+# a service such as 911.
+_PLAIN = re.compile(
+    r"[2-9](?<![0-9A-Za-z.,_/+=`#-][2-9])(?!11)[0-8][0-9](?!.11)[2-9][0-9]{6}(?![0-9A-Za-z_/+=`-]|[.,][0-9])"
+)
+_LIMITS_OF_INTEGERS = (2**31, 2**32, 9876543210)
+"""Numbers near which ten digits are not a telephone's: in texts on computers they are frequent."""
+# Elsewhere numbers within a country begin with a 0: in pairs, as in France, or an area and one or two groups.
+_TRUNK = re.compile(
+    r"[(0](?<![0-9A-Za-z.,/:+=(-][(0])(?<![0-9][ .-][(0])(?:(?<=\()0)?[1-9]"
+    r"(?:(?:([ .-])[0-9]{2})(?:\1[0-9]{2}){3}|[0-9]{1,4}(?:\)[ /-]?|[ /-])[0-9]{3,8}(?:[ -][0-9]{3,6})?)"
+    r"(?![0-9A-Za-z/:=-]|[.,][0-9]|[ -][0-9])"
+)
+_TRUNK_DIGITS = range(10, 13)
+"""Nine digits are a ZIP code of North America with its extension."""
+_VERSION_CONTROL = ("git", "hg", "svn", "bzr", "cvs")
+"""Local parts that are the account of a server of programs: git@github.com is nobody's mail address."""
 
 
 def mask_personal_data(text: str, kinds: Sequence[str] = tuple(TOKENS)) -> tuple[str, dict[str, int]]:
@@ -89,7 +106,7 @@ def _mails(text: str) -> Iterator[Span]:
         # Two full stops in a row belong to the sentence before.
         local = before[len(before.rstrip(_LOCAL_PART)) :].rpartition("..")[2].lstrip(".-%")
         previous = match.end()
-        if 1 <= len(local) <= MAX_LOCAL_PART:
+        if 1 <= len(local) <= MAX_LOCAL_PART and local not in _VERSION_CONTROL:
             yield match.start() - len(local), match.end()
 
 
@@ -130,6 +147,15 @@ def _phones(text: str) -> Iterator[Span]:
             yield match.span()
     for match in _NATIONAL.finditer(text):
         yield match.span()
+    for match in _PLAIN.finditer(text):
+        if all(abs(int(match[0]) - limit) > 1000 for limit in _LIMITS_OF_INTEGERS):
+            yield match.span()
+    for match in _TRUNK.finditer(text):
+        digits = "".join(filter(str.isdigit, match[0]))
+        # A dump of bytes has pairs of digits too, most of which begin with a 0.
+        dumped = match[1] is not None and digits[2::2].count("0") > 2
+        if len(digits) in _TRUNK_DIGITS and ("(" in match[0]) == (")" in match[0]) and not dumped:
+            yield match.span()
 
 
 _FINDERS: dict[str, Callable[[str], Iterator[Span]]] = {
@@ -149,7 +175,7 @@ class PersonalData:
     The counts go into the record's field `personal_data`. Version numbers such as 8.8.4.4 look like addresses.
     """
 
-    name: ClassVar[str] = "personal data"
+    name: ClassVar[str] = "personal-data"
 
     kinds: tuple[str, ...] = tuple(TOKENS)
     """Which of secret, mail, iban, card, ip and phone are masked."""

@@ -48,6 +48,7 @@ class TextStatistics:
     hashes: int = 0
     ellipses: int = 0
     """Three full stops in a row, not overlapping, or U+2026."""
+    line_feeds: int = 0
     lines: int = 0
     line_characters: int = 0
     bullet_lines: int = 0
@@ -91,6 +92,7 @@ def plain_statistics(text: str, *, repetition: bool = True) -> TextStatistics:
         stop_words=len({word.strip(_ASCII_PUNCTUATION).lower() for word in words if word.isascii()} & {*STOP_WORDS}),
         hashes=text.count("#"),
         ellipses=text.count("...") + text.count("…"),
+        line_feeds=text.count("\n"),
         lines=len(lines),
         line_characters=sum(len(line.text) for line in lines),
         bullet_lines=sum(line.text.startswith(tuple(BULLETS)) for line in lines),

@@ -22,7 +22,7 @@ class WordList:
     those between them.
     """
 
-    name: ClassVar[str] = "word list"
+    name: ClassVar[str] = "word-list"
     reads: ClassVar[tuple[str, ...]] = ("file",)
 
     file: str

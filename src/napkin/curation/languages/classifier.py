@@ -24,6 +24,8 @@ UNKNOWN = "unknown"
 FORMAT = "napkin language classifier 1"
 _PACKAGED = Path(__file__).with_name("languages.safetensors")
 _MODULES = ("sum_rows",)
+_PIECE_CHARACTERS = 200
+_LINE_FEED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +86,55 @@ class LanguageClassifier:
         return len(self.rows).bit_length() - 1
 
     def identify(self, text: str, least: float = 0.5) -> LanguageGuess:
-        """The language of a text; "unknown" if its probability is less than `least`, or if there is none in it."""
+        """The language of a text; "unknown" if its probability is less than `least`, or if there is none in it.
+
+        Of a text that looks like code as a whole, as a manual with much markup does, the lines that do not are read
+        alone if they are half of it or more.
+        """
         logits = self.logits(text)
         if logits is None:
             return LanguageGuess(UNKNOWN, 1.0)
+        if self.languages[logits.argmax()] == NO_LANGUAGE:
+            logits = self._logits_of_prose(text, logits)
         best = int(logits.argmax())
         probability = 1 / float(np.exp(logits - logits[best]).sum())
         language = self.languages[best]
         return LanguageGuess(UNKNOWN if language == NO_LANGUAGE or probability < least else language, probability)
+
+    def _logits_of_prose(self, text: str, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The logits of those pieces of a text that are of a language, if they have half its n-grams; else `logits`."""
+        counts, sums = self._sums_of_pieces(lowered_code_points(text))
+        is_prose = (counts > 0) & (self._scores(np.maximum(counts, 1), sums).argmax(axis=1) != self._no_language)
+        n_prose = counts[is_prose].sum(keepdims=True)
+        if not 0 < counts.sum() <= 2 * n_prose[0]:
+            return logits
+        first, second = self.sharpness
+        scores = self._scores(n_prose, sums[is_prose].sum(axis=0, keepdims=True))[0]
+        return scores * np.float32(np.exp(first + second * np.log(n_prose[0])))
+
+    def _sums_of_pieces(self, points: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The number of n-grams of each piece, int64 [pieces], and the sums of their rows, int64 [pieces, 16]."""
+        CORE.load(*_MODULES)
+        starts = _piece_starts(points)
+        counts, sums = np.zeros(len(starts), np.int64), np.zeros((len(starts), WIDTH), np.int64)
+        scratch = np.empty(sum_rows.SCRATCH_BYTES, np.uint8)
+        places = [points.ctypes.data + 4 * start for start in starts]
+        ends, into, room = [*starts[1:], len(points)], sums.ctypes.data, scratch.ctypes.data
+        for number, (place, start, end) in enumerate(zip(places, starts, ends, strict=True)):
+            counts[number] = sum_rows.sum_rows(place, end - start, *self._places[:3], room, into + 8 * WIDTH * number)
+        return counts, sums
+
+    def _scores(self, counts: NDArray[np.int64], sums: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The logits of texts whose n-grams' rows have these sums, before they are as sharp as their numbers say.
+
+        `counts` are numbers of n-grams, [texts]; `sums` [texts, 16]; the result is [texts, languages].
+        """
+        means = (sums / counts[:, None]).astype(np.float32)
+        return means @ self.outputs[:, :WIDTH].T + self.outputs[:, WIDTH]
+
+    @property
+    def _no_language(self) -> int:
+        return self.languages.index(NO_LANGUAGE)
 
     def probabilities(self, text: str) -> dict[str, float]:
         """The probability of each language, most probable first; empty for a text without letters."""
@@ -145,6 +188,16 @@ class LanguageClassifier:
         # One key: safetensors writes several in no order.
         metadata = {"about": json.dumps(about, ensure_ascii=False)}
         atomic_write_bytes(path, save({"rows": self.rows, "outputs": self.outputs}, metadata), overwrite=overwrite)
+
+
+def _piece_starts(points: NDArray[np.uint32]) -> list[int]:
+    """Where pieces of a text begin: whole lines together, so many characters that a guess is not a matter of chance."""
+    line_starts = np.append(np.flatnonzero(points == _LINE_FEED) + 1, len(points))
+    starts, end = list[int](), 0
+    while end < len(points):
+        starts.append(end)
+        end = int(line_starts[min(np.searchsorted(line_starts, end + _PIECE_CHARACTERS + 1), len(line_starts) - 1)])
+    return starts
 
 
 def load_classifier(path: StrPath) -> LanguageClassifier:

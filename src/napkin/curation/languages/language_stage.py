@@ -26,6 +26,9 @@ class Language:
     """The languages that go on, by ISO 639-1 code: en, de; none is all of them, and unknown ones."""
     least_probability: float = 0.5
     """A language that is less probable than this is unknown."""
+    close_languages: bool = True
+    """Keep a document, too, that may as well be in a language of `keep` as in one that is hardly told from it: Croatian
+    and Bosnian, Indonesian and Malay."""
     shares: bool = False
     """Add the field `languages` too: the share of each language among the document's lines."""
     classifier: str | None = None
@@ -40,10 +43,18 @@ class Language:
 
     def apply(self, record: Record) -> Record | Dropped:
         """The record with its language, unless that is not wanted."""
+        from napkin.curation.languages.classifier import LanguageGuess
+        from napkin.curation.languages.close_languages import close_to_wanted, may_be_wanted
         from napkin.curation.languages.mixed import language_shares
 
         guess = _classifier(self.classifier).identify(record.text, self.least_probability)
         found = f"{guess.language} {guess.probability:.3f}"
+        is_kept = guess.language in self.keep
+        if self.close_languages and not is_kept and may_be_wanted(guess.language, self.keep):
+            probabilities = _classifier(self.classifier).probabilities(record.text)
+            if close := close_to_wanted(probabilities, self.keep, self.least_probability):
+                guess = LanguageGuess(close[0], close[1])
+                found = f"{close[0]} {close[1]:.3f}, with languages close to it {close[2]:.3f}"
         if self.keep and guess.language == "unknown":
             return Dropped("unknown language", found)
         if self.keep and guess.language not in self.keep:

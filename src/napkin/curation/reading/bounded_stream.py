@@ -17,6 +17,8 @@ FREE_BYTES = 2**26
 _READ_BYTES = 2**20
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
+_SKIPPABLE = tuple(bytes([number]) + b"\x2a\x4d\x18" for number in range(0x50, 0x60))
+"""What frames of zstd begin with that have something else in them (RFC 8878, 3.1.2), as pzstd writes them."""
 _PIECE_BYTES = {"gzip": 2**14, "zstd": 2**10}
 _MAX_WINDOW_BYTES = 2**27
 
@@ -30,33 +32,46 @@ class Stream(Protocol):
         ...
 
 
-def decompressed(file: Stream, ratio: int) -> Stream:
+def decompressed(file: Stream, ratio: int) -> "Plain | Decompressed":
     """The decompressed bytes of a gzip or zstd file, and those of any other as they are.
 
-    Reading raises Unreadable where the file is damaged, ends too soon, or gives more than `ratio` bytes per byte.
+    Reading raises Unreadable where the file is damaged, ends too soon, or gives more than `ratio` bytes per byte. Where
+    something else follows behind a whole member, its bytes end there, and `refuse_rest` raises Unreadable.
     """
     first = file.read(_READ_BYTES)
     if first.startswith(_GZIP):
-        return _Decompressed(file, first, "gzip", lambda: zlib.decompressobj(wbits=31), zlib.error, ratio)
-    if first.startswith(_ZSTD):
+        return Decompressed(file, first, "gzip", lambda: zlib.decompressobj(wbits=31), zlib.error, ratio)
+    if first.startswith((_ZSTD, *_SKIPPABLE)):
         library = zstandard()
         decompressor = library.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
-        return _Decompressed(file, first, "zstd", decompressor.decompressobj, library.ZstdError, ratio)
-    return _Plain(file, first)
+        return Decompressed(file, first, "zstd", decompressor.decompressobj, library.ZstdError, ratio)
+    return Plain(file, first)
 
 
-class _Plain:
+class Plain:
+    """The bytes of a file as they are."""
+
     def __init__(self, file: Stream, first: bytes) -> None:
         self._file, self._first = file, first
 
     def read(self, n_bytes: int) -> bytes:
+        """At most so many bytes. Raises OSError."""
         if not self._first:
             return self._file.read(n_bytes)
         data, self._first = self._first[:n_bytes], self._first[n_bytes:]
         return data
 
+    def refuse_rest(self) -> None:
+        """There is none."""
 
-class _Decompressed:
+    def file_bytes(self, n_bytes: int) -> int:
+        """How many bytes of the file its first `n_bytes` bytes are."""
+        return n_bytes
+
+
+class Decompressed:
+    """The bytes of the members of a gzip file, or of the frames of a zstd file, one after another."""
+
     def __init__(
         self, file: Stream, first: bytes, kind: str, new: Callable[[], Any], errors: type[Exception], ratio: int
     ) -> None:
@@ -65,11 +80,17 @@ class _Decompressed:
         self._decoder: Any = new()
         self._has_begun = False
         """Whether a member has begun and not ended."""
+        self._member_bytes = 0
+        """What the member has given."""
+        self._n_members = 0
+        """Those that have ended."""
         self._ready = b""
         self._problem: Unreadable | None = None
+        self._rest: Unreadable | None = None
         self._taken = self._given = 0
 
     def read(self, n_bytes: int) -> bytes:
+        """At most so many bytes. Raises Unreadable, once what came before it is given, and OSError."""
         parts, size = [self._ready], len(self._ready)
         while size < n_bytes:
             try:
@@ -88,9 +109,18 @@ class _Decompressed:
             raise self._problem
         return data
 
+    def refuse_rest(self) -> None:
+        """Raise Unreadable if something else follows behind the last whole member, which ended the bytes."""
+        if self._rest is not None:
+            raise self._rest
+
+    def file_bytes(self, n_bytes: int) -> int:
+        """About how many bytes of the file give its first `n_bytes` bytes, by what it was read at so far."""
+        return round(n_bytes * self._taken / self._given) if self._given else self._taken
+
     def _decompress_piece(self) -> bytes | None:
         """What the next piece of the file gives; None at its end."""
-        if self._problem is not None:
+        if self._problem is not None or self._rest is not None:
             return None
         piece = self._next_piece()
         if piece:
@@ -112,16 +142,23 @@ class _Decompressed:
             if not piece.strip(b"\0"):
                 self._taken += len(piece)
                 return b""
-            self._decoder, self._has_begun = self._new(), True
+            self._decoder, self._has_begun, self._member_bytes = self._new(), True, 0
         try:
             data = self._decoder.decompress(piece)
         except self._errors as error:
+            if self._n_members and not self._member_bytes:
+                # The members before it are whole, and gunzip gives them too.
+                how = f"what follows byte {self._taken:,} is not {self._kind} data; what comes before it is read"
+                self._rest = Unreadable("damaged", how)
+                return b""
             how = f"its {self._kind} data is damaged near byte {self._taken:,} ({error})"
             raise Unreadable("damaged", how) from None
+        self._member_bytes += len(data)
         rest = 0
         if self._decoder.eof:
             rest = len(self._decoder.unused_data)
             self._has_begun = False
+            self._n_members += 1
             self._place -= rest
         self._taken += len(piece) - rest
         self._given += len(data)

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from napkin.curation.reading.bounded_stream import Stream, decompressed
+from napkin.curation.reading.bounded_stream import Decompressed, Plain, Stream, decompressed
 from napkin.curation.reading.input_file import InputFile, open_file
 from napkin.curation.reading.jsonl import read_jsonl
 from napkin.curation.reading.set_aside import ReadLimits, SetAside, Unreadable
@@ -43,7 +43,13 @@ def read_opened(
         parquet = importlib.import_module("napkin.curation.reading.parquet")
         yield from parquet.read_parquet(opened, file.bytes, file.name, limits, text_field)
         return
-    stream = decompressed(opened, limits.ratio)
+    yield from read_stream(file, decompressed(opened, limits.ratio), limits, text_field)
+
+
+def read_stream(
+    file: InputFile, stream: Plain | Decompressed, limits: ReadLimits, text_field: str = "text"
+) -> Iterator[Record | SetAside]:
+    """The documents of a file of any format but Parquet, from its decompressed bytes. Raises as `read_opened` does."""
     if file.format == "jsonl":
         yield from read_jsonl(stream, file.name, limits, text_field)
     elif file.format == "warc":
@@ -52,6 +58,7 @@ def read_opened(
         yield _whole(stream, file.name, _MEDIA_TYPES[file.format], limits)
     else:
         yield from read_text(stream, file.name, limits)
+    stream.refuse_rest()
 
 
 def _whole(stream: Stream, name: str, media_type: str, limits: ReadLimits) -> Record | SetAside:

@@ -8,8 +8,9 @@ a file outside the folder is set aside.
 import glob
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -94,55 +95,103 @@ def _in_path(path: str, chosen: InputFormat) -> Iterator[InputFile | SetAside]:
         matches = _matches(path) if glob.has_magic(path) else []
         if not matches:
             raise NapkinError(f"input '{path}' does not exist: name a file, a folder, a pattern or an address")
+        folders = set(matches)
         for match in matches:
-            yield from _in_path(match, chosen)
+            # What is in a folder that was found is walked with it.
+            if os.path.dirname(match) not in folders or not _is_walked(match):
+                yield from _in_path(match, chosen)
     elif os.path.isdir(path):
         yield from _in_folder(path, os.path.realpath(path), chosen)
     else:
         yield _local_file(path, chosen)
 
 
+def _is_walked(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path) and os.path.basename(path) not in _SKIPPED_FOLDERS
+
+
 def _matches(pattern: str) -> list[str]:
     """What a pattern finds, sorted, without hidden entries; `**` does not follow links to folders."""
     parts = Path(pattern).parts
     first = next(number for number, part in enumerate(parts) if glob.has_magic(part))
-    root, below = Path(*parts[:first]), parts[first:]
-    if below[-1] == "**":
-        below = (*below, "*")
-    try:
-        found = [path.relative_to(root) for path in root.glob("/".join(below))]
-    except (OSError, ValueError) as error:
-        raise NapkinError(f"input '{pattern}' cannot be searched ({first_line(error)}): name its folder") from None
-    return sorted(str(root / path) for path in found if not any(part.startswith(".") for part in path.parts))
+    below = (*parts[first:], "*") if parts[-1] == "**" else parts[first:]
+    # A folder, and the first part of the pattern that is not matched yet: each pair is looked at once.
+    waiting = [(str(Path(*parts[:first])), 0)]
+    seen, found = set(waiting), set[str]()
+
+    def look_into(folder: str, number: int) -> None:
+        if (folder, number) not in seen:
+            seen.add((folder, number))
+            waiting.append((folder, number))
+
+    while waiting:
+        folder, number = waiting.pop()
+        if below[number] == "**":
+            look_into(folder, number + 1)
+        for entry in _entries(folder):
+            if isinstance(entry, SetAside):
+                continue
+            path = entry.name if folder == "." else entry.path
+            if below[number] == "**":
+                if entry.is_dir(follow_symlinks=False):
+                    look_into(path, number)
+            elif fnmatchcase(entry.name, below[number]):
+                if number + 1 == len(below):
+                    found.add(path)
+                else:
+                    look_into(path, number + 1)
+    return sorted(found)
 
 
 def _in_folder(folder: str, root: str, chosen: InputFormat) -> Iterator[InputFile | SetAside]:
+    # Not recursive: folders may be nested more deeply than Python calls functions.
+    waiting = [_entries(folder)]
+    while waiting:
+        entry = next(waiting[-1], None)
+        if entry is None:
+            waiting.pop()
+        elif isinstance(entry, SetAside):
+            yield entry
+        elif isinstance(kind := _kind_in(entry, root), SetAside):
+            yield kind
+        elif kind == "folder":
+            waiting.append(_entries(entry.path))
+        elif kind == "file":
+            yield _local_file(entry.path, chosen)
+
+
+def _entries(folder: str) -> "Iterator[os.DirEntry[str] | SetAside]":
+    """What is in a folder, sorted by name, without hidden entries."""
     try:
         with os.scandir(folder) as entries:
             ordered = sorted((each for each in entries if not each.name.startswith(".")), key=lambda each: each.name)
     except OSError as error:
-        yield SetAside(folder, "unreadable", error.strerror or str(error))
+        yield SetAside(_encodable(folder), "unreadable", error.strerror or str(error))
         return
-    for entry in ordered:
-        if entry.is_symlink():
-            target = os.path.realpath(entry.path)
-            if os.path.commonpath([root, target]) != root:
-                yield SetAside(entry.path, "link", "it leads out of the folder")
-                continue
-            if os.path.isdir(target):
-                continue
-        if entry.is_dir():
-            if entry.name not in _SKIPPED_FOLDERS:
-                yield from _in_folder(entry.path, root, chosen)
-        else:
-            yield _local_file(entry.path, chosen)
+    yield from ordered
+
+
+def _kind_in(entry: "os.DirEntry[str]", root: str) -> Literal["file", "folder", "skipped"] | SetAside:
+    """What an entry of a folder is, or why it is set aside."""
+    try:
+        if not entry.is_symlink():
+            if not entry.is_dir():
+                return "file"
+            return "skipped" if entry.name in _SKIPPED_FOLDERS else "folder"
+        # A link that leads to itself, or on over too many others, leads nowhere; one to nothing is told as a file.
+        with suppress(FileNotFoundError):
+            os.stat(entry.path)
+        target = os.path.realpath(entry.path)
+        if os.path.commonpath([root, target]) != root:
+            return SetAside(_encodable(entry.path), "link", "it leads out of the folder")
+        return "skipped" if os.path.isdir(target) else "file"
+    except OSError as error:
+        return SetAside(_encodable(entry.path), "unreadable", error.strerror or str(error))
 
 
 def _local_file(path: str, chosen: InputFormat) -> InputFile | SetAside:
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return SetAside(path.encode(errors="replace").decode(), "unreadable", "its name is not UTF-8")
+    if (name := _encodable(path)) != path:
+        return SetAside(name, "unreadable", "its name is not UTF-8")
     try:
         descriptor = regular(path)
     except OSError as error:
@@ -150,6 +199,11 @@ def _local_file(path: str, chosen: InputFormat) -> InputFile | SetAside:
     status = os.fstat(descriptor)
     os.close(descriptor)
     return InputFile(path, _format(path, chosen), status.st_size, str(status.st_mtime_ns))
+
+
+def _encodable(path: str) -> str:
+    """A path as UTF-8 can have it; names of files may be any bytes."""
+    return path.encode(errors="replace").decode()
 
 
 def _in_address(address: str, chosen: InputFormat) -> Iterator[InputFile | SetAside]:

@@ -1,12 +1,16 @@
 """JSON lines: an object per line, of which one field is the text."""
 
+import json
+import math
+import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from napkin.curation.reading.bounded_stream import Stream
-from napkin.curation.reading.set_aside import ReadLimits, SetAside
+from napkin.curation.reading.set_aside import ReadLimits, SetAside, Unreadable
 from napkin.curation.reading.text import too_large
 from napkin.curation.record import Record
 from napkin.errors import first_line
@@ -14,6 +18,11 @@ from napkin.errors import first_line
 _BLOCK_BYTES = 2**20
 _ADDRESSES = ("address", "url", "uri")
 _LICENCES = ("licence", "license")
+_MOST_LEVELS = 200
+"""Of objects and lists within one another: far fewer than the stack has room for, wherever they are read again."""
+_INTEGER_CHARACTERS = 20
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
+_KINDS = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
 
 
 def read_jsonl(stream: Stream, name: str, limits: ReadLimits, text_field: str) -> Iterator[Record | SetAside]:
@@ -24,10 +33,12 @@ def read_jsonl(stream: Stream, name: str, limits: ReadLimits, text_field: str) -
         if line is None:
             yield too_large(identity, size, limits, offset)
         elif not line.isspace() and line:
+            if offset == 0:
+                line = line.removeprefix(BOM_UTF8)
             try:
-                values = decoder.decode(line)
-            except (msgspec.DecodeError, RecursionError, ValueError) as error:
-                yield SetAside(identity, *_what_is_wrong(line, error), offset)
+                values = _decoded(line, decoder)
+            except Unreadable as error:
+                yield SetAside(identity, error.reason, error.detail, offset)
                 continue
             yield record_of_fields(values, identity, name, offset, text_field)
 
@@ -51,12 +62,60 @@ def _taken(values: dict[str, Any], names: tuple[str, ...]) -> str:
     return ""
 
 
-def _what_is_wrong(line: bytes, error: Exception) -> tuple[str, str]:
+def _decoded(line: bytes, decoder: "msgspec.json.Decoder[dict[str, Any]]") -> dict[str, Any]:
+    """An object of JSON as the rest of a pipeline can hold it. Raises Unreadable for anything else.
+
+    A number that 64 bits do not hold becomes the string of its digits, and half a surrogate pair U+FFFD.
+    """
     try:
-        line.decode()
-    except UnicodeDecodeError as broken:
-        return "broken encoding", f"not UTF-8 at byte {broken.start:,} of the line"
-    return "not JSON", "nested too deeply" if isinstance(error, RecursionError) else first_line(error)
+        values = decoder.decode(line)
+        if not (_has_large_integer(values) or _is_deep(values)):
+            return values
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        # What msgspec refuses may be valid all the same.
+        pass
+    try:
+        read = json.loads(line.decode(), parse_int=_integer, parse_float=_float, parse_constant=_refuse_constant)
+        if not isinstance(read, dict):
+            raise Unreadable("not JSON", f"it is not an object but {_KINDS.get(type(read), 'a number')}")
+        if _is_deep(read):
+            raise RecursionError
+        return decoder.decode(_HALF_PAIR.sub("\ufffd", json.dumps(read, ensure_ascii=False)))
+    except UnicodeDecodeError as error:
+        raise Unreadable("broken encoding", f"not UTF-8 at byte {error.start:,} of the line") from None
+    except RecursionError:
+        raise Unreadable("nested too deeply", f"it has more than {_MOST_LEVELS} levels") from None
+    except ValueError as error:
+        raise Unreadable("not JSON", first_line(error)) from None
+
+
+def _integer(digits: str) -> int | str:
+    return int(digits) if len(digits) <= _INTEGER_CHARACTERS and -(2**63) <= int(digits) < 2**64 else digits
+
+
+def _float(digits: str) -> float | str:
+    return value if math.isfinite(value := float(digits)) else digits
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a value of JSON")
+
+
+def _has_large_integer(values: dict[str, Any]) -> bool:
+    """Whether MessagePack, in which records are between two passes, cannot hold an integer."""
+    try:
+        msgspec.msgpack.encode(values)
+    except OverflowError:
+        return True
+    return False
+
+
+def _is_deep(values: Any) -> bool:
+    level, n_levels = [values], 0
+    while level and n_levels <= _MOST_LEVELS:
+        inside = (inner for each in level for inner in (each.values() if isinstance(each, dict) else each))
+        level, n_levels = [each for each in inside if isinstance(each, (dict, list))], n_levels + 1
+    return n_levels > _MOST_LEVELS
 
 
 def _lines(stream: Stream, limit: int) -> Iterator[tuple[int, bytes | None, int]]:

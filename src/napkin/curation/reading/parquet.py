@@ -18,6 +18,15 @@ _BATCH_ROWS = 64
 _MOST_METADATA_BYTES = 2**26
 
 
+def row_count(file: Any) -> int:
+    """The rows of an open file that can be sought. Raises Unreadable where it is damaged."""
+    arrow, parquet = import_extra("pyarrow", "a Parquet file"), import_extra("pyarrow.parquet", "a Parquet file")
+    try:
+        return parquet.read_metadata(file).num_rows
+    except (arrow.ArrowException, ValueError, OSError) as error:
+        raise Unreadable("damaged", f"as Parquet it cannot be read ({first_line(error)})") from None
+
+
 def read_parquet(
     file: Any, n_bytes: int, name: str, limits: ReadLimits, text_field: str
 ) -> Iterator[Record | SetAside]:
@@ -52,7 +61,7 @@ def read_parquet(
                     f"{format_bytes(n_bytes)} give more than {format_bytes(given)}, the limit is "
                     f"{limits.ratio} per byte",
                 )
-    except (arrow.ArrowException, msgspec.MsgspecError, ValueError, OSError) as error:
+    except (arrow.ArrowException, msgspec.MsgspecError, ValueError, RecursionError, OSError) as error:
         # Arrow's own OSErrors have no number.
         if isinstance(error, OSError) and error.errno is not None:
             raise

@@ -8,15 +8,14 @@ acc_uncond       ... less its log-probability after "Answer:" alone (Brown et al
 exact_match      the generated text is the answer
 """
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from napkin.evaluation.tasks.item import Item, Kind
-from napkin.evaluation.tasks.published import FINAL_NUMBER
-
-_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|-?\.\d+")
+from napkin.grading.exact import exact_score
+from napkin.grading.mathematics.final_answer import final_answer, final_number
+from napkin.grading.mathematics.math_answer import math_score, number_score
 
 
 def choice_scores(
@@ -45,23 +44,10 @@ def pair_scores(logprobs: Sequence[float]) -> dict[str, float]:
 
 
 def generated_scores(kind: Kind, item: Item, text: str) -> tuple[str | None, dict[str, float]]:
-    """What is taken for the answer in a generated text, None where there is nothing, and its scores."""
+    """What is taken for the answer in a generated text, None where there is nothing, and its scores: those that the
+    reward of the same name gives."""
     if kind == "exact":
-        found = " ".join(text.split())
-        return found, {"exact_match": float(found == " ".join(item.answer.split()))}
-    number, wanted = final_number(text), final_number(item.answer)
-    right = number is not None and wanted is not None and float(number) == float(wanted)
-    return number, {"exact_match": float(right)}
-
-
-def final_number(text: str) -> str | None:
-    """The number after the first `####`, without one the last number; thousands' commas and signs of money left out.
-
-    >>> final_number("16 - 3 = 13 eggs, 13 * $2 = $26. #### 1,026"), final_number("so it is $-3.50."), final_number("?")
-    ('1026', '-3.50', None)
-    """
-    _, mark, after = text.partition(FINAL_NUMBER)
-    numbers = _NUMBER.findall((after if mark else text).replace("$", ""))
-    if not numbers:
-        return None
-    return numbers[0 if mark else -1].replace(",", "")
+        return " ".join(text.split()), {"exact_match": exact_score(text, item.answer)}
+    if kind == "math":
+        return final_answer(text), {"exact_match": math_score(text, item.answer)}
+    return final_number(text), {"exact_match": number_score(text, item.answer)}

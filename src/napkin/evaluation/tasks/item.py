@@ -5,13 +5,13 @@ from typing import Literal, get_args
 
 from napkin.errors import NapkinError
 
-Kind = Literal["choice", "pair", "exact", "number"]
+Kind = Literal["choice", "pair", "exact", "number", "math"]
 """The likeliest of several continuations; the likelier of two whole texts; a generated text that is equal to the
-answer; the last number of a generated text."""
+answer; one whose final answer is that number, or says the same in LaTeX or plain (`napkin.grading`)."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-GENERATED: tuple[Kind, ...] = ("exact", "number")
+GENERATED: tuple[Kind, ...] = ("exact", "number", "math")
 """Kinds whose answers the model writes."""
 
 

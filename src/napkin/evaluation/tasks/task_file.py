@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from napkin.errors import NapkinError, first_line
-from napkin.evaluation.tasks.item import KINDS, Item, Kind, Task
+from napkin.evaluation.tasks.item import GENERATED, KINDS, Item, Kind, Task
 from napkin.evaluation.tasks.published import (
     LETTERS,
     MMLU_DESCRIPTION,
@@ -36,6 +36,7 @@ from napkin.evaluation.tasks.published import (
     texts_of,
 )
 from napkin.files import StrPath, regular
+from napkin.grading.mathematics.math_answer import check_math_reference, check_number_reference
 from napkin.recipe.toml_text import parse_toml
 
 _MOST_BYTES = 2**30
@@ -232,12 +233,18 @@ def _own(row: Mapping[str, Any], name: str, about: TaskFile) -> tuple[Kind, Item
     prompt = _prompt(row, about)
     choices = _choices(row, about)
     answer = row[about.answer]
-    if about.kind in ("exact", "number") or not choices:
+    if about.kind in GENERATED or not choices:
         if isinstance(answer, bool) or not isinstance(answer, str | int | float):
             raise NapkinError(f"'{about.answer}' is {type(answer).__name__}: use text or a number")
-        kind: Kind = "number" if about.kind == "number" else "exact"
         if about.kind in ("choice", "pair"):
             raise KeyError("choices")
+        kind: Kind = "exact"
+        for each in GENERATED:
+            kind = each if each == about.kind else kind
+        if kind == "number":
+            check_number_reference(str(answer))
+        elif kind == "math":
+            check_math_reference(str(answer))
         return kind, Item(name, prompt, answer=str(answer), shown=str(answer), **beside)
     right = _right(answer, choices)
     if about.letters:

@@ -19,6 +19,9 @@ from napkin.inference.server.json_response import DONE, event, json_response
 from napkin.inference.server.told_tokens import ToldToken, chat_logprobs, completion_logprobs
 from napkin.tokenizer.base import Tokenizer
 
+_WRITTEN_IN_PLACE = 2000
+"""Tokens of an answer, with their log-probabilities, beyond which it is written in another thread."""
+
 
 @dataclass
 class AnswerForm:
@@ -82,8 +85,15 @@ async def answer_at_once(receive: Receive, job: CompletionJob, form: AnswerForm)
         if pieces is None:
             # Nobody reads it; 499 is what nginx logs.
             return Response(status_code=499)
-        answer = form.head(streamed=False) | {"choices": form.whole(pieces), "usage": job.usage()}
-        return json_response(answer | {"timings": job.timings()})
+
+        def response() -> Response:
+            answer = form.head(streamed=False) | {"choices": form.whole(pieces), "usage": job.usage()}
+            return json_response(answer | {"timings": job.timings()})
+
+        # A large answer takes seconds to be written, in which others are served.
+        if sum(len(piece.tokens) for piece in pieces) > _WRITTEN_IN_PLACE:
+            return await asyncio.to_thread(response)
+        return response()
 
 
 class EventStream(Response):

@@ -1,7 +1,9 @@
 """The application: routes behind a guard that refuses before anything is read."""
 
 import contextlib
-from collections.abc import AsyncIterator
+import ipaddress
+import re
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -24,6 +26,8 @@ from napkin.inference.server.routes import (
 )
 from napkin.inference.server.service import Service
 
+_AUTHORITY = re.compile(r"(?:(?P<name>[A-Za-z0-9._-]+)|\[(?P<address>[0-9A-Fa-f:.]+)\])(?::[0-9]{0,5})?", re.ASCII)
+"""RFC 9110, 4.2 and 7.2: a name or an address, and a port; without user information."""
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -83,12 +87,11 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         service, path = self._service, scope["path"]
         headers = dict(reversed(scope["headers"]))
-        if service.connections > service.limits.max_connections:
+        if path != "/health" and len(service.open) - len(service.waiting) > service.limits.max_connections:
             message = f"there are more than {service.limits.max_connections} connections: try again later"
             raise ApiError(503, message, retry_after=1, close=True)
-        if service.hosts is not None and _host_name(headers.get(b"host", b"").decode("latin-1")) not in service.hosts:
-            # A web page elsewhere may have a name that leads to this machine; without a key it must not get in.
-            raise ApiError(421, "the server is not known by this name: use its address", close=True)
+        if service.hosts is not None:
+            _check_source(scope["headers"], service.hosts)
         if path == "/health" or not path.startswith(("/v1/", "/metrics")):
             return
         kind, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
@@ -99,11 +102,34 @@ class Guard:
             raise ApiError(503, "the server is stopping: try another", retry_after=5, close=True)
 
 
-def _host_name(host: str) -> str:
-    """A Host header without its port, in small letters."""
-    if host.startswith("["):
-        return host.partition("]")[0].removeprefix("[").lower()
-    return host.partition(":")[0].lower()
+def _check_source(headers: Sequence[tuple[bytes, bytes]], hosts: frozenset[str]) -> None:
+    """Refuse what a web page elsewhere may have sent; without a key nothing else keeps it out."""
+    given = {
+        name: [value.decode("latin-1") for each, value in headers if each == name] for name in (b"host", b"origin")
+    }
+    if len(given[b"host"]) != 1 or host_name(given[b"host"][0]) not in hosts:
+        # A page elsewhere may have a name that leads to this machine.
+        raise ApiError(421, "the server is not known by this name: use its address", close=True)
+    own = {f"{scheme}://{given[b'host'][0]}".lower() for scheme in ("http", "https")}
+    if not own.issuperset(map(str.lower, given[b"origin"])):
+        raise ApiError(403, "the request comes from a web page elsewhere: use the server's own page", close=True)
+
+
+def host_name(authority: str) -> str | None:
+    """The name or address of a Host header, in small letters and without brackets; None where it is malformed.
+
+    >>> host_name("LocalHost:8000"), host_name("[0:0::1]:80"), host_name("[::1].evil.com"), host_name("::1@evil.com")
+    ('localhost', '::1', None, None)
+    """
+    found = _AUTHORITY.fullmatch(authority)
+    if found is None:
+        return None
+    if found["name"] is not None:
+        return found["name"].lower()
+    try:
+        return ipaddress.IPv6Address(found["address"]).compressed
+    except ValueError:
+        return None
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

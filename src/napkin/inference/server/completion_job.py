@@ -9,11 +9,15 @@ from napkin.errors import NapkinError
 from napkin.inference.request import Completion, Request
 from napkin.inference.sampling import Draw
 from napkin.inference.server.api_error import ApiError
-from napkin.inference.server.engine_thread import EngineFailure, Watch
+from napkin.inference.server.engine_thread import Watch
+from napkin.inference.server.limits import Limits
 from napkin.inference.server.service import Service, token_seconds
 from napkin.inference.server.told_tokens import GrowingText, ToldToken, told_prompt
 from napkin.inference.settings import LARGEST_SEED, Sampling
 from napkin.inference.text_stream import TextStream
+
+_ANSWERS_TOLD = 4
+"""So many answers with as many log-probabilities as one may have are in flight at most."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,8 @@ class CompletionJob:
         self._n_prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
         self._wants_prompt_logprobs = echo and sampling.logprobs is not None
         self._deadline = asyncio.get_running_loop().time() + service.limits.request_seconds
-        _check_limits(service, prompts, n, max_tokens)
+        self._n_told = _most_told(prompts, n, max_tokens, sampling.logprobs, echo=echo)
+        _check_limits(service, prompts, n, max_tokens, self._n_told)
         stop, sampling = sampling.stop, replace(sampling, stop=())
         try:
             requests = [
@@ -83,20 +88,20 @@ class CompletionJob:
         except NapkinError as error:
             code = "context_length_exceeded" if self._exceeds_context(prompts, max_tokens) else None
             raise ApiError(400, str(error), code=code) from None
-        except EngineFailure as failure:
-            raise ApiError(503, f"the model cannot be used: {failure}") from None
         self._choices = []
+        echoes = [self._echoed(prompt) if echo else "" for prompt in prompts]
         for number, completion in enumerate(self._completions):
-            prompt = prompts[number // n]
-            echoed = self._echoed(prompt) if echo else ""
+            prompt, echoed = prompts[number // n], echoes[number // n]
             at_start = prompt.n_hidden == len(prompt.ids)
             text = GrowingText(service.opened.tokenizer, stop, offset=len(echoed), at_start=at_start)
             self._choices.append(_Choice(number, completion, text, echoed, prompt))
 
     def __enter__(self) -> "CompletionJob":
+        self._service.n_told += self._n_told
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._service.n_told -= self._n_told
         for choice in self._choices:
             if choice.finish is None:
                 self._service.meters.ended(choice.completion, "cancelled")
@@ -105,9 +110,16 @@ class CompletionJob:
     async def pieces(self) -> AsyncIterator[list[Piece]]:
         """What is new, each time something is, until all choices have ended.
 
-        Raises ApiError where the request takes longer than its limit, or the engine fails.
+        Raises ApiError where the request takes longer than its limit, or a sequence of it fails.
         """
         while any(choice.finish is None for choice in self._choices):
+            failure = next((each.failure for each in self._completions if each.failure is not None), None)
+            if failure is not None:
+                self._end_all("error")
+                raise ApiError(500, f"the model failed: {failure}")
+            # A client that reads slowly finds something new each time.
+            if asyncio.get_running_loop().time() > self._deadline:
+                raise self._late()
             new = [piece for choice in self._choices for piece in self._new(choice)]
             if new:
                 yield new
@@ -116,12 +128,7 @@ class CompletionJob:
                 async with asyncio.timeout_at(self._deadline):
                     await self._watch.wait()
             except TimeoutError:
-                self._end_all("timeout")
-                limit = self._service.limits.request_seconds
-                raise ApiError(504, f"the request took longer than {limit:g} s: ask for fewer tokens") from None
-            except EngineFailure as failure:
-                self._end_all("error")
-                raise ApiError(500, f"the model failed: {failure}") from None
+                raise self._late() from None
 
     def usage(self) -> dict[str, object]:
         """Tokens, as OpenAI's interface counts them."""
@@ -139,6 +146,11 @@ class CompletionJob:
         """Of the first choice, in seconds: to the first token, and per token after it."""
         first, per_token = token_seconds(self._completions[0], time.perf_counter())
         return {"seconds_to_first_token": first, "seconds_per_token": per_token}
+
+    def _late(self) -> ApiError:
+        self._end_all("timeout")
+        limit = self._service.limits.request_seconds
+        return ApiError(504, f"the request took longer than {limit:g} s: ask for fewer tokens")
 
     def _end_all(self, outcome: str) -> None:
         for choice in self._choices:
@@ -200,20 +212,38 @@ class CompletionJob:
         return longest + max_tokens > self._service.opened.model.config.context_length
 
 
-def _check_limits(service: Service, prompts: Sequence[Prompt], n: int, max_tokens: int) -> None:
+def check_sequences(limits: Limits, n_prompts: int, n: int) -> None:
+    """Raise ApiError for more sequences than a server ever has in flight."""
+    if n_prompts * n > limits.max_requests:
+        message = f"the request has {n_prompts * n} sequences: use at most {limits.max_requests}"
+        raise ApiError(400, message, field="n" if n_prompts == 1 else "prompt")
+
+
+def _most_told(prompts: Sequence[Prompt], n: int, max_tokens: int, logprobs: int | None, *, echo: bool) -> int:
+    """Log-probabilities that an answer may have."""
+    if logprobs is None:
+        return 0
+    return n * sum(max_tokens + (len(prompt.ids) if echo else 0) for prompt in prompts) * (logprobs + 1)
+
+
+def _check_limits(service: Service, prompts: Sequence[Prompt], n: int, max_tokens: int, n_told: int) -> None:
     limits, vocab_size = service.limits, service.opened.model.config.vocab_size
     for prompt in prompts:
         wrong = next((token for token in prompt.ids if not 0 <= token < vocab_size), None)
         if wrong is not None:
             raise ApiError(400, f"prompt has token id {wrong}: use 0 to {vocab_size - 1}", field="prompt")
     n_sequences = len(prompts) * n
-    if n_sequences > limits.max_requests:
-        message = f"the request has {n_sequences} sequences: use at most {limits.max_requests}"
-        raise ApiError(400, message, field="n" if len(prompts) == 1 else "prompt")
+    check_sequences(limits, len(prompts), n)
     n_tokens = sum(len(prompt.ids) + max_tokens for prompt in prompts) * n
     if limits.max_tokens_per_request is not None and n_tokens > limits.max_tokens_per_request:
         message = f"the request takes up to {n_tokens} tokens: use at most {limits.max_tokens_per_request}"
         raise ApiError(400, message, field="max_tokens")
+    if n_told > service.most_told:
+        message = f"the answer has up to {n_told} log-probabilities: ask for fewer, for at most {service.most_told}"
+        raise ApiError(400, message, field="logprobs")
+    if service.n_told + n_told > _ANSWERS_TOLD * service.most_told:
+        message = f"answers in flight have up to {service.n_told} log-probabilities: try again later"
+        raise ApiError(429, message, code="rate_limit_exceeded", retry_after=1)
     if service.thread.in_flight + n_sequences > limits.max_requests:
         message = (
             f"{service.thread.in_flight} sequences are in flight of at most {limits.max_requests}: try again later"

@@ -3,10 +3,16 @@
 import asyncio
 import contextlib
 import threading
+import time
 
 from napkin.errors import NapkinError
-from napkin.inference.engine import Engine
+from napkin.hardware.malloc import return_freed_memory
+from napkin.inference.engine import Engine, Progress
 from napkin.inference.request import Completion, Request
+from napkin.inference.settings import Sampling
+
+_TRIM_SECONDS = 60.0
+"""Requests of many sizes, in several threads, leave free memory between what is used: it is given back so often."""
 
 
 class Watch:
@@ -14,34 +20,29 @@ class Watch:
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
-        self.failure: BaseException | None = None
 
     async def wait(self) -> None:
-        """Until something has changed since the last call. Raises EngineFailure if the engine lost the completions."""
+        """Until something has changed since the last call."""
         await self._changed.wait()
         self._changed.clear()
-        if self.failure is not None:
-            raise EngineFailure(str(self.failure)) from self.failure
 
     def wake(self) -> None:
         """Call in the event loop only."""
         self._changed.set()
 
 
-class EngineFailure(Exception):
-    """A step of the engine raised; the completions that were in it are lost."""
-
-
 class EngineThread:
     """Steps an engine while there is work, and wakes those who wait, all of a step at once.
 
-    Made and used in the event loop. A step that raises ends the requests that were in flight; if the next one raises
-    as well, the engine is given up, and `failure` says why.
+    Made and used in the event loop. Requests that cannot be computed fail alone; then a plain one tells whether the
+    engine still works, and `failure` says why where it does not. Requests are still tried, and one that succeeds ends
+    the failure.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.failure: BaseException | None = None
+        self.failure: str | None = None
+        self._probe: Completion | None = None
         self._loop = asyncio.get_running_loop()
         self._watches: dict[Completion, Watch] = {}
         self._condition = threading.Condition()
@@ -56,8 +57,6 @@ class EngineThread:
 
     def submit(self, requests: list[Request], watch: Watch) -> list[Completion]:
         """Hand requests to the engine, all or none. Raises NapkinError for what can never run."""
-        if self.failure is not None:
-            raise EngineFailure(str(self.failure))
         submitted: list[Completion] = []
         with self._condition:
             try:
@@ -90,7 +89,7 @@ class EngineThread:
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
-        n_failures = 0
+        trimmed = time.monotonic()
         while True:
             with self._condition:
                 while not (self._closing or self.engine.has_work):
@@ -98,29 +97,30 @@ class EngineThread:
                 if self._closing:
                     return
             try:
-                stepped = self.engine.step()
-                n_failures = 0
+                stepped = self.engine.step(isolate=True)
             except Exception as error:
-                n_failures += 1
-                if n_failures > 1:
-                    self.failure = error
-                self._fail(error)
-                if self.failure is not None:
-                    return
-                continue
+                stepped = self.engine.fail_all(error)
+            self._judge(stepped)
             with self._condition:
                 found = (self._watches.get(completion) for completion, _ in stepped)
                 watches = dict.fromkeys(watch for watch in found if watch is not None)
             self._wake(list(watches))
+            if time.monotonic() > trimmed + _TRIM_SECONDS:
+                return_freed_memory()
+                trimmed = time.monotonic()
 
-    def _fail(self, error: BaseException) -> None:
-        with self._condition:
-            completions, watches = list(self._watches), list(dict.fromkeys(self._watches.values()))
-            for completion in completions:
-                self.engine.cancel(completion)
-        for watch in watches:
-            watch.failure = error
-        self._wake(watches)
+    def _judge(self, stepped: list[Progress]) -> None:
+        """Whether the engine works. Where a request fails, a plain one tells whose fault it is."""
+        for completion, _ in stepped:
+            is_probe = completion is self._probe
+            if is_probe:
+                self._probe = None
+            if completion.finish != "failed":
+                self.failure = self.failure if completion.finish == "cancelled" else None
+            elif is_probe:
+                self.failure = completion.failure
+            elif self._probe is None and self.failure is None:
+                self._probe = self.engine.submit(Request([0], 1, Sampling(temperature=0)))
 
     def _wake(self, watches: list[Watch]) -> None:
         def wake() -> None:

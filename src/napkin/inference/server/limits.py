@@ -20,13 +20,15 @@ class Limits:
     """Sequences in flight, running and waiting; more are answered with status 429 and Retry-After."""
 
     max_connections: int = 1024
-    """Open connections; requests on more are answered with status 503."""
+    """Open connections. For one more, that one is closed which has waited longest for a request to be whole; where all
+    of them have one, more requests are answered with status 503, but for /health."""
 
     request_seconds: float = 600.0
     """Seconds after which a request ends, with status 504 or an error in its stream."""
 
     stalled_seconds: float = 30.0
-    """Seconds for which a client may not read what was sent, or not finish sending, before its connection is closed."""
+    """Seconds in which a client has to send a whole request, header and body, and for which it may not read what was
+    sent, before its connection is closed."""
 
     drain_seconds: float = 30.0
     """Seconds that requests have to finish after SIGTERM."""

@@ -20,6 +20,9 @@ from napkin.near_names import near_names
 
 MOST_CHOICES = 128
 MOST_STOPS = 64
+LONGEST_STOP = 1000
+"""Characters of a stop text: each is looked for at each token."""
+MOST_STOP_IDS = 1024
 MOST_BIASES = 1024
 MOST_LOGPROBS = 100
 _COMPLETION_TOKENS = 16
@@ -75,6 +78,12 @@ class SharedFields(msgspec.Struct, kw_only=True):
             raise ApiError(400, "stream_options needs stream to be true", field="stream_options")
         if len(self.stops) > MOST_STOPS:
             raise ApiError(400, f"stop has {len(self.stops)} texts: use at most {MOST_STOPS}", field="stop")
+        longest = max(map(len, self.stops), default=0)
+        if longest > LONGEST_STOP:
+            raise ApiError(400, f"stop has a text of {longest} characters: use at most {LONGEST_STOP}", field="stop")
+        if len(self.stop_token_ids) > MOST_STOP_IDS:
+            message = f"stop_token_ids has {len(self.stop_token_ids)} tokens: use at most {MOST_STOP_IDS}"
+            raise ApiError(400, message, field="stop_token_ids")
         if len(self.logit_bias) > MOST_BIASES:
             raise ApiError(
                 400, f"logit_bias has {len(self.logit_bias)} tokens: use at most {MOST_BIASES}", field="logit_bias"
@@ -92,6 +101,9 @@ class SharedFields(msgspec.Struct, kw_only=True):
         seed = secrets.randbelow(LARGEST_SEED) if self.seed is None else self.seed
         try:
             biases = tuple((_token_id(token, vocab_size), bias) for token, bias in self.logit_bias.items())
+            wrong = next((token for token in self.stop_token_ids if not 0 <= token < vocab_size), None)
+            if wrong is not None:
+                raise NapkinError(f"stop_token_ids has token id {wrong}: use 0 to {vocab_size - 1}")
             return Sampling(
                 temperature=self.temperature,
                 top_k=None if self.top_k in (0, -1) else self.top_k,

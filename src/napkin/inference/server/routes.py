@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -10,13 +11,16 @@ from napkin.errors import NapkinError
 from napkin.inference.chat_format import Message
 from napkin.inference.server.answers import AnswerForm, EventStream, answer_at_once
 from napkin.inference.server.api_error import ApiError
-from napkin.inference.server.completion_job import CompletionJob, Prompt
+from napkin.inference.server.completion_job import CompletionJob, Prompt, check_sequences
 from napkin.inference.server.json_response import json_response
 from napkin.inference.server.metrics import CONTENT_TYPE
 from napkin.inference.server.read_content import read_content
-from napkin.inference.server.request_body import ChatBody, CompletionBody, SharedFields, read_body
+from napkin.inference.server.request_body import Body, ChatBody, CompletionBody, SharedFields, read_body
 from napkin.inference.server.service import Service
 
+_PARSED_IN_PLACE = 2**18
+"""Bytes of JSON that are soon read; more are read in another thread."""
+_Encoded = TypeVar("_Encoded")
 _ENCODED_IN_PLACE = 20_000
 """Characters that are turned into tokens in less than a step of the engine takes; more go to another thread."""
 
@@ -24,15 +28,16 @@ _ENCODED_IN_PLACE = 20_000
 async def completions(request: Request) -> Response:
     """POST /v1/completions."""
     service = service_of(request)
-    body = read_body(await read_content(request, service.limits), CompletionBody)
+    body = await _body(request, service, CompletionBody)
     _check_model(service, body)
-    prompts = []
-    for prompt in body.prompts():
-        if isinstance(prompt, str):
-            ids = await _encoded(service, [prompt], lambda text=prompt: service.opened.encode(text))
-            prompts.append(Prompt(ids, len(service.opened.start_ids)))
-        else:
-            prompts.append(Prompt(prompt))
+    given = body.prompts()
+    texts = [prompt for prompt in given if isinstance(prompt, str)]
+    check_sequences(service.limits, len(given), body.n)
+    encoded = await _encoded(
+        service, [len(text) for text in texts], lambda: [service.opened.encode(text) for text in texts]
+    )
+    prompts = [Prompt(ids, len(service.opened.start_ids)) for ids in encoded]
+    prompts += [Prompt(prompt) for prompt in given if not isinstance(prompt, str)]
     job = _job(service, body, prompts, max_tokens=body.max_tokens, logprobs=body.logprobs, echo=body.echo)
     return await _answer(request, service, body, job, with_logprobs=body.logprobs is not None)
 
@@ -40,13 +45,13 @@ async def completions(request: Request) -> Response:
 async def chat_completions(request: Request) -> Response:
     """POST /v1/chat/completions."""
     service = service_of(request)
-    body = read_body(await read_content(request, service.limits), ChatBody)
+    body = await _body(request, service, ChatBody)
     _check_model(service, body)
     messages = [Message(each.role, each.text(place)) for place, each in enumerate(body.messages)]
+    # Each message takes a token at least, whatever it says.
+    n_characters = sum(max(service.longest_token, len(each.role) + len(each.content)) for each in messages)
     # A template is rendered by another process, which is waited for in a thread.
-    ids = await _encoded(
-        service, [each.content for each in messages], lambda: service.opened.chat.encode(messages), in_thread=True
-    )
+    ids = await _encoded(service, [n_characters], lambda: service.opened.chat.encode(messages), in_thread=True)
     most = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     if most is None:
         most = max(1, service.opened.model.config.context_length - len(ids))
@@ -91,16 +96,24 @@ def service_of(request: Request) -> Service:
     return request.app.state.service
 
 
+async def _body(request: Request, service: Service, kind: type[Body]) -> Body:
+    content = await read_content(request, service)
+    if len(content) > _PARSED_IN_PLACE:
+        return await asyncio.to_thread(read_body, content, kind)
+    return read_body(content, kind)
+
+
 async def _encoded(
-    service: Service, texts: Sequence[str], encode: Callable[[], list[int]], *, in_thread: bool = False
-) -> list[int]:
-    """The tokens of texts. Raises ApiError for what cannot be encoded or is too long, which is not encoded first."""
-    n_characters, limit = sum(map(len, texts)), service.opened.model.config.context_length
-    if n_characters > limit * service.longest_token:
-        message = f"the prompt has {n_characters} characters, which cannot fit the model's {limit} tokens: shorten it"
+    service: Service, lengths: Sequence[int], encode: Callable[[], _Encoded], *, in_thread: bool = False
+) -> _Encoded:
+    """What texts of so many characters are as tokens. Raises ApiError for what cannot be encoded or is too long for a
+    prompt, which is not encoded first."""
+    longest, limit = max(lengths, default=0), service.opened.model.config.context_length
+    if longest > limit * service.longest_token:
+        message = f"the prompt has {longest} characters, which cannot fit the model's {limit} tokens: shorten it"
         raise ApiError(400, message, code="context_length_exceeded")
     try:
-        if in_thread or n_characters > _ENCODED_IN_PLACE:
+        if in_thread or sum(lengths) > _ENCODED_IN_PLACE:
             return await asyncio.to_thread(encode)
         return encode()
     except NapkinError as error:

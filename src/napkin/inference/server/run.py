@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 
 import uvicorn
@@ -13,13 +14,18 @@ import uvicorn
 from napkin.errors import NapkinError
 from napkin.inference.engine import Engine
 from napkin.inference.open_model import OpenModel
-from napkin.inference.server.application import application
+from napkin.inference.server.application import application, host_name
 from napkin.inference.server.connection import connection_class
 from napkin.inference.server.limits import Limits
 from napkin.inference.server.service import Service
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 MOST_HEADER_BYTES = 2**16
+_BACKLOG = 2048
+"""Connections that the system keeps until they are accepted."""
+_MOST_ACCEPTED = 64
+_OTHER_FILES = 128
+"""Open files that are not connections."""
 
 
 def is_loopback(host: str) -> bool:
@@ -48,10 +54,9 @@ def serve(
     """
     if key is None and not is_loopback(host):
         raise NapkinError(f"host {host} can be reached from elsewhere: a key is needed, or use 127.0.0.1")
-    service = Service(opened, engine, limits or Limits(), key)
+    service = Service(opened, engine, _within_file_limit(limits or Limits()), key)
     if key is None:
-        service.hosts = LOCAL_NAMES | {host.lower()}
-    _raise_file_limit()
+        service.hosts = LOCAL_NAMES | {host_name(f"[{host}]" if ":" in host else host) or host.lower()}
     listening = _listen(host, port)
     try:
         config = uvicorn.Config(
@@ -63,8 +68,12 @@ def serve(
             access_log=False,
             server_header=False,
             h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+            # So many are accepted at a time, and listened to before more of a flood push them out.
+            backlog=max(1, min(_MOST_ACCEPTED, service.limits.max_connections // 8)),
         )
-        logging.getLogger("uvicorn").setLevel(logging.ERROR)
+        for name in ("uvicorn", "asyncio"):
+            # Neither tells of clients that leave.
+            logging.getLogger(name).setLevel(logging.ERROR)
         asyncio.run(_Server(config, service, lambda: on_start(_address(listening))).serve([listening]))
     finally:
         listening.close()
@@ -82,6 +91,8 @@ class _Server(uvicorn.Server):
         """Take connections, and say so."""
         await super().startup(sockets)
         if self.started:
+            for each in sockets or ():
+                each.listen(_BACKLOG)
             self._loop = asyncio.get_running_loop()
             self._on_start()
 
@@ -89,6 +100,8 @@ class _Server(uvicorn.Server):
         """Called for a signal, between two instructions of the main thread."""
         if self._service.draining or not self.started:
             self.should_exit = self.force_exit = True
+            # What is cut off would be reported with a traceback.
+            logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
             return
         self._service.draining = True
         self._loop.call_soon_threadsafe(self._start_draining)
@@ -108,7 +121,7 @@ class _Server(uvicorn.Server):
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server((host, port), family=family, backlog=2048)
+        listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise NapkinError(f"{host} port {port} cannot be used ({reason}): choose another --host or --port") from None
@@ -120,10 +133,14 @@ def _address(listening: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _raise_file_limit() -> None:
-    """Each connection is a file; what the system allows at most is more than it allows at first."""
+def _within_file_limit(limits: Limits) -> Limits:
+    """With no more connections than the system lets be open, each of which is a file, and twice as many for a moment.
+    What the system allows at most is asked for."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        if most != resource.RLIM_INFINITY:
+            return replace(limits, max_connections=max(1, min(limits.max_connections, (most - _OTHER_FILES) // 2)))
+    return limits

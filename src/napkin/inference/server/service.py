@@ -1,5 +1,6 @@
 """What all requests of a server share: the model, the engine's thread, limits, the key and the meters."""
 
+import asyncio
 import hmac
 import time
 from collections.abc import Iterator
@@ -20,7 +21,9 @@ from napkin.inference.server.metrics import (
     Histogram,
     number_lines,
 )
+from napkin.inference.server.request_body import MOST_LOGPROBS
 
+_MOST_TOLD = 2**20
 OUTCOMES = ("stop", "length", "cancelled", "timeout", "error", "refused")
 
 
@@ -71,7 +74,14 @@ class Service:
     created: int = field(default_factory=lambda: int(time.time()))
     meters: Meters = field(default_factory=Meters)
     draining: bool = False
-    connections: int = 0
+    n_told: int = 0
+    """Log-probabilities that answers in flight may have: each takes some hundred bytes."""
+    receiving: int = 0
+    """Bytes of large bodies that are being received."""
+    open: set[asyncio.Transport] = field(default_factory=set)
+    """Connections."""
+    waiting: dict[asyncio.Transport, float] = field(default_factory=dict)
+    """Connections of which no whole request has come, and since when; those that have waited longest first."""
     hosts: frozenset[str] | None = None
     """Names under which clients may address the server, without a key; None is any."""
     _thread: EngineThread | None = None
@@ -80,6 +90,11 @@ class Service:
     def longest_token(self) -> int:
         """Bytes of the longest token: no text of n tokens is longer than n times that."""
         return max(map(len, self.opened.tokenizer.vocabulary))
+
+    @cached_property
+    def most_told(self) -> int:
+        """Log-probabilities that an answer may have: those of one sequence, whatever the model's context."""
+        return max(_MOST_TOLD, self.opened.model.config.context_length * (MOST_LOGPROBS + 1))
 
     @cached_property
     def kv_bytes_per_token(self) -> int:
@@ -120,6 +135,6 @@ class Service:
             ("napkin_kv_blocks_free", "Blocks of the KV cache that are free.", "gauge", stats.blocks_free),
             ("napkin_kv_blocks_total", "Blocks of the KV cache.", "gauge", stats.blocks_total),
             ("napkin_kv_cache_bytes", "Bytes of the KV cache.", "gauge", stats.cache_bytes),
-            ("napkin_connections", "Open connections.", "gauge", self.connections),
+            ("napkin_connections", "Open connections.", "gauge", len(self.open)),
         ):
             yield from number_lines(name, about, kind, value)

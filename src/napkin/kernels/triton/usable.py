@@ -45,7 +45,7 @@ def runs_triton(tensor: Tensor) -> bool:
 def triton_obstacle(device_type: str) -> str | None:
     """Why no Triton kernel can run on the tensors of this process's device; None if they can."""
     if not triton_is_installed():
-        return "triton is not installed: pip install 'napkin-lm[triton]'"
+        return "triton is not installed: pip install triton"
     if is_interpreted():
         return None
     if device_type != "cuda":
@@ -58,7 +58,7 @@ def triton_obstacle(device_type: str) -> str | None:
 def needs_triton(name: str, tensor: Tensor) -> None:
     """Raise NapkinError where `name`, chosen for its Triton form, would run without it on a GPU."""
     if tensor.is_cuda and tensor.dtype in DTYPES and not triton_is_installed():
-        raise NapkinError(f"{name} is a Triton kernel and triton is not installed: pip install 'napkin-lm[triton]'")
+        raise NapkinError(f"{name} is a Triton kernel and triton is not installed: pip install triton")
 
 
 @functools.cache

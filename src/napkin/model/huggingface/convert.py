@@ -39,7 +39,7 @@ _NOT_STORED = frozenset("init init_std depth_scaled dropout attention z_weight b
 
 
 def load_huggingface(folder: StrPath, *, dtype: torch.dtype = torch.float32) -> Transformer:
-    """The model in a Hugging Face folder, with the same logits as in `transformers`.
+    """The model in a Hugging Face folder, in evaluation mode, with the same logits as in `transformers`.
 
     Nothing outside the folder is opened, and nothing is allocated before all shapes are known to match the config.
     Raises NapkinError for a folder without a config, and for a family or settings that are not supported; CorruptFile
@@ -51,7 +51,7 @@ def load_huggingface(folder: StrPath, *, dtype: torch.dtype = torch.float32) -> 
         _check_shapes(config, weights)
         model = Transformer(config, dtype=dtype)
         _fill(model, config, weights, factors)
-    return model
+    return model.eval()
 
 
 def family_in(folder: Path) -> tuple[Family, dict[str, float]]:

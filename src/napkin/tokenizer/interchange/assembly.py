@@ -3,10 +3,11 @@
 In other libraries several pairs may make one token, or any two tokens whose concatenated bytes are a token. Only one of
 these pairs is ever used: the merges within the bytes of a token do not depend on the text around it, so they are the
 same as for these bytes alone. They are found here by merging the bytes of each token alone; the last merge becomes the
-token's merge in napkin. If the bytes alone do not become the token, no merge makes it in any text.
+token's merge in napkin. If the bytes alone do not become the token, no merge makes it in any text. The ranks of merges
+stay in their order, which need not be one of learning: Llama 3 has tokens of a lower rank than their parts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -40,6 +41,8 @@ class Vocabulary:
     """Whether a pre-token that is a token is encoded as that token even if no merge makes it."""
     normalize: bool = False
     """Whether text is brought into normal form C first."""
+    text_tokens: Collection[str] = ()
+    """Special tokens that mark no boundary."""
 
 
 def assemble(vocabulary: Vocabulary) -> Tokenizer:
@@ -48,17 +51,18 @@ def assemble(vocabulary: Vocabulary) -> Tokenizer:
     Unused ids above those of the ordinary tokens get special tokens named `<|unused_ID|>`.
 
     Raises NapkinError for a vocabulary that lacks a byte, has a gap in the ids of its ordinary tokens, a duplicate id,
-    a token of more than 4,096 bytes, or a token whose parts are learned after it.
+    or a token of more than 4,096 bytes.
     """
     _check_bytes(vocabulary)
     specials = with_unused(vocabulary.ids, vocabulary.special_tokens)
-    merges, unmerged = _learned_order(vocabulary)
+    merges, unmerged = _merges_by_rank(vocabulary)
     made = [bytes([i]) for i in range(256)] + [first + second for first, second in merges]
     number = {token: i for i, token in enumerate(made)}
     pairs = [(number[first], number[second]) for first, second in merges]
     names = sorted(specials, key=specials.__getitem__)
     ids = [vocabulary.ids[token] for token in (*made, *unmerged)] + [specials[name] for name in names]
-    if not unmerged and not vocabulary.normalize and ids == list(range(len(ids))):
+    is_plain = not (unmerged or vocabulary.normalize or vocabulary.text_tokens)
+    if is_plain and ids == list(range(len(ids))):
         return BPETokenizer(pairs, names, vocabulary.pattern, unicode_version=LIBRARIES_UNICODE)
     return RemappedBPETokenizer(
         pairs,
@@ -68,6 +72,7 @@ def assemble(vocabulary: Vocabulary) -> Tokenizer:
         unmerged=unmerged,
         whole=vocabulary.whole and bool(unmerged),
         normalize=vocabulary.normalize,
+        text_tokens=vocabulary.text_tokens,
         unicode_version=LIBRARIES_UNICODE,
     )
 
@@ -136,7 +141,7 @@ def with_unused(ids: Mapping[Any, int], special_tokens: Mapping[str, int]) -> di
     return {**special_tokens, **unused}
 
 
-def _learned_order(vocabulary: Vocabulary) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
+def _merges_by_rank(vocabulary: Vocabulary) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
     """The merge of each token that has one, in the order of application; the other tokens, ordered by id."""
     ranks: dict[tuple[bytes, bytes], int] = {}
     unmerged: list[bytes] = []
@@ -149,17 +154,7 @@ def _learned_order(vocabulary: Vocabulary) -> tuple[list[tuple[bytes, bytes]], l
             unmerged.append(token)
         else:
             ranks[parts[0], parts[1]] = rank
-    merges = sorted(ranks, key=ranks.__getitem__)
-    made = {bytes([byte]) for byte in range(256)}
-    for first, second in merges:
-        for part in (first, second):
-            if part not in made:
-                raise NapkinError(
-                    f"token {first + second!r} (id {vocabulary.ids[first + second]}) is made of {part!r}, which is "
-                    "learned after it: only tokens made of earlier ones are supported"
-                )
-        made.add(first + second)
-    return merges, unmerged
+    return sorted(ranks, key=ranks.__getitem__), unmerged
 
 
 def _down_to_two(token: bytes, rank: Rank) -> list[bytes]:

@@ -35,8 +35,11 @@ _KNOWN: dict[str, tuple[str, ...]] = {
 }
 
 _CLASS = r"\\[pP]\{[A-Z][a-z]?\}|\\[sSdDrnt]|\\[^\w\s]"
+# Doubled, some engines read & and | and ~ as operations on classes.
+_IN_CLASS, _RANGE = r"[^\[\]\\&|~^-]", r"[^\[\]\\^-]-[^\[\]\\-]"
 _COMMON = regex.compile(
-    rf"{_CLASS}|\[\^?(?:{_CLASS}|[^\[\]\\&|~^-]|(?<=\w)-(?=\w))+\]|\(\?[:=!]|\((?!\?)|[)|.]"
+    rf"{_CLASS}|\[\^?(?:{_CLASS}|{_RANGE}|(?!&&|\|\||~~)[&|~]|(?<!\[)\^|{_IN_CLASS})+\]"
+    r"|\(\?[:=!]|\((?!\?)|[)|.]"
     r"|[?*+](?![?*+])|\{\d+(?:,\d*)?\}(?![?*+{])|[^\\\[\](){}|.?*+^$]"
 )
 

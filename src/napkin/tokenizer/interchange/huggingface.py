@@ -2,7 +2,7 @@
 
 A file describes how text is normalized (normalizer), split (pre_tokenizer) and encoded (model), and which tokens are
 added (post_processor); `added_tokens` are matched before all that. Supported is what napkin reproduces exactly: for
-bytes no normalizer or NFC, GPT-2's pattern or a Split by a regular expression, and no added tokens.
+bytes no normalizer or NFC, GPT-2's pattern or Splits by regular expressions, and no added tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,9 +18,10 @@ from napkin.tokenizer.inspection import pattern_of
 from napkin.tokenizer.interchange.assembly import Vocabulary, assemble, check_round_trip
 from napkin.tokenizer.interchange.decoding import decode_json, naming, read_bytes
 from napkin.tokenizer.interchange.expressions import known_pattern, portable_expression
-from napkin.tokenizer.interchange.huggingface_fields import AddedToken, File, Head, Step, steps_of
+from napkin.tokenizer.interchange.huggingface_fields import AddedToken, File, Head, Step, steps_of, text_tokens_of
 from napkin.tokenizer.interchange.merge_list import ordinary_tokens, ranks_of, vocab_and_merges
 from napkin.tokenizer.interchange.sentencepiece import character_bpe, character_bpe_document
+from napkin.tokenizer.pre_tokenization import THEN, patterns_in_a_row
 from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
 
 
@@ -28,7 +29,8 @@ def read_huggingface(path: StrPath, *, drop_template: bool = False, special_toke
     """Read a tokenizer.json. The ids are those of the library's `encode(text)`, with all special tokens allowed.
 
     `drop_template` ignores the tokens that the file adds to every text (such as one at the beginning), like the
-    library's `add_special_tokens=False`; `special_tokens` that are not in the file get the ids after its last.
+    library's `add_special_tokens=False`; `special_tokens` that are not in the file get the ids after its last. A
+    template that begins each text with `<|endoftext|>` is ignored: napkin puts that before documents itself.
 
     Raises NapkinError, naming file and field, if it is damaged or napkin cannot reproduce it exactly.
     """
@@ -40,8 +42,8 @@ def read_huggingface(path: StrPath, *, drop_template: bool = False, special_toke
 def write_huggingface(tokenizer: Tokenizer, path: StrPath, *, overwrite: bool = False) -> None:
     """Write a BPE tokenizer as a tokenizer.json.
 
-    Raises NapkinError for another kind of tokenizer, if the format cannot represent it exactly, and if the file exists
-    or cannot be written.
+    Raises NapkinError for another kind of tokenizer, if the format cannot represent it exactly, and if another file
+    exists or it cannot be written.
     """
     content = msgspec.json.format(msgspec.json.encode(_document(tokenizer)), indent=1) + b"\n"
     check_round_trip(path, tokenizer, lambda: parse(content), "a tokenizer.json")
@@ -72,6 +74,7 @@ def parse(content: bytes, *, drop_template: bool = False, more_special_tokens: S
             rank=lambda first, second: ranks.get((first, second)),
             whole=file.model.ignore_merges,
             normalize=_is_nfc(file.normalizer),
+            text_tokens=text_tokens_of(file),
         )
     )
 
@@ -89,7 +92,7 @@ def _refuse_inexact(file: File, drop_template: bool) -> None:
             raise NapkinError(f"its {name} is {value!r}, which napkin's BPE does not support: the ids would differ")
     processors = (file.post_processor and file.post_processor.processors) or [file.post_processor]
     for processor in processors:
-        if processor is None or _is_byte_level(processor) or drop_template:
+        if processor is None or _is_byte_level(processor) or drop_template or _begins_documents(processor):
             continue
         added = ", ".join(_template_tokens(processor))
         raise NapkinError(
@@ -124,6 +127,15 @@ def _is_byte_level(step: Step | None) -> TypeGuard[Step]:
     return step is not None and step.type == "ByteLevel"
 
 
+def _begins_documents(processor: Step) -> bool:
+    """Whether it puts what napkin's token files, runs and exported folders have before each document, and no more."""
+    before = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
+    match processor.single:
+        case [first, {"Sequence": {"id": "A"}}]:
+            return processor.type == "TemplateProcessing" and first == before
+    return False
+
+
 def _template_tokens(processor: Step) -> Iterator[str]:
     for piece in processor.single or []:
         match piece:
@@ -133,28 +145,30 @@ def _template_tokens(processor: Step) -> Iterator[str]:
 
 def _pattern(step: Step | None) -> str:
     """The pattern that splits text as `pre_tokenizer` does."""
-    steps = steps_of(step)
-    match steps:
-        case [last] if _is_byte_level(last):
-            split = None
-        case [split, last] if split.type == "Split" and _is_byte_level(last):
-            if last.use_regex:
-                raise NapkinError(
-                    "its pre_tokenizer splits twice, by a Split and by ByteLevel's own pattern: only one is supported"
-                )
-        case _:
-            types = " and ".join(each.type for each in steps) or "missing"
-            raise NapkinError(f"its pre_tokenizer is {types}: only ByteLevel, or a Split and ByteLevel, are supported")
+    *steps, last = steps_of(step) or [Step("missing")]
+    if not _is_byte_level(last):
+        types = " and ".join(each.type for each in (*steps, last))
+        raise NapkinError(f"its pre_tokenizer is {types}: only ByteLevel, alone or after others, is supported")
     if last.add_prefix_space:
         raise NapkinError(
             "its pre_tokenizer has add_prefix_space, which inserts a space before every text: set it to false"
         )
-    if split is not None:
-        return _split_pattern(split)
-    return "gpt2" if last.use_regex else "whole"
+    return THEN.join([*map(_split_pattern, steps), *["gpt2"] * last.use_regex]) or "whole"
 
 
 def _split_pattern(split: Step) -> str:
+    """The pattern of what stands before ByteLevel."""
+    if split.type == "Digits":
+        return r"\p{N}" if split.individual_digits else r"\p{N}+"
+    if split.type == "Punctuation":
+        runs = {"Isolated": "", "Contiguous": "+", "": ""}.get(split.behavior)
+        if runs is None:
+            raise NapkinError(f"its pre_tokenizer's Punctuation is {split.behavior}: only Isolated is supported")
+        return r"[\p{P}$+<=>^`|~]" + runs
+    if split.type != "Split":
+        raise NapkinError(
+            f"its pre_tokenizer has {split.type} before ByteLevel: only Split, Digits and Punctuation are supported"
+        )
     expression = (split.pattern or {}).get("Regex")
     if expression is None:
         raise NapkinError(f"its pre_tokenizer splits by {split.pattern}: only a Split by a Regex is supported")
@@ -207,12 +221,15 @@ def _document(tokenizer: Tokenizer) -> dict[str, Any]:
     if isinstance(tokenizer, CharacterBPETokenizer):
         return character_bpe_document(tokenizer)
     vocab, merges = vocab_and_merges(tokenizer)
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [{"id": i, "content": token, **flags} for token, i in tokenizer.special_tokens.items()],
+        "added_tokens": [
+            {"id": i, "content": token, **flags, "special": token not in tokenizer.text_tokens}
+            for token, i in tokenizer.special_tokens.items()
+        ],
         "normalizer": {"type": "NFC"} if isinstance(tokenizer, RemappedBPETokenizer) and tokenizer.normalize else None,
         "pre_tokenizer": _pre_tokenizer(pattern_of(tokenizer)),
         "post_processor": None,
@@ -234,11 +251,13 @@ def _document(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _pre_tokenizer(pattern: str) -> dict[str, Any]:
-    if pattern in ("gpt2", "whole"):
-        return _byte_level(use_regex=pattern == "gpt2")
-    expression = {"Regex": portable_expression(pattern)}
-    split = {"type": "Split", "pattern": expression, "behavior": "Isolated", "invert": False}
-    return {"type": "Sequence", "pretokenizers": [split, _byte_level(use_regex=False)]}
+    *patterns, last = patterns_in_a_row(pattern)
+    if last not in ("gpt2", "whole"):
+        patterns, last = [*patterns, last], "whole"
+    expressions = [{"Regex": portable_expression(each)} for each in patterns]
+    splits = [{"type": "Split", "pattern": each, "behavior": "Isolated", "invert": False} for each in expressions]
+    byte_level = _byte_level(use_regex=last == "gpt2")
+    return {"type": "Sequence", "pretokenizers": [*splits, byte_level]} if splits else byte_level
 
 
 def _byte_level(*, use_regex: bool) -> dict[str, Any]:

@@ -38,6 +38,7 @@ class Step(msgspec.Struct):
     type: str = ""
     add_prefix_space: bool = True
     use_regex: bool = True
+    individual_digits: bool = False
     pattern: dict[str, str] | None = None
     content: str | None = None
     prepend: str | None = None
@@ -78,6 +79,11 @@ class File(msgspec.Struct):
     decoder: Step | None = None
     truncation: dict[str, Any] | None = None
     padding: dict[str, Any] | None = None
+
+
+def text_tokens_of(file: File) -> frozenset[str]:
+    """The added tokens that are not special."""
+    return frozenset(token.content for token in file.added_tokens or [] if not token.special)
 
 
 def steps_of(step: Step | None) -> list[Step]:

@@ -10,7 +10,7 @@ from typing import Any
 from napkin.errors import NapkinError
 from napkin.tokenizer.character_bpe import SPACE, CharacterBPETokenizer, Prefix
 from napkin.tokenizer.interchange.assembly import with_unused
-from napkin.tokenizer.interchange.huggingface_fields import File, Step, steps_of
+from napkin.tokenizer.interchange.huggingface_fields import File, Step, steps_of, text_tokens_of
 
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 _METASPACE_PREFIX: dict[str, Prefix] = {"always": "if_missing", "first": "first_if_missing", "never": "none"}
@@ -24,7 +24,12 @@ def character_bpe(file: File, special_tokens: Mapping[str, int]) -> CharacterBPE
     vocab = file.model.vocab
     if file.model.ignore_merges:
         raise NapkinError("its model.ignore_merges is on, which is not supported for BPE with byte_fallback")
-    if lacking := [name for name in _BYTES if name not in vocab]:
+    # A byte below 128 is in one character alone: where that is a token, the byte is never needed.
+    names_of_bytes = [
+        name if name in vocab or byte >= 128 else SPACE if chr(byte) == " " else chr(byte)
+        for byte, name in enumerate(_BYTES)
+    ]
+    if lacking := [name for name, known in zip(_BYTES, names_of_bytes, strict=True) if known not in vocab]:
         raise NapkinError(
             f"it has byte_fallback, but {len(lacking)} of the 256 bytes have no token, among them {lacking[0]}"
         )
@@ -35,18 +40,23 @@ def character_bpe(file: File, special_tokens: Mapping[str, int]) -> CharacterBPE
         tokens[i] = token.replace(SPACE, " ")
         if " " in token and token not in names:
             raise NapkinError(f"token {token!r} (id {i}) has a space, which is {SPACE!r} in such a vocabulary")
-    controls = {token.content for token in file.added_tokens or [] if token.special} | (names.keys() - vocab.keys())
+    made = {merge.replace(" ", "") if isinstance(merge, str) else "".join(merge) for merge in file.model.merges}
+    # A text token that no merge makes is found as a whole or not at all.
+    unmade = {name for name in text_tokens_of(file) if name not in made and len(name) > 1}
+    special = {token.content for token in file.added_tokens or [] if token.special}
+    controls = special | unmade | (names.keys() - vocab.keys())
     # What a text says can become a special token if that has spaces, which are written in another way in its name.
     hidden = {names[name] for name in controls if SPACE not in name}
     return CharacterBPETokenizer(
         tokens,
         _merges(file, hidden),
         names,
-        byte_ids=[vocab[name] for name in _BYTES],
+        byte_ids=[vocab[name] for name in names_of_bytes],
         hidden=sorted(hidden),
         prefix=prefix,
         splits_spaces=splits_spaces,
         strips_space=_strips_space(file.decoder),
+        text_tokens=text_tokens_of(file),
     )
 
 
@@ -54,8 +64,9 @@ def character_bpe_document(tokenizer: CharacterBPETokenizer) -> dict[str, Any]:
     """The contents of a tokenizer.json for such a tokenizer."""
     names = {i: name for name, i in tokenizer.special_tokens.items()}
     texts = [names.get(i) or token.replace(" ", SPACE) for i, token in enumerate(tokenizer.tokens)]
-    for name, i in zip(_BYTES, tokenizer.byte_ids, strict=True):
-        texts[i] = name
+    for byte, (name, i) in enumerate(zip(_BYTES, tokenizer.byte_ids, strict=True)):
+        if byte >= 128 or tokenizer.tokens[i] != chr(byte):
+            texts[i] = name
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
@@ -70,7 +81,7 @@ def character_bpe_document(tokenizer: CharacterBPETokenizer) -> dict[str, Any]:
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            {"id": i, "content": name, **flags, "special": i in tokenizer.hidden or SPACE in name}
+            {"id": i, "content": name, **flags, "special": name not in tokenizer.text_tokens}
             for name, i in sorted(tokenizer.special_tokens.items(), key=lambda each: each[1])
         ],
         "normalizer": None if metaspace else {"type": "Sequence", "normalizers": [*prepend, replace]},

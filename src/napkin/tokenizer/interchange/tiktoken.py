@@ -34,8 +34,8 @@ def read_tiktoken(path: StrPath, *, pattern: str, special_tokens: SpecialTokens 
 def write_tiktoken(tokenizer: Tokenizer, path: StrPath, *, overwrite: bool = False) -> None:
     """Write a BPE tokenizer as a rank file, without its pattern and its special tokens.
 
-    Raises NapkinError for another kind of tokenizer, if the ids are not in the order of the merges, and if the file
-    exists or cannot be written.
+    Raises NapkinError for another kind of tokenizer, if the ids are not in the order of the merges, and if another
+    file exists or it cannot be written.
     """
     merged = [merge.merged for merge in merges_of(tokenizer)]
     if merged != sorted(merged):

@@ -1,7 +1,7 @@
 """Merging the bytes of one pre-token, compiled: lowest rank first; for equal ranks, from left to right.
 
-The plain twins are `merge_by_scanning` and `merge_by_position` in bpe_merging.py. The id that a pair merges into is its
-rank, so a merge only enables merges of higher rank.
+The plain twins are `merge_by_scanning` and `merge_by_heap` in symbol_merging.py. The id that a pair merges into is its
+rank. A merge mostly enables merges of higher rank; where a token has a lower rank than one of its parts, it does not.
 
 Ranks of pairs of bytes are in a table of 256 x 256 uint32. All other pairs are in a hash table whose buckets are 8
 uint64, one cache line: first id, second id and merged id, of 20, 20 and 24 bits; 0 is an empty slot. A full bucket
@@ -168,13 +168,15 @@ def merge_long(state, text, n_bytes, out):
         _set(places, i, _RANK, NEVER)
     for i in range(n_bytes - 1):
         _note(state, places, i, load_u32(byte_pairs + 4 * (load_u8(text + i) << 8 | load_u8(text + i + 1))))
-    bits = get(state, fields.RANK_BITS)
-    for word in range((get(state, fields.VOCABULARY) >> 6) + 1):
-        # A merge enables only merges of higher rank, some of which may be in this word.
-        while load_u64(bits + 8 * word):
+    bits, word = get(state, fields.RANK_BITS), 0
+    while word <= get(state, fields.VOCABULARY) >> 6:
+        if load_u64(bits + 8 * word):
             rank = (word << 6) + trailing_zeros(load_u64(bits + 8 * word))
             store_u64(bits + 8 * word, load_u64(bits + 8 * word) & (load_u64(bits + 8 * word) - _ONE))
-            _merge_all(state, places, n_bytes, rank)
+            # What it enables may be in this word, or in one before it.
+            word = min(word, _merge_all(state, places, n_bytes, rank) >> 6)
+        else:
+            word += 1
     n_ids, i = 0, 0
     while i < n_bytes:
         store_u32(out + 4 * n_ids, _get(places, i, _TOKEN))
@@ -189,11 +191,12 @@ _NOWHERE = 0xFFFFFFFF
 
 @jitted
 def _merge_all(state, places, n_bytes, rank):
-    ranks = get(state, fields.RANKS)
-    while True:
+    """Merge at the positions of a rank until none is left, or one of lower rank is enabled, which is returned."""
+    ranks, lowest = get(state, fields.RANKS), np.int64(NEVER)
+    while lowest > rank:
         i = load_u32(ranks + 8 * rank)
         if i == _NOWHERE:
-            break
+            return lowest
         gone = _get(places, i, _NEXT)
         before, following = _get(places, i, _BEFORE), _get(places, gone, _NEXT)
         _forget(state, places, i)
@@ -202,28 +205,46 @@ def _merge_all(state, places, n_bytes, rank):
         _set(places, i, _NEXT, following)
         if before != _NOWHERE:
             _forget(state, places, before)
-            _note(state, places, before, _rank(state, _get(places, before, _TOKEN), rank))
+            found = _rank(state, _get(places, before, _TOKEN), rank)
+            _note(state, places, before, found)
+            lowest = min(lowest, found)
         if following < n_bytes:
             _set(places, following, _BEFORE, i)
-            _note(state, places, i, _rank(state, rank, _get(places, following, _TOKEN)))
+            found = _rank(state, rank, _get(places, following, _TOKEN))
+            _note(state, places, i, found)
+            lowest = min(lowest, found)
+    _announce(state, rank)
+    return lowest
 
 
 @jitted
 def _note(state, places, i, rank):
-    """Append a position to the list of its rank."""
+    """Enter a position into the list of its rank, nearly always at its end."""
     if rank == NEVER:
         return
-    ranks, bits = get(state, fields.RANKS) + 8 * rank, get(state, fields.RANK_BITS) + 8 * (rank >> 6)
-    last = load_u32(ranks + 4)
-    if load_u32(ranks) == _NOWHERE:
+    ranks = get(state, fields.RANKS) + 8 * rank
+    before, following = load_u32(ranks + 4), _NOWHERE
+    while before != _NOWHERE and before > i:
+        before, following = _get(places, before, _LIST_BEFORE), before
+    if before == _NOWHERE:
         store_u32(ranks, i)
-        store_u64(bits, load_u64(bits) | _ONE << np.uint64(rank & 63))
     else:
-        _set(places, last, _LIST_NEXT, i)
-    store_u32(ranks + 4, i)
+        _set(places, before, _LIST_NEXT, i)
+    if following == _NOWHERE:
+        store_u32(ranks + 4, i)
+    else:
+        _set(places, following, _LIST_BEFORE, i)
     _set(places, i, _RANK, rank)
-    _set(places, i, _LIST_BEFORE, last)
-    _set(places, i, _LIST_NEXT, _NOWHERE)
+    _set(places, i, _LIST_BEFORE, before)
+    _set(places, i, _LIST_NEXT, following)
+    _announce(state, rank)
+
+
+@jitted
+def _announce(state, rank):
+    """Set the bit of a rank, which may have positions."""
+    bits = get(state, fields.RANK_BITS) + 8 * (rank >> 6)
+    store_u64(bits, load_u64(bits) | _ONE << np.uint64(rank & 63))
 
 
 @jitted

@@ -1,6 +1,6 @@
 """Text to ids, compiled: find pre-tokens, look them up, and apply merges to those seen for the first time.
 
-Plain twin: `apply_merges` of each pre-token of `PreTokenizer.split`, document by document.
+Plain twin: `merge_symbols` of each pre-token of `PreTokenizer.split`, document by document.
 """
 
 import numpy as np

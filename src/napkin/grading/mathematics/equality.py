@@ -1,0 +1,220 @@
+"""Whether two trees say the same.
+
+Numbers are compared exactly. Expressions with variables are compared by their values at points that a hash of both
+texts chooses: rational ones, exactly; whoever writes an answer cannot know them.
+"""
+
+from collections.abc import Mapping
+from fractions import Fraction
+from hashlib import sha256
+
+from napkin.grading.mathematics.bounded_numbers import Arithmetic, Complex, TooMuchWork, Undefined
+from napkin.grading.mathematics.evaluation import evaluate
+from napkin.grading.mathematics.expression import (
+    Call,
+    Collection,
+    Node,
+    NotUnderstood,
+    Number,
+    Relation,
+    Words,
+    parts_of,
+    variables_of,
+)
+from napkin.grading.mathematics.forms import (
+    as_interval,
+    element_of,
+    interval_of,
+    is_interval,
+    named_value,
+    signed_infinity,
+    without_plus_minus,
+)
+from napkin.grading.mathematics.plain_words import plain_words
+
+MOST_VARIABLES = 12
+# Numerators over 1024 from, and how far they go: between 0 and 1, above 1, and below 0.
+_RANGES = ((64, 900),) * 3 + ((1100, 3000),) * 3 + ((-4000, 3000),) * 2
+_FEWEST_POINTS = 3
+
+Point = Mapping[str, Complex]
+
+
+class Comparison:
+    """Of an answer with a reference; `seed` is a text that chooses the points."""
+
+    def __init__(self, seed: str) -> None:
+        self._seed, self._arithmetic = seed.encode("utf-8", "surrogatepass"), Arithmetic()
+
+    def same(self, answer: Node, reference: Node) -> bool:
+        """Whether both say the same. Raises NotUnderstood where that cannot be said."""
+        with self._arithmetic.precision():
+            return self._same(without_plus_minus(answer), without_plus_minus(reference))
+
+    def rounds_to(self, node: Node, rounded: Fraction, decimals: int) -> bool:
+        """Whether a number is another with so many decimals, rounded or cut. Raises NotUnderstood."""
+        with self._arithmetic.precision():
+            value = self._value(node, {})
+            if value is None or not value.is_real:
+                raise NotUnderstood("it is not a real number")
+            exact, last = Fraction(value.real), Fraction(1, 10**decimals)
+            return 2 * abs(exact - rounded) <= last or 0 <= abs(exact) - abs(rounded) < last
+
+    def _same(self, answer: Node, reference: Node) -> bool:
+        self._arithmetic.spend(8)
+        answer, reference = as_interval(element_of(answer)), as_interval(element_of(reference))
+        if isinstance(answer, Words) or isinstance(reference, Words):
+            return (
+                isinstance(answer, Words)
+                and isinstance(reference, Words)
+                and plain_words(answer.text) == plain_words(reference.text)
+            )
+        if isinstance(answer, Relation) or isinstance(reference, Relation):
+            return self._same_relations(answer, reference)
+        if isinstance(answer, Collection) or isinstance(reference, Collection):
+            return self._same_collections(answer, reference)
+        return self._same_numbers(answer, reference)
+
+    def _same_relations(self, answer: Node, reference: Node) -> bool:
+        """x = 5 is 5; y = 2x + 1 is 2x - y + 1 = 0; x > 3 is (3, ∞)."""
+        said, wanted = self._value_said(answer), self._value_said(reference)
+        if said is not None and wanted is not None:
+            (name, value), (wanted_name, wanted_value) = said, wanted
+            if (name == wanted_name or not (name and wanted_name)) and self._same(value, wanted_value):
+                return True
+        if not isinstance(answer, Relation) or not isinstance(reference, Relation):
+            interval = interval_of(answer) or interval_of(reference)
+            other = reference if isinstance(answer, Relation) else answer
+            if interval is not None and isinstance(other, Collection) and is_interval(other):
+                return self._same(interval, other)
+            return False
+        if answer.relations != reference.relations:
+            return False
+        if answer.relations == ("=",):
+            return self._same_equations(answer, reference)
+        if self._all_same(answer.sides, reference.sides):
+            return True
+        return answer.relations == ("≠",) and self._all_same(answer.sides, reference.sides[::-1])
+
+    def _value_said(self, node: Node) -> tuple[str, Node] | None:
+        """What a node says that a name is: ("x", 5) of x = 5 and of x = 10/2 = 5, ("", 5) of 5; None if it is no such
+        statement. Raises NotUnderstood for one that is wrong, such as 5 = 7."""
+        if not isinstance(node, Relation):
+            return "", node
+        if set(node.relations) != {"="}:
+            return None
+        name = named_value(node.sides[0])
+        values = node.sides if name is None else node.sides[1:]
+        if name is None and any(variables_of(value) for value in values):
+            return None
+        if name is not None and any(name in variables_of(value) for value in values):
+            return None
+        for value in values[:-1]:
+            if not self._same(value, values[-1]):
+                raise NotUnderstood("it says that different numbers are equal")
+        return name or "", values[-1]
+
+    def _same_equations(self, answer: Relation, reference: Relation) -> bool:
+        """Both sides' difference is that of the other by a constant factor."""
+        if any(not _is_number(side) for side in (*answer.sides, *reference.sides)):
+            return self._all_same(answer.sides, reference.sides)
+        one, other = (Call("-", (each.sides[0], each.sides[1])) for each in (answer, reference))
+        pairs = self._values(one, other)
+        if pairs is None:
+            return False
+        first, second = pairs[0]
+        multiply = self._arithmetic.multiply
+        for left, right in pairs:
+            # An equation that holds everywhere says nothing.
+            if _is_zero(left) or _is_zero(right):
+                return False
+            if not self._arithmetic.equal(multiply(left, second), multiply(right, first)):
+                return False
+        return True
+
+    def _same_collections(self, answer: Node, reference: Node) -> bool:
+        if not isinstance(answer, Collection) or not isinstance(reference, Collection):
+            return False
+        kinds = {answer.opening, reference.opening}
+        if len(answer.items) != len(reference.items):
+            return False
+        if kinds <= {"", "{"} or kinds == {"∪"}:
+            return self._same_in_any_order(answer.items, reference.items)
+        if (answer.opening, answer.closing) != (reference.opening, reference.closing):
+            return False
+        return self._all_same(answer.items, reference.items)
+
+    def _same_in_any_order(self, answer: tuple[Node, ...], reference: tuple[Node, ...]) -> bool:
+        left = list(reference)
+        for item in answer:
+            place = next((place for place, other in enumerate(left) if self._same(item, other)), None)
+            if place is None:
+                return False
+            del left[place]
+        return True
+
+    def _all_same(self, answer: tuple[Node, ...], reference: tuple[Node, ...]) -> bool:
+        return len(answer) == len(reference) and all(map(self._same, answer, reference))
+
+    def _same_numbers(self, answer: Node, reference: Node) -> bool:
+        if answer == reference:
+            return True
+        infinities = signed_infinity(answer), signed_infinity(reference)
+        if infinities != (None, None):
+            return infinities[0] == infinities[1]
+        if any(isinstance(each, Call) and each.operator == "base" for each in (answer, reference)):
+            return False
+        # 30° is 30, for the sign is often left out, as it is π/6.
+        for one, other in ((answer, reference), (reference, answer)):
+            bare = isinstance(one, Call) and one.operator == "degrees" and isinstance(other, Number)
+            if bare and isinstance(one, Call) and self._same_numbers(one.arguments[0], other):
+                return True
+        pairs = self._values(answer, reference)
+        return pairs is not None and all(self._arithmetic.equal(left, right) for left, right in pairs)
+
+    def _values(self, one: Node, other: Node) -> list[tuple[Complex, Complex]] | None:
+        """The values of both at points where they have some; None if only one has, or if there are too few."""
+        names = sorted(variables_of(one) | variables_of(other))
+        if len(names) > MOST_VARIABLES:
+            raise NotUnderstood("it has too many variables")
+        points: list[Point] = [self._point(names, number) for number in range(len(_RANGES))] if names else [{}]
+        found = []
+        for point in points:
+            try:
+                values = [self._value(node, point) for node in (one, other)]
+            except TooMuchWork:
+                raise
+            except NotUnderstood:
+                if not names:
+                    raise
+                continue
+            if values[0] is None or values[1] is None:
+                if values != [None, None]:
+                    return None
+                continue
+            found.append((values[0], values[1]))
+        return found if len(found) >= (_FEWEST_POINTS if names else 1) else None
+
+    def _value(self, node: Node, point: Point) -> Complex | None:
+        try:
+            return evaluate(node, point, self._arithmetic)
+        except Undefined:
+            return None
+
+    def _point(self, names: list[str], number: int) -> Point:
+        start, length = _RANGES[number]
+
+        def drawn(name: str) -> Complex:
+            digest = sha256(f"{number}/{name}/".encode() + self._seed).digest()
+            return Complex(Fraction(start + int.from_bytes(digest[:8], "big") % length, 1024))
+
+        return {name: drawn(name) for name in names}
+
+
+def _is_number(node: Node) -> bool:
+    """Whether a node is one number or expression, without collections and words in it."""
+    return not isinstance(node, Collection | Relation | Words) and all(_is_number(part) for part in parts_of(node))
+
+
+def _is_zero(value: Complex) -> bool:
+    return value.real == 0 and value.imaginary == 0

@@ -1,0 +1,200 @@
+"""The value of a tree, given numbers for its variables."""
+
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from fractions import Fraction
+
+from napkin.grading.mathematics.bounded_numbers import (
+    MOST_BITS,
+    ONE,
+    ZERO,
+    Arithmetic,
+    Complex,
+    Undefined,
+    exact_root,
+    whole_number,
+)
+from napkin.grading.mathematics.elementary_functions import FUNCTIONS, exponential, logarithm, pi
+from napkin.grading.mathematics.expression import Call, Node, NotUnderstood, Number, Symbol
+
+MOST_FACTORIAL = 400
+MOST_POWER = 4096
+"""Of a number that is not exact; of exact ones the length of the result counts."""
+
+I = Complex(Fraction(0), Fraction(1))  # noqa: E741
+
+
+def evaluate(node: Node, values: Mapping[str, Complex], arithmetic: Arithmetic) -> Complex:
+    """The value of a tree of one number.
+
+    Raises NotUnderstood for collections, words, and what exceeds the bounds, Undefined where it has no value.
+    """
+    arithmetic.spend(1)
+    if isinstance(node, Number):
+        return Complex(node.value)
+    if isinstance(node, Symbol):
+        return _symbol(node.name, values, arithmetic)
+    if not isinstance(node, Call):
+        raise NotUnderstood("it is not a number")
+    if node.operator == "base":
+        raise NotUnderstood("a numeral of another base is not computed with")
+    arguments = [evaluate(argument, values, arithmetic) for argument in node.arguments]
+    return _applied(node.operator, arguments, arithmetic)
+
+
+def _symbol(name: str, values: Mapping[str, Complex], arithmetic: Arithmetic) -> Complex:
+    if name == "i":
+        return I
+    if name == "pi":
+        return Complex(pi(arithmetic))
+    if name == "e":
+        return Complex(exponential(Fraction(1), arithmetic))
+    if name not in values:
+        raise NotUnderstood(f"{name} has no value")
+    return values[name]
+
+
+def _applied(operator: str, arguments: list[Complex], arithmetic: Arithmetic) -> Complex:
+    first = arguments[0]
+    if operator == "+":
+        return arithmetic.add(first, arguments[1])
+    if operator == "-":
+        return arithmetic.add(first, arithmetic.negative(arguments[1]))
+    if operator == "*":
+        return arithmetic.multiply(first, arguments[1])
+    if operator == "/":
+        return arithmetic.divide(first, arguments[1])
+    if operator == "^":
+        return power(first, arguments[1], arithmetic)
+    if operator == "negative":
+        return arithmetic.negative(first)
+    if operator == "sqrt":
+        return root(first, 2, arithmetic)
+    if operator == "root":
+        degree = whole_number(arguments[1])
+        if degree is None or not 1 <= degree <= 1000:
+            raise NotUnderstood("the degree of a root is not a small whole number")
+        return root(first, degree, arithmetic)
+    if operator == "radians":
+        return first
+    if operator == "degrees":
+        return arithmetic.multiply(first, arithmetic.divide(Complex(pi(arithmetic)), Complex(Fraction(180))))
+    if operator in ("factorial", "binom"):
+        return _counted(operator, arguments, arithmetic)
+    if operator == "log" and len(arguments) == 2:
+        base = logarithm(arithmetic.real_of(arguments[1]), arithmetic)
+        return arithmetic.divide(_logarithm(first, arithmetic), Complex(base))
+    if operator == "log":
+        if (exact := _exact_logarithm(first)) is not None:
+            return exact
+        return arithmetic.divide(_logarithm(first, arithmetic), Complex(logarithm(Fraction(10), arithmetic)))
+    return _function(operator, first, arithmetic)
+
+
+def _function(name: str, value: Complex, arithmetic: Arithmetic) -> Complex:
+    real = arithmetic.real_of(value) if name != "abs" else value.real
+    if name == "abs" and not value.is_real:
+        squares = arithmetic.add(
+            arithmetic.multiply(Complex(value.real), Complex(value.real)),
+            arithmetic.multiply(Complex(value.imaginary), Complex(value.imaginary)),
+        )
+        return root(squares, 2, arithmetic)
+    if name == "abs":
+        return Complex(abs(real))
+    if name in ("floor", "ceil"):
+        # 120 digits are enough: what is nearly whole was refused, or is known to be whole.
+        nearest = round(real)
+        if not isinstance(real, Fraction) and abs(real - nearest) < Decimal("1e-60"):
+            raise NotUnderstood("it is not clear on which side of a whole number it is")
+        return Complex(Fraction(math.floor(real) if name == "floor" else math.ceil(real)))
+    if name not in FUNCTIONS:
+        raise NotUnderstood(f"{name} is not computed")
+    return Complex(FUNCTIONS[name](real, arithmetic))
+
+
+def _logarithm(value: Complex, arithmetic: Arithmetic) -> Complex:
+    return Complex(logarithm(arithmetic.real_of(value), arithmetic))
+
+
+def _exact_logarithm(value: Complex) -> Complex | None:
+    number = whole_number(value)
+    if number is None or number < 1:
+        return None
+    digits = len(str(number)) - 1 if number.bit_length() < 4000 else 0
+    return Complex(Fraction(digits)) if digits and number == 10**digits else None
+
+
+def _counted(operator: str, arguments: list[Complex], arithmetic: Arithmetic) -> Complex:
+    numbers = [whole_number(each) for each in arguments]
+    if any(each is None or not 0 <= each <= MOST_FACTORIAL for each in numbers):
+        raise NotUnderstood(f"a {operator} is not of small whole numbers")
+    arithmetic.spend(50)
+    known = [each for each in numbers if each is not None]
+    value = math.factorial(known[0]) if operator == "factorial" else math.comb(known[0], known[1])
+    return Complex(arithmetic.exact(Fraction(value)))
+
+
+def power(base: Complex, exponent: Complex, arithmetic: Arithmetic) -> Complex:
+    """A power: exact where base and exponent are and the result is short enough."""
+    if not exponent.is_real:
+        raise NotUnderstood("a complex power is not supported")
+    if (times := whole_number(exponent)) is not None:
+        return _whole_power(base, times, arithmetic)
+    if isinstance(exponent.real, Fraction) and exponent.real.denominator <= 1000:
+        rooted = root(base, exponent.real.denominator, arithmetic)
+        return _whole_power(rooted, exponent.real.numerator, arithmetic)
+    real = arithmetic.real_of(base)
+    if real <= 0:
+        raise Undefined
+    logarithmic = arithmetic.multiply(Complex(logarithm(real, arithmetic)), exponent)
+    return Complex(exponential(logarithmic.real, arithmetic))
+
+
+def _whole_power(base: Complex, times: int, arithmetic: Arithmetic) -> Complex:
+    if times < 0:
+        return arithmetic.divide(ONE, _whole_power(base, -times, arithmetic))
+    if base.is_real and isinstance(base.real, Fraction):
+        largest = max(abs(base.real.numerator), base.real.denominator)
+        # 0, 1 and -1 have short powers, whatever the exponent.
+        if largest > 1 and largest.bit_length() * times > 2 * MOST_BITS:
+            raise NotUnderstood("a power is too large")
+        if largest <= 1:
+            times = times % 2 + 2 * (times > 1)
+        return Complex(arithmetic.exact(base.real**times))
+    if times > MOST_POWER:
+        raise NotUnderstood("a power is too large")
+    result = ONE
+    while times:
+        if times % 2:
+            result = arithmetic.multiply(result, base)
+        times //= 2
+        if times:
+            base = arithmetic.multiply(base, base)
+    return result
+
+
+def root(value: Complex, degree: int, arithmetic: Arithmetic) -> Complex:
+    """The root of a real number: real for an odd degree, with a positive imaginary part for a square root."""
+    real = arithmetic.real_of(value)
+    if real == 0:
+        return ZERO
+    if degree == 1:
+        return value
+    if real < 0:
+        if degree % 2:
+            return arithmetic.negative(root(arithmetic.negative(value), degree, arithmetic))
+        if degree == 2:
+            return arithmetic.multiply(I, root(Complex(-real), 2, arithmetic))
+        raise Undefined
+    if isinstance(real, Fraction):
+        arithmetic.spend(5 + (real.numerator.bit_length() + real.denominator.bit_length()) // 16)
+        top, bottom = exact_root(real.numerator, degree), exact_root(real.denominator, degree)
+        if top is not None and bottom is not None:
+            return Complex(Fraction(top, bottom))
+    number = arithmetic.decimal(real)
+    if degree == 2:
+        arithmetic.spend(10)
+        return Complex(arithmetic.bounded(arithmetic.context.sqrt(number)))
+    logarithmic = arithmetic.context.divide(arithmetic.decimal(logarithm(number, arithmetic)), Decimal(degree))
+    return Complex(exponential(logarithmic, arithmetic))

@@ -1,0 +1,75 @@
+"""A reward function of the user's, FILE.py:NAME, in a process of its own with limits.
+
+The function is the user's and trusted, what it reads is a model's: its process writes no files and, where the system
+can confine it, makes no processes and no connections once the file has been loaded.
+"""
+
+import threading
+from pathlib import Path
+
+from napkin.errors import NapkinError, NotJudged
+from napkin.grading.sandbox.confined_process import ConfinedProcess
+
+MOST_SECONDS = 10.0
+"""Of a call."""
+_LOADING_SECONDS = 120.0
+_MEMORY = 16 * 2**30
+_PROCESSOR_SECONDS = 2**31 - 1
+
+
+class OwnFunction:
+    """Calls a function of a file; the process is started by `load` or at first use, and again after it was ended."""
+
+    def __init__(self, path: str, name: str, *, most_seconds: float = MOST_SECONDS) -> None:
+        if not Path(path).is_file():
+            raise NapkinError(f"'{path}' is not a file: name a reward function as FILE.py:NAME")
+        self._path, self._name, self._most_seconds = str(Path(path).resolve()), name, most_seconds
+        self._process: ConfinedProcess | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, answer: str, reference: str) -> float:
+        """The function's value. Raises NotJudged where it raises, takes too long, or ends its process."""
+        with self._lock:
+            process = self._process = self._process or self._started()
+            process.send({"answer": answer, "reference": reference})
+            told = process.receive(self._most_seconds)
+            if told is None:
+                late = process.late
+                self._end()
+                raise NotJudged(
+                    f"{self._name} took longer than {self._most_seconds:g} s"
+                    if late
+                    else f"{self._name} ended its process, or needs more memory than it may have"
+                )
+        if "error" in told:
+            raise NotJudged(str(told["error"]))
+        return float(told["reward"])
+
+    def load(self) -> None:
+        """Start the process. Raises NapkinError where the file cannot be loaded or has no such function."""
+        with self._lock:
+            self._process = self._process or self._started()
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._end()
+
+    def __del__(self) -> None:
+        self._end()
+
+    def _started(self) -> ConfinedProcess:
+        limits = {"memory": _MEMORY, "seconds": _PROCESSOR_SECONDS}
+        process = ConfinedProcess({**limits, "path": self._path, "name": self._name})
+        loaded = process.receive(_LOADING_SECONDS)
+        if loaded is None or "error" in loaded:
+            process.end()
+            why = "its process ended" if loaded is None else loaded["error"]
+            raise NapkinError(f"'{self._path}:{self._name}' cannot be loaded ({why}): correct it")
+        return process
+
+    def _end(self) -> None:
+        if getattr(self, "_process", None) is not None:
+            assert self._process is not None
+            self._process.end()
+            self._process = None

@@ -1,0 +1,58 @@
+"""What other processes did while something was measured: kept with the measurement, so that it is known for what it is.
+
+competition.py finds it out.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+
+MOST_CROWDED = 0.25
+"""Cores that other processes may take of those that this process's threads need."""
+MOST_WAITING = 0.05
+"""Fraction of the time in which threads may wait for a core."""
+MOST_LOST = 0.2
+"""Fraction of the clock in which the busiest thread may not run: waiting for other threads of its own takes less."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What other processes did while something was timed."""
+
+    cores: Annotated[int, msgspec.Meta(gt=0)]
+    """That this process may use."""
+    threads: Annotated[int, msgspec.Meta(gt=0)]
+    """That it computes with."""
+    others: NotNegative
+    """Of those cores, how many other processes used on the average, and neighbours of a virtual machine took away."""
+    stolen: NotNegative = 0.0
+    """Of these, those that neighbours of a virtual machine took away."""
+    waited: NotNegative | None = None
+    """Fraction of the time that a thread was ready and had no core; None where the system does not tell."""
+    lost: NotNegative | None = None
+    """Fraction of the clock in which the busiest thread did not run; None where nothing was timed."""
+
+    @property
+    def crowded(self) -> float:
+        """Cores that this process's threads need, and other processes take."""
+        return max(0.0, min(self.threads, self.cores) + self.others - self.cores)
+
+    @property
+    def busy(self) -> bool:
+        """Whether other processes slowed down what was timed."""
+        if self.crowded > MOST_CROWDED:
+            return True
+        # More threads than cores wait for each other.
+        alone = self.threads <= self.cores
+        return alone and ((self.waited or 0.0) > MOST_WAITING or (self.lost or 0.0) > MOST_LOST)
+
+    def describe(self) -> str:
+        """Such as "other processes used 1.9 of 2 cores"."""
+        if self.crowded > MOST_CROWDED:
+            return f"other processes used {self.others:.1f} of {self.cores} cores"
+        if (self.waited or 0.0) > MOST_WAITING:
+            return f"threads waited {self.waited:.0%} of the time for a core"
+        return f"threads did not run for {self.lost or 0.0:.0%} of the time"

@@ -1,0 +1,73 @@
+"""The calls of a block at any size, beside a count of a model of one block at that size."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from napkin.accounting.ledger import Row
+from napkin.hardware.accelerators import find_device
+from napkin.model.config import ModelConfig
+from napkin.planning.counted_parts import Size, count_parts, with_tensor
+from napkin.planning.machine import CatalogueMachine
+from napkin.planning.resolve import resolve
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import TrainingConfig
+from napkin.train_step.step_ledger import count_step
+
+MODEL = ModelConfig(vocab_size=256, context_length=32, d_model=32, n_layers=2, n_heads=4, n_kv_heads=4)
+PLAIN: dict[str, Any] = {"attention": "plain"}
+# Of one sequence, and of one head, plain attention's products are of views where others are of copies.
+SOME: list[dict[str, Any]] = [PLAIN, {"attention_softcap": 50.0, "n_kv_heads": 2}]
+OTHERS: list[dict[str, Any]] = [
+    {},
+    {"attention": "flex"},
+    {"attention": "flash"},
+    {"attention": "compiled"},
+    *({"positions": kind, **more} for kind in ("learned", "sinusoidal", "alibi", "none") for more in ({}, PLAIN)),
+    *({"qk_norm": kind, **more} for kind in ("head", "all_heads") for more in ({}, PLAIN)),
+    *({"norm": kind, "biases": "all"} for kind in ("rms", "layer", "none")),
+    *({"block": kind} for kind in ("post", "sandwich", "reordered", "parallel")),
+    {"attention_window": 8},
+    {"attention_window": 8, **PLAIN},
+    {"n_kv_heads": 1},
+    {"n_kv_heads": 1, **PLAIN},
+    {"feed_forward": "gelu", "dropout": 0.1},
+    {"n_experts": 4, **PLAIN},
+    {"n_experts": 4, "expert_capacity": 1.0},
+    {"rope_pairing": "interleaved", "mup_base_d_model": 16},
+]
+
+
+@pytest.mark.parametrize(
+    "changes", [*SOME, *(pytest.param(each, marks=pytest.mark.torture) for each in OTHERS)], ids=str
+)
+def test_a_block_s_calls_at_each_size_are_those_of_a_count_at_that_size(changes: dict[str, Any]) -> None:
+    model = dataclasses.replace(MODEL, **changes)
+    recipe = Recipe(model=model, training=TrainingConfig(batch_size=4, micro_batch_size=1, loss_chunk_size=32))
+    resolved = resolve(recipe, CatalogueMachine(find_device("H100")))
+    tensors = [size for size in (1, 2, 4) if model.resolved_n_kv_heads % size == 0]
+    parts = count_parts(resolved, "none", tensors)
+    for sequences in (1, 2, 3):
+        for tensor in tensors:
+            size = Size(float(sequences), tensor)
+            counted = [row for row in rows_at(resolved, sequences, tensor) if row.bytes_read + row.bytes_written]
+            operators = parts.operators("block", size)
+            # A count of one device has whole sequences where the ranks of tensor split them.
+            whole = dataclasses.replace(operators, split_sequence=operators.split_sequence & False)
+            assert figures(whole.at(size)) == figures(counted), size
+
+
+def rows_at(resolved: ResolvedRecipe, sequences: int, tensor: int) -> Iterable[Row]:
+    """Of a block of one device with the matrices of a rank of tensor."""
+    local = with_tensor(resolved, tensor).with_model(n_layers=1)
+    local = local.with_training(batch_size=sequences, micro_batch_size=sequences, loss_chunk_size=32 * sequences)
+    rows = count_step(local, reserved=False).rows
+    return (row for row in rows if row.module.startswith("blocks.") and row.phase != "optimizer")
+
+
+def figures(rows: Iterable[Row]) -> Counter[tuple[Any, ...]]:
+    return Counter((row.operator, row.phase, row.flops, row.bytes_read, row.bytes_written) for row in rows)

@@ -1,0 +1,61 @@
+"""The rules of a plan are the best that can be done by hand for its architecture: each preset's beside its count."""
+
+from dataclasses import replace
+
+import pytest
+
+from napkin.hardware.target import CudaTarget
+from napkin.model.config import ModelConfig
+from napkin.model.published_models import preset, presets
+from napkin.planning.machine import ThisMachine
+from napkin.planning.resolve import resolve
+from napkin.planning.rule_sizes import multiplying_parameters_by_rule, parameters_by_rule, step_flops_by_rule
+from napkin.recipe import Recipe, TrainingConfig
+from napkin.train_step.step_ledger import count_step
+
+
+@pytest.mark.parametrize("name", presets())
+def test_the_parameters_of_a_preset_by_rule_are_within_two_percent_of_its_weight_files(name: str) -> None:
+    assert parameters_by_rule(preset(name)) == pytest.approx(presets()[name].parameters, rel=0.02)
+
+
+# As their makers say: 12.9 B of Mixtral's 46.7 B, and 2.8 B of DeepSeekMoE's 16.4 B, embeddings included.
+@pytest.mark.parametrize(("name", "active"), [("mixtral-8x7b", 12.9e9), ("deepseek-moe-16b", 2.8e9)])
+def test_the_parameters_that_a_token_uses_by_rule_are_those_that_are_published(name: str, active: float) -> None:
+    model = preset(name)
+    looked_up = model.vocab_size * model.d_model
+    assert multiplying_parameters_by_rule(model) + looked_up == pytest.approx(active, rel=0.02)
+
+
+WIDE = ModelConfig(vocab_size=512, d_model=64, n_layers=2, n_heads=4, head_dim=32, n_kv_heads=2, context_length=64)
+SHAPES = {
+    "wide heads": WIDE,
+    "window": replace(WIDE, attention_window=16, full_attention_every=2),
+    "no gate": replace(WIDE, feed_forward="gelu", biases="all", positions="learned", norm="layer"),
+    "untied": replace(WIDE, tie_embeddings=False, d_ff=96),
+    "experts": replace(WIDE, n_experts=8, experts_per_token=2, d_expert=48),
+    "shared experts": replace(
+        WIDE, n_experts=8, experts_per_token=3, n_shared_experts=1, d_expert=48, n_dense_layers=1
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        *SHAPES.values(),
+        *(
+            pytest.param(replace(preset(name), n_layers=2, context_length=512), marks=pytest.mark.torture)
+            for name in presets()
+        ),
+    ],
+    ids=[*SHAPES, *presets()],
+)
+def test_flops_and_parameters_of_an_architecture_by_rule_are_those_of_its_count(model: ModelConfig) -> None:
+    model = replace(model, attention=model.resolved_attention)
+    training = TrainingConfig(batch_size=2, device="cpu", precision="bf16")
+    resolved = resolve(Recipe(model=model, training=training), ThisMachine(device="cpu"))
+    ledger = count_step(replace(resolved, target=CudaTarget((9, 0))))
+    tokens = 2 * model.context_length
+    assert step_flops_by_rule(model, tokens) == pytest.approx(ledger.flops, rel=0.01)
+    assert parameters_by_rule(model) == pytest.approx(ledger.parameters, rel=0.02)
