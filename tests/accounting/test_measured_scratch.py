@@ -6,9 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin import count
 from napkin.accounting import measured_scratch
+from napkin.accounting.allocator_events import allocator_events
+
+aten = torch.ops.aten
 
 
 @pytest.fixture
@@ -100,3 +104,20 @@ def test_measuring_scratch_leaves_the_random_state_alone() -> None:
     before = torch.get_rng_state()
     count(module, x)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.usefixtures("forget")
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns"),
+    [pytest.param(1, 2**17, 2**20, id="a large weight"), pytest.param(2**20, 1, 2**20, id="a large result")],
+)
+def test_a_call_that_does_not_fit_is_not_run(rows: int, inner: int, columns: int) -> None:
+    with FakeTensorMode():
+        left = torch.empty(rows, inner, dtype=torch.bfloat16)
+        right = torch.empty(inner, columns, dtype=torch.bfloat16)
+        product = left @ right
+    flops = 2 * rows * inner * columns
+    with allocator_events() as growth:
+        found = measured_scratch.measured_scratch(aten.mm.default, (left, right), {}, [left, right], [product], flops)
+    assert found is None
+    assert not growth or growth[0] <= measured_scratch.MOST_BYTES

@@ -45,7 +45,7 @@ def _counted(func: Any, args: tuple, kwargs: dict, inputs: list[Tensor]) -> int:
     mode = FakeTensorMode()
     fakes = pytree.tree_map_only(Tensor, lambda tensor: mode.from_tensor(tensor.detach()), (args, kwargs))
     tensors = [leaf for leaf in pytree.tree_leaves(fakes) if isinstance(leaf, Tensor)]
-    measured = measured_scratch(func, fakes[0], fakes[1], tensors, 0)
+    measured = measured_scratch(func, fakes[0], fakes[1], tensors, [], 0)
     assert measured is not None
     return measured[0]
 

@@ -146,7 +146,7 @@ def scratch_of(operator: Any, arguments: tuple, tensors: list[Tensor]) -> int:
     fakes = pytree.tree_map_only(Tensor, lambda tensor: mode.from_tensor(tensor.detach()), arguments)
     if not hides_products(operator, tensors):
         return scratch_bytes(operator, arguments, {}, tensors) or 0
-    measured = measured_scratch(operator, fakes, {}, [each for each in fakes if isinstance(each, Tensor)], 0)
+    measured = measured_scratch(operator, fakes, {}, [each for each in fakes if isinstance(each, Tensor)], [], 0)
     return measured[0] if measured else 0
 
 

@@ -48,9 +48,9 @@ DEPENDS_ON_VALUES = frozenset({aten.linalg_matrix_exp, aten.linalg_pinv, aten._e
 MOST_WORK = 2e10
 """FLOPs of a call that is run in full."""
 MOST_SECONDS = 1.0
-"""Of work on a call that is run in full, at the speed at which a small part of it runs."""
-MOST_BYTES = 2**29
-"""Of its tensors."""
+"""Seconds that a call takes that is run in full, at the speed at which a small part of it runs."""
+MOST_BYTES = 2**30
+"""Bytes of the operands and results of a call that is run, in full or on some of its rows."""
 _SMALL_WORK = 2e7
 _MOST_KEPT = 100_000
 """Calls in the file; the oldest are dropped."""
@@ -60,7 +60,9 @@ Measured = list[int]
 """Bytes of scratch at their largest; then those of the storages of its results, where these are known."""
 
 
-def measured_scratch(operator: Any, args: tuple, kwargs: dict, inputs: list[Tensor], flops: int) -> Measured | None:
+def measured_scratch(
+    operator: Any, args: tuple, kwargs: dict, inputs: list[Tensor], outputs: list[Tensor], flops: int
+) -> Measured | None:
     """What one call on fake tensors takes; None where it cannot be measured."""
     if not isinstance(inputs[0], FakeTensor) or torch._C._autograd._profiler_enabled():  # pyright: ignore
         return None
@@ -70,7 +72,7 @@ def measured_scratch(operator: Any, args: tuple, kwargs: dict, inputs: list[Tens
     key = hashlib.sha256(repr((call, _settings())).encode()).hexdigest()[:16]
     known = _known()
     if key not in known.calls:
-        known.calls[key] = _measure(operator, args, kwargs, inputs, flops or _unknown_work(operator, inputs))
+        known.calls[key] = _measure(operator, args, kwargs, inputs, outputs, flops or _unknown_work(operator, inputs))
         known.grown = True
     return known.calls[key]
 
@@ -147,12 +149,18 @@ def _unknown_work(operator: Any, inputs: list[Tensor]) -> float:
     return max(30 * tensor.numel() * tensor.shape[-1] for tensor in inputs if tensor.dim()) if inputs[0].dim() else 0
 
 
-def _measure(operator: Any, args: tuple, kwargs: dict, inputs: list[Tensor], flops: float) -> Measured | None:
+def _measure(
+    operator: Any, args: tuple, kwargs: dict, inputs: list[Tensor], outputs: list[Tensor], flops: float
+) -> Measured | None:
     """Run the call, in full or on so many of its rows as `MOST_WORK`, `MOST_SECONDS` and `MOST_BYTES` leave."""
     positions = _cut_positions(operator, args)
     rows = args[positions[0]].shape[0] if positions else 0
-    size = sum(tensor.nbytes for tensor in inputs)
-    share = min(1.0, MOST_BYTES / max(1, size), MOST_WORK / max(1, flops))
+    with_rows = [args[at] for at in positions] + [out for out in outputs if rows and out.shape[:1] == (rows,)]
+    bytes_of_rows = sum(tensor.nbytes for tensor in with_rows)
+    bytes_left = MOST_BYTES - (sum(tensor.nbytes for tensor in (*inputs, *outputs)) - bytes_of_rows)
+    if bytes_left < 0 or (rows and bytes_left * rows < 4 * bytes_of_rows):
+        return None
+    share = min(1.0, bytes_left / max(1, bytes_of_rows), MOST_WORK / max(1, flops))
     if rows and flops > 10 * _SMALL_WORK:
         few = max(1, int(rows * _SMALL_WORK / flops))
         _, seconds = _run(operator, *_with_rows(args, kwargs, positions, few))
@@ -161,7 +169,7 @@ def _measure(operator: Any, args: tuple, kwargs: dict, inputs: list[Tensor], flo
         return _run(operator, args, kwargs)[0]
     many = int(share * rows)
     if many < 4:
-        many = 4 if rows > 4 and MOST_BYTES * rows > 4 * size and MOST_WORK * rows > flops else 0
+        many = 4 if rows > 4 and MOST_WORK * rows > flops else 0
     if not many:
         return None
     points = [n * many // 4 for n in (2, 3, 4)]

@@ -214,7 +214,7 @@ class _Recorder(TorchDispatchMode):
         named = False
         # On real tensors the allocator sees it.
         if (known is None or hides_products(operator, inputs)) and isinstance(inputs[0], FakeTensor):
-            measured = measured_scratch(operator, args, kwargs, inputs, self.rows[-1]["flops"])
+            measured = measured_scratch(operator, args, kwargs, inputs, outputs, self.rows[-1]["flops"])
             named = measured is None or operator.overloadpacket in DEPENDS_ON_VALUES
             if measured is not None:
                 known = measured[0]
