@@ -121,3 +121,15 @@ def test_a_call_that_does_not_fit_is_not_run(rows: int, inner: int, columns: int
         found = measured_scratch.measured_scratch(aten.mm.default, (left, right), {}, [left, right], [product], flops)
     assert found is None
     assert not growth or growth[0] <= measured_scratch.MOST_BYTES
+
+
+def test_fewer_rows_of_a_transposed_matrix_lie_as_the_whole_one_does() -> None:
+    mode = FakeTensorMode()
+    with mode:
+        whole = torch.empty(512, 16_777_216, dtype=torch.bfloat16).T
+        padded = torch.empty(16, 1_000_064, dtype=torch.bfloat16)[:, :1_000_000].T
+    assert measured_scratch._first_rows(whole, 1216).stride() == (1, 1216)
+    assert measured_scratch._bytes(measured_scratch._first_rows(whole, 1216)) == 1216 * 512 * 2
+    # Columns that are aligned to 64 elements stay so.
+    assert measured_scratch._first_rows(padded, 1000).stride() == (1, 1024)
+    assert measured_scratch._first_rows(padded, 1000).shape == (1000, 16)

@@ -136,8 +136,9 @@ def test_its_scratch_is_what_the_allocator_gives_and_takes_back(case: str, dtype
         _, grown = growth_at_peak(run)
         kept = sum(each.nbytes for each in results)
         tensors = [each for each in arguments if isinstance(each, Tensor)]
-        # The last block may be smaller than the one before it, and with it the first keys of its queries.
-        assert grown - kept == pytest.approx(scratch_of(operator, arguments, tensors), rel=0.001, abs=8 * 256)
+        # The last block may be smaller than the one before it, and with it the first keys of its queries. What is
+        # measured is measured on queries that see every earlier key.
+        assert grown - kept == pytest.approx(scratch_of(operator, arguments, tensors), rel=0.005, abs=8 * 256)
 
 
 def scratch_of(operator: Any, arguments: tuple, tensors: list[Tensor]) -> int:

@@ -47,11 +47,13 @@ DEPENDS_ON_VALUES = frozenset({aten.linalg_matrix_exp, aten.linalg_pinv, aten._e
 
 MOST_WORK = 2e10
 """FLOPs of a call that is run in full."""
-MOST_SECONDS = 1.0
+MOST_SECONDS = 0.5
 """Seconds that a call takes that is run in full, at the speed at which a small part of it runs."""
 MOST_BYTES = 2**30
 """Bytes of the operands and results of a call that is run, in full or on some of its rows."""
 _SMALL_WORK = 2e7
+_ALIGNED = 64
+"""Elements to whose multiples libraries want columns aligned."""
 _MOST_KEPT = 100_000
 """Calls in the file; the oldest are dropped."""
 
@@ -156,8 +158,8 @@ def _measure(
     positions = _cut_positions(operator, args)
     rows = args[positions[0]].shape[0] if positions else 0
     with_rows = [args[at] for at in positions] + [out for out in outputs if rows and out.shape[:1] == (rows,)]
-    bytes_of_rows = sum(tensor.nbytes for tensor in with_rows)
-    bytes_left = MOST_BYTES - (sum(tensor.nbytes for tensor in (*inputs, *outputs)) - bytes_of_rows)
+    bytes_of_rows = sum(map(_bytes, with_rows))
+    bytes_left = MOST_BYTES - (sum(map(_bytes, (*inputs, *outputs))) - bytes_of_rows)
     if bytes_left < 0 or (rows and bytes_left * rows < 4 * bytes_of_rows):
         return None
     share = min(1.0, bytes_left / max(1, bytes_of_rows), MOST_WORK / max(1, flops))
@@ -192,8 +194,26 @@ def _cut_positions(operator: Any, args: tuple) -> tuple[int, ...]:
 
 
 def _with_rows(args: tuple, kwargs: dict, positions: tuple[int, ...], rows: int) -> tuple[tuple, dict]:
-    cut = {name: value[:rows] if name == "out" else value for name, value in kwargs.items()}
-    return tuple(arg[:rows] if at in positions else arg for at, arg in enumerate(args)), cut
+    cut = {name: _first_rows(value, rows) if name == "out" else value for name, value in kwargs.items()}
+    return tuple(_first_rows(arg, rows) if at in positions else arg for at, arg in enumerate(args)), cut
+
+
+def _first_rows(tensor: Tensor, rows: int) -> Tensor:
+    """A tensor of fewer rows that lies in memory as the whole one does: its columns move together where they are
+    stored one after the other, and stay aligned as they are.
+    """
+    whole, own = tensor.shape[0], tensor.stride(0)
+    strides = [own]
+    for stride in tensor.stride()[1:]:
+        closer = stride * rows // whole
+        strides.append(closer + (stride - closer) % _ALIGNED if stride >= whole * own > 0 else stride)
+    return tensor.new_empty_strided((rows, *tensor.shape[1:]), strides)
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Bytes of the memory that the elements of a view span, or of its elements where they repeat."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return max(tensor.nbytes, (reach + 1) * tensor.itemsize)
 
 
 def _run(operator: Any, args: tuple, kwargs: dict) -> tuple[Measured | None, float]:

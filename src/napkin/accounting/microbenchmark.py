@@ -18,6 +18,7 @@ from napkin.hardware.competition import Sample, Sampler, agree
 
 REPEATS = 3
 MOST_REPEATS, MOST_SECONDS = 15, 0.5
+_MOST_DRAWN = 2**20
 """Samples of one call, and seconds of all of them, until the fastest agree, where other processes disturb them."""
 
 
@@ -144,7 +145,12 @@ def _make(layout: _TensorLayout, generator: torch.Generator) -> Tensor:
     is_float = layout.dtype.is_floating_point
     # torch draws no numbers in formats of eight bits, but casts to them.
     drawn_in = torch.float32 if is_float and layout.dtype.itemsize == 1 else layout.dtype
-    storage = torch.empty(max(reach + 1, 0), dtype=drawn_in)
-    # Numbers around 1 overflow in no operator, and 0 is a valid index into every table.
-    filled = storage.uniform_(0.5, 1.5, generator=generator) if is_float else storage.zero_()
-    return filled.to(layout.dtype).as_strided(layout.shape, layout.strides)
+    numel = max(reach + 1, 0)
+    # Numbers around 1 overflow in no operator, and 0 is a valid index into every table. Drawing takes longer than most
+    # calls, so that large tensors repeat what was drawn.
+    pattern = torch.empty(min(numel, _MOST_DRAWN), dtype=drawn_in)
+    pattern = pattern.uniform_(0.5, 1.5, generator=generator) if is_float else pattern.zero_()
+    filled = pattern.to(layout.dtype)
+    if numel > _MOST_DRAWN:
+        filled = filled.repeat(-(-numel // _MOST_DRAWN))
+    return filled.as_strided(layout.shape, layout.strides)
