@@ -43,9 +43,9 @@ class Sizes:
     by_layers: int | None = None
     """All parameters by the closed form of the architecture's layers; None where only the sizes above are known."""
     formula: str = ""
-    """That closed form."""
+    """The closed form, written out."""
     multiplying: int | None = None
-    """The parameters that a token is multiplied with, by the same."""
+    """The parameters that a token is multiplied with, by the same closed form."""
     batch_size: int
     """Sequences in memory at a time: those of a micro-batch, if gradients are accumulated."""
     sequences: int

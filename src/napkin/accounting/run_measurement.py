@@ -35,9 +35,9 @@ class Measurement:
     validation_loss: float | None = None
     """After the last step of the run, in nats per token."""
     further: Mapping[str, float] = field(default_factory=dict)
-    """Of quantities that only some kinds of training have, by the names of their rows."""
+    """What only some kinds of training have, by the names of their rows."""
     seconds_alone: float | None = None
-    """Of a step, without the other processes that disturbed the run; None where none did."""
+    """Seconds of a step without the other processes that disturbed the run; None where none did."""
     conditions: Conditions | None = None
     """What other processes did while the run trained, where that is known."""
 

@@ -56,7 +56,7 @@ class UnitPlan(Plan):
 
     @property
     def rule_flops(self) -> float:
-        """6·N·T with attention, and a third of it where there are no gradients."""
+        """FLOPs of a step by the rule 6·N·T with attention, a third of it where there are no gradients."""
         return step_flops_by_rule(self.recipe.model, self.tokens + self.scored_tokens / 3)
 
     @property

@@ -40,7 +40,7 @@ _LOW, _HIGH = 0.05, 0.95
 _SEED = 20_11
 _WARM_UP_RECORDS = 16
 _WARM_UP_BYTES = 2**18
-"""Of the longest document on which a stage is warmed up."""
+"""The size of the longest document on which a stage is warmed up."""
 _EMPTY = Record("")
 
 PerFile = NDArray[np.float64]

@@ -28,7 +28,7 @@ from napkin.curation.shard_log import size_of
 LEAST_BYTES = 2**23
 """A sample is at least so large: below that a plan would say little, and the whole is done in seconds."""
 MOST_BYTES = 2**28
-"""Of files that are read, and of documents that are held, decompressed."""
+"""The most bytes of files that are read, and of decompressed documents that are held."""
 _POINT_BYTES = 2**14
 _LEAST_POINTS, _MOST_POINTS = 64, 4096
 _LEAST_PART_BYTES = 2**21
@@ -49,9 +49,9 @@ class SampledFile:
     held_bytes: int = 0
     """What its documents take in memory, about."""
     spent_bytes: int = 0
-    """Of the bytes that a sample may have: those that are held, or were read if they are more."""
+    """How much of `MOST_BYTES` is used: the bytes that are held, or were read if they are more."""
     seconds: float = 0.0
-    """Of reading it."""
+    """Seconds that reading it took."""
     records: list[Record] = field(default_factory=list)
 
     @property

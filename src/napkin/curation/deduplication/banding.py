@@ -13,7 +13,7 @@ from napkin.curation.deduplication.compiled.loading import DEDUPLICATION, addres
 from napkin.errors import NapkinError
 
 LEAST_FOUND = 0.9
-"""Of the pairs whose similarity is the threshold itself."""
+"""The least share of the pairs at the threshold itself that bands find."""
 _POINTS = 2000
 
 

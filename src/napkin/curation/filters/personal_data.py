@@ -70,7 +70,7 @@ _TRUNK = re.compile(
 _TRUNK_DIGITS = range(10, 13)
 """Nine digits are a ZIP code of North America with its extension."""
 _VERSION_CONTROL = ("git", "hg", "svn", "bzr", "cvs")
-"""Local parts that are the account of a server of programs: git@github.com is nobody's mail address."""
+"""Local parts that are the account of a server of programs: git@github.com is not a person's mail address."""
 
 
 def mask_personal_data(text: str, kinds: Sequence[str] = tuple(TOKENS)) -> tuple[str, dict[str, int]]:

@@ -10,9 +10,9 @@ the wanted one has more than a small share of the group's probability.
 from collections.abc import Collection, Mapping
 
 CLOSE_LANGUAGES = (("bs", "hr"), ("id", "ms"))
-"""Those of which more than a third of the sentences of UDHR are guessed to be another of the group."""
+"""Languages of which more than a third of the sentences of UDHR are taken for another of the group."""
 LEAST_SHARE = 0.1
-"""Of the group's probability, chosen by every other sentence of UDHR."""
+"""The least share of the group's probability, chosen by every other sentence of UDHR."""
 
 
 def may_be_wanted(guessed: str, wanted: Collection[str]) -> bool:

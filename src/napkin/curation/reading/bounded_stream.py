@@ -83,7 +83,7 @@ class Decompressed:
         self._member_bytes = 0
         """What the member has given."""
         self._n_members = 0
-        """Those that have ended."""
+        """Members that have ended."""
         self._ready = b""
         self._problem: Unreadable | None = None
         self._rest: Unreadable | None = None

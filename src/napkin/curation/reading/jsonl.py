@@ -19,7 +19,7 @@ _BLOCK_BYTES = 2**20
 _ADDRESSES = ("address", "url", "uri")
 _LICENCES = ("licence", "license")
 _MOST_LEVELS = 200
-"""Of objects and lists within one another: far fewer than the stack has room for, wherever they are read again."""
+"""The deepest nesting of objects and lists: far less than the stack has room for, wherever they are read again."""
 _INTEGER_CHARACTERS = 20
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 _KINDS = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
