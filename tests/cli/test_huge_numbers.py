@@ -53,7 +53,7 @@ def test_the_way_out_of_too_large_a_micro_batch_is_taken(napkin, refusal) -> Non
         "--training.steps 1000000000000 --optimizer.warmup-steps 999999999999",
         "--model.vocab-size 16777216",
         "--model.d-ff 4194304",
-        "--model.n-experts 65536",
+        "--model.n-experts 16384",
         "--training.batch-size 4096 --training.micro-batch-size 1",
     ],
 )

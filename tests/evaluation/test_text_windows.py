@@ -208,7 +208,7 @@ def test_the_sample_grows_until_the_error_is_what_was_asked_and_covers_the_whole
     assert few.standard_error > 0.08
 
 
-@pytest.mark.parametrize("taken", [0.25, 0.75])
+@pytest.mark.parametrize("taken", [pytest.param(0.25, marks=pytest.mark.torture), 0.75])
 def test_the_error_is_the_spread_of_samples_without_replacement(taken: float) -> None:
     """As far as 300 samples tell it: without the factor for a finite text it would be 1.15 and 2 times as much."""
     texts = ["".join(DRAW.choices("etaoin shrdlu", k=n)) for n in DRAW.choices(range(4, 17), k=64)]

@@ -16,7 +16,11 @@ from typing import Any
 
 import pytest
 
+from napkin.data.document import Document
+from napkin.data.token_file import SEPARATOR
+from napkin.data.token_writer import write_token_file
 from napkin.recipe.toml_file import format_recipe
+from napkin.tokenizer.byte_level import ByteTokenizer
 from oracles.tiny_run import TRAINING, tiny_recipe
 from reliability.harness import Command, Napkin, assert_same_run, checkpoints, figures, lines_of_metrics, wait_until
 
@@ -116,7 +120,7 @@ def test_the_last_evaluation_that_was_given_up_is_all_that_resuming_does(napkin:
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, -signal.SIGTERM, marks=pytest.mark.torture)],
 )
 def test_a_second_signal_ends_the_run_at_once(napkin: Napkin, what: signal.Signals, status: int) -> None:
-    write_recipe_with_long_evaluations(napkin)
+    write_recipe_with_long_evaluations(napkin, is_given_up=True)
     # The second one comes when the first has led to a checkpoint.
     command = start_and_wait_for_the_evaluation(napkin, signal_at=1, near=".step-00000002.", signal=what)
     command.send(what)
@@ -128,7 +132,7 @@ def test_a_second_signal_ends_the_run_at_once(napkin: Napkin, what: signal.Signa
 
 @pytest.mark.parametrize("what", [signal.SIGHUP, signal.SIGUSR1])
 def test_a_warning_that_comes_again_and_a_stop_after_it_change_nothing(napkin: Napkin, what: signal.Signals) -> None:
-    write_recipe_with_long_evaluations(napkin)
+    write_recipe_with_long_evaluations(napkin, is_given_up=True)
     # A shell and the kernel each send SIGHUP; a cluster sends SIGTERM when its warning is over.
     command = start_and_wait_for_the_evaluation(napkin, signal_at=1, near=".step-00000002.", signal=signal.SIGTERM)
     command.send(what)
@@ -216,12 +220,20 @@ def assert_stopped(command: Command, what: signal.Signals, run: Path) -> None:
     assert f"napkin resume {run.name}" in command.errors[0]
 
 
-def write_recipe_with_long_evaluations(napkin: Napkin, average_decay: float | None = None, steps: int = 4) -> None:
+def write_recipe_with_long_evaluations(
+    napkin: Napkin, average_decay: float | None = None, steps: int = 4, *, is_given_up: bool = False
+) -> None:
+    """An evaluation takes a second, or twenty where the first one is to be given up, however busy the machine is."""
     # A window at a time: hundreds of them take a hundred times as long as a step.
-    recipe = tiny_recipe(".", steps=steps, micro_batch_size=1, evaluate_every=2, evaluation_tokens=100_000)
+    recipe = tiny_recipe(".", steps=steps, micro_batch_size=1, evaluate_every=2, evaluation_tokens=1_000_000)
+    validation = recipe.data.train
+    if is_given_up:
+        tokenizer, text = ByteTokenizer([SEPARATOR]), "etaoin " * 50_000
+        validation = str(napkin.folder / "long.tokens")
+        write_token_file(validation, [Document(name="long", text=text)], tokenizer)
     recipe = dataclasses.replace(
         recipe,
-        data=dataclasses.replace(recipe.data, validation=recipe.data.train),
+        data=dataclasses.replace(recipe.data, validation=validation),
         optimizer=dataclasses.replace(recipe.optimizer, average_decay=average_decay),
     )
     (napkin.folder / "recipe.toml").write_text(format_recipe(recipe))

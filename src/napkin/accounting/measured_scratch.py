@@ -51,6 +51,7 @@ MOST_SECONDS = 0.5
 """Seconds that a call takes that is run in full, at the speed at which a small part of it runs."""
 MOST_BYTES = 2**30
 """Bytes of the operands and results of a call that is run, in full or on some of its rows."""
+_BYTES_OF_SOME_ROWS = 2**27
 _SMALL_WORK = 2e7
 _ALIGNED = 64
 """Elements to whose multiples libraries want columns aligned."""
@@ -162,6 +163,8 @@ def _measure(
     bytes_left = MOST_BYTES - (sum(map(_bytes, (*inputs, *outputs))) - bytes_of_rows)
     if bytes_left < 0 or (rows and bytes_left * rows < 4 * bytes_of_rows):
         return None
+    if bytes_of_rows > bytes_left:
+        bytes_left = min(bytes_left, max(_BYTES_OF_SOME_ROWS, 4 * bytes_of_rows // max(1, rows)))
     share = min(1.0, bytes_left / max(1, bytes_of_rows), MOST_WORK / max(1, flops))
     if rows and flops > 10 * _SMALL_WORK:
         few = max(1, int(rows * _SMALL_WORK / flops))
