@@ -30,23 +30,21 @@ import numpy as np
 import torch
 
 from napkin.accounting.recording import record
-from napkin.alignment.objective import totals_of
-from napkin.alignment.sequence_packing import micro_batches_of
-from napkin.alignment.sequence_step import train_on_units
-from napkin.alignment.supervised import SupervisedObjective
-from napkin.alignment.token_sequence import TokenSequence, Unit
-from napkin.alignment.unit_plan import count_units
+from napkin.chats.token_sequence import TokenSequence, Unit
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.model.huggingface.convert import load_huggingface_into, read_huggingface_config, save_huggingface
 from napkin.model.transformer import Transformer
-from napkin.recipe.adapter_config import AdapterConfig
-from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.recipe.training_config import TrainingConfig
-from napkin.recipe.tuning_recipe import TuningRecipe
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
+from napkin.recipe.tuning_recipe import AdapterConfig, TuningRecipe
 from napkin.train_step.step import build_train_state
+from napkin.tuning.example_plan import count_units
+from napkin.tuning.objective import totals_of
+from napkin.tuning.packing import micro_batches_of
+from napkin.tuning.sequence_step import train_on_units
+from napkin.tuning.supervised import SupervisedObjective
 from napkin.units import format_bytes
 from result_files import write_result
 

@@ -28,23 +28,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from napkin.alignment.objective import REFERENCE
-from napkin.alignment.preferences.registry import preference_objective
-from napkin.alignment.sequence_step import scores_of_units, train_on_units
-from napkin.alignment.token_sequence import Unit, sequence_of
-from napkin.hardware.host import detect_host
-from napkin.hardware.malloc import keep_freed_memory
+from napkin.chats.token_sequence import Unit, sequence_of
+from napkin.hardware.host import detect_host, keep_freed_memory
 from napkin.model.config import ModelConfig
 from napkin.model.huggingface.convert import load_huggingface_into, read_huggingface_config, save_huggingface
 from napkin.model.transformer import Transformer
-from napkin.planning.kernel_choice import choose_kernels
-from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.planning.step.kernel_choice import choose_kernels
 from napkin.recipe.precision import Precision
-from napkin.recipe.preference_config import PreferenceConfig
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
+from napkin.recipe.tuning_recipe import PreferenceConfig
 from napkin.train_step.step import build_train_state
+from napkin.tuning.objective import REFERENCE
+from napkin.tuning.preference_method import preference_objective
+from napkin.tuning.sequence_step import scores_of_units, train_on_units
 from napkin.units import format_bytes
 from peer_processes import Step, Worker, seconds_in_turns, serve, serve_trainer
 from result_files import write_result

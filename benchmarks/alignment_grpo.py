@@ -29,23 +29,21 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from napkin.alignment.environments.environment import Outcome, Task, ask
-from napkin.alignment.reinforcement_step import ReinforcementSettings, learn_from_answers
-from napkin.alignment.token_sequence import TokenSequence, sequence_of
-from napkin.hardware.host import detect_host
-from napkin.hardware.malloc import keep_freed_memory
-from napkin.inference.chat_format import Message
+from napkin.chats.chat_format import Message
+from napkin.chats.token_sequence import TokenSequence, sequence_of
+from napkin.environments.environment import Outcome, Task, ask
+from napkin.hardware.host import detect_host, keep_freed_memory
 from napkin.model.config import ModelConfig
 from napkin.model.huggingface.convert import load_huggingface_into, read_huggingface_config, save_huggingface
 from napkin.model.transformer import Transformer
-from napkin.planning.kernel_choice import choose_kernels
-from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.planning.step.kernel_choice import choose_kernels
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.reinforcement_config import ReinforcementConfig
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
+from napkin.recipe.tuning_recipe import ReinforcementConfig
 from napkin.train_step.step import build_train_state
+from napkin.tuning.reinforcement_step import ReinforcementSettings, learn_from_answers
 from napkin.units import format_bytes
 from peer_processes import Step, Worker, seconds_in_turns, serve, serve_trainer
 from result_files import write_result

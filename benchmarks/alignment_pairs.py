@@ -20,19 +20,14 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from napkin.alignment.chats.chat_encoder import ChatEncoder
-from napkin.alignment.judged_units import JudgedUnits
-from napkin.alignment.lazy_units import chunks_of
-from napkin.alignment.reference_scores import (
-    ReferenceKey,
-    ReferredUnits,
-    read_reference_scores,
-    reference_writer,
-)
-from napkin.alignment.unit_writer import unit_file_of
+from napkin.chats.chat_encoder import ChatEncoder
+from napkin.chats.chat_format import Message
 from napkin.files import cache_folder
-from napkin.inference.chat_format import Message
-from napkin.tokenizer.byte_level import ByteTokenizer
+from napkin.tokenizer.bpe import ByteTokenizer
+from napkin.tuning.example_file import unit_file_of
+from napkin.tuning.preference_method import JudgedUnits
+from napkin.tuning.preferences.kto import chunks_of
+from napkin.tuning.reference_scores import ReferenceKey, ReferredUnits, read_reference_scores, reference_writer
 from napkin.units import format_bytes, format_seconds
 from result_files import write_result
 

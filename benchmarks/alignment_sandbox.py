@@ -21,8 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
-from napkin.alignment.rewards.registry import reward_named
-from napkin.alignment.rewards.reward import Reward
+from napkin.grading.reward import Reward, reward_named
 from napkin.hardware.host import detect_host, usable_cores
 from result_files import write_result
 

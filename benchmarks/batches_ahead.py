@@ -15,17 +15,17 @@ from pathlib import Path
 import torch
 
 from napkin.data.batches import Batches
-from napkin.data.document import Document
+from napkin.data.curated_corpus import Document
 from napkin.data.mixing import TokenMixture
 from napkin.data.prefetch import BatchFetcher, Prefetcher
 from napkin.data.token_file import SEPARATOR, TokenFile
 from napkin.data.token_writer import write_token_file
 from napkin.model.config import ModelConfig
-from napkin.planning.machine import ThisMachine
-from napkin.planning.resolve import resolve
+from napkin.planning.planner import resolve
+from napkin.planning.step.machine import ThisMachine
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import TrainingConfig
-from napkin.tokenizer.byte_level import ByteTokenizer
+from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.train_step.step import build_train_state
 
 TURNS, STEPS_A_TURN = 4, 6

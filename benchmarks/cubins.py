@@ -35,7 +35,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from napkin.hardware.accelerators import find_device
+from napkin.hardware.device_file import find_device
 from napkin.kernels.triton import (
     attention_backward,
     attention_forward,

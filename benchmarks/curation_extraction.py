@@ -5,7 +5,7 @@
 
 FOLDER is that of scrapinghub/article-extraction-benchmark: `ground-truth.json` and `html/*.html.gz`. F1 is as defined
 there: 4-grams of the words (`\\w+`) of a page, as a multiset; precision and recall averaged over pages; F1 of the two
-averages. `--fit` writes the weights of blocks, `src/napkin/curation/extraction/block_weights.toml`, fitted on the pages
+averages. `--fit` writes the weights of blocks, `src/napkin/extraction/block_weights.toml`, fitted on the pages
 whose SHA-256 is even. Of the odd ones only the three averages were seen; one constant (`_BEST_CHARACTERS`) was chosen
 by those of all pages, so that new pages may score lower than they do. The articles of the benchmark have no headlines:
 the row "with headings" shows what those that stand apart from a text cost there.
@@ -25,16 +25,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from napkin.curation.extraction import extract_html
-from napkin.curation.extraction.block_features import NAMES, block_features
-from napkin.curation.extraction.compiled import fields as f
-from napkin.curation.extraction.page_encoding import decode_page
-from napkin.curation.extraction.page_tables import page_tables
+from napkin.extraction import extract_html
+from napkin.extraction.compiled import fields as f
+from napkin.extraction.html_page import NAMES, block_features
+from napkin.extraction.page_metadata import decode_page
+from napkin.extraction.rendering import page_tables
 
 _WORD = re.compile(r"\w+")
 _REPEATS = 3
 _RIDGE = 2e-3
-_WEIGHTS = Path(__file__).parents[1] / "src/napkin/curation/extraction/block_weights.toml"
+_WEIGHTS = Path(__file__).parents[1] / "src/napkin/extraction/block_weights.toml"
 Score = tuple[int, int, int]
 
 

@@ -19,8 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from napkin.curation.languages import packaged_classifier, reliability
-from napkin.curation.languages.classifier import load_classifier
+from napkin.languages import packaged_classifier, reliability
+from napkin.languages.classifier import load_classifier
 
 FILES = """
     af=afr ar=arb az=azj_latn be=bel bg=bul bn=ben bs=bos_latn ca=cat cs=ces cy=cym da=dan de=deu el=ell_monotonic

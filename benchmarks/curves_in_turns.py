@@ -9,12 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from napkin.model.config import ModelConfig
-from napkin.planning.kernel_choice import choose_kernels
-from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.planning.step.kernel_choice import choose_kernels
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state
 
 LAST = 20

@@ -20,9 +20,8 @@ from unittest import mock
 import torch
 
 from napkin.inference.generation import cache_for, continue_prompt, next_logits
-from napkin.inference.proposals import PromptLookup
 from napkin.inference.settings import Sampling
-from napkin.inference.speculation import speculate
+from napkin.inference.speculation import PromptLookup, speculate
 from napkin.inference.speculation_plan import SpeculationMeter
 from napkin.kernels import decoding
 from napkin.model.config import ModelConfig

@@ -22,8 +22,8 @@ import torch
 
 from napkin.accounting.metering import meter_step
 from napkin.model.config import ModelConfig
-from napkin.planning.machine import ThisMachine
 from napkin.planning.planner import plan
+from napkin.planning.step.machine import ThisMachine
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import TrainingConfig

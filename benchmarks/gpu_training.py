@@ -27,14 +27,13 @@ import torch
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
-from napkin.hardware.accelerators import find_device
+from napkin.hardware.device_file import find_device
 from napkin.model.config import ModelConfig
-from napkin.planning.machine import ThisMachine
 from napkin.planning.planner import plan
-from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.planning.step.machine import ThisMachine
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.train_step.step_ledger import count_step
 from napkin.units import format_bytes, format_count

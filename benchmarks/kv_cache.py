@@ -19,8 +19,7 @@ import torch
 from decoding_options import in_turns
 from napkin.data.corpus import standard_library
 from napkin.inference.engine import Engine
-from napkin.inference.kv_blocks import KVFormat, bytes_per_token
-from napkin.inference.paged_cache import PagedCache
+from napkin.inference.paged_cache import KVFormat, PagedCache, bytes_per_token
 from napkin.inference.request import Request
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig

@@ -21,10 +21,9 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe, read_recipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.report.comparison import read_run
-from napkin.runs.run_format import is_run
+from napkin.runs.run_folder import is_run
 from napkin.scaling.fitted_law import read_law
-from napkin.scaling.ladder_file import read_ladder
-from napkin.scaling.ladder_law import predict
+from napkin.scaling.ladder import predict, read_ladder
 from napkin.scaling.law_fit import fit_law
 from napkin.scaling.observations import read_run_observations
 from napkin.units import format_flops, format_seconds

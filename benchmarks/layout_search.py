@@ -8,13 +8,13 @@ Seconds are those of this process on one core. The search is of llama-3-70b on 5
 import dataclasses
 import time
 
-from napkin.hardware.accelerators import find_device
+from napkin.hardware.device_file import find_device
 from napkin.model.published_models import preset
-from napkin.planning.layout_costs import Choice, LayoutCosts
-from napkin.planning.layout_plan import plan_layout
-from napkin.planning.layout_search import search_layouts, tensor_sizes
-from napkin.planning.machine import CatalogueMachine
-from napkin.planning.resolve import resolve
+from napkin.planning.layouts.costs import Choice, LayoutCosts
+from napkin.planning.layouts.layout_plan import plan_layout
+from napkin.planning.layouts.search import search_layouts, tensor_sizes
+from napkin.planning.planner import resolve
+from napkin.planning.step.machine import CatalogueMachine
 from napkin.recipe.layout import Layout
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import TrainingConfig

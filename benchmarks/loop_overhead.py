@@ -31,9 +31,8 @@ from napkin.accounting.metering import METERED_STEP, Stopwatch
 from napkin.cli.progress import progress_line
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
-from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.report.live_report import live_report
 from napkin.runs.metrics import StepMetrics
 from napkin.train_step.step import build_train_state

@@ -29,11 +29,10 @@ from napkin.data.token_file import TokenFile
 from napkin.evaluation.bits_per_byte import mean_loss
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
-from napkin.planning.machine import ThisMachine
-from napkin.planning.resolve import resolve
-from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.planning.planner import resolve
+from napkin.planning.step.machine import ThisMachine
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.train_step.step import build_train_state
 from result_files import write_result
 

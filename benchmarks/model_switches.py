@@ -22,7 +22,7 @@ from napkin.benchmarking import Sampling, Timed, ratio_interval, sample_in_turns
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
-from napkin.optim.adamw import AdamW
+from napkin.optim.adam import AdamW
 from napkin.units import format_bytes, format_count, format_flops
 
 BASE = ModelConfig(vocab_size=4096)

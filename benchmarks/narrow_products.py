@@ -19,8 +19,7 @@ from curves_in_turns import LAST, Curve, state_of, train_in_turns
 from library_text import library_text
 from napkin.data.batches import Batches
 from napkin.data.token_file import TokenFile
-from napkin.hardware.host import detect_host
-from napkin.hardware.malloc import keep_freed_memory
+from napkin.hardware.host import detect_host, keep_freed_memory
 from napkin.model.config import ModelConfig
 from napkin.recipe.precision import choose_device, choose_precision, usage_of
 from result_files import write_result

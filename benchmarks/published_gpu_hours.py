@@ -14,7 +14,7 @@ import numpy as np
 
 from napkin.accounting.failures import failure_model
 from napkin.accounting.rules import training_flops_rule
-from napkin.planning.layout_plan import LayoutPlan
+from napkin.planning.layouts.layout_plan import LayoutPlan
 from napkin.units import format_bytes
 from published_recipes import PublishedRun, read_rows
 from result_files import write_result

@@ -16,22 +16,21 @@ from typing import Any, cast
 from napkin.accounting.ledger import Row
 from napkin.accounting.pipeline_simulation import StageSeconds
 from napkin.accounting.pricing import roofline_seconds
-from napkin.hardware.accelerators import find_device
-from napkin.hardware.efficiency import Efficiency
-from napkin.hardware.node import node_of
+from napkin.hardware.ceilings import Efficiency
+from napkin.hardware.cluster import node_of
+from napkin.hardware.device_file import find_device
 from napkin.hardware.target import CudaTarget
 from napkin.model.config import ModelConfig
 from napkin.model.published_models import preset, presets
-from napkin.planning.counted_parts import Part, Size
-from napkin.planning.layout_costs import Choice, LayoutCosts, choice_of
-from napkin.planning.layout_plan import LayoutPlan, plan_layout
-from napkin.planning.machine import CatalogueMachine
-from napkin.planning.resolve import resolve
-from napkin.recipe.parallelism_config import ParallelismConfig
+from napkin.planning.layouts.costs import Choice, LayoutCosts, choice_of
+from napkin.planning.layouts.counted_parts import Part, Size
+from napkin.planning.layouts.layout_plan import LayoutPlan, plan_layout
+from napkin.planning.planner import resolve
+from napkin.planning.step.machine import CatalogueMachine
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.recipe.training_config import TrainingConfig
-from napkin.train_step.activation_checkpointing import Recompute
+from napkin.recipe.training_config import ParallelismConfig, TrainingConfig
+from napkin.train_step.compile import Recompute
 
 FOLDER = Path(__file__).parent
 LARGEST_CHUNK = 16384

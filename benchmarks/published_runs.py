@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from napkin.hardware.efficiency import Efficiency, efficiencies, efficiency_of
+from napkin.hardware.ceilings import Efficiency, efficiencies, efficiency_of
 from published_recipes import PublishedRun, read_rows
 from result_files import write_result
 
@@ -155,7 +155,7 @@ def described(errors: Sequence[float], factor: float | None = None) -> str:
 def write_table(found: dict[str, tuple[Efficiency, list[float], int]]) -> None:
     """hardware/efficiency.toml, with the factor that nine in ten of the runs not fitted to are within."""
     lines = [
-        "# Fractions of a datasheet's figures that kernels and collectives reach: napkin.hardware.efficiency explains.",
+        "# Fractions of a datasheet's figures that kernels and collectives reach: napkin.hardware.ceilings explains.",
         "# Written by `python benchmarks/published_runs.py --fit`, from the runs and sources of published_runs.csv and",
         "# published_layouts.csv. rows: fitted to; factor: nine in ten of the runs that were not are within it;",
         "# residual: their median relative error.",

@@ -33,13 +33,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from napkin.hardware.accelerators import find_device
 from napkin.hardware.device import Device
+from napkin.hardware.device_file import find_device
 from napkin.hardware.service_efficiency import FITTED, ServiceEfficiency, service_efficiencies
 from napkin.model.published_models import preset
-from napkin.planning.service_interval import interval_of
-from napkin.planning.service_seconds import Load, Replica, ServiceTimes, WeightFormat, service_times
-from napkin.planning.service_work import ServiceWork, count_work
+from napkin.planning.services.seconds import Load, Replica, ServiceTimes, WeightFormat, service_times
+from napkin.planning.services.service_plan import interval_of
+from napkin.planning.services.work import ServiceWork, count_work
 from result_files import write_result
 
 FOLDER = Path(__file__).parent
@@ -55,7 +55,7 @@ PRIOR = {
     "step_seconds": (1e-3, 1.0),
     "sequence_seconds": (10e-6, 1.5),
     "request_seconds": (0.02, 1.0),
-    "collective_seconds": (8e-6, 0.7),  # NCCL starts in 8.4: napkin.hardware.interconnect
+    "collective_seconds": (8e-6, 0.7),  # NCCL starts in 8.4: napkin.hardware.cluster
     "direct_share": (0.5, 0.7),
     "ring_share": (1.0, 0.4),
     "burst": (1.0, 0.5),

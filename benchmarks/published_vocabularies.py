@@ -24,7 +24,7 @@ from tiktoken.load import load_tiktoken_bpe
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.interchange import read_huggingface, read_tiktoken
-from napkin.tokenizer.interchange.expressions import expression_of
+from napkin.tokenizer.interchange.huggingface_fields import expression_of
 from tokenizer_text import many_scripts_text, mixed_text
 
 

@@ -29,12 +29,10 @@ from napkin.distributed.joining import join_ranks
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
-from napkin.recipe.optimizer_config import OptimizerConfig
-from napkin.recipe.parallelism_config import ParallelismConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import OptimizerConfig, ParallelismConfig, TrainingConfig
 from napkin.train_step.step import build_train_state
 from napkin.train_step.step_ledger import count_step
 
@@ -53,7 +51,7 @@ IMPORTED = (
     "napkin.distributed.context_parallel",
     "napkin.distributed.expert_parallel",
     "napkin.distributed.pipeline",
-    "napkin.distributed.sharded_optimizer",
+    "napkin.distributed.sharding",
     "napkin.distributed.tensor_parallel",
     "torch.distributed.fsdp",
 )

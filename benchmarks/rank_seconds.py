@@ -23,12 +23,10 @@ import torch
 from napkin.distributed.joining import join_ranks
 from napkin.distributed.ranks import Ranks, rank_info_of
 from napkin.model.config import ModelConfig
-from napkin.planning.machine import ThisMachine
-from napkin.planning.planner import plan_resolved
-from napkin.planning.resolve import resolve
-from napkin.recipe.parallelism_config import ParallelismConfig
+from napkin.planning.planner import plan_resolved, resolve
+from napkin.planning.step.machine import ThisMachine
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import ParallelismConfig, TrainingConfig
 from napkin.train_step.step import build_train_state
 from result_files import write_result
 

@@ -24,8 +24,8 @@ from napkin.scaling import (
     read_observations,
 )
 from napkin.scaling.law_fit import scatter
+from napkin.scaling.law_forms import huber
 from napkin.scaling.observations import EXAMPLE, drop_highest
-from napkin.scaling.robust_fit import huber
 
 PUBLISHED = {"A": 477.84, "B": 2143.9, "E": 1.8172, "alpha": 0.3473, "beta": 0.3672}
 TRUTH = {"A": 482.0, "B": 2085.0, "E": 1.82, "alpha": 0.348, "beta": 0.366}

@@ -50,13 +50,13 @@ def main() -> None:
 
 def serve_random_model(d_model: int, dtype: torch.dtype) -> None:
     """Serve on a free port, which is printed; tokens are bytes."""
-    from napkin.inference.chat_format import PlainChat
+    from napkin.chats.chat_format import PlainChat
     from napkin.inference.engine import Engine
     from napkin.inference.open_model import OpenModel
-    from napkin.inference.server import serve
     from napkin.model.config import ModelConfig
     from napkin.model.transformer import Transformer
-    from napkin.tokenizer.byte_level import ByteTokenizer
+    from napkin.serving import serve
+    from napkin.tokenizer.bpe import ByteTokenizer
 
     torch.set_num_threads(1)
     tokenizer = ByteTokenizer(["<|endoftext|>"])

@@ -16,11 +16,11 @@ import torch
 
 from napkin.hardware.calibration_cache import calibration_of_this_machine
 from napkin.inference import Engine
-from napkin.inference.kv_blocks import bytes_per_token
+from napkin.inference.paged_cache import bytes_per_token
 from napkin.inference.service_load import ServiceLoad, measure_load
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
-from napkin.planning.engine_service import plan_engine_service
+from napkin.planning.services.engine_service import plan_engine_service
 from result_files import write_result
 
 MODELS = {

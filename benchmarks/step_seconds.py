@@ -23,9 +23,9 @@ from napkin.accounting.pricing import price
 from napkin.accounting.rules import seconds_rule, training_flops_rule
 from napkin.hardware.calibration_cache import calibration_of_this_machine
 from napkin.model.config import ModelConfig
-from napkin.planning.machine import ThisMachine
 from napkin.planning.planner import plan
-from napkin.planning.run_plan import RULE_MFU
+from napkin.planning.step.machine import ThisMachine
+from napkin.planning.step.run_plan import RULE_MFU
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig

@@ -24,10 +24,9 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.runs.metrics import read_metrics
-from napkin.scaling.axis import read_axis
 from napkin.scaling.sweep import Sweep
-from napkin.scaling.sweep_run import Ended
-from napkin.scaling.trials import Trial, grid
+from napkin.scaling.sweep_workers import Ended
+from napkin.scaling.trials import Trial, grid, read_axis
 from result_files import write_result
 
 STEPS = 40

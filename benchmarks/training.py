@@ -26,15 +26,13 @@ import torch
 from torch import Tensor, nn
 
 from napkin.accounting.recording import record
-from napkin.hardware.host import detect_host
-from napkin.hardware.malloc import keep_freed_memory
+from napkin.hardware.host import detect_host, keep_freed_memory
 from napkin.model.config import ModelConfig
-from napkin.planning.kernel_choice import choose_kernels
-from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.planning.step.kernel_choice import choose_kernels
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.train_step.step_ledger import count_step
 from napkin.units import format_bytes

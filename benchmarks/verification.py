@@ -21,11 +21,11 @@ from napkin.data.prefetch import BatchFetcher, Prefetcher
 from napkin.data.sidecar import BLOCK_BYTES, BlockChecksums, Sidecar, sidecar_path
 from napkin.data.token_file import SEPARATOR, TokenFile
 from napkin.model.config import ModelConfig
-from napkin.planning.machine import ThisMachine
-from napkin.planning.resolve import resolve
+from napkin.planning.planner import resolve
+from napkin.planning.step.machine import ThisMachine
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import TrainingConfig
-from napkin.tokenizer.byte_level import ByteTokenizer
+from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.train_step.step import TrainState, build_train_state
 
 TURNS, STEPS_PER_TURN = 4, 6

@@ -18,8 +18,8 @@ from napkin.cli import WAITING
 STEP = """
 import statistics, time, torch
 from napkin.cli.demo import demo_recipe
-from napkin.planning.machine import ThisMachine
-from napkin.planning.resolve import resolve, with_vocab_size
+from napkin.planning.step.machine import ThisMachine
+from napkin.planning.planner import resolve, with_vocab_size
 from napkin.train_step.step import build_train_state
 resolved = resolve(with_vocab_size(demo_recipe("demo"), 4096), ThisMachine())
 recipe = resolved.recipe

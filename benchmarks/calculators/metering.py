@@ -9,8 +9,8 @@ import torch
 
 from napkin.accounting.metering import Stopwatch, meter_step
 from napkin.model.config import ModelConfig
-from napkin.planning.machine import ThisMachine
-from napkin.planning.resolve import resolve
+from napkin.planning.planner import resolve
+from napkin.planning.step.machine import ThisMachine
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import build_train_state

@@ -1,15 +1,19 @@
 from . import accounting as accounting
-from . import alignment as alignment
 from . import benchmarking as benchmarking
+from . import chats as chats
 from . import checkpoint as checkpoint
 from . import curation as curation
 from . import data as data
 from . import distributed as distributed
+from . import environments as environments
 from . import evaluation as evaluation
+from . import extraction as extraction
 from . import grading as grading
 from . import hardware as hardware
 from . import inference as inference
 from . import kernels as kernels
+from . import languages as languages
+from . import machine_code as machine_code
 from . import model as model
 from . import number_formats as number_formats
 from . import optim as optim
@@ -19,16 +23,17 @@ from . import recipe as recipe
 from . import report as report
 from . import runs as runs
 from . import scaling as scaling
+from . import serving as serving
 from . import tensors as tensors
 from . import tokenizer as tokenizer
 from . import train_step as train_step
 from . import training as training
+from . import tuning as tuning
 from . import units as units
 from .accounting import Ledger as Ledger
 from .accounting import count as count
 from .accounting import meter as meter
 from .accounting import reconcile as reconcile
-from .alignment import tune as tune
 from .data import TokenFile as TokenFile
 from .data import read_documents as read_documents
 from .data import split_documents as split_documents
@@ -56,5 +61,6 @@ from .tokenizer import load_tokenizer as load_tokenizer
 from .tokenizer import train_bpe as train_bpe
 from .training import Outcome as Outcome
 from .training import train as train
+from .tuning import tune as tune
 
 __version__: str

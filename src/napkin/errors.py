@@ -1,5 +1,9 @@
 """napkin's errors: one line that names the subject, its value, the limit and what to do."""
 
+import difflib
+import re
+from collections.abc import Iterable
+
 _QUOTED = 150
 
 
@@ -33,3 +37,54 @@ def first_line(error: BaseException) -> str:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that there is no memory left; on a CPU torch has no class for it."""
     return isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error)
+
+
+# FOLD errors.py
+# A name that is not known, and the known one that is meant: the one place that suggests names.
+#
+# Case, hyphens, underscores and spaces do not make two names less alike.
+
+LONGEST = 100
+"""Characters; a longer text is no mistyped name, and takes long to compare."""
+
+
+def plain(name: str) -> str:
+    """A name without case, hyphens, underscores and spaces.
+
+    >>> plain("GPT-2"), plain("bf16_pure")
+    ('gpt2', 'bf16pure')
+    """
+    return re.sub(r"[\s_\-]+", "", name.lower())
+
+
+def same_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name that differs in case at most; None if there is none.
+
+    >>> same_name("GPT2", ["gpt2", "llama-3-8b"]), same_name("gpt-2", ["gpt2"])
+    ('gpt2', None)
+    """
+    known = list(known)
+    return name if name in known else next((each for each in known if each.lower() == name.lower()), None)
+
+
+def near_names(name: str, known: Iterable[str], *, n: int = 1) -> list[str]:
+    """Up to `n` known names that are similar, the most similar first.
+
+    >>> near_names("trian", ["plan", "train"]), near_names("zzz", ["plan", "train"])
+    (['train'], [])
+    """
+    names: dict[str, str] = {}
+    for each in known:
+        names.setdefault(plain(each), each)
+    return [names[match] for match in difflib.get_close_matches(plain(name)[:LONGEST], names, n=n)]
+
+
+def suggestion(name: str, known: Iterable[str], *, prefix: str = "") -> str:
+    """The way out of an unknown name: the nearest known one, or all of them.
+
+    >>> suggestion("modle", ["model", "data"]), suggestion("zzz", ["model", "data"])
+    ("did you mean 'model'?", 'use one of model, data')
+    """
+    known = list(known)
+    near = near_names(name, known)
+    return f"did you mean '{prefix}{near[0]}'?" if near else f"use one of {', '.join(known)}"

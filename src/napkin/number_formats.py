@@ -18,8 +18,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from napkin.errors import NapkinError
-from napkin.near_names import near_names
+from napkin.errors import NapkinError, near_names
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@ import dataclasses
 
 import pytest
 
-from napkin.accounting.communication import Collective, Communication
-from napkin.hardware.interconnect import Interconnect
+from napkin.accounting.rank_seconds import Collective, Communication
+from napkin.hardware.cluster import Interconnect
 
 NET = Interconnect(100e9, 10e9, 8)
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin import count
-from napkin.accounting import measured_scratch
-from napkin.accounting.allocator_events import allocator_events
+from napkin.accounting import scratch
+from napkin.accounting.memory import allocator_events
 
 aten = torch.ops.aten
 
@@ -20,7 +20,7 @@ def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], None
     """Nothing has been measured, in this process or before."""
 
     def forget() -> None:
-        monkeypatch.setattr(measured_scratch, "_by_machine", {})
+        monkeypatch.setattr(scratch, "_by_machine", {})
         monkeypatch.setenv("NAPKIN_CACHE_DIR", str(tmp_path / str(len(list(tmp_path.iterdir())))))
 
     forget()
@@ -29,7 +29,7 @@ def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], None
 
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    return lambda work: monkeypatch.setattr(measured_scratch, "MOST_WORK", work)
+    return lambda work: monkeypatch.setattr(scratch, "MOST_WORK", work)
 
 
 class Returns(nn.Module):
@@ -118,9 +118,9 @@ def test_a_call_that_does_not_fit_is_not_run(rows: int, inner: int, columns: int
         product = left @ right
     flops = 2 * rows * inner * columns
     with allocator_events() as growth:
-        found = measured_scratch.measured_scratch(aten.mm.default, (left, right), {}, [left, right], [product], flops)
+        found = scratch.measured_scratch(aten.mm.default, (left, right), {}, [left, right], [product], flops)
     assert found is None
-    assert not growth or growth[0] <= measured_scratch.MOST_BYTES
+    assert not growth or growth[0] <= scratch.MOST_BYTES
 
 
 def test_fewer_rows_of_a_transposed_matrix_lie_as_the_whole_one_does() -> None:
@@ -128,8 +128,8 @@ def test_fewer_rows_of_a_transposed_matrix_lie_as_the_whole_one_does() -> None:
     with mode:
         whole = torch.empty(512, 16_777_216, dtype=torch.bfloat16).T
         padded = torch.empty(16, 1_000_064, dtype=torch.bfloat16)[:, :1_000_000].T
-    assert measured_scratch._first_rows(whole, 1216).stride() == (1, 1216)
-    assert measured_scratch._bytes(measured_scratch._first_rows(whole, 1216)) == 1216 * 512 * 2
+    assert scratch._first_rows(whole, 1216).stride() == (1, 1216)
+    assert scratch._bytes(scratch._first_rows(whole, 1216)) == 1216 * 512 * 2
     # Columns that are aligned to 64 elements stay so.
-    assert measured_scratch._first_rows(padded, 1000).stride() == (1, 1024)
-    assert measured_scratch._first_rows(padded, 1000).shape == (1000, 16)
+    assert scratch._first_rows(padded, 1000).stride() == (1, 1024)
+    assert scratch._first_rows(padded, 1000).shape == (1000, 16)

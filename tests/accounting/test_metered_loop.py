@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from napkin import NapkinError, count
-from napkin.accounting.metered_loop import MeteredLoop, meter, reconcile
+from napkin.accounting.metering import MeteredLoop, meter, reconcile
 from napkin.accounting.pricing import price
-from napkin.hardware.accelerators import find_device
 from napkin.hardware.ceilings import CatalogueCeilings
+from napkin.hardware.device_file import find_device
 from napkin.model.config import ModelConfig
-from napkin.planning.run_plan import Plan
-from napkin.planning.site import Site
+from napkin.planning.step.run_plan import Plan
+from napkin.planning.step.site import Site
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
@@ -275,7 +275,7 @@ def test_metering_writes_nothing_to_the_terminal() -> None:
     # Gradients from before the profile are freed in it, of which torch's allocator would warn.
     program = """
 import torch
-from napkin.accounting.metered_loop import meter
+from napkin.accounting.metering import meter
 model = torch.nn.Linear(8, 8)
 with meter(model) as measured:
     for _ in range(4):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from napkin import count
-from napkin.accounting import measured_scratch
+from napkin.accounting import scratch
 from oracles.allocator import growth_at_peak, storage_bytes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -216,16 +216,16 @@ def test_what_was_measured_is_kept_for_other_processes(tmp_path: Path, monkeypat
     monkeypatch.setenv("NAPKIN_CACHE_DIR", str(tmp_path))
     module, shape = CASES["unfold"]
     module, x = module.float(), torch.zeros(shape)
-    monkeypatch.setattr(measured_scratch, "_by_machine", {})
+    monkeypatch.setattr(scratch, "_by_machine", {})
     peak = count(module, x).peak_bytes
-    monkeypatch.setattr(measured_scratch, "_by_machine", {})
+    monkeypatch.setattr(scratch, "_by_machine", {})
 
     def unexpected(*_: Any) -> None:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(measured_scratch, "_measure", unexpected)
+    monkeypatch.setattr(scratch, "_measure", unexpected)
     assert count(module, x).peak_bytes == peak
-    monkeypatch.setattr(measured_scratch, "_by_machine", {})
+    monkeypatch.setattr(scratch, "_by_machine", {})
     (kept,) = tmp_path.glob("scratch-*.json")
     kept.write_text("{ no JSON")
     with pytest.raises(AssertionError, match="measured again"):

@@ -14,7 +14,7 @@ from napkin import Ledger, count
 from napkin.hardware.host import has_native_bf16
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
-from napkin.optim.adamw import AdamW
+from napkin.optim.adam import AdamW
 from napkin.optim.clipping import clip_gradients
 from oracles.allocator import growth_at_peak, storage_bytes
 from oracles.tiny_models import LossOf

@@ -4,8 +4,8 @@ from dataclasses import replace
 from napkin import Ledger
 from napkin.accounting.ledger import Row
 from napkin.accounting.pricing import price, roofline_seconds
-from napkin.hardware.accelerators import catalogue, find_device
 from napkin.hardware.ceilings import CatalogueCeilings
+from napkin.hardware.device_file import catalogue, find_device
 
 H100 = CatalogueCeilings(find_device("H100"))
 

@@ -4,13 +4,11 @@ import torch
 from torch import nn
 
 from napkin import Ledger, count
-from napkin.accounting.metered_loop import meter
-from napkin.accounting.metering import meter_step
+from napkin.accounting.metering import meter, meter_step
 from napkin.accounting.pricing import Price, Spent, price
-from napkin.accounting.quantity_row import QuantityRow
-from napkin.accounting.quantity_table import QuantityTable
-from napkin.hardware.accelerators import find_device
+from napkin.accounting.quantities import QuantityRow, QuantityTable
 from napkin.hardware.ceilings import CatalogueCeilings
+from napkin.hardware.device_file import find_device
 from napkin.units import format_flops
 
 ROWS = [

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from napkin.accounting.quantity_row import QuantityRow
+from napkin.accounting.quantities import QuantityRow
 
 
 def test_a_row_survives_json_with_its_integers_exact():

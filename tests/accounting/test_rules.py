@@ -9,6 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from napkin import Ledger, count
 from napkin.accounting import rules
 from napkin.accounting.rules import (
+    Sizes,
     activation_bytes_rule,
     adamw_bytes_rule,
     attention_flops_rule,
@@ -21,9 +22,9 @@ from napkin.accounting.rules import (
     layered_parameters_rule,
     matmul_intensity_rule,
     parameters_rule,
+    rules_table,
     training_flops_rule,
 )
-from napkin.accounting.rules_table import Sizes, rules_table
 from oracles.reference_ledgers import gpt2_xl_ledger, tokens_of
 from oracles.torch_models import GPT2, DeepLinear, Llama
 

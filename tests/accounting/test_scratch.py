@@ -12,8 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from napkin.accounting.measured_scratch import measured_scratch
-from napkin.accounting.scratch import hides_products, scratch_bytes
+from napkin.accounting.scratch import hides_products, measured_scratch, scratch_bytes
 from napkin.hardware.host import has_amx
 from oracles.allocator import growth_at_peak
 

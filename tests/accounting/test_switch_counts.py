@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from napkin import count
 from napkin.model.transformer import Transformer
-from napkin.optim.adamw import AdamW
+from napkin.optim.adam import AdamW
 from oracles.allocator import growth_at_peak, storage_bytes
 from oracles.brute_force_flops import ScalarProducts
 from oracles.model_switches import SWITCHES, config_of, random_tokens

@@ -20,8 +20,8 @@ from napkin.benchmarking.collective_bench import (
     time_in_processes,
 )
 from napkin.errors import NapkinError
-from napkin.hardware.interconnect import Group, Interconnect, Operation
-from napkin.hardware.rank_benchmark import SIZES
+from napkin.hardware.cluster import Group, Interconnect, Operation
+from napkin.hardware.rank_calibration import SIZES
 
 
 @pytest.mark.parametrize("ranks", [2, 8])

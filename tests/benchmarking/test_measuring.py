@@ -8,11 +8,10 @@ import torch
 from napkin.benchmarking.case import Case, Target
 from napkin.benchmarking.measuring import Limits, Measuring, row_values
 from napkin.benchmarking.module_target import MODULES, ModuleTarget
-from napkin.benchmarking.operator_target import OperatorTarget
-from napkin.benchmarking.operators import OPERATORS
+from napkin.benchmarking.operators import OPERATORS, OperatorTarget
 from napkin.benchmarking.work import work_of
-from napkin.hardware.accelerators import find_device
 from napkin.hardware.ceilings import CatalogueCeilings
+from napkin.hardware.device_file import find_device
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 
@@ -88,7 +87,7 @@ def test_every_form_of_every_operator_runs_and_its_flops_are_those_of_the_formul
 def test_forms_that_only_a_gpu_has_are_counted_without_one_in_every_format(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("napkin.benchmarking.operator_target.triton_is_installed", lambda: True)
+    monkeypatch.setattr("napkin.benchmarking.operators.triton_is_installed", lambda: True)
     target = OperatorTarget(name, "cuda")
     shape = target.whole(TINY[name])
     # CUDA's fused attention pads narrow heads, and in fp32 takes no grouped queries.

@@ -14,16 +14,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from napkin.checkpoint.folder import checkpoint_paths, prune_checkpoints, read_checkpoint
-from napkin.checkpoint.load import load_model, load_train_state
-from napkin.checkpoint.restore import restore_newest
+from napkin.checkpoint.restore import load_model, load_train_state, restore_newest
 from napkin.checkpoint.state import Checkpoint
-from napkin.checkpoint.write import save_checkpoint
+from napkin.checkpoint.writer import save_checkpoint
 from napkin.errors import CorruptFile, NapkinError
 from napkin.model.config import ModelConfig
-from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import OptimizerConfig
 from napkin.train_step.step import TrainState, build_train_state
 from oracles.tiny_run import MODEL, TRAINING
 

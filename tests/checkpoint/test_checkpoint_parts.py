@@ -19,11 +19,10 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from napkin.checkpoint.parts import Box, Parts, first_fault, parts_of
-from napkin.checkpoint.shard_assignment import assign_shards
-from napkin.checkpoint.shard_files import copy_parts_into, tensor_files, write_parts
+from napkin.checkpoint.shard_files import Box, Parts, copy_parts_into, first_fault, parts_of, tensor_files, write_parts
+from napkin.checkpoint.sharded_writer import assign_shards
 from napkin.distributed.ranks import RankInfo, Ranks
-from napkin.optim.sharded_tensors import local, part_like
+from napkin.optim.saved_state import local, part_like
 
 HEIGHTS = {"stacked": (8, 4, 4), "stacked.bias": (8, 4, 4), "stack of stacked": (4, 4)}
 """Divisible among the tensor ranks of all layouts."""

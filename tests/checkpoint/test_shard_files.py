@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from napkin.checkpoint.folder import read_checkpoint
-from napkin.checkpoint.load import load_train_state
+from napkin.checkpoint.restore import load_train_state
 from napkin.checkpoint.state import tensors_of
-from napkin.checkpoint.write import save_checkpoint
+from napkin.checkpoint.writer import save_checkpoint
 from napkin.distributed.ranks import ALONE
 from napkin.errors import CorruptFile
 from napkin.recipe.precision import Precision

@@ -9,17 +9,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from napkin.checkpoint.disk_space import checkpoint_bytes
-from napkin.checkpoint.folder import checkpoint_paths, read_checkpoint
-from napkin.checkpoint.load import load_averaged_model, load_train_state
+from napkin.checkpoint.folder import checkpoint_bytes, checkpoint_paths, read_checkpoint
+from napkin.checkpoint.restore import load_averaged_model, load_train_state
 from napkin.checkpoint.state import Snapshot, snapshot
-from napkin.checkpoint.write import write_checkpoint
-from napkin.checkpoint.writer import CheckpointWriter
+from napkin.checkpoint.writer import CheckpointWriter, write_checkpoint
 from napkin.errors import NapkinError
-from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import OptimizerConfig
 from napkin.runs.history import History
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.train_step.step_ledger import count_step

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from napkin import near_names
+from napkin import errors
 from napkin.recipe.toml_file import read_recipe
 from napkin.training.start import recipe_differences
 
@@ -22,7 +22,7 @@ def lengthen(run: str, steps: int) -> None:
 
 
 def test_the_examples_in_the_docstrings_are_true() -> None:
-    assert doctest.testmod(near_names).failed == 0
+    assert doctest.testmod(errors).failed == 0
 
 
 def test_a_resumed_run_finds_its_text_where_it_is_told_and_remembers_it(napkin, refusal) -> None:

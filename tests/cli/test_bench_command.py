@@ -13,8 +13,7 @@ import pytest
 from napkin.benchmarking.case import Case
 from napkin.benchmarking.collective_bench import COLLECTIVES
 from napkin.benchmarking.module_target import MODULES
-from napkin.benchmarking.operator_target import OperatorTarget
-from napkin.benchmarking.operators import OPERATORS
+from napkin.benchmarking.operators import OPERATORS, OperatorTarget
 from napkin.benchmarking.subject import Subject
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe

@@ -11,7 +11,7 @@ import torch
 from safetensors.numpy import load_file
 
 from cli.conftest import Napkin
-from napkin.inference.chat_format import Message
+from napkin.chats.chat_format import Message
 from napkin.inference.open_model import open_model
 from napkin.inference.trained import load_run
 from napkin.model import load_huggingface

@@ -11,8 +11,8 @@ import pytest
 from napkin.cli.plan_output import print_plan
 from napkin.data import TokenFile
 from napkin.hardware.conditions import Conditions
-from napkin.planning.plan_file import plan_file_of
 from napkin.planning.planner import plan as make_plan
+from napkin.planning.step.plan_file import plan_file_of
 from napkin.recipe import read_recipe
 from napkin.tokenizer import load_tokenizer
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from napkin.runs.lock import is_being_trained
-from napkin.runs.run_folder import RunFolder
+from napkin.runs.run_folder import RunFolder, is_being_trained
 
 
 def test_runs_are_listed_and_compared(napkin, place: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from napkin.data.token_file import SEPARATOR, TokenFile
 from napkin.tokenizer.bpe_training import train_bpe
+from napkin.tokenizer.inspection import printable
 from napkin.tokenizer.interchange import read_huggingface, read_tiktoken, write_huggingface
-from napkin.tokenizer.printable_text import printable
 from napkin.tokenizer.tokenizer_file import load_tokenizer
 from napkin.tokenizer.word_level import WordTokenizer
 

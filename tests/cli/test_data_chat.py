@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from napkin.alignment.unit_file import UnitFile
+from napkin.tuning.example_file import UnitFile
 
 CHATS = [
     {

@@ -11,7 +11,7 @@ import pytest
 from cli.conftest import Napkin
 from napkin.cli.data.recipe import STANDARD, commented_pipeline
 from napkin.cli.options import field_docstrings
-from napkin.curation.pipeline_file import InputOptions, OutputOptions, pipeline_of
+from napkin.curation.engine.pipeline_file import InputOptions, OutputOptions, pipeline_of
 from napkin.curation.registry import STAGES, make_stage, stage_class
 
 REQUIRED: dict[str, dict[str, Any]] = {

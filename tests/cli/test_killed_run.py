@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from napkin.report.page import write_report
-from napkin.runs.lock import is_being_trained
+from napkin.runs.run_folder import is_being_trained
 
 # A page after every step, whatever it costs.
 TRAIN = """

@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Napkin
-from napkin.planning.shared_plans import SharedPlans
+from napkin.planning.planner import SharedPlans
 from napkin.recipe.toml_file import read_recipe
 from napkin.scaling.fitted_law import read_law
-from napkin.scaling.ladder import Design, Ladder
-from napkin.scaling.ladder_file import ladder_file_of, write_ladder
-from napkin.scaling.ladder_law import predict
+from napkin.scaling.ladder import Design, Ladder, ladder_file_of, predict, write_ladder
 
 FEW_TOKENS = ("--training.evaluation-tokens", "64")
 

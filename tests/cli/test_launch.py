@@ -37,7 +37,7 @@ def test_the_script_alone_is_printed(napkin: Napkin, place: Path) -> None:
     assert done.out.startswith("#!/bin/bash\n")
     assert done.out.endswith('\nexit "$status"\n')
     assert f"\n#SBATCH --chdir={place}\n" in done.out
-    assert f"\n    {sys.executable} -m napkin.distributed.launch " in done.out
+    assert f"\n    {sys.executable} -m napkin.distributed.cluster_job " in done.out
     assert "\n#SBATCH --job-name=new\n" in done.out
     checked = subprocess.run([shutil.which("bash") or "bash", "-n"], input=done.out, text=True, check=False)
     assert checked.returncode == 0
@@ -55,7 +55,7 @@ def test_a_jobset_is_printed(napkin: Napkin, place: Path) -> None:
     assert done.status == 0
     jobset = yaml.safe_load(done.out)
     assert (jobset["kind"], jobset["metadata"]) == ("JobSet", {"name": "new", "namespace": "lab"})
-    assert "exec python -m napkin.distributed.launch" in done.out
+    assert "exec python -m napkin.distributed.cluster_job" in done.out
     assert '"amd.com/gpu": 2' in done.out
     assert 'mountPath: "/data"' in done.out
 

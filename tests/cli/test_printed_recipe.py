@@ -7,9 +7,9 @@ import pytest
 from napkin.cli.options import field_docstrings
 from napkin.cli.recipe import with_comments
 from napkin.optim.registry import OPTIMIZERS
-from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import read_recipe
+from napkin.recipe.training_config import OptimizerConfig
 from napkin.recipe.tuning_recipe import TuningRecipe
 
 

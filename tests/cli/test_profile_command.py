@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Napkin
-from napkin.planning.machine import ThisMachine
-from napkin.planning.resolve import resolve
+from napkin.planning.planner import resolve
+from napkin.planning.step.machine import ThisMachine
 from napkin.recipe.toml_file import read_recipe
 from napkin.train_step.step_ledger import count_step
 

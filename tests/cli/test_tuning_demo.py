@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from napkin.alignment.environments import environment_named
-from napkin.alignment.environments.split import is_held_out
 from napkin.cli.tune.demo import ENVIRONMENT, SOLVED, demo_recipes, write_solved
+from napkin.environments import environment_named
+from napkin.environments.environment import is_held_out
 from napkin.recipe.toml_file import format_recipe, read_recipe
 
 

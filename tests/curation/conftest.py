@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from napkin.curation.pipeline_file import read_pipeline
-from napkin.curation.pipeline_run import run_pipeline
+from napkin.curation.engine.pipeline_file import read_pipeline
+from napkin.curation.engine.pipeline_run import run_pipeline
 from napkin.curation.registry import STAGES, StageEntry
 from reliability.harness import Napkin
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from napkin.curation import Record, corpus_plan, input_sample
-from napkin.curation.corpus_plan import CorpusPlan, Estimate, plan_corpus
-from napkin.curation.input_sample import draw_files
-from napkin.curation.pipeline_file import InputOptions, Pipeline
-from napkin.curation.pipeline_run import run_pipeline
+from napkin.curation import Record
+from napkin.curation.engine import corpus_plan, input_sample
+from napkin.curation.engine.corpus_plan import CorpusPlan, Estimate, plan_corpus, read_plan, reconcile
+from napkin.curation.engine.input_sample import draw_files
+from napkin.curation.engine.pipeline_file import InputOptions, Pipeline
+from napkin.curation.engine.pipeline_run import run_pipeline
 from napkin.curation.reading.input_file import InputFile, find_files
-from napkin.curation.reconciliation import read_plan, reconcile
 from napkin.curation.registry import make_stage
 from napkin.errors import NapkinError
 from napkin.runs.json_file import write_json

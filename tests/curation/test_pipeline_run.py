@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from curation.conftest import PIPELINE, PROGRAM, contents
-from napkin.curation.manifest import read_manifest
-from napkin.curation.pipeline_file import pipeline_of, read_pipeline
-from napkin.curation.pipeline_run import run_pipeline
+from napkin.curation.engine.corpus_writer import read_manifest
+from napkin.curation.engine.document_story import find_story
+from napkin.curation.engine.pipeline_file import pipeline_of, read_pipeline
+from napkin.curation.engine.pipeline_run import run_pipeline
 from napkin.curation.reading.bounded_stream import decompressed
-from napkin.curation.story import find_story
 from napkin.errors import NapkinError
 from reliability.harness import Command, Napkin
 

@@ -14,8 +14,8 @@ import msgspec
 import psutil
 import pytest
 
-from napkin.curation.pipeline_file import InputOptions, Pipeline
-from napkin.curation.pipeline_run import run_pipeline
+from napkin.curation.engine.pipeline_file import InputOptions, Pipeline
+from napkin.curation.engine.pipeline_run import run_pipeline
 from napkin.curation.registry import make_stage
 from peers import peer
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from napkin.cli import main
-from napkin.curation.sample_page import write_sample_page
+from napkin.curation.engine.document_story import write_sample_page
 from napkin.errors import NapkinError
 
 pytest.importorskip("zstandard")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from napkin.cli import main
-from napkin.curation.pipeline_file import pipeline_of
-from napkin.curation.pipeline_run import run_pipeline
+from napkin.curation.engine.pipeline_file import pipeline_of
+from napkin.curation.engine.pipeline_run import run_pipeline
 from napkin.data.corpus import read_documents
 from napkin.errors import CorruptFile
 

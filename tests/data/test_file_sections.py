@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from napkin.data import file_sections
 from napkin.data.corpus import read_documents
-from napkin.data.document import Document
+from napkin.data.curated_corpus import Document
 from napkin.data.file_sections import read_sections
 from napkin.errors import NapkinError
 from napkin.tokenizer.pre_tokenization import PATTERNS, PreTokenizer
-from napkin.tokenizer.split_points import SPLITTABLE_PATTERNS, find_any_split, find_split
+from napkin.tokenizer.text_input import SPLITTABLE_PATTERNS, find_any_split, find_split
 from oracles import line_reader
 
 PIECES = [

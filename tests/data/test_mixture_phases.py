@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from napkin.data import SEPARATOR, Batches, Document, TokenFile, TokenMixture, write_token_file
-from napkin.data.mixture_phases import PhasedInterleaving, shares_within, temperature_weights
+from napkin.data.mixing import PhasedInterleaving, shares_within, temperature_weights
 from napkin.errors import NapkinError
 from napkin.tokenizer import ByteTokenizer
 

@@ -8,15 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from napkin.data.corpus import read_documents
-from napkin.data.document import Document
-from napkin.data.split import split_documents
+from napkin.data.corpus import read_documents, split_documents
+from napkin.data.curated_corpus import Document
 from napkin.data.token_file import SEPARATOR
 from napkin.data.token_writer import write_token_file
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.bpe import BPETokenizer
+from napkin.tokenizer.bpe import BPETokenizer, ByteTokenizer
 from napkin.tokenizer.bpe_training import train_bpe
-from napkin.tokenizer.byte_level import ByteTokenizer
 from napkin.tokenizer.word_level import WordTokenizer
 
 PROSE = "The cat sat, and didn't say 123 words.\nThen  it   left:\n\ta mat; 你好 世界 grün\n" * 60

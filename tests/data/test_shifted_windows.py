@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from napkin.data import SEPARATOR, Batches, Document, TokenFile, TokenMixture, write_token_file
-from napkin.data.repetition import repetition_warnings
+from napkin.data.batches import repetition_warnings
 from napkin.data.sidecar import sidecar_path
 from napkin.tokenizer import ByteTokenizer, CharacterTokenizer
 

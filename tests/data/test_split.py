@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napkin.data import Document, is_validation
-from napkin.data.split import split_documents
+from napkin.data.corpus import split_documents
 from napkin.errors import NapkinError
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from napkin.data.mixing import TokenGuard
 from napkin.data.token_file import TokenFile
-from napkin.data.token_guard import TokenGuard
 from napkin.errors import CorruptFile
 from oracles.tiny_run import write_tiny_text
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from napkin.data.document import Document
+from napkin.data.curated_corpus import Document
 from napkin.data.resumable_writing import (
     Documents,
     Progress,
@@ -22,8 +22,8 @@ from napkin.data.token_file import SEPARATOR, TokenFile
 from napkin.data.token_writer import write_token_file
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.tokenizer.bpe_training import train_bpe
-from napkin.tokenizer.byte_level import ByteTokenizer
 
 TOKENIZER = train_bpe(["the cat in the hat"], 260, [SEPARATOR])
 DOCUMENTS = [Document(f"d{i}", f"the cat {i} in the hat 你好 " * (i % 7 + 1)) for i in range(200)]

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from napkin.distributed.cluster_job import ClusterJob
-from napkin.distributed.kubernetes_manifest import KubernetesSettings, jobset_manifest
+from napkin.distributed.cluster_job import ClusterJob, KubernetesSettings, jobset_manifest
 from napkin.errors import NapkinError
 
 HOSTILE = (
@@ -123,7 +122,7 @@ def test_every_pod_starts_torchrun_and_they_meet_at_the_first(tmp_path: Path, in
         "--max-restarts": "3",
         "--shutdown-timeout": "300",
     }
-    assert arguments[:2] == ["-m", "napkin.distributed.launch"]
+    assert arguments[:2] == ["-m", "napkin.distributed.cluster_job"]
     assert {option: value_after(arguments, option) for option in options} == options
     assert arguments[-7:] == ["-m", "--", "napkin", "train", "big.toml", "--run", "runs/big"]
     assert told["environment"]["OMP_NUM_THREADS"] == "8"

@@ -16,13 +16,12 @@ from napkin.distributed.parallel_model import CopiesModel, DDPModel, FSDPModel, 
 from napkin.distributed.ranks import ALONE, RankInfo, Ranks, rank_info_of
 from napkin.errors import NapkinError
 from napkin.model.transformer import Transformer
-from napkin.optim.rounding import StochasticRounding
+from napkin.optim.narrow_copies import StochasticRounding
 from napkin.recipe.layout import Layout
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import per_device
-from napkin.runs.run_folder import RunFolder
-from napkin.runs.run_format import is_run
-from napkin.tokenizer.byte_level import ByteTokenizer
+from napkin.runs.run_folder import RunFolder, is_run
+from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.training.signals import Interruption, agree_on_signal
 from napkin.training.start import recipe_differences
 from oracles.tiny_run import MODEL, tiny_recipe, write_tiny_text

@@ -2,7 +2,7 @@
 
 import random
 
-from napkin.distributed.sharded_optimizer import balanced
+from napkin.distributed.sharding import balanced
 
 
 def test_parts_are_similar_and_the_first_is_the_largest() -> None:

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from napkin.distributed.cluster_job import ClusterJob
-from napkin.distributed.slurm_script import SlurmSettings, batch_script, seconds_of_time_limit
+from napkin.distributed.cluster_job import ClusterJob, SlurmSettings, batch_script, seconds_of_time_limit
 from napkin.errors import NapkinError
 
 BASH = shutil.which("bash")
@@ -184,7 +183,7 @@ def test_srun_starts_torchrun_on_every_node_and_they_meet_on_the_first(slurm: Sl
     launcher = arguments.index("/venv/bin/python")
     assert "--ntasks-per-node=1" in arguments[:launcher]
     assert all(each.startswith("--") for each in arguments[:launcher])
-    assert arguments[launcher + 1 : launcher + 3] == ["-m", "napkin.distributed.launch"]
+    assert arguments[launcher + 1 : launcher + 3] == ["-m", "napkin.distributed.cluster_job"]
     options = {
         "--nnodes": "4",
         "--nproc-per-node": "8",
@@ -205,7 +204,7 @@ def test_torchrun_knows_the_options_of_the_launcher(slurm: Slurm) -> None:
 
     slurm.run(batch_script(job(), SlurmSettings(folder="/")))
     arguments = slurm.told("srun")["arguments"]
-    parsed = get_args_parser().parse_args(arguments[arguments.index("napkin.distributed.launch") + 1 :])
+    parsed = get_args_parser().parse_args(arguments[arguments.index("napkin.distributed.cluster_job") + 1 :])
     assert (parsed.nnodes, parsed.nproc_per_node, parsed.max_restarts) == ("4", "8", 3)
     assert (parsed.module, parsed.training_script, parsed.training_script_args[0]) == (True, "napkin", "train")
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from distributed.vocabulary_cases import CASES, problem
-from napkin.model.loss import next_token_loss
+from napkin.model.transformer import next_token_loss
 from reliability.ranks import free_port
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from napkin.distributed.vocabulary_parallel import VocabularyShard
+from napkin.distributed.tensor_parallel import VocabularyShard
 from reliability.ranks import fork_ranks
 
 BATCH, LENGTH, D_MODEL = 3, 8, 16

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from napkin.data.document import Document
+from napkin.data.curated_corpus import Document
 from napkin.data.sidecar import Sidecar
 from napkin.data.token_file import SEPARATOR, TokenFile
 from napkin.data.token_writer import write_token_file
@@ -15,7 +15,7 @@ from napkin.errors import NapkinError
 from napkin.evaluation.bits_per_byte import evaluate, mean_loss, sampled_bits_per_byte
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import Precision
-from napkin.tokenizer.byte_level import ByteTokenizer
+from napkin.tokenizer.bpe import ByteTokenizer
 from oracles.tiny_run import MODEL
 
 FP32 = Precision("fp32", "cpu")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from napkin.alignment.rewards import reward_named
 from napkin.errors import NapkinError
+from napkin.grading import reward_named
 
 RIGHT = [
     "B",

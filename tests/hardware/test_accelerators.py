@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.hardware.accelerators import catalogue, find_device
+from napkin.hardware.device_file import catalogue, find_device
 
 DRIVER_NAMES = {
     "Tesla V100-SXM2-16GB": "V100-SXM2-16GB",

@@ -1,7 +1,7 @@
 import math
 from pathlib import Path
 
-from napkin.hardware.cgroup import Limits, read_limits
+from napkin.hardware.host import Limits, read_limits
 
 
 def write(root: Path, files: dict[str, str]) -> None:

@@ -4,9 +4,8 @@ from pathlib import Path
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.hardware.accelerators import catalogue, find_device
-from napkin.hardware.cluster import find_cluster
-from napkin.hardware.node import node_of, nodes
+from napkin.hardware.cluster import find_cluster, node_of, nodes
+from napkin.hardware.device_file import catalogue, find_device
 
 
 @pytest.mark.parametrize(

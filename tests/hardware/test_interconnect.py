@@ -5,10 +5,9 @@ import math
 
 import pytest
 
-from napkin.hardware.accelerators import find_device
-from napkin.hardware.efficiency import efficiency_of
-from napkin.hardware.interconnect import Group, Interconnect, Operation, interconnect_of
-from napkin.hardware.node import node_of
+from napkin.hardware.ceilings import efficiency_of
+from napkin.hardware.cluster import Group, Interconnect, Operation, interconnect_of, node_of
+from napkin.hardware.device_file import find_device
 
 PLAIN = Interconnect(100e9, 10e9, 8, start_seconds=0, link_hop_seconds=1e-6, network_hop_seconds=5e-6)
 

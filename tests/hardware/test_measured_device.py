@@ -3,10 +3,9 @@ from pathlib import Path
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.hardware.accelerators import find_device
 from napkin.hardware.calibration import ArrayMeasurement, Calibration, Machine, MatmulMeasurement
-from napkin.hardware.ceilings import CatalogueCeilings
-from napkin.hardware.efficiency import efficiencies, efficiency_of
+from napkin.hardware.ceilings import CatalogueCeilings, efficiencies, efficiency_of
+from napkin.hardware.device_file import find_device
 from napkin.hardware.measured_device import measured_device
 from napkin.model.config import ModelConfig
 from napkin.planning.planner import plan

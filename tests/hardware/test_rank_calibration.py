@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from napkin.hardware.calibration import Machine
-from napkin.hardware.interconnect import Group
+from napkin.hardware.cluster import Group
 from napkin.hardware.microbenchmarks import current_machine
 from napkin.hardware.rank_calibration import CollectiveMeasurement, RankCalibration, ranks_of_this_machine
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from napkin.inference.engine import Engine
-from napkin.inference.kv_blocks import Int8Blocks, bytes_per_token
+from napkin.inference.paged_cache import Int8Blocks, bytes_per_token
 from napkin.inference.request import Request
 from napkin.inference.service_load import ServiceLoad
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
 from napkin.model.kv_cache import ContiguousCache, ExtendingPass
 from napkin.model.transformer import Transformer
-from napkin.planning.engine_service import plan_engine_service
+from napkin.planning.services.engine_service import plan_engine_service
 from oracles.model_switches import disturbed
 
 CONFIG = ModelConfig(61, context_length=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2)

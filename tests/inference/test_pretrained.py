@@ -9,10 +9,9 @@ import pytest
 import napkin
 from napkin.errors import NapkinError
 from napkin.inference.generation import generate
-from napkin.inference.generation_config import read_generation_config
 from napkin.inference.open_model import open_model
 from napkin.inference.pretrained import Pretrained
-from napkin.inference.settings import Sampling
+from napkin.inference.settings import Sampling, read_generation_config
 from napkin.model.config import ModelConfig
 from napkin.model.huggingface import save_huggingface
 from napkin.model.transformer import Transformer

@@ -9,10 +9,9 @@ import torch
 
 from napkin.errors import NapkinError
 from napkin.inference.generation import continue_prompt
-from napkin.inference.proposals import DraftModel, PromptLookup, modified_rejection
 from napkin.inference.sampling import Draw, distributions, inverted, uniform
 from napkin.inference.settings import Sampling
-from napkin.inference.speculation import speculate
+from napkin.inference.speculation import DraftModel, PromptLookup, modified_rejection, speculate
 from napkin.inference.speculation_plan import SpeculationMeter, best_proposed, expected_tokens, improvement
 from napkin.model.transformer import Transformer
 from oracles.model_switches import config_of, disturbed, random_tokens

@@ -7,8 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from napkin.accounting.counting import count
-from napkin.accounting.measured_scratch import measured_scratch
-from napkin.accounting.scratch import hides_products, scratch_bytes
+from napkin.accounting.scratch import hides_products, measured_scratch, scratch_bytes
 from napkin.kernels.attention_by_rows import compiled_attention, first_keys_of
 from oracles.allocator import growth_at_peak
 

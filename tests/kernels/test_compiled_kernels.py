@@ -15,7 +15,7 @@ from napkin.kernels.layer_normalization import compiled_layer_norm
 from napkin.kernels.rms_normalization import compiled_rms_norm
 from napkin.kernels.rope import compiled_rotate_halves, compiled_rotate_interleaved, rotate_halves, rotate_interleaved
 from napkin.kernels.swiglu_gate import compiled_swiglu, swiglu_reference
-from napkin.model.rope import RotaryEmbedding
+from napkin.model.positions import RotaryEmbedding
 
 EPS = 1e-5
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-8}

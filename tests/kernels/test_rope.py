@@ -5,7 +5,7 @@ from torch import Tensor
 
 from napkin.errors import NapkinError
 from napkin.kernels.rope import rotate_halves
-from napkin.model.rope import RotaryEmbedding
+from napkin.model.positions import RotaryEmbedding
 from oracles import numpy_transformer as oracle
 
 

@@ -4,7 +4,7 @@ import torch
 
 from napkin import count
 from napkin.errors import NapkinError
-from napkin.model.deep_linear import DeepLinear
+from napkin.model.builder import DeepLinear
 
 
 def test_it_is_the_product_of_its_matrices() -> None:

@@ -12,15 +12,12 @@ from napkin.kernels.rope import rotate_interleaved
 from napkin.model.attention import CausalSelfAttention, ForwardContext
 from napkin.model.block import BLOCKS, BlockParts
 from napkin.model.config import ModelConfig
-from napkin.model.dropout import Dropout
-from napkin.model.embedding import Embedding
 from napkin.model.initialization import fan_in_std, glorot_std, truncated_normal
-from napkin.model.linear import Linear, LinearFactory
+from napkin.model.layers import Dropout, Embedding, Linear, LinearFactory
 from napkin.model.mlp import FEED_FORWARDS, SwiGLU
 from napkin.model.moe import DroplessExperts, MixtureOfExperts, SharedMixtureOfExperts
 from napkin.model.norm import LayerNorm, RMSNorm
-from napkin.model.positions import unrotated
-from napkin.model.rope import RotaryEmbedding
+from napkin.model.positions import RotaryEmbedding, unrotated
 from napkin.model.transformer import Transformer
 from oracles import numpy_switches as switches
 from oracles import numpy_transformer as oracle

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
-from napkin.model.linear import LinearFactory
+from napkin.model.layers import LinearFactory
 from napkin.model.mlp import SwiGLU
 from napkin.model.moe import CapacityExperts, DroplessExperts, MixtureOfExperts
 from napkin.model.transformer import Transformer

@@ -1,8 +1,8 @@
 from napkin.kernels.decoding import linear
 from napkin.kernels.fp8_matmul import fp8_linear_emulated
 from napkin.model.config import ModelConfig
-from napkin.model.linear import Linear
-from napkin.model.narrow_products import multiply_narrow
+from napkin.model.layers import Linear
+from napkin.model.narrow_weights import multiply_narrow
 from napkin.model.transformer import Transformer
 
 

@@ -12,7 +12,7 @@ from napkin.inference.generation import cache_for, generate, prefill
 from napkin.inference.settings import Sampling
 from napkin.model.config import ModelConfig
 from napkin.model.kv_cache import ContiguousCache
-from napkin.model.linear import Linear
+from napkin.model.layers import Linear
 from napkin.model.quantized import Format, Int4Linear, Int8Linear, QuantizedLinear, quantize_model, quantized_twin
 from napkin.model.transformer import Transformer
 from oracles.model_switches import config_of, disturbed, random_tokens

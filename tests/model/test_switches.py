@@ -15,7 +15,7 @@ from napkin.model.config import ModelConfig
 from napkin.model.initialization import INITIAL_STDS
 from napkin.model.mlp import FEED_FORWARDS
 from napkin.model.norm import NORMS, QK_NORMS
-from napkin.model.rope import PAIRINGS, ROPE_SCALINGS
+from napkin.model.positions import PAIRINGS, ROPE_SCALINGS
 from napkin.model.transformer import Transformer
 from oracles import numpy_switches as oracle
 from oracles.model_switches import BASE, SWITCHES, config_of, disturbed, random_tokens

@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin.errors import NapkinError
 from napkin.optim import base
-from napkin.optim.adamw import AdamW
+from napkin.optim.adam import AdamW
 
 SHAPES = [(5, 7), (7,), (3, 2, 2), ()]
 SETTINGS = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.05}

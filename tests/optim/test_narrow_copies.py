@@ -2,7 +2,7 @@
 
 import torch
 
-from napkin.optim.adamw import AdamW
+from napkin.optim.adam import AdamW
 from napkin.optim.averaging import WeightAverage
 from napkin.optim.narrow_copies import NarrowCopies
 

@@ -13,14 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from napkin.errors import NapkinError
 from napkin.optim import base
 from napkin.optim.adafactor import Adafactor
-from napkin.optim.adagrad import AdaGrad
-from napkin.optim.adam import Adam
-from napkin.optim.adamw import AdamW
+from napkin.optim.adagrad import AdaGrad, RMSProp
+from napkin.optim.adam import Adam, AdamW
 from napkin.optim.base import Optimizer
-from napkin.optim.lion import Lion
 from napkin.optim.muon import Muon, newton_schulz, newton_schulz_stacked
-from napkin.optim.rmsprop import RMSProp
-from napkin.optim.sgd import SGD, Momentum, Nesterov
+from napkin.optim.sgd import SGD, Lion, Momentum, Nesterov
 from optim.wandering import LEARNING_RATE, SHAPES, fresh_parameters, gradient_of, learning_rate, train
 from oracles import numpy_optimizers
 

@@ -1,6 +1,6 @@
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
-from napkin.optim.parameter_groups import decay_groups
+from napkin.optim.base import decay_groups
 
 CONFIG = ModelConfig(vocab_size=10, context_length=8, d_model=8, n_layers=2, n_heads=2)
 

@@ -11,17 +11,16 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from napkin import count
-from napkin.checkpoint.load import load_train_state
-from napkin.checkpoint.write import save_checkpoint
+from napkin.checkpoint.restore import load_train_state
+from napkin.checkpoint.writer import save_checkpoint
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
 from napkin.optim import base
 from napkin.optim.registry import OPTIMIZERS, build_optimizer
-from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.train_step.step_ledger import count_step
 from oracles.allocator import growth_at_peak, storage_bytes

@@ -1,7 +1,7 @@
 import torch
 
-from napkin.optim.adamw import AdamW
-from napkin.optim.rounding import StochasticRounding
+from napkin.optim.adam import AdamW
+from napkin.optim.narrow_copies import StochasticRounding
 
 
 def rounded(value: torch.Tensor, step: int = 0, seed: int = 0) -> torch.Tensor:

@@ -10,14 +10,11 @@ from torch import Tensor
 
 from napkin.errors import NapkinError
 from napkin.optim.adafactor import Adafactor
-from napkin.optim.adagrad import AdaGrad
-from napkin.optim.adam import Adam
-from napkin.optim.adamw import AdamW
+from napkin.optim.adagrad import AdaGrad, RMSProp
+from napkin.optim.adam import Adam, AdamW
 from napkin.optim.base import Optimizer
-from napkin.optim.lion import Lion
 from napkin.optim.muon import Muon
-from napkin.optim.rmsprop import RMSProp
-from napkin.optim.sgd import SGD, Momentum, Nesterov
+from napkin.optim.sgd import SGD, Lion, Momentum, Nesterov
 from optim.wandering import LEARNING_RATE, fresh_parameters, train
 
 MUON: dict[str, Any] = {"lr": LEARNING_RATE, "momentum": 0.8, "adjust_lr_fn": "match_rms_adamw"}

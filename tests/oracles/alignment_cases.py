@@ -12,27 +12,30 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from napkin.alignment.objective import REFERENCE, Normalisation, Objective
-from napkin.alignment.policy_gradient.objective import policy_objective
-from napkin.alignment.preferences.kto import DESIRABLE, with_kl_estimate
-from napkin.alignment.preferences.registry import preference_objective
-from napkin.alignment.preferences.reward_model import RewardObjective, rewarded
-from napkin.alignment.reinforcement_step import FreshObjective
-from napkin.alignment.rollout import SAMPLER
-from napkin.alignment.sequence_step import SequenceStep, train_on_units
-from napkin.alignment.supervised import SupervisedObjective
-from napkin.alignment.token_sequence import TokenSequence, Unit
+from napkin.chats.token_sequence import TokenSequence, Unit
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.model.config import ModelConfig
-from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
-from napkin.recipe.preference_config import PreferenceConfig, PreferenceObjective
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.reinforcement_config import PolicyAlgorithm, ReinforcementConfig
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.recipe.training_config import TrainingConfig
-from napkin.recipe.tuning_recipe import RewardModelRecipe
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
+from napkin.recipe.tuning_recipe import (
+    PolicyAlgorithm,
+    PreferenceConfig,
+    PreferenceObjective,
+    ReinforcementConfig,
+    RewardModelRecipe,
+)
 from napkin.train_step.step import TrainState, build_train_state
+from napkin.tuning.objective import REFERENCE, Normalisation, Objective
+from napkin.tuning.policy_gradient.objective import policy_objective
+from napkin.tuning.preference_method import preference_objective
+from napkin.tuning.preferences.kto import DESIRABLE, with_kl_estimate
+from napkin.tuning.preferences.reward_model import RewardObjective, rewarded
+from napkin.tuning.reinforcement_step import FreshObjective
+from napkin.tuning.rollout import SAMPLER
+from napkin.tuning.sequence_step import SequenceStep, train_on_units
+from napkin.tuning.supervised import SupervisedObjective
 
 MODEL = ModelConfig(vocab_size=29, context_length=32, d_model=16, n_layers=2, n_heads=2)
 NORMALISATIONS: tuple[Normalisation, ...] = get_args(Normalisation)

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from napkin.alignment.environments.environment import Outcome, Task, ask
-from napkin.alignment.token_sequence import TokenSequence
-from napkin.inference.chat_format import Message
+from napkin.chats.chat_format import Message
+from napkin.chats.token_sequence import TokenSequence
+from napkin.environments.environment import Outcome, Task, ask
 from napkin.model.config import ModelConfig
 
 STOP = 15

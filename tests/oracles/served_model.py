@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from napkin.inference.chat_format import PlainChat
+from napkin.chats.chat_format import PlainChat
 from napkin.inference.open_model import OpenModel
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
-from napkin.tokenizer.byte_level import ByteTokenizer
+from napkin.tokenizer.bpe import ByteTokenizer
 
 SEPARATOR = "<|endoftext|>"
 CONTEXT = 2048
@@ -42,7 +42,7 @@ def serving_program(*, key: str | None = None, poisoned: int | None = None, **li
     return f"""
 import json, torch
 from napkin.inference.engine import Engine
-from napkin.inference.server import Limits, serve
+from napkin.serving import Limits, serve
 from oracles.served_model import poison, tiny_served_model
 torch.set_num_threads(1)
 opened = tiny_served_model()

@@ -5,15 +5,14 @@ import random
 from pathlib import Path
 from typing import Any
 
-from napkin.data.document import Document
+from napkin.data.curated_corpus import Document
 from napkin.data.token_file import SEPARATOR
 from napkin.data.token_writer import write_token_file
 from napkin.model.config import ModelConfig
 from napkin.recipe.data_config import DataConfig
-from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.training_config import TrainingConfig
-from napkin.tokenizer.byte_level import ByteTokenizer
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
+from napkin.tokenizer.bpe import ByteTokenizer
 
 MODEL = ModelConfig(context_length=32, d_model=48, n_layers=1, n_heads=4, n_kv_heads=2)
 TRAINING = TrainingConfig(

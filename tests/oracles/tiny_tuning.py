@@ -6,10 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from napkin.recipe.optimizer_config import OptimizerConfig
-from napkin.recipe.training_config import TrainingConfig
-from napkin.recipe.tuning_config import TuningConfig
-from napkin.recipe.tuning_recipe import RECIPE_OF, TuningRecipe
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
+from napkin.recipe.tuning_recipe import RECIPE_OF, TuningConfig, TuningRecipe
 from napkin.training.run import train
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 

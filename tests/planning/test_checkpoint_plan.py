@@ -6,15 +6,13 @@ from typing import Any
 import pytest
 
 from napkin.checkpoint.state import tensors_of
-from napkin.hardware.accelerators import find_device
+from napkin.hardware.device_file import find_device
 from napkin.model.config import ModelConfig
-from napkin.planning.checkpoint_plan import whole_checkpoint_bytes
-from napkin.planning.machine import CatalogueMachine
 from napkin.planning.planner import plan as make_plan
-from napkin.recipe.optimizer_config import OptimizerConfig
-from napkin.recipe.parallelism_config import ParallelismConfig
+from napkin.planning.step.failure_plan import whole_checkpoint_bytes
+from napkin.planning.step.machine import CatalogueMachine
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import OptimizerConfig, ParallelismConfig, TrainingConfig
 from napkin.train_step.step import build_train_state
 
 MODEL = ModelConfig(vocab_size=61, context_length=16, d_model=24, n_layers=2, n_heads=4)

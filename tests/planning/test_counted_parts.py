@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from napkin.accounting.ledger import Row
-from napkin.hardware.accelerators import find_device
+from napkin.hardware.device_file import find_device
 from napkin.model.config import ModelConfig
-from napkin.planning.counted_parts import Size, count_parts, with_tensor
-from napkin.planning.machine import CatalogueMachine
-from napkin.planning.resolve import resolve
+from napkin.planning.layouts.counted_parts import Size, count_parts, with_tensor
+from napkin.planning.planner import resolve
+from napkin.planning.step.machine import CatalogueMachine
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig

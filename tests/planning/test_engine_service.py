@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from napkin.errors import NapkinError
-from napkin.inference.engine import Engine
-from napkin.inference.engine_sequence import EngineSequence
+from napkin.inference.engine import Engine, EngineSequence
 from napkin.inference.service_load import ServiceLoad, measure_load
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
-from napkin.planning.engine_service import StepSeconds, plan_engine_service, simulate_engine
+from napkin.planning.services.engine_service import StepSeconds, plan_engine_service, simulate_engine
 
 CONFIG = ModelConfig(97, context_length=128, d_model=32, n_layers=2, n_heads=4)
 

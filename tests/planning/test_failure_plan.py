@@ -7,20 +7,18 @@ from typing import Any
 import pytest
 
 from napkin.accounting.failures import FailureModel
-from napkin.checkpoint.disk_space import checkpoint_bytes
-from napkin.hardware.accelerators import find_device
+from napkin.checkpoint.folder import checkpoint_bytes
+from napkin.hardware.device_file import find_device
 from napkin.model.config import ModelConfig
-from napkin.planning.checkpoint_plan import whole_checkpoint_bytes
-from napkin.planning.failure_plan import planned_failures
-from napkin.planning.machine import CatalogueMachine
-from napkin.planning.plan_file import plan_file_of
 from napkin.planning.planner import plan as make_plan
-from napkin.planning.run_plan import Plan
-from napkin.recipe.parallelism_config import ParallelismConfig
+from napkin.planning.step.failure_plan import planned_failures, whole_checkpoint_bytes
+from napkin.planning.step.machine import CatalogueMachine
+from napkin.planning.step.plan_file import plan_file_of
+from napkin.planning.step.run_plan import Plan
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import ParallelismConfig, TrainingConfig
+from napkin.runs.accounting_files import PlanFile
 from napkin.runs.json_file import read_json, write_json
-from napkin.runs.plan_file import PlanFile
 
 A100 = find_device("A100-80GB")
 

@@ -7,11 +7,10 @@ from typing import Literal
 import pytest
 
 from napkin.model.config import ModelConfig
-from napkin.planning.kernel_choice import choose_kernels
-from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.planning.step.kernel_choice import choose_kernels
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 
 MODEL = ModelConfig(vocab_size=300, context_length=256)
 
@@ -50,7 +49,7 @@ def test_the_update_is_fused_where_there_is_a_kernel_and_nobody_said_no(name: st
 def test_freed_memory_is_kept_from_then_on() -> None:
     program = """
 import psutil
-from napkin.hardware.malloc import keep_freed_memory
+from napkin.hardware.host import keep_freed_memory
 
 def kept_of_a_freed_block():
     before = psutil.Process().memory_info().rss

@@ -7,22 +7,21 @@ from typing import Any
 import pytest
 import torch
 
-from napkin.accounting.communication import Communication
 from napkin.accounting.pipeline_simulation import simulate_pipeline
 from napkin.accounting.pricing import price
-from napkin.hardware.accelerators import find_device
+from napkin.accounting.rank_seconds import Communication
+from napkin.hardware.device_file import find_device
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
-from napkin.planning.layout_costs import Choice, LayoutCosts
-from napkin.planning.layout_memory import schedule_of
-from napkin.planning.layout_plan import LayoutPlan, plan_layout
-from napkin.planning.machine import CatalogueMachine
-from napkin.planning.resolve import resolve
+from napkin.planning.layouts.costs import Choice, LayoutCosts
+from napkin.planning.layouts.layout_plan import LayoutPlan, plan_layout
+from napkin.planning.layouts.memory import schedule_of
+from napkin.planning.planner import resolve
+from napkin.planning.step.machine import CatalogueMachine
 from napkin.recipe.layout import Layout, layout_of
-from napkin.recipe.parallelism_config import ParallelismConfig
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import ParallelismConfig, TrainingConfig
 from napkin.train_step.step_ledger import count_step
 
 MODEL = ModelConfig(vocab_size=32000, context_length=1024, d_model=1024, n_layers=8, n_heads=16, n_kv_heads=8)

@@ -10,24 +10,25 @@ import pytest
 
 from napkin.accounting.pipeline_simulation import StageSeconds
 from napkin.errors import NapkinError
-from napkin.hardware.accelerators import find_device
+from napkin.hardware.device_file import find_device
 from napkin.model.config import ModelConfig
-from napkin.planning.hardware_search import device_counts, least_hardware
-from napkin.planning.layout_costs import Choice, LayoutCosts
-from napkin.planning.layout_plan import plan_layout, simulated
-from napkin.planning.layout_reasons import recipe_tables, why_slower
-from napkin.planning.layout_search import (
+from napkin.planning.fit import device_counts, least_hardware
+from napkin.planning.layouts.costs import Choice, LayoutCosts
+from napkin.planning.layouts.layout_plan import plan_layout, simulated
+from napkin.planning.layouts.search import (
     FREE,
     candidates,
     longest_rank_seconds,
     pipeline_seconds,
+    recipe_tables,
     refusal,
     search_layouts,
     tensor_sizes,
+    why_slower,
 )
-from napkin.planning.layout_stages import Sends, StageContent, StageTime
-from napkin.planning.machine import CatalogueMachine
-from napkin.planning.resolve import resolve
+from napkin.planning.layouts.stages import Sends, StageContent, StageTime
+from napkin.planning.planner import resolve
+from napkin.planning.step.machine import CatalogueMachine
 from napkin.recipe.layout import Layout, layout_of
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import read_recipe

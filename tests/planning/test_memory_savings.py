@@ -3,15 +3,14 @@ import dataclasses
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.hardware.accelerators import find_device
 from napkin.hardware.ceilings import CatalogueCeilings
+from napkin.hardware.device_file import find_device
 from napkin.model.config import ModelConfig
-from napkin.planning import micro_batch
-from napkin.planning.machine import CatalogueMachine, ThisMachine
-from napkin.planning.memory_savings import memory_options
-from napkin.planning.micro_batch import largest_micro_batch
 from napkin.planning.planner import plan as make_plan
-from napkin.planning.resolve import resolve, with_vocab_size
+from napkin.planning.planner import resolve, with_vocab_size
+from napkin.planning.step import memory_savings
+from napkin.planning.step.machine import CatalogueMachine, ThisMachine
+from napkin.planning.step.memory_savings import largest_micro_batch, memory_options
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
@@ -27,7 +26,7 @@ FP32 = Precision("fp32", "cpu")
 @pytest.fixture(autouse=True)
 def soon_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes from which a peak is read off the line through two counts."""
-    monkeypatch.setattr(micro_batch, "_PROBE_TOKENS", 128)
+    monkeypatch.setattr(memory_savings, "_PROBE_TOKENS", 128)
 
 
 def recipe_of(**training) -> Recipe:

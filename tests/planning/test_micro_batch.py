@@ -4,13 +4,12 @@ import pytest
 
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
-from napkin.planning import micro_batch
-from napkin.planning.micro_batch import refuse_far_too_much
-from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.planning.step import memory_savings
+from napkin.planning.step.memory_savings import refuse_far_too_much
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.train_step.step_ledger import count_step
 
 PRECISION = Precision("fp32", "cpu")
@@ -19,8 +18,8 @@ PRECISION = Precision("fp32", "cpu")
 @pytest.fixture(autouse=True)
 def soon_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting what is really large takes minutes, which is what the code under test is there to avoid."""
-    monkeypatch.setattr(micro_batch, "_PROBE_TOKENS", 1024)
-    monkeypatch.setattr(micro_batch, "_MANY_TOKENS", 4096)
+    monkeypatch.setattr(memory_savings, "_PROBE_TOKENS", 1024)
+    monkeypatch.setattr(memory_savings, "_MANY_TOKENS", 4096)
 
 
 def recipe(batch_size: int, micro_batch_size: int | None = None, context_length: int = 512) -> Recipe:

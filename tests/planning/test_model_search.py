@@ -3,10 +3,10 @@ import dataclasses
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.hardware.accelerators import find_device
-from napkin.planning.machine import CatalogueMachine
-from napkin.planning.model_search import Family, largest_model
+from napkin.hardware.device_file import find_device
+from napkin.planning.fit import Family, largest_model
 from napkin.planning.planner import plan
+from napkin.planning.step.machine import CatalogueMachine
 
 FAMILY = Family(vocab_size=512, context_length=64, batch_size=1, precision="fp32")
 

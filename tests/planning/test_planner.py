@@ -8,16 +8,16 @@ import pytest
 from napkin.accounting.rules import all_reduce_seconds_rule
 from napkin.distributed.ranks import RankInfo, Ranks
 from napkin.errors import NapkinError
-from napkin.hardware.accelerators import catalogue, find_device
+from napkin.hardware.ceilings import efficiency_of
 from napkin.hardware.device import Device
-from napkin.hardware.efficiency import efficiency_of
+from napkin.hardware.device_file import catalogue, find_device
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
-from napkin.planning.machine import CatalogueMachine, ThisMachine, machine_of
-from napkin.planning.micro_batch import refuse_what_does_not_fit
 from napkin.planning.planner import plan as make_plan
-from napkin.planning.resolve import resolve
-from napkin.planning.run_plan import Plan
+from napkin.planning.planner import resolve
+from napkin.planning.step.machine import CatalogueMachine, ThisMachine, machine_of
+from napkin.planning.step.memory_savings import refuse_what_does_not_fit
+from napkin.planning.step.run_plan import Plan
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import TrainingConfig

@@ -10,7 +10,7 @@ from napkin.hardware.calibration import ArrayMeasurement, Calibration, Machine, 
 from napkin.hardware.competition import Sample, Sampler, Watch
 from napkin.hardware.conditions import Conditions
 from napkin.model.config import ModelConfig
-from napkin.planning.probe_run import (
+from napkin.planning.step.machine import (
     DISTURBED_FACTOR,
     PROBED_FACTOR,
     UNPROBED_FACTOR,
@@ -56,7 +56,7 @@ def test_a_step_of_two_layers_and_two_micro_batches_is_compared_with_its_operato
     asked: Recipe, others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ProcessorClock(1e-3, others=others)
-    monkeypatch.setattr("napkin.hardware.timing.time", clock)
+    monkeypatch.setattr("napkin.hardware.competition.time", clock)
     monkeypatch.setattr(Watch, "conditions", lambda self, **_: Conditions(2, 2, float(others > 0)))
     steps: list[float] = []
 
@@ -67,7 +67,7 @@ def test_a_step_of_two_layers_and_two_micro_batches_is_compared_with_its_operato
         steps.extend(sample.clock for sample in taken)
         return taken
 
-    monkeypatch.setattr("napkin.planning.probe_run._train", train)
+    monkeypatch.setattr("napkin.planning.step.machine._train", train)
     ceilings = calibration(1e15)
     between, factor = probe_run(asked, ceilings, max_bytes=2**30)
     # Every operator takes a millisecond alone, as it is timed, and a step three tenths of a second, without others.

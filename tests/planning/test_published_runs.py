@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from napkin.hardware.accelerators import find_device
-from napkin.hardware.ceilings import CatalogueCeilings
-from napkin.hardware.efficiency import efficiency_of
+from napkin.hardware.ceilings import CatalogueCeilings, efficiency_of
+from napkin.hardware.device_file import find_device
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 B200 = find_device("B200")

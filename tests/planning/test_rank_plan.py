@@ -8,20 +8,18 @@ import pytest
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.pricing import Price, price
 from napkin.errors import NapkinError
-from napkin.hardware.accelerators import find_device
-from napkin.hardware.interconnect import Interconnect
+from napkin.hardware.cluster import Interconnect
+from napkin.hardware.device_file import find_device
 from napkin.model.config import ModelConfig
-from napkin.planning.counted_layout import with_best_counted
-from napkin.planning.layout_costs import LayoutCosts
-from napkin.planning.layout_search import search_layouts
-from napkin.planning.machine import CatalogueMachine
-from napkin.planning.rank_plan import planned_ranks
-from napkin.planning.resolve import resolve
-from napkin.recipe.parallelism_config import ParallelismConfig
+from napkin.planning.layouts.costs import LayoutCosts
+from napkin.planning.layouts.rank_plan import planned_ranks
+from napkin.planning.layouts.search import search_layouts, with_best_counted
+from napkin.planning.planner import resolve
+from napkin.planning.step.machine import CatalogueMachine
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import ParallelismConfig, TrainingConfig
 from napkin.train_step.step_ledger import count_step
 
 MODEL = ModelConfig(vocab_size=4096, context_length=64, d_model=64, n_layers=4, n_heads=2)

@@ -7,9 +7,9 @@ import pytest
 from napkin.hardware.target import CudaTarget
 from napkin.model.config import ModelConfig
 from napkin.model.published_models import preset, presets
-from napkin.planning.machine import ThisMachine
-from napkin.planning.resolve import resolve
-from napkin.planning.rule_sizes import multiplying_parameters_by_rule, parameters_by_rule, step_flops_by_rule
+from napkin.planning.planner import resolve
+from napkin.planning.rules.sizes import multiplying_parameters_by_rule, parameters_by_rule, step_flops_by_rule
+from napkin.planning.step.machine import ThisMachine
 from napkin.recipe import Recipe, TrainingConfig
 from napkin.train_step.step_ledger import count_step
 

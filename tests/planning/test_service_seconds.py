@@ -4,13 +4,13 @@ import math
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.hardware.accelerators import find_device
-from napkin.hardware.interconnect import LINK_HOP_SECONDS
+from napkin.hardware.cluster import LINK_HOP_SECONDS
+from napkin.hardware.device_file import find_device
 from napkin.hardware.service_efficiency import FITTED, ServiceEfficiency, generation_spread, service_efficiencies
 from napkin.model.published_models import preset
-from napkin.planning.service_interval import interval_of
-from napkin.planning.service_seconds import Load, Replica, service_times
-from napkin.planning.service_work import count_work
+from napkin.planning.services.seconds import Load, Replica, service_times
+from napkin.planning.services.service_plan import interval_of
+from napkin.planning.services.work import count_work
 from oracles.serving_simulation import simulate
 
 H100 = find_device("H100")
@@ -145,7 +145,7 @@ def test_intervals_are_wider_where_nothing_was_measured() -> None:
 def test_an_interval_of_one_uncertain_constant_is_that_constants_own(monkeypatch: pytest.MonkeyPatch) -> None:
     # All seconds are in the weights' bytes: by as much as their bandwidth is off, the time is.
     spread = dict.fromkeys(FITTED, 0.0) | {"weight_share": 0.2}
-    monkeypatch.setattr("napkin.planning.service_interval.generation_spread", lambda: spread)
+    monkeypatch.setattr("napkin.planning.services.service_plan.generation_spread", lambda: spread)
     found = interval_of(llama(), Load(1, 1, 1))
     assert found.tpot == pytest.approx(math.exp(1.645 * 0.2), rel=0.01)
 

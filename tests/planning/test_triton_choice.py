@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import pytest
 
-from napkin.hardware.accelerators import find_device
+from napkin.hardware.device_file import find_device
 from napkin.model.config import ModelConfig
-from napkin.planning.machine import CatalogueMachine, ThisMachine
-from napkin.planning.resolve import resolve
-from napkin.planning.triton_choice import fastest, planned_seconds
+from napkin.planning.planner import resolve
+from napkin.planning.step.kernel_choice import fastest, planned_seconds
+from napkin.planning.step.machine import CatalogueMachine, ThisMachine
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import TrainingConfig

@@ -3,14 +3,14 @@
 import doctest
 import random
 
-from napkin.profiling import matching
-from napkin.profiling.matching import matched_rows
+from napkin.profiling import operator_calls
+from napkin.profiling.operator_calls import matched_rows
 
 NAMES = ["mm", "add", "mul", "view", "t", "sum", "exp", "copy_", "_to_copy"]
 
 
 def test_the_examples_in_the_docstring_are_true() -> None:
-    assert doctest.testmod(matching).failed == 0
+    assert doctest.testmod(operator_calls).failed == 0
 
 
 def test_the_same_operators_are_matched_one_by_one() -> None:

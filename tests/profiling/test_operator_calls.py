@@ -12,10 +12,12 @@ from napkin.profiling.operator_calls import (
     PYTHON,
     UNKNOWN_KERNELS,
     WAITING,
+    HostEvent,
+    Kernel,
+    ProfiledStep,
     calls_of_step,
     kind_of,
 )
-from napkin.profiling.profiler_events import HostEvent, Kernel, ProfiledStep
 
 
 def event(name: str, begin: int, end: int, number: int = 0) -> HostEvent:

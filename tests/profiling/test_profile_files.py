@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.profiling.chrome_trace import trace_of, write_trace
-from napkin.profiling.flame_picture import flame_boxes, flame_svg
-from napkin.profiling.profile_page import render_profile_page, write_profile_page
-from napkin.profiling.profile_pictures import memory_svg, roofline_svg
-from napkin.profiling.profile_table import headings, table_rows
+from napkin.profiling.profile_page import (
+    flame_boxes,
+    flame_svg,
+    memory_svg,
+    render_profile_page,
+    roofline_svg,
+    write_profile_page,
+)
+from napkin.profiling.profile_table import headings, table_rows, trace_of, write_trace
 from napkin.profiling.step_profile import ProfiledSpan, StepProfile
 from profiling.test_profiler import example
 

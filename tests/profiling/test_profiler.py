@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 import napkin
 from napkin.accounting.pricing import price
 from napkin.errors import NapkinError
-from napkin.hardware.accelerators import find_device
 from napkin.hardware.ceilings import CatalogueCeilings
+from napkin.hardware.device_file import find_device
 from napkin.profiling.operator_calls import ENGINE, PYTHON
 from napkin.profiling.profiler import assembled, measured_steps
 from napkin.profiling.step_profile import StepProfile, as_values

@@ -8,11 +8,9 @@ import pytest
 
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
-from napkin.recipe.layout import Layout, layout_of
-from napkin.recipe.layout_check import refuse_impossible_layout
-from napkin.recipe.parallelism_config import ParallelismConfig
+from napkin.recipe.layout import Layout, layout_of, refuse_impossible_layout
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import ParallelismConfig, TrainingConfig
 
 
 def test_what_is_left_open_takes_the_ranks_that_remain() -> None:

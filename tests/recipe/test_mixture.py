@@ -5,8 +5,7 @@ import pytest
 from napkin.data import SEPARATOR, Document, TokenFile, TokenMixture, write_token_file
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
-from napkin.recipe.curriculum import renamed_phase
-from napkin.recipe.data_config import DataConfig
+from napkin.recipe.data_config import DataConfig, renamed_phase
 from napkin.recipe.mixture import open_mixture
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import TrainingConfig

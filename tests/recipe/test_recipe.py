@@ -12,10 +12,9 @@ from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
 from napkin.optim.registry import OPTIMIZERS
 from napkin.recipe.data_config import DataConfig
-from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe, read_recipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 
 paths = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 recipes = st.builds(

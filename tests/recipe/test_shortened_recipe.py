@@ -6,11 +6,9 @@ import pytest
 
 from napkin.errors import NapkinError
 from napkin.optim.schedule import SCHEDULES
-from napkin.recipe.curriculum import read_curriculum
-from napkin.recipe.data_config import DataConfig
-from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.recipe.data_config import DataConfig, read_curriculum
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.scaling.trials import with_values
 
 CURRICULUM = ("300 a=1 b=2", "301 b=1", "700 a=1")

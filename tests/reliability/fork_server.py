@@ -27,7 +27,7 @@ IMPORTED = (
     "napkin.cli.resume",
     "napkin.cli.train",
     "napkin.cli.train_and_report",
-    "napkin.training.finished",
+    "napkin.training.callbacks",
     "napkin.training.run",
     "numpy.ctypeslib",
     "numpy.ma",
@@ -57,7 +57,7 @@ def warm_up() -> None:
         importlib.import_module(name)
     sys.path.insert(0, str(Path(__file__).parents[1]))
     importlib.import_module("reliability.ranks").import_for_ranks()
-    from napkin.accounting import measured_scratch
+    from napkin.accounting import scratch
     from napkin.model.config import ModelConfig
     from napkin.recipe.precision import Precision
     from napkin.recipe.recipe import Recipe
@@ -66,11 +66,11 @@ def warm_up() -> None:
     from napkin.train_step.step_ledger import count_step
 
     # The first tracing imports half of torch; where no scratch is measured nothing computes, and no thread is born.
-    measure, measured_scratch._measure = measured_scratch._measure, lambda *_: None
+    measure, scratch._measure = scratch._measure, lambda *_: None
     model = ModelConfig(vocab_size=8, context_length=4, d_model=8, n_layers=1, n_heads=2)
     count_step(ResolvedRecipe(Recipe(model=model, training=TrainingConfig(batch_size=2)), Precision("bf16", "cpu")))
-    measured_scratch._measure = measure
-    measured_scratch._by_machine.clear()
+    scratch._measure = measure
+    scratch._by_machine.clear()
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"{threads} threads at the fork"
     # A metered step collects garbage before it, of which what is imported is none.

@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from napkin.recipe.parallelism_config import ParallelismConfig
 from napkin.recipe.toml_file import format_recipe
+from napkin.recipe.training_config import ParallelismConfig
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 from reliability.harness import Command, Napkin, checkpoints, figures, lines_of_metrics, wait_until
 from reliability.ranks import run_ranks, start_ranks

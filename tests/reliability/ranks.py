@@ -23,7 +23,7 @@ IMPORTED_BY_RANKS = (
     "napkin.distributed.fake_ranks",
     "napkin.distributed.pipeline",
     "napkin.distributed.process_group",
-    "napkin.distributed.sharded_optimizer",
+    "napkin.distributed.sharding",
     "napkin.distributed.tensor_parallel",
     "torch.distributed._composable.replicate_with_fsdp",
     "torch.distributed._tools",

@@ -16,11 +16,11 @@ import torch
 
 from napkin.checkpoint.folder import read_checkpoint
 from napkin.checkpoint.restore import restore_newest
-from napkin.checkpoint.write import save_checkpoint
-from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.checkpoint.writer import save_checkpoint
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import OptimizerConfig
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.training.run import train_run
 from napkin.training.start import create_run, open_run

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from napkin.distributed.cluster_job import ClusterJob
-from napkin.distributed.slurm_script import SlurmSettings, batch_script
+from napkin.distributed.cluster_job import ClusterJob, SlurmSettings, batch_script
 from napkin.recipe.toml_file import format_recipe
 from oracles.tiny_run import tiny_recipe
 from reliability.harness import Command, Napkin, checkpoints, figures, lines_of_metrics, wait_until

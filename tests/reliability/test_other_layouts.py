@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from napkin.recipe.parallelism_config import ParallelismConfig
+from napkin.recipe.training_config import ParallelismConfig
 from napkin.runs.run_folder import RunFolder
 from reliability.harness import Napkin, checkpoints, figures, lines_of_metrics, wait_until
 from reliability.rank_runs import assert_follows, train_alone, write_recipe

@@ -15,11 +15,10 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_with_torch
 
 from napkin.checkpoint.folder import read_checkpoint
-from napkin.checkpoint.load import load_model
+from napkin.checkpoint.restore import load_model
 from napkin.model.transformer import Transformer
-from napkin.recipe.parallelism_config import ParallelismConfig
 from napkin.recipe.toml_file import format_recipe
-from napkin.recipe.tracking_config import TrackingConfig
+from napkin.recipe.training_config import ParallelismConfig, TrackingConfig
 from napkin.runs.run_folder import RunFolder
 from oracles.tiny_run import tiny_recipe
 from reliability.conftest import Tally
@@ -163,7 +162,7 @@ def test_ranks_that_torchrun_has_left_behind_stop_with_a_checkpoint(
 @pytest.mark.torture
 def test_the_launcher_tells_of_a_lost_rank_in_a_line(napkin: Napkin, alone: Path) -> None:
     write_recipe(napkin)
-    launch = ["-m", "napkin.distributed.launch", "--nproc-per-node", "2", "--master-port", str(free_port())]
+    launch = ["-m", "napkin.distributed.cluster_job", "--nproc-per-node", "2", "--master-port", str(free_port())]
     run = napkin.folder / "run"
     lost = start_python(napkin.folder, *launch, "-m", "--", "napkin", "train", "recipe.toml", "--run", "run")
     wait_until(lambda: lines_of_metrics(run) >= 12, lost)

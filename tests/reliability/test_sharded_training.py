@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from napkin.checkpoint.folder import checkpoint_path, read_checkpoint
-from napkin.checkpoint.load import load_train_state
+from napkin.checkpoint.restore import load_train_state
 from reliability.harness import Napkin
 from reliability.rank_cases import Case, Figure, losses, steps_of, train_state_of
 from reliability.rank_runs import TOLERANCE, assert_follows, start_and_stop, take_up, write_recipe

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.report.axes import AXES
 from napkin.report.comparison import equal_points, find_runs, read_run
 from napkin.report.comparison_page import MOST_RUNS, write_comparison
-from napkin.report.scripts import UPLOT, read_asset
+from napkin.report.templates import UPLOT, read_asset
+from napkin.report.xy_picture import AXES
 from report.conftest import metrics_line
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from napkin.report.curves import smooth, smoothing_width, thin
+from napkin.report.overfitting import smooth, smoothing_width, thin
 
 
 def test_thinning_keeps_the_ends_the_highest_and_the_lowest_within_the_limit():

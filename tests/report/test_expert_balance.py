@@ -1,7 +1,6 @@
 import pytest
 
-from napkin.report.expert_balance import STEPS, expert_balance
-from napkin.report.page import render_report
+from napkin.report.page import STEPS, expert_balance, render_report
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_record import RunRecord
 

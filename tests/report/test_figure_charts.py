@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from napkin.report.figure_charts import constant_figures, figure_charts, figure_curves
+from napkin.report.charts import constant_figures, figure_charts, figure_curves
 from napkin.report.headline import key_figures
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_record import RunRecord

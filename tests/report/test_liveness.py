@@ -6,7 +6,7 @@ import pytest
 
 from napkin.report.liveness import liveness
 from napkin.report.page import render_report
-from napkin.runs.plan_file import PlanFile, PlannedDevice
+from napkin.runs.accounting_files import PlanFile, PlannedDevice
 from napkin.runs.run_record import RunRecord
 from report.test_report_charts import logged
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from napkin.accounting.quantity_row import format_figure
+from napkin.accounting.quantities import format_figure
 from napkin.report.comparison import read_run
 from napkin.report.comparison_page import write_comparison
 from napkin.report.page import write_report

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from napkin.report.comparison import ComparedRun, read_run
+from napkin.report.comparison import ComparedRun, differences, rank, read_run
 from napkin.report.overfitting import overfitting
-from napkin.report.ranking import differences, rank
 from report.test_report_charts import logged
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from napkin.errors import NapkinError
 from napkin.report.page import write_report
-from napkin.report.scripts import UPLOT, read_asset
+from napkin.report.templates import UPLOT, read_asset
 from report.conftest import metrics_line
 
 VOID = {"meta", "link", "br", "wbr"}

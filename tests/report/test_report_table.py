@@ -3,8 +3,8 @@ import io
 import pytest
 from rich.console import Console
 
-from napkin.accounting.quantity_row import QuantityRow, format_figure, format_ratio
-from napkin.report.table import reconcile_table
+from napkin.accounting.quantities import QuantityRow, format_figure, format_ratio
+from napkin.report.bars import reconcile_table
 
 ROWS = [
     QuantityRow("parameters", "count", 123_532_032, 124_475_904, 124_475_904, "no biases, norms and positions"),

@@ -6,8 +6,7 @@ import pytest
 
 from napkin.errors import CorruptFile
 from napkin.report.page import render_report
-from napkin.runs.answers_file import Answered, Answers, Said, read_newest_answers, write_answers
-from napkin.runs.run_record import RunRecord
+from napkin.runs.run_record import Answered, Answers, RunRecord, Said, read_newest_answers, write_answers
 
 RIGHT = Answered((Said("user", "1+1="), Said("assistant", "2")), 1.0, 2, "done")
 WRONG = Answered((Said("user", "<b>&"), Said("assistant", "<script>\0\x1b[2J")), 0.0, 3, "cut", "it raised")

@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from napkin.runs.damaged_lines import DAMAGED_FILE
-from napkin.runs.metrics import MetricsFile, StepMetrics, format_metrics, read_metrics, read_metrics_record
+from napkin.runs.metrics import (
+    DAMAGED_FILE,
+    MetricsFile,
+    StepMetrics,
+    format_metrics,
+    read_metrics,
+    read_metrics_record,
+)
 
 STEPS = 12
 

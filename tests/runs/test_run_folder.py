@@ -16,7 +16,7 @@ from napkin.errors import CorruptFile, NapkinError
 from napkin.files import atomic_file, draft_folder
 from napkin.runs.metrics import MetricsFile, StepMetrics, read_metrics
 from napkin.runs.run_folder import RunFolder
-from napkin.tokenizer.byte_level import ByteTokenizer
+from napkin.tokenizer.bpe import ByteTokenizer
 from oracles.tiny_run import tiny_recipe
 
 TOKENIZER = ByteTokenizer([SEPARATOR])

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.scaling.axis import Axis, Value, read_axis
+from napkin.scaling.trials import Axis, Value, read_axis
 
 
 @pytest.mark.parametrize(

@@ -8,20 +8,26 @@ from typing import Any
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.planning.planner import plan
-from napkin.planning.shared_plans import SharedPlans
+from napkin.planning.planner import SharedPlans, plan
 from napkin.recipe.recipe import Recipe
+from napkin.runs.accounting_files import MeasurementFile, PlanFile
 from napkin.runs.json_file import read_json
-from napkin.runs.measurement_file import MeasurementFile
 from napkin.runs.metrics import read_metrics
-from napkin.runs.plan_file import PlanFile
 from napkin.scaling.fitted_law import FittedLaw
-from napkin.scaling.ladder import FEWEST_STEPS, Design, Ladder, Shapes, learning_rate_of
-from napkin.scaling.ladder_file import ladder_file_of, read_ladder, write_ladder
+from napkin.scaling.ladder import (
+    FEWEST_STEPS,
+    Design,
+    Ladder,
+    Shapes,
+    ladder_file_of,
+    learning_rate_of,
+    read_ladder,
+    write_ladder,
+)
 from napkin.scaling.law_fit import fit_law
 from napkin.scaling.observations import Observation
 from napkin.scaling.predicted_loss import count_parameters, predicting, with_predicted_loss
-from napkin.scaling.sweep_plan import run_seconds
+from napkin.scaling.sweep import run_seconds
 from napkin.training.run import train_run
 from napkin.training.start import create_run, open_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text

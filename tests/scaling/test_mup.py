@@ -9,8 +9,7 @@ import pytest
 
 from napkin.errors import NapkinError
 from napkin.recipe.recipe import Recipe
-from napkin.scaling.mup_coordinates import check_coordinates
-from napkin.scaling.mup_transfer import curves, transfer, transfer_trials, widened
+from napkin.scaling.mup import check_coordinates, curves, transfer, transfer_trials, widened
 from napkin.scaling.sweep import Sweep
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 

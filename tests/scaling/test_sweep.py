@@ -10,16 +10,14 @@ import pytest
 from napkin.accounting.ledger import Row
 from napkin.errors import NapkinError
 from napkin.hardware.host import detect_host
-from napkin.planning.machine import ThisMachine
-from napkin.planning.resolve import resolve
-from napkin.planning.shared_plans import SharedPlans, step_key
+from napkin.planning.planner import SharedPlans, resolve, step_key
+from napkin.planning.step.machine import ThisMachine
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.scaling.axis import read_axis
 from napkin.scaling.best_run import ranked
 from napkin.scaling.sweep import Sweep
-from napkin.scaling.sweep_run import Ended
-from napkin.scaling.trials import Trial, grid, with_values
+from napkin.scaling.sweep_workers import Ended
+from napkin.scaling.trials import Trial, grid, read_axis, with_values
 from napkin.train_step.step_ledger import count_step
 from napkin.training.run import train
 from oracles.tiny_run import tiny_recipe, write_tiny_text

@@ -7,9 +7,8 @@ import pytest
 
 from napkin.errors import NapkinError
 from napkin.recipe.recipe import Recipe
-from napkin.scaling.axis import read_axis
 from napkin.scaling.best_run import Edge, edges, neighbours
-from napkin.scaling.trials import grid, listed, sampled
+from napkin.scaling.trials import grid, listed, read_axis, sampled
 
 WIDTHS = read_axis("--model.d-model", "64,128,256")
 RATES = read_axis("--optimizer.learning-rate", "1e-3,3e-3")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from napkin.errors import NapkinError
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.bpe_training import train_bpe
-from napkin.tokenizer.symbol_merging import merge_by_heap, merge_by_scanning
+from napkin.tokenizer.character_bpe import merge_by_heap, merge_by_scanning
 from oracles.naive_bpe import lowest_rank_first, merges_in_any_order, naive_encode, naive_gpt2_pieces
 
 END = "<|endoftext|>"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napkin.errors import NapkinError
-from napkin.tokenizer.character_level import CharacterTokenizer
+from napkin.tokenizer.word_level import CharacterTokenizer
 
 
 @given(st.lists(st.text(), min_size=1).filter(any))

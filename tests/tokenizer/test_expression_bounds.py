@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.tokenizer import expression_bounds
+from napkin.tokenizer import pre_tokenization
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.interchange.huggingface import read_huggingface, write_huggingface
 from napkin.tokenizer.pre_tokenization import PATTERNS, PreTokenizer
@@ -64,7 +64,7 @@ def test_what_is_no_expression_is_refused_in_a_line(pattern: str) -> None:
 
 
 def test_a_search_without_end_ends_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expression_bounds, "SECONDS", 0.2)
+    monkeypatch.setattr(pre_tokenization, "SECONDS", 0.2)
     with pytest.raises(NapkinError, match=r"much.*61 characters") as refused:
         list(PreTokenizer(ENDLESS).split(TEXT))
     assert "\n" not in str(refused.value)
@@ -75,7 +75,7 @@ def test_a_search_without_end_ends_in_a_line(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_search_without_end_of_a_foreign_tokenizer_ends_in_a_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(expression_bounds, "SECONDS", 0.2)
+    monkeypatch.setattr(pre_tokenization, "SECONDS", 0.2)
     write_huggingface(BPETokenizer([(97, 97)], pattern="[a-z]+"), tmp_path / "tokenizer.json")
     document = json.loads((tmp_path / "tokenizer.json").read_text())
     splits = document["pre_tokenizer"]["pretokenizers"]

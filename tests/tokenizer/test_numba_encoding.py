@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.bpe_training import train_bpe
+from napkin.tokenizer.character_bpe import merge_symbols
 from napkin.tokenizer.numba.encoder import Encoder
 from napkin.tokenizer.pre_tokenization import PreTokenizer
-from napkin.tokenizer.split_points import split_into_pieces
-from napkin.tokenizer.symbol_merging import merge_symbols
+from napkin.tokenizer.text_input import split_into_pieces
 from oracles.naive_bpe import lowest_rank_first, merges_in_any_order
 from oracles.tiktoken_encodings import tiktoken_encoding
 

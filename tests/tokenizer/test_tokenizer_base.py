@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.bpe import BPETokenizer
-from napkin.tokenizer.byte_level import ByteTokenizer
-from napkin.tokenizer.character_level import CharacterTokenizer
+from napkin.tokenizer.bpe import BPETokenizer, ByteTokenizer
 from napkin.tokenizer.pre_tokenization import PreTokenizer
 from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
 from napkin.tokenizer.tokenizer_file import load_tokenizer
-from napkin.tokenizer.word_level import WordTokenizer
+from napkin.tokenizer.word_level import CharacterTokenizer, WordTokenizer
 
 END = "<|endoftext|>"
 GREETING = "Hello, 🌍! 你好!"

@@ -8,13 +8,11 @@ import pytest
 
 from napkin.errors import CorruptFile, NapkinError
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.bpe import BPETokenizer
+from napkin.tokenizer.bpe import BPETokenizer, ByteTokenizer
 from napkin.tokenizer.bpe_training import train_bpe
-from napkin.tokenizer.byte_level import ByteTokenizer
-from napkin.tokenizer.character_level import CharacterTokenizer
 from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
 from napkin.tokenizer.tokenizer_file import load_tokenizer, save_tokenizer
-from napkin.tokenizer.word_level import WordTokenizer
+from napkin.tokenizer.word_level import CharacterTokenizer, WordTokenizer
 
 TEXT = 'the "cat"\\ in\r\n the\u2028hat 你好 🌍 \x00'
 KINDS: list[Tokenizer] = [

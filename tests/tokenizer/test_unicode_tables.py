@@ -12,7 +12,7 @@ import tokenizers
 from napkin.errors import CorruptFile, NapkinError
 from napkin.tokenizer.bpe import BPETokenizer
 from napkin.tokenizer.bpe_training import train_bpe
-from napkin.tokenizer.interchange.expressions import expression_of
+from napkin.tokenizer.interchange.huggingface_fields import expression_of
 from napkin.tokenizer.numba.character_classes import KIND, LETTER, NUMBER, SPACE, character_classes
 from napkin.tokenizer.pre_tokenization import PreTokenizer
 from napkin.tokenizer.tokenizer_file import load_tokenizer

@@ -19,7 +19,7 @@ import torch
 from napkin.accounting.metering import meter_step
 from napkin.checkpoint.folder import read_checkpoint
 from napkin.errors import NapkinError
-from napkin.planning.kernel_choice import choose_kernels
+from napkin.planning.step.kernel_choice import choose_kernels
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe

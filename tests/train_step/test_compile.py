@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from napkin.accounting.compile_estimate import (
+from napkin.accounting.ledger import Ledger, Row
+from napkin.accounting.pricing import (
     ASSUMED_SECONDS_ON_GPU,
     MOST_SAVED,
     SAVED,
@@ -17,21 +18,19 @@ from napkin.accounting.compile_estimate import (
     estimate_compile,
     fusible_seconds,
 )
-from napkin.accounting.ledger import Ledger, Row
 from napkin.checkpoint.folder import read_checkpoint
-from napkin.checkpoint.load import recipe_changes
+from napkin.checkpoint.restore import recipe_changes
 from napkin.errors import NapkinError
 from napkin.files import cache_folder
-from napkin.hardware.accelerators import find_device
 from napkin.hardware.calibration import ArrayMeasurement, Calibration, Machine, MatmulMeasurement
-from napkin.hardware.ceilings import CatalogueCeilings
-from napkin.hardware.efficiency import efficiencies, mean_efficiency
-from napkin.planning.compile_choice import choose_compile, describe_compile, refuse_impossible_compile
+from napkin.hardware.ceilings import CatalogueCeilings, efficiencies, mean_efficiency
+from napkin.hardware.device_file import find_device
 from napkin.planning.planner import plan as make_plan
-from napkin.recipe.parallelism_config import ParallelismConfig
+from napkin.planning.step.kernel_choice import choose_compile, describe_compile, refuse_impossible_compile
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import ParallelismConfig
 from napkin.training.run import train_run
 from napkin.training.start import create_run, open_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text

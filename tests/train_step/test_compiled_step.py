@@ -8,15 +8,14 @@ import torch
 
 from napkin.accounting.metering import meter_step
 from napkin.model.block import Block
-from napkin.model.compiled_kernels import use_compiled_kernels
 from napkin.model.config import ModelConfig
+from napkin.model.kernel_forms import use_compiled_kernels
 from napkin.model.transformer import Transformer
-from napkin.planning.kernel_choice import choose_kernels
-from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.planning.step.kernel_choice import choose_kernels
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.train_step.step import build_train_state
 from napkin.train_step.step_ledger import count_step
 

@@ -8,11 +8,10 @@ import pytest
 from napkin.hardware.target import CudaTarget
 from napkin.model.config import ModelConfig
 from napkin.optim.registry import OPTIMIZERS
-from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.train_step import step_ledger
 from napkin.train_step.step_ledger import count_step
 

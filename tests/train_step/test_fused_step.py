@@ -8,11 +8,10 @@ import pytest
 from napkin.accounting.recording import record
 from napkin.hardware.target import CudaTarget
 from napkin.model.config import ModelConfig
-from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.train_step.step import build_train_state
 from napkin.train_step.step_ledger import count_step
 from train_step.test_compiled_step import MODELS, batch

@@ -7,16 +7,15 @@ import pytest
 import torch
 
 from napkin.accounting.metering import meter_step
-from napkin.checkpoint.load import load_model, load_train_state
-from napkin.checkpoint.write import save_checkpoint
+from napkin.checkpoint.restore import load_model, load_train_state
+from napkin.checkpoint.writer import save_checkpoint
 from napkin.hardware.host import has_native_int8
 from napkin.model.config import ModelConfig
-from napkin.optim.loss_scale import FIRST_SCALE, LossScale
-from napkin.recipe.optimizer_config import OptimizerConfig
+from napkin.optim.clipping import FIRST_SCALE, LossScale
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.train_step.step_ledger import count_step
 

@@ -8,15 +8,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
-from napkin.accounting.communication import Communication
 from napkin.accounting.ledger import Ledger
+from napkin.accounting.rank_seconds import Communication
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
-from napkin.recipe.parallelism_config import ParallelismConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import ParallelismConfig, TrainingConfig
 from napkin.train_step import step_ledger
 from napkin.train_step.step_ledger import count_step
 

@@ -8,10 +8,10 @@ from torch.nn import functional
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.metering import meter_step
 from napkin.optim.schedule import warmup_cosine
-from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import OptimizerConfig
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.train_step.step_ledger import count_step
 from oracles.tiny_run import MODEL, TRAINING

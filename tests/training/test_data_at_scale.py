@@ -20,7 +20,7 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.runs.metrics import read_metrics
 from napkin.runs.run_folder import RunFolder
-from napkin.tokenizer.byte_level import ByteTokenizer
+from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.train_step.step import build_train_state
 from napkin.train_step.step_ledger import count_step
 from napkin.training.preparation import Preparation

@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from napkin.accounting.run_measurement import ALONE
-from napkin.checkpoint.disk_space import checkpoint_bytes
-from napkin.checkpoint.folder import checkpoint_paths, read_checkpoint
+from napkin.accounting.pricing import ALONE
+from napkin.checkpoint.folder import checkpoint_bytes, checkpoint_paths, read_checkpoint
 from napkin.errors import NapkinError
 from napkin.hardware.competition import Watch
 from napkin.hardware.conditions import Conditions
-from napkin.planning.checkpoint_plan import writes_in_background
-from napkin.planning.run_plan import Plan
+from napkin.planning.step.failure_plan import writes_in_background
+from napkin.planning.step.run_plan import Plan
 from napkin.recipe.recipe import Recipe
 from napkin.runs.metrics import StepMetrics, read_metrics
 from napkin.runs.run_folder import RunFolder
@@ -94,7 +93,7 @@ def test_a_run_beside_other_processes_tells_the_seconds_of_a_step_without_them(
     others: int, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preparation, run = create_run(tiny_recipe(text, steps=6), tmp_path / "run")
-    monkeypatch.setattr("napkin.hardware.timing.time", ProcessorClock(0.5, others=others))
+    monkeypatch.setattr("napkin.hardware.competition.time", ProcessorClock(0.5, others=others))
     monkeypatch.setattr(Watch, "conditions", lambda self, **_: Conditions(2, 2, others / 2))
     table = train_run(preparation, run).table
     rows = {row.quantity: row for row in table}

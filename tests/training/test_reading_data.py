@@ -23,7 +23,7 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe
 from napkin.runs.metrics import read_metrics
 from napkin.runs.run_folder import RunFolder
-from napkin.tokenizer.byte_level import ByteTokenizer
+from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.training.run import train_run
 from napkin.training.start import create_run, open_run
 from oracles.altered_tokens import flip_bit

@@ -10,14 +10,13 @@ from typing import Any, get_args
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.recipe.tracking_config import TrackerName, TrackingConfig
+from napkin.recipe.training_config import TrackerName, TrackingConfig
 from napkin.runs.metrics import StepMetrics, read_metrics
 from napkin.runs.run_folder import RunFolder
 from napkin.training.preparation import Preparation, prepare
 from napkin.training.run import train_run
 from napkin.training.start import create_run
-from napkin.training.trackers import TRACKERS, TrackedRun
-from napkin.training.tracking import figures_of
+from napkin.training.trackers import TRACKERS, TrackedRun, figures_of
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 from peers import peer
 

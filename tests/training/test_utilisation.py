@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from napkin.accounting.ledger import Ledger, Row
-from napkin.accounting.utilisation import mfu, mfu_of_steps
+from napkin.accounting.pricing import mfu, mfu_of_steps
 from napkin.report.comparison import read_run
 from napkin.report.headline import key_figures
 from napkin.runs.run_record import read_run_record

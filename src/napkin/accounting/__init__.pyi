@@ -1,9 +1,10 @@
+from . import cuda as cuda
 from .counting import count as count
 from .ledger import Ledger as Ledger
 from .ledger import Row as Row
-from .metered_loop import MeteredLoop as MeteredLoop
-from .metered_loop import meter as meter
-from .metered_loop import reconcile as reconcile
+from .metering import MeteredLoop as MeteredLoop
+from .metering import meter as meter
+from .metering import reconcile as reconcile
 from .pipeline_schedules import PipelineAction as PipelineAction
 from .pipeline_schedules import PipelineSchedule as PipelineSchedule
 from .pipeline_schedules import pipeline_schedule as pipeline_schedule
@@ -15,5 +16,5 @@ from .pipeline_simulation import simulate_pipeline as simulate_pipeline
 from .pipeline_simulation import stage_seconds as stage_seconds
 from .pricing import Price as Price
 from .pricing import price as price
-from .quantity_row import QuantityRow as QuantityRow
-from .quantity_table import QuantityTable as QuantityTable
+from .quantities import QuantityRow as QuantityRow
+from .quantities import QuantityTable as QuantityTable

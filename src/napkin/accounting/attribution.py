@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch._C._autograd import _get_sequence_nr  # pyright: ignore[reportMissingImports]
 
-from napkin.accounting.components import Component, Word, component_of
-from napkin.accounting.ledger import Phase
+from napkin.accounting.ledger import Component, Phase, Word, component_of
 
 
 # Runs for every operator of a step: the type checks that are on during tests would take half of their time.

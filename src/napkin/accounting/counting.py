@@ -5,9 +5,11 @@ that needs data is counted by running it.
 """
 
 import copy
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import is_dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -20,14 +22,156 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 
-from napkin.accounting.counting_by_running import count_by_running
 from napkin.accounting.cuda.trace import as_on_cuda
-from napkin.accounting.ledger import Ledger
-from napkin.accounting.plain_step import plain_step, uncompile_parts, uncompiled
+from napkin.accounting.ledger import Category, Ledger
+from napkin.accounting.metering import meter_step
 from napkin.accounting.recording import record
 from napkin.errors import NapkinError, first_line
 from napkin.hardware.target import Target, cuda_target
-from napkin.optim.sharded_tensors import local
+from napkin.optim.saved_state import local
+
+# FOLD accounting/counting.py
+# The step that is counted where none is given: forward pass, loss, backward pass, update; and the module that it runs.
+#
+# A module may return its loss in any form: alone, first of a tuple, as `.loss` or under "loss", or not at all.
+
+
+def plain_step(
+    module: nn.Module, optimizer: Callable[..., torch.optim.Optimizer] | None
+) -> Callable[[nn.Module, Any], None]:
+    """The step of `module`, with an optimizer of its parameters. A module that has none is run forward alone.
+
+    Raises NapkinError for an optimizer that evaluates the model itself.
+    """
+    trains = next(module.parameters(), None) is not None
+    update = optimizer(module.parameters()) if optimizer and trains else None
+    if update is not None and inspect.signature(update.step).parameters["closure"].default is inspect.Parameter.empty:
+        raise NapkinError(
+            f"{type(update).__name__} evaluates the model inside its update: pass a `step` that gives it a closure"
+        )
+
+    def step(module: nn.Module, batch: Any) -> None:
+        if isinstance(batch, dict):
+            output = module(**batch)
+        else:
+            output = module(*batch) if isinstance(batch, (tuple, list)) else module(batch)
+        loss = _scalar(output)
+        if loss is not None:
+            loss.backward()
+        elif trains:
+            raise NapkinError("the model returns no tensor that depends on a parameter: there is nothing to train")
+        if update is not None:
+            update.step()
+        module.zero_grad(set_to_none=True)
+
+    return step
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module that `torch.compile` was given, where it is one that it returned."""
+    original = getattr(module, "_orig_mod", None)
+    return uncompiled(original) if isinstance(original, nn.Module) else module
+
+
+def uncompile_parts(module: nn.Module) -> nn.Module:
+    """Put back what `torch.compile` was given in place of what it returned, everywhere in `module`; returns it."""
+    for part in list(module.modules()):
+        for name, child in part.named_children():
+            setattr(part, name, uncompiled(child))
+        if getattr(part, "_compiled_call_impl", None) is not None:
+            part._compiled_call_impl = None
+    return module
+
+
+def _scalar(output: Any) -> Tensor | None:
+    """The loss that a model returned; otherwise the sum of the means of all that it returned; None without a graph."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(loss, Tensor):
+        return loss
+    leaves = [leaf for leaf in _tensors_in(output) if leaf.requires_grad]
+    if not leaves:
+        return None
+    return leaves[0] if leaves[0].dim() == 0 else sum(leaf.float().mean() for leaf in leaves)  # pyright: ignore
+
+
+def _tensors_in(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        yield from _tensors_in(list(output.values()))
+    elif isinstance(output, (list, tuple)):
+        for item in output:
+            yield from _tensors_in(item)
+    elif is_dataclass(output):
+        yield from _tensors_in(vars(output))
+
+
+# FOLD accounting/counting.py
+# Count a training step by running it: on a copy, with real tensors, recorded operator by operator.
+#
+# It is for what fake tensors cannot do: `.item()`, masks, routing of tokens to experts, numpy. The peak is that of the
+# allocator's own events, with all that kernels take while they run.
+
+
+def count_by_running(
+    module: nn.Module,
+    batch: Any,
+    step: Callable[[nn.Module, Any], Any] | None,
+    optimizer: Callable[..., torch.optim.Optimizer] | None,
+) -> Ledger:
+    """Run two steps of a copy of `module` on a copy of `batch`; the ledger of the second, the steady one.
+
+    The global random state is left as it was. Raises NapkinError for a module without data, for one that cannot be
+    copied, and where the step fails.
+    """
+    arguments = dict(batch) if isinstance(batch, Mapping) else batch
+    device = _device_of(module, arguments)
+    try:
+        twin = uncompile_parts(copy.deepcopy(module))
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise NapkinError(f"{type(module).__name__} cannot be copied, to run the copy ({first_line(error)})") from error
+    for parameter in twin.parameters():
+        parameter.grad = None
+    copies: dict[int, Tensor] = {}
+    # What is given twice is one tensor in the copy too.
+    inputs = pytree.tree_map_only(Tensor, lambda tensor: copies.setdefault(id(tensor), _copied(tensor)), arguments)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            run = step or plain_step(twin, optimizer)
+            run(twin, inputs)
+            measured = meter_step(twin, lambda: run(twin, inputs), device_type=device.type)
+        except RuntimeError as error:
+            raise NapkinError(f"the step fails: {first_line(error)}") from error
+    ledger = measured.ledger
+    beside = measured.peak_bytes - ledger.peak_bytes
+    at_peak: dict[Category, int] = {**ledger.peak_by_category}
+    at_peak["temporaries"] = at_peak.get("temporaries", 0) + beside
+    return replace(
+        ledger,
+        peak_bytes=measured.peak_bytes,
+        peak_by_category=at_peak,
+        reserved_bytes=measured.reserved_bytes,
+        # Measured, whatever took it.
+        unknown_scratch={},
+        source="run",
+    )
+
+
+def _device_of(module: nn.Module, batch: Any) -> torch.device:
+    tensors = [*module.parameters(), *module.buffers(), *filter(_is_tensor, pytree.tree_leaves(batch))]
+    for tensor in tensors:
+        if isinstance(tensor, FakeTensor) or tensor.device.type not in ("cpu", "cuda"):
+            kind = "fake" if isinstance(tensor, FakeTensor) else f"on {tensor.device}"
+            raise NapkinError(f"by='running' needs data, and a tensor is {kind}: build the module on 'cpu' or 'cuda'")
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad and tensor.is_leaf)
 
 
 def count(

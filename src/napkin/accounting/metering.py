@@ -1,21 +1,26 @@
 """Meter a real training step: the allocator's own events, the clock, and the operators that ran."""
 
+import dataclasses
+import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from napkin.accounting.allocator_events import allocator_events
 from napkin.accounting.ledger import Ledger
+from napkin.accounting.memory import allocator_events
+from napkin.accounting.pricing import Price
+from napkin.accounting.quantities import Line, QuantityRow, QuantityTable, Summary
 from napkin.accounting.recording import recording
-from napkin.accounting.summary import Line, Summary
-from napkin.optim.sharded_tensors import local
+from napkin.accounting.rules import adamw_bytes_rule, training_flops_rule
+from napkin.errors import NapkinError
+from napkin.optim.saved_state import local
 from napkin.tensors import storage_bytes
-from napkin.units import format_bytes, format_flops
+from napkin.units import format_bytes, format_count, format_flops, format_rate, format_seconds
 
 METERED_STEP = 2
 """The first step creates the optimizer's state and the second warms caches: the third, number 2, is like all later."""
@@ -119,3 +124,217 @@ class Stopwatch:
             if self._synchronize is not None:
                 self._synchronize()
             self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
+
+
+# FOLD accounting/metering.py
+# Meter a training loop of one's own: time its steps, and record one of them operator by operator.
+#
+#     with napkin.meter(model) as measured:
+#         for inputs, targets in batches:
+#             with measured.step(tokens=inputs.numel()):
+#                 loss = cross_entropy(model(inputs), targets)
+#                 loss.backward()
+#                 optimizer.step()
+#                 optimizer.zero_grad()
+#     print(measured)
+#
+# The third step is recorded, which takes a multiple of its time; all others are timed and otherwise left alone. What
+# the
+# loop computes is the same, bit for bit.
+
+
+@contextmanager
+def meter(module: nn.Module) -> Iterator["MeteredLoop"]:
+    """Meter the training loop in the block; each of its steps goes into a `with measured.step():`.
+
+    Args:
+        module: what is trained, on a CPU or a CUDA device. Several modules can be given as one `nn.ModuleList`.
+
+    The block may use autocast, gradient accumulation and any number of optimizers. On CUDA each step ends with a wait
+    for the device, and the metered step resets `torch.cuda.max_memory_allocated`.
+
+    Raises NapkinError for a module on another device.
+    """
+    measured = MeteredLoop(module)
+    try:
+        yield measured
+    finally:
+        measured.end()
+
+
+class MeteredLoop(Summary):
+    """What `meter` has measured so far. A figure for which there were too few steps is None."""
+
+    def __init__(self, module: nn.Module) -> None:
+        first = next(module.parameters(), None)
+        self._module = module
+        self._device = torch.device("cpu") if first is None else first.device
+        if self._device.type not in ("cpu", "cuda"):
+            raise NapkinError(f"meter: the module is on {self._device}: only a CPU or a CUDA device can be metered")
+        self.parameters = sum(parameter.numel() for parameter in module.parameters())
+        """Number of parameters; shared ones count once."""
+        self.steps = 0
+        """Steps that ended without an error, the metered one among them."""
+        self.tokens = 0
+        """Tokens of those steps, as `step` was told."""
+        self.step_seconds: list[float] = []
+        """Of each of those steps, the metered one left out."""
+        self.measurement: StepMeasurement | None = None
+        """Of the metered step."""
+        self._metered_seconds = 0.0
+        self._in_step = False
+        self._begin = time.perf_counter()
+        self._end: float | None = None
+
+    @contextmanager
+    def step(self, *, tokens: int = 0) -> Iterator[None]:
+        """Measure the block as one training step: with gradient accumulation, all micro-batches up to the update.
+
+        A step that raises is not counted. `tokens` is the number of tokens that it trains on, for tokens per second.
+
+        Raises NapkinError inside another step, and after the end of the metered loop.
+        """
+        if self._end is not None:
+            raise NapkinError("meter: the loop has ended: put the step inside of `with napkin.meter(...)`")
+        if self._in_step:
+            raise NapkinError("meter: a step inside a step: put all micro-batches of an update into one step")
+        self._in_step = True
+        self._synchronize()
+        begin = time.perf_counter()
+        try:
+            if self.steps >= METERED_STEP and self.measurement is None:
+                with metering(self._module, self._keep, device=self._device):
+                    yield
+                self._metered_seconds = time.perf_counter() - begin
+            else:
+                yield
+                self._synchronize()
+                self.step_seconds.append(time.perf_counter() - begin)
+        finally:
+            self._in_step = False
+        self.steps += 1
+        self.tokens += tokens
+
+    def end(self) -> None:
+        """The loop is over; `meter` calls this at the end of its block."""
+        self._end = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Of the loop so far, or until its end."""
+        return (time.perf_counter() if self._end is None else self._end) - self._begin
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Median over the steps, the metered one left out."""
+        return statistics.median(self.step_seconds) if self.step_seconds else None
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Mean over the steps; None where `step` was told of no tokens."""
+        return self.tokens / self.steps if self.tokens else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens per step over seconds per step."""
+        tokens, seconds = self.tokens_per_step, self.seconds_per_step
+        return tokens / seconds if tokens and seconds else None
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The operators of the metered step."""
+        return None if self.measurement is None else self.measurement.ledger
+
+    @property
+    def flops(self) -> int | None:
+        """FLOPs of the metered step, recomputation left out."""
+        return None if self.measurement is None else self.measurement.ledger.flops
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Largest number of bytes in tensors during the metered step."""
+        return None if self.measurement is None else self.measurement.peak_bytes
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds of the loop by part: its steps, the metered step, and all that is between steps, such as data."""
+        parts = {"steps": sum(self.step_seconds), "metered step": self._metered_seconds}
+        return {**parts, "between steps": self.seconds - sum(parts.values())}
+
+    def summary(self) -> Iterator[Line]:
+        """The measurement in a few lines."""
+        parts = "; ".join(f"{name} {format_seconds(seconds)}" for name, seconds in self.parts.items())
+        yield "MeteredLoop", f"{self.steps:,} steps of {self.parameters:,} parameters in {format_seconds(self.seconds)}"
+        yield "seconds", parts
+        if self.seconds_per_step is not None:
+            yield "seconds per step", format_seconds(self.seconds_per_step)
+        if self.tokens_per_second is not None:
+            yield "tokens per second", format_count(self.tokens_per_second)
+        if self.measurement is None:
+            yield "too few steps", f"FLOPs and peak bytes are metered in step {METERED_STEP + 1}"
+            return
+        rate = self.measurement.ledger.flops / self.seconds_per_step if self.seconds_per_step else None
+        flops = format_flops(self.measurement.ledger.flops)
+        yield "FLOPs per step", flops if rate is None else f"{flops}, {format_rate(rate)}"
+        if self.measurement.ledger.elementwise_flops:
+            yield "elementwise", f"{format_flops(self.measurement.ledger.elementwise_flops)}, one per element"
+        yield "peak bytes", format_bytes(self.measurement.peak_bytes)
+
+    def _keep(self, measurement: StepMeasurement) -> None:
+        self.measurement = measurement
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+class PlannedStep(Protocol):
+    """What `reconcile` asks of a plan: `napkin.Plan` has it."""
+
+    def table(self) -> Sequence[QuantityRow]:
+        """Rule and count of every quantity."""
+        ...
+
+    def mfu_of(self, seconds: float) -> float:
+        """Model-FLOPs utilisation of a step that takes so long."""
+        ...
+
+
+def reconcile(expected: Ledger | PlannedStep, measured: MeteredLoop, price: Price | None = None) -> QuantityTable:
+    """Rule, count and meter of a loop of one's own, side by side.
+
+    Args:
+        expected: of one step of the loop, from `count`; or the plan of a run.
+        measured: from `meter`.
+        price: for a ledger, what a step of it was predicted to take.
+    """
+    meters = {
+        "parameters": measured.parameters,
+        "FLOPs per step": measured.flops,
+        "peak bytes": measured.peak_bytes,
+        "seconds per step": measured.seconds_per_step,
+    }
+    if isinstance(expected, Ledger):
+        rows = _rows_of_ledger(expected, measured.tokens_per_step, price)
+    else:
+        rows = expected.table()
+        if measured.seconds_per_step is not None:
+            # Of all steps together, as everywhere: their median seconds would leave out the slow ones.
+            meters["MFU"] = expected.mfu_of(sum(measured.step_seconds) / len(measured.step_seconds))
+    return QuantityTable(dataclasses.replace(row, meter=meters.get(row.quantity)) for row in rows)
+
+
+def _rows_of_ledger(ledger: Ledger, tokens: float | None, price: Price | None) -> list[QuantityRow]:
+    flops_rule = None if tokens is None else training_flops_rule(ledger.parameters, tokens)
+    flops_note = "rule 6·N·T leaves attention out" if tokens is not None else "rule 6·N·T: give `step` its tokens"
+    if ledger.elementwise_flops:
+        flops_note += f"; elementwise work is apart: {format_flops(ledger.elementwise_flops)}"
+    bytes_note = "rule 16 bytes per parameter: AdamW in fp32, no activations, no batch"
+    seconds = None if price is None else price.seconds
+    seconds_note = "" if price is None else f"count: within a factor of {price.factor:.2f} in nine cases of ten"
+    return [
+        QuantityRow("parameters", "count", None, ledger.parameters),
+        QuantityRow("FLOPs per step", "FLOP", flops_rule, ledger.flops, note=flops_note),
+        QuantityRow("peak bytes", "bytes", adamw_bytes_rule(ledger.parameters), ledger.peak_bytes, note=bytes_note),
+        QuantityRow("seconds per step", "seconds", None, seconds, note=seconds_note),
+    ]

@@ -23,8 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from napkin.errors import NapkinError
-from napkin.near_names import suggestion
+from napkin.errors import NapkinError, suggestion
 
 Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
 """`backward` is `backward_input` (gradient of the stage's input) and `backward_weight` (of its parameters) in one."""

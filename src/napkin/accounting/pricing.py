@@ -4,14 +4,17 @@ By its roofline, an operator takes the longer of two times, that of its FLOPs at
 that of its bytes at the memory bandwidth, and a fixed time to launch (Williams et al. 2009, "Roofline").
 """
 
+import dataclasses
+import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from napkin.accounting.ledger import Ledger, Row
-from napkin.accounting.summary import Line, Summary, largest
+from napkin.accounting.quantities import Line, QuantityRow, QuantityTable, Summary, largest
+from napkin.errors import NapkinError
 from napkin.hardware.ceilings import Ceilings
 from napkin.hardware.conditions import Conditions
 from napkin.units import format_seconds, format_share
@@ -174,3 +177,249 @@ def _seconds_of_flops(row: Row, ceilings: Ceilings) -> float:
 def _seconds_of_bytes(row: Row, ceilings: Ceilings) -> float:
     touched = row.bytes_read + row.bytes_written
     return touched / ceilings.bandwidth(touched) if touched else 0.0
+
+
+# FOLD accounting/pricing.py
+# The roofs over an operator: its FLOPs at the machine's peak, and its bytes at the machine's bandwidth.
+#
+# Williams et al. 2009, "Roofline": no operator is faster than the slower of the two allows.
+
+MAIN_MEMORY = float("inf")
+
+
+@dataclass(frozen=True)
+class Roofs:
+    """What a machine can do at most."""
+
+    peaks: dict[str, float]
+    """FLOP/s of matrix products, of each format that the step multiplies in."""
+    bandwidth: float
+    """Bytes/s to and from main memory."""
+    ceilings: Ceilings
+
+    def seconds(self, row: Row) -> tuple[float, float]:
+        """Least seconds of a call for its FLOPs, and for its bytes, at the bandwidth for so many of them."""
+        touched = row.bytes_read + row.bytes_written
+        by_bytes = touched / self.ceilings.bandwidth(touched) if touched else 0.0
+        peak = self.peaks.get(row.format)
+        return computed_flops(row) / peak if peak else 0.0, by_bytes
+
+
+def roofs_of(rows: Iterable[Row], ceilings: Ceilings) -> Roofs:
+    """The roofs for the operators of a step; a format that the machine was not measured in has none for its FLOPs."""
+    peaks: dict[str, float] = {}
+    for name in dict.fromkeys(row.format for row in rows if row.flops):
+        try:
+            peaks[name] = ceilings.matmul_peak(name)
+        except NapkinError:
+            continue
+    return Roofs(peaks, ceilings.bandwidth(MAIN_MEMORY), ceilings)
+
+
+def computed_flops(row: Row) -> float:
+    """FLOPs that a call computes: with recomputation, and of fused attention the pairs that its mask leaves."""
+    flops = float(row.flops + row.recomputed_flops)
+    return flops * row.causal_flops / row.flops if row.is_fused_attention and row.flops else flops
+
+
+# FOLD accounting/pricing.py
+# The time that a training loop takes besides the work of its steps, as one figure.
+
+
+def loop_overhead(seconds_by_part: Mapping[str, float]) -> tuple[float, float] | None:
+    """Seconds that the loop adds to its steps, and their fraction of all step time; None if no step was timed.
+
+    They are all but forward, backward and optimizer: waiting for data, checks, metrics, progress, trackers and
+    everything else that is not timed separately. Evaluations, checkpoints and the metered step are not in them.
+    """
+    computed = sum(seconds_by_part.get(part, 0.0) for part in ("forward", "backward", "optimizer"))
+    added = sum(seconds_by_part.get(part, 0.0) for part in ("data", "other"))
+    return (added, added / (computed + added)) if computed > 0 else None
+
+
+# FOLD accounting/pricing.py
+# Whether compiling pays: the seconds that fused operators save over a run, against those that the compiler takes.
+#
+# A compiler fuses what stands between the matrix products of a block (norms, activations, changes of format, residual
+# sums) and leaves the products as they are. What it saves is a multiple of what rooflines give for those operators,
+# whose
+# tensors would otherwise go through memory one by one. Rooflines, not microbenchmarks: they say the same each time.
+
+SAVED = {
+    # Two cores of an AMD EPYC with avx512_bf16, torch 2.13, width 256, batch 16 × 256: of 0.5 s a step 13 ms were saved
+    # with micro-batches of 16 and 16 ms with 8 and 4 (medians of 25), where 9 to 10 ms are the rooflines'. At width 128
+    # it was 2.6%, at 512 2 to 3.5%. In fp32 nothing was saved.
+    ("cpu", "bf16"): 1.5,
+    ("cpu", "bf16-pure"): 1.5,
+    ("cpu", "fp32"): 0.0,
+}
+"""Seconds saved over the rooflines' seconds of the operators that fuse, by device and precision, as measured."""
+MOST_SAVED = 0.1
+"""Of a step's seconds by rooflines, on a CPU: more was never measured, and small operators' rooflines are mostly
+calls."""
+SECONDS = 26.0
+"""Of compiling the forward and the backward pass of a block on a CPU, where the disk holds nothing of it yet, on two
+cores of the same machine, whatever the number of layers; 5 where it does."""
+ASSUMED_SECONDS_ON_GPU = 60.0
+"""The same for a GPU: assumed, not measured."""
+
+
+@dataclass(frozen=True)
+class CompileEstimate:
+    """What compiling costs and saves, and whether it was chosen."""
+
+    chosen: bool = False
+    why_not: str | None = None
+    """What rules it out, whatever it would save."""
+    seconds: float = 0.0
+    """That compiling takes, once."""
+    saved_per_step: float = 0.0
+    """Seconds."""
+    assumed: bool = False
+    """Whether both figures are assumptions, for a device on which nothing was measured."""
+
+    @property
+    def seconds_once(self) -> float:
+        """Of a run: none where nothing is compiled."""
+        return self.seconds if self.chosen else 0.0
+
+    @property
+    def seconds_less(self) -> float:
+        """Of each step: none where nothing is compiled."""
+        return self.saved_per_step if self.chosen else 0.0
+
+    def pays(self, steps: int) -> bool:
+        """Whether so many steps save more seconds than compiling takes."""
+        return steps * self.saved_per_step > self.seconds
+
+
+NOT_COMPILED = CompileEstimate()
+
+
+def estimate_compile(ledger: Ledger, ceilings: Ceilings, *, device_type: str, precision: str) -> CompileEstimate:
+    """What compiling the blocks would take and save; `chosen` is left to the caller.
+
+    A precision that nothing was measured of saves nothing.
+    """
+    fusible = fusible_seconds(ledger, ceilings)
+    if device_type != "cpu":
+        # Published runs with and without a compiler say what remains: `napkin.hardware.ceilings`.
+        saved = (1 - ceilings.fused_share) * fusible
+        return CompileEstimate(seconds=ASSUMED_SECONDS_ON_GPU, saved_per_step=saved, assumed=True)
+    saved = min(SAVED.get((device_type, precision), 0.0) * fusible, MOST_SAVED * price(ledger, ceilings).seconds)
+    return CompileEstimate(seconds=SECONDS, saved_per_step=saved)
+
+
+def fusible_seconds(ledger: Ledger, ceilings: Ceilings) -> float:
+    """Seconds per step, by rooflines, of the operators inside blocks that are neither matrix products nor attention."""
+    return sum(
+        roofline_seconds(row, ceilings)
+        for row in ledger.rows
+        if row.contraction is None and row.module.startswith("blocks.") and row.phase != "optimizer"
+    )
+
+
+# FOLD accounting/pricing.py
+# What seconds mean: model-FLOPs utilisation, dollars, kilowatt-hours.
+
+
+def dollars(seconds: float, usd_per_hour: float) -> float:
+    """What `seconds` cost."""
+    return seconds / 3600 * usd_per_hour
+
+
+def kilowatt_hours(seconds: float, watts: float) -> float:
+    """What `seconds` at so many watts use."""
+    return seconds / 3600 * watts / 1000
+
+
+def mfu(ledger: Ledger, seconds: float, matmul_peak: float, *, steps: float = 1) -> float:
+    """Model-FLOPs utilisation of steps: their FLOPs, recomputation left out, over their seconds times the dense peak.
+
+    Chowdhery et al. 2022, "PaLM", appendix B; with attention counted over all pairs. Of several steps, `seconds` are
+    those of all of them: neither their median nor a mean of rates. A step of other sizes may count as a part of one.
+    """
+    return steps * ledger.flops / seconds / matmul_peak
+
+
+def hfu(ledger: Ledger, seconds: float, matmul_peak: float, *, steps: float = 1) -> float:
+    """Hardware-FLOPs utilisation: the same with recomputation counted."""
+    return steps * ledger.hardware_flops / seconds / matmul_peak
+
+
+def mfu_of_steps(steps: Iterable[tuple[float | None, float | None]]) -> float | None:
+    """The MFU of several steps together, each given as its own MFU and its seconds; None if neither is known of any.
+
+    FLOPs over summed seconds, as `mfu` has it: a step's MFU times its seconds is its FLOPs over the peak.
+
+    >>> mfu_of_steps([(0.5, 1.0), (0.25, 2.0), (None, 3.0)])
+    0.3333333333333333
+    """
+    known = [(share or math.nan, seconds or math.nan) for share, seconds in steps]
+    known = [(share, seconds) for share, seconds in known if share * seconds > 0]
+    whole = sum(seconds for _, seconds in known)
+    return sum(share * seconds for share, seconds in known) / whole if known else None
+
+
+# FOLD accounting/pricing.py
+# Put the meter beside rule and count, once a run has ended.
+
+ALONE = "seconds per step, alone"
+"""The row of a step's seconds without other processes, where they disturbed the run."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a run turned out to be."""
+
+    parameters: int
+    flops: int
+    """Of one real step, by the operators that ran."""
+    peak_bytes: int
+    """Of one real step, by the allocator."""
+    seconds_per_step: float
+    """Median over the steps, without the one that was watched."""
+    seconds: float
+    """Of the whole training, evaluations and checkpoints included."""
+    steps: int
+    mfu: float
+    """Of all steps together, without the one that was watched: FLOPs over summed seconds."""
+    hfu: float
+    seconds_by_part: dict[str, float]
+    """data, forward, backward, optimizer, evaluation, checkpoints, compiling, other."""
+    validation_loss: float | None = None
+    """After the last step of the run, in nats per token."""
+    further: Mapping[str, float] = field(default_factory=dict)
+    """What only some kinds of training have, by the names of their rows."""
+    seconds_alone: float | None = None
+    """Seconds of a step without the other processes that disturbed the run; None where none did."""
+    conditions: Conditions | None = None
+    """What other processes did while the run trained, where that is known."""
+
+
+def reconcile_run(
+    table: Sequence[QuantityRow], measurement: Measurement, *, usd_per_hour: float | None = None
+) -> QuantityTable:
+    """A plan's table with its third column filled; `usd_per_hour` is the price of all devices, where it is known."""
+    meters = {
+        "parameters": measurement.parameters,
+        "FLOPs per step": measurement.flops,
+        "peak bytes": measurement.peak_bytes,
+        "seconds per step": measurement.seconds_per_step,
+        "MFU": measurement.mfu,
+        "seconds in all": measurement.seconds,
+        "validation loss": measurement.validation_loss,
+        "seconds to compile": measurement.seconds_by_part.get("compiling"),
+        **measurement.further,
+    }
+    if usd_per_hour is not None:
+        meters["dollars"] = dollars(measurement.seconds, usd_per_hour)
+    # The power that the devices drew is not metered.
+    rows = [dataclasses.replace(row, meter=meters.get(row.quantity)) for row in table]
+    if measurement.seconds_alone is not None and measurement.conditions is not None:
+        names = [row.quantity for row in rows]
+        place = names.index("seconds per step")
+        note = f"of a busy machine's processor time: while the run trained, {measurement.conditions.describe()}"
+        alone = dataclasses.replace(rows[place], quantity=ALONE, rule=None, meter=measurement.seconds_alone, note=note)
+        rows.insert(place + 1, alone)
+    return QuantityTable(rows)

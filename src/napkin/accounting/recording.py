@@ -7,30 +7,68 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
 from typing import Any, no_type_check
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from napkin.accounting.attribution import Attribution
 from napkin.accounting.collectives import collective_of, needs_other_ranks
 from napkin.accounting.contractions import BATCHED_PRODUCTS, FUSED_ATTENTION, MATRIX_PRODUCTS
 from napkin.accounting.cuda.scratch import cuda_scratch_bytes
-from napkin.accounting.fake_calls import EVEN_ROUTING, FakeCalls, runs_in
 from napkin.accounting.ledger import Ledger, Phase, Row
-from napkin.accounting.measured_scratch import DEPENDS_ON_VALUES, keep_measured, measured_scratch, resize_results
 from napkin.accounting.memory import Memory
-from napkin.accounting.microbenchmark import call_of
+from napkin.accounting.microbenchmark import EVEN_ROUTING, FakeCalls, call_of, runs_in
 from napkin.accounting.operators import UnknownOperator, elementwise_flops_of, is_composite, is_no_contraction, work_of
-from napkin.accounting.scratch import hides_products, scratch_bytes
-from napkin.accounting.unseen_changes import resizes_told, waits_unseen
+from napkin.accounting.scratch import (
+    DEPENDS_ON_VALUES,
+    hides_products,
+    keep_measured,
+    measured_scratch,
+    resize_results,
+    scratch_bytes,
+)
 from napkin.hardware.target import CudaTarget
 from napkin.kernels.early_gradient import computes_early_gradient
-from napkin.optim.sharded_tensors import local
+from napkin.optim.saved_state import local
 from napkin.tensors import FORMAT_OF
+
+# FOLD accounting/recording.py
+# What changes storages without being an operator: resizing, and waiting for a collective.
+
+
+@contextmanager
+def resizes_told(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Hand each storage to `tell` that is resized in the block: FSDP2 so frees parameters that tensors refer to."""
+    resize = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> None:
+        resize(storage, size)
+        tell(storage)
+
+    with patch.object(torch.UntypedStorage, "resize_", resize_):
+        yield
+
+
+@contextmanager
+def waits_unseen() -> Iterator[None]:
+    """No dispatch mode sees what waiting for a collective computes: where gloo lacks one, it copies from another."""
+    if not torch.distributed.is_available():
+        yield
+        return
+    wait = torch.distributed.Work.wait
+
+    def wait_(work: Any, *arguments: Any, **keywords: Any) -> Any:
+        with _disable_current_modes():
+            return wait(work, *arguments, **keywords)
+
+    with patch.object(torch.distributed.Work, "wait", wait_):
+        yield
+
 
 aten = torch.ops.aten
 

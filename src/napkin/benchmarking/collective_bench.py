@@ -1,7 +1,7 @@
 """Collectives timed by size and number of ranks: processes on this machine, or the ranks that torchrun has started.
 
 A fit says what they come to: seconds = α + bytes sent by each rank / bandwidth, the model of a plan's collectives
-(`napkin.hardware.interconnect`; Thakur et al. 2005).
+(`napkin.hardware.cluster`; Thakur et al. 2005).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,13 +11,12 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from napkin.accounting.communication import Collective
+from napkin.accounting.rank_seconds import Collective
 from napkin.benchmarking.intervals import Interval, median_interval
 from napkin.benchmarking.shapes import Shape
 from napkin.errors import NapkinError
-from napkin.hardware.interconnect import Operation
-from napkin.hardware.rank_benchmark import SIZES, Request, Samples, collective_samples
-from napkin.hardware.rank_calibration import run_ranks
+from napkin.hardware.cluster import Operation
+from napkin.hardware.rank_calibration import SIZES, Request, Samples, collective_samples, run_ranks
 from napkin.units import format_bytes
 
 COLLECTIVES: dict[str, Operation] = {

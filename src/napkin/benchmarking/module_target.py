@@ -16,11 +16,11 @@ from napkin.benchmarking.subject import Draw, Subject, count_passes
 from napkin.model.attention import ForwardContext
 from napkin.model.config import FeedForwardKind, ModelConfig
 from napkin.model.transformer import Transformer
-from napkin.planning.kernel_choice import choose_kernels
-from napkin.recipe.parallelism_config import ParallelismConfig
+from napkin.planning.step.kernel_choice import choose_kernels
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import ParallelismConfig
 from napkin.torch_compile import set_up_compiler
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.train_step.step_ledger import count_step

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from napkin.errors import NapkinError
-from napkin.near_names import suggestion
+from napkin.errors import NapkinError, suggestion
 from napkin.units import parse_bytes, parse_count
 
 Shape = Mapping[str, int]

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from napkin.accounting.ledger import Ledger, Row
-from napkin.accounting.pricing import price
-from napkin.accounting.roofs import computed_flops, roofs_of
+from napkin.accounting.pricing import computed_flops, price, roofs_of
 from napkin.hardware.ceilings import Ceilings
 
 Pass = Literal["forward", "backward", "both", "step"]

@@ -1,9 +1,9 @@
 from .folder import checkpoint_paths as checkpoint_paths
 from .folder import read_checkpoint as read_checkpoint
-from .load import load_averaged_model as load_averaged_model
-from .load import load_model as load_model
-from .load import load_train_state as load_train_state
+from .restore import load_averaged_model as load_averaged_model
+from .restore import load_model as load_model
 from .restore import load_newest as load_newest
+from .restore import load_train_state as load_train_state
 from .restore import restore_newest as restore_newest
 from .state import Checkpoint as Checkpoint
-from .write import save_checkpoint as save_checkpoint
+from .writer import save_checkpoint as save_checkpoint

@@ -3,12 +3,135 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from napkin.checkpoint.folder import checkpoint_paths, read_checkpoint, set_aside
-from napkin.checkpoint.load import load_train_state, recipe_changes
-from napkin.checkpoint.state import Checkpoint
+from napkin.checkpoint.shard_files import Parts, frozen_path, read_sums, tensor_files
+from napkin.checkpoint.state import Checkpoint, frozen_tensors, in_parts, model_tensors, optimizer_tensors, whole
+from napkin.checkpoint.stored_tensors import copy_files_into, formats_of
 from napkin.errors import CorruptFile, NapkinError
+from napkin.model.transformer import Transformer
+from napkin.optim.clipping import LossScale
+from napkin.recipe.recipe import Recipe
 from napkin.train_step.step import TrainState
+from napkin.train_step.tuned_model import add_tuned_parts, remove_tuned_parts
+
+# FOLD checkpoint/restore.py
+# Loading a checkpoint: its weights, its averaged weights, or the whole train state.
+
+
+def load_model(checkpoint: Checkpoint, model: Transformer) -> None:
+    """Copy a checkpoint's weights into `model`.
+
+    Raises NapkinError where the config of `model` is not that of the trained one, even if the weights would fit;
+    CorruptFile where they do not. `model` is unchanged then.
+    """
+    _refuse_other_model(checkpoint, model)
+    _copy_weights(checkpoint, whole(model_tensors(model)), model)
+
+
+def load_averaged_model(checkpoint: Checkpoint, model: Transformer) -> None:
+    """Copy a checkpoint's averaged weights into `model`, or its weights where it has no average.
+
+    Raises as `load_model` does.
+    """
+    if not keeps_average(checkpoint):
+        load_model(checkpoint, model)
+        return
+    _refuse_other_model(checkpoint, model)
+    frozen = frozen_tensors(model)
+    if frozen:
+        load_model(checkpoint, model)
+    targets = {f"average.{name}": tensor for name, tensor in model_tensors(model).items() if name not in frozen}
+    stored_as = dict.fromkeys(targets, torch.float32)
+    copy_files_into(whole(targets), _files(checkpoint, "optimizer"), stored_as=stored_as, among_others=True)
+
+
+def load_train_state(checkpoint: Checkpoint, train_state: TrainState) -> None:
+    """Copy what this rank has of a checkpoint's weights and optimizer state into `train_state`, which then continues as
+    if never stopped.
+
+    If the checkpoint has no average of the weights, a new one starts with its weights. Raises as `load_model` does;
+    after CorruptFile, `train_state` is incomplete until another checkpoint is loaded.
+    """
+    model = train_state.parallel_model
+    _refuse_other_model(checkpoint, train_state.model)
+    targets = in_parts(model_tensors(train_state.model), model)
+    _copy_weights(checkpoint, targets, train_state.model, among_others=model.layout.pipeline > 1)
+    state = checkpoint.state
+    updates = state.step - state.history.skipped if state.history.updates is None else state.history.updates
+    # Copied into tensors that torch has allocated: those of a mapped file have another alignment, with which vectorised
+    # code sums in another order. Which tensors are stored depends on the checkpoint's precision, not on the current
+    # one.
+    extra = {"loss_scale": LossScale().to_tensor()} if _precision_of(checkpoint) == "fp16" else {}
+    has_average = keeps_average(checkpoint)
+    copy_files_into(
+        in_parts(optimizer_tensors(train_state, average=has_average) | extra, model),
+        _files(checkpoint, "optimizer"),
+        # Other ranks may have the state of other parameters.
+        among_others=(has_average and not train_state.average) or model.layout.divides_names,
+    )
+    train_state.restore(updates, extra, with_average=has_average)
+
+
+def keeps_average(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint holds an average of the weights besides them."""
+    return bool(checkpoint.state.recipe.get("optimizer", {}).get("average_decay"))
+
+
+def recipe_changes(checkpoint: Checkpoint, recipe: dict[str, dict[str, Any]]) -> list[str]:
+    """The differences between a checkpoint's recipe and tables of another, as 'model.n_heads is 4, was 2'."""
+    changes: list[str] = []
+    defaults = dataclasses.asdict(Recipe())
+    # Before the option existed, nothing was compiled.
+    defaults["training"]["compile"] = "off"
+    for table, values in recipe.items():
+        # A field that was added later had its default before.
+        trained = defaults.get(table, {}) | checkpoint.state.recipe.get(table, {})
+        for name in dict.fromkeys((*values, *trained)):
+            now, before = values.get(name), trained.get(name)
+            if now != before:
+                changes.append(f"{table}.{name} is {now}, was {before}")
+    return changes
+
+
+def _refuse_other_model(checkpoint: Checkpoint, model: Transformer) -> None:
+    config = dataclasses.asdict(model.config)
+    # All implementations of attention compute the same model.
+    config["attention"] = checkpoint.state.recipe.get("model", {}).get("attention", Recipe().model.attention)
+    changes = recipe_changes(checkpoint, {"model": config})
+    if changes:
+        raise NapkinError(
+            f"the recipe is not the one that '{checkpoint.path}' was trained with: {', '.join(changes)}: "
+            "change it back, or start a new run with `napkin train`"
+        )
+
+
+def _copy_weights(checkpoint: Checkpoint, targets: Parts, model: Transformer, *, among_others: bool = False) -> None:
+    """What is trained is stored in the format that the checkpoint's precision has, not in that of the targets; frozen
+    weights in those that they were written in, once."""
+    stored_as = dict.fromkeys(targets, torch.bfloat16 if _precision_of(checkpoint) == "bf16-pure" else torch.float32)
+    files, frozen = _files(checkpoint, "model"), frozen_tensors(model)
+    if frozen and checkpoint.frozen is None:
+        raise NapkinError(
+            f"'{checkpoint.path}' holds the weights that its adapters were trained beside, as an earlier napkin wrote "
+            "it: train the adapters again"
+        )
+    if frozen:
+        path = frozen_path(checkpoint.path.parent)
+        files.append(path)
+        stored_as |= {name: each for name, each in formats_of(path).items() if name in frozen}
+    copy_files_into(targets, files, stored_as=stored_as, among_others=among_others)
+
+
+def _files(checkpoint: Checkpoint, stem: str) -> list[Path]:
+    return [checkpoint.path / name for name in tensor_files(stem, read_sums(checkpoint.path))]
+
+
+def _precision_of(checkpoint: Checkpoint) -> str:
+    return checkpoint.state.recipe.get("training", {}).get("precision", "")
 
 
 def restore_newest(
@@ -106,3 +229,25 @@ def _report_changes(checkpoint: Checkpoint, train_state: TrainState, on_message:
             f"the recipe has changed since '{checkpoint.path.name}', so the run is no longer what its recipe alone "
             f"reproduces: {', '.join(changes)}"
         )
+
+
+# FOLD checkpoint/restore.py
+# The model that a run has made, as any run's: what tuning had added to it is merged, or left out.
+
+
+def load_plain_model(checkpoint: Checkpoint, recipe: Recipe) -> Transformer:
+    """The model of a checkpoint with its averaged weights, if it has any, adapters merged; a scalar head is left out.
+
+    Raises as `load_model` does.
+    """
+    model = load_tuned_model(checkpoint, recipe)
+    remove_tuned_parts(model)
+    return model
+
+
+def load_tuned_model(checkpoint: Checkpoint, recipe: Recipe) -> Transformer:
+    """The same with what tuning has added to it."""
+    model = Transformer(recipe.model)
+    add_tuned_parts(model, recipe)
+    load_averaged_model(checkpoint, model)
+    return model

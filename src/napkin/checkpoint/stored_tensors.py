@@ -9,9 +9,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from napkin.checkpoint.checksums import checksum_of, damaged
-from napkin.checkpoint.parts import Parts, is_whole
-from napkin.checkpoint.shard_files import STEMS, ShardError, copy_parts_into, describe, describe_tensor, write_parts
+from napkin.checkpoint.shard_files import (
+    STEMS,
+    Parts,
+    ShardError,
+    checksum_of,
+    copy_parts_into,
+    damaged,
+    describe,
+    describe_tensor,
+    is_whole,
+    write_parts,
+)
 from napkin.files import refuse_irregular, regular, sync_file
 
 _FORMATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

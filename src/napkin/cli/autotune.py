@@ -44,7 +44,7 @@ def _kept() -> "list[TunedTiles]":
 
 def _tuned(options: AutotuneOptions) -> "TunedTiles":
     with progress_line("preparing") as line:
-        from napkin.benchmarking.recipe_tuning import tune_recipe
+        from napkin.benchmarking.kernel_tuning import tune_recipe
         from napkin.kernels.triton.usable import is_interpreted, triton_obstacle
         from napkin.recipe.precision import choose_device
 

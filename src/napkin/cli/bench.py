@@ -11,14 +11,13 @@ import tyro
 from napkin.cli.options import JsonOption, Switch, parse
 from napkin.cli.progress import progress_line
 from napkin.cli.terminal import notify, print_table
-from napkin.errors import NapkinError
-from napkin.near_names import plain, suggestion
+from napkin.errors import NapkinError, plain, suggestion
 from napkin.recipe.precision import PrecisionName
 
 if TYPE_CHECKING:
     from napkin.benchmarking.case import Case, Target
     from napkin.benchmarking.measuring import Measuring
-    from napkin.planning.machine import ThisMachine
+    from napkin.planning.step.machine import ThisMachine
     from napkin.recipe.recipe import Recipe
 
 PassName = Literal["forward", "backward", "both", "step"]
@@ -147,8 +146,8 @@ def _known(name: str, known: list[str]) -> str:
 def _machine(options: BenchOptions) -> "ThisMachine":
     import torch
 
-    from napkin.hardware.malloc import keep_freed_memory
-    from napkin.planning.machine import ThisMachine
+    from napkin.hardware.host import keep_freed_memory
+    from napkin.planning.step.machine import ThisMachine
 
     machine = ThisMachine(device=options.device)
     torch.set_num_threads(options.threads or machine.host.cores)
@@ -158,7 +157,7 @@ def _machine(options: BenchOptions) -> "ThisMachine":
 
 def _target(options: BenchOptions, name: str, machine: "ThisMachine") -> "Target":
     from napkin.benchmarking.module_target import MODULES, ModuleTarget
-    from napkin.benchmarking.operator_target import OperatorTarget
+    from napkin.benchmarking.operators import OperatorTarget
 
     if name in MODULES:
         return ModuleTarget(name, _recipe(options), machine.device_type)

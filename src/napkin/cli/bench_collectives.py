@@ -12,7 +12,7 @@ from napkin.units import format_bytes, format_seconds, format_share, format_thre
 if TYPE_CHECKING:
     from napkin.benchmarking.collective_bench import AlphaBeta, CollectiveRow
     from napkin.benchmarking.conditions import Conditions
-    from napkin.hardware.interconnect import Operation
+    from napkin.hardware.cluster import Operation
 
 
 def bench_collective(

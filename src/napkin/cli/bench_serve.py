@@ -50,8 +50,8 @@ class BenchServeOptions(JsonOption):
 def main(arguments: list[str]) -> None:
     """Send the load; print percentiles, planned and measured."""
     options = parse(BenchServeOptions, "bench-serve", arguments)
-    from napkin.inference.http_load import Endpoint, measure_http_load, random_prompts
     from napkin.inference.service_load import ServiceLoad
+    from napkin.serving.http_load import Endpoint, measure_http_load, random_prompts
 
     if options.vocab_size < 1:
         raise NapkinError(f"--vocab-size is {options.vocab_size}: use 1 or more")
@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> None:
 def _planned(run: str, load: "ServiceLoad", progress: Any) -> "ServiceMeasurement":
     from napkin.inference.engine import Engine
     from napkin.inference.open_model import open_model
-    from napkin.planning.engine_service import plan_engine_service
+    from napkin.planning.services.engine_service import plan_engine_service
 
     # As `napkin serve` opens it.
     model = open_model(run, weights="auto").model

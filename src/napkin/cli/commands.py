@@ -4,8 +4,7 @@ import importlib
 import keyword
 from collections.abc import Mapping, Sequence
 
-from napkin.errors import NapkinError
-from napkin.near_names import near_names
+from napkin.errors import NapkinError, near_names
 
 
 def run_command(package: str, commands: Mapping[str, str], name: str, arguments: Sequence[str]) -> int:

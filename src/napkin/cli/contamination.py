@@ -15,9 +15,9 @@ from napkin.errors import NapkinError
 from napkin.units import format_bytes, format_share
 
 if TYPE_CHECKING:
-    from napkin.data.document import Document
+    from napkin.data.curated_corpus import Document
     from napkin.evaluation.contamination import Contamination
-    from napkin.evaluation.tasks.item import Task
+    from napkin.evaluation.tasks.published import Task
     from napkin.evaluation.tasks.results import TaskResult
     from napkin.evaluation.uncertainty import Estimate
 

@@ -42,8 +42,8 @@ def main(arguments: list[str]) -> None:
     options, _ = parse_with_recipe(CountOptions, "count", arguments)
     with progress_line("counting the step") as line:
         from napkin.cli.plan_output import print_unknown_operators, print_unknown_scratch
-        from napkin.planning.machine import ThisMachine
-        from napkin.planning.resolve import resolve
+        from napkin.planning.planner import resolve
+        from napkin.planning.step.machine import ThisMachine
         from napkin.train_step.step_ledger import count_step
 
         target, recipe = _target(options), options.recipe

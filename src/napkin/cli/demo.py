@@ -13,10 +13,9 @@ from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.model.config import ModelConfig
 from napkin.recipe.data_config import DataConfig
-from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.units import format_seconds
 
 TRAINING_SECONDS = 240

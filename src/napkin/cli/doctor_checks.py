@@ -19,8 +19,7 @@ import psutil
 
 from napkin.child_process import run_program
 from napkin.files import cache_folder
-from napkin.hardware.cgroup import read_limits
-from napkin.hardware.host import cpu_name, usable_cores
+from napkin.hardware.host import cpu_name, read_limits, usable_cores
 from napkin.units import format_bytes, format_gibibytes, format_seconds
 
 State = Literal["fine", "lacking", "broken"]

@@ -16,7 +16,7 @@ from napkin.errors import NapkinError
 from napkin.units import format_bytes
 
 if TYPE_CHECKING:
-    from napkin.runs.evaluation_file import Evaluation
+    from napkin.runs.accounting_files import Evaluation
 
 
 @dataclass(frozen=True)

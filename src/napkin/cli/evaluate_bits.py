@@ -17,7 +17,7 @@ from napkin.files import atomic_write_text
 from napkin.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from napkin.evaluation.bits_result import BitsResult
+    from napkin.evaluation.bits_per_byte import BitsResult
     from napkin.evaluation.text_windows import Documents, SampledBits
     from napkin.inference.task_model import EvaluatedModel
 
@@ -49,7 +49,7 @@ def evaluate_bits(folder: str, options: BitsOptions, tokens: str | None, tasks: 
     if path is not None:
         refuse_existing(path)
     with progress_line("opening the model") as line:
-        from napkin.evaluation.bits_result import bits_result
+        from napkin.evaluation.bits_per_byte import bits_result
         from napkin.evaluation.tasks.results import versions
         from napkin.evaluation.text_windows import sampled_bits
         from napkin.inference.task_model import open_for_tasks
@@ -121,8 +121,7 @@ def _documents(
     from napkin.data.corpus import read_documents
     from napkin.data.token_file import TokenFile
     from napkin.evaluation.text_windows import documents_of_texts, documents_of_tokens
-    from napkin.runs.run_folder import RunFolder
-    from napkin.runs.run_format import is_run
+    from napkin.runs.run_folder import RunFolder, is_run
 
     tokenizer = model.opened.tokenizer
     if options.text:
@@ -144,7 +143,7 @@ def _documents(
 def _write(folder: str, path: Path | None, result: "BitsResult") -> Path | None:
     """To the run's folder by default, named by what it is of: the same measurement replaces itself."""
     from napkin.runs.json_file import format_json, write_json
-    from napkin.runs.run_format import is_run
+    from napkin.runs.run_folder import is_run
 
     if path is not None:
         with folder_for(path):

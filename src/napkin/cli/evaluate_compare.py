@@ -9,7 +9,7 @@ from napkin.cli.terminal import print_json, say
 from napkin.errors import NapkinError
 
 if TYPE_CHECKING:
-    from napkin.evaluation.bits_result import BitsResult
+    from napkin.evaluation.bits_per_byte import BitsResult
     from napkin.evaluation.tasks.results import TaskResult
     from napkin.evaluation.uncertainty import PairedDifference
 
@@ -18,7 +18,7 @@ def compare(paths: Sequence[str], score: str | None, *, json: bool) -> None:
     """Print how the first result differs from the second."""
     if len(paths) != 2:
         raise NapkinError(f"--compare has {len(paths)} results: name two")
-    from napkin.evaluation.bits_result import read_bits_result
+    from napkin.evaluation.bits_per_byte import read_bits_result
     from napkin.evaluation.tasks.results import compare_results, read_result
 
     of_bits = [read_bits_result(Path(path)) for path in paths]
@@ -42,7 +42,7 @@ def compare(paths: Sequence[str], score: str | None, *, json: bool) -> None:
 
 
 def _compare_bits(paths: Sequence[str], results: "Sequence[BitsResult | None]", *, json: bool) -> None:
-    from napkin.evaluation.bits_result import compare_bits
+    from napkin.evaluation.bits_per_byte import compare_bits
 
     first, second = results
     if first is None or second is None:

@@ -15,8 +15,8 @@ from napkin.errors import NapkinError
 from napkin.units import format_count, format_seconds
 
 if TYPE_CHECKING:
-    from napkin.evaluation.tasks.item import Task
     from napkin.evaluation.tasks.prompts import Prompting
+    from napkin.evaluation.tasks.published import Task
     from napkin.evaluation.tasks.results import TaskResult
     from napkin.evaluation.tasks.running import TaskPlan
     from napkin.evaluation.uncertainty import Estimate
@@ -166,7 +166,7 @@ def _log_of(path: Path) -> Path:
 
 def _path(folder: str, out: str | None, name: str, settings: dict[str, Any]) -> Path | None:
     """Where the result goes: named by what it is of, so that other settings never meet it."""
-    from napkin.runs.run_format import is_run
+    from napkin.runs.run_folder import is_run
 
     if out is not None:
         return Path(out)

@@ -16,7 +16,7 @@ from napkin.units import format_bytes
 
 if TYPE_CHECKING:
     from napkin.inference.trained import Trained
-    from napkin.model.huggingface.tokenizer_files import TextForm
+    from napkin.model.huggingface.folder_files import TextForm
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> None:
 
 def _export_adapter(options: ExportOptions, out: Path) -> None:
     with progress_line("opening the run") as line:
-        from napkin.checkpoint.plain_model import load_tuned_model
+        from napkin.checkpoint.restore import load_tuned_model
         from napkin.inference.pretrained import is_pretrained
         from napkin.inference.trained import load_newest_model
         from napkin.model.huggingface import save_adapters
@@ -96,8 +96,8 @@ def _show(options: ExportOptions, out: Path, step: int) -> None:
 
 def _form(trained: "Trained") -> "TextForm":
     """What stands around the run's texts, and its chat template."""
-    from napkin.inference.run_texts import run_texts
-    from napkin.model.huggingface.tokenizer_files import TextForm
+    from napkin.chats.run_texts import run_texts
+    from napkin.model.huggingface.folder_files import TextForm
 
     texts, special = run_texts(trained.run.path, trained.tokenizer), trained.tokenizer.special_tokens
     named = {number: text for text, number in special.items()}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from napkin.accounting.failures import NEARLY_BEST, PUBLISHED_DAYS, PUBLISHED_DEVICES, PUBLISHED_FAILURES
 from napkin.errors import NapkinError
-from napkin.runs.plan_file import PlannedFailures
+from napkin.runs.accounting_files import PlannedFailures
 from napkin.units import format_count, format_seconds, format_three_digits
 
 LONG_SECONDS = 86_400.0

@@ -10,7 +10,7 @@ from napkin.cli.progress import progress_line
 from napkin.cli.terminal import print_json, say
 from napkin.errors import NapkinError
 from napkin.hardware.cluster import find_cluster
-from napkin.recipe.optimizer_config import OptimizerName
+from napkin.recipe.training_config import OptimizerName
 from napkin.units import format_bytes, format_count
 
 MOST_TOKENS = 2**22
@@ -60,8 +60,8 @@ def main(arguments: list[str]) -> None:
             f"{bytes_each - 8}; no activations"
         )
     with progress_line("counting") as line:
-        from napkin.planning.machine import CatalogueMachine
-        from napkin.planning.model_search import Family, gathered_bytes_of, largest_model
+        from napkin.planning.fit import Family, gathered_bytes_of, largest_model
+        from napkin.planning.step.machine import CatalogueMachine
 
         machine = CatalogueMachine(device, n_devices, node=cluster.node)
 

@@ -14,7 +14,7 @@ from napkin.cli.terminal import notify, print_json, print_verbatim
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text, refuse_unmarked
 from napkin.inference.settings import Sampling, Speculation
-from napkin.runs.run_format import is_run
+from napkin.runs.run_folder import is_run
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import tyro
 
 from napkin.cli.options import JsonOption, parse
 from napkin.cli.terminal import print_json, print_table, say
-from napkin.hardware.accelerators import catalogue, find_device
+from napkin.hardware.cluster import node_of
 from napkin.hardware.device import Device
-from napkin.hardware.node import node_of
+from napkin.hardware.device_file import catalogue, find_device
 from napkin.units import format_bytes, format_gibibytes, format_rate
 
 

@@ -10,8 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from napkin.errors import NapkinError
-from napkin.near_names import near_names
+from napkin.errors import NapkinError, near_names
 
 ALL, OWN = "all", "options"
 _TITLE = re.compile(r"╭─ (.+?) ─*╮")

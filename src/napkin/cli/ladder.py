@@ -15,8 +15,7 @@ from napkin.recipe.toml_file import format_recipe
 from napkin.units import format_count, format_flops, format_seconds, parse_dollars
 
 if TYPE_CHECKING:
-    from napkin.scaling.ladder import Ladder, Rung
-    from napkin.scaling.ladder_file import LadderFile
+    from napkin.scaling.ladder import Ladder, LadderFile, Rung
 
 LAW_FILE, NEXT_RECIPE = "law.json", "next.toml"
 
@@ -73,7 +72,7 @@ def main(arguments: list[str]) -> int:
         raise NapkinError(f"--times is {options.times}: use a number above 1")
     if options.out is not None and Path(options.out).exists():
         raise NapkinError(f"'{options.out}' exists and is not overwritten: choose another --out")
-    from napkin.scaling.ladder_file import ladder_file_of, read_ladder, write_ladder
+    from napkin.scaling.ladder import ladder_file_of, read_ladder, write_ladder
     from napkin.scaling.law_forms import law_form
 
     law_form(options.law)
@@ -117,7 +116,7 @@ def _design(options: LadderOptions, progress: Any) -> "tuple[Ladder, Rung]":
 
 
 def _print_ladder(ladder: "Ladder", larger: "Rung") -> None:
-    from napkin.scaling.sweep_plan import run_seconds
+    from napkin.scaling.sweep import run_seconds
 
     rows = [_row(rung) for rung in (*ladder.rungs, larger)]
     print_table(("run", "parameters", "tokens", "tokens per parameter", "FLOPs", "learning rate", "time"), rows)
@@ -129,7 +128,7 @@ def _print_ladder(ladder: "Ladder", larger: "Rung") -> None:
 
 
 def _row(rung: "Rung") -> tuple[str, ...]:
-    from napkin.scaling.sweep_plan import run_seconds
+    from napkin.scaling.sweep import run_seconds
 
     values = _values(rung)
     return (
@@ -144,7 +143,7 @@ def _row(rung: "Rung") -> tuple[str, ...]:
 
 
 def _values(rung: "Rung") -> dict[str, Any]:
-    from napkin.scaling.sweep_plan import run_seconds
+    from napkin.scaling.sweep import run_seconds
 
     plan = rung.plan
     return {
@@ -174,7 +173,7 @@ def _refuse_other_folder(folder: Path) -> None:
 
 def _train_and_predict(file: "LadderFile", folder: Path, options: LadderOptions, arguments: list[str]) -> int:
     from napkin.cli.sweep_output import run_sweep
-    from napkin.scaling.ladder_file import LADDER_FILE
+    from napkin.scaling.ladder import LADDER_FILE
     from napkin.scaling.sweep import Sweep
 
     with progress_line("planning the runs") as line:
@@ -186,7 +185,7 @@ def _train_and_predict(file: "LadderFile", folder: Path, options: LadderOptions,
     for name, why in sweep.file.failed.items():
         notify(f"left out of the law: {name}: {why}")
     assert file.next is not None
-    from napkin.scaling.ladder_law import fit_and_predict
+    from napkin.scaling.ladder import fit_and_predict
 
     law, predicted = fit_and_predict(sweep, file.next.parsed, options.law)
     law.write(folder / LAW_FILE, overwrite=True)

@@ -14,14 +14,19 @@ import tyro
 from napkin.child_process import run_program
 from napkin.cli.options import Switch, parse
 from napkin.cli.terminal import notify, print_verbatim, say
-from napkin.distributed.cluster_job import ClusterJob, sequences_per_rank
-from napkin.distributed.kubernetes_manifest import LONGEST_NAME, KubernetesSettings, jobset_manifest
-from napkin.distributed.slurm_script import SlurmSettings, batch_script
+from napkin.distributed.cluster_job import (
+    LONGEST_NAME,
+    ClusterJob,
+    KubernetesSettings,
+    SlurmSettings,
+    batch_script,
+    jobset_manifest,
+    sequences_per_rank,
+)
 from napkin.errors import NapkinError
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import read_recipe
-from napkin.runs.run_folder import RunFolder
-from napkin.runs.run_format import is_run
+from napkin.runs.run_folder import RunFolder, is_run
 
 COMMAND = {"slurm": ("sbatch",), "kubernetes": ("kubectl", "apply", "-f", "-")}
 """What takes a job from its standard input."""

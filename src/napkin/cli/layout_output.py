@@ -5,14 +5,20 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from napkin.accounting.fake_calls import EVEN_ROUTING
+from napkin.accounting.microbenchmark import EVEN_ROUTING
 from napkin.cli.terminal import print_table, print_verbatim, say
 from napkin.errors import NapkinError
-from napkin.planning.hardware_search import Tried
-from napkin.planning.layout_memory import RankBytes, stages_of_ranks
-from napkin.planning.layout_plan import LayoutPlan
-from napkin.planning.layout_reasons import described, layout_name, recipe_tables, why_slower, why_too_large
-from napkin.planning.layout_search import SearchResult
+from napkin.planning.fit import Tried
+from napkin.planning.layouts.layout_plan import LayoutPlan
+from napkin.planning.layouts.memory import RankBytes, stages_of_ranks
+from napkin.planning.layouts.search import (
+    SearchResult,
+    described,
+    layout_name,
+    recipe_tables,
+    why_slower,
+    why_too_large,
+)
 from napkin.units import format_bytes, format_count, format_rate, format_seconds, format_share
 
 MOST_ROWS = 16

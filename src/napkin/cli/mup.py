@@ -14,8 +14,7 @@ from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 
 if TYPE_CHECKING:
-    from napkin.scaling.mup_coordinates import CoordinateCheck
-    from napkin.scaling.mup_transfer import Transfer
+    from napkin.scaling.mup import CoordinateCheck, Transfer
 
 WIDER = (1, 2, 4, 8)
 RATES = tuple(2.0**power for power in range(-3, 4))
@@ -53,8 +52,8 @@ def main(arguments: list[str]) -> int:
     options, path = parse_with_recipe(MupOptions, "mup", arguments)
     if options.picture is not None:
         refuse_existing(Path(options.picture))
-    from napkin.scaling.axis import read_axis
-    from napkin.scaling.mup_transfer import transfer_trials
+    from napkin.scaling.mup import transfer_trials
+    from napkin.scaling.trials import read_axis
 
     base, rate = options.recipe, options.recipe.optimizer.resolved.learning_rate
     assert rate is not None
@@ -69,8 +68,7 @@ def main(arguments: list[str]) -> int:
     if options.plan:
         return _transfer(options, trials, path, arguments, None)
     with progress_line("checking the coordinates") as line:
-        from napkin.scaling.mup_coordinates import check_coordinates
-        from napkin.scaling.mup_transfer import widened
+        from napkin.scaling.mup import check_coordinates, widened
 
         recipes = [widened(base, width, mup=not options.plain) for width in sorted(widths)]
         check = check_coordinates(recipes, progress=line)
@@ -97,7 +95,7 @@ def _transfer(
     folder = options.runs or str(Path("runs") / f"{Path(path or 'run').stem}-{kind}")
     with progress_line("planning the runs") as line:
         from napkin.cli.sweep_output import print_sweep_plan, run_sweep
-        from napkin.scaling.mup_transfer import curves, transfer
+        from napkin.scaling.mup import curves, transfer
         from napkin.scaling.sweep import Sweep
 
         sweep = Sweep.plan(trials, folder, at_once=options.at_once, progress=line.retitle)
@@ -118,7 +116,7 @@ def _transfer(
     else:
         _print_transfer(found)
     if options.picture is not None:
-        from napkin.scaling.mup_picture import transfer_svg
+        from napkin.scaling.mup import transfer_svg
 
         with folder_for(Path(options.picture)):
             atomic_write_text(Path(options.picture), transfer_svg(by_width, found))
@@ -132,7 +130,7 @@ def _check_values(check: "CoordinateCheck") -> dict:
 
 
 def _print_check(check: "CoordinateCheck") -> None:
-    from napkin.scaling.mup_coordinates import STEEPEST, STEPS
+    from napkin.scaling.mup import STEEPEST, STEPS
 
     headings = ("change", *(f"d_model {width}" for width in check.widths), "slope")
     rows = [
@@ -149,7 +147,7 @@ def _print_check(check: "CoordinateCheck") -> None:
 
 
 def _print_transfer(found: "Transfer") -> None:
-    from napkin.scaling.mup_transfer import FARTHEST
+    from napkin.scaling.mup import FARTHEST
 
     rows = [
         (f"{each.width}", f"{each.rate:.3g}" + ("" if each.is_bracketed else ", at the edge"), f"{each.loss:.4f}")

@@ -30,9 +30,8 @@ from tyro.constructors import (
 
 from napkin.cli.help_sections import ALL, asked_section, short_help
 from napkin.cli.terminal import printable
-from napkin.errors import NapkinError
-from napkin.near_names import near_names
-from napkin.recipe.train_files import TrainFiles, read_files, write_files
+from napkin.errors import NapkinError, near_names
+from napkin.recipe.data_config import TrainFiles, read_files, write_files
 
 Options = TypeVar("Options")
 

@@ -75,9 +75,9 @@ def main(arguments: list[str]) -> None:
         return
     with progress_line("planning") as line:
         from napkin.cli.plan_output import find_memory_options, print_memory_options, print_plan, print_rules
-        from napkin.planning.micro_batch import refuse_what_does_not_fit
-        from napkin.planning.plan_file import plan_file_of
         from napkin.planning.planner import plan as make_plan
+        from napkin.planning.step.memory_savings import refuse_what_does_not_fit
+        from napkin.planning.step.plan_file import plan_file_of
 
         plan = make_plan(options.recipe, options.on, progress=line.retitle).at(
             usd_per_hour=options.usd_per_hour,

@@ -22,8 +22,8 @@ from napkin.cli.terminal import print_json, say
 from napkin.errors import NapkinError
 from napkin.hardware.cluster import find_cluster
 from napkin.hardware.device import Device
-from napkin.planning.failure_cost import failures_of_run
-from napkin.runs.plan_file import PlannedFailures
+from napkin.planning.step.failure_cost import failures_of_run
+from napkin.runs.accounting_files import PlannedFailures
 from napkin.units import (
     format_bytes,
     format_count,

@@ -9,8 +9,8 @@ from napkin.model.config import ModelConfig
 from napkin.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from napkin.inference.kv_blocks import KVFormat
-    from napkin.planning.engine_service import EngineService
+    from napkin.inference.paged_cache import KVFormat
+    from napkin.planning.services.engine_service import EngineService
 
 MAX_RUNNING = 16
 REQUESTS_PER_CLIENT = 4
@@ -35,9 +35,9 @@ def print_engine_service(
     with progress_line("timing steps of the engine") as line:
         import torch
 
-        from napkin.inference.kv_blocks import bytes_per_token
+        from napkin.inference.paged_cache import bytes_per_token
         from napkin.inference.service_load import ServiceLoad
-        from napkin.planning.engine_service import plan_engine_service
+        from napkin.planning.services.engine_service import plan_engine_service
 
         load = ServiceLoad(REQUESTS_PER_CLIENT * concurrency, input_tokens, output_tokens, concurrency=concurrency)
         whole = min(MAX_RUNNING, concurrency) * (input_tokens + output_tokens + 16)

@@ -20,9 +20,9 @@ from napkin.recipe.recipe import Recipe
 from napkin.units import format_bytes, parse_dollars, parse_seconds
 
 if TYPE_CHECKING:
-    from napkin.planning.hardware_search import Tried
-    from napkin.planning.layout_plan import LayoutPlan
-    from napkin.planning.site import Site
+    from napkin.planning.fit import Tried
+    from napkin.planning.layouts.layout_plan import LayoutPlan
+    from napkin.planning.step.site import Site
 
 LAYOUT_FIELDS = {"training.parallelism", "training.micro_batch_size", "training.recompute", "training.loss_chunk_size"}
 """Fields of [training] that a search of layouts chooses."""
@@ -119,9 +119,8 @@ def search(recipe: Recipe, options: _PlanOptions, given: set[str], *, why: str |
         say(f"{why}: the best of all layouts follows, as with --layout auto")
     with progress_line("planning") as line:
         from napkin.cli.layout_output import print_search, print_tried, search_json, tried_json
-        from napkin.planning.counted_layout import with_best_counted
-        from napkin.planning.hardware_search import MOST_DEVICES, least_hardware
-        from napkin.planning.layout_search import search_layouts
+        from napkin.planning.fit import MOST_DEVICES, least_hardware
+        from napkin.planning.layouts.search import search_layouts, with_best_counted
 
         costs = _costs(recipe, cluster, usd_per_hour, line.retitle)
         trains = options.layout != "any"
@@ -177,11 +176,11 @@ def splits_more_than_the_batch(recipe: Recipe, on: str) -> bool:
 
 
 def _costs(recipe: Recipe, cluster: Cluster, usd_per_hour: float | None, progress: Any) -> Any:
-    from napkin.planning.layout_costs import LayoutCosts
-    from napkin.planning.layout_search import tensor_sizes
-    from napkin.planning.machine import CatalogueMachine
-    from napkin.planning.resolve import resolve
-    from napkin.recipe.parallelism_config import ParallelismConfig
+    from napkin.planning.layouts.costs import LayoutCosts
+    from napkin.planning.layouts.search import tensor_sizes
+    from napkin.planning.planner import resolve
+    from napkin.planning.step.machine import CatalogueMachine
+    from napkin.recipe.training_config import ParallelismConfig
 
     one = CatalogueMachine(cluster.device, 1, node=cluster.node)
     machine = CatalogueMachine(cluster.device, cluster.n_devices, node=cluster.node)

@@ -3,21 +3,21 @@
 from typing import Literal
 
 from napkin.accounting.pricing import Spent
-from napkin.accounting.quantity_row import Unit, format_figure
-from napkin.accounting.rules_table import RuleRow, rules_table
+from napkin.accounting.quantities import Unit, format_figure
+from napkin.accounting.rules import RuleRow, rules_table
 from napkin.cli.failure_lines import failure_lines, is_worth_saying
 from napkin.cli.layout_output import print_routing
 from napkin.cli.terminal import print_rich, print_table, say
 from napkin.hardware.calibration_cache import calibration_of_this_machine
 from napkin.hardware.ceilings import CatalogueCeilings
 from napkin.hardware.cluster import find_cluster
-from napkin.planning.compile_choice import describe_compile
-from napkin.planning.failure_plan import planned_failures
-from napkin.planning.machine import Progress
-from napkin.planning.memory_savings import MemoryOption, describe, memory_options
-from napkin.planning.rule_sizes import sizes_of
-from napkin.planning.run_plan import Plan
-from napkin.report.table import reconcile_table
+from napkin.planning.rules.sizes import sizes_of
+from napkin.planning.step.failure_plan import planned_failures
+from napkin.planning.step.kernel_choice import describe_compile
+from napkin.planning.step.machine import Progress
+from napkin.planning.step.memory_savings import MemoryOption, describe, memory_options
+from napkin.planning.step.run_plan import Plan
+from napkin.report.bars import reconcile_table
 from napkin.units import (
     format_bytes,
     format_count,

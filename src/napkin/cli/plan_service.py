@@ -15,7 +15,7 @@ from napkin.errors import NapkinError
 from napkin.units import format_bytes, format_flops, format_seconds, format_three_digits
 
 if TYPE_CHECKING:
-    from napkin.planning.service_plan import ServiceDegree, ServicePlan
+    from napkin.planning.services.service_plan import ServiceDegree, ServicePlan
 
 OPTION = "--serve"
 
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> None:
             f"--kv is int8, with which {options.server} was not measured: use bf16 or fp8, or leave out --on"
         )
     with progress_line("counting prefill and decode"):
-        from napkin.planning.service_plan import plan_service
+        from napkin.planning.services.service_plan import plan_service
 
         plan = plan_service(
             options.recipe.model,
@@ -127,7 +127,7 @@ def print_service(plan: "ServicePlan") -> None:
 
 def _counted(plan: "ServicePlan") -> Iterator[tuple[str, str, str, str]]:
     from napkin.accounting.rules import forward_flops_rule, kv_cache_bytes_rule
-    from napkin.planning.service_seconds import KV_BYTES, WEIGHT_BYTES
+    from napkin.planning.services.seconds import KV_BYTES, WEIGHT_BYTES
 
     load, work, model = plan.load, plan.work, plan.model
     rule = format_flops(forward_flops_rule(work.parameters, load.input_tokens))

@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> None:
     with join_ranks(options.recipe.training) as ranks:
         ranks.broadcast_from_zero(lambda: _refuse_existing(options))
         with progress_line("profiling", shown=ranks.is_rank_zero) as line:
-            from napkin.profiling.recipe_profile import profile_recipe
+            from napkin.profiling.profiler import profile_recipe
 
             title = path or options.preset or "the default recipe"
             found = profile_recipe(options.recipe, steps=options.steps, ranks=ranks, progress=line.retitle, title=title)
@@ -95,8 +95,8 @@ def _print_ranks(found: "StepProfile") -> None:
 
 
 def _write(options: ProfileOptions, found: "StepProfile") -> None:
-    from napkin.profiling.chrome_trace import write_trace
     from napkin.profiling.profile_page import write_profile_page
+    from napkin.profiling.profile_table import write_trace
 
     for path, write in ((options.page, write_profile_page), (options.trace, write_trace)):
         if path is not None:

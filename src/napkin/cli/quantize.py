@@ -44,8 +44,7 @@ def main(arguments: list[str]) -> None:
         from napkin.inference.quantized_run import write_quantized
         from napkin.inference.trained import load_run
         from napkin.model.quantized import quantize_model
-        from napkin.runs.conversation_file import read_conversation
-        from napkin.runs.quantized_file import QuantizedRun
+        from napkin.runs.model_files import QuantizedRun, read_conversation
 
         trained = load_run(run, on_message=notify)
         if trained.quantized is not None:

@@ -11,8 +11,7 @@ from napkin.cli.options import INLINED, parse
 from napkin.errors import NapkinError
 from napkin.model.published_models import preset
 from napkin.recipe.recipe import SCHEDULE_FIELDS, Recipe
-from napkin.recipe.toml_file import read_recipe
-from napkin.recipe.toml_text import parse_toml
+from napkin.recipe.toml_file import parse_toml, read_recipe
 from napkin.units import parse_count
 
 

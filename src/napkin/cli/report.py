@@ -18,9 +18,8 @@ def main(arguments: list[str]) -> None:
     from napkin.report.live_report import MAX_TIME_FRACTION
     from napkin.report.liveness import REFRESH_SECONDS
     from napkin.report.page import write_report
-    from napkin.runs.lock import is_being_trained
     from napkin.runs.metrics import METRICS_FILE, read_metrics_record
-    from napkin.runs.run_folder import RunFolder
+    from napkin.runs.run_folder import RunFolder, is_being_trained
 
     run = RunFolder.open(options.run).path
     begin = time.perf_counter()

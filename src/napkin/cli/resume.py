@@ -9,9 +9,8 @@ from napkin.cli.options import RunOptions, parse
 from napkin.cli.progress import progress_line
 from napkin.cli.terminal import notify, print_json, say
 from napkin.errors import NapkinError
-from napkin.recipe.data_config import DataConfig
-from napkin.recipe.parallelism_config import ParallelismConfig
-from napkin.recipe.train_files import TrainFiles
+from napkin.recipe.data_config import DataConfig, TrainFiles
+from napkin.recipe.training_config import ParallelismConfig
 from napkin.recipe.tuning_recipe import TuningRecipe
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def main(arguments: list[str]) -> int:
     from napkin.runs.run_folder import RunFolder
 
     recipe = RunFolder.open(options.run).recipe
-    from napkin.training.finished import finished_checkpoint
+    from napkin.training.callbacks import finished_checkpoint
 
     data = _moved(recipe.data, options.data)
     parallelism = options.parallelism if _names_layout(arguments) else None
@@ -88,8 +87,8 @@ def _resume_tuning(
             f"'{options.run}' is a run of tuning, which continues with the files and the layout that it began with: "
             "leave out --data and --parallelism"
         )
-    from napkin.alignment.tuning_run import open_tuning
     from napkin.cli.tune.tuning_command import follow_tuning
+    from napkin.tuning.tuning_run import open_tuning
 
     preparation, run = open_tuning(options.run, progress=progress, on_message=notify, ranks=ranks)
     return follow_tuning(preparation, run, as_json=options.json)
@@ -107,7 +106,7 @@ def _names_layout(arguments: list[str]) -> bool:
 
 def _say_it_is_finished(options: ResumeOptions, checkpoint: "Checkpoint") -> None:
     """What training would have said, without the plan and the token files that nothing needs any more."""
-    from napkin.accounting.quantity_table import QuantityTable
+    from napkin.accounting.quantities import QuantityTable
     from napkin.report.page import write_report
     from napkin.runs.run_folder import RunFolder
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from napkin.accounting.quantity_row import Unit, format_figure
+from napkin.accounting.quantities import Unit, format_figure
 from napkin.accounting.rules import (
     activation_bytes_rule,
     adamw_bytes_rule,
@@ -26,7 +26,7 @@ from napkin.accounting.rules import (
 from napkin.cli.terminal import print_table, say
 from napkin.errors import NapkinError
 from napkin.hardware.device import Device
-from napkin.recipe.optimizer_config import OptimizerName
+from napkin.recipe.training_config import OptimizerName
 from napkin.units import format_count
 
 

@@ -11,8 +11,8 @@ from napkin.cli.terminal import notify, print_json, print_table, say
 from napkin.errors import NapkinError
 
 if TYPE_CHECKING:
-    from napkin.report.axes import Axis
     from napkin.report.comparison import ComparedRun, Loss
+    from napkin.report.xy_picture import Axis
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _compared_loss(runs: "list[ComparedRun]") -> "Loss":
 
 def _read(folders: list[Path], options: RunsOptions) -> "list[ComparedRun]":
     from napkin.report.comparison import read_run
-    from napkin.runs.lock import is_being_trained
+    from napkin.runs.run_folder import is_being_trained
 
     found = []
     for folder in folders:
@@ -99,7 +99,7 @@ def _print_list(runs: "list[ComparedRun]") -> None:
 
 
 def _print_statements(compared: "list[ComparedRun]") -> None:
-    from napkin.report.ranking import rank
+    from napkin.report.comparison import rank
 
     for statement in rank(compared).statements:
         say()

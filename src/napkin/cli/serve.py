@@ -12,7 +12,7 @@ from napkin.cli.progress import progress_line
 from napkin.cli.terminal import notify, say
 from napkin.errors import NapkinError
 from napkin.files import regular
-from napkin.inference.server.limits import Limits
+from napkin.serving.limits import Limits
 from napkin.units import format_count
 
 KEY_VARIABLE = "NAPKIN_API_KEY"
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> None:
     if options.max_running < 1:
         raise NapkinError(f"--max-running is {options.max_running}: use 1 or more")
     key = _key(options.api_key_file)
-    from napkin.inference.server.run import is_loopback, serve
+    from napkin.serving.run import is_loopback, serve
 
     if key is None and not is_loopback(options.host):
         raise NapkinError(

@@ -89,8 +89,7 @@ def trials_of(options: SweepOptions, texts: dict[str, str]) -> "tuple[Trial, ...
             "there is nothing to vary: name fields and values, as --optimizer.learning-rate 1e-3,3e-3, or train the "
             "one run with `napkin train`"
         )
-    from napkin.scaling.axis import read_axis
-    from napkin.scaling.trials import grid, listed, sampled
+    from napkin.scaling.trials import grid, listed, read_axis, sampled
 
     axes = [read_axis(name, text) for name, text in texts.items()]
     if options.random is not None:

@@ -7,9 +7,8 @@ from napkin.cli.progress import progress_line
 from napkin.cli.terminal import notify, print_json, print_table, say
 from napkin.runs.metrics import StepMetrics
 from napkin.scaling.best_run import Standing, as_json, edges, neighbours, ranked
-from napkin.scaling.sweep import Sweep
-from napkin.scaling.sweep_plan import run_seconds
-from napkin.scaling.sweep_run import Ended
+from napkin.scaling.sweep import Sweep, run_seconds
+from napkin.scaling.sweep_workers import Ended
 from napkin.scaling.trials import Trial
 from napkin.units import format_bytes, format_count, format_flops, format_seconds
 

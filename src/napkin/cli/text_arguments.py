@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from napkin.data.corpus import read_documents, standard_library
-from napkin.data.document import Document
+from napkin.data.curated_corpus import Document
 from napkin.errors import NapkinError
 
 STANDARD_LIBRARY = "stdlib:"

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Callable
 from functools import partial
 
-from napkin.accounting.overhead import loop_overhead
+from napkin.accounting.pricing import loop_overhead
 from napkin.accounting.rank_seconds import rank_lines
 from napkin.cli.plan_output import print_plan
 from napkin.cli.progress import progress_line
@@ -13,14 +13,13 @@ from napkin.cli.terminal import notify, output_may_be_lost, print_json, print_ri
 from napkin.cli.training_lines import PretrainingLines, TrainingLines
 from napkin.errors import NapkinError
 from napkin.files import read_bytes
-from napkin.planning.checkpoint_plan import describe_checkpoints
+from napkin.planning.step.failure_plan import describe_checkpoints
+from napkin.report.bars import reconcile_table
 from napkin.report.live_report import live_report
 from napkin.report.page import REPORT_FILE, write_report
-from napkin.report.table import reconcile_table
+from napkin.runs.accounting_files import MEASUREMENT_FILE, MeasurementFile, PlanFile
 from napkin.runs.json_file import read_json
-from napkin.runs.measurement_file import MEASUREMENT_FILE, MeasurementFile
 from napkin.runs.metrics import StepMetrics
-from napkin.runs.plan_file import PlanFile
 from napkin.runs.run_folder import RunFolder
 from napkin.training.preparation import Preparation, Prepared
 from napkin.training.run import Outcome, train_run

@@ -9,16 +9,18 @@ its module imports numpy, numba and other heavy libraries where it uses them. No
 
 import dataclasses
 import importlib
+import tempfile
 import typing
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from napkin.curation.stage import CorpusStage, RecordStage
-from napkin.errors import NapkinError
-from napkin.near_names import suggestion
+from napkin.curation.stage import CorpusStage, Dropped, Record, RecordStage, TraceEntry, read_record_file, record_writer
+from napkin.errors import NapkinError, suggestion
 
 Stage = RecordStage | CorpusStage
 
@@ -45,39 +47,39 @@ STAGES = {
         "napkin.curation.deduplication.line_stage:DuplicateLines", "remove lines that stand earlier in the corpus"
     ),
     "duplicate-substrings": StageEntry(
-        "napkin.curation.deduplication.passage_stage:DuplicateSubstrings",
+        "napkin.curation.deduplication.line_stage:DuplicateSubstrings",
         "remove passages that stand earlier in the corpus",
     ),
     "decontaminate": StageEntry(
-        "napkin.curation.deduplication.decontamination_stage:Decontaminate", "drop documents with questions of tasks"
+        "napkin.curation.deduplication.line_stage:Decontaminate", "drop documents with questions of tasks"
     ),
     "best-share": StageEntry(
-        "napkin.curation.filters.best_share:BestShare", "keep the documents with the highest scores"
+        "napkin.curation.filters.classifier:BestShare", "keep the documents with the highest scores"
     ),
-    "c4": StageEntry("napkin.curation.filters.c4:C4", "keep lines that are sentences, by the rules of C4"),
+    "c4": StageEntry("napkin.curation.filters.web_rules:C4", "keep lines that are sentences, by the rules of C4"),
     "classifier": StageEntry(
         "napkin.curation.filters.classifier:Classifier", "score documents by a model that was trained on your texts"
     ),
-    "fineweb": StageEntry("napkin.curation.filters.fineweb:FineWeb", "drop lists and menus, by FineWeb's own rules"),
+    "fineweb": StageEntry("napkin.curation.filters.web_rules:FineWeb", "drop lists and menus, by FineWeb's own rules"),
     "gopher": StageEntry("napkin.curation.filters.gopher:Gopher", "drop what is not prose, by Gopher's rules"),
     "gopher-repetition": StageEntry(
         "napkin.curation.filters.gopher:GopherRepetition", "drop documents that repeat themselves, by Gopher's rules"
     ),
     "host-list": StageEntry(
-        "napkin.curation.filters.host_list:HostList", "drop documents of hosts in a list, or keep only those"
+        "napkin.curation.filters.lists:HostList", "drop documents of hosts in a list, or keep only those"
     ),
-    "extract": StageEntry("napkin.curation.extraction.stage:Extract", "make text of HTML pages and PDFs"),
+    "extract": StageEntry("napkin.curation.filters.extract:Extract", "make text of HTML pages and PDFs"),
     "language": StageEntry(
-        "napkin.curation.languages.language_stage:Language", "find the language of documents, keep some languages"
+        "napkin.curation.filters.language:Language", "find the language of documents, keep some languages"
     ),
-    "length": StageEntry("napkin.curation.length:Length", "drop documents with too few or too many characters"),
+    "length": StageEntry("napkin.curation.filters.length:Length", "drop documents with too few or too many characters"),
     "personal-data": StageEntry(
         "napkin.curation.filters.personal_data:PersonalData", "mask mail addresses, numbers of persons, and keys"
     ),
     "refinedweb": StageEntry(
-        "napkin.curation.filters.refinedweb:RefinedWeb", "remove lines of menus and counters, by RefinedWeb's rules"
+        "napkin.curation.filters.web_rules:RefinedWeb", "remove lines of menus and counters, by RefinedWeb's rules"
     ),
-    "word-list": StageEntry("napkin.curation.filters.word_list:WordList", "drop documents with words of a list"),
+    "word-list": StageEntry("napkin.curation.filters.lists:WordList", "drop documents with words of a list"),
 }
 
 
@@ -129,3 +131,140 @@ def files_of(stage: Stage) -> list[str]:
 def stage_version(stage: Stage) -> int:
     """The version of what a stage does, its class variable `version`: 1 unless it has one."""
     return getattr(type(stage), "version", 1)
+
+
+# FOLD curation/registry.py
+# The passes of a pipeline over its shards: a new one begins at each stage that has to see all of them.
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What is done to each shard alone, in one process."""
+
+    number: int
+    decided: CorpusStage | None
+    """The stage whose decisions are applied first."""
+    stages: tuple[RecordStage, ...]
+    """Those that follow."""
+    summarized: CorpusStage | None
+    """The stage that comes next, for which the shard is summarized and kept; None in the last pass."""
+    first_stage: int
+    """The number of its first stage in the pipeline, from 0."""
+
+    @property
+    def all_stages(self) -> tuple[Stage, ...]:
+        """Those that may drop records, in order."""
+        return self.stages if self.decided is None else (self.decided, *self.stages)
+
+
+def divide_into_passes(stages: Sequence[Stage]) -> list[Pass]:
+    """The passes of a pipeline's stages; there is at least one."""
+    passes: list[Pass] = []
+    decided: CorpusStage | None = None
+    run: list[RecordStage] = []
+    first = 0
+    for number, stage in enumerate(stages):
+        if isinstance(stage, CorpusStage):
+            passes.append(Pass(len(passes), decided, tuple(run), stage, first))
+            decided, run, first = stage, [], number
+        else:
+            run.append(stage)
+    return [*passes, Pass(len(passes), decided, tuple(run), None, first)]
+
+
+# FOLD curation/registry.py
+# Stages as functions on an iterator of records, without a pipeline's files.
+
+MEMORY_BYTES = 2**30
+"""What a stage that has to see all shards may hold, unless the user says otherwise."""
+
+OnDrop = Callable[[Record, str, Dropped], None]
+"""Called with a record, the stage that dropped it and why."""
+
+
+def apply_stages(
+    records: Iterable[Record], stages: Sequence[Stage], on_drop: OnDrop | None = None, *, memory: int = MEMORY_BYTES
+) -> Iterator[Record]:
+    """The records that go through all stages, in order, as an iterator; those dropped go to `on_drop`.
+
+    Records pass one at a time. Before a stage that has to see all of them they are kept in a temporary file, as if they
+    were one shard; it holds at most `memory` bytes.
+    """
+    for stage in stages:
+        if isinstance(stage, CorpusStage):
+            records = _apply_to_corpus(records, stage, on_drop, memory)
+        else:
+            records = _apply_to_records(records, stage, on_drop)
+    return iter(records)
+
+
+def add_to_trace(record: Record, stage: str, entries_before: int) -> None:
+    """Say in a record's trace that it went through a stage, if the stage itself has not said so."""
+    if len(record.trace) == entries_before:
+        record.trace.append(TraceEntry(stage))
+
+
+def _apply_to_records(records: Iterable[Record], stage: RecordStage, on_drop: OnDrop | None) -> Iterator[Record]:
+    for record in records:
+        entries = len(record.trace)
+        result = stage.apply(record)
+        if isinstance(result, Dropped):
+            if on_drop is not None:
+                on_drop(record, stage.name, result)
+            continue
+        add_to_trace(result, stage.name, entries)
+        yield result
+
+
+def _apply_to_corpus(
+    records: Iterable[Record], stage: CorpusStage, on_drop: OnDrop | None, memory: int
+) -> Iterator[Record]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        kept, summary, decisions, scratch = (folder / each for each in ("records", "summary", "decisions", "scratch"))
+        scratch.mkdir()
+        summarize_shard(records, stage, kept, summary)
+        stage.decide([summary], [decisions], scratch, memory)
+        for before, entries, result in apply_decisions(stage, read_record_file(kept), decisions):
+            if isinstance(result, Dropped):
+                if on_drop is not None:
+                    on_drop(before, stage.name, result)
+                continue
+            add_to_trace(result, stage.name, entries)
+            yield result
+
+
+def apply_decisions(
+    stage: CorpusStage, records: Iterable[Record], decisions: Path
+) -> Iterator[tuple[Record, int, Record | Dropped]]:
+    """Each record of a shard, the entries that its trace had before the stage, and what the stage makes of it."""
+    # A stage gives a result per record, in order, but may read ahead.
+    waiting: deque[tuple[Record, int]] = deque()
+
+    def noted() -> Iterator[Record]:
+        for record in records:
+            waiting.append((record, len(record.trace)))
+            yield record
+
+    for result in stage.apply(noted(), decisions):
+        if not waiting:
+            raise RuntimeError(f"stage '{stage.name}' gives more results than there are records")
+        yield (*waiting.popleft(), result)
+    if waiting:
+        raise RuntimeError(f"stage '{stage.name}' gives no result for '{waiting[0][0].identity}'")
+
+
+def summarize_shard(records: Iterable[Record], stage: CorpusStage, kept: Path, summary: Path) -> None:
+    """Keep a shard's records in a file while a stage summarizes them, in one pass."""
+    with record_writer(kept) as writer:
+
+        def kept_records() -> Iterator[Record]:
+            for record in records:
+                writer.write(record)
+                yield record
+
+        passing = kept_records()
+        stage.summarize(passing, summary)
+        # A stage need not look at all of them.
+        for _ in passing:
+            pass

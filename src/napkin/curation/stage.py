@@ -1,11 +1,51 @@
 """What a stage of a pipeline is: a pure function of records and options."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from napkin.curation.record import Record
+import msgspec
+
+from napkin.errors import CorruptFile
+from napkin.missing_library import zstandard
+
+# FOLD curation/stage.py
+# A document on its way from a raw page to a corpus: its text, where it comes from, and what each stage did to it.
+
+
+@dataclass(slots=True)
+class TraceEntry:
+    """What one stage did to a record; `dropped` says why the record ended there, and is empty where it went on."""
+
+    stage: str
+    note: str = ""
+    dropped: str = ""
+
+
+@dataclass(slots=True)
+class Record:
+    """A document with its provenance.
+
+    `identity` is unique in a pipeline and the same in every run of it: the name of the input, `#`, and the document's
+    number in it. `content` is what was read before a stage made text of it (an HTML page, a PDF), empty afterwards.
+    `fields` holds what stages found (language, scores) and what the input said of the document, as JSON values.
+    """
+
+    identity: str
+    text: str = ""
+    content: bytes = b""
+    media_type: str = "text/plain"
+    source: str = ""
+    """The file that it was read from, as the user named it."""
+    offset: int = 0
+    """Bytes from the beginning of the (decompressed) file to the document."""
+    address: str = ""
+    """Where the document was published (a URL), if known."""
+    licence: str = ""
+    fields: dict[str, Any] = field(default_factory=dict)
+    trace: list[TraceEntry] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +97,54 @@ class CorpusStage(Protocol):
     def apply(self, records: Iterable[Record], decisions: Path) -> Iterator[Record | Dropped]:
         """For each record of a shard, in order: the record as it goes on, or why it does not."""
         ...
+
+
+# FOLD curation/stage.py
+# Records between two passes of a pipeline: MessagePack, each behind its length, in one zstd stream.
+#
+# These files are a pipeline's own and are read back by it alone; a truncated one is an error.
+
+_LENGTH_BYTES = 8
+_LEVEL = 1
+"""These files are read once: speed counts more than size."""
+
+
+class RecordWriter:
+    """Writes records to an open file; see `record_writer`."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def write(self, record: Record) -> None:
+        """Append a record."""
+        data = self._encoder.encode(record)
+        self._file.write(len(data).to_bytes(_LENGTH_BYTES, "little"))
+        self._file.write(data)
+
+
+@contextmanager
+def record_writer(path: Path) -> Iterator[RecordWriter]:
+    """A new file for records, whole when the block ends; the caller syncs it to disk."""
+    with open(path, "xb") as file, zstandard().ZstdCompressor(level=_LEVEL).stream_writer(file) as stream:
+        yield RecordWriter(stream)
+
+
+def read_record_file(path: Path) -> Iterator[Record]:
+    """The records of a file, one at a time. Raises CorruptFile where it was cut off."""
+    decoder = msgspec.msgpack.Decoder(Record)
+    with open(path, "rb") as file, zstandard().ZstdDecompressor().stream_reader(file) as stream:
+        while length := _exactly(stream, _LENGTH_BYTES, path, may_end=True):
+            yield decoder.decode(_exactly(stream, int.from_bytes(length, "little"), path))
+
+
+def _exactly(stream: Any, n_bytes: int, path: Path, *, may_end: bool = False) -> bytes:
+    data = stream.read(n_bytes)
+    while len(data) < n_bytes:
+        more = stream.read(n_bytes - len(data))
+        if not more:
+            if may_end and not data:
+                break
+            raise CorruptFile(f"'{path}' was cut off: remove the folder it is in, and run the pipeline again")
+        data += more
+    return data

@@ -2,10 +2,14 @@ from .batches import IGNORE_INDEX as IGNORE_INDEX
 from .batches import Batches as Batches
 from .batches import document_ids as document_ids
 from .batches import evaluation_windows as evaluation_windows
+from .corpus import is_validation as is_validation
 from .corpus import read_documents as read_documents
+from .corpus import split_documents as split_documents
+from .corpus import split_into_sides as split_into_sides
 from .corpus import standard_library as standard_library
-from .document import Document as Document
+from .curated_corpus import Document as Document
 from .mixing import Interleaving as Interleaving
+from .mixing import TokenGuard as TokenGuard
 from .mixing import TokenMixture as TokenMixture
 from .permutation import KeyedPermutation as KeyedPermutation
 from .prefetch import Batch as Batch
@@ -14,11 +18,7 @@ from .prefetch import Prefetcher as Prefetcher
 from .prefetch import open_fetcher as open_fetcher
 from .resumable_writing import write_token_files as write_token_files
 from .resumable_writing import write_token_files_together as write_token_files_together
-from .split import is_validation as is_validation
-from .split import split_documents as split_documents
-from .split import split_into_sides as split_into_sides
 from .token_file import SEPARATOR as SEPARATOR
 from .token_file import TokenFile as TokenFile
-from .token_guard import TokenGuard as TokenGuard
 from .token_writer import TokenWriter as TokenWriter
 from .token_writer import write_token_file as write_token_file

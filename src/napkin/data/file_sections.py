@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from napkin.tokenizer.split_points import find_any_split, find_split
+from napkin.tokenizer.text_input import find_any_split, find_split
 
 SEPARATOR_LINE = b"<|endoftext|>"
 # Most files are small: reading more than they have would cost memory that is taken and given back for each.

@@ -16,7 +16,7 @@ from typing import Annotated, BinaryIO
 
 import msgspec
 
-from napkin.data.document import Document
+from napkin.data.curated_corpus import Document
 from napkin.data.sidecar import sidecar_path
 from napkin.data.token_file import TokenFile
 from napkin.data.token_writer import BYTES_PER_BATCH, EncodedDocuments, TokenWriter, pipeline

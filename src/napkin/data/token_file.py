@@ -5,8 +5,16 @@
 and one more is at the end. The sidecar gets its name last: tokens without one cannot be opened.
 """
 
+import contextlib
+import ctypes
 import mmap
 import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,11 +22,113 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from napkin.data.block_verifier import BlockVerifier, describe_block
-from napkin.data.sidecar import BLOCK_BYTES, NUMPY_DTYPES, Sidecar, cannot_be_read, read_sidecar
+from napkin.data.sidecar import (
+    BLOCK_BYTES,
+    DIGEST_BYTES,
+    NUMPY_DTYPES,
+    Sidecar,
+    block_digest,
+    cannot_be_read,
+    n_blocks,
+    read_sidecar,
+)
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import StrPath, regular
 from napkin.tokenizer.base import Tokenizer
+
+# FOLD data/token_file.py
+# Verifies each block of a mapped token file when it is first read, instead of the whole file at the start.
+#
+# A batch of windows is copied only after all of its blocks are verified: nothing is learned from a damaged block.
+# Threads
+# may read at the same time; a block is verified once, until `verify_again`.
+
+# Hashing releases the interpreter's lock, and several reads at a time suit a disk; few blocks are not worth a thread.
+_THREADS = 4
+_BLOCKS_PER_THREAD = 4
+
+
+class BlockVerifier:
+    """The blocks of one token file, and which of them are verified."""
+
+    bytes_read: int
+    """Bytes that have been hashed."""
+
+    def __init__(self, path: Path, tokens: NDArray[np.integer], sidecar: Sidecar) -> None:
+        self.path = path
+        self.tokens = tokens
+        self.vocab_size = sidecar.vocab_size
+        self.bytes_read = 0
+        self._digests = sidecar.block_digests
+        self._bytes = tokens.view(np.uint8)
+        self._verified = np.zeros(n_blocks(len(self._bytes)), bool)
+        self._lock = threading.Lock()
+
+    def verify(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        """Verify the blocks of the tokens `starts` to `stops`, several stretches of at least one token.
+
+        Raises CorruptFile, naming file and block, if one was altered or has a token outside the vocabulary.
+        """
+        size = self.tokens.itemsize
+        first, last = starts * size // BLOCK_BYTES, (stops * size - 1) // BLOCK_BYTES
+        if len(first) and (last - first).max() > 1:
+            stretches = [np.arange(one, other + 1) for one, other in zip(first, last, strict=True)]
+            first = last = np.concatenate(stretches)
+        if self._verified[first].all() and self._verified[last].all():
+            return
+        with self._lock:
+            blocks = np.unique(np.concatenate([first, last]))
+            self._verify(blocks[~self._verified[blocks]])
+
+    def verify_again(self) -> None:
+        """Verify all blocks that have been verified: the file on the disk has changed."""
+        with self._lock:
+            blocks = np.flatnonzero(self._verified)
+            self._verified[:] = False
+            self._verify(blocks)
+
+    def is_intact(self, block: int) -> bool:
+        """Whether a block has its checksum."""
+        expected = self._digests[block * DIGEST_BYTES : (block + 1) * DIGEST_BYTES]
+        return block_digest(self._block(block).data) == expected
+
+    def _verify(self, blocks: NDArray[np.int64]) -> None:
+        if len(blocks) < 2 * _BLOCKS_PER_THREAD:
+            _exhaust(map(self._verify_block, blocks.tolist()))
+        else:
+            with ThreadPoolExecutor(min(_THREADS, len(blocks) // _BLOCKS_PER_THREAD)) as pool:
+                _exhaust(pool.map(self._verify_block, blocks.tolist()))
+        self.bytes_read += sum(len(self._block(block)) for block in blocks.tolist())
+
+    def _verify_block(self, block: int) -> None:
+        if not self.is_intact(block):
+            raise CorruptFile(
+                f"'{self.path}' was altered: {describe_block(block)} does not have the checksum in its sidecar: "
+                "restore the file, or make the tokens again"
+            )
+        ids = self._block(block).view(self.tokens.dtype)
+        if int(ids.max()) >= self.vocab_size:
+            place = int((ids >= self.vocab_size).argmax())
+            offset = block * BLOCK_BYTES + place * ids.itemsize
+            raise CorruptFile(
+                f"'{self.path}' holds token {int(ids[place])} at byte {offset:,} in block {block:,}, its vocabulary "
+                f"ends at {self.vocab_size - 1}: make the tokens again"
+            )
+        self._verified[block] = True
+
+    def _block(self, block: int) -> NDArray[np.uint8]:
+        return self._bytes[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]
+
+
+def describe_block(block: int) -> str:
+    """Which block it is, and where in the file."""
+    return f"block {block:,} (from byte {block * BLOCK_BYTES:,})"
+
+
+def _exhaust(done: Iterable[None]) -> None:
+    for _ in done:
+        pass
+
 
 TokenArray = NDArray[np.uint16] | NDArray[np.uint32]
 
@@ -187,3 +297,71 @@ def _map_tokens(path: Path, sidecar: Sidecar, in_memory: bool) -> TokenArray:
     except OSError as error:
         raise cannot_be_read(path, error) from error
     return np.frombuffer(content, dtype)
+
+
+# FOLD data/token_file.py
+# SIGBUS as a one-line error: pages of a mapped file that was truncated, or whose disk is gone, cannot be read.
+#
+# Token files and checkpoints are mapped. While a run trains, the size of a token file is checked right before each
+# read;
+# if it is truncated in the microseconds after that, or where nothing is checked, the kernel raises SIGBUS during an
+# instruction that cannot be completed. Python's own handlers run only after the instruction, so this one is called by
+# C:
+# it prints what happened and exits.
+
+
+def what_was_lost() -> str:
+    """The line for a process that has nothing to save."""
+    files = " or ".join(f"'{path}'" for path in _shortened_files()) or "a mapped file"
+    return f"{files} was shortened, or its disk has gone, while it was read: put it back and try again"
+
+
+def _shortened_files() -> list[str]:
+    """The mapped files that are shorter than their mapping; none where the system does not list them."""
+    shortened: dict[str, None] = {}
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        for line in maps:
+            addresses, _, offset, _, _, *path = line.rstrip("\n").split(maxsplit=5)
+            # The last segment of a library is longer than its file.
+            if not path or not path[0].startswith("/") or ".so" in path[0]:
+                continue
+            first, last = (int(address, 16) for address in addresses.split("-"))
+            with contextlib.suppress(OSError):
+                # A mapping extends to the end of the file's last page.
+                if int(offset, 16) + last - first >= os.stat(path[0]).st_size + mmap.PAGESIZE:
+                    shortened[path[0]] = None
+    return list(shortened)
+
+
+@contextmanager
+def leaving_on_lost_pages(last_words: Callable[[], str] = what_was_lost) -> Iterator[None]:
+    """While the block runs, answer SIGBUS by writing a line to standard error and ending the process with status 2.
+
+    `last_words` returns the line, and may also save a checkpoint. In threads other than the main one the line is
+    `what_was_lost`.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGBUS"):
+        yield
+        return
+
+    def leave(_: int) -> None:
+        line = "a mapped file was shortened, or its disk has gone: put it back and try again"
+        try:
+            is_main = threading.current_thread() is threading.main_thread()
+            line = last_words() if is_main else what_was_lost()
+        except BaseException as error:
+            line = f"{line} ({error})"
+        finally:
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+            os.write(2, f"napkin: {' '.join(line.split())}\n".encode())
+            os._exit(2)
+
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(leave)
+    set_handler = ctypes.CDLL(None).signal
+    set_handler.argtypes, set_handler.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    previous = set_handler(signal.SIGBUS, ctypes.cast(handler, ctypes.c_void_p))
+    try:
+        yield
+    finally:
+        set_handler(signal.SIGBUS, previous)

@@ -12,7 +12,7 @@ from typing import BinaryIO, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from napkin.data.document import Document
+from napkin.data.curated_corpus import Document
 from napkin.data.sidecar import (
     BLOCK_BYTES,
     NUMPY_DTYPES,

@@ -12,13 +12,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from napkin.distributed.collectives import all_gather
+from napkin.distributed.process_group import all_gather
 from napkin.kernels.attention_ring import ring_attention
 from napkin.model.attention import CausalSelfAttention
 from napkin.model.attention_implementations import Documents, FusedAttention, Keys, PlainAttention, Queries
 from napkin.model.masks import CausalMask, additive_mask_of
-from napkin.model.positions import NoPositions
-from napkin.model.rope import Rotation
+from napkin.model.positions import NoPositions, Rotation
 from napkin.model.transformer import Transformer
 from napkin.recipe.layout import chunks
 

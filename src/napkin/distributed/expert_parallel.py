@@ -14,11 +14,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
-from napkin.distributed.collectives import all_reduce_together, all_to_all, in_products_dtype
 from napkin.distributed.mesh import combined, flattened
+from napkin.distributed.process_group import all_reduce_together, all_to_all, in_products_dtype
 from napkin.model.moe import CapacityExperts, DroplessExperts, Experts
 from napkin.model.transformer import Transformer
-from napkin.optim.sharded_tensors import local
+from napkin.optim.saved_state import local
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

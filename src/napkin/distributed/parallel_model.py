@@ -15,11 +15,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from napkin.data.batches import IGNORE_INDEX
-from napkin.distributed.micro_batches import MicroBatch, PackedRows, Passes, Tokens
+from napkin.distributed.pipeline_stages import MicroBatch, PackedRows, Passes, Tokens
 from napkin.distributed.ranks import Ranks
 from napkin.model.transformer import TokenScores, Transformer
 from napkin.optim.base import Optimizer
-from napkin.optim.sharded_tensors import is_divided, local, shards_of
+from napkin.optim.saved_state import is_divided, local, shards_of
 from napkin.recipe.layout import Layout
 from napkin.recipe.resolved import ResolvedRecipe
 
@@ -99,7 +99,7 @@ class ParallelModel:
         """Called after the last backward pass of a step: adds up what the ranks of tensor have summands of, and
         averages the gradients of experts that ranks divide."""
         if self.layout.tensor > 1:
-            from napkin.distributed.local_parameters import add_up_summands
+            from napkin.distributed.tensor_parallel import add_up_summands
 
             add_up_summands(list(self.model.parameters()))
         if self.experts is not None:

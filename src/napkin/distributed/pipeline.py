@@ -25,15 +25,51 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
 from napkin.data.batches import IGNORE_INDEX
-from napkin.distributed.gradient_mean import GradientMean
-from napkin.distributed.micro_batches import MicroBatch, Passes, Tokens
 from napkin.distributed.parallel_model import ODD, ParallelModel, all_resident, reshard_modules
-from napkin.distributed.pipeline_stages import StageModule, ranks_of_stages
+from napkin.distributed.pipeline_stages import MicroBatch, Passes, StageModule, Tokens, ranks_of_stages
 from napkin.distributed.ranks import Ranks
 from napkin.model.transformer import Transformer
-from napkin.optim.base import Optimizer
-from napkin.optim.sharded_tensors import local
+from napkin.optim.base import Optimizer, buckets
+from napkin.optim.saved_state import local
 from napkin.recipe.layout import Layout
+
+# FOLD distributed/pipeline.py
+# The mean of gradients over ranks that hold the same parameters, begun when they are complete, waited for later.
+
+
+class GradientMean:
+    """All-reduces, in place, gradients that no backward pass adds to any more.
+
+    DDP would do it from within the backward pass, which the schedules with split backward passes do not run as a whole.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        """`group` are the ranks; None is this rank alone."""
+        self.group = group
+        self._running: list[tuple[Any, Tensor, list[Tensor]]] = []
+
+    def start(self, gradients: Sequence[Tensor]) -> None:
+        """Begin to average these; all ranks of the group give the same ones in the same order."""
+        if self.group is None:
+            return
+        ranks = dist.get_world_size(self.group)
+        for bucket in buckets(map(local, gradients)):
+            torch._foreach_div_(bucket, ranks)  # pyright: ignore[reportPrivateImportUsage]
+            # Small gradients are sent together.
+            alone = len(bucket) == 1 and bucket[0].is_contiguous()
+            flat = bucket[0] if alone else torch.cat([gradient.flatten() for gradient in bucket])
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self._running.append((work, flat, bucket))
+
+    def finish(self) -> None:
+        """Wait until all that has begun is averaged."""
+        for work, flat, bucket in self._running:
+            work.wait()
+            if flat is not bucket[0]:
+                for gradient, mean in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+                    gradient.copy_(mean.view_as(gradient))
+        self._running.clear()
+
 
 SINGLE: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 MULTI: dict[str, type[PipelineScheduleMulti]] = {

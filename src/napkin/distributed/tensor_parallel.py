@@ -8,30 +8,187 @@ after a row-parallel one.
 """
 
 import functools
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from napkin.distributed.collectives import all_gather, all_reduce, in_products_dtype, reduce_scatter
-from napkin.distributed.local_parameters import Divided, make_local
-from napkin.distributed.vocabulary_parallel import VocabularyShard
+from napkin.distributed.process_group import (
+    all_gather,
+    all_reduce,
+    all_reduce_together,
+    in_products_dtype,
+    reduce_scatter,
+)
+from napkin.kernels.cross_entropy_loss import Vocabulary, linear_cross_entropy
 from napkin.kernels.narrow_forms import Multiply, is_narrow, takes_narrow
 from napkin.model.attention import CausalSelfAttention
-from napkin.model.embedding import Embedding
-from napkin.model.linear import Linear
+from napkin.model.layers import Embedding, Linear
 from napkin.model.mlp import FeedForward, GatedFeedForward
 from napkin.model.moe import MixtureOfExperts, Routing
 from napkin.model.norm import AllHeadsQKNorm, HeadQKNorm, LayerNorm, RMSNorm
 from napkin.model.positions import AlibiPositions, NoPositions
 from napkin.model.transformer import Transformer
+from napkin.optim.saved_state import sharded_like
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
+
+
+# FOLD distributed/tensor_parallel.py
+# Parameters that ranks divide: DTensors in `named_parameters`, local tensors where a module computes.
+#
+# Optimizer state, clipping and checkpoints follow from a parameter's placement. The modules see none of it: their
+# attributes are this rank's parts, and the gradients of these are DTensors again.
+
+
+@dataclass(frozen=True)
+class Divided:
+    """How the ranks of a mesh dimension divide a parameter: along `dim`, which `heights` divide into stacked matrices.
+
+    Each matrix is divided by itself, and a rank's part is its parts of all of them: along `dim` the DTensor is a
+    permutation of the whole parameter.
+    """
+
+    dim: int
+    heights: tuple[int, ...] = ()
+
+    def part(self, whole: Tensor, rank: int, size: int) -> Tensor:
+        """A rank's part. As with torch.chunk, the last ranks have less where the rest does not divide evenly."""
+        matrices = whole.split(self.heights or whole.shape[self.dim], dim=self.dim)
+        parts = [_chunk(matrix, rank, size, self.dim) for matrix in matrices]
+        return torch.cat(parts, dim=self.dim) if len(parts) > 1 else parts[0].clone()
+
+
+def _chunk(whole: Tensor, rank: int, size: int, dim: int) -> Tensor:
+    each = -(-whole.shape[dim] // size)
+    start = min(rank * each, whole.shape[dim])
+    return whole.narrow(dim, start, min(each, whole.shape[dim] - start))
+
+
+def make_local(module: nn.Module, mesh: DeviceMesh, divided: dict[str, Divided]) -> None:
+    """Replace a module's own parameters by DTensors on a mesh of one dimension, and let it compute with their parts.
+
+    `divided` says how, by name. Every rank has all of the others; it computes with some of the tokens or heads, so
+    that its gradient of them is a summand, see `add_up_summands`.
+    """
+    gradients: dict[str, Sequence[Placement]] = {}
+    for name, parameter in list(module._parameters.items()):
+        if parameter is None:
+            continue
+        how = divided.get(name)
+        here = parameter.detach() if how is None else how.part(parameter.detach(), mesh.get_local_rank(), mesh.size())
+        placements = (Replicate() if how is None else Shard(how.dim),)
+        made = DTensor.from_local(
+            here.contiguous(), mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+        )
+        module._parameters[name] = nn.Parameter(made, requires_grad=parameter.requires_grad)
+        gradients[name] = (Partial(),) if how is None else placements
+    if gradients:
+        module.__class__ = _computing_locally(type(module), tuple(gradients))
+        cast(Any, module)._gradient_placements = gradients
+
+
+def _computing_locally(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    """A subclass whose parameters, as attributes, are this rank's parts."""
+    return type(kind.__name__, (kind,), {name: property(_local_part(name)) for name in names})
+
+
+def _local_part(name: str) -> Any:
+    def part(module: Any) -> Tensor:
+        parameter, placements = module._parameters[name], module._gradient_placements[name]
+        # FSDP2 exchanges the entries of `_parameters`: a gathered one while the module computes, otherwise a shard, on
+        # a mesh that has its ranks too, which it looks up here.
+        is_gathered = len(parameter.placements) == len(placements)
+        return parameter.to_local(grad_placements=placements) if is_gathered else parameter
+
+    return part
+
+
+@torch.no_grad()
+def add_up_summands(parameters: Sequence[Tensor]) -> None:
+    """All-reduce the gradients of which each rank has a summand, all at once; a collective."""
+    summands = [p for p in parameters if p.grad is not None and _is_summand(p.grad)]
+    if not summands:
+        return
+    mesh = cast(DTensor, summands[0]).device_mesh
+    sums = all_reduce_together([cast(DTensor, p.grad).to_local() for p in summands], mesh.get_group())
+    for parameter, total in zip(summands, sums, strict=True):
+        parameter.grad = sharded_like(parameter, total)
+
+
+def _is_summand(gradient: Tensor) -> bool:
+    return isinstance(gradient, DTensor) and any(placement.is_partial() for placement in gradient.placements)
+
+
+# FOLD distributed/tensor_parallel.py
+# The vocabulary divided among ranks: an embedding and a loss of which each rank has the rows of some ids.
+#
+# Of a chunk's logits [tokens, ids of this rank] ranks exchange a maximum, a sum of exponentials and the target's logit
+# for each token. Logits of all ids exist on no rank (Shoeybi et al. 2019, section 3).
+
+
+class VocabularyShard(Vocabulary):
+    """The ids of this rank, those of ranks before it being smaller. torch.chunk divides them."""
+
+    def __init__(self, vocab_size: int, mesh: "DeviceMesh") -> None:
+        each = -(-vocab_size // mesh.size())
+        self.first = mesh.get_local_rank() * each
+        self.last = min(self.first + each, vocab_size) - 1
+        self.group = mesh.get_group()
+
+    def look_up(
+        self, tokens: Int[Tensor, "batch position"], rows: Float[Tensor, "ids d_model"]
+    ) -> Float[Tensor, "batch part d_model"]:
+        """The vectors of all tokens, of which this rank gets its part of the positions."""
+        places, elsewhere = self._places(tokens)
+        return reduce_scatter(F.embedding(places, rows).masked_fill(elsewhere.unsqueeze(-1), 0), 1, self.group)
+
+    def next_token_loss(
+        self,
+        hidden: Float[Tensor, "batch part d_model"],
+        rows: Float[Tensor, "ids d_model"],
+        targets: Int[Tensor, "batch position"],
+        *,
+        chunk_size: int,
+        z_weight: float = 0.0,
+        logit_softcap: float | None = None,
+    ) -> Float[Tensor, ""]:
+        """`next_token_loss` of hidden states that the ranks hold parts of; every rank gets the result."""
+        gathered = rearrange(all_gather(in_products_dtype(hidden), 1, self.group), "b t c -> (b t) c")
+        targets = rearrange(targets, "b t -> (b t)")
+        settings = {"chunk_size": chunk_size, "z_weight": z_weight, "logit_softcap": logit_softcap}
+        return linear_cross_entropy(gathered, rows, targets, vocabulary=self, **settings)
+
+    def softmax(self, logits: Tensor, targets: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """As the base class has it, over the logits of all ranks; the probabilities are those of this rank's ids."""
+        places, elsewhere = self._places(targets)
+        largest = all_reduce(logits.amax(dim=1, keepdim=True).to(wide), self.group, "max")
+        target_logits = logits.gather(1, places).to(wide).masked_fill(elsewhere, 0)
+        exponentials = logits.to(wide).sub_(largest).exp_()
+        sums = all_reduce(torch.cat((exponentials.sum(dim=1, keepdim=True), target_logits), dim=1), self.group)
+        total, target_logits = sums.split(1, dim=1)
+        return target_logits, largest + total.log(), exponentials.div_(total)
+
+    def subtract_targets(self, probabilities: Tensor, targets: Tensor) -> None:
+        """probabilities - onehot(targets) in place, of the targets that this rank has."""
+        places, elsewhere = self._places(targets)
+        ones = (~elsewhere).to(probabilities.dtype)
+        probabilities.scatter_(1, places, probabilities.gather(1, places) - ones)
+
+    def _places(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows of ids, 0 for those of other ranks; and which these are."""
+        elsewhere = (ids < self.first) | (ids > self.last)
+        return (ids - self.first).masked_fill(elsewhere, 0), elsewhere
+
 
 SEQUENCE = 1
 """The dimension of positions in [batch, position, d_model]."""
@@ -43,7 +200,7 @@ def split_tensors(model: Transformer, mesh: "DeviceMesh") -> Stacked:
     """Divide a model among the ranks of a mesh of one dimension; at first each has the whole of it, and the same.
 
     Returns the heights of the matrices that are stacked in a parameter, by its name: each is divided by itself. Sizes
-    have to divide as `napkin.recipe.layout_check` says. With context parallelism, sequences are split before.
+    have to divide as `napkin.recipe.layout` says. With context parallelism, sequences are split before.
     """
     split = _Split(mesh)
     for module in model.modules():

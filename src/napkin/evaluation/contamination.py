@@ -17,10 +17,10 @@ from unicodedata import normalize
 import numpy as np
 from numpy.typing import NDArray
 
-from napkin.data.document import Document
+from napkin.data.curated_corpus import Document
 from napkin.data.token_file import TokenFile
 from napkin.errors import NapkinError
-from napkin.evaluation.tasks.item import Item
+from napkin.evaluation.tasks.published import Item
 from napkin.tokenizer import Tokenizer
 
 WINDOW = 32

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from napkin.errors import NapkinError
+from napkin.hardware.ceilings import mean_efficiency
 from napkin.hardware.conditions import Conditions, NotNegative
-from napkin.hardware.efficiency import mean_efficiency
 from napkin.number_formats import find_format
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]

@@ -72,7 +72,7 @@ class Device:
     watts: Positive | None = None
     price: Price | None = None
     efficiency: dict[str, float] = field(default_factory=dict, hash=False)
-    """Coefficients of `napkin.hardware.efficiency` that were measured on it, in place of its generation's; only in a
+    """Coefficients of `napkin.hardware.ceilings` that were measured on it, in place of its generation's; only in a
     file that describes a device."""
     torch_device: Literal["cpu", "cuda"] = "cuda"
     """What PyTorch calls its kind of device; accelerators are counted as "cuda"."""

@@ -12,9 +12,9 @@ import numpy as np
 import psutil
 
 from napkin.errors import NapkinError
-from napkin.hardware.accelerators import find_device
 from napkin.hardware.calibration import Calibration, MatmulMeasurement
 from napkin.hardware.device import Device
+from napkin.hardware.device_file import find_device
 
 _THINNEST_SIDE = 256
 """Products with a thinner side are bound by bytes, which a plan prices apart."""
@@ -45,7 +45,7 @@ def measured_device(calibration: Calibration) -> str:
 
 
 def measured_efficiency(calibration: Calibration, device: Device) -> dict[str, float]:
-    """The coefficients of `napkin.hardware.efficiency.Efficiency` that a calibration measured on a device."""
+    """The coefficients of `napkin.hardware.ceilings.Efficiency` that a calibration measured on a device."""
     name = "bf16" if "bf16" in calibration.formats else calibration.formats[0]
     measured = [matmul for matmul in calibration.matmuls if matmul.format == name]
     share, width = _share_and_width(measured, device.peak(name))

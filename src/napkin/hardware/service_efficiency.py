@@ -15,9 +15,8 @@ from typing import Annotated
 
 import msgspec
 
-from napkin.errors import NapkinError
-from napkin.hardware.efficiency import efficiencies
-from napkin.near_names import suggestion
+from napkin.errors import NapkinError, suggestion
+from napkin.hardware.ceilings import efficiencies
 
 _Share = Annotated[float, msgspec.Meta(gt=0, le=2)]
 _NotNegative = Annotated[float, msgspec.Meta(ge=0)]

@@ -1,5 +1,3 @@
-from .chat_template import ChatTemplate as ChatTemplate
-from .chat_template import read_chat_template as read_chat_template
 from .engine import Engine as Engine
 from .engine import EngineStats as EngineStats
 from .generation import generate as generate

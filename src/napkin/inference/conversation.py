@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from napkin.chats.chat_format import Message
 from napkin.errors import NapkinError
-from napkin.inference.chat_format import Message
 from napkin.inference.engine import Engine
 from napkin.inference.open_model import OpenModel
 from napkin.inference.request import Request

@@ -13,20 +13,103 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from napkin.errors import NapkinError, first_line
-from napkin.inference.block_pool import FIRST, BlockPool, Digest, digest_of
-from napkin.inference.engine_sequence import EngineSequence
-from napkin.inference.equal_prompts import blocks_to_copy, firsts_of_equals
-from napkin.inference.kv_blocks import KVFormat, bytes_per_token, n_blocks_that_fit
-from napkin.inference.paged_cache import PagedCache
+from napkin.inference.paged_cache import (
+    FIRST,
+    BlockPool,
+    Digest,
+    KVFormat,
+    PagedCache,
+    bytes_per_token,
+    digest_of,
+    n_blocks_that_fit,
+)
 from napkin.inference.request import Completion, Finish, Request
 from napkin.inference.sampling import NOT_FINITE, Draw, draw, told_draws
 from napkin.model.transformer import Transformer
+
+# FOLD inference/engine.py
+# A sequence in an engine: how far it is computed, and in which blocks its keys and values are.
+
+
+@dataclass(eq=False)
+class EngineSequence:
+    """A completion and the blocks that it holds."""
+
+    completion: Completion
+    tokens: list[int]
+    """The prompt and what was drawn."""
+    n_computed: int = 0
+    """Tokens whose keys and values are held."""
+    table: list[int] = field(default_factory=list)
+    digests: list[Digest] = field(default_factory=list)
+    """Of its full blocks that are named, in order."""
+    running: bool = False
+    """Whether it is among those that are computed."""
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end it, besides those of the engine."""
+        return frozenset(self.completion.request.sampling.stop_ids)
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.completion.request.prompt)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether all but the newest token is computed."""
+        return self.n_computed == len(self.tokens) - 1 and self.n_computed >= self.n_prompt
+
+    @property
+    def shares(self) -> bool:
+        """Whether prefixes of others may be used: not by a request that asks what each prompt token scores."""
+        return not self.completion.request.prompt_logprobs
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether more tokens are to be drawn."""
+        return len(self.completion.draws) < self.completion.request.max_tokens
+
+
+# FOLD inference/engine.py
+# Prompts of one pass that are equal: the first is computed, and the others get copies of its keys and values.
+
+
+def firsts_of_equals(sequences: Sequence[EngineSequence]) -> list[int]:
+    """For each sequence the number of the first that has the same tokens, as many of them computed.
+
+    >>> from napkin.inference.request import Completion, Request
+    >>> prompts = [[1, 2], [3], [1, 2]]
+    >>> firsts_of_equals([EngineSequence(Completion(Request(each, 1), 0), each) for each in prompts])
+    [0, 1, 0]
+    """
+    numbers: dict[tuple[int, ...], int] = {}
+    return [numbers.setdefault((each.n_computed, *each.tokens), number) for number, each in enumerate(sequences)]
+
+
+def blocks_to_copy(
+    sequences: Sequence[EngineSequence], counts: Sequence[int], firsts: Sequence[int], block_size: int
+) -> tuple[list[int], list[int]]:
+    """The blocks in which a pass over counts[i] tokens of sequence i has written, and the same of those that are equal
+    to their sequences."""
+    blocks: list[int] = []
+    others: list[int] = []
+    for number, (sequence, count, first) in enumerate(zip(sequences, counts, firsts, strict=True)):
+        if number != first:
+            end = sequence.n_computed + count
+            written = slice(sequence.n_computed // block_size, -(-end // block_size))
+            blocks += sequences[first].table[written]
+            others += sequence.table[written]
+    return blocks, others
+
 
 Progress = tuple[Completion, int]
 """A completion that changed, and the index of its first new draw."""

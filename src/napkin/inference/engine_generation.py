@@ -5,12 +5,11 @@ from collections.abc import Iterator, Sequence
 from napkin.errors import NapkinError
 from napkin.inference.engine import Engine
 from napkin.inference.generation import continue_prompt
-from napkin.inference.kv_blocks import KVFormat, bytes_per_token
-from napkin.inference.proposals import Proposer
+from napkin.inference.paged_cache import KVFormat, bytes_per_token
 from napkin.inference.request import Request
 from napkin.inference.sampling import Draw
 from napkin.inference.settings import Sampling
-from napkin.inference.speculation import speculate
+from napkin.inference.speculation import Proposer, speculate
 from napkin.inference.speculation_plan import SpeculationMeter
 from napkin.model.transformer import Transformer
 

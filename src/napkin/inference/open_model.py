@@ -7,17 +7,17 @@ from typing import Literal
 
 import torch
 
+from napkin.chats.chat_format import ChatFormat, TemplateChat, chat_format
+from napkin.chats.run_texts import run_texts
 from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.hardware.host import detect_host
-from napkin.inference.chat_format import ChatFormat, TemplateChat, chat_format
 from napkin.inference.pretrained import is_pretrained, load_pretrained
-from napkin.inference.run_texts import run_texts
 from napkin.inference.trained import load_run
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import choose_precision
-from napkin.runs.quantized_file import is_quantized
-from napkin.runs.run_format import is_run
+from napkin.runs.model_files import is_quantized
+from napkin.runs.run_folder import is_run
 from napkin.tokenizer.base import Tokenizer
 
 WeightFormat = Literal["auto", "fp32", "bf16"]

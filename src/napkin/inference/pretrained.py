@@ -7,19 +7,17 @@ from typing import Any
 
 import torch
 
+from napkin.chats.chat_format import TemplateChat
+from napkin.chats.chat_template import ChatTemplate, Message, read_chat_template, read_first_ids
 from napkin.errors import NapkinError
 from napkin.files import StrPath
 from napkin.hardware.host import detect_host
-from napkin.inference.chat_format import TemplateChat
-from napkin.inference.chat_template import ChatTemplate, Message, read_chat_template
 from napkin.inference.engine_generation import continue_tokens
-from napkin.inference.first_ids import read_first_ids
 from napkin.inference.generation import continue_prompt
-from napkin.inference.generation_config import read_generation_config
-from napkin.inference.kv_blocks import KVFormat
-from napkin.inference.proposals import DraftModel, PromptLookup, Proposer
+from napkin.inference.paged_cache import KVFormat
 from napkin.inference.sampling import Draw
-from napkin.inference.settings import Sampling, Speculation
+from napkin.inference.settings import Sampling, Speculation, read_generation_config
+from napkin.inference.speculation import DraftModel, PromptLookup, Proposer
 from napkin.inference.speculation_plan import SpeculationMeter
 from napkin.inference.text_stream import stream_text
 from napkin.model.huggingface.convert import load_huggingface

@@ -7,16 +7,21 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from napkin.checkpoint.checksums import checksum_of
+from napkin.checkpoint.shard_files import checksum_of
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import draft_folder, refuse_irregular, sync_file, sync_folder
 from napkin.model.quantized import quantized_twin
 from napkin.model.transformer import Transformer
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe
-from napkin.runs.conversation_file import ConversationFile, conversation_files
 from napkin.runs.json_file import write_json
-from napkin.runs.quantized_file import QUANTIZED_FILE, QuantizedRun, read_quantized_file
+from napkin.runs.model_files import (
+    QUANTIZED_FILE,
+    ConversationFile,
+    QuantizedRun,
+    conversation_files,
+    read_quantized_file,
+)
 from napkin.runs.run_folder import RunFolder
 from napkin.tokenizer.base import Tokenizer
 

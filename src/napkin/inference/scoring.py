@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from napkin.errors import NapkinError
-from napkin.evaluation.tasks.common_beginning import common_length
+from napkin.evaluation.tasks.prompts import common_length
 from napkin.inference.generation import PREFILL_CHUNK, cache_for, hidden_states
 from napkin.kernels.cross_entropy_loss import target_log_probabilities
 from napkin.model.kv_cache import ContiguousCache

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from napkin.chats.chat_format import Message
 from napkin.errors import NapkinError
 from napkin.files import StrPath
-from napkin.inference.chat_format import Message
 from napkin.inference.engine import Engine
 from napkin.inference.open_model import OpenModel, WeightFormat, open_model
 from napkin.inference.request import Completion, Request

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from napkin.checkpoint.plain_model import load_plain_model
-from napkin.checkpoint.restore import load_newest
+from napkin.chats.run_texts import run_texts
+from napkin.checkpoint.restore import load_newest, load_plain_model
 from napkin.checkpoint.state import Checkpoint
 from napkin.data.token_file import TokenFile
 from napkin.errors import NapkinError
@@ -16,22 +16,20 @@ from napkin.evaluation.bits_per_byte import evaluate, sampled_bits_per_byte
 from napkin.files import StrPath
 from napkin.hardware.host import detect_host
 from napkin.inference.engine_generation import continue_tokens
-from napkin.inference.kv_blocks import KVFormat
+from napkin.inference.paged_cache import KVFormat
 from napkin.inference.pretrained import Pretrained, is_pretrained, load_pretrained
-from napkin.inference.proposals import DraftModel, PromptLookup, Proposer
 from napkin.inference.quantized_run import read_quantized
-from napkin.inference.run_texts import run_texts
 from napkin.inference.sampling import Draw
 from napkin.inference.settings import Sampling, Speculation
+from napkin.inference.speculation import DraftModel, PromptLookup, Proposer
 from napkin.inference.speculation_plan import SpeculationMeter
 from napkin.inference.text_stream import stream_text
 from napkin.model.transformer import Transformer
 from napkin.recipe.precision import Precision, choose_device, choose_precision
 from napkin.recipe.recipe import Recipe
-from napkin.runs.evaluation_file import Evaluation
-from napkin.runs.quantized_file import QuantizedRun, is_quantized
-from napkin.runs.run_folder import RunFolder
-from napkin.runs.run_format import is_run
+from napkin.runs.accounting_files import Evaluation
+from napkin.runs.model_files import QuantizedRun, is_quantized
+from napkin.runs.run_folder import RunFolder, is_run
 from napkin.tokenizer.base import Tokenizer
 
 

@@ -1,3 +1,4 @@
+from . import triton as triton
 from .attention import attention_reference as attention_reference
 from .attention import causal_mask as causal_mask
 from .attention import flex_attention as flex_attention

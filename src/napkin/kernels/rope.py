@@ -1,9 +1,9 @@
 """Rotary positions (Su et al. 2021): each pair of numbers (a, b) of a head is rotated by its position's angle.
 
 (a, b) becomes (a·cos - b·sin, b·cos + a·sin). Which two numbers are a pair is a convention: number i of each half of
-the head, or neighbours. The tables of cosines and sines are laid out likewise (`napkin.model.rope`), with the sign in
-the sines: swapping the pairs and three passes over whole tensors then do what the four products of halves would do in
-seven; a compiled loop does it in one.
+the head, or neighbours. The tables of cosines and sines are laid out likewise (`napkin.model.positions`), with the sign
+in the sines: swapping the pairs and three passes over whole tensors then do what the four products of halves would do
+in seven; a compiled loop does it in one.
 """
 
 from typing import Any

@@ -1,9 +1,9 @@
+from . import huggingface as huggingface
 from .attention import CausalSelfAttention as CausalSelfAttention
 from .attention import ForwardContext as ForwardContext
 from .block import Block as Block
+from .builder import DeepLinear as DeepLinear
 from .config import ModelConfig as ModelConfig
-from .deep_linear import DeepLinear as DeepLinear
-from .embedding import Embedding as Embedding
 from .huggingface import load_huggingface as load_huggingface
 from .huggingface import save_huggingface as save_huggingface
 from .kv_cache import CachedPass as CachedPass
@@ -11,7 +11,8 @@ from .kv_cache import ContiguousCache as ContiguousCache
 from .kv_cache import KVCache as KVCache
 from .language_model import LanguageModel as LanguageModel
 from .language_model import evaluation_mode as evaluation_mode
-from .linear import Linear as Linear
+from .layers import Embedding as Embedding
+from .layers import Linear as Linear
 from .masks import document_ids as document_ids
 from .mlp import FeedForward as FeedForward
 from .mlp import GatedFeedForward as GatedFeedForward
@@ -20,7 +21,7 @@ from .moe import MixtureOfExperts as MixtureOfExperts
 from .moe import Routing as Routing
 from .norm import LayerNorm as LayerNorm
 from .norm import RMSNorm as RMSNorm
+from .positions import RotaryEmbedding as RotaryEmbedding
 from .published_models import preset as preset
 from .published_models import presets as presets
-from .rope import RotaryEmbedding as RotaryEmbedding
 from .transformer import Transformer as Transformer

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from napkin.errors import NapkinError
-from napkin.near_names import suggestion
+from napkin.errors import NapkinError, suggestion
 
 GROUPS = {
     "attention": ("attention.query", "attention.key", "attention.value", "attention.output"),

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from napkin.errors import NapkinError
 from napkin.model.adapter_names import MATRICES, matrices_of, refuse_unknown
 from napkin.model.attention import CausalSelfAttention
-from napkin.model.linear import Linear, LinearAdapter, Multiply
+from napkin.model.layers import Linear, LinearAdapter, Multiply
 from napkin.model.mlp import FeedForward, GatedFeedForward
 from napkin.model.moe import MixtureOfExperts
 from napkin.model.transformer import Transformer

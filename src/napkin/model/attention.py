@@ -15,11 +15,10 @@ from napkin.kernels.rope import COMPILED_ROTATIONS, rotate_halves
 from napkin.model.attention_implementations import FusedAttention, PlainAttention
 from napkin.model.initialization import Device
 from napkin.model.kv_cache import CachedPass
-from napkin.model.linear import LinearFactory
+from napkin.model.layers import LinearFactory
 from napkin.model.masks import CausalMask
 from napkin.model.norm import NoQKNorm
-from napkin.model.positions import NoPositions
-from napkin.model.rope import PAIRINGS, RotaryEmbedding, Rotation
+from napkin.model.positions import PAIRINGS, NoPositions, RotaryEmbedding, Rotation
 
 
 @dataclass(frozen=True)

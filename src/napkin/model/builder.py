@@ -4,8 +4,10 @@ import functools
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
+from napkin.errors import NapkinError
 from napkin.model.attention import CausalSelfAttention
 from napkin.model.attention_implementations import (
     CompiledAttention,
@@ -17,15 +19,20 @@ from napkin.model.attention_implementations import (
 )
 from napkin.model.block import BLOCKS, Block, BlockParts, ParallelBlock
 from napkin.model.config import ModelConfig
-from napkin.model.dropout import make_dropout
 from napkin.model.initialization import INITIAL_STDS
-from napkin.model.linear import LinearFactory
+from napkin.model.layers import Linear, LinearFactory, make_dropout
 from napkin.model.masks import CausalMask, SlidingWindowMask
 from napkin.model.mlp import FEED_FORWARDS, FeedForward, GatedFeedForward
 from napkin.model.moe import CapacityExperts, DroplessExperts, MixtureOfExperts, SharedMixtureOfExperts
 from napkin.model.norm import NORMS, QK_NORMS, LayerNorm
-from napkin.model.positions import AlibiPositions, LearnedPositions, NoPositions, RotaryPositions, SinusoidalPositions
-from napkin.model.rope import RotaryEmbedding
+from napkin.model.positions import (
+    AlibiPositions,
+    LearnedPositions,
+    NoPositions,
+    RotaryEmbedding,
+    RotaryPositions,
+    SinusoidalPositions,
+)
 
 
 class ModelBuilder:
@@ -155,3 +162,33 @@ class ModelBuilder:
             return MixtureOfExperts(config.d_model, experts, **settings)
         shared = self._feed_forward(config.n_shared_experts * d_expert)
         return SharedMixtureOfExperts(config.d_model, experts, shared, **settings)
+
+
+# FOLD model/builder.py
+# A deep linear model: square linear layers, one after another, and a head to one number.
+#
+# It is all matrix products, so it is the smallest model on which to compare the rule 6·N·T with the count. They differ
+# in
+# one term: the first layer needs no gradient of its input.
+
+
+class DeepLinear(nn.Module):
+    """n_layers matrices of d_model × d_model and a head of d_model × 1, without activations.
+
+    Raises NapkinError for sizes below 1.
+    """
+
+    def __init__(self, d_model: int, n_layers: int, *, seed: int = 0) -> None:
+        super().__init__()
+        for name, size in (("d_model", d_model), ("n_layers", n_layers)):
+            if size < 1:
+                raise NapkinError(f"{name} is {size}: use a number above 0")
+        generator = torch.Generator().manual_seed(seed)
+        self.layers = nn.ModuleList(Linear(d_model, d_model, generator=generator) for _ in range(n_layers))
+        self.head = Linear(d_model, 1, generator=generator)
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
+        """One number per vector."""
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x).squeeze(-1)

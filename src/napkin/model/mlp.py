@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from napkin.kernels.gelu_activation import gelu_tanh
 from napkin.kernels.swiglu_gate import swiglu
 from napkin.model.initialization import Device
-from napkin.model.linear import LinearFactory
+from napkin.model.layers import LinearFactory
 
 Activation = Callable[[Tensor], Tensor]
 

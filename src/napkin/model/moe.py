@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from napkin.errors import NapkinError
 from napkin.kernels.grouped_gemm import grouped_matmul
 from napkin.model.initialization import Device, moved
-from napkin.model.linear import Linear, LinearFactory
+from napkin.model.layers import Linear, LinearFactory
 from napkin.model.mlp import FeedForward, GatedFeedForward
 
 Kind = type[FeedForward] | type[GatedFeedForward]

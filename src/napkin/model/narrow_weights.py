@@ -4,14 +4,15 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from napkin.kernels.decoding import linear
-from napkin.model.linear import Linear
-from napkin.model.loss import fused_next_token_loss
-from napkin.model.moe import DroplessExperts
-from napkin.model.transformer import Transformer
+from napkin.kernels.narrow_forms import Multiply, takes_narrow
+from napkin.model.layers import Linear
+from napkin.model.moe import DroplessExperts, MixtureOfExperts
+from napkin.model.transformer import Transformer, fused_next_token_loss
 from napkin.optim.narrow_copies import NarrowCopies
 
 
@@ -63,3 +64,59 @@ def _next_token_loss(
     copies: NarrowCopies, hidden: Tensor, head_weight: Tensor, targets: Tensor, **settings: Any
 ) -> Tensor:
     return fused_next_token_loss(hidden, head_weight, targets, narrow_weight=copies.of(head_weight), **settings)
+
+
+# FOLD model/narrow_weights.py
+# Which linear layers of a model multiply in a format of 8 bits.
+
+
+def multiply_narrow(blocks: nn.Module, multiply: Multiply) -> None:
+    """Let all linear layers inside `blocks` multiply in a form of `napkin.kernels.narrow_forms`.
+
+    Routers stay as they are, since their choices depend on small differences, and so do layers whose sizes the
+    hardware does not take.
+    """
+    for name, module in blocks.named_modules():
+        if isinstance(module, Linear) and not name.endswith("router") and takes_narrow(module.weight):
+            module.multiply = multiply
+
+
+# FOLD model/narrow_weights.py
+# Frozen matrices held in the format that products read them in: the same products, in half of the bytes.
+
+
+def hold_frozen_narrow(model: Transformer, dtype: torch.dtype) -> None:
+    """Hold the matrices of a model's linear layers that are not trained in `dtype`, that of products under autocast.
+
+    Autocast would cast them for each product: the numbers are the same, fewer bytes are held and read. The embedding,
+    gains and biases stay as they are, and routers, which multiply in fp32.
+    """
+    for _, layer in _narrow_layers(model):
+        layer.weight = torch.nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False)
+        if layer.multiply is linear:
+            layer.multiply = _held_linear
+
+
+def narrow_names(model: Transformer) -> list[str]:
+    """The parameters that `hold_frozen_narrow` holds in another format."""
+    return [f"{name}.weight" for name, _ in _narrow_layers(model)]
+
+
+def _narrow_layers(model: Transformer) -> list[tuple[str, Linear]]:
+    routers = {module.router for module in model.modules() if isinstance(module, MixtureOfExperts)}
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, Linear) and module not in routers and not module.weight.requires_grad
+    ]
+
+
+def _held_linear(
+    x: Float[Tensor, "*batch in_features"],
+    weight: Float[Tensor, "out_features in_features"],
+    bias: Float[Tensor, " out_features"] | None = None,
+) -> Float[Tensor, "*batch out_features"]:
+    """The product, without autocast in the input's format."""
+    if not torch.is_autocast_enabled(x.device.type):
+        weight = weight.to(x.dtype)
+    return linear(x, weight, bias)

@@ -13,9 +13,144 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 
+from napkin.errors import NapkinError
+from napkin.kernels.rope import rotate_halves, rotate_interleaved
 from napkin.model.initialization import truncated_normal
-from napkin.model.rope import RotaryEmbedding, Rotation
+
+# FOLD model/positions.py
+# Rotary positions (Su et al. 2021): a query and a key see how far apart they are, and nothing else.
+#
+# Each head is read as points in planes; point i is rotated by position · θ^(-2i/head_dim). The dot product of a query
+# at position m and a key at position n then depends only on m - n. To use a longer context than a model was trained on,
+# the frequencies θ^(-2i/head_dim), in radians per token, are scaled.
+
+Rotation = tuple[Float[Tensor, "*batch position head_dim"], Float[Tensor, "*batch position head_dim"]] | tuple[()]
+"""Cosines and signed sines for each position; empty if nothing is rotated."""
+
+Frequencies = Float[Tensor, " half_head_dim"]
+Scaled = tuple[Float[Tensor, " half_head_dim"], float]
+"""The frequencies to use, and a factor for the length of the rotated vectors."""
+
+
+class RotaryEmbedding(nn.Module):
+    """The angles' cosines and sines for positions 0 .. context_length - 1, tabulated in fp32.
+
+    `pairing` is a key of PAIRINGS and `scaling` one of ROPE_SCALINGS, which takes `factor` and `original_context`. The
+    tables are buffers that no checkpoint stores: they follow from the config.
+    """
+
+    cosines: Float[Tensor, "context_length head_dim"]
+    signed_sines: Float[Tensor, "context_length head_dim"]
+
+    def __init__(
+        self,
+        head_dim: int,
+        context_length: int,
+        *,
+        theta: float = 10000.0,
+        pairing: str = "halves",
+        scaling: str = "none",
+        factor: float = 1.0,
+        original_context: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.rotate, lay_out = PAIRINGS[pairing]
+        # In fp64: an fp32 angle at position 100,000 would be wrong in its third decimal.
+        frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        frequencies, length = ROPE_SCALINGS[scaling](frequencies, theta, factor, original_context or context_length)
+        angles = torch.outer(torch.arange(context_length, dtype=torch.float64), frequencies)
+        cosines, sines = (length * angles.cos()).float(), (length * angles.sin()).float()
+        self.register_buffer("cosines", lay_out(cosines, cosines), persistent=False)
+        self.register_buffer("signed_sines", lay_out(-sines, sines), persistent=False)
+
+    def forward(
+        self, positions: int | Int[Tensor, "*batch position"], *, start: int = 0
+    ) -> tuple[Float[Tensor, "*batch position head_dim"], Float[Tensor, "*batch position head_dim"]]:
+        """The tables' rows, as `rotate` takes them: once per step, for all layers.
+
+        `positions` names them, or is the number of those from `start` on. Raises NapkinError for a position that the
+        tables do not have; under torch.compile, which has no values, positions in a tensor are not checked.
+        """
+        if isinstance(positions, int):
+            self._check(start, start + positions - 1)
+            return self.cosines[start : start + positions], self.signed_sines[start : start + positions]
+        if positions.numel() and not (torch.compiler.is_compiling() or positions.is_meta or is_fake(positions)):
+            self._check(*(int(end) for end in positions.aminmax()))
+        return self.cosines[positions], self.signed_sines[positions]
+
+    def _check(self, first: int, last: int) -> None:
+        limit = len(self.cosines)
+        if first < 0 or last >= limit:
+            raise NapkinError(
+                f"position {first if first < 0 else last} is not among the {limit} of the rotary tables: use 0 to "
+                f"{limit - 1}, or build them with a larger context_length"
+            )
+
+
+def _in_halves(first: Tensor, second: Tensor) -> Tensor:
+    return torch.cat((first, second), dim=-1)
+
+
+def _as_neighbours(first: Tensor, second: Tensor) -> Tensor:
+    return torch.stack((first, second), dim=-1).flatten(-2)
+
+
+PAIRINGS: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "halves": (rotate_halves, _in_halves),
+    "interleaved": (rotate_interleaved, _as_neighbours),
+}
+"""By pairing: the rotation, and how its tables are laid out."""
+
+
+def unscaled(frequencies: Frequencies, theta: float, factor: float, original_context: float) -> Scaled:
+    """As they are."""
+    return frequencies, 1.0
+
+
+def linear(frequencies: Frequencies, theta: float, factor: float, original_context: float) -> Scaled:
+    """Every angle divided by the factor: positions interpolated (Chen et al. 2023)."""
+    return frequencies / factor, 1.0
+
+
+def ntk(frequencies: Frequencies, theta: float, factor: float, original_context: float) -> Scaled:
+    """A larger base: the slowest angle is divided by the factor, the fastest stays ("NTK-aware", Peng et al. 2023,
+    section 3.1)."""
+    half = len(frequencies)
+    ramp = torch.arange(half, dtype=frequencies.dtype, device=frequencies.device) / (half - 1)
+    return frequencies * factor**-ramp, 1.0
+
+
+def yarn(frequencies: Frequencies, theta: float, factor: float, original_context: float) -> Scaled:
+    """Angles that turn 32 times or more in the original context stay, those that turn once or less are divided by the
+    factor, with a ramp between; vectors longer by 0.1 · ln(factor) + 1 (Peng et al. 2023, section 3.2 to 3.4)."""
+    half = len(frequencies)
+
+    def index_of(turns: float) -> float:
+        return half * math.log(original_context / (turns * 2 * math.pi)) / math.log(theta)
+
+    first, last = max(math.floor(index_of(32)), 0), min(math.ceil(index_of(1)), 2 * half - 1)
+    ramp = (torch.arange(half, dtype=frequencies.dtype, device=frequencies.device) - first) / max(last - first, 1e-3)
+    stretched = ramp.clamp(0, 1)
+    return frequencies * (1 - stretched) + frequencies / factor * stretched, 0.1 * math.log(factor) + 1
+
+
+def llama3(frequencies: Frequencies, theta: float, factor: float, original_context: float) -> Scaled:
+    """Wavelengths below a quarter of the original context stay, those above it are stretched by the factor, with a
+    ramp of the angles between (Llama 3.1's reference code)."""
+    turns = original_context * frequencies / (2 * math.pi)
+    kept = ((turns - 1) / (4 - 1)).clamp(0, 1)
+    return frequencies * kept + frequencies / factor * (1 - kept), 1.0
+
+
+ROPE_SCALINGS: dict[str, Callable[[Frequencies, float, float, float], Scaled]] = {
+    "none": unscaled,
+    "linear": linear,
+    "ntk": ntk,
+    "yarn": yarn,
+    "llama3": llama3,
+}
 
 
 def unrotated(x: Float[Tensor, "batch position heads head_dim"]) -> Float[Tensor, "batch position heads head_dim"]:

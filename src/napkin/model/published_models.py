@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from napkin.errors import NapkinError
+from napkin.errors import NapkinError, same_name, suggestion
 from napkin.model.config import ModelConfig
-from napkin.near_names import same_name, suggestion
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
-from napkin.model.linear import Linear, MuPLinear
+from napkin.model.layers import Linear, MuPLinear
 from napkin.model.transformer import Transformer
 
 Format = Literal["int8", "int4"]

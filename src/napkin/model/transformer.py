@@ -1,6 +1,6 @@
 """The language model: token ids in, a score for every possible next token out."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -10,22 +10,90 @@ from torch import Tensor, nn
 
 from napkin.errors import NapkinError
 from napkin.kernels.attention import softcap
-from napkin.kernels.cross_entropy_loss import CHUNK_SIZE
+from napkin.kernels.cross_entropy_loss import CHUNK_SIZE, linear_cross_entropy
 from napkin.kernels.decoding import linear
+from napkin.kernels.fused_cross_entropy import fused_linear_cross_entropy
 from napkin.kernels.log_probabilities import LinearScores, linear_log_probabilities
 from napkin.model.attention import ForwardContext
 from napkin.model.attention_implementations import FusedAttention, PlainAttention
 from napkin.model.block import Block, Residual
 from napkin.model.builder import ModelBuilder
 from napkin.model.config import ModelConfig
-from napkin.model.dropout import make_dropout
-from napkin.model.embedding import Embedding
 from napkin.model.initialization import Device, default_device_and_dtype
 from napkin.model.kv_cache import CachedPass
 from napkin.model.language_model import Documents, Tokens
-from napkin.model.linear import Linear, make_scale
-from napkin.model.loss import add_router_losses, next_token_loss
+from napkin.model.layers import Embedding, Linear, make_dropout, make_scale
 from napkin.model.moe import MixtureOfExperts, Routing
+
+# FOLD model/transformer.py
+# The training loss of a language model: cross-entropy, the head's z-loss and the losses of routers.
+
+
+def next_token_loss(
+    hidden: Float[Tensor, "batch position d_model"],
+    head_weight: Float[Tensor, "vocab_size d_model"],
+    targets: Int[Tensor, "batch position"],
+    *,
+    chunk_size: int,
+    z_weight: float = 0.0,
+    logit_softcap: float | None = None,
+    compiled: bool = False,
+) -> Float[Tensor, ""]:
+    """Mean cross-entropy in nats per token, targets of -1 ignored, plus z_weight · mean(logsumexp(logits)²).
+
+    At most chunk_size rows of logits exist at a time; they are bounded by a softcap if there is one. `compiled` is as
+    in `linear_cross_entropy`.
+    """
+    return linear_cross_entropy(
+        rearrange(hidden, "b t c -> (b t) c"),
+        head_weight,
+        rearrange(targets, "b t -> (b t)"),
+        chunk_size=chunk_size,
+        z_weight=z_weight,
+        logit_softcap=logit_softcap,
+        compiled=compiled,
+    )
+
+
+def fused_next_token_loss(
+    hidden: Float[Tensor, "batch position d_model"],
+    head_weight: Float[Tensor, "vocab_size d_model"],
+    targets: Int[Tensor, "batch position"],
+    *,
+    chunk_size: int,
+    z_weight: float = 0.0,
+    logit_softcap: float | None = None,
+    narrow_weight: Float[Tensor, "vocab_size d_model"] | None = None,
+) -> Float[Tensor, ""]:
+    """`next_token_loss` by `fused_linear_cross_entropy`."""
+    return fused_linear_cross_entropy(
+        rearrange(hidden, "b t c -> (b t) c"),
+        head_weight,
+        rearrange(targets, "b t -> (b t)"),
+        chunk_size=chunk_size,
+        z_weight=z_weight,
+        logit_softcap=logit_softcap,
+        narrow_weight=narrow_weight,
+    )
+
+
+def add_router_losses(
+    loss: Float[Tensor, ""],
+    routings: Sequence[Routing],
+    *,
+    balance_weight: float,
+    z_weight: float,
+    n_routers: int | None = None,
+) -> Float[Tensor, ""]:
+    """The loss plus the weighted mean of the routers' balance losses and z-losses.
+
+    Where these are some routers of a model, `n_routers` is how many it has: the loss plus their part of the mean.
+    """
+    n_routers = n_routers or len(routings)
+    for routing in routings:
+        loss = loss + (balance_weight * routing.balance_loss + z_weight * routing.z_loss) / n_routers
+    return loss
+
 
 # Hidden states have a root mean square of 1, so a head of std 0.3/sqrt(d_model) makes logits of std 0.3: the loss
 # starts 0.3²/2 nats above ln(vocab_size), and the first steps have little to unlearn.
@@ -104,7 +172,7 @@ class Transformer(nn.Module):
         self.quantized_head: QuantizedHead | None = None
         """Multiplies in place of the head, see napkin.model.quantized."""
         self.scalar_head: Linear | None = None
-        """Turns hidden states into one number each: values, or rewards. See napkin.model.scalar_head."""
+        """Turns hidden states into one number each: values, or rewards. See napkin.model.transformer."""
 
     def forward(self, tokens: Tokens, documents: Documents = None) -> Float[Tensor, "batch position vocab_size"]:
         """Logits of the token after each position."""
@@ -280,3 +348,18 @@ def mixtures(module: nn.Module) -> list[MixtureOfExperts]:
 
 def _run_block(block: nn.Module, x: Tensor, context: ForwardContext) -> Tensor:
     return block(x, context)
+
+
+# FOLD model/transformer.py
+# A head of one number: how good a state is, for values and rewards.
+
+
+def add_scalar_head(model: Transformer) -> None:
+    """Give a model a head that turns hidden states into one number, which starts at 0 everywhere."""
+    weight = model.head_weight
+    head = Linear(
+        model.config.d_model, 1, bias=True, generator=torch.Generator(), device=weight.device, dtype=weight.dtype
+    )
+    with torch.no_grad():
+        head.weight.zero_()
+    model.scalar_head = head

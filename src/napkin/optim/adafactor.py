@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from napkin.optim.base import Group, Optimizer, UpdateRule, buckets, wide_dtype
-from napkin.optim.saved_state import TorchTwin
-from napkin.optim.sharded_tensors import local
+from napkin.optim.saved_state import TorchTwin, local
 
 # Means of squares below the resolution of fp32 are noise (torch.optim.Adafactor's eps1).
 _TINY = torch.finfo(torch.float32).eps

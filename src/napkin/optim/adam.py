@@ -7,18 +7,18 @@ With gradient g, into which decay · w is added first, and step t counted from 1
     w ← w - lr · (m / (1 - β₁ᵗ)) / (sqrt(v / (1 - β₂ᵗ)) + eps)
 """
 
-# torch keeps its foreach and fused functions under private names; its own optimizers are built on them.
-# pyright: reportPrivateImportUsage=false
-
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from napkin.optim.base import Group, Optimizer, UpdateRule, step_tensors
+from napkin.kernels.fused_update import fused_adamw_
+from napkin.optim.base import Group, Optimizer, UpdateRule, decayed, decayed_foreach, step_tensors
 from napkin.optim.saved_state import TorchTwin
-from napkin.optim.weight_decay import decayed, decayed_foreach
+
+# torch keeps its foreach and fused functions under private names; its own optimizers are built on them.
+# pyright: reportPrivateImportUsage=false
 
 
 def adam_update(parameter: Tensor, gradient: Tensor, average: Tensor, square: Tensor, group: Group) -> None:
@@ -118,3 +118,61 @@ class Adam(Optimizer):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults, foreach=foreach, fused=fused)
+
+
+# FOLD optim/adam.py
+# AdamW (Kingma & Ba 2015; Loshchilov & Hutter 2019): Adam with its decay decoupled from the gradient.
+#
+# With Adam's update u of the bare gradient::
+#
+#     w ← (1 - lr · decay) w - lr · u
+
+# torch keeps its foreach and fused functions under private names; its own optimizers are built on them.
+# pyright: reportPrivateImportUsage=false
+
+
+def _adamw_update(parameter: Tensor, gradient: Tensor, average: Tensor, square: Tensor, group: Group) -> None:
+    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+    adam_update(parameter, gradient, average, square, group)
+
+
+def _adamw_update_foreach(parameters: list[Tensor], gradients: list[Tensor], *state_and_group: Any) -> None:
+    group = state_and_group[-1]
+    torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+    adam_update_foreach(parameters, gradients, *state_and_group)
+
+
+def _adamw_update_fused(*lists_and_group: Any) -> None:
+    adam_update_fused(torch._fused_adamw_, *lists_and_group)
+
+
+def _update_copying(
+    parameter: Tensor, gradient: Tensor, average: Tensor, square: Tensor, copy: Tensor, group: Group
+) -> None:
+    settings = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "step")}
+    fused_adamw_(parameter, gradient.contiguous(), average, square, copy=copy, **settings)
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay.
+
+    State: "exp_avg" and "exp_avg_sq" in the parameter's shape, 8 bytes per parameter. See `Optimizer` for the rest.
+    """
+
+    rule = UpdateRule(_adamw_update, _adamw_update_foreach, _adamw_update_fused, _update_copying)
+    twin = TorchTwin(
+        "AdamW", fixed={"amsgrad": (False,)}, optional={"maximize": (False,), "decoupled_weight_decay": (True,)}
+    )
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[Group],
+        *,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.1,
+        foreach: bool = True,
+        fused: bool = False,
+    ) -> None:
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, foreach=foreach, fused=fused)

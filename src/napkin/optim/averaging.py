@@ -11,7 +11,7 @@ from torch import Tensor
 
 from napkin.errors import NapkinError
 from napkin.optim.base import buckets, wide_dtype
-from napkin.optim.sharded_tensors import local
+from napkin.optim.saved_state import local
 
 
 class WeightAverage:

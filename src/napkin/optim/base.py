@@ -8,12 +8,105 @@ import torch
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
-from napkin.optim.narrow_copies import NarrowCopies
-from napkin.optim.offload import copy_to_device, copy_to_host, host_copy
-from napkin.optim.parameter_groups import decay_groups
-from napkin.optim.rounding import StochasticRounding
-from napkin.optim.saved_state import TorchTwin, check_tensors, in_our_terms
-from napkin.optim.sharded_tensors import full_tensor, is_sharded, local, part_like, sharded_like
+from napkin.optim.narrow_copies import NarrowCopies, StochasticRounding
+from napkin.optim.saved_state import (
+    TorchTwin,
+    check_tensors,
+    full_tensor,
+    in_our_terms,
+    is_sharded,
+    local,
+    part_like,
+    sharded_like,
+)
+
+# FOLD optim/base.py
+# Optimizer state in the host's memory, copied to the GPU and back bucket by bucket.
+#
+# After "ZeRO-Offload" (Ren et al. 2021), which updates on the CPU; here the GPU computes, and the link carries the
+# state
+# both ways.
+
+
+# An operator of its own, so that the accountant sees that the copy takes none of the device's memory.
+@torch.library.custom_op("napkin::host_copy", mutates_args=())
+def host_copy(tensor: Tensor) -> Tensor:
+    """A copy in the host's memory, page-locked if the tensor is on a GPU."""
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+    return copy.copy_(tensor)
+
+
+@host_copy.register_fake
+def _(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+
+def copy_to_device(states: list[list[Tensor]], device: torch.device) -> list[list[Tensor]]:
+    """Copies of a bucket's state on the device."""
+    # Pages are locked: the copies are queued, and the update behind them.
+    return [
+        [torch.empty_like(tensor, device=device).copy_(tensor, non_blocking=True) for tensor in state]
+        for state in states
+    ]
+
+
+def copy_to_host(states: list[list[Tensor]], on_device: list[list[Tensor]]) -> None:
+    """Copy a bucket's state from the device back into `states`."""
+    for state, new in zip(states, on_device, strict=True):
+        for tensor, value in zip(state, new, strict=True):
+            tensor.copy_(value, non_blocking=True)
+
+
+# FOLD optim/base.py
+# Parameter groups: which parameters decay, and which are matrices of blocks.
+
+
+def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two optimizer groups: parameters of two or more dimensions with weight_decay, all others with none.
+
+    Decay pulls towards 0, which is neutral for a matrix and not for a gain around 1. A parameter that two modules share
+    is listed once; parameters without requires_grad and empty groups are left out.
+    """
+    return _not_empty(*_by_decay(_trained(model), weight_decay))
+
+
+def muon_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Three groups: matrices inside the blocks ("orthogonal" is True), other matrices, and vectors without decay.
+
+    Blocks are the modules in an `nn.ModuleList`: the layers that a model repeats. Matrices outside of them turn ids
+    into vectors or vectors into scores of ids, and their rows are updated as vectors are. Raises NapkinError if a model
+    has no matrices in blocks.
+    """
+    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    inside = {p for stack in stacks for p in stack.parameters() if p.ndim >= 2}
+    trained = _trained(model)
+    hidden = [p for p in trained if p in inside]
+    if not hidden:
+        raise NapkinError(
+            f"{type(model).__name__} has no matrix inside an nn.ModuleList: muon has nothing to orthogonalise, "
+            "use adamw, or name the groups yourself"
+        )
+    others = _by_decay([p for p in trained if p not in inside], weight_decay)
+    return _not_empty(
+        {"params": hidden, "weight_decay": weight_decay, "orthogonal": True},
+        *({**group, "orthogonal": False} for group in others),
+    )
+
+
+def _trained(model: nn.Module) -> list[Tensor]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _by_decay(parameters: list[Tensor], weight_decay: float) -> list[dict[str, Any]]:
+    return [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+def _not_empty(*groups: dict[str, Any]) -> list[dict[str, Any]]:
+    return [group for group in groups if group["params"]]
+
 
 Group = dict[str, Any]
 
@@ -275,3 +368,25 @@ def _check_settings(group: Group) -> None:
     for beta in group.get("betas", ()):
         if not 0 <= beta < 1:
             raise NapkinError(f"betas are {group['betas']}: use two numbers from 0 to below 1")
+
+
+# FOLD optim/base.py
+# Weight decay as part of the gradient (Krogh & Hertz 1991): g ← g + decay · w.
+#
+# SGD, AdaGrad, RMSProp and Adam use it, as they were published. Rules that divide by the gradient's size divide their
+# decay by it too; AdamW, Lion, Muon and Adafactor shrink the weight itself instead.
+
+# torch keeps its foreach functions under private names; its own optimizers are built on them.
+# pyright: reportPrivateImportUsage=false
+
+
+def decayed(gradient: Tensor, parameter: Tensor, group: Group) -> Tensor:
+    """The gradient plus the decay; the gradient itself if weight_decay is 0."""
+    return gradient.add(parameter, alpha=group["weight_decay"]) if group["weight_decay"] else gradient
+
+
+def decayed_foreach(gradients: list[Tensor], parameters: list[Tensor], group: Group) -> list[Tensor]:
+    """The same for lists."""
+    if not group["weight_decay"]:
+        return gradients
+    return list(torch._foreach_add(gradients, parameters, alpha=group["weight_decay"]))

@@ -24,11 +24,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from napkin.errors import NapkinError
-from napkin.optim.adamw import AdamW
-from napkin.optim.base import Group, Optimizer, UpdateRule, buckets, zeros_wide
-from napkin.optim.parameter_groups import muon_groups
-from napkin.optim.saved_state import TorchTwin
-from napkin.optim.sharded_tensors import full_tensor, is_divided, part_like, same_division
+from napkin.optim.adam import AdamW
+from napkin.optim.base import Group, Optimizer, UpdateRule, buckets, muon_groups, zeros_wide
+from napkin.optim.saved_state import TorchTwin, full_tensor, is_divided, part_like, same_division
 
 # Jordan's coefficients: the steepest at 0 of those that lead to singular values near 1 (0.7 to 1.2) in five steps.
 _A, _B, _C = 3.4445, -4.7750, 2.0315

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from napkin.errors import NapkinError
-from napkin.near_names import near_names
+from napkin.errors import NapkinError, near_names
 
 if TYPE_CHECKING:
     from torch import dtype, nn
@@ -43,12 +42,12 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
     "nesterov": OptimizerEntry("sgd.Nesterov", 4, {"learning_rate": 0.05, "weight_decay": 0.0, "momentum": 0.9}),
     "adagrad": OptimizerEntry("adagrad.AdaGrad", 4, {"learning_rate": 1e-2, "weight_decay": 0.0, "eps": 1e-10}),
     "rmsprop": OptimizerEntry(
-        "rmsprop.RMSProp", 4, {"learning_rate": 1e-3, "weight_decay": 0.0, "beta2": 0.99, "eps": 1e-8}, fused=False
+        "adagrad.RMSProp", 4, {"learning_rate": 1e-3, "weight_decay": 0.0, "beta2": 0.99, "eps": 1e-8}, fused=False
     ),
     "adam": OptimizerEntry("adam.Adam", 8, {"learning_rate": 3e-3, "weight_decay": 0.0, **_ADAM}),
-    "adamw": OptimizerEntry("adamw.AdamW", 8, {"learning_rate": 3e-3, "weight_decay": 0.1, **_ADAM}),
+    "adamw": OptimizerEntry("adam.AdamW", 8, {"learning_rate": 3e-3, "weight_decay": 0.1, **_ADAM}),
     "lion": OptimizerEntry(
-        "lion.Lion", 4, {"learning_rate": 5e-4, "weight_decay": 0.6, "beta1": 0.9, "beta2": 0.99}, fused=False
+        "sgd.Lion", 4, {"learning_rate": 5e-4, "weight_decay": 0.6, "beta1": 0.9, "beta2": 0.99}, fused=False
     ),
     "adafactor": OptimizerEntry(
         "adafactor.Adafactor", 0, {"learning_rate": 1e-2, "weight_decay": 0.0, "eps": 1e-3}, fused=False

@@ -3,29 +3,92 @@
 import contextlib
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.pricing import Price
-from napkin.data.batches import Batches
+from napkin.data.batches import Batches, repetition_warnings
 from napkin.data.mixing import TokenMixture
-from napkin.data.repetition import repetition_warnings
 from napkin.data.token_file import TokenFile
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
-from napkin.planning.compile_choice import choose_compile, with_compile_written_out
-from napkin.planning.layout_plan import LayoutPlan, plan_layout
-from napkin.planning.machine import CatalogueMachine, Machine, Progress, machine_of
-from napkin.planning.micro_batch import refuse_far_too_much
-from napkin.planning.rank_plan import planned_layout, planned_ranks
-from napkin.planning.resolve import resolve
-from napkin.planning.run_plan import Plan
+from napkin.planning.layouts.layout_plan import LayoutPlan, plan_layout
+from napkin.planning.layouts.rank_plan import planned_layout, planned_ranks
+from napkin.planning.step.kernel_choice import (
+    choose_compile,
+    choose_kernels,
+    choose_triton,
+    refuse_impossible_compile,
+    with_compile_written_out,
+    with_kernels_that_run,
+)
+from napkin.planning.step.machine import CatalogueMachine, Machine, Progress, machine_of
+from napkin.planning.step.memory_savings import largest_micro_batch, refuse_far_too_much
+from napkin.planning.step.run_plan import Plan
+from napkin.recipe.data_config import paths_and_weights
+from napkin.recipe.layout import refuse_impossible_layout
 from napkin.recipe.mixture import open_mixture
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.recipe.train_files import paths_and_weights
-from napkin.runs.plan_file import PlannedFile
+from napkin.runs.accounting_files import PlannedFile
+from napkin.tokenizer.tokenizer_file import load_tokenizer
 from napkin.train_step.step_ledger import count_step
+
+# FOLD planning/planner.py
+# Resolving a recipe: fields that it leaves open are set from its tokenizer and the devices that it is for.
+
+
+def resolve(recipe: Recipe, machine: Machine) -> ResolvedRecipe:
+    """The recipe with every default written out; with micro_batch_size "auto" its step is counted.
+
+    Raises NapkinError where the batch does not divide among the devices, and where the devices do not support
+    what the recipe asks for.
+    """
+    recipe = dataclasses.replace(
+        recipe,
+        model=dataclasses.replace(recipe.model, vocab_size=vocab_size_of(recipe)),
+        optimizer=dataclasses.replace(recipe.optimizer.resolved, warmup_steps=recipe.warmup_steps),
+    )
+    precision = machine.precision(recipe.training.precision)
+    recipe = dataclasses.replace(recipe, training=machine.training(recipe.training, precision))
+    recipe = choose_triton(with_kernels_that_run(recipe, machine), precision, machine)
+    resolved = ResolvedRecipe(choose_kernels(recipe, precision), precision, machine.target, machine.n_devices)
+    _ = resolved.per_device
+    refuse_impossible_layout(recipe, resolved.layout)
+    if machine.measured:
+        refuse_impossible_compile(resolved)
+    if recipe.training.offload_optimizer and precision.device_type == "cpu":
+        raise NapkinError(
+            "training.offload_optimizer is True, but the run is on a CPU, whose optimizer state is in host memory "
+            "anyway: leave it out"
+        )
+    if recipe.training.micro_batch_size == "auto":
+        size = largest_micro_batch(resolved, machine.memory_bytes)
+        resolved = resolved.with_training(micro_batch_size=size)
+    return resolved
+
+
+def with_vocab_size(recipe: Recipe, vocab_size: int) -> Recipe:
+    """The recipe for a tokenizer of that size. Raises NapkinError where the recipe gives another one."""
+    if recipe.model.vocab_size not in (0, vocab_size):
+        raise NapkinError(
+            f"model.vocab_size is {recipe.model.vocab_size}, the tokenizer has {vocab_size}: "
+            "leave the field out or use that number"
+        )
+    return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, vocab_size=vocab_size))
+
+
+def vocab_size_of(recipe: Recipe) -> int:
+    """The recipe's model.vocab_size or, if it is 0, that of its tokenizer."""
+    if recipe.model.vocab_size:
+        return recipe.model.vocab_size
+    if not Path(recipe.data.tokenizer).is_file():
+        raise NapkinError(
+            f"there is no tokenizer file '{recipe.data.tokenizer}', so the vocabulary is unknown: "
+            "give its size with --model.vocab-size, or a tokenizer with --data.tokenizer"
+        )
+    return load_tokenizer(recipe.data.tokenizer).vocab_size
 
 
 @runtime_checkable
@@ -154,3 +217,74 @@ def _ranks_to_count(resolved: ResolvedRecipe, layout: LayoutPlan | None) -> list
 def _count(resolved: ResolvedRecipe, rank: int, progress: Progress) -> Ledger:
     named = f"counting the step of rank {rank}" if rank else "counting the step"
     return count_step(resolved, rank, progress=lambda calls: progress(f"{named}: {calls:,} operator calls"))
+
+
+# FOLD planning/planner.py
+# Plans of several runs in one process: steps that are alike are counted and timed once.
+#
+# Runs of a sweep differ in seeds, learning rates and numbers of steps more often than in what a step computes.
+
+_FREE = {
+    "data": {"train", "validation", "tokenizer", "verify", "windows", "prefetch"},
+    "model": {"init_std"},
+    "optimizer": {"learning_rate", "schedule", "warmup_steps", "decay_steps", "final_fraction", "clip_norm"},
+    "training": {
+        "steps",
+        "init_seed",
+        "data_seed",
+        "dropout_seed",
+        "rounding_seed",
+        "log_every",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "evaluate_every",
+        "evaluation_tokens",
+        "rank_timeout",
+        "keep_best",
+        "checkpoint_writing",
+        "on_non_finite",
+        "most_skipped",
+        "compile",
+    },
+}
+"""Fields whose value changes nothing of a step's operators and their shapes. Compilation is decided for each run."""
+_ZERO_OR_NOT = {"momentum", "beta1", "beta2", "weight_decay", "dropout"}
+"""Fields of which only counts whether they are 0: then an operator is left out."""
+
+
+class SharedPlans:
+    """A `Planner` that counts and times each kind of step once."""
+
+    def __init__(self) -> None:
+        self._plans: dict[Any, Plan] = {}
+
+    @property
+    def n_counted(self) -> int:
+        """How many kinds of steps were counted."""
+        return len(self._plans)
+
+    def __call__(self, resolved: ResolvedRecipe, machine: Machine, *, progress: Progress = lambda doing: None) -> Plan:
+        """The plan of a run on that machine: `plan_resolved`, or an earlier plan of the same step."""
+        key = (machine.device_name, machine.n_devices, step_key(resolved.recipe))
+        if key not in self._plans:
+            self._plans[key] = plan_resolved(resolved, machine, progress=progress)
+            return self._plans[key]
+        planned = dataclasses.replace(self._plans[key], resolved=resolved)
+        ceilings = machine.ceilings(resolved.precision)
+        estimate = choose_compile(resolved, planned.ledger, ceilings, here=machine.measured)
+        planned = dataclasses.replace(planned, compile_estimate=estimate)
+        if not machine.measured:
+            return planned
+        recipe = with_compile_written_out(resolved.recipe, planned)
+        return dataclasses.replace(planned, resolved=dataclasses.replace(resolved, recipe=recipe))
+
+
+def step_key(recipe: Recipe) -> tuple[Any, ...]:
+    """What decides on the operators of a step of a resolved recipe: equal keys, equal ledgers."""
+    return tuple(
+        (table, name, bool(value) if name in _ZERO_OR_NOT else value)
+        for table, values in dataclasses.asdict(recipe).items()
+        if table != "tracking"
+        for name, value in values.items()
+        if name not in _FREE.get(table, ())
+    )

@@ -8,15 +8,117 @@ On a device the time is that of its kernels, each of which belongs to the call t
 time, the later ones count from the end of the earlier.
 """
 
+import os
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 
-from napkin.profiling.profiler_events import HostEvent, Kernel, ProfiledStep
+from napkin.errors import NapkinError
+
+# FOLD profiling/operator_calls.py
+# What torch's profiler has recorded of some steps: events of the host's threads, and kernels of a device.
+
+STEP = "napkin step"
+"""The range of each profiled step."""
+
+
+class HostEvent(NamedTuple):
+    """A call on a thread of the host; moments are in nanoseconds of the profiler's clock."""
+
+    name: str
+    overload: str
+    begin: int
+    end: int
+    thread: int
+    number: int
+    """By which kernels name the event that launched them."""
+
+
+class Kernel(NamedTuple):
+    """What ran on the device: a kernel, a copy or a fill."""
+
+    name: str
+    begin: int
+    end: int
+    stream: int
+    launched_by: int
+    """Number of the innermost host event around its launch; 0 if it is not known."""
+
+
+class ProfiledStep(NamedTuple):
+    """The events of one step, in the order in which they begin, outer ones first."""
+
+    begin: int
+    end: int
+    host: tuple[HostEvent, ...]
+    kernels: tuple[Kernel, ...]
+
+
+def profiled_steps(step: Callable[[], Any], device: torch.device, *, steps: int, warm_up: int) -> list[ProfiledStep]:
+    """Run `step` under torch's profiler, `warm_up` times unheeded and then `steps` times; the events of the latter.
+
+    On CUDA each step ends when its kernels have. Raises NapkinError where a profiler is running already.
+    """
+    with _profiling(device) as profiler:
+        for number in range(-warm_up, steps):
+            with torch.profiler.record_function(f"{STEP} {number}"):
+                step()
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+    return list(_steps_of(profiler.profiler.kineto_results.events(), steps))
+
+
+@contextmanager
+def _profiling(device: torch.device) -> Iterator[Any]:
+    if torch._C._autograd._profiler_enabled():  # pyright: ignore[reportAttributeAccessIssue]
+        raise NapkinError("profile: a profiler is running already, and there can be one at a time: end it first")
+    # The profiler's own log lines do not belong in a user's terminal; the variable is read at its first use.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    # With overloads, an operator that only calls others can be told from one that computes.
+    profiler_module = torch._C._profiler  # pyright: ignore[reportAttributeAccessIssue]
+    config = profiler_module._ExperimentalConfig(capture_overload_names=True)
+    with profile(activities=activities, experimental_config=config, acc_events=True) as profiler:
+        yield profiler
+
+
+def _steps_of(events: Sequence[Any], steps: int) -> Iterator[ProfiledStep]:
+    host: list[HostEvent] = []
+    kernels: list[Kernel] = []
+    for event in events:
+        linked = event.linked_correlation_id()
+        begin, end = event.start_ns(), event.start_ns() + event.duration_ns()
+        if event.device_type() != DeviceType.CPU:
+            # The device's copy of a range of the host is no work of the device.
+            if not event.is_user_annotation():
+                kernels.append(Kernel(event.name(), begin, end, event.device_resource_id(), linked))
+        elif not linked:
+            # Calls of CUDA's runtime are linked to the event that makes them, and are a part of it.
+            host.append(
+                HostEvent(
+                    event.name(), event.overload_name(), begin, end, event.start_thread_id(), event.correlation_id()
+                )
+            )
+    host.sort(key=lambda event: (event.begin, -event.end))
+    kernels.sort(key=lambda kernel: (kernel.begin, -kernel.end))
+    ranges = {event.name: event for event in host if event.name.startswith(STEP)}
+    for number in range(steps):
+        step = ranges[f"{STEP} {number}"]
+        yield ProfiledStep(
+            step.begin,
+            step.end,
+            tuple(event for event in host if step.begin <= event.begin < step.end and not event.name.startswith(STEP)),
+            tuple(kernel for kernel in kernels if step.begin <= kernel.begin < step.end),
+        )
+
 
 Kind = Literal["call", "torch", "compiled", "Python"]
 
@@ -204,3 +306,60 @@ def _launching_call(calls: Sequence[OperatorCall], begins: Sequence[int], moment
     if before >= 0 and moment < calls[before].end:
         return before
     return min(before + 1, len(calls) - 1)
+
+
+# FOLD profiling/operator_calls.py
+# Finds the row of the ledger that each call of a profiled step is: both are the same operators in the same order.
+#
+# They differ in little. Recording a step makes autograd add gradients out of place where it would add them in place,
+# `reshape` reports its view under another name, and a few operators are seen by one of both alone.
+
+_ALIKE = {"_reshape_alias": "view", "_unsafe_view": "view"}
+_SURE = 3
+"""So many operators in a row are to agree before the two are taken to be in step again."""
+_FARTHEST = 200
+"""Operators that are looked ahead."""
+
+
+def matched_rows(calls: Sequence[str], rows: Sequence[str]) -> list[int | None]:
+    """For each call, by operator, the number of its row; None for one that the ledger does not have.
+
+    >>> matched_rows(["mm", "add_", "extra", "mul", "sum", "exp"], ["mm", "add", "mul", "sum", "exp"])
+    [0, 1, None, 2, 3, 4]
+    >>> matched_rows(["mm", "add", "mul", "sum", "exp"], ["mm", "promote_types", "add", "mul", "sum", "exp"])
+    [0, 2, 3, 4, 5]
+    """
+    left, right = [_plain(name) for name in calls], [_plain(name) for name in rows]
+    found: list[int | None] = []
+    row = 0
+    while len(found) < len(left):
+        call = len(found)
+        if row < len(right) and left[call] == right[row]:
+            found.append(row)
+            row += 1
+            continue
+        skipped_calls, skipped_rows = _back_in_step(left, right, call, row)
+        found += [None] * skipped_calls
+        row += skipped_rows
+    return found
+
+
+def _plain(name: str) -> str:
+    """The operator without the mark of its in-place form."""
+    return _ALIKE.get(name, name.rstrip("_") or name)
+
+
+def _back_in_step(left: Sequence[str], right: Sequence[str], call: int, row: int) -> tuple[int, int]:
+    """How many calls and rows to skip, as few as possible, for what follows to agree."""
+    places: dict[tuple[str, ...], int] = {}
+    for place in range(row, min(row + _FARTHEST, len(right)) + 1):
+        places.setdefault(tuple(right[place : place + _SURE]), place)
+    best = (1, 0)
+    fewest = 2 * _FARTHEST + 1
+    for ahead in range(call, min(call + _FARTHEST, len(left)) + 1):
+        # Near the ends fewer are left to agree, and at both ends none.
+        place = places.get(tuple(left[ahead : ahead + _SURE]))
+        if place is not None and ahead - call + place - row < fewest:
+            best = ahead - call, place - row
+            fewest = sum(best)
+    return best

@@ -1,28 +1,71 @@
 """Profile a training step: a few real ones under torch's profiler, and one recorded as a ledger."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import psutil
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from napkin.accounting.ledger import Ledger
 from napkin.accounting.metering import meter_step
 from napkin.accounting.microbenchmark import time_operators
-from napkin.accounting.pricing import Price, price, roofline_seconds
-from napkin.accounting.roofs import computed_flops, roofs_of
+from napkin.accounting.pricing import Price, computed_flops, price, roofline_seconds, roofs_of
+from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
 from napkin.hardware.calibration_cache import calibration_of_this_machine
 from napkin.hardware.ceilings import Ceilings
 from napkin.hardware.host import detect_host
-from napkin.planning.run_plan import Plan
-from napkin.profiling.matching import matched_rows
-from napkin.profiling.nvtx_ranges import nvtx_ranges
-from napkin.profiling.operator_calls import CallsOfStep, calls_of_step
-from napkin.profiling.profiler_events import ProfiledStep, profiled_steps
+from napkin.planning.planner import plan_resolved, resolve
+from napkin.planning.step.machine import ThisMachine
+from napkin.planning.step.memory_savings import refuse_what_does_not_fit
+from napkin.planning.step.run_plan import Plan
+from napkin.profiling.operator_calls import CallsOfStep, ProfiledStep, calls_of_step, matched_rows, profiled_steps
 from napkin.profiling.step_profile import ProfiledSpan, StepProfile, middle, profile_rows, sites_of_calls
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.train_step.step import TrainState, build_train_state
+
+# FOLD profiling/profiler.py
+# NVTX ranges of a step's modules and of its update, for Nsight Systems, where a CUDA device computes.
+
+
+@contextmanager
+def nvtx_ranges(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Mark the forward pass of each part of `module`, and each optimizer's step, while the block runs."""
+    if device.type != "cuda":
+        yield
+        return
+    push, pop = torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop
+    paths = {id(child): name for name, child in module.named_modules()}
+
+    # The hooks return None: anything else would replace arguments or output.
+    def enter(child: nn.Module, _: Any) -> None:
+        push(f"forward {paths.get(id(child), type(child).__name__)}")
+
+    def leave(*_: Any) -> None:
+        pop()
+
+    def enter_update(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        push(f"optimizer {type(optimizer).__name__}")
+
+    hooks = [
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, always_call=True),
+        register_optimizer_step_pre_hook(enter_update),
+        register_optimizer_step_post_hook(leave),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
 
 STEPS = 5
 WARM_UP = 3
@@ -205,3 +248,81 @@ def _spans(profiled: ProfiledStep, step: CallsOfStep, rows: list[int | None], le
         site = ("", "", "") if number is None else sites[number]
         begin, end = kernel.begin - profiled.begin, kernel.end - profiled.begin
         yield ProfiledSpan(*site, begin, end, kernel=kernel.name, stream=kernel.stream)
+
+
+# FOLD profiling/profiler.py
+# Profile the step of a recipe: planned as for training, with new weights, on random tokens.
+
+
+def profile_recipe(
+    recipe: Recipe,
+    *,
+    steps: int = STEPS,
+    ranks: Ranks = ALONE,
+    progress: Callable[[str], None] = lambda doing: None,
+    title: str = "a step",
+) -> StepProfile:
+    """Plan a recipe's step on this machine and profile it.
+
+    The weights are new and the tokens random, which changes neither operators nor shapes; only a router of experts
+    would divide other tokens otherwise. Nothing is read but the tokenizer's size and nothing is written.
+
+    Of several ranks, each profiles its own step, and all have to call this; the result is this rank's, with a line for
+    each rank. Raises NapkinError where the step does not fit into memory.
+    """
+    machine = ThisMachine(ranks, device=recipe.training.device)
+    resolved, plan, compiled = _agreed(recipe, machine, ranks, progress)
+    machine.prepare(resolved.recipe.training)
+    train_state = build_train_state(resolved, ranks, compiled=compiled)
+    device = torch.device(resolved.precision.device_type)
+    step = _step_of(train_state, resolved)
+    measured = measured_steps(step, train_state.model, device, steps=steps, progress=progress)
+    ceilings = machine.ceilings(resolved.precision)
+    if plan is None:
+        found = assembled(measured, device, ceilings, title=title)
+    else:
+        found = assembled(measured, device, ceilings, plan.price, plan.ledger, title=title)
+    return found if ranks.world_size == 1 else replace(found, ranks=tuple(ranks.all_gather(_told(found))))
+
+
+def _agreed(
+    recipe: Recipe, machine: ThisMachine, ranks: Ranks, progress: Callable[[str], None]
+) -> tuple[ResolvedRecipe, Plan | None, bool]:
+    """The resolved recipe, the plan, which rank 0 alone has, and whether blocks are compiled."""
+    made: list[Plan] = []
+
+    def make() -> tuple[int | str | None, bool]:
+        plan = plan_resolved(resolve(recipe, machine), machine, progress=progress)
+        refuse_what_does_not_fit(plan)
+        made.append(plan)
+        training = plan.resolved.recipe.training
+        return training.micro_batch_size, training.compile == "on"
+
+    micro_batch_size, compiled = ranks.broadcast_from_zero(make)
+    if made:
+        return made[0].resolved, made[0], compiled
+    training = replace(recipe.training, micro_batch_size=micro_batch_size)
+    return resolve(replace(recipe, training=training), machine), None, compiled
+
+
+def _step_of(train_state: TrainState, resolved: ResolvedRecipe) -> Callable[[], Any]:
+    recipe, device = resolved.per_device, resolved.precision.device_type
+    generator = torch.Generator().manual_seed(0)
+    shape = (recipe.training.batch_size, recipe.model.context_length)
+    tokens = torch.randint(recipe.model.vocab_size, shape, generator=generator).to(device)
+    batch = (tokens, tokens, torch.zeros_like(tokens)) if recipe.data.separate_documents else (tokens, tokens)
+    # Always the first of the schedule: what is computed is the same in all of them.
+    return lambda: train_state.step(0, *batch)
+
+
+def _told(found: StepProfile) -> dict[str, float]:
+    """A rank's seconds, for the others."""
+    collectives = {"wait_tensor", *(row.operator for row in found.ledger.rows if row.collective is not None)}
+    waiting = sum(row.figures.seconds for row in found.rows if row.operator in collectives)
+    return {
+        "seconds": found.seconds,
+        "operators": found.total.seconds - waiting,
+        "collectives": waiting,
+        "outside": found.seconds - found.total.seconds,
+        "overhead": found.overhead,
+    }

@@ -1,14 +1,14 @@
 from .data_config import DataConfig as DataConfig
 from .layout import Layout as Layout
 from .layout import layout_of as layout_of
-from .optimizer_config import OptimizerConfig as OptimizerConfig
-from .parallelism_config import ParallelismConfig as ParallelismConfig
 from .precision import Precision as Precision
 from .recipe import Recipe as Recipe
 from .resolved import ResolvedRecipe as ResolvedRecipe
 from .toml_file import format_recipe as format_recipe
 from .toml_file import read_recipe as read_recipe
-from .tracking_config import TrackingConfig as TrackingConfig
+from .training_config import OptimizerConfig as OptimizerConfig
+from .training_config import ParallelismConfig as ParallelismConfig
+from .training_config import TrackingConfig as TrackingConfig
 from .training_config import TrainingConfig as TrainingConfig
 from .tuning_recipe import PreferenceRecipe as PreferenceRecipe
 from .tuning_recipe import ReinforcementRecipe as ReinforcementRecipe

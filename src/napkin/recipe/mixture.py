@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
-from napkin.data.mixing import TokenMixture
-from napkin.data.mixture_phases import shares_within, temperature_weights
+from napkin.data.mixing import TokenMixture, shares_within, temperature_weights
 from napkin.data.token_file import TokenFile
 from napkin.errors import NapkinError
-from napkin.recipe.curriculum import Phases, read_curriculum
+from napkin.recipe.data_config import Phases, paths_and_weights, read_curriculum
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.train_files import paths_and_weights
 
 
 def open_mixture(recipe: Recipe, opened: Callable[[str], TokenFile]) -> TokenMixture:

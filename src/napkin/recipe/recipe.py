@@ -11,13 +11,16 @@ from math import floor
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
 from napkin.optim.schedule import SCHEDULES, Schedule
-from napkin.recipe.curriculum import shortened_curriculum
-from napkin.recipe.data_config import DataConfig
-from napkin.recipe.optimizer_config import SCHEDULE_OPTIONS, OptimizerConfig, fields_of
-from napkin.recipe.parallelism_config import ParallelismConfig
+from napkin.recipe.data_config import DataConfig, shortened_curriculum
 from napkin.recipe.ranges import MODEL_RANGES, MOST_TOKENS_PER_STEP, refuse_outside
-from napkin.recipe.tracking_config import TrackingConfig
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import (
+    SCHEDULE_OPTIONS,
+    OptimizerConfig,
+    ParallelismConfig,
+    TrackingConfig,
+    TrainingConfig,
+    fields_of,
+)
 
 SCHEDULE_FIELDS = {"optimizer.warmup_steps", "optimizer.decay_steps"}
 """Fields that are counted in steps, and have to fit into training.steps."""

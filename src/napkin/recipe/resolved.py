@@ -1,6 +1,6 @@
 """A resolved recipe: no default in it is left open. It is what plans count and what ranks train.
 
-`napkin.planning.resolve` makes it once, from a recipe and the devices that it is for.
+`napkin.planning.planner` makes it once, from a recipe and the devices that it is for.
 """
 
 import dataclasses

@@ -1,10 +1,20 @@
 """[training] of a recipe: steps, batches, memory, devices, and how often to log, evaluate and save."""
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal
 
-from napkin.errors import NapkinError
-from napkin.recipe.ranges import TRAINING_RANGES, refuse_outside
+from napkin.errors import NapkinError, suggestion
+from napkin.optim.registry import OPTIMIZERS, optimizer_entry
+from napkin.optim.schedule import SCHEDULES
+from napkin.recipe.ranges import OPTIMIZER_RANGES, PARALLELISM_RANGES, TRAINING_RANGES, refuse_outside
+
+if TYPE_CHECKING:
+    OptimizerName = str
+    ScheduleName = str
+else:
+    OptimizerName, ScheduleName = Literal[tuple(OPTIMIZERS)], Literal[tuple(SCHEDULES)]
 
 
 @dataclass(frozen=True)
@@ -126,3 +136,220 @@ class TrainingConfig:
     def resolved_micro_batch_size(self) -> int:
         """micro_batch_size with its default filled in; "auto" counts as batch_size until it is resolved."""
         return self.micro_batch_size if isinstance(self.micro_batch_size, int) else self.batch_size
+
+
+# FOLD recipe/training_config.py
+# [optimizer] of a recipe: how a step changes the weights.
+
+# Options that only some optimizers, or only some schedules, accept.
+OPTIMIZER_OPTIONS = {"momentum", "beta1", "beta2", "eps"}
+SCHEDULE_OPTIONS = {"decay_steps", "final_fraction"}
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """How a step changes the weights: the rule, the learning rate over the run, decay, clipping.
+
+    None is the optimizer's own default, if it has that option: `resolved` fills it in.
+    """
+
+    name: OptimizerName = "adamw"
+    """The update rule. adamw is the usual choice; muon needs fewer steps; lion and adafactor need less memory; the
+    others are their predecessors."""
+
+    learning_rate: float | None = None
+    """Largest learning rate, at the end of the warm-up. None is the optimizer's default, 3e-3 for adamw: it suits
+    models of a few million parameters; larger models need a smaller one (Kaplan et al. 2020, appendix D.6)."""
+
+    schedule: ScheduleName = "cosine"
+    """Learning-rate schedule after the warm-up."""
+
+    warmup_steps: int | None = None
+    """Steps over which the learning rate rises to its largest value, while Adam's moments settle. None is 50, or a
+    tenth of the steps of a run shorter than 500."""
+
+    decay_steps: int | None = None
+    """Steps of the decay at the end of warmup-stable-decay; None is a fifth of the run."""
+
+    final_fraction: float | None = None
+    """Learning rate of the last step, as a fraction of the largest; 1 is no decay. None is 0.05, for the schedules that
+    decay to it: linear, cosine, warmup-stable-decay."""
+
+    momentum: float | None = None
+    """Decay per step of the sum of gradients, for momentum, nesterov (0.9) and muon (0.95)."""
+
+    beta1: float | None = None
+    """Decay per step of the first moment; 0.9."""
+
+    beta2: float | None = None
+    """Decay per step of the second moment; 0.95, which recovers from a loss spike sooner than the classical 0.999, and
+    0.99 for rmsprop and lion."""
+
+    eps: float | None = None
+    """Added to the square root of the second moment to avoid division by zero; 1e-8, for adagrad 1e-10. For adafactor,
+    the smallest RMS of a parameter that its step is scaled by, 1e-3."""
+
+    weight_decay: float | None = None
+    """Decay of matrices per step and unit of learning rate; gains and other vectors do not decay. 0.1 for adamw and
+    muon, 0.6 for lion, otherwise 0. Decoupled, except for sgd, momentum, nesterov, adagrad, rmsprop and adam, which add
+    it to the gradient."""
+
+    clip_norm: float = 1.0
+    """Largest global norm of a step's gradient; a larger gradient is scaled down to it."""
+
+    fused: bool | None = None
+    """Whether torch's fused kernel does the update, for sgd, momentum, nesterov, adagrad, adam, adamw, and the
+    parameters that muon leaves to adamw: three to five times as fast, with different rounding. None is wherever there
+    is one."""
+
+    average_decay: float | None = None
+    """Decay per step of an exponential moving average of the weights, for example 0.999. Evaluations and sampling then
+    use the average; it takes 4 bytes per parameter. None, or 0, keeps no average."""
+
+    def __post_init__(self) -> None:
+        choice = optimizer_entry(self.name)
+        refuse_outside("optimizer", self, OPTIMIZER_RANGES)
+        for option in OPTIMIZER_OPTIONS - choice.options.keys():
+            accepted_by = ", ".join(name for name, other in OPTIMIZERS.items() if option in other.options)
+            self._refuse(option, self.name, accepted_by)
+        if self.fused and not choice.fused:
+            raise NapkinError(f"optimizer.fused is True, but there is no fused kernel for {self.name}: leave it out")
+        if self.schedule not in SCHEDULES:
+            raise NapkinError(f"'{self.schedule}' is not a schedule: {suggestion(self.schedule, SCHEDULES)}")
+        for option in SCHEDULE_OPTIONS - fields_of(SCHEDULES[self.schedule]):
+            accepted_by = ", ".join(name for name, other in SCHEDULES.items() if option in fields_of(other))
+            self._refuse(option, f"the schedule {self.schedule}", accepted_by)
+
+    def _refuse(self, option: str, owner: str, accepted_by: str) -> None:
+        value = getattr(self, option)
+        if value is not None:
+            raise NapkinError(
+                f"optimizer.{option} is {value}, but {owner} has no such option: "
+                f"leave it out, or use it with {accepted_by}"
+            )
+
+    @property
+    def options(self) -> dict[str, float]:
+        """The options that `build_optimizer` takes, with the rule's defaults filled in."""
+        own = optimizer_entry(self.name).options
+        return {name: value if (chosen := getattr(self, name)) is None else chosen for name, value in own.items()}
+
+    @property
+    def resolved(self) -> "OptimizerConfig":
+        """The same with the rule's defaults written out."""
+        return dataclasses.replace(self, **self.options)
+
+
+def fields_of(cls: type) -> set[str]:
+    """The names of a dataclass's fields."""
+    return {field.name for field in dataclasses.fields(cls)}
+
+
+# FOLD recipe/training_config.py
+# [tracking] of a recipe: where metrics are sent besides metrics.jsonl.
+#
+# Does not import torch: the command line reads these classes for its help.
+
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
+
+
+@dataclass(frozen=True)
+class TrackingConfig:
+    """Where the metrics of a run are sent besides metrics.jsonl, which is always written."""
+
+    trackers: tuple[TrackerName, ...] = ()
+    """Trackers that receive each line of metrics.jsonl: tensorboard, wandb (Weights & Biases), trackio. They must be
+    installed; a tracker that fails later is disabled and does not stop the training."""
+
+    project: str = "napkin"
+    """Project of the run in wandb and trackio."""
+
+    def refuse_missing(self) -> None:
+        """Raise NapkinError where a tracker is not installed."""
+        missing = [name for name in self.trackers if find_spec(name) is None]
+        if missing:
+            names = " and ".join(missing)
+            raise NapkinError(
+                f"tracking.trackers has {names}, which {'is' if len(missing) == 1 else 'are'} not installed: "
+                f"`pip install {' '.join(missing)}`, or leave {'it' if len(missing) == 1 else 'them'} out"
+            )
+
+
+# FOLD recipe/training_config.py
+# [parallelism] of a recipe: how many ranks split the batch, the layers, the matrices, the sequences, the experts.
+
+PipelineScheduleName = Literal["gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-v"]
+ZERO_BUBBLE: tuple[PipelineScheduleName, ...] = ("zb-h1", "zb-v")
+"""Schedules whose backward pass is in two parts: gradients of inputs first, of weights later (Qi et al. 2024)."""
+
+
+@dataclass(frozen=True)
+class ParallelismConfig:
+    """How the ranks that `torchrun` starts divide the work: their number is data · shard · pipeline · context · tensor.
+
+    Without any of these, all ranks split the batch, as training.parallelism says.
+    """
+
+    data: int | None = None
+    """Groups of ranks that each have a whole copy of the model and their own rows of every batch (DDP). None is what
+    the other sizes leave if training.parallelism is ddp, otherwise 1."""
+
+    shard: int | None = None
+    """Ranks that split the batch, and hold a shard of parameters, gradients and optimizer state each (FSDP2). With data
+    above 1 as well, shards are replicated (HSDP). None is what the other sizes leave if training.parallelism is fsdp,
+    otherwise 1."""
+
+    tensor: int = 1
+    """Ranks that split each matrix, the heads of attention, the vocabulary, and outside of matrices the sequence
+    (Shoeybi et al. 2019; Korthikanti et al. 2022)."""
+
+    pipeline: int = 1
+    """Ranks that split the layers; micro-batches pass through them (Huang et al. 2019)."""
+
+    context: int = 1
+    """Ranks that split each sequence; keys and values go around them in a ring (Liu et al. 2023)."""
+
+    expert: int = 1
+    """Ranks that split the experts; tokens are sent to the rank of their expert (Lepikhin et al. 2020). These are ranks
+    that split the batch: data · shard has to be a multiple."""
+
+    schedule: PipelineScheduleName = "1f1b"
+    """The order in which the ranks of a pipeline work on micro-batches."""
+
+    stages_per_rank: int | None = None
+    """Parts of the model that each rank of a pipeline holds; None is 2 for interleaved-1f1b and zb-v, otherwise 1."""
+
+    blocks_per_stage: tuple[int, ...] | None = None
+    """Blocks of each stage of the pipeline, from the first to the last; None divides them evenly."""
+
+    shard_optimizer: bool = False
+    """Whether ranks with a whole copy of the model (data) hold only a shard of the optimizer state each, and send each
+    other the updated parameters (ZeRO stage 1, Rajbhandari et al. 2020)."""
+
+    def __post_init__(self) -> None:
+        refuse_outside("parallelism", self, PARALLELISM_RANGES)
+        per_rank = self.resolved_stages_per_rank
+        if self.schedule in ("gpipe", "1f1b") and per_rank != 1:
+            raise NapkinError(
+                f"parallelism.stages_per_rank is {per_rank}, but {self.schedule} has 1 stage per rank: use "
+                "--parallelism.schedule interleaved-1f1b, or leave it out"
+            )
+        if self.schedule == "zb-v" and per_rank != 2:
+            raise NapkinError(
+                f"parallelism.stages_per_rank is {per_rank}, but zb-v has 2 stages per rank: leave it out"
+            )
+        stages = self.pipeline * per_rank
+        if self.blocks_per_stage is not None and len(self.blocks_per_stage) != stages:
+            raise NapkinError(
+                f"parallelism.blocks_per_stage has {len(self.blocks_per_stage)} numbers, but there are {stages} stages "
+                f"({self.pipeline} ranks, {per_rank} each): give one number for each stage"
+            )
+        if self.blocks_per_stage is not None and min(self.blocks_per_stage) < 1:
+            raise NapkinError("parallelism.blocks_per_stage has a stage without blocks: give each at least 1")
+
+    @property
+    def resolved_stages_per_rank(self) -> int:
+        """stages_per_rank with its default filled in."""
+        if self.stages_per_rank is not None:
+            return self.stages_per_rank
+        return 2 if self.schedule in ("interleaved-1f1b", "zb-v") else 1

@@ -5,15 +5,291 @@ training.batch_size counts conversations, pairs or prompts. [model] is that of t
 """
 
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-from napkin.recipe.adapter_config import AdapterConfig
+from napkin.errors import NapkinError
+from napkin.model.adapter_names import refuse_unknown
 from napkin.recipe.data_config import DataConfig
-from napkin.recipe.optimizer_config import OptimizerConfig
-from napkin.recipe.preference_config import PreferenceConfig
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.reinforcement_config import ReinforcementConfig
-from napkin.recipe.tuning_config import TuningConfig, TuningMethod
+from napkin.recipe.training_config import OptimizerConfig
+
+# FOLD recipe/tuning_recipe.py
+# [adapter] of a recipe: small matrices that are trained in place of the weights.
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """Small matrices that are trained in place of the weights."""
+
+    kind: Literal["none", "lora", "dora"] = "none"
+    """none trains all weights; lora adds a product of two small matrices to each chosen matrix, and trains only these
+    (Hu et al. 2021); dora learns the length of each row besides (Liu et al. 2024)."""
+
+    rank: int = 8
+    """Rows of the first small matrix, columns of the second."""
+
+    alpha: float = 16.0
+    """The product is multiplied by alpha / rank."""
+
+    modules: tuple[str, ...] = ("attention", "mlp")
+    """Whose matrices get one: attention, mlp, head, or one matrix of each block: attention.query, attention.key,
+    attention.value, attention.output, mlp.gate, mlp.up, mlp.down."""
+
+    seed: int = 0
+    """Of the first matrices; the second ones start at 0."""
+
+    frozen: Literal["auto", "fp32"] = "auto"
+    """What frozen matrices are held in: auto is the format that products read them in, with bf16 half the bytes for the
+    same numbers; fp32 keeps all digits for the model that adapters are merged into."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rank <= 2**16:
+            raise NapkinError(f"adapter.rank is {self.rank}: use 1 to {2**16}")
+        if not 0 < self.alpha <= 1e6:
+            raise NapkinError(f"adapter.alpha is {self.alpha}: use a number above 0, at most 1e6")
+        if not self.modules:
+            raise NapkinError("adapter.modules names nothing: name some, such as attention mlp")
+        refuse_unknown(self.modules)
+
+
+# FOLD recipe/tuning_recipe.py
+# [preference] of a recipe: how a model learns from pairs of answers.
+
+PreferenceObjective = Literal["dpo", "ipo", "kto", "orpo", "simpo"]
+
+
+@dataclass(frozen=True)
+class PreferenceConfig:
+    """How a model learns from pairs of answers."""
+
+    objective: PreferenceObjective = "dpo"
+    """dpo (Rafailov et al. 2023), ipo (Azar et al. 2023), kto (Ethayarajh et al. 2024), orpo (Hong et al. 2024) or
+    simpo (Meng et al. 2024). orpo and simpo need no reference."""
+
+    beta: float = 0.1
+    """How much a difference in log-probability counts; for simpo 2.0 is usual, for orpo it is the weight of the odds
+    ratio."""
+
+    margin: float = 0.0
+    """simpo: by how much the chosen answer should win."""
+
+    label_smoothing: float = 0.0
+    """dpo: the probability that a pair is the wrong way round (Mitchell 2023)."""
+
+    supervised_weight: float = 0.0
+    """Weight of the chosen answer's negative log-likelihood that is added to the loss, for dpo."""
+
+    desirable_weight: float = 1.0
+    """kto: weight of good answers."""
+
+    undesirable_weight: float = 1.0
+    """kto: weight of bad answers."""
+
+    per_token: bool = False
+    """Whether an answer's log-probability is the mean over its tokens instead of the sum, so that long answers do not
+    count more; ipo, orpo and simpo always take means."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta <= 1e4:
+            raise NapkinError(f"preference.beta is {self.beta}: use a number above 0, at most 1e4")
+        if not 0 <= self.label_smoothing < 0.5:
+            raise NapkinError(f"preference.label_smoothing is {self.label_smoothing}: use 0 up to, not including, 0.5")
+        for name in ("margin", "supervised_weight", "desirable_weight", "undesirable_weight"):
+            if not 0 <= getattr(self, name) <= 1e4:
+                raise NapkinError(f"preference.{name} is {getattr(self, name)}: use 0 to 1e4")
+        for name, objective in _ONLY_OF.items():
+            default = self.__dataclass_fields__[name].default
+            if getattr(self, name) != default and self.objective != objective:
+                raise NapkinError(
+                    f"preference.{name} is {getattr(self, name)}, and {self.objective} does not read it: leave it at "
+                    f"{default}, or use the objective {objective}"
+                )
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the objective compares with the model that tuning starts from."""
+        return self.objective in ("dpo", "ipo", "kto")
+
+    @property
+    def takes_means(self) -> bool:
+        """Whether an answer's log-probability is the mean over its tokens."""
+        return self.per_token or self.objective in ("ipo", "orpo", "simpo")
+
+
+_ONLY_OF: dict[str, PreferenceObjective] = {
+    "margin": "simpo",
+    "label_smoothing": "dpo",
+    "supervised_weight": "dpo",
+    "desirable_weight": "kto",
+    "undesirable_weight": "kto",
+}
+
+
+# FOLD recipe/tuning_recipe.py
+# [rl] of a recipe: how a model learns from rewards of its own answers.
+
+PolicyAlgorithm = Literal["expert-iteration", "reinforce", "rloo", "ppo", "grpo", "dr-grpo", "dapo", "cispo", "gspo"]
+
+
+@dataclass(frozen=True)
+class ReinforcementConfig:
+    """How a model learns from rewards of its own answers."""
+
+    algorithm: PolicyAlgorithm = "grpo"
+    """Sets the parts below that are left at auto: expert-iteration learns the answers with rewards; reinforce and rloo
+    (Ahmadian et al. 2024); ppo (Schulman et al. 2017) with a value head; grpo (Shao et al. 2024), dr-grpo (Liu et al.
+    2025), dapo (Yu et al. 2025), cispo (MiniMax 2025), gspo (Zheng et al. 2025)."""
+
+    environment: str = "arithmetic"
+    """Where prompts and rewards come from: arithmetic, sums, sorting, copying, maze, or FILE.py:NAME of your own; or a
+    JSONL file of prompts with answers, which `reward` judges."""
+
+    reward: str = "math"
+    """For prompts of a file: exact, number, math, choice, regex, code, or FILE.py:NAME of a function of your own."""
+
+    group_size: int = 8
+    """Answers to each prompt; training.batch_size is the number of prompts in a step."""
+
+    max_answer: int = 128
+    """Longest answer in tokens; a longer one is cut, and counted."""
+
+    temperature: float = 1.0
+    """Of sampling; log-probabilities are those at this temperature."""
+
+    updates_per_rollout: int = 1
+    """Optimizer updates on the answers of one step: each on its part of the groups, as often as `epochs` says."""
+
+    epochs: int = 1
+    """How often each answer is learned from."""
+
+    advantage: Literal["auto", "group", "group mean", "leave one out", "batch", "none", "gae"] = "auto"
+    """A reward beside what: the group's mean in units of its standard deviation; the group's mean; that of the others
+    in the group; the batch's; nothing; or the value head's, by generalised advantage estimation."""
+
+    ratio: Literal["auto", "token", "sequence", "none"] = "auto"
+    """Importance ratio of new to old probability: of a token, of a sequence by its mean (GSPO), or none."""
+
+    clip: Literal["auto", "ppo", "cispo", "none"] = "auto"
+    """ppo takes the worse of the clipped and the plain ratio; cispo bounds the ratio as a weight without gradient."""
+
+    clip_low: float | None = None
+    """The ratio is clipped below 1 minus this; None is the algorithm's."""
+
+    clip_high: float | None = None
+    """The ratio is clipped above 1 plus this; None is the algorithm's."""
+
+    normalisation: Literal["auto", "token", "sequence", "constant"] = "auto"
+    """What a token's term is divided by; constant is max_answer, for every sequence alike."""
+
+    kl_weight: float = 0.0
+    """Weight of the divergence from the model that training started from; above 0, its weights are held too."""
+
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Of the divergence (Schulman 2020)."""
+
+    entropy_weight: float = 0.0
+    """Weight of the entropy, which is made larger."""
+
+    drop_equal_groups: bool | None = None
+    """Whether groups with one reward for all answers, which teach nothing, are left out of the counts that terms are
+    divided by. None is the algorithm's: dapo drops them."""
+
+    overlong: Literal["auto", "keep", "mask", "penalty"] = "auto"
+    """Answers that are cut: learned from as they are; not learned from; or with a smaller reward the nearer an answer
+    comes to max_answer (DAPO)."""
+
+    seed: int = 0
+    """Of prompts and of sampling."""
+
+    evaluation_prompts: int = 128
+    """Held-out prompts that an evaluation answers greedily."""
+
+    value_weight: float = 0.5
+    """ppo: weight of the value head's loss."""
+
+    gae_lambda: float = 0.95
+    """ppo: decay of generalised advantage estimation."""
+
+    value_clip: float = 0.2
+    """ppo: by how much a value may change from the sampler's before its loss holds it back; 0 is no limit."""
+
+    overlong_window: int = 0
+    """penalty: over how many tokens before max_answer it rises; 0 is a fifth of max_answer."""
+
+    sampler_ratio_limit: float = 0.0
+    """Above 0, terms are weighted by the trainer's probability of a token over the sampler's, at most this: truncated
+    importance sampling (Yao et al. 2025), which takes one more forward pass; 0 leaves it out."""
+
+    answers_at_a_time: int = 256
+    """Answers that are drawn together, at most: more are faster, and take more memory for keys and values."""
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("group_size", 1, 2**20),
+            ("max_answer", 1, 2**24),
+            ("updates_per_rollout", 1, 2**20),
+            ("answers_at_a_time", 1, 2**20),
+            ("epochs", 1, 1000),
+            ("temperature", 1e-3, 100),
+            ("kl_weight", 0, 1e4),
+            ("entropy_weight", 0, 1e4),
+            ("value_weight", 0, 1e4),
+            ("gae_lambda", 0, 1),
+            ("value_clip", 0, 1e4),
+            ("overlong_window", 0, 2**24),
+            ("sampler_ratio_limit", 0, 1e4),
+            ("clip_low", 0, 1e4),
+            ("clip_high", 0, 1e4),
+            ("evaluation_prompts", 0, 2**20),
+            ("seed", 0, 2**62),
+        ):
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise NapkinError(f"rl.{name} is {value}: use {least} to {most}")
+
+
+# FOLD recipe/tuning_recipe.py
+# [tuning] of a recipe: from which model tuning starts, on what, and how sequences are arranged.
+
+TuningMethod = Literal["sft", "preference", "reward-model", "rl"]
+
+
+@dataclass(frozen=True)
+class TuningConfig:
+    """From which model tuning starts, and how sequences are arranged."""
+
+    method: TuningMethod = "sft"
+    """What is trained on: answers, pairs of answers, rewards of answers; set by the command."""
+
+    start: str = ""
+    """The model that tuning starts from: a run, or a Hugging Face folder."""
+
+    learned: Literal["assistant", "last", "all"] = "assistant"
+    """Which tokens of a conversation count in the loss: what the assistant says, only the last time it does, or all."""
+
+    chat_template: str = ""
+    """A file with the chat template, in jinja's language; "" is the start's own, or for a model without one the
+    built-in: a line per message that begins with its role."""
+
+    max_length: int = 0
+    """Longest sequence in tokens; 0 is the model's context length. Longer conversations are left out, and counted."""
+
+    normalisation: Literal["token", "sequence", "constant"] = "token"
+    """What the loss is a mean of: all tokens that count in the batch; sequences, each by its own mean; or sequences,
+    each by its sum over the constant max_length."""
+
+    arrangement: Literal["auto", "packed", "padded"] = "auto"
+    """Several sequences in a row, masked from each other, or one and padding. The gradient is the same. auto is packed,
+    in rows of the longest sequence: of sequences of one length each then has its row."""
+
+    micro_batch_tokens: int = 0
+    """Tokens of a forward and backward pass, padding included; 0 is 4,096, or a sequence if that is longer. The
+    gradient is the same."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_length", "micro_batch_tokens"):
+            if not 0 <= getattr(self, name) <= 2**34:
+                raise NapkinError(f"tuning.{name} is {getattr(self, name)}: use 1 to {2**34}, or 0 for the default")
 
 
 def _optimizer() -> OptimizerConfig:

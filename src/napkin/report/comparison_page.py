@@ -4,16 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from napkin.accounting.quantity_row import format_figure
+from napkin.accounting.quantities import format_figure
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text, refuse_unmarked
-from napkin.report.axes import LABELS, UNITS, Axis
 from napkin.report.charts import Chart, Charts, Line, Table, charts_of
-from napkin.report.colours import COLOURS
-from napkin.report.comparison import ComparedRun, Loss
-from napkin.report.ranking import Ranking, differences, rank
-from napkin.report.scripts import UPLOT, UPLOT_STYLE, read_asset, scripts
-from napkin.report.templates import render
+from napkin.report.comparison import ComparedRun, Loss, Ranking, differences, rank
+from napkin.report.templates import UPLOT, UPLOT_STYLE, read_asset, render, scripts
+from napkin.report.xy_picture import COLOURS, LABELS, UNITS, Axis
 from napkin.units import format_seconds, format_share, format_three_digits
 
 _SHADES = ("blue", "vermilion", "green", "orange", "purple", "sky", "grey", "yellow")

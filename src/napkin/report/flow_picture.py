@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from napkin.report.colours import COLOURS
+from napkin.report.xy_picture import COLOURS
 from napkin.units import format_count, format_share
 
 _BAND_LEFT, _BAND_WIDTH, _LABELS_LEFT, _WIDTH = 200, 250, 530, 860

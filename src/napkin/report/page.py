@@ -3,29 +3,70 @@
 import os
 import secrets
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from markupsafe import Markup
 
-from napkin.accounting.overhead import loop_overhead
-from napkin.accounting.quantity_row import format_figure, format_ratio
+from napkin.accounting.pricing import loop_overhead
+from napkin.accounting.quantities import format_figure, format_ratio
 from napkin.accounting.rank_seconds import planned_bytes, ranks_to_show
 from napkin.files import StrPath, atomic_write_text, is_marked
 from napkin.report.bars import bits_bars, stacked_bar
-from napkin.report.colours import COLOURS, shade
-from napkin.report.expert_balance import STEPS, expert_balance
-from napkin.report.figure_charts import constant_figures, figure_curves
+from napkin.report.charts import constant_figures, figure_curves
 from napkin.report.headline import key_figures, status_of, warnings_of
 from napkin.report.liveness import REFRESH_SECONDS, liveness
 from napkin.report.run_charts import curves_of, figure_rows, run_charts
-from napkin.report.scripts import UPLOT, UPLOT_STYLE, read_asset, scripts
-from napkin.report.templates import render
-from napkin.runs.answers_file import Answers
-from napkin.runs.plan_file import PlanFile
-from napkin.runs.run_record import RunRecord, read_run_record
+from napkin.report.templates import UPLOT, UPLOT_STYLE, read_asset, render, scripts
+from napkin.report.xy_picture import COLOURS, shade
+from napkin.runs.accounting_files import PlanFile
+from napkin.runs.metrics import StepMetrics
+from napkin.runs.run_record import Answers, RunRecord, read_run_record
 from napkin.units import format_bytes, format_flops, format_rate, format_seconds, format_share, format_three_digits
+
+# FOLD report/page.py
+# How evenly the experts of a mixture were used, over the last logged steps.
+
+STEPS = 25
+"""Logged steps that the balance is averaged over: a single batch is too noisy."""
+
+
+class Balance(NamedTuple):
+    """One layer with experts; loads are relative to a uniform load, which is 1."""
+
+    layer: int
+    """Counted from 1 among the layers that have experts."""
+    n_experts: int
+    busiest: float
+    least_busy: float
+    dropped: float
+    """Fraction of the routed tokens that were dropped because their expert was full."""
+
+
+def expert_balance(metrics: Sequence[StepMetrics]) -> list[Balance]:
+    """The balance of each layer over the last `STEPS` logged steps; empty if the model has no experts."""
+    logged = [step for step in metrics if step.expert_tokens is not None][-STEPS:]
+    if not logged:
+        return []
+    layers = len(logged[-1].expert_tokens or [])
+    found = []
+    for layer in range(layers):
+        tokens = np.array([(step.expert_tokens or [])[layer] for step in logged], dtype=np.float64).sum(axis=0)
+        dropped = sum((step.dropped_tokens or [0] * layers)[layer] for step in logged)
+        uniform = tokens.mean() or 1.0
+        found.append(
+            Balance(
+                layer=layer + 1,
+                n_experts=tokens.size,
+                busiest=float(tokens.max() / uniform),
+                least_busy=float(tokens.min() / uniform),
+                dropped=float(dropped / (tokens.sum() or 1.0)),
+            )
+        )
+    return found
+
 
 _GENERATOR = b'<meta name="generator" content="napkin report">'
 # Of a page that was written before it named its generator.

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from napkin.accounting.quantity_row import format_figure
-from napkin.report.axes import Positions
-from napkin.report.charts import Chart, Charts, Line, Table, charts_of
-from napkin.report.curves import Curve, smooth, smoothing_width
-from napkin.report.figure_charts import figure_charts, figure_curves
+from napkin.accounting.quantities import format_figure
+from napkin.report.charts import Chart, Charts, Line, Table, charts_of, figure_charts, figure_curves
 from napkin.report.headline import sample_of
+from napkin.report.overfitting import Curve, smooth, smoothing_width
+from napkin.report.xy_picture import Positions
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_record import RunRecord
 from napkin.units import format_bytes, format_count, format_seconds, format_share, format_three_digits

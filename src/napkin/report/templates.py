@@ -1,10 +1,13 @@
 """The HTML templates: values are escaped, and a missing value is an error."""
 
+import base64
+import hashlib
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 WITHOUT_CHARTS: dict[str, Any] = {"charts": None, "chart_style": "", "scripts": []}
 """What the layout of a page needs to know of charts, on a page that has none."""
@@ -26,3 +29,35 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+
+
+# FOLD report/templates.py
+# The scripts of a page, each with the hash by which the Content-Security-Policy allows it and no other.
+
+UPLOT = "vendor/uPlot-1.6.32.iife.min.js"
+UPLOT_STYLE = "vendor/uPlot-1.6.32.min.css"
+"""uPlot as it was released (MIT licence, vendor/LICENSE)."""
+
+
+class Script(NamedTuple):
+    """A script for the inside of a page."""
+
+    text: Markup
+    policy: str
+    """Its hash, as the Content-Security-Policy writes it."""
+
+
+def scripts(*names: str) -> list[Script]:
+    """Files of this folder as scripts, in their order."""
+    texts = [read_asset(name) for name in names]
+    return [Script(text, f"'sha256-{_digest(text)}'") for text in texts]
+
+
+@lru_cache
+def read_asset(name: str) -> Markup:
+    """A file of this folder, to be part of a page as it is."""
+    return Markup((Path(__file__).parent / name).read_text(encoding="utf-8"))
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

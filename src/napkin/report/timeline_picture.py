@@ -9,7 +9,7 @@ from typing import NamedTuple
 from napkin.accounting.pipeline_schedules import Kind
 from napkin.accounting.pipeline_simulation import PipelineTimeline, TimedAction
 from napkin.errors import NapkinError
-from napkin.report.colours import COLOURS
+from napkin.report.xy_picture import COLOURS
 from napkin.units import format_seconds, format_share
 
 MOST_ROWS = 32

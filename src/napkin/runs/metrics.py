@@ -4,13 +4,14 @@ Besides its metrics a line has the step of the line before it, `previous_step`, 
 damaged, missing, repeated and displaced lines are all noticed. Lines of older runs have neither.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,9 +20,68 @@ import msgspec
 
 from napkin.errors import NapkinError, first_line
 from napkin.files import atomic_write_bytes, sync_file
-from napkin.runs.checksum_field import add_checksum, verify_checksum
-from napkin.runs.damaged_lines import DAMAGED_FILE, DamagedLine, count_kept_aside, keep_aside
-from napkin.runs.json_file import LARGEST, read_if_present, refuse_unknown
+from napkin.runs.json_file import LARGEST, add_checksum, read_if_present, refuse_unknown, verify_checksum
+
+# FOLD runs/metrics.py
+# metrics.damaged.jsonl: lines of metrics.jsonl that were damaged, kept aside with what was found. Only added to.
+#
+#     {"line": 17, "after_step": 16, "reason": "its checksum is ...", "content": "{"step": 1w, ..."}
+#
+# `content` has a character per byte of the line (ISO 8859-1), so that the bytes can be restored.
+
+DAMAGED_FILE = "metrics.damaged.jsonl"
+
+
+@dataclass(frozen=True)
+class DamagedLine:
+    """A line of metrics.jsonl that is left out."""
+
+    number: int
+    """Counted from 1."""
+    after_step: int
+    """The step of the last intact line before it."""
+    reason: str
+    content: bytes
+
+    def text(self) -> str:
+        """Its line of metrics.damaged.jsonl."""
+        record = {
+            "line": self.number,
+            "after_step": self.after_step,
+            "reason": self.reason,
+            "content": self.content.decode("latin-1"),
+        }
+        return json.dumps(record) + "\n"
+
+
+def keep_aside(metrics: Path, lines: Iterable[DamagedLine]) -> None:
+    """Add lines to the file beside `metrics`, synced to the disk; those that a killed process had added are not
+    repeated."""
+    path = metrics.with_name(DAMAGED_FILE)
+    known = set((read_if_present(path) or b"").splitlines(keepends=True))
+    new = [line for line in (each.text().encode() for each in lines) if line not in known]
+    if not new:
+        return
+    # A line that a kill cut off is ended first.
+    begin = b"" if not known or (read_if_present(path) or b"").endswith(b"\n") else b"\n"
+    with open(path, "ab") as file:
+        file.write(begin + b"".join(new))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def count_kept_aside(metrics: Path) -> tuple[int, set[int]]:
+    """How many lines are kept aside, and after which steps they stood."""
+    steps: set[int] = set()
+    lines = [line for line in (read_if_present(metrics.with_name(DAMAGED_FILE)) or b"").splitlines() if line.strip()]
+    for line in lines:
+        # This file may be damaged too: what it says only explains a gap.
+        with contextlib.suppress(ValueError, RecursionError, KeyError):
+            step = msgspec.json.decode(line, type=dict[str, Any])["after_step"]
+            if isinstance(step, int):
+                steps.add(step)
+    return len(lines), steps
+
 
 METRICS_FILE = "metrics.jsonl"
 _PREVIOUS = "previous_step"
@@ -56,7 +116,7 @@ class StepMetrics:
     validation_loss: _Figure | None = None
     spike: _Figure | None = None
     """How far the loss is above the recent ones, in robust standard deviations; None if it is not a spike: see
-    `napkin.runs.spikes`."""
+    `napkin.runs.history`."""
     skipped: str | None = None
     """Why the update was skipped; None if it was not."""
     expert_tokens: list[list[_Natural]] | None = None

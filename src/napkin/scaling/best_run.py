@@ -7,9 +7,8 @@ from pathlib import Path
 
 from napkin.errors import NapkinError
 from napkin.report.comparison import read_run
-from napkin.runs.run_format import is_run
-from napkin.scaling.axis import Value
-from napkin.scaling.trials import Trial
+from napkin.runs.run_folder import is_run
+from napkin.scaling.trials import Trial, Value
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from napkin.errors import NapkinError
-from napkin.planning.machine import Machine, machine_of
-from napkin.planning.resolve import resolve
-from napkin.planning.run_plan import Plan
-from napkin.planning.shared_plans import SharedPlans
+from napkin.planning.planner import SharedPlans, resolve
+from napkin.planning.step.machine import Machine, machine_of
+from napkin.planning.step.run_plan import Plan
 from napkin.recipe.recipe import Recipe
 from napkin.scaling.fitted_law import FittedLaw, Optimum
 from napkin.scaling.ladder import Design, Shapes

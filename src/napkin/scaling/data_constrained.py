@@ -16,8 +16,8 @@ import numpy as np
 from napkin.errors import NapkinError
 from napkin.scaling.fitted_law import LEVEL, FittedLaw, Interval, quantile_shares
 from napkin.scaling.law_fit import SEED, fit_law
+from napkin.scaling.law_forms import HUBER_DELTA, Values, huber
 from napkin.scaling.observations import Observation
-from napkin.scaling.robust_fit import HUBER_DELTA, Values, huber
 
 _REPEATED = 1.01
 """A run with more tokens per unique token than this repeats some."""

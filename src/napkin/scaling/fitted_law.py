@@ -11,9 +11,8 @@ import numpy as np
 
 from napkin.errors import NapkinError, first_line
 from napkin.files import StrPath, atomic_write_bytes, read_bytes
-from napkin.scaling.law_forms import LawForm, LawModel, law_form
+from napkin.scaling.law_forms import LawForm, LawModel, Values, law_form
 from napkin.scaling.observations import FLOPS_PER_PARAMETER_AND_TOKEN
-from napkin.scaling.robust_fit import Values
 
 LEVEL = 0.9
 """Of all intervals: they hold the true value, or a new run, in nine of ten cases."""

@@ -14,9 +14,9 @@ import numpy as np
 
 from napkin.errors import NapkinError
 from napkin.scaling.fitted_law import FittedLaw, Interval
+from napkin.scaling.law_fit import PowerLaw, fit_power_law
+from napkin.scaling.law_forms import Values
 from napkin.scaling.observations import FLOPS_PER_PARAMETER_AND_TOKEN, Observation
-from napkin.scaling.power_law import PowerLaw, fit_power_law
-from napkin.scaling.robust_fit import Values
 
 SAME_BUDGET = 0.05
 """Runs whose FLOPs differ by at most this share from the next smaller one have one budget."""

@@ -8,23 +8,31 @@ instead of 6·N·D. The learning rate follows a rule too, for a loss that anothe
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
-from napkin.planning.machine import Machine, machine_of
-from napkin.planning.resolve import resolve, vocab_size_of
-from napkin.planning.run_plan import Plan
-from napkin.planning.shared_plans import SharedPlans
-from napkin.planning.site import Site
+from napkin.planning.planner import SharedPlans, resolve, vocab_size_of
+from napkin.planning.step.machine import Machine, ThisMachine, machine_of
+from napkin.planning.step.run_plan import Plan
+from napkin.planning.step.site import Site
 from napkin.recipe.recipe import Recipe
-from napkin.scaling.axis import Value
+from napkin.recipe.toml_file import format_recipe, parse_toml
+from napkin.runs.json_file import read_json, write_json
+from napkin.scaling.fitted_law import FittedLaw, Interval
+from napkin.scaling.law_fit import fit_law
+from napkin.scaling.observations import read_run_observations
 from napkin.scaling.predicted_loss import count_parameters, flops_per_step
-from napkin.scaling.sweep_plan import run_seconds
-from napkin.scaling.trials import Trial
-from napkin.units import format_flops, format_seconds
+from napkin.scaling.sweep import Sweep, run_seconds
+from napkin.scaling.trials import Trial, Value
+from napkin.train_step.step_ledger import count_step
+from napkin.units import format_count, format_flops, format_seconds
 
 LearningRateRule = Literal["power-law", "mup", "recipe"]
 
@@ -271,3 +279,119 @@ def _distinct(heads: Sequence[int]) -> list[int]:
     for each in heads:
         found.append(max(each, found[-1] + 1) if found else each)
     return found
+
+
+# FOLD scaling/ladder.py
+# ladder.json, beside the runs of a ladder: their recipes, so that the same ladder goes on whatever a new plan says.
+
+LADDER_FILE = "ladder.json"
+FORMAT, VERSION = "napkin-ladder", 1
+
+
+@dataclass(frozen=True)
+class LadderRun:
+    """One run of a ladder."""
+
+    level: float
+    """FLOPs that it was made for."""
+    values: dict[str, Value]
+    recipe: str
+    """As TOML."""
+
+    @property
+    def parsed(self) -> Recipe:
+        """The recipe. Raises NapkinError where it is none."""
+        try:
+            return msgspec.convert(parse_toml(self.recipe), Recipe)
+        except (tomllib.TOMLDecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
+            raise NapkinError(f"{LADDER_FILE} holds a recipe that cannot be read ({error}): restore the file") from None
+
+
+@dataclass(frozen=True)
+class LadderFile:
+    """ladder.json."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    runs: dict[str, LadderRun] = field(default_factory=dict)
+    """By the names of their folders."""
+    next: LadderRun | None = None
+    """The larger run that the law is to predict."""
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """The runs of the ladder, for a sweep."""
+        return tuple(Trial(name, run.values, run.parsed) for name, run in self.runs.items())
+
+
+def ladder_file_of(rungs: tuple[Rung, ...], larger: Rung | None) -> LadderFile:
+    """What is written of a ladder, and of the run after it."""
+    return LadderFile(
+        runs={rung.trial.name: _run(rung) for rung in rungs}, next=None if larger is None else _run(larger)
+    )
+
+
+def read_ladder(folder: Path) -> LadderFile | None:
+    """The ladder in a folder of runs; None where there is none."""
+    found = read_json(folder / LADDER_FILE, LadderFile)
+    if found is not None and (found.format != FORMAT or found.version != VERSION):
+        raise NapkinError(
+            f"'{folder / LADDER_FILE}' has format {found.format[:40]!r}, version {found.version}, this napkin reads "
+            f"version {VERSION}: use the napkin that made it"
+        )
+    return found
+
+
+def write_ladder(folder: Path, file: LadderFile) -> None:
+    """Write ladder.json into a folder of runs, which is made if it does not exist."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / LADDER_FILE, file)
+
+
+def _run(rung: Rung) -> LadderRun:
+    return LadderRun(rung.level, rung.trial.values, format_recipe(rung.trial.recipe))
+
+
+# FOLD scaling/ladder.py
+# The law of a finished ladder, and what it predicts of the run after it.
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A run and the loss that a law predicts for it."""
+
+    parameters: int
+    tokens: int
+    flops: float
+    loss: Interval
+    extrapolation: float
+    """Its FLOPs over those of the largest run that the law was fitted to."""
+
+    def lines(self) -> Iterator[str]:
+        """For a terminal."""
+        size, tokens = format_count(self.parameters), format_count(self.tokens)
+        yield f"the next run: {size} parameters, {tokens} tokens, {format_flops(self.flops)}"
+        yield (
+            f"predicted loss: {self.loss.estimate:.4f} nats per token, 90% interval {self.loss.low:.4f} to "
+            f"{self.loss.high:.4f} (± {self.loss.relative:.1%}), {self.extrapolation:.1f} times the largest run"
+        )
+
+
+def fit_and_predict(sweep: Sweep, recipe: Recipe, law: str) -> tuple[FittedLaw, Predicted]:
+    """Fit a law to the finished runs of a ladder and predict the loss of a recipe.
+
+    Raises NapkinError where too few runs are finished.
+    """
+    finished = [str(sweep.folder.run(each.trial)) for each in sweep.standings() if each.loss is not None]
+    fitted = fit_law(read_run_observations(finished or [str(Path(sweep.folder.path))]).runs, law).law
+    return fitted, predict(fitted, recipe)
+
+
+def predict(law: FittedLaw, recipe: Recipe) -> Predicted:
+    """The loss of a recipe, its parameters and FLOPs counted as on this machine."""
+    resolved = resolve(recipe, ThisMachine(device=recipe.training.device))
+    ledger = count_step(resolved)
+    steps = recipe.training.steps
+    tokens, flops = steps * recipe.tokens_per_step, float(steps * ledger.flops)
+    loss = law.predict(float(ledger.parameters), float(tokens), flops=flops)
+    return Predicted(ledger.parameters, tokens, flops, loss, law.extrapolation(flops))

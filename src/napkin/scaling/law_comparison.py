@@ -7,9 +7,8 @@ import numpy as np
 
 from napkin.errors import NapkinError
 from napkin.scaling.law_fit import fit_law
-from napkin.scaling.law_forms import LAWS
+from napkin.scaling.law_forms import LAWS, Values
 from napkin.scaling.observations import Observation
-from napkin.scaling.robust_fit import Values
 
 FITTED_SHARE = 0.7
 FEWEST_PREDICTED = 3

@@ -7,10 +7,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from napkin.errors import NapkinError
-from napkin.scaling.fitted_law import LEVEL, FittedLaw, LawFile, quantile_shares
-from napkin.scaling.law_forms import FIXED, LawForm, LawModel, law_form, values_of
+from napkin.scaling.fitted_law import LEVEL, FittedLaw, Interval, LawFile, quantile_shares
+from napkin.scaling.law_forms import (
+    FIXED,
+    HUBER_DELTA,
+    LawForm,
+    LawModel,
+    SumOfTerms,
+    Values,
+    fit,
+    fit_batch,
+    law_form,
+    values_of,
+)
 from napkin.scaling.observations import Observation
-from napkin.scaling.robust_fit import HUBER_DELTA, SumOfTerms, Values, fit, fit_batch
 
 DRAWS = 200
 SEED = 20_220_329
@@ -165,3 +175,146 @@ def _draws(
     tail = (1 + LEVEL) / 2
     enlarged = float(np.sqrt(runs / (runs - coefficients)) * stdtrit(runs - coefficients, tail) / ndtri(tail))
     return theta + (drawn - theta) * enlarged, tuple(np.quantile(kept * enlarged, quantile_shares()).tolist())
+
+
+# FOLD scaling/law_fit.py
+# How much a fit hangs on single runs: every run left out in turn, and a number of runs left out together.
+
+MOST_LEFT_OUT = 400
+"""Of more runs, those with the largest residuals are left out in turn."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What changes without a run."""
+
+    run: Observation
+    coefficients: dict[str, float]
+    """Of the run's training set, as they are without it."""
+    error: float
+    """log of its loss over what the law of the others says of it."""
+    shift: float
+    """The largest change of a coefficient, in units of half its 90% interval."""
+
+
+def leave_one_out(fitted: LawFit) -> list[LeftOut]:
+    """The fit without each run in turn, those that matter most first."""
+    runs, law = fitted.runs, fitted.law
+    order = np.argsort(-np.abs(fitted.residuals), kind="stable")[:MOST_LEFT_OUT]
+    weights = np.ones((len(order), len(runs)))
+    weights[np.arange(len(order)), order] = 0
+    log_losses = np.log([run.loss for run in runs])
+    starts = np.repeat(law.theta[None], len(order), 0)
+    thetas, _ = fit_batch(fitted.terms, log_losses, weights, starts, delta=fitted.delta)
+    errors = log_losses[order] - fitted.terms.log_losses(thetas)[np.arange(len(order)), order]
+    found = []
+    for row, index in enumerate(order):
+        group = runs[index].group
+        without = {
+            name: float(values[0]) for name, values in law.model.coefficients(thetas[row : row + 1], group).items()
+        }
+        shift = max(_shift(without[name], interval) for name, interval in law.coefficients[group].items())
+        found.append(LeftOut(runs[index], without, float(errors[row]), shift))
+    return sorted(found, key=lambda each: -each.shift)
+
+
+def refit_with(fitted: LawFit, more: Sequence[Observation]) -> LawFit:
+    """The same fit with other runs beside, such as those that were dropped."""
+    return fit_law([*fitted.runs, *more], fitted.law.form.name, delta=fitted.delta, draws=2)
+
+
+def _shift(value: float, interval: Interval) -> float:
+    half = (interval.high - interval.low) / 2
+    return abs(value - interval.estimate) / half if half > 0 else 0.0
+
+
+# FOLD scaling/law_fit.py
+# y = K · Π xᵢ^eᵢ by least squares of logarithms, with Student's intervals: best sizes, learning rates, batches.
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """A fitted power law."""
+
+    constant: Interval
+    exponents: dict[str, Interval]
+    """By variable."""
+    points: int
+    scatter: float
+    """Standard deviation of log y about the law."""
+    _theta: Values
+    _covariance: Values
+    _quantile: float
+
+    def predict(self, **variables: float) -> Interval:
+        """y where the law's curve runs, with the interval of the curve (not of a single new point)."""
+        if set(variables) != set(self.exponents):
+            raise NapkinError(
+                f"the law needs {', '.join(self.exponents)}, and gets {', '.join(variables) or 'nothing'}"
+            )
+        if any(not 0 < value < 1e40 for value in variables.values()):
+            raise NapkinError("a power law predicts for numbers above 0 alone: give such ones")
+        row = np.array([1.0, *(np.log(variables[name]) for name in self.exponents)])
+        middle = float(row @ self._theta)
+        half = self._quantile * float(np.sqrt(max(row @ self._covariance @ row, 0.0)))
+        return Interval(float(np.exp(middle)), float(np.exp(middle - half)), float(np.exp(middle + half)))
+
+
+def fit_power_law(y: Sequence[float] | Values, **variables: Sequence[float] | Values) -> PowerLaw:
+    """Fit y = K · x₁^e₁ · x₂^e₂ ….
+
+    Args:
+        y: [points], above 0.
+        variables: [points] each, above 0, by name.
+
+    Raises:
+        NapkinError: for fewer points than coefficients + 1, numbers that are not above 0, and variables that do not
+            vary or vary together.
+    """
+    from scipy.special import stdtrit
+
+    names = list(variables)
+    columns = np.array([np.asarray(variables[name], dtype=np.float64) for name in names])
+    values = np.asarray(y, dtype=np.float64)
+    if (
+        not names
+        or not np.isfinite(columns).all()
+        or not np.isfinite(values).all()
+        or min(columns.min(initial=1), values.min(initial=1)) <= 0
+    ):
+        raise NapkinError("a power law is fitted to numbers above 0 alone: leave others out")
+    coefficients = len(names) + 1
+    if len(values) < coefficients + 1:
+        raise NapkinError(
+            f"a power law of {', '.join(names)} needs {coefficients + 1} points, {len(values)} are given: add some"
+        )
+    logs = np.log(columns)
+    centres = logs.mean(axis=1)
+    design = np.column_stack([np.ones(len(values)), (logs - centres[:, None]).T])
+    if np.linalg.matrix_rank(design, tol=1e-6 * float(np.sqrt(len(values)))) < coefficients:
+        raise NapkinError(
+            f"{', '.join(names)} do not vary, or only together: a power law needs points that differ in each"
+        )
+    theta, *_ = np.linalg.lstsq(design, np.log(values), rcond=None)
+    residuals = np.log(values) - design @ theta
+    freedom = len(values) - coefficients
+    variance = float(residuals @ residuals) / freedom
+    covariance = variance * np.linalg.inv(design.T @ design)
+    # Back from the centre to 1 of each variable.
+    shift = np.eye(coefficients)
+    shift[0, 1:] = -centres
+    theta, covariance = shift @ theta, shift @ covariance @ shift.T
+    quantile = float(stdtrit(freedom, (1 + LEVEL) / 2))
+    half = quantile * np.sqrt(np.maximum(np.diag(covariance), 0.0))
+    constant, *exponents = (
+        Interval(float(at), float(at - by), float(at + by)) for at, by in zip(theta, half, strict=True)
+    )
+    return PowerLaw(
+        Interval(*(float(np.exp(np.clip(at, -700, 700))) for at in (constant.estimate, constant.low, constant.high))),
+        dict(zip(names, exponents, strict=True)),
+        len(values),
+        float(np.sqrt(variance)),
+        theta,
+        covariance,
+        quantile,
+    )

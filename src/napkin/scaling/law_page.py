@@ -7,12 +7,10 @@ import numpy as np
 from markupsafe import Markup
 
 from napkin.files import atomic_write_text, refuse_unmarked
-from napkin.report.colours import COLOURS
 from napkin.report.templates import WITHOUT_CHARTS, render
-from napkin.report.xy_picture import Series, xy_svg
+from napkin.report.xy_picture import COLOURS, Series, xy_svg
 from napkin.scaling.fitted_law import FittedLaw, Interval
-from napkin.scaling.law_fit import LawFit, scatter
-from napkin.scaling.sensitivity import LeftOut
+from napkin.scaling.law_fit import LawFit, LeftOut, scatter
 from napkin.units import format_count, format_share
 
 GENERATOR = b'<meta name="generator" content="napkin law">'

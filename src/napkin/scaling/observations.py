@@ -152,7 +152,7 @@ def read_run_observations(folders: Sequence[str]) -> Observations:
         NapkinError: for a folder that holds no run, and where no run is left.
     """
     from napkin.report.comparison import find_runs
-    from napkin.runs.lock import is_being_trained
+    from napkin.runs.run_folder import is_being_trained
     from napkin.runs.run_record import read_run_record
 
     runs: list[Observation] = []

@@ -8,11 +8,11 @@ import torch
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
-from napkin.planning.machine import Machine, Progress
 from napkin.planning.planner import Planner, plan_resolved
-from napkin.planning.run_plan import Plan
+from napkin.planning.step.machine import Machine, Progress
+from napkin.planning.step.run_plan import Plan
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.runs.plan_file import PredictedLoss
+from napkin.runs.accounting_files import PredictedLoss
 from napkin.scaling.fitted_law import FittedLaw, read_law
 
 

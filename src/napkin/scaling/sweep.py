@@ -1,23 +1,271 @@
 """A sweep: its runs are planned together, trained one after the other or side by side, and resumed as they are."""
 
 import dataclasses
+import os
+import shlex
+import shutil
 import signal as signals
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
+from napkin.checkpoint.folder import kept_checkpoints
+from napkin.distributed.ranks import ALONE
 from napkin.errors import NapkinError
 from napkin.files import StrPath
-from napkin.planning.shared_plans import SharedPlans
+from napkin.hardware.host import detect_host
+from napkin.planning.planner import SharedPlans
+from napkin.planning.step.failure_plan import whole_checkpoint_bytes
+from napkin.planning.step.memory_savings import refuse_what_does_not_fit
+from napkin.planning.step.run_plan import Plan
+from napkin.recipe.precision import choose_device
+from napkin.recipe.recipe import Recipe
+from napkin.runs.json_file import read_json, write_json
 from napkin.runs.metrics import StepMetrics
-from napkin.runs.run_format import is_run
+from napkin.runs.run_folder import is_run, runs_in
 from napkin.scaling.best_run import Standing, standing
-from napkin.scaling.sweep_folder import SweepFile, SweepFolder
-from napkin.scaling.sweep_plan import SweepPlan, plan_sweep, refuse_too_small_disk_for_all, with_threads
-from napkin.scaling.sweep_run import Ended, train_one
-from napkin.scaling.sweep_workers import train_side_by_side
-from napkin.scaling.trials import Trial
-from napkin.training.finished import finished_checkpoint
+from napkin.scaling.sweep_workers import Ended, train_one, train_side_by_side
+from napkin.scaling.trials import Trial, Value
+from napkin.training.callbacks import finished_checkpoint
+from napkin.training.preparation import prepare
+from napkin.training.start import recipe_differences
+from napkin.units import format_bytes
+
+# FOLD scaling/sweep.py
+# The folder of a sweep: its runs, and sweep.json, which says which they are and which have failed.
+
+SWEEP_FILE = "sweep.json"
+FORMAT, VERSION = "napkin-sweep", 1
+
+
+@dataclass(frozen=True)
+class SweepFile:
+    """sweep.json."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    runs: dict[str, dict[str, Value]] = field(default_factory=dict)
+    """The values of each run's axes, by the name of its folder."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Why runs have failed."""
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """The folder of a sweep."""
+
+    path: Path
+
+    def run(self, trial: Trial) -> Path:
+        """The folder of a run."""
+        return self.path / trial.name
+
+    def open(self, trials: tuple[Trial, ...], besides: Sequence[str] = ()) -> SweepFile:
+        """What the folder holds of this sweep; nothing is written.
+
+        A sweep may have runs that an earlier one in this folder did not have, but not the other way round. Raises
+        NapkinError where the folder holds anything else, or a run of another recipe.
+        """
+        if not os.path.lexists(self.path):
+            return SweepFile()
+        if not self.path.is_dir():
+            raise NapkinError(f"'{self.path}' exists and is not a folder: choose another --runs")
+        found = read_json(self.path / SWEEP_FILE, SweepFile)
+        if found is None:
+            if {path.name for path in self.path.iterdir()} - set(besides):
+                what = "is a run" if is_run(self.path) else "holds runs" if runs_in(self.path) else "is not empty"
+                raise NapkinError(f"'{self.path}' {what} and is not of a sweep: choose another --runs")
+            return SweepFile()
+        if found.format != FORMAT or not 0 < found.version <= VERSION:
+            raise NapkinError(
+                f"'{self.path / SWEEP_FILE}' has format {found.format[:40]!r}, version {found.version}, this napkin "
+                f"reads versions up to {VERSION}: use the napkin that made it"
+            )
+        self._refuse_other(found, trials)
+        return found
+
+    def _refuse_other(self, found: SweepFile, trials: tuple[Trial, ...]) -> None:
+        values = {trial.name: trial.values for trial in trials}
+        missing = [name for name in found.runs if name not in values]
+        if missing:
+            raise NapkinError(
+                f"'{self.path}' holds another sweep, of {len(found.runs)} runs: {missing[0]} is not in this one: "
+                "name all of its values and new ones, or choose another --runs"
+            )
+        for trial in trials:
+            if is_run(self.run(trial)) and (differences := recipe_differences(trial.recipe, self.run(trial))):
+                raise NapkinError(
+                    f"'{self.run(trial)}' is a run of another recipe: there {'; '.join(differences)}: choose another "
+                    "--runs"
+                )
+
+    def write(self, found: SweepFile, trials: tuple[Trial, ...]) -> SweepFile:
+        """Make the folder, and write which runs it is for."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        file = dataclasses.replace(found, runs={trial.name: trial.values for trial in trials})
+        write_json(self.path / SWEEP_FILE, file)
+        return file
+
+    def write_failure(self, file: SweepFile, name: str, why: str | None) -> SweepFile:
+        """Write that a run has failed, and why; None is that it has not."""
+        failed = {each: text for each, text in file.failed.items() if each != name}
+        changed = dataclasses.replace(file, failed=failed if why is None else {**failed, name: why})
+        if changed != file:
+            write_json(self.path / SWEEP_FILE, changed)
+        return changed
+
+    def __str__(self) -> str:
+        return shlex.quote(str(self.path))
+
+
+# FOLD scaling/sweep.py
+# What a sweep takes, before it starts: seconds, dollars and bytes of all runs, and how many of them run at once.
+
+SECONDS_PER_RUN = 1.0
+"""Of a run in a sweep beside its steps: its files are opened, a step is metered, a checkpoint and a report are written.
+Measured: see docs/scaling.md."""
+FORWARD_SHARE = 1 / 3
+"""Of a step's FLOPs: the backward pass has twice as many as the forward pass."""
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """The plans of the runs of a sweep."""
+
+    plans: dict[str, Plan]
+    """By the name of the run."""
+    at_once: int
+    """Runs that train side by side."""
+    n_counted: int
+    """How many different steps were counted and timed."""
+
+    @property
+    def seconds(self) -> float:
+        """Of all runs, side by side, with evaluations and what a run takes beside its steps."""
+        return sum(map(run_seconds, self.plans.values())) / self.at_once
+
+    @property
+    def dollars(self) -> float | None:
+        """Of these seconds; None where the price is not known."""
+        price = next((plan.site.usd_per_hour for plan in self.plans.values()), None)
+        return None if price is None else self.seconds / 3600 * price
+
+    @property
+    def flops(self) -> int:
+        """Counted FLOPs of all steps of all runs."""
+        return sum(plan.steps * plan.ledger.flops for plan in self.plans.values())
+
+    @property
+    def peak_bytes(self) -> int:
+        """Tensors of the largest runs that may train side by side."""
+        return sum(sorted((plan.peak_bytes for plan in self.plans.values()), reverse=True)[: self.at_once])
+
+    @property
+    def disk_bytes(self) -> int:
+        """Checkpoints that all runs keep."""
+        return sum(
+            whole_checkpoint_bytes(plan) * min(kept_checkpoints(plan.recipe.training), _written(plan))
+            for plan in self.plans.values()
+        )
+
+
+def run_seconds(plan: Plan) -> float:
+    """Seconds of a run: steps, evaluations by the rule that a forward pass is a third of a step, and the rest."""
+    training, recipe = plan.recipe.training, plan.recipe
+    n_evaluations = 0 if recipe.data.validation is None else -(-training.steps // training.evaluate_every)
+    per_evaluation = FORWARD_SHARE * plan.seconds_per_step * training.evaluation_tokens / plan.tokens_per_step
+    return plan.seconds + n_evaluations * per_evaluation + SECONDS_PER_RUN
+
+
+def plan_sweep(
+    trials: Sequence[Trial],
+    planner: SharedPlans,
+    *,
+    at_once: int | None = None,
+    progress: Callable[[str], None] = lambda doing: None,
+) -> SweepPlan:
+    """Open the files of every run and plan it on this machine; `planner` counts steps that are alike once.
+
+    `at_once` is how many runs train side by side; None is as many as have cores and memory if the recipe says how many
+    threads each has, else one. Raises NapkinError where a run or that many do not fit.
+    """
+    plans: dict[str, Plan] = {}
+    for number, trial in enumerate(trials, start=1):
+        progress(f"planning run {number} of {len(trials)}")
+        try:
+            plan = prepare(trial.recipe, planner=planner).plan
+            assert plan is not None
+            refuse_what_does_not_fit(plan)
+        except NapkinError as error:
+            raise NapkinError(f"the run {trial.name}: {error}") from None
+        plans[trial.name] = plan
+    return SweepPlan(plans, _side_by_side(list(plans.values()), at_once), planner.n_counted)
+
+
+def with_threads(recipe: Recipe, at_once: int | None) -> Recipe:
+    """The recipe with the threads of one of `at_once` runs, where it leaves them open.
+
+    Raises NapkinError where there are fewer cores than runs, and for runs side by side on one GPU.
+    """
+    if at_once is None or at_once == 1:
+        return recipe
+    if at_once < 1:
+        raise NapkinError(f"--at-once is {at_once}: use 1 or more")
+    if choose_device(recipe.training.device) == "cuda":
+        raise NapkinError(f"--at-once is {at_once}, but runs on a GPU train one after the other: leave it out")
+    cores = detect_host().cores
+    threads = recipe.training.threads or cores // at_once
+    if not threads or threads * at_once > cores:
+        each = f" of {threads} threads" if threads > 1 else ""
+        raise NapkinError(f"--at-once is {at_once}, but {at_once} runs{each} do not fit on {cores} cores: use fewer")
+    training = dataclasses.replace(recipe.training, threads=threads)
+    return dataclasses.replace(recipe, training=training)
+
+
+def refuse_too_small_disk_for_all(plan: SweepPlan, folder: Path) -> None:
+    """Raise NapkinError where the disk has no space for the checkpoints of all runs."""
+    existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    free = shutil.disk_usage(existing).free
+    if free < plan.disk_bytes:
+        raise NapkinError(
+            f"the checkpoints of {len(plan.plans)} runs take {format_bytes(plan.disk_bytes)}, the disk of '{folder}' "
+            f"has {format_bytes(free)} free: choose a --runs on another disk, or --training.keep-checkpoints 1 with "
+            "--training.keep-best false"
+        )
+
+
+def _written(plan: Plan) -> int:
+    training = plan.recipe.training
+    return -(-training.steps // training.checkpoint_every) + training.keep_best
+
+
+def _side_by_side(plans: list[Plan], at_once: int | None) -> int:
+    if not plans:
+        return 1
+    peaks = sorted((plan.peak_bytes for plan in plans), reverse=True)
+    threads = [plan.recipe.training.threads or 1 for plan in plans]
+    site = plans[0].site
+    # A process of its own has its own copy of the libraries.
+    libraries = psutil.Process().memory_info().rss
+    by_memory = next(
+        (n for n in range(len(plans), 1, -1) if sum(peaks[:n]) + n * libraries <= site.memory_bytes + libraries), 1
+    )
+    if at_once is None:
+        chosen = all(plan.resolved.precision.device_type == "cpu" for plan in plans)
+        at_once = detect_host().cores // max(threads) if chosen and ALONE.world_size == 1 else 1
+        return max(1, min(at_once, by_memory, len(plans)))
+    at_once = min(at_once, len(plans))
+    if at_once > by_memory:
+        needed = sum(peaks[:at_once]) + at_once * libraries
+        raise NapkinError(
+            f"--at-once is {at_once}, but {at_once} runs side by side take {format_bytes(needed)}, this machine has "
+            f"{format_bytes(site.memory_bytes)} free: use --at-once {by_memory}"
+        )
+    return at_once
+
 
 Progress = Callable[[str], None]
 OnStep = Callable[[Trial, StepMetrics], None]

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, SupportsIndex
 
 from napkin.errors import NapkinError
 from napkin.files import StrPath, atomic_write_text
-from napkin.tokenizer.split_points import SPLITTABLE_PATTERNS
-from napkin.tokenizer.text_input import check_special_tokens, check_texts, split_at, utf8
+from napkin.tokenizer.text_input import SPLITTABLE_PATTERNS, check_special_tokens, check_texts, split_at, utf8
 
 if TYPE_CHECKING:
     import numpy

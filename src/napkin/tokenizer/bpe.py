@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.character_bpe import merge_symbols
 from napkin.tokenizer.numba.dispatch import can_encode, should_encode_compiled
 from napkin.tokenizer.pre_tokenization import PreTokenizer
-from napkin.tokenizer.symbol_merging import merge_symbols
 from napkin.tokenizer.text_input import check_texts, utf8
 from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION, UNNAMED_VERSION
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy
 
     from napkin.tokenizer.numba.encoder import Encoder
+
 
 _CACHED_PRE_TOKENS = 2**17
 _CACHED_LENGTH = 256
@@ -191,3 +192,26 @@ class _Cache(dict[str, tuple[int, ...]]):
                 self.clear()
             self[pre_token] = ids
         return ids
+
+
+# FOLD tokenizer/bpe.py
+# Byte-level tokens, one per byte of UTF-8: no training, no unknown text, the longest sequences.
+
+
+class ByteTokenizer(Tokenizer):
+    """Ids 0 to 255 are the bytes, followed by the special tokens.
+
+    >>> ByteTokenizer().encode("né")
+    [110, 195, 169]
+    """
+
+    kind: ClassVar[str] = "bytes"
+
+    def __init__(self, special_tokens: Sequence[str] = ()) -> None:
+        super().__init__([bytes([i]) for i in range(256)], special_tokens)
+
+    def _encode_ordinary(self, text: str) -> list[int]:
+        return list(utf8(text))
+
+    def _content(self) -> dict[str, Any]:
+        return {"kind": self.kind, "special_tokens": list(self.special_tokens)}

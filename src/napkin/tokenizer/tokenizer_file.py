@@ -32,12 +32,10 @@ import msgspec
 from napkin.errors import CorruptFile, NapkinError, first_line
 from napkin.files import StrPath, read_bytes
 from napkin.tokenizer.base import FORMAT, VERSION, Tokenizer
-from napkin.tokenizer.bpe import BPETokenizer
-from napkin.tokenizer.byte_level import ByteTokenizer
+from napkin.tokenizer.bpe import BPETokenizer, ByteTokenizer
 from napkin.tokenizer.character_bpe import CharacterBPETokenizer, Prefix
-from napkin.tokenizer.character_level import CharacterTokenizer
 from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
-from napkin.tokenizer.word_level import WordTokenizer
+from napkin.tokenizer.word_level import CharacterTokenizer, WordTokenizer
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: StrPath, *, overwrite: bool = False) -> None:

@@ -8,31 +8,63 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from napkin.distributed.dividing import parallelize
-from napkin.distributed.micro_batches import MicroBatch, PackedRows, Passes
 from napkin.distributed.parallel_model import ParallelModel, all_resident
+from napkin.distributed.pipeline_stages import MicroBatch, PackedRows, Passes
 from napkin.distributed.ranks import ALONE, Ranks
+from napkin.distributed.sharding import parallelize
 from napkin.kernels.narrow_forms import narrow_linear
-from napkin.model.compiled_kernels import use_compiled_kernels
-from napkin.model.frozen_weights import hold_frozen_narrow
-from napkin.model.narrow_products import multiply_narrow
-from napkin.model.narrow_weights import multiplied_matrices, read_narrow_copies
+from napkin.model.kernel_forms import use_compiled_kernels, use_triton_kernels
+from napkin.model.moe import Routing
+from napkin.model.narrow_weights import hold_frozen_narrow, multiplied_matrices, multiply_narrow, read_narrow_copies
 from napkin.model.transformer import TokenScores, Transformer, mixtures
-from napkin.model.triton_kernels import use_triton_kernels
 from napkin.optim.averaging import WeightAverage
 from napkin.optim.base import Optimizer
-from napkin.optim.clipping import clip_gradients
-from napkin.optim.loss_scale import LossScale
-from napkin.optim.narrow_copies import NarrowCopies
+from napkin.optim.clipping import LossScale, clip_gradients
+from napkin.optim.narrow_copies import NarrowCopies, StochasticRounding
 from napkin.optim.registry import build_optimizer
-from napkin.optim.rounding import StochasticRounding
 from napkin.recipe.precision import NARROW, Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.train_step.activation_checkpointing import recompute_blocks
-from napkin.train_step.compile import compile_blocks
-from napkin.train_step.expert_counts import ExpertCounts
+from napkin.train_step.compile import compile_blocks, recompute_blocks
 from napkin.train_step.tuned_model import adapter_of, add_tuned_parts, held_dtype
+
+# FOLD train_step/step.py
+# Tokens routed to each expert in a step, summed over its micro-batches on the device.
+
+
+class ExpertCounts:
+    """Sums over all routings since the last `clear`."""
+
+    def __init__(self, n_routers: int = 0, n_experts: int = 0) -> None:
+        """`n_routers` is how many the model has, on this rank or another, and `n_experts` how many each can choose."""
+        self.n_routers, self.n_experts = n_routers, n_experts
+        self._sums: dict[int, Tensor] = {}
+
+    def clear(self) -> None:
+        """Start a new step."""
+        self._sums = {}
+
+    def add(self, routings: Sequence[Routing], first: int = 0) -> None:
+        """Add a forward pass through some layers in a row, one routing per layer; `first` is the first router's
+        number."""
+        for number, routing in enumerate(routings, start=first):
+            row = torch.cat([routing.tokens_per_expert, routing.dropped[None]])
+            self._sums[number] = self._sums[number] + row if number in self._sums else row
+
+    def read(
+        self, sum_over_ranks: Callable[[Tensor], Tensor] = lambda counts: counts, device: torch.device | None = None
+    ) -> tuple[list[list[int]], list[int]] | tuple[None, None]:
+        """Tokens of each expert and dropped tokens, by layer; None without experts.
+
+        With `sum_over_ranks` those of all ranks, also in layers that are not on this one; `device` is where it counts.
+        """
+        if not self.n_routers:
+            return None, None
+        missing = torch.zeros(self.n_experts + 1, dtype=torch.int64, device=device)
+        rows = torch.stack([self._sums.get(number, missing) for number in range(self.n_routers)])
+        counts = sum_over_ranks(rows).tolist()
+        return [row[:-1] for row in counts], [row[-1] for row in counts]
+
 
 Watch = Callable[[str], AbstractContextManager]
 
@@ -277,7 +309,7 @@ def build_train_state(
     optimizer = build_optimizer(chosen.name, model, products=products, fused=bool(chosen.fused), **chosen.options)
     if resolved.layout.shard_optimizer:
         assert parallel_model.same_parameters is not None
-        from napkin.distributed.sharded_optimizer import shard_optimizer
+        from napkin.distributed.sharding import shard_optimizer
 
         shard_optimizer(optimizer, parallel_model.same_parameters)
     if recipe.training.kernels == "triton" and _has_whole_matrices(resolved):

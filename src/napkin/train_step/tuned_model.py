@@ -3,11 +3,9 @@
 import torch
 
 from napkin.model.adapters import add_adapters, merge_adapters
-from napkin.model.scalar_head import add_scalar_head
-from napkin.model.transformer import Transformer
-from napkin.recipe.adapter_config import AdapterConfig
+from napkin.model.transformer import Transformer, add_scalar_head
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.tuning_recipe import ReinforcementRecipe, RewardModelRecipe, TuningRecipe
+from napkin.recipe.tuning_recipe import AdapterConfig, ReinforcementRecipe, RewardModelRecipe, TuningRecipe
 
 
 def add_tuned_parts(model: Transformer, recipe: Recipe) -> None:

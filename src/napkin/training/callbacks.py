@@ -9,17 +9,21 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
-from napkin.checkpoint.disk_space import disk_warning, refuse_full_disk
+from napkin.accounting.metering import METERED_STEP
+from napkin.checkpoint.folder import checkpoint_paths, disk_warning, read_checkpoint, refuse_full_disk
 from napkin.checkpoint.sharded_writer import open_writer
 from napkin.checkpoint.state import Checkpoint, Snapshot, snapshot
-from napkin.errors import NapkinError
+from napkin.errors import CorruptFile, NapkinError
 from napkin.evaluation.bits_per_byte import EVALUATION_BATCH_SIZE, mean_loss
-from napkin.planning.checkpoint_plan import writes_in_background
-from napkin.runs.metrics import MetricsFile, StepMetrics
-from napkin.runs.run_folder import lower_learning_rate
+from napkin.files import StrPath
+from napkin.planning.step.failure_plan import writes_in_background
+from napkin.report.page import REPORT_FILE
+from napkin.runs.accounting_files import MEASUREMENT_FILE
+from napkin.runs.metrics import METRICS_FILE, MetricsFile, StepMetrics, read_metrics_record
+from napkin.runs.run_folder import RunFolder, lower_learning_rate
 from napkin.training.loop import Callback, TrainingLoop
 from napkin.training.preparation import Preparation
-from napkin.training.tracking import open_tracking
+from napkin.training.trackers import open_tracking
 
 
 class Evaluation(Callback):
@@ -187,3 +191,38 @@ def snapshot_of(loop: TrainingLoop) -> Snapshot:
         history=loop.history,
         frozen=loop.frozen,
     )
+
+
+# FOLD training/callbacks.py
+# Whether a run has anything left to do: asked before its text is verified and its step is planned.
+
+
+def finished_checkpoint(folder: StrPath) -> Checkpoint | None:
+    """The last checkpoint of a run that has nothing left to do, verified; else None.
+
+    All steps are done, the books are closed, no line of metrics.jsonl is damaged, and the recipe is the one that the
+    run was created with.
+    """
+    run = RunFolder.open(folder)
+    newest = next(iter(checkpoint_paths(run.checkpoints)), None)
+    if newest is None:
+        return None
+    try:
+        # What is small is read first: of most runs that are resumed, the metrics and the weights are not.
+        state = read_checkpoint(newest, verify=False).state
+        if state.step < run.recipe.training.steps or state.history.unfinished is not None:
+            return None
+        if run.recipe_was_changed or not _books_are_closed(run):
+            return None
+        return read_checkpoint(newest)
+    except CorruptFile:
+        # Training skips it, and continues from an earlier one.
+        return None
+
+
+def _books_are_closed(run: RunFolder) -> bool:
+    metered = (run.path / MEASUREMENT_FILE).exists() or run.recipe.training.steps <= METERED_STEP
+    if not metered or not (run.path / REPORT_FILE).exists():
+        return False
+    record = read_metrics_record(run.path / METRICS_FILE)
+    return not record.messages() and record.incomplete is None

@@ -5,6 +5,7 @@ The step and the callbacks are parameters of the loop: another kind of training 
 
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -12,25 +13,83 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 import torch
 
 from napkin.accounting.metering import Stopwatch
-from napkin.accounting.utilisation import mfu
+from napkin.accounting.pricing import mfu
 from napkin.checkpoint.folder import checkpoint_paths
-from napkin.checkpoint.frozen_file import frozen_checksum
 from napkin.checkpoint.sharded_writer import restore_on_ranks
-from napkin.checkpoint.state import frozen_tensors
-from napkin.data.lost_pages import leaving_on_lost_pages
-from napkin.data.mixing import TokenMixture
-from napkin.data.token_file import TokenFile
-from napkin.data.token_guard import TokenGuard
-from napkin.errors import CorruptFile
-from napkin.hardware.malloc import keep_freed_memory
+from napkin.checkpoint.state import frozen_checksum, frozen_tensors
+from napkin.data.mixing import TokenGuard, TokenMixture
+from napkin.data.token_file import TokenFile, leaving_on_lost_pages
+from napkin.errors import CorruptFile, NapkinError, first_line
+from napkin.hardware.host import keep_freed_memory
 from napkin.recipe.recipe import Recipe
 from napkin.runs.history import History
 from napkin.runs.metrics import StepMetrics, format_metrics, parse_metrics
 from napkin.runs.run_folder import RunFolder
-from napkin.train_step.step import build_train_state
-from napkin.training.compile_first import compile_first
+from napkin.torch_compile import compiled_folder, stoppable_compiler
+from napkin.train_step.step import TrainState, build_train_state
 from napkin.training.preparation import Prepared
 from napkin.training.signals import Interrupted, Interruption, agree_on_signal
+from napkin.units import format_seconds
+
+# FOLD training/loop.py
+# Compiles the blocks before the first step, so that compilation is timed apart from the steps.
+
+SILENT_SECONDS = 2.0
+"""A compilation that takes longer is announced."""
+
+
+def compile_first(
+    train_state: TrainState,
+    preparation: Prepared,
+    watch: Stopwatch,
+    interruption: Interruption,
+    on_message: Callable[[str], None],
+) -> None:
+    """Compile the train state's blocks if they are to be, timed as "compiling".
+
+    The random state is unchanged. A signal stops the compiler. Raises NapkinError
+    where the compiler fails.
+    """
+    if not train_state.compiled:
+        return
+    from torch._dynamo.exc import TorchDynamoException
+
+    plan = preparation.plan
+    about = "" if plan is None else f", about {format_seconds(plan.compile_estimate.seconds)}"
+    line = f"compiling the model's blocks{about}; the result is cached for runs of the same shape"
+    announcement = threading.Timer(SILENT_SECONDS, on_message, [line])
+    announcement.daemon = True
+    announcement.start()
+    devices = [0] if preparation.precision.device_type == "cuda" else []
+    try:
+        with (
+            stoppable_compiler() as stop,
+            interruption.ending(stop),
+            watch("compiling"),
+            torch.random.fork_rng(devices=devices),
+        ):
+            interruption.give_up()
+            train_state.warm_up(preparation.resolved.per_device.training.batch_size)
+    except (Interrupted, KeyboardInterrupt, TorchDynamoException) as error:
+        if interruption.signal is not None:
+            train_state.optimizer.zero_grad(set_to_none=True)
+        elif isinstance(error, TorchDynamoException):
+            raise NapkinError(
+                f"the model's blocks cannot be compiled ({_why(error)}): remove '{compiled_folder()}' if what "
+                'was kept there is damaged, or set compile = "off" under [training] in the run\'s recipe.toml; and '
+                "continue with `napkin resume`"
+            ) from error
+        else:
+            raise
+    finally:
+        announcement.cancel()
+
+
+def _why(error: Exception) -> str:
+    """The first error line of the compiler if torch quotes it, otherwise the first line of the error."""
+    _, _, output = str(error).partition("Output:")
+    return next((line.strip() for line in output.splitlines() if "error" in line), first_line(error))[:200]
+
 
 Step = Callable[["TrainingLoop"], StepMetrics]
 """Takes the loop's next step and increments `loop.step`. Raises Interrupted where a signal interrupts it."""

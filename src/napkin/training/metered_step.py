@@ -1,27 +1,42 @@
 """A step of any kind of training: one step of the process is metered, all others are timed."""
 
+import contextlib
+import dataclasses
 import statistics
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 from torch import Tensor
 
-from napkin.accounting.collective_clock import CollectiveClock
+from napkin.accounting.collectives import CollectiveClock
 from napkin.accounting.metering import METERED_STEP, StepMeasurement, meter_step
+from napkin.accounting.pricing import Measurement, hfu, mfu
+from napkin.accounting.quantities import QuantityTable
 from napkin.accounting.rank_seconds import RankSeconds, seconds_of_ranks, told
-from napkin.accounting.run_measurement import Measurement
-from napkin.accounting.utilisation import hfu, mfu
+from napkin.checkpoint.folder import checkpoint_path, checkpoint_paths, read_checkpoint
+from napkin.checkpoint.restore import load_train_state
+from napkin.checkpoint.shard_files import frozen_path
+from napkin.checkpoint.stored_tensors import stored_bytes
+from napkin.data.token_file import TokenFile
+from napkin.errors import CorruptFile, NapkinError
 from napkin.hardware.competition import Sample, Sampler
-from napkin.runs.measurement_file import MEASUREMENT_FILE
+from napkin.planning.step.run_plan import CHECKPOINT_BYTES, FROZEN_BYTES
+from napkin.recipe.data_config import DataConfig, TrainFiles, paths_and_weights, renamed_phase
+from napkin.recipe.mixture import open_mixture
+from napkin.recipe.recipe import Recipe
+from napkin.runs.accounting_files import MEASUREMENT_FILE, write_measurement
 from napkin.runs.metrics import METRICS_FILE, StepMetrics, read_metrics_record
+from napkin.runs.run_folder import RunFolder
+from napkin.tokenizer.tokenizer_file import load_tokenizer
 from napkin.train_step.step import Watch
-from napkin.training.loop import TrainingLoop
+from napkin.training.loop import Callback, TrainingLoop
 from napkin.training.non_finite import NonFiniteSteps, Verdict
 from napkin.training.signals import Interrupted
 
@@ -243,3 +258,157 @@ def _logged_seconds(loop: TrainingLoop) -> list[float]:
     last = min(loop.first_step, loop.recipe.training.steps - 1)
     logged = (line for line in read_metrics_record(loop.run.path / METRICS_FILE).metrics if line.step <= last)
     return [line.step_seconds for line in logged if line.step_seconds > 0]
+
+
+# FOLD training/metered_step.py
+# Token files of a run that have moved: the same contents at another path are the same data.
+
+
+def has_moved(run: RunFolder, name: str, now: TrainFiles | None) -> bool:
+    """Whether `now`, another value of the run's data.`name`, names the same contents at another path."""
+    try:
+        match name, now:
+            case "tokenizer", str():
+                return load_tokenizer(now).fingerprint == run.tokenizer.fingerprint
+            case "train", str() | tuple() | dict():
+                return _train_checksum(_with_train(run.recipe, now)) == _checksum_before(run)
+            case "validation", str():
+                before = run.recipe.data.validation
+                return before is not None and _validation_has_moved(run, before, now)
+    except NapkinError:
+        pass
+    return False
+
+
+def found_again(run: RunFolder, data: DataConfig) -> DataConfig:
+    """`data` with the places of its token files now, where the run was moved together with them; see
+    `RunFolder.token_file`."""
+    train: TrainFiles
+    match data.train:
+        case str():
+            train = run.token_file(data.train)
+        case dict():
+            train = {run.token_file(path): weight for path, weight in data.train.items()}
+        case paths:
+            train = tuple(map(run.token_file, paths))
+    validation = None if data.validation is None else run.token_file(data.validation)
+    return dataclasses.replace(data, train=train, validation=validation)
+
+
+def with_moved_data(run: RunFolder, data: DataConfig) -> Recipe:
+    """The run's recipe with the places of `data`'s token files.
+
+    Raises NapkinError where the training tokens are not those that the run was trained with.
+    """
+    recipe = run.recipe
+    before = recipe.data
+    if (data.train, data.validation) == (before.train, before.validation):
+        return recipe
+    moved = recipe
+    if data.train != before.train:
+        moved = _with_train(recipe, data.train)
+        trained_with = _checksum_before(run)
+        if trained_with is not None and _train_checksum(moved) != trained_with:
+            paths = ", ".join(f"'{path}'" for path in paths_and_weights(data.train)[0])
+            raise NapkinError(
+                f"{paths}: these are not the tokens that '{run.path}' was trained with: name the same files at their "
+                "new place, or start a new run with `napkin train`"
+            )
+    return dataclasses.replace(moved, data=dataclasses.replace(moved.data, validation=data.validation))
+
+
+def _with_train(recipe: Recipe, train: TrainFiles) -> Recipe:
+    """The recipe with other names of its training files, in its curriculum too: the first is the first, and so on."""
+    names = dict(zip(paths_and_weights(recipe.data.train)[0], paths_and_weights(train)[0], strict=False))
+    curriculum = tuple(renamed_phase(line, names) for line in recipe.data.curriculum)
+    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, train=train, curriculum=curriculum))
+
+
+def _train_checksum(recipe: Recipe) -> str:
+    return open_mixture(recipe, TokenFile.open).sha256
+
+
+def _checksum_before(run: RunFolder) -> str | None:
+    """The checksum of the tokens that the run was trained with; None before its first checkpoint if they are gone."""
+    for path in checkpoint_paths(run.checkpoints):
+        try:
+            return read_checkpoint(path, verify=False).state.train_tokens
+        except CorruptFile:
+            continue
+    try:
+        return _train_checksum(run.recipe)
+    except NapkinError:
+        return None
+
+
+def _validation_has_moved(run: RunFolder, before: str, now: str) -> bool:
+    """A run does not record the checksum of its validation tokens: where the old file is gone, the name has to do."""
+    found = TokenFile.open(now, tokenizer_fingerprint=run.tokenizer.fingerprint)
+    if Path(before).is_file():
+        return TokenFile.open(before).sha256 == found.sha256
+    return Path(before).name == Path(now).name
+
+
+# FOLD training/metered_step.py
+# measurement.json, which a run has from its last checkpoint on, whenever the process is killed.
+
+
+class Books(Callback):
+    """Writes measurement.json before the last checkpoint, and again after it, with the seconds that it took.
+
+    A run whose last checkpoint is on the disk thus has its measurement. One that has none, because an earlier process
+    was killed before it had metered a step, is metered when it is resumed.
+    """
+
+    def __init__(self, step: MeteredStep) -> None:
+        self._step = step
+        self.measurement: Measurement | None = None
+        """Of this process's steps; None where there were too few to meter one and time another."""
+        self.table = QuantityTable()
+
+    def running(self, loop: TrainingLoop) -> AbstractContextManager:
+        """Watches what other processes do to the steps."""
+        return self._step.sampling(loop)
+
+    def on_end(self, loop: TrainingLoop) -> None:
+        """Write what is measured so far; meter a step of a run that is complete but for its measurement."""
+        if loop.ranks.broadcast_from_zero(lambda: self._is_left_open(loop)):
+            self._step.meter_discarded(loop)
+            checkpoint = read_checkpoint(checkpoint_path(loop.run.checkpoints, loop.step), verify=False)
+            load_train_state(checkpoint, loop.train_state)
+        # The checkpoint is what matters: an error is raised when it is on the disk.
+        with contextlib.suppress(NapkinError, OSError):
+            self.write(loop)
+
+    def write(self, loop: TrainingLoop) -> None:
+        """Write measurement.json, on rank 0, if there is a measurement."""
+        measurement, plan = self._step.measurement(loop), loop.preparation.plan
+        if measurement is None or plan is None:
+            return
+        if loop.step > loop.first_step:
+            self.measurement = measurement
+        if loop.frozen is not None and loop.ranks.is_rank_zero:
+            measurement = dataclasses.replace(measurement, further={**measurement.further, **_stored(loop)})
+        whole, price = loop.step == loop.recipe.training.steps, plan.site.usd_per_hour
+        self.table = write_measurement(
+            loop.run,
+            plan.table(),
+            measurement,
+            whole=whole,
+            usd_per_hour=price,
+            ranks=self._step.ranks,
+            straggler=self._step.straggler,
+        )
+
+    def _is_left_open(self, loop: TrainingLoop) -> bool:
+        """Whether an earlier process made the last of several steps, and was killed before it wrote a measurement."""
+        is_complete = loop.first_step == loop.recipe.training.steps > 1
+        return is_complete and not (loop.run.path / MEASUREMENT_FILE).exists()
+
+
+def _stored(loop: TrainingLoop) -> dict[str, float]:
+    """Bytes of the tensors on the disk, of a run that keeps frozen weights: of these, and of the newest checkpoint."""
+    found: dict[str, float] = {FROZEN_BYTES: stored_bytes([frozen_path(loop.run.checkpoints)])}
+    for newest in checkpoint_paths(loop.run.checkpoints)[:1]:
+        found[CHECKPOINT_BYTES] = stored_bytes(newest.glob("*.safetensors"))
+    return found

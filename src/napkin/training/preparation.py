@@ -13,10 +13,9 @@ from napkin.data.token_file import TokenFile
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.errors import NapkinError
 from napkin.model.transformer import Transformer
-from napkin.planning.machine import ThisMachine
-from napkin.planning.planner import Planner, plan_resolved, with_text
-from napkin.planning.resolve import resolve, with_vocab_size
-from napkin.planning.run_plan import Plan
+from napkin.planning.planner import Planner, plan_resolved, resolve, with_text, with_vocab_size
+from napkin.planning.step.machine import ThisMachine
+from napkin.planning.step.run_plan import Plan
 from napkin.recipe.mixture import open_mixture
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe

@@ -7,23 +7,22 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from napkin.checkpoint.disk_space import refuse_too_small_disk
+from napkin.checkpoint.folder import refuse_too_small_disk
 from napkin.distributed.ranks import ALONE, Ranks
 from napkin.files import StrPath
-from napkin.planning.checkpoint_plan import whole_checkpoint_bytes
-from napkin.planning.micro_batch import refuse_what_does_not_fit
-from napkin.planning.plan_file import plan_file_of
 from napkin.planning.planner import Planner, plan_resolved
-from napkin.planning.run_plan import Plan
+from napkin.planning.step.failure_plan import whole_checkpoint_bytes
+from napkin.planning.step.memory_savings import refuse_what_does_not_fit
+from napkin.planning.step.plan_file import plan_file_of
+from napkin.planning.step.run_plan import Plan
 from napkin.recipe.data_config import DataConfig
-from napkin.recipe.parallelism_config import ParallelismConfig
 from napkin.recipe.recipe import Recipe
+from napkin.recipe.training_config import ParallelismConfig
+from napkin.runs.accounting_files import PlanFile
 from napkin.runs.json_file import read_json
-from napkin.runs.plan_file import PlanFile
-from napkin.runs.run_folder import ReadOnlyRunFolder, RunFolder
-from napkin.runs.run_format import is_run
+from napkin.runs.run_folder import ReadOnlyRunFolder, RunFolder, is_run
 from napkin.runs.run_record import read_run_record
-from napkin.training.moved_data import found_again, has_moved, with_moved_data
+from napkin.training.metered_step import found_again, has_moved, with_moved_data
 from napkin.training.preparation import Preparation, Progress, prepare, prepare_unplanned
 
 Run = tuple[Preparation, RunFolder]

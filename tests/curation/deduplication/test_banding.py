@@ -7,7 +7,7 @@ import pytest
 from scipy.integrate import quad
 
 from napkin.curation.deduplication import Banding, MinHash, choose_banding
-from napkin.curation.deduplication.document_keys import NearKeys
+from napkin.curation.deduplication.document_decisions import NearKeys
 from napkin.errors import NapkinError
 
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from napkin.curation.filters.document_counts import compiled_c4_lines, compiled_statistics
-from napkin.curation.filters.sentence_lines import plain_c4_lines
+from napkin.curation.filters.document_counts import compiled_c4_lines, compiled_statistics, plain_c4_lines
 from napkin.curation.filters.text_counts import plain_statistics
 
 PIECES = (

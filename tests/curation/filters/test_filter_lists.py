@@ -6,7 +6,7 @@ import pytest
 
 from napkin.curation import Dropped, Record
 from napkin.curation.filters import HostList, RefinedWeb, WordList
-from napkin.curation.filters.refinedweb import line_defect
+from napkin.curation.filters.web_rules import line_defect
 from napkin.errors import NapkinError
 
 

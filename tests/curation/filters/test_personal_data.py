@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from napkin.curation import Record
 from napkin.curation.filters import PersonalData, mask_personal_data
-from napkin.curation.filters.check_digits import is_card_number, is_iban, luhn_sum
+from napkin.curation.filters.personal_data import is_card_number, is_iban, luhn_sum
 from napkin.data.corpus import standard_library
 from napkin.errors import NapkinError
 

@@ -12,8 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from napkin.curation import Dropped, Record
 from napkin.curation.filters import BestShare, Classifier, QualityModel, train_quality_model
-from napkin.curation.filters.n_gram_features import columns_of
-from napkin.curation.filters.quality_model_file import FORMAT, read_quality_model, write_quality_model
+from napkin.curation.filters.quality_model import FORMAT, columns_of, read_quality_model, write_quality_model
 from napkin.errors import CorruptFile, NapkinError
 
 VOCABULARY = [f"w{i}" for i in range(40)]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from napkin.curation.reading.bounded_stream import ReadLimits, SetAside
 from napkin.curation.reading.documents import read_file
 from napkin.curation.reading.input_file import InputFile, find_files
-from napkin.curation.reading.set_aside import ReadLimits, SetAside
-from napkin.curation.record import Record
+from napkin.curation.stage import Record
 
 LIMITS = ReadLimits(document_bytes=100_000)
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from napkin.curation.record import Record
-from napkin.curation.stage import Dropped
+from napkin.curation.stage import Dropped, Record
 
 
 @dataclass(frozen=True)

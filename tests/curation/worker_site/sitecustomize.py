@@ -33,6 +33,6 @@ def end_at(number: int, file: str, *, with_parent: bool) -> None:
     sys.addaudithook(look)
 
 
-if "WORKER_ENDS" in os.environ and "napkin.curation.workers" in " ".join(sys.orig_argv):
+if "WORKER_ENDS" in os.environ and "napkin.curation.engine.workers" in " ".join(sys.orig_argv):
     at, path, *parent = os.environ["WORKER_ENDS"].split()
     end_at(int(at), path, with_parent=bool(parent))

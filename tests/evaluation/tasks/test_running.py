@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from napkin.chats.chat_format import TemplateChat
+from napkin.chats.chat_template import ChatTemplate
 from napkin.errors import NapkinError
 from napkin.evaluation.tasks import (
     Item,
@@ -26,8 +28,6 @@ from napkin.evaluation.tasks import (
 )
 from napkin.evaluation.tasks.prompts import examples_of, messages_of, prompt_text, prompted
 from napkin.evaluation.tasks.running import fitting_items
-from napkin.inference.chat_format import TemplateChat
-from napkin.inference.chat_template import ChatTemplate
 from napkin.inference.task_model import EvaluatedModel
 from napkin.tokenizer import BPETokenizer, train_bpe
 from oracles.served_model import tiny_served_model

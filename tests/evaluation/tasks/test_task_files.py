@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.evaluation.tasks.item import Item
+from napkin.evaluation.tasks.published import Item
 from napkin.evaluation.tasks.task_file import read_task
 
 

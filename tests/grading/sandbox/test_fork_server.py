@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from napkin.alignment.rewards import Reward
+from napkin.grading import Reward
 from napkin.grading.sandbox.confinement import can_confine
 from napkin.grading.sandbox.program_process import Helper, HelperLost, ProgramProcess, helper_for
 from napkin.grading.sandbox.program_tests import ProgramLimits, ProgramTests

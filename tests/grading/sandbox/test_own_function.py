@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from napkin.alignment.rewards import Reward, reward_named
 from napkin.errors import NapkinError
+from napkin.grading import Reward, reward_named
 from napkin.grading.sandbox.confinement import can_confine
 from napkin.grading.sandbox.own_function import OwnFunction
 

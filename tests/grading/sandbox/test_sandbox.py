@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from napkin.alignment.rewards import Reward
 from napkin.errors import NapkinError
+from napkin.grading import Reward
 from napkin.grading.sandbox.confinement import can_confine
-from napkin.grading.sandbox.plain_data import NotPlain, from_plain, to_plain
+from napkin.grading.sandbox.program_roles import NotPlain, from_plain, to_plain
 from napkin.grading.sandbox.program_tests import ProgramLimits, ProgramTests, check_program_reference
 
 pytestmark = pytest.mark.skipif(not can_confine(), reason="the system has no filter of system calls for a process")

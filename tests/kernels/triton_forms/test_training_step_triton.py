@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from napkin.model.config import ModelConfig
-from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
-from napkin.recipe.training_config import TrainingConfig
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.train_step.step import TrainState, build_train_state
 
 MODELS: dict[str, dict[str, Any]] = {

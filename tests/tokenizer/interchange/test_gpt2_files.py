@@ -9,10 +9,9 @@ import pytest
 import tokenizers
 
 from napkin.errors import NapkinError
-from napkin.tokenizer.bpe import BPETokenizer
+from napkin.tokenizer.bpe import BPETokenizer, ByteTokenizer
 from napkin.tokenizer.bpe_training import train_bpe
-from napkin.tokenizer.byte_level import ByteTokenizer
-from napkin.tokenizer.interchange.gpt2 import read_gpt2, write_gpt2
+from napkin.tokenizer.interchange.tiktoken import read_gpt2, write_gpt2
 from tokenizer.interchange.conftest import END, SPECIAL
 
 

@@ -14,10 +14,9 @@ import tokenizers
 
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.bpe import BPETokenizer
+from napkin.tokenizer.bpe import BPETokenizer, ByteTokenizer
 from napkin.tokenizer.bpe_training import train_bpe
-from napkin.tokenizer.byte_level import ByteTokenizer
-from napkin.tokenizer.interchange.byte_alphabet import to_characters
+from napkin.tokenizer.interchange.assembly import to_characters
 from napkin.tokenizer.interchange.huggingface import read_huggingface, write_huggingface
 from napkin.tokenizer.pre_tokenization import PreTokenizer
 from napkin.tokenizer.tokenizer_file import load_tokenizer

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from napkin.errors import NapkinError
 from napkin.inference.text_stream import TextStream
-from napkin.tokenizer.character_bpe import CharacterBPETokenizer
+from napkin.tokenizer.character_bpe import CharacterBPETokenizer, merge_by_heap, merge_by_scanning
 from napkin.tokenizer.interchange.huggingface import read_huggingface, write_huggingface
-from napkin.tokenizer.symbol_merging import merge_by_heap, merge_by_scanning
 from napkin.tokenizer.tokenizer_file import load_tokenizer
 from peers import peer
 

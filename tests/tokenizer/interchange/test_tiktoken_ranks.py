@@ -13,10 +13,9 @@ from tiktoken._educational import bpe_train
 from tiktoken.load import load_tiktoken_bpe
 
 from napkin.errors import NapkinError
-from napkin.tokenizer.bpe import BPETokenizer
-from napkin.tokenizer.byte_level import ByteTokenizer
-from napkin.tokenizer.interchange.expressions import expression_of
+from napkin.tokenizer.bpe import BPETokenizer, ByteTokenizer
 from napkin.tokenizer.interchange.huggingface import read_huggingface
+from napkin.tokenizer.interchange.huggingface_fields import expression_of
 from napkin.tokenizer.interchange.tiktoken import read_tiktoken, write_tiktoken
 from tokenizer.interchange.conftest import CL100K, CUSTOM, END, SPECIAL
 

@@ -15,10 +15,9 @@ from napkin.cli.terminal import print_json, print_rich, print_table, say
 from napkin.errors import NapkinError
 
 if TYPE_CHECKING:
-    from napkin.alignment.chats.chat_encoder import ChatEncoder
-    from napkin.alignment.chats.left_out import LeftOut
-    from napkin.alignment.token_sequence import TokenSequence
-    from napkin.alignment.unit_file import UnitFile
+    from napkin.chats.chat_encoder import ChatEncoder, LeftOut
+    from napkin.chats.token_sequence import TokenSequence
+    from napkin.tuning.example_file import UnitFile
 
 MOST_SHOWN = 1000
 NO_LIMIT = 2**34
@@ -75,7 +74,7 @@ def main(arguments: list[str]) -> None:
     """Encode the conversations of a file."""
     options = parse(ChatDataOptions, "data chat", arguments)
     _check(options)
-    from napkin.alignment.unit_file import UnitFile, is_unit_file
+    from napkin.tuning.example_file import UnitFile, is_unit_file
 
     with progress_line("opening") as line:
         encoder, max_length = _encoder(options)
@@ -116,14 +115,14 @@ def _check(options: ChatDataOptions) -> None:
 
 def _encoder(options: ChatDataOptions) -> tuple["ChatEncoder", int]:
     """What encodes, and how long a conversation may be."""
-    from napkin.alignment.chats.chat_start import encoder_of_start, encoder_of_tokenizer
+    from napkin.tuning.tuning_run import encoder_of_start, encoder_of_tokenizer
 
     if options.tokenizer:
         from napkin.tokenizer.tokenizer_file import load_tokenizer
 
         tokenizer = load_tokenizer(options.tokenizer)
         return encoder_of_tokenizer(tokenizer, options.chat_template, options.learned), options.max_length or NO_LIMIT
-    from napkin.alignment.start_model import open_start
+    from napkin.tuning.start_model import open_start
 
     start = open_start(options.start)
     encoder = encoder_of_start(start, options.chat_template, options.learned)
@@ -135,9 +134,9 @@ Encoded = tuple[Counts, "LeftOut", list[tuple[int, "TokenSequence"]]]
 
 
 def _encoded(options: ChatDataOptions, encoder: "ChatEncoder", max_length: int, line: ProgressLine) -> Encoded:
-    from napkin.alignment.chats.chat_encoding import encoded_chats
-    from napkin.alignment.chats.left_out import LeftOut
-    from napkin.alignment.unit_writer import nothing_to_learn, write_unit_file
+    from napkin.chats.chat_encoder import LeftOut
+    from napkin.chats.read_conversations import encoded_chats
+    from napkin.tuning.example_file import nothing_to_learn, write_unit_file
 
     def encoded(left_out: LeftOut):
         return ((line, unit[0]) for line, unit in encoded_chats(options.chats, encoder, left_out, max_length))

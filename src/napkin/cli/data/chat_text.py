@@ -4,10 +4,10 @@ from itertools import groupby
 
 from rich.text import Text
 
-from napkin.alignment.token_sequence import TokenSequence
+from napkin.chats.token_sequence import TokenSequence
 from napkin.cli.terminal import out
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.printable_text import printable
+from napkin.tokenizer.inspection import printable
 from napkin.tokenizer.text_input import split_at
 
 LEARNED_BEGINS, LEARNED_ENDS = "{+", "+}"

@@ -38,8 +38,8 @@ def main(arguments: list[str]) -> None:
     from napkin.cli.output_files import folder_for
     from napkin.cli.progress import progress_line
     from napkin.cli.terminal import print_json, say
-    from napkin.curation.corpus_plan import plan_corpus
-    from napkin.curation.pipeline_file import read_pipeline
+    from napkin.curation.engine.corpus_plan import plan_corpus
+    from napkin.curation.engine.pipeline_file import read_pipeline
     from napkin.files import already_exists
     from napkin.hardware.host import usable_cores
     from napkin.runs.json_file import write_json

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 
 from napkin.cli.terminal import print_table, say
-from napkin.curation.corpus_plan import CorpusPlan, Estimate, Flow
-from napkin.curation.reconciliation import ReconciledRow, Reconciliation
+from napkin.curation.engine.corpus_plan import CorpusPlan, Estimate, Flow, ReconciledRow, Reconciliation
 from napkin.units import format_bytes, format_count, format_seconds, format_share
 
 

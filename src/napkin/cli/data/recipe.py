@@ -10,7 +10,7 @@ import tyro
 
 from napkin.cli.options import field_docstrings, parse
 from napkin.cli.terminal import print_verbatim
-from napkin.curation.pipeline_file import InputOptions, OutputOptions, Pipeline
+from napkin.curation.engine.pipeline_file import InputOptions, OutputOptions, Pipeline
 from napkin.curation.registry import STAGES, stage_class
 
 STANDARD = (

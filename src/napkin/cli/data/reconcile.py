@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> None:
 
     from napkin.cli.data.plan_tables import print_reconciliation
     from napkin.cli.terminal import print_json
-    from napkin.curation.reconciliation import read_plan, reconcile
+    from napkin.curation.engine.corpus_plan import read_plan, reconcile
 
     reconciled = reconcile(Path(options.corpus), read_plan(Path(options.plan)))
     if options.json:

@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
     """Run the pipeline."""
     options = parse(RunOptions, "data run", arguments)
     from napkin.cli.data.running import run_and_print
-    from napkin.curation.pipeline_file import read_pipeline
+    from napkin.curation.engine.pipeline_file import read_pipeline
 
     run_and_print(
         read_pipeline(options.pipeline),

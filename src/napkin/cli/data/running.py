@@ -6,9 +6,9 @@ from pathlib import Path
 from napkin.cli.output_files import folder_for
 from napkin.cli.progress import ProgressLine, progress_line
 from napkin.cli.terminal import notify, print_json, print_table, say
-from napkin.curation.manifest import Amount, Manifest
-from napkin.curation.pipeline_file import Pipeline
-from napkin.curation.pipeline_run import Engine, Outcome, run_pipeline
+from napkin.curation.engine.corpus_writer import Amount, Manifest
+from napkin.curation.engine.pipeline_file import Pipeline
+from napkin.curation.engine.pipeline_run import Engine, Outcome, run_pipeline
 from napkin.errors import NapkinError
 from napkin.hardware.host import usable_cores
 from napkin.units import format_bytes, format_share

@@ -23,7 +23,7 @@ class SamplesOptions:
 def main(arguments: list[str]) -> None:
     """Write the page."""
     options = parse(SamplesOptions, "data samples", arguments)
-    from napkin.curation.sample_page import write_sample_page
+    from napkin.curation.engine.document_story import write_sample_page
 
     corpus = Path(options.corpus)
     path = corpus / "samples.html" if options.out is None else Path(options.out)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import tyro
 
 from napkin.cli.options import INLINED, JsonOption, parse
-from napkin.curation.pipeline_file import InputOptions, OutputFormat, OutputOptions, Pipeline
+from napkin.curation.engine.pipeline_file import InputOptions, OutputFormat, OutputOptions, Pipeline
 from napkin.curation.reading.input_file import InputFormat
 from napkin.curation.registry import stage_class
 from napkin.errors import NapkinError

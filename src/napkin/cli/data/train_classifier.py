@@ -47,8 +47,7 @@ def main(arguments: list[str]) -> None:
     _check(options)
     path = Path(options.out)
     refuse_existing(path)
-    from napkin.curation.filters.quality_model import train_quality_model
-    from napkin.curation.filters.quality_model_file import write_quality_model
+    from napkin.curation.filters.quality_model import train_quality_model, write_quality_model
 
     begin = time.perf_counter()
     with progress_line("reading positives") as line:
@@ -75,7 +74,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _check(options: TrainClassifierOptions) -> None:
-    from napkin.curation.filters.quality_model_file import MAX_COLUMNS, MAX_N
+    from napkin.curation.filters.quality_model import MAX_COLUMNS, MAX_N
 
     for side, paths in (("--positive", options.positive), ("--negative", options.negative)):
         if not paths:
@@ -91,7 +90,7 @@ def _check(options: TrainClassifierOptions) -> None:
 
 
 def _read(paths: tuple[str, ...], options: TrainClassifierOptions, line: ProgressLine) -> list[str]:
-    from napkin.curation.filters.n_gram_features import MAX_CHARACTERS
+    from napkin.curation.filters.quality_model import MAX_CHARACTERS
 
     texts: list[str] = []
     for text in itertools.islice(_texts_of(paths, options.text_field), options.max_texts):
@@ -102,9 +101,9 @@ def _read(paths: tuple[str, ...], options: TrainClassifierOptions, line: Progres
 
 def _texts_of(paths: tuple[str, ...], text_field: str) -> Iterator[str]:
     """Texts with something in them; what cannot be read is told and left out."""
+    from napkin.curation.reading.bounded_stream import ReadLimits, SetAside
     from napkin.curation.reading.documents import read_file
     from napkin.curation.reading.input_file import InputFile, find_files
-    from napkin.curation.reading.set_aside import ReadLimits, SetAside
 
     for file in find_files(paths):
         for record in read_file(file, ReadLimits(), text_field) if isinstance(file, InputFile) else (file,):

@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
     options = parse(TrainLanguagesOptions, "data train-languages", arguments)
     path = Path(options.out)
     refuse_existing(path)
-    from napkin.curation.languages.training import LanguageTraining, train_languages
+    from napkin.languages.training import LanguageTraining, train_languages
 
     training = LanguageTraining(options.row_bits, options.examples, options.characters, options.rate, options.seed)
     start = time.perf_counter()

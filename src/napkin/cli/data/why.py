@@ -23,7 +23,7 @@ class WhyOptions(JsonOption):
 def main(arguments: list[str]) -> None:
     """Find the document and tell."""
     options = parse(WhyOptions, "data why", arguments)
-    from napkin.curation.story import find_story
+    from napkin.curation.engine.document_story import find_story
 
     story = find_story(Path(options.corpus), options.identity)
     if options.json:

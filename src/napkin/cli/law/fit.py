@@ -25,8 +25,7 @@ from napkin.units import format_share, parse_count
 
 if TYPE_CHECKING:
     from napkin.scaling.isoflop import Bias, SizeLaw
-    from napkin.scaling.law_fit import LawFit
-    from napkin.scaling.sensitivity import LeftOut
+    from napkin.scaling.law_fit import LawFit, LeftOut
 
 _SHOWN_INFLUENCE = 5
 
@@ -76,8 +75,7 @@ def main(arguments: list[str]) -> None:
     if options.approach != 3:
         _fit_sizes(options, chosen, budgets)
         return
-    from napkin.scaling.law_fit import fit_law
-    from napkin.scaling.sensitivity import leave_one_out, refit_with
+    from napkin.scaling.law_fit import fit_law, leave_one_out, refit_with
 
     with progress_line("fitting"):
         fitted = fit_law(chosen.runs, options.law, delta=options.delta)
@@ -199,7 +197,7 @@ def _as_json(
 def _fit_repetitions(options: FitOptions, chosen: ChosenRuns) -> None:
     """Muennighoff's law."""
     from napkin.scaling.data_constrained import fit_data_constrained
-    from napkin.scaling.robust_fit import HUBER_DELTA
+    from napkin.scaling.law_forms import HUBER_DELTA
 
     if options.approach != 3 or options.out is not None or options.page is not None:
         raise NapkinError("the law 'data-constrained' has approach 3 alone, no file and no page: leave these out")

@@ -9,8 +9,7 @@ from napkin.units import format_count, format_share
 if TYPE_CHECKING:
     from napkin.scaling.fitted_law import FittedLaw, Interval, Optimum
     from napkin.scaling.isoflop import SizeLaw
-    from napkin.scaling.law_fit import LawFit
-    from napkin.scaling.sensitivity import LeftOut
+    from napkin.scaling.law_fit import LawFit, LeftOut
 
 
 def five_digits(value: float) -> str:

@@ -20,13 +20,12 @@ from napkin.cli.tokenizer.unknown_words import describe_unknown_words
 from napkin.errors import NapkinError
 from napkin.hardware.host import usable_cores
 from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.tokenizer.bpe_training import train_bpe
-from napkin.tokenizer.byte_level import ByteTokenizer
-from napkin.tokenizer.character_level import CharacterTokenizer
-from napkin.tokenizer.printable_text import printable
+from napkin.tokenizer.inspection import printable
 from napkin.tokenizer.text_input import utf8
 from napkin.tokenizer.tokenizer_file import load_tokenizer
-from napkin.tokenizer.word_level import UnknownRate, WordTokenizer, unknown_rate
+from napkin.tokenizer.word_level import CharacterTokenizer, UnknownRate, WordTokenizer, unknown_rate
 from napkin.units import format_bytes
 
 MOST_CHARACTERS = 10**6

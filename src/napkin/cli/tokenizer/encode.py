@@ -15,8 +15,8 @@ from napkin.cli.terminal import notify, print_json, say
 from napkin.cli.text_arguments import PART_BYTES
 from napkin.cli.tokenizer.texts import TextOptions, read_sides, require_texts
 from napkin.cli.tokenizer.unknown_words import describe_unknown_words
-from napkin.data.document import Document
-from napkin.data.split import Side
+from napkin.data.corpus import Side
+from napkin.data.curated_corpus import Document
 from napkin.hardware.host import usable_cores
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.tokenizer_file import load_tokenizer

@@ -13,10 +13,9 @@ from napkin.cli.progress import progress_line
 from napkin.cli.terminal import print_json, say
 from napkin.errors import NapkinError
 from napkin.tokenizer.inspection import pattern_of
-from napkin.tokenizer.interchange.expressions import expression_of
-from napkin.tokenizer.interchange.gpt2 import MERGES_NAME, VOCABULARY_NAME, write_gpt2
 from napkin.tokenizer.interchange.huggingface import write_huggingface
-from napkin.tokenizer.interchange.tiktoken import write_tiktoken
+from napkin.tokenizer.interchange.huggingface_fields import expression_of
+from napkin.tokenizer.interchange.tiktoken import MERGES_NAME, VOCABULARY_NAME, write_gpt2, write_tiktoken
 from napkin.tokenizer.tokenizer_file import load_tokenizer
 
 

@@ -13,13 +13,10 @@ from napkin.cli.progress import progress_line
 from napkin.cli.terminal import print_json, say
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.inspection import merges_of, pattern_of
-from napkin.tokenizer.interchange.decoding import read_bytes
-from napkin.tokenizer.interchange.expressions import known_pattern
-from napkin.tokenizer.interchange.gpt2 import MERGES_NAME, VOCABULARY_NAME, read_gpt2
-from napkin.tokenizer.interchange.huggingface import read_huggingface
-from napkin.tokenizer.interchange.tiktoken import read_tiktoken
-from napkin.tokenizer.printable_text import printable
+from napkin.tokenizer.inspection import merges_of, pattern_of, printable
+from napkin.tokenizer.interchange.huggingface import read_bytes, read_huggingface
+from napkin.tokenizer.interchange.huggingface_fields import known_pattern
+from napkin.tokenizer.interchange.tiktoken import MERGES_NAME, VOCABULARY_NAME, read_gpt2, read_tiktoken
 
 TOKENIZER_NAME = "tokenizer.json"
 

@@ -12,9 +12,8 @@ from napkin.cli.tokenizer.token_text import split_text
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer
-from napkin.tokenizer.inspection import Merge, longest_tokens, merge_steps, merges_of, pattern_of
+from napkin.tokenizer.inspection import Merge, longest_tokens, merge_steps, merges_of, pattern_of, printable
 from napkin.tokenizer.pre_tokenization import PreTokenizer
-from napkin.tokenizer.printable_text import printable
 from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
 from napkin.tokenizer.tokenizer_file import load_tokenizer
 

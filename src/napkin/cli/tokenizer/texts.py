@@ -8,9 +8,8 @@ from typing import Annotated
 import tyro
 
 from napkin.cli.text_arguments import PART_BYTES, open_documents
-from napkin.data.corpus import divide_inline
-from napkin.data.document import Document
-from napkin.data.split import Side, split_into_sides
+from napkin.data.corpus import Side, divide_inline, split_into_sides
+from napkin.data.curated_corpus import Document
 from napkin.errors import NapkinError
 
 

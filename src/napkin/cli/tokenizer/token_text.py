@@ -7,7 +7,7 @@ from rich.text import Text
 
 from napkin.cli.terminal import out, print_rich
 from napkin.tokenizer.base import Tokenizer
-from napkin.tokenizer.printable_text import printable
+from napkin.tokenizer.inspection import printable
 
 MARK = "|"
 COLOURS = ("black on bright_cyan", "black on bright_yellow", "black on bright_green", "black on bright_magenta")

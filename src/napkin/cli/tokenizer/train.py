@@ -16,15 +16,14 @@ from napkin.cli.terminal import print_json, print_table, say
 from napkin.cli.text_arguments import open_documents
 from napkin.cli.tokenizer.texts import TextOptions, read_side, require_texts
 from napkin.cli.tokenizer.unknown_words import describe_unknown_words
-from napkin.data.document import Document
-from napkin.data.split import split_documents
+from napkin.data.corpus import split_documents
+from napkin.data.curated_corpus import Document
 from napkin.errors import NapkinError
 from napkin.hardware.host import usable_cores
 from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.tokenizer.bpe_training import train_bpe
-from napkin.tokenizer.byte_level import ByteTokenizer
-from napkin.tokenizer.character_level import CharacterTokenizer
-from napkin.tokenizer.word_level import UnknownRate, WordTokenizer, unknown_rate
+from napkin.tokenizer.word_level import CharacterTokenizer, UnknownRate, WordTokenizer, unknown_rate
 from napkin.units import format_seconds
 
 Kind = Literal["bpe", "words", "characters", "bytes"]

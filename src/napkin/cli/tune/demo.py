@@ -14,13 +14,10 @@ from napkin.cli.terminal import print_table, say
 from napkin.files import atomic_write_text
 from napkin.model.config import ModelConfig
 from napkin.recipe.data_config import DataConfig
-from napkin.recipe.optimizer_config import OptimizerConfig
 from napkin.recipe.recipe import Recipe
-from napkin.recipe.reinforcement_config import ReinforcementConfig
 from napkin.recipe.toml_file import format_recipe
-from napkin.recipe.training_config import TrainingConfig
-from napkin.recipe.tuning_config import TuningConfig
-from napkin.recipe.tuning_recipe import ReinforcementRecipe, TuningRecipe
+from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
+from napkin.recipe.tuning_recipe import ReinforcementConfig, ReinforcementRecipe, TuningConfig, TuningRecipe
 from napkin.units import format_seconds
 
 ENVIRONMENT = "sums:2"
@@ -72,8 +69,8 @@ def main(arguments: list[str]) -> int:
 
 def write_solved(folder: Path, seed: int) -> None:
     """Write sums with the teacher's results: solved.jsonl as conversations, solved.txt as the model will see them."""
-    from napkin.alignment.environments.environment import SolvedEnvironment
-    from napkin.alignment.environments.registry import environment_named
+    from napkin.environments.environment import SolvedEnvironment
+    from napkin.environments.registry import environment_named
 
     environment = environment_named(ENVIRONMENT)
     assert isinstance(environment, SolvedEnvironment)

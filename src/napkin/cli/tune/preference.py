@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from napkin.cli.tune.tuning_command import TuningOptions, TuningTables, tune_by
-from napkin.recipe.preference_config import PreferenceConfig
+from napkin.recipe.tuning_recipe import PreferenceConfig
 
 
 @dataclass(frozen=True)

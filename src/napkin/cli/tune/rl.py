@@ -5,7 +5,7 @@ from typing import Annotated
 
 from napkin.cli.options import INLINED
 from napkin.cli.tune.tuning_command import TuningOptions, TuningTables, tune_by
-from napkin.recipe.reinforcement_config import ReinforcementConfig
+from napkin.recipe.tuning_recipe import ReinforcementConfig
 
 
 @dataclass(frozen=True)

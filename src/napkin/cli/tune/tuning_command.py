@@ -12,16 +12,11 @@ from napkin.cli.progress import progress_line
 from napkin.cli.terminal import notify
 from napkin.cli.training_lines import TrainingLines
 from napkin.errors import NapkinError
-from napkin.recipe.adapter_config import AdapterConfig
 from napkin.recipe.data_config import DataConfig
-from napkin.recipe.optimizer_config import OptimizerConfig
-from napkin.recipe.parallelism_config import ParallelismConfig
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import read_recipe
-from napkin.recipe.tracking_config import TrackingConfig
-from napkin.recipe.training_config import TrainingConfig
-from napkin.recipe.tuning_config import TuningConfig
-from napkin.recipe.tuning_recipe import RECIPE_OF, TuningRecipe
+from napkin.recipe.training_config import OptimizerConfig, ParallelismConfig, TrackingConfig, TrainingConfig
+from napkin.recipe.tuning_recipe import RECIPE_OF, AdapterConfig, TuningConfig, TuningRecipe
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_folder import RunFolder
 
@@ -81,7 +76,7 @@ def tune_by(options: type[Options], tables: type[TuningTables], command: str, ar
 
     with join_ranks(recipe.training) as ranks:
         with progress_line("starting", shown=ranks.is_rank_zero) as line:
-            from napkin.alignment.tuning_run import create_tuning
+            from napkin.tuning.tuning_run import create_tuning
 
             preparation, run = create_tuning(recipe, folder, progress=line.retitle, on_message=notify, ranks=ranks)
         return follow_tuning(preparation, run, as_json=parsed.json)
@@ -89,8 +84,8 @@ def tune_by(options: type[Options], tables: type[TuningTables], command: str, ar
 
 def follow_tuning(preparation: Any, run: RunFolder, *, as_json: bool) -> int:
     """Train a run of tuning with its lines on the terminal; the exit status."""
-    from napkin.alignment.tuning_run import train_tuning
     from napkin.cli.train_and_report import follow_training
+    from napkin.tuning.tuning_run import train_tuning
 
     lines = TuningLines(run.path, steps=preparation.recipe.training.steps)
     return follow_training(preparation, run, partial(train_tuning, preparation, run), lines, as_json=as_json)

@@ -1,6 +1,6 @@
-from .banding import Banding as Banding
-from .banding import choose_banding as choose_banding
 from .duplicate_lists import exact_duplicates as exact_duplicates
 from .duplicate_lists import near_duplicates as near_duplicates
+from .minhash import Banding as Banding
 from .minhash import MinHash as MinHash
+from .minhash import choose_banding as choose_banding
 from .minhash import estimated_similarity as estimated_similarity

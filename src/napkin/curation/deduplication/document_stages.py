@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from napkin.curation.record import Record
-from napkin.curation.stage import Dropped
+from napkin.curation.stage import Dropped, Record
 from napkin.errors import NapkinError
 
 if TYPE_CHECKING:
-    from napkin.curation.deduplication.document_keys import NearKeys
+    from napkin.curation.deduplication.document_decisions import NearKeys
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Duplicates:
 
     def summarize(self, records: Iterable[Record], summary: Path) -> None:
         """Write the key of each document."""
-        from napkin.curation.deduplication.document_keys import ExactKeys
+        from napkin.curation.deduplication.document_decisions import ExactKeys
         from napkin.curation.deduplication.key_file import write_keys
 
         keys = ExactKeys()
@@ -34,7 +33,7 @@ class Duplicates:
 
     def decide(self, summaries: Sequence[Path], decisions: Sequence[Path], scratch: Path, memory: int) -> None:
         """Write which documents are dropped."""
-        from napkin.curation.deduplication.document_verdicts import decide_on_documents
+        from napkin.curation.deduplication.document_decisions import decide_on_documents
 
         decide_on_documents(self.name, summaries, decisions, scratch, memory, keep=self.keep, index=self.index)
 
@@ -82,7 +81,7 @@ class NearDuplicates:
 
     def decide(self, summaries: Sequence[Path], decisions: Sequence[Path], scratch: Path, memory: int) -> None:
         """Write which documents are dropped."""
-        from napkin.curation.deduplication.document_verdicts import decide_on_documents
+        from napkin.curation.deduplication.document_decisions import decide_on_documents
 
         decide_on_documents(self.name, summaries, decisions, scratch, memory, keep=self.keep, index=self.index)
 
@@ -91,9 +90,8 @@ class NearDuplicates:
         return _applied(records, decisions, self.name, "near-duplicate")
 
     def _keys(self) -> "NearKeys":
-        from napkin.curation.deduplication.banding import Banding
-        from napkin.curation.deduplication.document_keys import NearKeys
-        from napkin.curation.deduplication.minhash import MinHash
+        from napkin.curation.deduplication.document_decisions import NearKeys
+        from napkin.curation.deduplication.minhash import Banding, MinHash
 
         if self.bands:
             return NearKeys(MinHash(self.hashes, self.words), Banding(self.bands, self.rows))

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from napkin.curation.deduplication.clusters import Clusters, lists_of
-from napkin.curation.deduplication.document_keys import ExactKeys, NearKeys
+from napkin.curation.deduplication.document_decisions import ExactKeys, NearKeys
 from napkin.curation.deduplication.equal_keys import join_equal_keys
 from napkin.curation.deduplication.key_file import KeyFile, write_keys
+from napkin.curation.deduplication.verdicts import Clusters, lists_of
 
 MEMORY = 2**30
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from napkin.curation.deduplication.clusters import Clusters, Numbers
 from napkin.curation.deduplication.key_file import KeyFile, Keys
+from napkin.curation.deduplication.verdicts import Clusters, Numbers
 from napkin.errors import NapkinError
 
 LEAST_MEMORY = 2**22

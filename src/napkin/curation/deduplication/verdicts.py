@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from napkin.curation.record import Record
+from napkin.curation.deduplication.compiled.loading import DEDUPLICATION, address_of
+from napkin.curation.stage import Record
 from napkin.errors import NapkinError
 from napkin.files import atomic_file, regular
 
@@ -72,3 +75,80 @@ class Verdicts(Generic[_V]):
 
     def _wrong(self, why: str) -> NapkinError:
         return NapkinError(f"{str(self.path)!r} does not have the decisions of '{self._stage}' ({why}): make it again")
+
+
+# FOLD curation/deduplication/verdicts.py
+# Clusters of documents: those that share a key with each other, directly or through others.
+
+Numbers = NDArray[np.int64]
+
+
+class Clusters:
+    """A partition of the numbers from 0 to count - 1, joined pair by pair.
+
+    It takes 8 bytes per number, in a file in `scratch` where that is more than `memory`.
+    """
+
+    def __init__(self, count: int, scratch: Path, memory: int) -> None:
+        DEDUPLICATION.load("union_find")
+        self._parents = numbers_array(count, scratch / "parents", memory)
+        step = 2**20
+        for start in range(0, count, step):
+            self._parents[start : start + step] = np.arange(start, min(start + step, count))
+
+    def join(self, first: Numbers, second: Numbers) -> None:
+        """Put first[i] and second[i] into one cluster."""
+        from napkin.curation.deduplication.compiled.union_find import join_pairs
+
+        first, second = np.ascontiguousarray(first), np.ascontiguousarray(second)
+        join_pairs(address_of(self._parents), address_of(first), address_of(second), len(first))
+
+    def roots(self) -> Numbers:
+        """For each number the smallest of its cluster. Do not join afterwards."""
+        from napkin.curation.deduplication.compiled.union_find import flatten
+
+        flatten(address_of(self._parents), len(self._parents))
+        return self._parents
+
+
+def numbers_array(count: int, path: Path, memory: int) -> Numbers:
+    """An array of `count` int64 zeros: in memory, or in the new file `path` where it is larger than `memory` bytes."""
+    if 8 * count <= memory:
+        return np.zeros(count, np.int64)
+    return np.asarray(np.memmap(path, np.int64, "w+", shape=(count,)))
+
+
+def lists_of(roots: Numbers) -> list[list[int]]:
+    """The clusters of two members or more, each in ascending order, by their smallest member."""
+    order = np.argsort(roots, kind="stable")
+    edges = np.flatnonzero(np.diff(roots[order])) + 1
+    return [group.tolist() for group in np.split(order, edges) if len(group) > 1]
+
+
+# FOLD curation/deduplication/verdicts.py
+# A mark for each of many numbers: one bit, in a file where they do not fit into memory.
+
+
+class Marks:
+    """Which of the numbers from 0 to count - 1 are marked; a bit each, in the new file `path` if they exceed `memory`
+    bytes."""
+
+    def __init__(self, count: int, path: Path, memory: int) -> None:
+        size = count // 8 + 1
+        if size <= memory:
+            self._bits = np.zeros(size, np.uint8)
+        else:
+            self._bits = np.asarray(np.memmap(path, np.uint8, "w+", shape=(size,)))
+
+    def set(self, numbers: Numbers) -> None:
+        """Mark numbers."""
+        np.bitwise_or.at(self._bits, numbers >> 3, np.uint8(1) << (numbers & 7).astype(np.uint8))
+
+    def between(self, first: int, last: int) -> NDArray[np.bool_]:
+        """For each number from `first` to before `last` whether it is marked."""
+        bits = np.unpackbits(self._bits[first >> 3 : (last + 7) >> 3], bitorder="little")
+        return bits[first & 7 :][: last - first].astype(np.bool_)
+
+    def at(self, numbers: Numbers) -> NDArray[np.bool_]:
+        """For each of some numbers whether it is marked."""
+        return (self._bits[numbers >> 3] >> (numbers & 7).astype(np.uint8) & 1).astype(np.bool_)

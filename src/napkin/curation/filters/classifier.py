@@ -1,12 +1,17 @@
 """The stage `classifier`: documents by the score of a model that the user trained on positives and negatives."""
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from napkin.curation.filters.thresholds import check_fractions
-from napkin.curation.record import Record, TraceEntry
-from napkin.curation.stage import Dropped
+from napkin.curation.filters.web_rules import check_fractions
+from napkin.curation.stage import Dropped, Record, TraceEntry
 from napkin.errors import NapkinError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Classifier:
 
     def apply(self, record: Record) -> Record | Dropped:
         """The record with its score, if that is within the bounds."""
-        from napkin.curation.filters.quality_model_file import read_quality_model
+        from napkin.curation.filters.quality_model import read_quality_model
 
         # Six digits: what is written is what is compared, on any machine.
         score = round(read_quality_model(self.model).score(record.text), 6)
@@ -47,3 +52,111 @@ class Classifier:
         record.fields[self.field] = score
         record.trace.append(TraceEntry(self.name, f"{self.field}: {score}"))
         return record
+
+
+# FOLD curation/filters/classifier.py
+# The stage `best-share`: the best documents of a corpus by a number that an earlier stage found.
+#
+# A summary is the number of each record as float64; the decision on a shard is one float64, the least number to keep.
+# The threshold is found by halving the interval of all float64 numbers, in passes over the summaries, in bounded
+# memory.
+
+_BATCH = 2**16
+"""Numbers that are read or written at once."""
+
+
+@dataclass(frozen=True)
+class BestShare:
+    """Keep the documents with the highest numbers in a field, such as the score of `classifier`.
+
+    Documents that tie with the last one that is kept are kept as well.
+    """
+
+    name: ClassVar[str] = "best-share"
+
+    share: float
+    """Fraction of documents to keep, at least; above 0."""
+    field: str = "quality"
+    """The field with the number."""
+
+    def __post_init__(self) -> None:
+        check_fractions(share=self.share)
+        if self.share == 0:
+            raise NapkinError("share is 0: nothing would be kept")
+
+    def summarize(self, records: Iterable[Record], summary: Path) -> None:
+        """Write the numbers of a shard's records."""
+        import numpy as np
+
+        numbers: list[float] = []
+        with summary.open("xb") as file:
+            for record in records:
+                numbers.append(_number(record, self.field))
+                if len(numbers) == _BATCH:
+                    file.write(np.array(numbers, np.float64).tobytes())
+                    numbers.clear()
+            file.write(np.array(numbers, np.float64).tobytes())
+
+    def decide(self, summaries: Sequence[Path], decisions: Sequence[Path], scratch: Path, memory: int) -> None:
+        """Write the least number to keep for each shard."""
+        import numpy as np
+
+        del scratch, memory
+        total = sum(summary.stat().st_size for summary in summaries) // 8
+        # At least one of a corpus, and no float error beyond the share.
+        wanted = max(1, int(np.ceil(self.share * total - 1e-9)))
+        # The largest threshold that lets so many through, by order of float64 as integers.
+        low, high = _order(np.float64(-np.inf)), _order(np.float64(np.inf))
+        while low < high:
+            middle = (low + high + 1) // 2
+            at_least = sum(int((keys >= middle).sum()) for keys in _orders(summaries))
+            low, high = (middle, high) if at_least >= wanted else (low, middle - 1)
+        for decision in decisions:
+            decision.write_bytes(_number_of(low).tobytes())
+
+    def apply(self, records: Iterable[Record], decisions: Path) -> Iterator[Record | Dropped]:
+        """The records with at least the number that was decided upon."""
+        import numpy as np
+
+        threshold = float(np.frombuffer(decisions.read_bytes(), np.float64)[0])
+        for record in records:
+            number = _number(record, self.field)
+            yield record if number >= threshold else Dropped(f"low {self.field}", f"{number:.6g} < {threshold:.6g}")
+
+
+def _number(record: Record, field: str) -> float:
+    value: Any = record.fields.get(field)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise NapkinError(f"'{record.identity}' has no number '{field}': put a stage before this one that finds it")
+    return float(value)
+
+
+def _order(number: "np.float64") -> int:
+    """An integer for each float64, in the same order: the bits, with those of negative numbers turned round."""
+    import numpy as np
+
+    return int(_ordered(np.array([number]))[0])
+
+
+def _ordered(numbers: "NDArray[np.float64]") -> "NDArray[np.int64]":
+    import numpy as np
+
+    # -0 and 0 are equal.
+    bits = (numbers + 0.0).view(np.int64)
+    return np.where(bits < 0, np.int64(-(2**63)) - bits, bits)
+
+
+def _number_of(order: int) -> "np.float64":
+    import numpy as np
+
+    bits = order if order >= 0 else -(2**63) - order
+    return np.array([bits], np.int64).view(np.float64)[0]
+
+
+def _orders(summaries: Sequence[Path]) -> "Iterator[NDArray[np.int64]]":
+    import numpy as np
+
+    for summary in summaries:
+        with summary.open("rb") as file:
+            while numbers := file.read(8 * _BATCH):
+                yield _ordered(np.frombuffer(numbers, np.float64))

@@ -9,16 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from napkin.curation.filters.thresholds import (
-    Comparison,
-    check_counts,
-    check_fractions,
-    failures,
-    first_failure,
-    share,
-)
-from napkin.curation.record import Record
-from napkin.curation.stage import Dropped
+from napkin.curation.filters.web_rules import Comparison, check_counts, check_fractions, failures, first_failure, share
+from napkin.curation.stage import Dropped, Record
 
 if TYPE_CHECKING:
     from napkin.curation.filters.text_counts import TextStatistics

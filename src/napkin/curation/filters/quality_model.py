@@ -8,15 +8,72 @@ weigh alike, however many there are of each: 0.5 is the score of a text that is 
 """
 
 import hashlib
-from collections.abc import Sequence
+import math
+import os
+import re
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from napkin.curation.filters.n_gram_features import columns_of, feature_matrix
-from napkin.errors import NapkinError
+from napkin.errors import CorruptFile, NapkinError
+from napkin.files import atomic_write_bytes, refuse_irregular
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+
+# FOLD curation/filters/quality_model.py
+# Texts as hashed word n-grams: the columns of a sparse matrix, for a linear classifier (fastText, Joulin et al. 2016).
+#
+# A token is a run of letters, digits and underscores in lower case, or one other character that is not white space.
+# Tokens and n-grams are hashed into a fixed number of columns (a power of two), so that no vocabulary is kept. A text
+# has
+# each column once, however often its n-grams occur, and the length 1.
+
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+# An odd number with bits in all places, by which the hash of each token that follows is distinguished.
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_SHIFT = np.uint64(32)
+MAX_CHARACTERS = 20_000
+"""Of a text, that is read from its beginning."""
+
+
+def columns_of(text: str, n_columns: int, max_n: int) -> NDArray[np.int64]:
+    """The columns of a text's n-grams of 1 to `max_n` tokens, in ascending order."""
+    tokens = _TOKEN.findall(text[:MAX_CHARACTERS].lower())
+    # A checksum that is the same in every process.
+    hashes = {token: zlib.crc32(token.encode("utf-8", "surrogatepass")) for token in set(tokens)}
+    singles = np.array([hashes[token] for token in tokens], np.uint64)
+    grams, found = singles, [_mixed(singles)]
+    for n in range(2, max_n + 1):
+        # Each round appends the token n - 1 places behind.
+        grams = grams[:-1] * _MULTIPLIER + singles[n - 1 :]
+        found.append(_mixed(grams))
+    return np.unique(np.concatenate(found) & np.uint64(n_columns - 1)).astype(np.int64)
+
+
+def feature_matrix(texts: Iterable[str], n_columns: int, max_n: int) -> "csr_matrix":
+    """Rows of one or more texts, each of length 1 (0 without tokens), of shape [texts, n_columns]."""
+    from scipy.sparse import csr_matrix
+
+    rows = [columns_of(text, n_columns, max_n).astype(np.int32) for text in texts]
+    ends = np.cumsum([0, *map(len, rows)])
+    values = np.concatenate([np.full(len(row), 1 / max(1, len(row)) ** 0.5, np.float32) for row in rows])
+    return csr_matrix((values, np.concatenate(rows), ends), shape=(len(rows), n_columns))
+
+
+def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Numbers whose low bits depend on all bits of the given ones."""
+    product = numbers * _MULTIPLIER
+    product = (product ^ (product >> _SHIFT)) * _MULTIPLIER
+    return product >> _SHIFT
+
 
 MIN_TEXTS = 20
 """Positives, and negatives, at least: two of each are then held out."""
@@ -168,3 +225,63 @@ def _held_out(model: QualityModel, test: _Labelled) -> HeldOut:
 
 def _sigmoid(z: Any) -> Any:
     return 0.5 * (1 + np.tanh(0.5 * z))
+
+
+# FOLD curation/filters/quality_model.py
+# The file of a quality model: safetensors with one tensor, `weights` [columns], and a header of strings.
+#
+# format = napkin quality model 1, max_n, scale, shift
+
+FORMAT = "napkin quality model 1"
+MAX_COLUMNS = 2**28
+MAX_N = 5
+
+
+def write_quality_model(path: Path, model: QualityModel) -> None:
+    """Write a model to a new file. Raises NapkinError if the file exists or cannot be written."""
+    from safetensors.numpy import save
+
+    header = {"format": FORMAT, "max_n": str(model.max_n), "scale": repr(model.scale), "shift": repr(model.shift)}
+    atomic_write_bytes(path, save({"weights": model.weights}, header))
+
+
+def read_quality_model(path: str) -> QualityModel:
+    """Read a model; one that was read before and has not changed since is not read again.
+
+    Raises:
+        NapkinError: the file cannot be read, or is not a quality model.
+        CorruptFile: it is damaged.
+    """
+    refuse_irregular(path)
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise NapkinError(f"the quality model '{path}' cannot be read: {error.strerror}") from None
+    return _read(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=4)
+def _read(path: str, changed: int, size: int) -> QualityModel:
+    del changed
+    from safetensors import SafetensorError, safe_open
+
+    if size > 4 * MAX_COLUMNS + 2**20:
+        raise NapkinError(f"'{path}' has {size} bytes, a quality model at most {4 * MAX_COLUMNS}: it is another file")
+    try:
+        with safe_open(path, "numpy") as file:
+            header = file.metadata() or {}
+            weights = file.get_tensor("weights") if header.get("format") == FORMAT else None
+    except (SafetensorError, OSError) as error:
+        raise CorruptFile(f"'{path}' is not a quality model, or is damaged ({error}): train one again") from None
+    if weights is None:
+        raise NapkinError(f"'{path}' is not a quality model: make one with `napkin data train-classifier`")
+    try:
+        max_n, scale, shift = int(header["max_n"]), float(header["scale"]), float(header["shift"])
+    except (KeyError, ValueError):
+        raise CorruptFile(f"'{path}' is damaged: its header is not whole; train the model again") from None
+    n = weights.size
+    plausible = weights.shape == (n,) and weights.dtype == np.float32 and 2 <= n <= MAX_COLUMNS and n & (n - 1) == 0
+    finite = math.isfinite(scale) and math.isfinite(shift) and np.isfinite(weights).all()
+    if not (plausible and finite and 1 <= max_n <= MAX_N):
+        raise CorruptFile(f"'{path}' is damaged: its numbers are not those of a quality model; train it again")
+    return QualityModel(weights, max_n, scale, shift)

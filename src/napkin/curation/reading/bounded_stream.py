@@ -4,13 +4,52 @@ The kind is told by the first bytes. Little is given to the decompressor at a ti
 bounded whatever is in the file: deflate expands by at most 1,032, a block of zstd of 4 bytes to 128 KiB.
 """
 
+import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from napkin.curation.extra import zstandard
-from napkin.curation.reading.set_aside import Unreadable
+from napkin.curation.stage import Record
+from napkin.data.file_sections import SEPARATOR_LINE, has_text
+from napkin.missing_library import zstandard
 from napkin.units import format_bytes
+
+# FOLD curation/reading/bounded_stream.py
+# What could not be read, and the limits of what may be.
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """A document, or the rest of a file, that does not go through a pipeline because something is wrong with it."""
+
+    identity: str
+    """Of the document; of a file that could not be opened or read on, its name."""
+    reason: str
+    """A name from a small set, by which they are counted: `truncated`, `too large`, `broken encoding` ..."""
+    detail: str = ""
+    offset: int = 0
+    """Bytes from the beginning of the (decompressed) file."""
+
+
+class Unreadable(Exception):
+    """Foreign data that cannot be read on from here."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class ReadLimits:
+    """What reading a file may cost."""
+
+    document_bytes: int = 2**25
+    """Of one document, decompressed."""
+    ratio: int = 300
+    """Decompressed bytes of a file per compressed byte; the first 64 MiB are not counted."""
+
 
 FREE_BYTES = 2**26
 """Decompressed bytes that are never too many."""
@@ -169,3 +208,73 @@ class Decompressed:
                 f"the limit is {self._ratio} per byte",
             )
         return data
+
+
+# FOLD curation/reading/bounded_stream.py
+# Text files: one document, or several where lines with only `<|endoftext|>` divide them, as in `napkin.data`.
+
+_BLOCK_BYTES = 2**20
+_PROBE_BYTES = 8192
+# At the beginning, or behind a line feed.
+_SEPARATOR = re.compile(rb"(?<![^\n])" + re.escape(SEPARATOR_LINE) + rb"\r?\n")
+_LAST_SEPARATOR = re.compile(rb"(?<![^\n])" + re.escape(SEPARATOR_LINE) + rb"(?:\r?\n|\Z)")
+_UNDECIDED_BYTES = len(SEPARATOR_LINE) + 2
+
+
+def read_text(stream: Stream, name: str, limits: ReadLimits) -> Iterator[Record | SetAside]:
+    """The documents of a text file, in memory of the largest that is allowed."""
+    number = 0
+    for offset, data, size in _sections(stream, limits.document_bytes):
+        if data is not None and not has_text(data):
+            continue
+        number += 1
+        identity = f"{name}#{number}"
+        if data is None:
+            yield too_large(identity, size, limits, offset)
+        elif offset == 0 and b"\0" in data[:_PROBE_BYTES]:
+            yield SetAside(name, "binary", "a NUL in its first 8 KiB")
+            return
+        else:
+            yield text_record(identity, name, data, offset)
+
+
+def text_record(identity: str, name: str, data: bytes, offset: int) -> Record | SetAside:
+    """A document of UTF-8."""
+    try:
+        return Record(identity, data.decode(), source=name, offset=offset)
+    except UnicodeDecodeError as error:
+        return SetAside(identity, "broken encoding", f"not UTF-8 at byte {offset + error.start:,}", offset)
+
+
+def too_large(identity: str, size: int, limits: ReadLimits, offset: int) -> SetAside:
+    """A document that is larger than the limit."""
+    detail = f"{format_bytes(size)} > {format_bytes(limits.document_bytes)}"
+    return SetAside(identity, "too large", detail, offset)
+
+
+def _sections(stream: Stream, limit: int) -> Iterator[tuple[int, bytes | None, int]]:
+    """Offset, bytes and size of each section between separator lines; None instead of bytes that are too many."""
+    buffer, base, searched = b"", 0, 0
+    begin = 0
+    """Of the section in the file: `base` goes beyond it where the section is too large to be kept."""
+    at_end = False
+    while not at_end:
+        # As much again as there is, so that a long text is not copied for each block.
+        block = stream.read(max(_BLOCK_BYTES, len(buffer)))
+        at_end = not block
+        buffer += block
+        pattern = _LAST_SEPARATOR if at_end else _SEPARATOR
+        while found := pattern.search(buffer, searched):
+            end = base + found.start()
+            kept = buffer[: found.start()] if base == begin and end - begin <= limit else None
+            yield begin, kept, end - begin
+            buffer, base, searched = buffer[found.end() :], base + found.end(), 0
+            begin = base
+        searched = max(len(buffer) - _UNDECIDED_BYTES, 0)
+        if len(buffer) > limit + _UNDECIDED_BYTES:
+            # The character before what is kept tells whether a separator begins a line.
+            dropped = max(searched - 1, 0)
+            buffer, base, searched = buffer[dropped:], base + dropped, searched - dropped
+    if buffer or base > begin:
+        size = base + len(buffer) - begin
+        yield begin, buffer if base == begin and size <= limit else None, size

@@ -4,13 +4,21 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from napkin.curation.reading.bounded_stream import Decompressed, Plain, Stream, decompressed
+from napkin.curation.reading.bounded_stream import (
+    Decompressed,
+    Plain,
+    ReadLimits,
+    SetAside,
+    Stream,
+    Unreadable,
+    decompressed,
+    read_text,
+    too_large,
+)
 from napkin.curation.reading.input_file import InputFile, open_file
 from napkin.curation.reading.jsonl import read_jsonl
-from napkin.curation.reading.set_aside import ReadLimits, SetAside, Unreadable
-from napkin.curation.reading.text import read_text, too_large
 from napkin.curation.reading.warc import read_warc
-from napkin.curation.record import Record
+from napkin.curation.stage import Record
 from napkin.errors import NapkinError, first_line
 
 _MEDIA_TYPES = {"html": "text/html", "pdf": "application/pdf"}

@@ -14,10 +14,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from napkin.curation.extra import import_extra
-from napkin.curation.reading.set_aside import SetAside
+from napkin.curation.reading.bounded_stream import SetAside
 from napkin.errors import NapkinError, first_line
 from napkin.files import regular
+from napkin.missing_library import import_extra
 
 InputFormat = Literal["auto", "text", "html", "pdf", "jsonl", "parquet", "warc"]
 """Of files; `auto` is told by the end of each name."""

@@ -9,10 +9,8 @@ from typing import Any
 
 import msgspec
 
-from napkin.curation.reading.bounded_stream import Stream
-from napkin.curation.reading.set_aside import ReadLimits, SetAside, Unreadable
-from napkin.curation.reading.text import too_large
-from napkin.curation.record import Record
+from napkin.curation.reading.bounded_stream import ReadLimits, SetAside, Stream, Unreadable, too_large
+from napkin.curation.stage import Record
 from napkin.errors import first_line
 
 _BLOCK_BYTES = 2**20

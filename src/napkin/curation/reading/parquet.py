@@ -5,13 +5,11 @@ from typing import Any
 
 import msgspec
 
-from napkin.curation.extra import import_extra
-from napkin.curation.reading.bounded_stream import FREE_BYTES
+from napkin.curation.reading.bounded_stream import FREE_BYTES, ReadLimits, SetAside, Unreadable, too_large
 from napkin.curation.reading.jsonl import record_of_fields
-from napkin.curation.reading.set_aside import ReadLimits, SetAside, Unreadable
-from napkin.curation.reading.text import too_large
-from napkin.curation.record import Record
+from napkin.curation.stage import Record
 from napkin.errors import first_line
+from napkin.missing_library import import_extra
 from napkin.units import format_bytes
 
 _BATCH_ROWS = 64

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from napkin.errors import NapkinError
-from napkin.evaluation.tasks.item import Item, Task
+from napkin.evaluation.tasks.published import Item, Task
 
 
 @runtime_checkable
@@ -189,3 +189,15 @@ def _divided(
         ids = whole[len(context) :] if whole[: len(context)] == context else model.encode(rest)
         pairs.append((before, tuple(ids)))
     return tuple(pairs)
+
+
+# FOLD evaluation/tasks/prompts.py
+# How far sequences of tokens are the same.
+
+
+def common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two sequences begin with alike."""
+    for place, (one, other) in enumerate(zip(first, second, strict=False)):
+        if one != other:
+            return place
+    return min(len(first), len(second))

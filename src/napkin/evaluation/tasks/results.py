@@ -11,9 +11,9 @@ import torch
 
 import napkin
 from napkin.errors import NapkinError
-from napkin.evaluation.tasks.item import Task
 from napkin.evaluation.tasks.item_log import ItemResult
 from napkin.evaluation.tasks.prompts import Prompting
+from napkin.evaluation.tasks.published import Task
 from napkin.evaluation.uncertainty import Estimate, PairedDifference, mean_estimate, paired_difference
 from napkin.runs.json_file import read_json, write_json
 

@@ -24,11 +24,15 @@ from typing import Any
 import msgspec
 
 from napkin.errors import NapkinError, first_line
-from napkin.evaluation.tasks.item import GENERATED, KINDS, Item, Kind, Task
 from napkin.evaluation.tasks.published import (
+    GENERATED,
+    KINDS,
     LETTERS,
     MMLU_DESCRIPTION,
     Format,
+    Item,
+    Kind,
+    Task,
     format_of,
     lettered,
     read_mmlu,
@@ -37,7 +41,7 @@ from napkin.evaluation.tasks.published import (
 )
 from napkin.files import StrPath, regular
 from napkin.grading.mathematics.math_answer import check_math_reference, check_number_reference
-from napkin.recipe.toml_text import parse_toml
+from napkin.recipe.toml_file import parse_toml
 
 _MOST_BYTES = 2**30
 _SPLIT = re.compile(r"[_-](test|dev|val|validation|train)$")

@@ -8,15 +8,18 @@ from collections.abc import Mapping
 from fractions import Fraction
 from hashlib import sha256
 
-from napkin.grading.mathematics.bounded_numbers import Arithmetic, Complex, TooMuchWork, Undefined
 from napkin.grading.mathematics.evaluation import evaluate
 from napkin.grading.mathematics.expression import (
+    Arithmetic,
     Call,
     Collection,
+    Complex,
     Node,
     NotUnderstood,
     Number,
     Relation,
+    TooMuchWork,
+    Undefined,
     Words,
     parts_of,
     variables_of,
@@ -27,10 +30,10 @@ from napkin.grading.mathematics.forms import (
     interval_of,
     is_interval,
     named_value,
+    plain_words,
     signed_infinity,
     without_plus_minus,
 )
-from napkin.grading.mathematics.plain_words import plain_words
 
 MOST_VARIABLES = 12
 # Numerators over 1024 from, and how far they go: between 0 and 1, above 1, and below 0.

@@ -4,7 +4,7 @@ import re
 from fractions import Fraction
 
 from napkin.errors import NapkinError
-from napkin.grading.choice import names_a_choice, split_label
+from napkin.grading.answers import names_a_choice, split_label
 from napkin.grading.mathematics.answer_tokens import MOST_CHARACTERS, tokens_of
 from napkin.grading.mathematics.equality import Comparison
 from napkin.grading.mathematics.expression import (
@@ -19,10 +19,8 @@ from napkin.grading.mathematics.expression import (
     variables_of,
 )
 from napkin.grading.mathematics.expression_parser import parse_tokens
-from napkin.grading.mathematics.final_answer import bare, final_answer, final_number
-from napkin.grading.mathematics.forms import scaled, set_in_words
-from napkin.grading.mathematics.number_words import with_number_words
-from napkin.grading.mathematics.plain_words import plain_words
+from napkin.grading.mathematics.final_answer import bare, final_answer, final_number, with_number_words
+from napkin.grading.mathematics.forms import plain_words, scaled, set_in_words
 from napkin.grading.mathematics.units import Unit, split_unit
 
 # \{x \mid x > 3\} is what it says of x.

@@ -24,8 +24,7 @@ from napkin.files import StrPath, atomic_write_text, draft_folder, sync_file, sy
 from napkin.model.config import ModelConfig
 from napkin.model.huggingface.families import FAMILIES
 from napkin.model.huggingface.family import Family
-from napkin.model.huggingface.folder_files import path_inside, read_json
-from napkin.model.huggingface.tokenizer_files import SEPARATOR, TextForm, write_tokenizer
+from napkin.model.huggingface.folder_files import SEPARATOR, TextForm, path_inside, read_json, write_tokenizer
 from napkin.model.transformer import Transformer
 from napkin.tokenizer.base import Tokenizer
 

@@ -2,10 +2,10 @@
 
 from napkin.model.huggingface.family import Family
 from napkin.model.huggingface.gpt2 import Gpt2Settings, gpt2_mappings, read_gpt2, write_gpt2
-from napkin.model.huggingface.llama import LlamaSettings, llama_mappings, read_llama, write_llama
-from napkin.model.huggingface.llama_relatives import (
+from napkin.model.huggingface.llama import (
     Gemma2Settings,
     GraniteSettings,
+    LlamaSettings,
     MistralSettings,
     MixtralSettings,
     Olmo2Settings,
@@ -13,8 +13,10 @@ from napkin.model.huggingface.llama_relatives import (
     Qwen3Settings,
     gemma2_mappings,
     granite_factors,
+    llama_mappings,
     read_gemma2,
     read_granite,
+    read_llama,
     read_mistral,
     read_mixtral,
     read_olmo2,
@@ -22,6 +24,7 @@ from napkin.model.huggingface.llama_relatives import (
     read_qwen3,
     write_gemma2,
     write_granite,
+    write_llama,
     write_mistral,
     write_mixtral,
     write_olmo2,

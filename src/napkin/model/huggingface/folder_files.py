@@ -2,11 +2,16 @@
 
 import errno
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from napkin.errors import CorruptFile, NapkinError, first_line
-from napkin.files import regular
+from napkin.files import atomic_write_text, regular
+from napkin.model.config import ModelConfig
+from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.interchange.huggingface import write_huggingface
 
 # An index of a hundred thousand weights has ten million.
 _MAX_JSON_CHARACTERS = 2**26
@@ -60,3 +65,90 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CorruptFile(f"'{path}' is not a JSON object: download it again")
     return value
+
+
+# FOLD model/huggingface/folder_files.py
+# The files beside a model's weights with which `transformers` reads a prompt as napkin does, and stops where it stops.
+#
+# tokenizer.json encodes and decodes; its post-processor puts the separator before every text, since each document in
+# training began after one. tokenizer_config.json says which token is special for what, generation_config.json where a
+# completion ends, chat_template.jinja how the messages of a conversation become a text.
+
+SEPARATOR = "<|endoftext|>"
+"""What training puts between documents."""
+
+
+_NAMES = ("bos_token", "eos_token", "pad_token")
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """What stands around texts, as special tokens, and how conversations are written."""
+
+    first: Sequence[str] = (SEPARATOR,)
+    """Before every text."""
+    stops: Sequence[str] = (SEPARATOR,)
+    """At which a text ends."""
+    chat_template: str | None = None
+    """In jinja's language."""
+    template_tokens: Mapping[str, str] = field(default_factory=dict)
+    """Texts that the template may name: bos_token, eos_token and so on."""
+
+
+def write_tokenizer(tokenizer: Tokenizer, folder: Path, config: ModelConfig, form: TextForm) -> dict[str, int]:
+    """Write the tokenizer's files; returns the settings of config.json that name special tokens.
+
+    Raises NapkinError if the tokenizer is not the model's, lacks a special token, or cannot be written exactly.
+    """
+    if tokenizer.vocab_size > config.vocab_size:
+        raise NapkinError(
+            f"the tokenizer has {tokenizer.vocab_size} ids, the model {config.vocab_size}: use the one it was trained "
+            "with"
+        )
+    for token in (*form.first, *form.stops):
+        if token not in tokenizer.special_tokens:
+            raise NapkinError(
+                f"the tokenizer has no special token '{token}': name one of "
+                f"{', '.join(tokenizer.special_tokens) or 'its own, of which it has none'} as the separator"
+            )
+    path = folder / "tokenizer.json"
+    write_huggingface(tokenizer, path)
+    ids = {token: tokenizer.special_tokens[token] for token in (*form.first, *form.stops)}
+    if form.first:
+        document = json.loads(path.read_text("utf-8")) | {"post_processor": _begin_with(form.first, ids)}
+        atomic_write_text(path, json.dumps(document, ensure_ascii=False, indent=1) + "\n", overwrite=True)
+    # There is no other token that could fill up a batch; it is masked there.
+    first, last = [*form.first, *form.stops][:1], form.stops[:1]
+    tokens = {name: each[0] for name, each in zip(_NAMES, (first, last, last), strict=True) if each}
+    settings = {f"{name}_id": ids[token] for name, token in tokens.items()}
+    ends = {"eos_token_id": [ids[token] for token in form.stops]} if len(form.stops) > 1 else {}
+    described: dict[str, dict[str, Any]] = {
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **tokens,
+            # A template was written with these.
+            **form.template_tokens,
+            "add_bos_token": bool(form.first),
+            "add_eos_token": False,
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": config.context_length,
+        },
+        "special_tokens_map.json": {**tokens, **form.template_tokens},
+        "generation_config.json": {**settings, **ends},
+    }
+    if form.chat_template is not None:
+        atomic_write_text(folder / "chat_template.jinja", form.chat_template)
+    for name, content in described.items():
+        atomic_write_text(folder / name, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+    return settings
+
+
+def _begin_with(tokens: Sequence[str], ids: Mapping[str, int]) -> dict[str, Any]:
+    first: list[dict[str, Any]] = [{"SpecialToken": {"id": token, "type_id": 0}} for token in tokens]
+    text, second = ({"Sequence": {"id": name, "type_id": place}} for place, name in enumerate("AB"))
+    return {
+        "type": "TemplateProcessing",
+        "single": [*first, text],
+        "pair": [*first, text, second],
+        "special_tokens": {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in tokens},
+    }

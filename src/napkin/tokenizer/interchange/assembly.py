@@ -7,7 +7,7 @@ token's merge in napkin. If the bytes alone do not become the token, no merge ma
 stay in their order, which need not be one of learning: Llama 3 has tokens of a lower rank than their parts.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import BPETokenizer
+from napkin.tokenizer.inspection import merges_of
 from napkin.tokenizer.remapped_bpe import RemappedBPETokenizer
 
 Rank = Callable[[bytes, bytes], int | None]
@@ -175,3 +176,90 @@ def _down_to_two(token: bytes, rank: Rank) -> list[bytes]:
 def _rank_or_never(rank: Rank, first: bytes, second: bytes) -> int:
     found = rank(first, second)
     return _NEVER if found is None else found
+
+
+# FOLD tokenizer/interchange/assembly.py
+# GPT-2's representation of bytes as text: each byte is one printable character; a space is Ġ, a line feed Ċ.
+#
+# Bytes that are printable in Latin-1 represent themselves; the others, in order, are the characters from U+0100 on.
+
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = sorted(set(range(256)) - set(_PRINTABLE))
+
+_CHARACTERS = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + i) for i, byte in enumerate(_OTHERS)}
+_BYTES = {character: byte for byte, character in _CHARACTERS.items()}
+
+
+def to_characters(token: bytes) -> str:
+    """A token as text.
+
+    >>> to_characters(b" the")
+    'Ġthe'
+    """
+    return "".join(map(_CHARACTERS.__getitem__, token))
+
+
+def to_bytes(characters: str) -> bytes | None:
+    """The token of a text; None if a character represents no byte.
+
+    >>> to_bytes("Ġthe"), to_bytes("a b")
+    (b' the', None)
+    """
+    try:
+        return bytes(map(_BYTES.__getitem__, characters))
+    except KeyError:
+        return None
+
+
+# FOLD tokenizer/interchange/assembly.py
+# What Hugging Face's and GPT-2's files have in common: tokens in GPT-2's byte alphabet, and a list of merges.
+
+
+def ordinary_tokens(vocab: Mapping[str, int], special_tokens: Collection[str]) -> dict[bytes, int]:
+    """Bytes and id of the tokens that are not special. Raises NapkinError for one that does not represent bytes."""
+    ids: dict[bytes, int] = {}
+    for characters, i in vocab.items():
+        if characters in special_tokens:
+            continue
+        token = to_bytes(characters)
+        if token is None:
+            raise NapkinError(
+                f"token {characters!r} (id {i}) has a character that represents no byte: a byte-level vocabulary is "
+                "needed; or make it a special token"
+            )
+        ids[token] = i
+    return ids
+
+
+def ranks_of(merges: Iterable[tuple[str, ...]], ids: Mapping[bytes, int]) -> dict[tuple[bytes, bytes], int]:
+    """The rank of each merge in the list. Raises NapkinError for a duplicate, or one with an unknown token."""
+    ranks: dict[tuple[bytes, bytes], int] = {}
+    for rank, parts in enumerate(merges):
+        pair = _checked_pair(parts, ids, rank)
+        if pair in ranks:
+            raise NapkinError(
+                f"merge {rank}, of {parts[0]!r} and {parts[1]!r}, repeats merge {ranks[pair]}: remove one"
+            )
+        ranks[pair] = rank
+    return ranks
+
+
+def _checked_pair(parts: tuple[str, ...], ids: Mapping[bytes, int], rank: int) -> tuple[bytes, bytes]:
+    if len(parts) != 2:
+        raise NapkinError(f"merge {rank} is {' '.join(parts)!r}: two tokens separated by one space are needed")
+    first, second = (to_bytes(part) or b"" for part in parts)
+    for characters, token in zip((*parts, "".join(parts)), (first, second, first + second), strict=True):
+        if token not in ids:
+            raise NapkinError(
+                f"merge {rank} of {' '.join(parts)!r} needs {characters!r}, which is not in the vocabulary"
+            )
+    return first, second
+
+
+def vocab_and_merges(tokenizer: Tokenizer) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """The ids of the tokens in GPT-2's byte alphabet, special tokens as they are; and the merges."""
+    merges = merges_of(tokenizer)
+    names = {i: token for token, i in tokenizer.special_tokens.items()}
+    characters = [names.get(i) or to_characters(token) for i, token in enumerate(tokenizer.vocabulary)]
+    pairs = [(characters[merge.first], characters[merge.second]) for merge in merges]
+    return {token: i for i, token in enumerate(characters)}, pairs

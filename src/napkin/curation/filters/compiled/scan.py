@@ -6,18 +6,19 @@ lines as four: first word, end, characters, and whether a paragraph begins.
 
 from typing import Any
 
-from napkin.curation.filters.character_classes import (
+from napkin.curation.filters.compiled.phrases import JAVASCRIPT, LOREM_IPSUM, POLICY, phrases_around
+from napkin.curation.filters.text_counts import (
     BULLET,
     CLOSER,
     LETTER,
     LOWER,
+    SHORT_LINE,
     SOLO,
     SPACE,
+    STOP_WORDS,
     TERMINAL,
     WATCHED,
 )
-from napkin.curation.filters.compiled.phrases import JAVASCRIPT, LOREM_IPSUM, POLICY, phrases_around
-from napkin.curation.filters.text_counts import SHORT_LINE, STOP_WORDS
 from napkin.machine_code.compiled_function import CompiledFunction, jitted
 from napkin.machine_code.pointers import i32_at, i64_at, u8_at
 

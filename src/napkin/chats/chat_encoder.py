@@ -1,0 +1,235 @@
+"""A conversation as tokens of which some count: what the assistant says, by the model's chat template."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from hashlib import sha256
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from napkin.chats.chat_format import Answers, EncodedChat, Message, TemplateChat
+from napkin.chats.chat_template import ChatTemplate
+from napkin.chats.token_sequence import TokenSequence
+from napkin.data.token_file import SEPARATOR
+from napkin.errors import NapkinError
+from napkin.tokenizer.base import Tokenizer
+
+# FOLD chats/chat_encoder.py
+# The chat template of models that have none: a line per message, which begins with its role.
+
+_SOURCE = """\
+{{- START }}{% for message in messages %}\
+{{ message.role + ': ' + message.content | trim }}{% if message.role == 'assistant' %}{{ END }}{% endif %}{{ '\\n' }}\
+{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"""
+
+
+def built_in_template(start: str, end: str) -> str:
+    """As jinja; `start` is what stands before every text, `end` ends what the assistant says.
+
+    The text is that of `napkin.chats.chat_format.PlainChat` with `end` behind each answer.
+    """
+    return _SOURCE.replace("START", _text_in_jinja(start)).replace("END", _text_in_jinja(end))
+
+
+def _text_in_jinja(text: str) -> str:
+    """A text as jinja2 writes it: JSON's form, but for characters beyond ASCII."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+Learned = Literal["assistant", "last", "all"]
+
+
+class Answered(NamedTuple):
+    """The tokens of a prompt, and those of each answer behind it."""
+
+    prompt: list[int]
+    answers: list[list[int]]
+
+
+class NothingLearned(NapkinError):
+    """No token of a conversation counts."""
+
+
+class ChatEncoder:
+    """Turns conversations into token sequences, for training and for asking alike.
+
+    Args:
+        tokenizer: That of the model.
+        template: The model's; None is the built-in one, a line per message that begins with its role.
+        first_ids: Tokens before every text; the built-in template begins a conversation with them.
+        stop_ids: Before which the model's texts end; the built-in template ends an answer with the first of them. None
+            is `<|endoftext|>`.
+        learned: What counts: every answer of the assistant's with the token that ends it, the last one, or all tokens.
+
+    Raises NapkinError for a template that cannot be read.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None = None,
+        first_ids: Sequence[int] = (),
+        *,
+        stop_ids: Sequence[int] = (),
+        learned: Learned = "assistant",
+    ) -> None:
+        if template is None:
+            start = "".join(_special_text(tokenizer, each) for each in first_ids)
+            end = _special_text(tokenizer, stop_ids[0]) if stop_ids else SEPARATOR
+            if end not in tokenizer.special_tokens:
+                raise NapkinError(f"the tokenizer has no {end} to end answers: give a chat template")
+            template = ChatTemplate(built_in_template(start, end))
+        self.tokenizer, self.learned = tokenizer, learned
+        self.template = template
+        self._format = TemplateChat(tokenizer, template)
+        self._text_stop_ids = tuple(stop_ids)
+
+    def sequence(self, messages: Sequence[Message]) -> TokenSequence:
+        """The tokens of a conversation up to the last that counts.
+
+        Raises NapkinError where the template refuses the messages or changes what it wrote of earlier ones,
+        NothingLearned where nothing counts.
+        """
+        (found,) = self.sequences([messages])
+        if isinstance(found, NapkinError):
+            raise found
+        return found
+
+    def sequences(self, conversations: Sequence[Sequence[Message]]) -> list[TokenSequence | NapkinError]:
+        """`sequence` of each conversation, faster than one by one.
+
+        Instead of the sequence, the error for a conversation that the template refuses or writes otherwise when it goes
+        on, or of which nothing counts; other errors are raised.
+        """
+        wanted: Answers = "all" if self.learned == "assistant" else "last" if self.learned == "last" else "none"
+        encoded = self._format.encode_batch(conversations, wanted)
+        return [each if isinstance(each, NapkinError) else self._sequence(each) for each in encoded]
+
+    def _sequence(self, encoded: EncodedChat) -> TokenSequence | NothingLearned:
+        tokens = np.array(encoded.ids, dtype=np.int64)
+        counts = np.full(len(tokens), self.learned == "all")
+        if self.learned != "all":
+            for begin, end in encoded.answers:
+                counts[begin:end] = True
+        # Nothing comes before the first token.
+        counts[:1] = False
+        if not counts.any():
+            return NothingLearned("no token of the conversation is learned: it needs an answer of the assistant's")
+        length = int(np.flatnonzero(counts)[-1]) + 1
+        return TokenSequence(tokens[:length], counts[:length])
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens up to where the answer to the last message begins, as the model is asked."""
+        return self._format.encode(messages)
+
+    def answer(self, messages: Sequence[Message], text: str) -> list[int]:
+        """The tokens of an answer to messages, behind those of their `prompt`, with the token that ends it.
+
+        Raises NapkinError where the template changes the prompt when the answer follows.
+        """
+        (found,) = self.answers([(messages, [text])])
+        if isinstance(found, NapkinError):
+            raise found
+        return found.answers[0]
+
+    def answers(self, asked: Sequence[tuple[Sequence[Message], Sequence[str]]]) -> list[Answered | NapkinError]:
+        """`prompt` and `answer` of several prompts, each with the texts that answer it, faster than one by one.
+
+        Instead of them, the error for a prompt that the template refuses or writes otherwise when an answer follows;
+        other errors are raised.
+        """
+        prompts = self._format.encode_prompts([messages for messages, _ in asked])
+        chats = [[*messages, Message("assistant", text)] for messages, texts in asked for text in texts]
+        encoded = iter(self._format.encode_batch(chats, "last"))
+        return [
+            _answered(prompt, [next(encoded) for _ in texts]) for prompt, (_, texts) in zip(prompts, asked, strict=True)
+        ]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, without those before which an answer ends."""
+        stop_ids = self.stop_ids
+        return self.tokenizer.decode([each for each in ids if each not in stop_ids])
+
+    @cached_property
+    def end_ids(self) -> tuple[int, ...]:
+        """The special token that ends an answer; empty if the template has none, so that no end is learned."""
+        return self._format.stop_ids()
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Before which an answer or a text ends."""
+        return tuple(dict.fromkeys((*self.end_ids, *self._text_stop_ids)))
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 in hexadecimal of everything that determines the sequences."""
+        template = [self.template.source, sorted(self.template.special_tokens.items())]
+        return sha256(json.dumps([self.tokenizer.fingerprint, template, self.learned]).encode()).hexdigest()
+
+    def close(self) -> None:
+        """End the template's process."""
+        self.template.close()
+
+
+def _answered(prompt: list[int] | NapkinError, chats: Sequence[EncodedChat | NapkinError]) -> Answered | NapkinError:
+    if isinstance(prompt, NapkinError):
+        return prompt
+    answers: list[list[int]] = []
+    for chat in chats:
+        if isinstance(chat, NapkinError):
+            return chat
+        if not chat.answers:
+            return NapkinError("the chat template leaves out the answer: use another template")
+        begin, end = chat.answers[-1]
+        if chat.ids[:begin] != prompt:
+            return NapkinError(
+                "the chat template writes the messages before an answer otherwise when it follows: use another template"
+            )
+        answers.append(chat.ids[begin:end])
+    return Answered(prompt, answers)
+
+
+def _special_text(tokenizer: Tokenizer, token: int) -> str:
+    text = next((text for text, each in tokenizer.special_tokens.items() if each == token), None)
+    if text is None:
+        raise NapkinError(f"token {token} is not a special token of the tokenizer: give a chat template")
+    return text
+
+
+# FOLD chats/chat_encoder.py
+# What of a file is not trained on, counted by reason.
+
+
+class LeftOut:
+    """Counts of what is left out, and the first line of each reason.
+
+    Args:
+        by_reason: what is left out already, as `by_reason` gives it.
+    """
+
+    def __init__(self, by_reason: Mapping[str, tuple[int, int]] | None = None) -> None:
+        kept = by_reason or {}
+        self.counts = Counter({reason: n for reason, (n, _) in kept.items()})
+        self.first_lines = {reason: line for reason, (_, line) in kept.items()}
+
+    def add(self, line: int, reason: str) -> None:
+        """Count a line; `reason` says what is wrong with it."""
+        self.counts[reason] += 1
+        self.first_lines.setdefault(reason, line)
+
+    @property
+    def n(self) -> int:
+        """How many there are."""
+        return self.counts.total()
+
+    @property
+    def by_reason(self) -> dict[str, tuple[int, int]]:
+        """How many there are, and the line of the first."""
+        return {reason: (n, self.first_lines[reason]) for reason, n in self.counts.items()}
+
+    def describe(self) -> str:
+        """The reasons in one line, the most frequent first."""
+        ordered = sorted(self.counts.items(), key=lambda each: (-each[1], self.first_lines[each[0]]))
+        return ", ".join(f"{n:,} {reason} (line {self.first_lines[reason]:,})" for reason, n in ordered)

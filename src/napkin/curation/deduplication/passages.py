@@ -1,0 +1,250 @@
+"""What the removal of repeated passages has to know of a shard: its text, and anchors in it, in a file.
+
+    the texts of the records as UTF-8, one after another, and up to 7 zero bytes
+    int64: where each record's text ends
+    uint64: the keys of the anchors; int64: their places in the text
+    int64: format, shortest passage, records, bytes of text, anchors
+
+Anchors are such that two equal passages of the shortest length or more have an equal anchor at the same place in them:
+of the windows of half that length in the passage, the one with the smallest hash.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from napkin.curation.deduplication.compiled.loading import DEDUPLICATION, address_of
+from napkin.curation.deduplication.equal_keys import equal_pairs
+from napkin.curation.deduplication.key_file import Keys
+from napkin.curation.deduplication.verdicts import Marks, Numbers
+from napkin.errors import NapkinError
+from napkin.files import atomic_file, refuse_irregular
+
+_FORMAT = 0x31656761_73736170
+_FOOTER = 5
+_PIECE = 2**22
+
+
+def anchor_width(shortest: int) -> int:
+    """The bytes of an anchor."""
+    return shortest // 2
+
+
+def write_passages(path: Path, texts: Iterable[str], shortest: int) -> None:
+    """Write a new file; beside one text, the anchors of all are in memory: about 64 / shortest bytes per byte of text,
+    more where short pieces are repeated."""
+    ends: list[int] = []
+    keys: list[NDArray[np.uint64]] = []
+    places: list[NDArray[np.int64]] = []
+    size = 0
+    with atomic_file(path) as file:
+        for text in texts:
+            data = text.encode("utf-8", "surrogatepass")
+            file.write(data)
+            found, where = anchors_of(data, shortest)
+            keys += found
+            places += [each + size for each in where]
+            size += len(data)
+            ends.append(size)
+        file.write(bytes(-size % 8))
+        n_anchors = sum(map(len, keys))
+        footer = np.array([_FORMAT, shortest, len(ends), size, n_anchors], np.int64)
+        for array in (np.array(ends, np.int64), *keys, *places, footer):
+            file.write(array.data)
+
+
+def anchors_of(data: bytes, shortest: int) -> tuple[list[NDArray[np.uint64]], list[NDArray[np.int64]]]:
+    """The keys and places of the anchors of a text, in pieces; it has none if it is shorter than `shortest`."""
+    DEDUPLICATION.load("windows")
+    from napkin.curation.deduplication.compiled.windows import find_anchors
+
+    width = anchor_width(shortest)
+    among = shortest - width + 1
+    text, ring = np.frombuffer(data, np.uint8), np.empty(among, np.uint64)
+    all_keys: list[NDArray[np.uint64]] = []
+    all_places: list[NDArray[np.int64]] = []
+    # Pieces overlap, so that each passage of the shortest length is in one.
+    for start in range(0, len(data) - shortest + 1, _PIECE):
+        n = min(_PIECE + shortest - 1, len(data) - start)
+        keys, places = np.empty(n - width + 1, np.uint64), np.empty(n - width + 1, np.int64)
+        addresses = [address_of(each) for each in (ring, keys, places)]
+        found = find_anchors(address_of(text) + start, n, width, among, *addresses)
+        all_keys.append(keys[:found].copy())
+        all_places.append(places[:found] + start)
+    return all_keys, all_places
+
+
+class PassageFile:
+    """Such a file, mapped into memory. Raises NapkinError if it is none, or made for another length."""
+
+    def __init__(self, path: Path, shortest: int) -> None:
+        refuse_irregular(path)
+        size = path.stat().st_size
+        if size < 8 * _FOOTER or size % 8:
+            raise NapkinError(f"'{path}' was cut off: make it again")
+        file = np.asarray(np.memmap(path, np.uint8, "r"))
+        form, of_length, records, n_bytes, anchors = file[-8 * _FOOTER :].view(np.int64).tolist()
+        text_end = -(-n_bytes // 8) * 8
+        if form != _FORMAT or min(records, n_bytes, anchors) < 0:
+            raise NapkinError(f"'{path}' is not a file of passages: make it again")
+        if size != text_end + 8 * (records + 2 * anchors + _FOOTER):
+            raise NapkinError(f"'{path}' was cut off: make it again")
+        if of_length != shortest:
+            raise NapkinError(f"'{path}' was made for passages of {of_length} bytes, not {shortest}: make it again")
+        numbers = file[text_end : size - 8 * _FOOTER]
+        self.text: NDArray[np.uint8] = file[:n_bytes]
+        self.ends = numbers[: 8 * records].view(np.int64)
+        self.anchor_keys = numbers[8 * records :][: 8 * anchors].view(np.uint64)
+        self.anchor_places = numbers[8 * (records + anchors) :].view(np.int64)
+        if not self._is_sound():
+            raise NapkinError(f"'{path}' is damaged: make it again")
+
+    def _is_sound(self) -> bool:
+        """Whether records follow each other to the end of the text, and anchors are in it."""
+        places, n_bytes = self.anchor_places, len(self.text)
+        in_order = bool((np.diff(self.ends, prepend=0) >= 0).all())
+        whole = (int(self.ends[-1]) if len(self.ends) else 0) == n_bytes
+        return in_order and whole and (not len(places) or 0 <= int(places.min()) <= int(places.max()) < n_bytes)
+
+
+# FOLD curation/deduplication/passages.py
+# Which bytes of a corpus stand in a passage that the corpus has before: exact substrings (Lee et al. 2022).
+#
+# A window of N bytes at a place is repeated if the same N bytes begin at an earlier place, at least N bytes before, in
+# the order of the files. The bytes of all repeated windows are found, so every repetition of N bytes or more is found
+# whole, and the first occurrence stays. Windows do not reach from one record into the next.
+#
+# Instead of a suffix array (8 bytes or more of memory per byte of text), windows are sorted by their hashes, and only
+# those that hold a repeated anchor: an anchor is one of N / 2 bytes, chosen such that equal windows have equal ones. So
+# 24 bytes per 4 / N bytes of text are sorted, and 24 per repeated byte, in bounded memory; a mark takes one bit per
+# byte
+# of text. Windows of equal hash are compared byte by byte.
+
+_STEP = 2**16
+
+Span = tuple[int, int]
+
+
+class RepeatedPassages:
+    """The repeated windows of `shortest` bytes in files, found in at most `memory` bytes and a folder for the rest."""
+
+    def __init__(self, files: Sequence[PassageFile], shortest: int, scratch: Path, memory: int) -> None:
+        DEDUPLICATION.load("windows")
+        self._files = files
+        self._shortest = shortest
+        self._starts = np.cumsum([0, *(len(file.text) for file in files)])
+        self._marks = Marks(int(self._starts[-1]), scratch / "repeated", memory // 4)
+        anchors = self._repeated_anchors(scratch, memory)
+        count = sum(last - first for number in range(len(files)) for first, last in self._regions(number, anchors))
+        for firsts, others in equal_pairs(self._windows(anchors), count, 1, scratch, memory // 2):
+            self._mark(firsts, others)
+
+    def of_records(self, number: int) -> Iterator[tuple[int, list[Span]]]:
+        """(record, spans of its bytes) for the records of a file that have repeated windows.
+
+        Spans are (first byte, byte after the last), in order and apart from each other.
+        """
+        file, begin = self._files[number], 0
+        offset = int(self._starts[number])
+        for record, end in enumerate(file.ends.tolist()):
+            if end - begin >= self._shortest and (found := self._spans(offset + begin, offset + end)):
+                yield record, found
+            begin = end
+
+    def _repeated_anchors(self, scratch: Path, memory: int) -> Marks:
+        """Which anchors, counted through the files, are equal to another."""
+        count = sum(len(file.anchor_keys) for file in self._files)
+        repeated = Marks(count, scratch / "anchors", memory // 8)
+        for firsts, others in equal_pairs(self._anchors(), count, 1, scratch, memory // 2):
+            repeated.set(firsts)
+            repeated.set(others)
+        return repeated
+
+    def _anchors(self) -> Iterator[tuple[Keys, Numbers]]:
+        start = 0
+        for file in self._files:
+            for first in range(0, len(file.anchor_keys), _STEP):
+                keys = file.anchor_keys[first : first + _STEP]
+                yield keys[:, None], np.arange(start, start + len(keys))
+                start += len(keys)
+
+    def _regions(self, number: int, anchors: Marks) -> Iterator[Span]:
+        """Where windows begin that hold a repeated anchor: spans of a file, in order and apart from each other."""
+        file = self._files[number]
+        start = sum(len(each.anchor_keys) for each in self._files[:number])
+        reach = self._shortest - anchor_width(self._shortest)
+        before: Span = (0, 0)
+        for piece in range(0, len(file.anchor_places), _STEP):
+            places = file.anchor_places[piece : piece + _STEP]
+            places = places[anchors.between(start + piece, start + piece + len(places))]
+            records = np.searchsorted(file.ends, places, side="right")
+            begins = np.where(records > 0, file.ends[records - 1], 0)
+            firsts = np.maximum(places - reach, begins)
+            lasts = np.minimum(places, file.ends[records] - self._shortest) + 1
+            for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+                if first <= before[1]:
+                    before = (before[0], max(last, before[1]))
+                    continue
+                if before[1] > before[0]:
+                    yield before
+                before = (first, last)
+        if before[1] > before[0]:
+            yield before
+
+    def _windows(self, anchors: Marks) -> Iterator[tuple[Keys, Numbers]]:
+        """The hashes of windows that may be repeated, with their places in all text."""
+        from napkin.curation.deduplication.compiled.windows import hash_windows
+
+        for number, file in enumerate(self._files):
+            offset = int(self._starts[number])
+            for begin, end in self._regions(number, anchors):
+                for first in range(begin, end, _STEP):
+                    last = min(first + _STEP, end)
+                    keys = np.empty(last - first, np.uint64)
+                    hash_windows(address_of(file.text), first, last, self._shortest, address_of(keys))
+                    yield keys[:, None], np.arange(offset + first, offset + last)
+
+    def _mark(self, firsts: Numbers, others: Numbers) -> None:
+        """Mark where windows begin that are equal to an earlier one that they do not overlap."""
+        from napkin.curation.deduplication.compiled.windows import same_bytes
+
+        apart = others - firsts >= self._shortest
+        firsts, others = firsts[apart], others[apart]
+        equal = np.empty(len(firsts), np.uint8)
+        pairs = self._addresses(firsts), self._addresses(others)
+        same_bytes(*map(address_of, pairs), len(firsts), self._shortest, address_of(equal))
+        self._marks.set(others[equal.astype(np.bool_)])
+
+    def _addresses(self, places: Numbers) -> Numbers:
+        files = np.searchsorted(self._starts, places, side="right") - 1
+        bases = np.array([address_of(file.text) if len(file.text) else 0 for file in self._files], np.int64)
+        return bases[files] + places - self._starts[files]
+
+    def _spans(self, begin: int, end: int) -> list[Span]:
+        """The repeated bytes of a record, counted from its begin."""
+        starts = np.flatnonzero(self._marks.between(begin, end))
+        if not len(starts):
+            return []
+        ends = starts + self._shortest
+        breaks = np.flatnonzero(starts[1:] > ends[:-1])
+        return list(zip(starts[[0, *(breaks + 1)]].tolist(), ends[[*breaks, len(ends) - 1]].tolist(), strict=True))
+
+
+def without_spans(data: bytes, spans: Sequence[Span]) -> bytes:
+    """UTF-8 without spans of its bytes; a character that is only partly in a span stays.
+
+    >>> without_spans("aébcd".encode(), [(2, 4)]).decode()
+    'aécd'
+    """
+    parts: list[bytes] = []
+    begin = 0
+    for first, last in spans:
+        while first < last and data[first] & 0xC0 == 0x80:
+            first += 1
+        while last > first and last < len(data) and data[last] & 0xC0 == 0x80:
+            last -= 1
+        parts.append(data[begin:first])
+        begin = last
+    return b"".join([*parts, data[begin:]])

@@ -1,0 +1,1 @@
+"""Running a pipeline of stages over shards: workers, corpus folders, plans from samples, samples to read."""

@@ -1,0 +1,282 @@
+"""Running a pipeline: files into shards, shards through passes, and a corpus at the end; after a kill it goes on.
+
+What decides on the bytes is the pipeline and its files alone: how files are divided into shards does not depend on the
+number of workers, and each task leaves the same bytes whoever does it, and however often.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from napkin.curation.engine.corpus_folder import INPUTS, WORK, finish_corpus, input_lines, remove_work, write_inputs
+from napkin.curation.engine.corpus_writer import NAME, Manifest, read_manifest
+from napkin.curation.engine.pipeline_file import Pipeline, files_of_options, values_of, versions_of
+from napkin.curation.engine.shard_work import RECORDS, SUMMARY, DecisionTask, ShardTask, Task, folder_of
+from napkin.curation.engine.workers import do_tasks, do_tasks_on_ray, ray_cluster
+from napkin.curation.reading.bounded_stream import SetAside
+from napkin.curation.reading.input_file import InputFile, find_files
+from napkin.curation.registry import divide_into_passes
+from napkin.errors import NapkinError
+from napkin.files import try_lock
+from napkin.missing_library import import_extra, zstandard
+from napkin.runs.json_file import read_json, write_json
+
+STATE = "pipeline.json"
+
+Engine = Literal["processes", "ray"]
+DoTasks = Callable[[Sequence[Task], Callable[[Task], None]], None]
+"""Does tasks in any order, and calls the function after each."""
+
+Progress = Callable[[int, int, str], None]
+"""Called with bytes of input that are done, those of all passes, and what is done now."""
+
+
+@dataclass(frozen=True)
+class _State:
+    """What an unfinished corpus is made of."""
+
+    pipeline: dict[str, Any]
+    versions: list[int] = field(default_factory=list)
+    files_of_options: dict[str, str] = field(default_factory=dict)
+    """Their SHA-256, by path."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished corpus, and whether it had been finished before."""
+
+    manifest: Manifest
+    was_finished: bool
+
+
+def run_pipeline(
+    pipeline: Pipeline,
+    out: Path,
+    *,
+    workers: int = 1,
+    engine: Engine = "processes",
+    ray_address: str | None = None,
+    on_progress: Progress = lambda *_: None,
+    on_message: Callable[[str], None] = lambda _: None,
+) -> Outcome:
+    """Make the corpus `out` of a pipeline, or go on with it.
+
+    Args:
+        pipeline: what is read, done and written.
+        out: a folder that does not exist or is empty, or one in which this pipeline was begun.
+        workers: processes that work on shards.
+        engine: who does so: processes of this machine, or the nodes of a Ray cluster, however many there are.
+        ray_address: of the cluster; None starts one on this machine.
+        on_progress: see `Progress`.
+        on_message: called with a line for the user, where a worker ended.
+
+    Raises:
+        NapkinError: where `out` is something else, was begun with other options or files, or is being written by
+            another process; where an input does not exist, a library is missing, or the disk is full.
+    """
+    if workers < 1:
+        raise NapkinError(f"--workers is {workers}: use 1 or more")
+    _refuse_missing_libraries(pipeline)
+    shards, found = _divide_into_shards(pipeline)
+    if _refuse_other(out, pipeline, shards):
+        remove_work(out)
+        return Outcome(read_manifest(out), True)
+    with _locked(out), _started(engine, ray_address, pipeline, out / WORK, workers, on_message) as do:
+        _begin(out / WORK, pipeline, shards)
+        _do_passes(pipeline, out / WORK, shards, do, on_progress)
+        on_progress(0, 0, "writing the manifest")
+        return Outcome(finish_corpus(out, pipeline, shards, found), False)
+
+
+def _refuse_missing_libraries(pipeline: Pipeline) -> None:
+    zstandard()
+    if pipeline.output.format == "parquet":
+        import_extra("pyarrow", "a Parquet file")
+
+
+def _divide_into_shards(pipeline: Pipeline) -> tuple[list[list[InputFile]], list[SetAside]]:
+    """Files one after the other, as many in a shard as have `shard_bytes` together; and what was set aside."""
+    shards: list[list[InputFile]] = []
+    found: list[SetAside] = []
+    size = 0
+    for file in find_files(pipeline.input.paths, pipeline.input.format):
+        if isinstance(file, SetAside):
+            found.append(file)
+            continue
+        if not shards or size + file.bytes > pipeline.input.shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(file)
+        # A small file costs as much as some kilobytes.
+        size += max(file.bytes, 4096)
+    if not shards:
+        places = ", ".join(f"'{path}'" for path in pipeline.input.paths)
+        raise NapkinError(f"no files are found in {places}: name files, folders, patterns or addresses")
+    return shards, found
+
+
+def _refuse_other(out: Path, pipeline: Pipeline, shards: Sequence[Sequence[InputFile]]) -> bool:
+    """Whether `out` is finished. Raises NapkinError where it is not of this pipeline and these files."""
+    if not os.path.lexists(out):
+        return False
+    if not out.is_dir():
+        raise NapkinError(f"'{out}' exists and is not a folder: choose another --out")
+    finished = (out / NAME).exists()
+    if finished:
+        manifest = read_manifest(out)
+        versions = [each.version for each in manifest.stages]
+        before = _State(manifest.pipeline, versions, manifest.files_of_options)
+    else:
+        before = read_json(out / WORK / STATE, _State)
+        if before is None:
+            if set(os.listdir(out)) - {WORK}:
+                raise NapkinError(f"'{out}' exists and is not a corpus: choose another --out")
+            return False
+    now = _state_of(pipeline)
+    change = _difference(before.pipeline, msgspec.json.decode(msgspec.json.encode(now.pipeline)))
+    if change is None and before.versions != now.versions:
+        change = f"the versions of its stages were {before.versions}, they are {now.versions} now"
+    if change is None and before.files_of_options != now.files_of_options:
+        both = before.files_of_options.items() ^ now.files_of_options.items()
+        change = f"'{min(path for path, _ in both)}', which a stage reads, has changed since"
+    change = change or _changed_input(out / INPUTS if finished else out / WORK / INPUTS, shards)
+    if change is not None:
+        raise NapkinError(f"'{out}' was {'made' if finished else 'begun'} otherwise: {change}: choose another --out")
+    return finished
+
+
+def _difference(before: Any, now: Any, place: str = "") -> str | None:
+    """The first value that is not the same, with its place."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in dict.fromkeys([*before, *now]):
+            found = _difference(before.get(name), now.get(name), f"{place}.{name}" if place else name)
+            if found is not None:
+                return found
+        return None
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        pairs = enumerate(zip(before, now, strict=True), start=1)
+        return next((found for n, pair in pairs if (found := _difference(*pair, f"{place} {n}"))), None)
+    return None if before == now else f"{place} was {_shown(before)}, it is {_shown(now)} now"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(each, dict) for each in value):
+        return ", ".join(str(each.get("name")) for each in value) or "empty"
+    return msgspec.json.encode(value).decode()[:200]
+
+
+def _changed_input(path: Path, shards: Sequence[Sequence[InputFile]]) -> str | None:
+    """The first file of the input that is not as it was."""
+    if not path.exists():
+        return None
+    now = input_lines(shards)
+    with open(path, "rb") as before:
+        for line in before:
+            name = msgspec.json.decode(line)["name"]
+            other = next(now, None)
+            if other is None:
+                return f"input '{name}' is not there any more"
+            if other != line:
+                other_name = msgspec.json.decode(other)["name"]
+                what = "has changed since" if name == other_name else f"was there, '{other_name}' is in its place now"
+                return f"input '{name}' {what}"
+    other = next(now, None)
+    return None if other is None else f"input '{msgspec.json.decode(other)['name']}' is new"
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """While the block runs, no other command writes to `out`."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(out, os.O_RDONLY)
+    except OSError as error:
+        raise NapkinError(f"the folder '{out}' cannot be made ({error.strerror}): choose another --out") from None
+    try:
+        if not try_lock(descriptor):
+            raise NapkinError(f"'{out}' is being written by another process: wait for its end")
+        yield
+    except OSError as error:
+        reason = f"{error.filename or out}: {error.strerror}"
+        raise NapkinError(f"'{out}' cannot be written ({reason}): make room, and run the same command again") from None
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _started(
+    engine: Engine,
+    ray_address: str | None,
+    pipeline: Pipeline,
+    work: Path,
+    workers: int,
+    on_message: Callable[[str], None],
+) -> Iterator[DoTasks]:
+    """What does the tasks of a pipeline."""
+    if engine == "processes":
+        yield lambda tasks, on_done: do_tasks(pipeline, work, tasks, workers, on_done, on_message)
+        return
+    with ray_cluster(ray_address) as ray:
+        yield lambda tasks, on_done: do_tasks_on_ray(ray, pipeline, work, tasks, on_done)
+
+
+def _begin(work: Path, pipeline: Pipeline, shards: Sequence[Sequence[InputFile]]) -> None:
+    if (work / STATE).exists():
+        return
+    work.mkdir(exist_ok=True)
+    write_inputs(work / INPUTS, shards)
+    write_json(work / STATE, _state_of(pipeline))
+
+
+def _state_of(pipeline: Pipeline) -> _State:
+    return _State(values_of(pipeline), versions_of(pipeline), files_of_options(pipeline))
+
+
+def _do_passes(
+    pipeline: Pipeline,
+    work: Path,
+    shards: Sequence[Sequence[InputFile]],
+    do: DoTasks,
+    on_progress: Progress,
+) -> None:
+    passes = divide_into_passes(pipeline.stages)
+    sizes = [sum(file.bytes for file in shard) for shard in shards]
+    total, done = sum(sizes) * len(passes), 0
+
+    for pass_ in passes:
+        title = f"pass {pass_.number + 1} of {len(passes)}"
+        (work / f"pass-{pass_.number}").mkdir(exist_ok=True)
+        tasks = [
+            ShardTask(pass_.number, shard, tuple(files) if pass_.number == 0 else ())
+            for shard, files in enumerate(shards)
+        ]
+        to_do = [task for task in tasks if not folder_of(work, task).is_dir()]
+        done += sum(sizes) - sum(sizes[task.shard] for task in to_do)
+        on_progress(done, total, title)
+
+        def count(task: Task, title: str = title) -> None:
+            nonlocal done
+            assert isinstance(task, ShardTask)
+            done += sizes[task.shard]
+            _remove_read(work, task)
+            on_progress(done, total, f"{title}, shard {task.shard + 1:,} of {len(shards):,}")
+
+        do(to_do, count)
+        if pass_.summarized is not None:
+            decision = DecisionTask(pass_.number, len(shards))
+            if not folder_of(work, decision).is_dir():
+                on_progress(done, total, f"{pass_.summarized.name}: deciding")
+                do([decision], lambda _: None)
+
+
+def _remove_read(work: Path, task: ShardTask) -> None:
+    """Remove what only this task had to read: a corpus may be large."""
+    if task.pass_number:
+        before = folder_of(work, ShardTask(task.pass_number - 1, task.shard))
+        for name in (RECORDS, SUMMARY):
+            (before / name).unlink(missing_ok=True)

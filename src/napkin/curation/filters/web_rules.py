@@ -1,0 +1,267 @@
+"""The rules of C4 (Raffel et al. 2020, JMLR 21(140), section 2.2): lines that are not sentences, and what they reveal.
+
+As in the code that made C4 (tensorflow_datasets, c4_utils.py): a line is judged by the first reason that holds, lorem
+ipsum and curly brackets are searched for in lines that end sentences. The list of bad words is the stage `word-list`.
+Ours are: what a sentence is (`count_sentences`), and that case is folded in ASCII only.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from napkin.curation.stage import Dropped, Record, TraceEntry
+from napkin.errors import NapkinError
+
+if TYPE_CHECKING:
+    from napkin.curation.filters.document_counts import C4Lines
+    from napkin.curation.filters.text_counts import TextStatistics
+
+
+# FOLD curation/filters/web_rules.py
+# How rules compare a value of a text with a threshold, and say what they found.
+
+Comparison = tuple[str, float, str, float]
+"""The name of a rule, the value of the text, the comparison for which the text is dropped, and the threshold."""
+
+_FAILS = {
+    "<": lambda value, threshold: value < threshold,
+    "<=": lambda value, threshold: value <= threshold,
+    ">": lambda value, threshold: value > threshold,
+    ">=": lambda value, threshold: value >= threshold,
+}
+
+
+def first_failure(comparisons: Iterable[Comparison]) -> Dropped | None:
+    """The first rule whose comparison holds, as a reason to drop the text."""
+    for rule, value, comparison, threshold in comparisons:
+        if _FAILS[comparison](value, threshold):
+            return Dropped(rule, f"{value:.4g} {comparison} {threshold:.4g}")
+    return None
+
+
+def failures(comparisons: Iterable[Comparison]) -> list[str]:
+    """The names of all rules whose comparisons hold."""
+    return [rule for rule, value, comparison, threshold in comparisons if _FAILS[comparison](value, threshold)]
+
+
+def share(part: float, whole: float) -> float:
+    """part / whole; 0 for nothing of nothing."""
+    return part / whole if whole else 0.0
+
+
+def check_fractions(**options: float) -> None:
+    """Raise NapkinError for the first option that is not between 0 and 1."""
+    for name, value in options.items():
+        if not 0 <= value <= 1:
+            raise NapkinError(f"{name} is {value}: use a fraction from 0 to 1")
+
+
+def check_counts(**options: float) -> None:
+    """Raise NapkinError for the first option that is negative or not a number."""
+    for name, value in options.items():
+        if not value >= 0:
+            raise NapkinError(f"{name} is {value}: use 0 or more")
+
+
+@dataclass(frozen=True)
+class C4:
+    """Keep only lines that end a sentence, and drop documents with too few of them, by the rules of C4.
+
+    Removed are lines without a full stop, question mark, exclamation mark or quotation mark at their end, with few
+    words or a very long one, about JavaScript or on cookies and terms of use. Those that stay are separated by line
+    feeds.
+    """
+
+    name: ClassVar[str] = "c4"
+
+    min_sentences: int = 5
+    """Sentences that the lines of a document have at least, once lines were removed."""
+    min_line_words: int = 3
+    """Words that a line has at least."""
+    max_word_characters: int = 1000
+    """Characters that a word of a line has at most (c4_utils.py, not in the paper)."""
+    lorem_ipsum: bool = True
+    """Drop documents with the words lorem ipsum."""
+    curly_bracket: bool = True
+    """Drop documents with a curly bracket, which stands in programs; false for corpora with code."""
+
+    def __post_init__(self) -> None:
+        check_counts(
+            min_sentences=self.min_sentences,
+            min_line_words=self.min_line_words,
+            max_word_characters=self.max_word_characters,
+        )
+
+    def apply(self, record: Record) -> Record | Dropped:
+        """The record with the lines that stay, if no rule drops it."""
+        found = self._lines(record.text)
+        dropped = first_failure(self.comparisons(found))
+        if dropped is not None:
+            return dropped
+        record.text = found.text
+        removed = ", ".join(f"{reason}: {count}" for reason, count in found.removed.items() if count)
+        record.trace.append(TraceEntry(self.name, f"lines removed: {removed}" if removed else ""))
+        return record
+
+    def failing_rules(self, text: str) -> list[str]:
+        """The names of all rules that would drop a text."""
+        return failures(self.comparisons(self._lines(text)))
+
+    def comparisons(self, found: "C4Lines") -> Iterator[Comparison]:
+        """Each rule that drops documents, with the value of a text and its threshold."""
+        if self.lorem_ipsum:
+            yield "lorem ipsum", found.lorem_ipsum, ">", 0
+        if self.curly_bracket:
+            yield "curly bracket", found.curly_bracket, ">", 0
+        yield "too few sentences", found.sentences, "<", self.min_sentences
+
+    def _lines(self, text: str) -> "C4Lines":
+        from napkin.curation.filters.document_counts import c4_lines
+
+        return c4_lines(text, self.min_line_words, self.max_word_characters)
+
+
+# FOLD curation/filters/web_rules.py
+# The rules that FineWeb adds to those of others.
+#
+# The paper has three of them with their thresholds (Penedo et al. 2024, arXiv:2406.17557, section 3.6). The code that
+# made the dataset (datatrove's `FineWebQualityFilter`) differs in two: it drops a document with 1% of its characters in
+# repeated lines where the paper says 10%, and one with more than 0.3 line feeds per word: the paper has no such rule.
+
+
+@dataclass(frozen=True)
+class FineWeb:
+    """Drop lists and menus by FineWeb's rules: lines without full stops, lines said twice, short lines.
+
+    Rules and thresholds are the paper's, which were chosen by models trained with and without each. The code that made
+    the dataset has two others: max_repeated_line_characters 0.01 and max_line_feeds_per_word 0.3.
+    """
+
+    name: ClassVar[str] = "fineweb"
+
+    min_terminated_lines: float = 0.12
+    """A document is dropped if at most this fraction of its lines ends with a mark that ends sentences."""
+    max_repeated_line_characters: float = 0.1
+    """A document is dropped if at least this fraction of its lines' characters is in lines that stood in it before;
+    0.1 is the paper's, 0.01 that of the dataset's code."""
+    max_short_lines: float = 0.67
+    """A document is dropped if at least this fraction of its lines has fewer than 30 characters."""
+    max_line_feeds_per_word: float | None = None
+    """A document is dropped if it has more line feeds per word; None is the paper, which has no such rule, 0.3 the
+    dataset's code (`list_ratio`)."""
+
+    def __post_init__(self) -> None:
+        check_fractions(
+            min_terminated_lines=self.min_terminated_lines,
+            max_repeated_line_characters=self.max_repeated_line_characters,
+            max_short_lines=self.max_short_lines,
+        )
+        if self.max_line_feeds_per_word is not None:
+            check_counts(max_line_feeds_per_word=self.max_line_feeds_per_word)
+
+    def apply(self, record: Record) -> Record | Dropped:
+        """The record, if no rule drops it."""
+        from napkin.curation.filters.document_counts import text_statistics
+
+        return first_failure(self.comparisons(text_statistics(record.text))) or record
+
+    def failing_rules(self, text: str) -> list[str]:
+        """The names of all rules that would drop a text."""
+        from napkin.curation.filters.document_counts import text_statistics
+
+        return failures(self.comparisons(text_statistics(text)))
+
+    def comparisons(self, counts: "TextStatistics") -> Iterator[Comparison]:
+        """Each rule with the value of a text and its threshold."""
+        terminated = share(counts.terminated_lines, counts.lines)
+        yield "lines without punctuation", terminated, "<=", self.min_terminated_lines
+        repeated = share(counts.repeated_line_characters, counts.line_characters)
+        yield "characters of repeated lines", repeated, ">=", self.max_repeated_line_characters
+        yield "short lines", share(counts.short_lines, counts.lines), ">=", self.max_short_lines
+        if self.max_line_feeds_per_word is not None:
+            line_feeds = share(counts.line_feeds, counts.words)
+            yield "line feeds per word", line_feeds, ">", self.max_line_feeds_per_word
+
+
+# FOLD curation/filters/web_rules.py
+# RefinedWeb's corrections of lines (Penedo et al. 2023, arXiv:2306.01116, section 3.2 and appendix G.2).
+#
+# The paper names the kinds of lines and gives examples; the lists of words are ours: extraction leaves counters of
+# social
+# networks, buttons and menus, each on a line of its own.
+
+_COUNTER = re.compile(
+    r"\W*[0-9][0-9.,]{0,15} ?[KkMm]?\s{1,3}"
+    r"(?:likes?|shares?|comments?|views?|followers?|following|retweets?|reposts?|replies|reply|votes?|upvotes?|downloads?"
+    r"|subscribers?|reactions?|plays?|posts?|reviews?|ratings?|points?|bookmarks?|quotes?)\W*",
+    re.IGNORECASE,
+)
+_MAX_COUNTER = 60
+"""Characters of a line that may be a counter."""
+_MAX_EDITED_WORDS = 10
+_BEGINNING = re.compile(r"(?:sign[ -]?in|log[ -]?in|sign[ -]?up|skip to (?:main )?content)\b", re.IGNORECASE)
+_END = re.compile(r"(?:read more|continue reading|show more|see more|learn more)\s?(?:\.\.\.|…)?$", re.IGNORECASE)
+_ANYWHERE = re.compile(r"items? in (?:your )?cart|add to cart|share this|all rights reserved", re.IGNORECASE)
+
+
+def line_defect(line: str, max_upper: float = 0.5) -> str:
+    """Why a line, with no white space at its ends, is none of prose; nothing if it may be."""
+    # Punctuation is neither: a line `3.14 | 2.72` is numbers only.
+    letters = sum(map(str.isalpha, line))
+    if letters == 0 and any(map(str.isdecimal, line)):
+        return "numbers only"
+    if len(line) <= _MAX_COUNTER and _COUNTER.fullmatch(line):
+        return "counter"
+    words = line.split(maxsplit=_MAX_EDITED_WORDS)
+    if len(words) == 1:
+        return "one word"
+    if letters and sum(map(str.isupper, line)) > max_upper * letters:
+        return "upper case"
+    if len(words) <= _MAX_EDITED_WORDS and (_BEGINNING.match(line) or _END.search(line) or _ANYWHERE.search(line)):
+        return "button or menu"
+    return ""
+
+
+@dataclass(frozen=True)
+class RefinedWeb:
+    """Remove lines of menus, counters and headings by RefinedWeb's rules; drop documents with many of them.
+
+    Removed are lines of mainly capitals, of numbers only, counters (3 likes), single words, and short lines that are
+    buttons or menus. In the paper a document is dropped when the lines hold more than 5% of its words.
+    """
+
+    name: ClassVar[str] = "refinedweb"
+
+    max_removed_words: float = 0.05
+    """Fraction of a document's words in lines to be removed, at most; 1 removes lines and never drops."""
+    max_upper: float = 0.5
+    """Fraction of a line's letters that are capitals, at most."""
+
+    def __post_init__(self) -> None:
+        check_fractions(max_removed_words=self.max_removed_words, max_upper=self.max_upper)
+
+    def apply(self, record: Record) -> Record | Dropped:
+        """The record without the lines, if they are few."""
+        kept: list[str] = []
+        removed: Counter[str] = Counter()
+        words = removed_words = 0
+        for line in record.text.split("\n"):
+            stripped = line.strip()
+            defect = line_defect(stripped, self.max_upper) if stripped else ""
+            n = len(stripped.split())
+            words += n
+            if defect:
+                removed[defect] += 1
+                removed_words += n
+            else:
+                kept.append(line)
+        fraction = share(removed_words, words)
+        if fraction > self.max_removed_words:
+            return Dropped("words in removed lines", f"{fraction:.4g} > {self.max_removed_words:.4g}")
+        if removed:
+            record.text = "\n".join(kept)
+        found = ", ".join(f"{defect}: {count}" for defect, count in sorted(removed.items()))
+        record.trace.append(TraceEntry(self.name, f"lines removed: {found}" if found else ""))
+        return record

@@ -1,0 +1,155 @@
+"""Environments by name."""
+
+import importlib.util
+import json
+import math
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from napkin.environments.environment import Environment, Outcome, SolvedEnvironment, Task, task_of_split
+from napkin.environments.prompt_file import PromptFile, is_prompt_file
+from napkin.environments.puzzles import Arithmetic, Copying, Maze, Sorting
+from napkin.errors import NapkinError, first_line, suggestion
+from napkin.grading.reward import reward_named
+
+# FOLD environments/registry.py
+# An environment of the user's: FILE.py:NAME, a class or object with `start` and `step`.
+#
+# It is the user's program and runs in this process, as the user's other programs do. Which of its tasks are held out is
+# decided by their content, as everywhere. What it raises is an error of `start`, and a failure with reward 0 of `step`.
+
+
+def own_environment(name: str, *, held_out: bool = False) -> Environment:
+    """The environment that FILE.py:NAME names. Raises NapkinError if there is none."""
+    path, _, attribute = name.rpartition(":")
+    made = getattr(_module(path), attribute, None)
+    if made is None:
+        raise NapkinError(f"'{path}' has no {attribute}: name what has `start` and `step`")
+    if isinstance(made, type) or not hasattr(made, "start"):
+        try:
+            made = made()
+        except Exception as error:
+            raise NapkinError(f"{name} cannot be made ({type(error).__name__}: {first_line(error)})") from None
+    if not callable(getattr(made, "start", None)) or not callable(getattr(made, "step", None)):
+        raise NapkinError(f"{name} has no `start` and `step`: an environment has both")
+    return (_OwnSolved if hasattr(made, "solution") else _Own)(name, made, held_out=held_out)
+
+
+class _Own:
+    def __init__(self, name: str, made: Any, *, held_out: bool) -> None:
+        self._name, self._made, self._held_out = name, made, held_out
+        self.n_parallel = int(getattr(made, "n_parallel", 0))
+        self.one_turn = bool(getattr(made, "one_turn", False))
+
+    def start(self, seed: int) -> Task:
+        return task_of_split(self._name, self._draw, seed, held_out=self._held_out)
+
+    def step(self, state: Any, answer: str) -> Outcome:
+        try:
+            outcome = self._made.step(state, answer)
+            if not isinstance(outcome, Outcome):
+                raise TypeError(f"step gave {type(outcome).__name__}, not an Outcome")
+            if not math.isfinite(outcome.reward):
+                raise ValueError(f"the reward is {outcome.reward}: a finite number is needed")
+            if not outcome.done and outcome.message is None:
+                raise ValueError("an episode that is not done needs a message")
+        except Exception as error:
+            return Outcome(0.0, failure=f"{type(error).__name__}: {first_line(error)}")
+        return outcome
+
+    def _draw(self, draw: random.Random) -> Task:
+        try:
+            task = self._made.start(draw.getrandbits(48))
+        except Exception as error:
+            raise NapkinError(f"{self._name}: start raised {type(error).__name__}: {first_line(error)}") from None
+        if not isinstance(task, Task):
+            raise NapkinError(f"{self._name}: start gave {type(task).__name__}, not a Task")
+        return task
+
+
+class _OwnSolved(_Own):
+    def solution(self, state: Any) -> str:
+        return self._made.solution(state)
+
+
+def _module(path: str) -> Any:
+    if not Path(path).is_file():
+        raise NapkinError(f"'{path}' is not a file: name an environment as FILE.py:NAME")
+    spec = importlib.util.spec_from_file_location(f"napkin_user_{Path(path).stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise NapkinError(f"'{path}' cannot be run ({type(error).__name__}: {first_line(error)}): correct it") from None
+    return module
+
+
+ENVIRONMENTS: dict[str, tuple[Callable[..., Environment], int]] = {
+    "arithmetic": (Arithmetic, 2),
+    "copying": (Copying, 8),
+    "maze": (Maze, 2),
+    "sorting": (Sorting, 5),
+    "sums": (partial(Arithmetic, operators="+"), 2),
+}
+"""What makes each of a level and of a side of the split, and its default level."""
+MOST_LEVEL = 64
+
+
+def environment_named(name: str, *, reward: str = "math", held_out: bool = False) -> Environment:
+    """An environment by name: one that is bundled, with a level after a colon if not its default; FILE.py:NAME of the
+    user's; or a JSONL file of prompts, whose answers `reward` judges.
+
+    `held_out` asks for the tasks that are kept for evaluation: none of them is one for training. Raises NapkinError for
+    what is not known or cannot be read.
+    """
+    if is_prompt_file(name):
+        return PromptFile(name, reward_named(reward), held_out=held_out)
+    if ".py:" in name:
+        return own_environment(name, held_out=held_out)
+    kind, colon, level = name.partition(":")
+    if kind not in ENVIRONMENTS:
+        known = suggestion(kind, ENVIRONMENTS)
+        raise NapkinError(f"'{name}' is not an environment: {known}, or name FILE.py:NAME or a JSONL file of prompts")
+    make, default = ENVIRONMENTS[kind]
+    if colon and not (level.isascii() and level.isdigit() and 1 <= int(level[:9]) <= MOST_LEVEL):
+        raise NapkinError(f"the level of environment '{name}' is '{level}': use 1 to {MOST_LEVEL}, such as {kind}:3")
+    return make(int(level) if colon else default, held_out)
+
+
+# FOLD environments/registry.py
+# Solved tasks as conversations: what a model can be trained on before it is rewarded.
+
+MOST_TURNS = 1000
+
+
+def environment_chats(environment: SolvedEnvironment, n: int, seed: int = 0) -> Iterator[str]:
+    """`n` lines of JSONL, each the conversation of a task with right answers: those of seeds `seed` and following.
+
+    >>> from napkin.environments import environment_named
+    >>> next(environment_chats(environment_named("arithmetic"), 1))
+    '{"messages": [{"role": "user", "content": "1-1="}, {"role": "assistant", "content": "0"}]}'
+
+    Raises NapkinError for an environment that knows no answers.
+    """
+    if not hasattr(environment, "solution"):
+        raise NapkinError("the environment has no `solution`: only one that knows a right answer writes conversations")
+    for number in range(seed, seed + n):
+        task = environment.start(number)
+        messages = [{"role": each.role, "content": each.content} for each in task.messages]
+        state = task.state
+        for _ in range(MOST_TURNS):
+            answer = environment.solution(state)
+            messages.append({"role": "assistant", "content": answer})
+            outcome = environment.step(state, answer)
+            if outcome.done or outcome.message is None:
+                break
+            messages.append({"role": "user", "content": outcome.message})
+            state = outcome.state
+        else:
+            raise NapkinError(f"the task of seed {number} is not done after {MOST_TURNS} right answers: correct it")
+        yield json.dumps({"messages": messages}, ensure_ascii=False)

@@ -1,0 +1,141 @@
+"""Moving over the markup of a serialized page: where tags, comments and elements end, and the hashes of names."""
+
+from napkin.extraction.tags import N_SLOTS, RAW
+from napkin.machine_code.compiled_function import jitted
+from napkin.machine_code.pointers import i64_at
+from napkin.tokenizer.numba.intrinsics import load_u8, load_u32
+
+_LT, _GT, _SLASH, _BANG, _QUOTE, _EQUALS, _AMPERSAND, _HYPHEN = (ord(c) for c in '<>/!"=&-')
+NBSP = 0x7073626E
+"""The letters of a reference to a no-break space, as four bytes."""
+
+
+@jitted
+def skip_attributes(page, i, n):
+    """Where the tag ends whose attributes begin at i."""
+    quoted = False
+    while i < n:
+        c = load_u8(page + i)
+        i += 1
+        if c == _QUOTE:
+            quoted = not quoted
+        elif c == _GT and not quoted:
+            return i
+    return n
+
+
+@jitted
+def skip_raw(page, i, n, key):
+    """Where an element ends whose content, which begins at i, is not markup."""
+    while i < n:
+        i = find(page, i, n, _LT)
+        if i + 1 < n and load_u8(page + i + 1) == _SLASH:
+            found, after = hash_name(page, i + 2, n)
+            if found == key:
+                return min(find(page, after, n, _GT) + 1, n)
+        i += 1
+    return n
+
+
+@jitted
+def skip_element(page, i, n, key, tags):
+    """Where an element ends whose content begins at i; the elements of its name within it are counted."""
+    depth = 1
+    while i < n:
+        i = find(page, i, n, _LT)
+        c = load_u8(page + i + 1) if i + 1 < n else 0
+        if c == _BANG:
+            i = skip_declaration(page, i + 2, n)
+        elif c == _SLASH:
+            found, i = hash_name(page, i + 2, n)
+            if found == key:
+                depth -= 1
+                if depth == 0:
+                    return min(find(page, i, n, _GT) + 1, n)
+        else:
+            found, i = hash_name(page, i + 1, n)
+            i = skip_attributes(page, i, n)
+            if found == key:
+                depth += 1
+            elif i64_at(tags)[find_tag(tags, found) * 4 + 2] == RAW:
+                i = skip_raw(page, i, n, found)
+    return n
+
+
+@jitted
+def skip_declaration(page, i, n):
+    """Where a comment or declaration ends whose content begins at i, after `<!`."""
+    if i + 1 < n and load_u8(page + i) == _HYPHEN and load_u8(page + i + 1) == _HYPHEN:
+        i += 2
+        while True:
+            i = find(page, i, n, _GT)
+            if i >= n:
+                return n
+            if load_u8(page + i - 1) == _HYPHEN and load_u8(page + i - 2) == _HYPHEN:
+                return i + 1
+            i += 1
+    return min(find(page, i, n, _GT) + 1, n)
+
+
+@jitted
+def find_tag(tags, key):
+    """The row of a name in the table of tags, or an empty one."""
+    slot = key & (N_SLOTS - 1)
+    rows = i64_at(tags)
+    while rows[slot * 4] != 0 and rows[slot * 4] != key:
+        slot = (slot + 1) & (N_SLOTS - 1)
+    return slot
+
+
+@jitted
+def hash_name(page, i, n):
+    """The hash of the tag's name at i, and where it ends."""
+    key = 0
+    while i < n:
+        c = load_u8(page + i)
+        if c in (_GT, _SLASH, _LT) or is_space(c):
+            break
+        key = key * 31 + c
+        i += 1
+    return key, i
+
+
+@jitted
+def hash_attribute(page, i, n):
+    """The hash of the attribute's name at i, and where it ends."""
+    key, begin = 0, i
+    while i < n:
+        c = load_u8(page + i)
+        if c in (_GT, _EQUALS) or is_space(c) or (c == _SLASH and i > begin):
+            break
+        key = key * 31 + c
+        i += 1
+    return key, i
+
+
+@jitted
+def find(page, i, n, byte):
+    """Where a byte stands next, from i on; n if nowhere."""
+    while i < n and load_u8(page + i) != byte:
+        i += 1
+    return i
+
+
+@jitted
+def skip_space(page, i, n):
+    """Where the text begins that follows white space at i; n if there is none."""
+    while i < n:
+        c = load_u8(page + i)
+        if is_space(c):
+            i += 1
+        elif c == _AMPERSAND and i + 5 < n and load_u32(page + i + 1) == NBSP:
+            i += 6
+        else:
+            break
+    return min(i, n)
+
+
+@jitted
+def is_space(c):
+    """Whether a byte is ASCII white space."""
+    return c == 32 or 9 <= c <= 13

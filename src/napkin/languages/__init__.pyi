@@ -1,0 +1,13 @@
+from .classifier import LanguageClassifier as LanguageClassifier
+from .classifier import LanguageGuess as LanguageGuess
+from .classifier import ParagraphGuess as ParagraphGuess
+from .classifier import identify_language as identify_language
+from .classifier import identify_languages as identify_languages
+from .classifier import language_shares as language_shares
+from .classifier import load_classifier as load_classifier
+from .classifier import packaged_classifier as packaged_classifier
+from .classifier import paragraph_languages as paragraph_languages
+from .training import LanguageTraining as LanguageTraining
+from .training import fit_sharpness as fit_sharpness
+from .training import reliability as reliability
+from .training import train_languages as train_languages

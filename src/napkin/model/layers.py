@@ -1,0 +1,226 @@
+"""Linear layers: x · Wᵀ + b; and the factory that makes all of a model's linear layers by one rule."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from napkin.kernels.decoding import linear
+from napkin.model.initialization import Device, fan_in_std, truncated_normal
+
+Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""x · Wᵀ + b of x, W and b."""
+
+
+class Linear(nn.Module):
+    """A matrix applied to the last dimension, and optionally a bias, which starts at 0.
+
+    The matrix starts truncated-normal at ±3 std; std defaults to 1/sqrt(in_features), which keeps the variance of its
+    input (LeCun et al. 1998).
+    """
+
+    weight: Float[Tensor, "out_features in_features"]
+    bias: Float[Tensor, " out_features"] | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        std: float | None = None,
+        generator: torch.Generator | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        initial = in_features**-0.5 if std is None else std
+        self.weight = truncated_normal(
+            out_features, in_features, std=initial, generator=generator, device=device, dtype=dtype
+        )
+        zeros = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
+        self.register_parameter("bias", zeros)
+        self.multiply: Multiply = linear
+        """The product, which may be taken in another format."""
+        self.adapter: LinearAdapter | None = None
+        """What is trained in place of the matrix, see napkin.model.adapters."""
+
+    def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
+        """Multiply each vector by the matrix, add the bias."""
+        if self.adapter is not None:
+            return self.adapter(x, self.weight, self.bias, self.multiply)
+        return self.multiply(x, self.weight, self.bias)
+
+    @property
+    def matrix(self) -> Float[Tensor, "out_features in_features"]:
+        """The matrix that the layer multiplies by: its weight or, with an adapter, that with what the adapter adds."""
+        return self.weight if self.adapter is None else self.adapter.merged(self.weight)
+
+
+class LinearAdapter(nn.Module):
+    """What a linear layer asks of an adapter."""
+
+    def forward(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        multiply: Multiply,
+    ) -> Tensor:
+        """What the layer computes with it; `multiply` takes its product."""
+        raise NotImplementedError
+
+    def merged(self, weight: Tensor) -> Tensor:
+        """The matrix that does the same alone."""
+        raise NotImplementedError
+
+
+class MuPLinear(Linear):
+    """A linear layer whose matrix acts `multiplier` times as large as it is: µP's hidden layers (Yang et al. 2022).
+
+    The matrix starts larger by 1/multiplier, so the layer's output starts as in any other. But Adam moves each number
+    by about the learning rate, whatever its size: the layer then learns `multiplier` times as fast (table 8 and
+    lemma J.1), which for a multiplier of 1/width is equally fast at every width.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, multiplier: float, std: float, **settings: Any) -> None:
+        super().__init__(in_features, out_features, std=std / multiplier, **settings)
+        self.multiplier = multiplier
+
+    def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
+        """Multiply each vector by the matrix and the multiplier, add the bias."""
+        return super().forward(x * self.multiplier)
+
+
+class LinearFactory:
+    """Makes linear layers that start by one rule.
+
+    `std` is a function of a matrix's inputs and outputs. `residual_scale` multiplies the initial std of layers that
+    write into the residual stream. `mup_multiplier` is µP's base width over width; None makes plain layers.
+    """
+
+    def __init__(
+        self,
+        *,
+        std: Callable[[int, int], float] = fan_in_std,
+        residual_scale: float = 1.0,
+        mup_multiplier: float | None = None,
+        generator: torch.Generator | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.std = std
+        self.residual_scale = residual_scale
+        self.mup_multiplier = mup_multiplier
+        self.generator = generator
+        self.device = device
+        self.dtype = dtype
+
+    def on(self, device: Device, dtype: torch.dtype | None) -> "LinearFactory":
+        """The factory, or if a device or dtype is given, another that makes its layers there."""
+        if device is None and dtype is None:
+            return self
+        made = copy.copy(self)
+        made.device, made.dtype = device or self.device, dtype or self.dtype
+        return made
+
+    def linear(self, inputs: int, *outputs: int, bias: bool = False) -> Linear:
+        """Matrices that read the same input, stacked: one product to launch, under autocast one cast of the input."""
+        return self._make(inputs, sum(outputs), bias=bias, std=self.std(inputs, outputs[0]))
+
+    def residual_output(self, inputs: int, outputs: int, *, bias: bool = False) -> Linear:
+        """A matrix that writes into the residual stream."""
+        return self._make(inputs, outputs, bias=bias, std=self.residual_scale * self.std(inputs, outputs))
+
+    def expert_stack(
+        self, n: int, inputs: int, outputs: int, *, into_residual: bool = False, parts: int = 1
+    ) -> nn.Parameter:
+        """n matrices in one parameter [n, parts · outputs, inputs], for experts."""
+        std = self.std(inputs, outputs) * (self.residual_scale if into_residual else 1.0)
+        return truncated_normal(n, parts * outputs, inputs, std=std, **self._made_with())
+
+    def _make(self, inputs: int, outputs: int, *, bias: bool, std: float) -> Linear:
+        if self.mup_multiplier is None:
+            return Linear(inputs, outputs, bias=bias, std=std, **self._made_with())
+        return MuPLinear(inputs, outputs, multiplier=self.mup_multiplier, std=std, bias=bias, **self._made_with())
+
+    def _made_with(self) -> dict[str, Any]:
+        return {"generator": self.generator, "device": self.device, "dtype": self.dtype}
+
+
+class Scale(nn.Module):
+    """x times a constant."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+        """Multiply."""
+        return x * self.factor
+
+
+def make_scale(factor: float) -> nn.Module:
+    """A scale, or an identity for a factor of 1."""
+    return nn.Identity() if factor == 1 else Scale(factor)
+
+
+# FOLD model/layers.py
+# The embedding: one row of a matrix per token id.
+
+
+class Embedding(nn.Module):
+    """A learned vector for each of vocab_size ids, initialized truncated-normal at ±3 std."""
+
+    weight: Float[Tensor, "vocab_size d_model"]
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        *,
+        std: float = 1.0,
+        generator: torch.Generator | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.weight = truncated_normal(vocab_size, d_model, std=std, generator=generator, device=device, dtype=dtype)
+        self.look_up: Callable[[Tensor, Tensor], Tensor] = F.embedding
+        """Takes rows of the matrix; tensor parallelism replaces it."""
+
+    def forward(self, tokens: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
+        """Look up each id; an id outside the vocabulary is an IndexError on the CPU, an assert on a GPU."""
+        return self.look_up(tokens, self.weight)
+
+
+# FOLD model/layers.py
+# Dropout (Srivastava et al. 2014): in training, numbers are set to 0 at random and the others scaled up, so that the
+# mean stays.
+
+
+class Dropout(nn.Module):
+    """Each number is set to 0 with probability p, else divided by 1 - p; in evaluation it is unchanged.
+
+    The numbers are drawn from torch's global generator of x's device.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+        """Drop, if in training."""
+        if not self.training:
+            return x
+        kept = torch.empty_like(x).bernoulli_(1 - self.p)
+        return x * kept.div_(1 - self.p)
+
+
+def make_dropout(p: float) -> nn.Module:
+    """A dropout, or an identity for p = 0."""
+    return Dropout(p) if p else nn.Identity()

@@ -1,0 +1,286 @@
+"""What one rank of a layout computes, holds and sends, part by part: priced once, shared by all layouts of a search."""
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from napkin.accounting.ledger import Row
+from napkin.accounting.pipeline_simulation import StageSeconds
+from napkin.accounting.pricing import roofline_seconds
+from napkin.distributed.parallel_model import shard_dimension
+from napkin.errors import NapkinError
+from napkin.hardware.cluster import Interconnect
+from napkin.model.transformer import Transformer
+from napkin.planning.layouts.counted_parts import CountedParts, Part, Size, count_parts, with_tensor
+from napkin.planning.step.machine import CatalogueMachine
+from napkin.planning.step.site import Site
+from napkin.recipe.layout import Layout
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.train_step.compile import Recompute
+
+OUTSIDE_BYTES = 4
+"""Per parameter outside of blocks, which FSDP gathers and reduces in fp32."""
+BUCKET_BYTES = 25 * 2**20
+"""Of gradients that are all-reduced at a time: torch's default, `bucket_cap_mb`."""
+PRODUCTS_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What a plan of a layout may vary: the layout, and how each rank computes its rows."""
+
+    layout: Layout
+    micro_batch_size: int
+    """Sequences per forward pass of the ranks that compute them together."""
+    recompute: Recompute = "none"
+    loss_chunk_size: int = 512
+
+    @property
+    def size(self) -> Size:
+        """What the operators of one rank depend on."""
+        layout = self.layout
+        return Size(self.micro_batch_size / layout.context, layout.tensor, layout.expert)
+
+
+def choice_of(resolved: ResolvedRecipe) -> Choice:
+    """That of a recipe."""
+    training = resolved.per_device.training
+    return Choice(
+        layout=resolved.layout,
+        micro_batch_size=training.resolved_micro_batch_size,
+        recompute=training.recompute,
+        loss_chunk_size=training.loss_chunk_size,
+    )
+
+
+class Parameters(NamedTuple):
+    """Numbers of parameters of one rank of tensor, before anything is sharded."""
+
+    dense: int
+    """Of a block without experts."""
+    block: int
+    """Of a block, its experts left out."""
+    experts: int
+    """Of all experts of a block."""
+    embedding: int
+    """Embedding and learned positions."""
+    head: int
+    """Last norm, and the head if it is not the embedding."""
+
+
+def _sums(numbers: Iterable[tuple[str, int]]) -> Parameters:
+    sums = dict.fromkeys(Parameters._fields, 0)
+    for kind, number in numbers:
+        sums[kind] += number
+    return Parameters(**sums)
+
+
+class LayoutCosts:
+    """Seconds and bytes of the parts of a model on one rank of a machine; counted and priced when first asked for."""
+
+    def __init__(
+        self,
+        resolved: ResolvedRecipe,
+        machine: CatalogueMachine,
+        tensors: Sequence[int],
+        *,
+        usd_per_hour: float | None = None,
+        progress: Callable[[str], None] = lambda doing: None,
+    ) -> None:
+        """`tensors` are the sizes of tensor that may be asked for, `usd_per_hour` is of one device.
+
+        Raises NapkinError where it is not known what connects the devices.
+        """
+        self.resolved = resolved
+        self.machine = machine
+        self.tensors = tuple(tensors)
+        self.ceilings = machine.ceilings(resolved.precision)
+        self.usd_per_hour = usd_per_hour
+        self.site = self._site(machine)
+        if self.site.interconnect is None:
+            raise NapkinError(
+                f"it is not known what connects {machine.device.name}: describe the device in a TOML file with its "
+                "link_bandwidth, as `napkin hardware` shows them"
+            )
+        self.interconnect: Interconnect = self.site.interconnect
+        self.progress = progress
+        self.model = resolved.recipe.model
+        self.activation_bytes = PRODUCTS_BYTES[resolved.precision.products]
+        """Of a number that ranks of tensor or context send each other."""
+        self.gather_bytes = PRODUCTS_BYTES[resolved.gather_format]
+        self.reduce_bytes = PRODUCTS_BYTES[resolved.recipe.training.reduce_format]
+        self.weight_bytes = resolved.precision.bytes_per_weight
+        self.parts = functools.cache(self._parts)
+        self.shapes = functools.cache(self._shapes)
+        self.parameters = functools.cache(self._parameters)
+        self.padded = functools.cache(self._padded)
+        self.seconds = functools.cache(self._seconds)
+        self.attention_seconds = functools.cache(self._attention_seconds)
+        self.least_seconds = functools.cache(self._least_seconds)
+        self.kept_bytes = functools.cache(self._kept_bytes)
+        self.working_bytes = functools.cache(self._working_bytes)
+        self.head_working_bytes = functools.cache(self._head_working_bytes)
+        self.launch_seconds = functools.cache(self._launch_seconds)
+        self.rows = functools.cache(self._rows)
+        self.head_seconds = functools.cache(self._head_seconds)
+
+    def on(self, machine: CatalogueMachine) -> "LayoutCosts":
+        """The same parts on another number of the same devices."""
+        other = copy.copy(self)
+        other.machine, other.site = machine, self._site(machine)
+        other.resolved = dataclasses.replace(self.resolved, world_size=machine.n_devices)
+        return other
+
+    def _site(self, machine: CatalogueMachine) -> Site:
+        site, price = machine.site(self.resolved.precision, self.ceilings), self.usd_per_hour
+        return site if price is None else dataclasses.replace(site, usd_per_hour=machine.n_devices * price, offer=None)
+
+    def _parts(self, recompute: Recompute) -> CountedParts:
+        self.progress(f"counting a block, recompute {recompute}")
+        plain = None if recompute == "none" else self.parts("none")
+        return count_parts(self.resolved, recompute, self.tensors, plain)
+
+    def _shapes(self, tensor: int) -> list[tuple[str, str, torch.Size]]:
+        """Of each parameter of one rank of tensor: which of `Parameters` it belongs to, its own name and shape."""
+        model = with_tensor(self.resolved, tensor).recipe.model
+        dense = min(model.n_dense_layers, 1) if model.n_experts else 0
+        with FakeTensorMode():
+            built = Transformer(dataclasses.replace(model, n_layers=1 + dense, n_dense_layers=dense))
+        found: list[tuple[str, str, torch.Size]] = []
+        for name, parameter in built.named_parameters():
+            path = name.split(".")
+            if path[0] == "blocks":
+                kind = "experts" if "experts" in path else "dense" if dense and path[1] == "0" else "block"
+            else:
+                kind = "embedding" if path[0] in ("embedding", "positions") else "head"
+            found.append((kind, path[-1], parameter.shape))
+        return found
+
+    def _parameters(self, tensor: int) -> Parameters:
+        return _sums((kind, shape.numel()) for kind, _, shape in self.shapes(tensor))
+
+    def _padded(self, tensor: int, expert: int, shards: int, shards_of_experts: int) -> Parameters:
+        """The same, with experts of one rank of expert alone, as FSDP2 pads them to equal shards."""
+        sizes: list[tuple[str, int]] = []
+        for kind, name, shape in self.shapes(tensor):
+            among, taken = shards, ()
+            if kind == "experts":
+                shape, among = torch.Size((shape[0] // expert, *shape[1:])), shards_of_experts
+                # Ranks of tensor divide the width of experts.
+                taken = () if tensor == 1 else (1,) if name == "up" else (2,)
+            length = shape[shard_dimension(shape, among, taken)]
+            sizes.append((kind, shape.numel() // length * among * -(-length // among)))
+        return _sums(sizes)
+
+    def _rows(self, part: Part, size: Size, recompute: Recompute) -> list[tuple[Row, bool, bool]]:
+        """The calls of a part; whether each copies weights, and whether it is for the gradient of weights."""
+        operators = self.parts(recompute).operators(part, size)
+        return list(
+            zip(operators.at(size), operators.copies_weights.tolist(), operators.of_weights.tolist(), strict=True)
+        )
+
+    def _seconds(self, part: Part, size: Size, recompute: Recompute, gathered: bool) -> StageSeconds:
+        """Of one micro-batch. `gathered` parameters are in the format of the products already."""
+        sums = {"forward": 0.0, "backward_input": 0.0, "backward_weight": 0.0, "recompute": 0.0, "optimizer": 0.0}
+        for row, copies_weights, of_weights in self.rows(part, size, recompute):
+            if gathered and copies_weights and row.phase in ("forward", "recompute"):
+                continue
+            phase = "forward" if row.in_forward_pass else row.phase
+            if phase == "backward":
+                phase = "backward_weight" if of_weights else "backward_input"
+            sums[phase] += roofline_seconds(row, self.ceilings)
+        return StageSeconds(sums["forward"], sums["backward_input"], sums["backward_weight"], sums["recompute"])
+
+    def _launch_seconds(self, part: Part, size: Size, recompute: Recompute) -> float:
+        return len(self.rows(part, size, recompute)) * self.ceilings.seconds_per_operator
+
+    def _attention_seconds(self, size: Size, recompute: Recompute) -> tuple[float, float]:
+        """Of fused attention alone, forward and backward: what hides the ring's sends."""
+        sums = [0.0, 0.0]
+        for row, _, _ in self.rows("block", size, recompute):
+            if row.is_fused_attention:
+                sums[row.phase != "forward"] += roofline_seconds(row, self.ceilings)
+        return sums[0], sums[1]
+
+    def expert_seconds(self, size: Size, recompute: Recompute) -> float:
+        """Of the experts of a block, in both passes of a micro-batch."""
+        rows = (row for row, _, _ in self.rows("block", size, recompute))
+        return sum(roofline_seconds(row, self.ceilings) for row in rows if row.module.endswith(".experts"))
+
+    def _kept_bytes(self, part: Part, size: Size, recompute: Recompute, gathered: bool) -> float:
+        """Bytes that one micro-batch keeps from its forward to its backward pass."""
+        activations, copies = self.parts(recompute).operators(part, size).kept_bytes(size)
+        return activations + (0 if gathered else copies)
+
+    def _working_bytes(self, size: Size, recompute: Recompute) -> float:
+        """Bytes that come and go in the backward pass of a block."""
+        whole = self.gathered_activation_bytes(size) if size.tensor > 1 else 0.0
+        return self.parts(recompute).working_bytes(size) + 2 * whole
+
+    def _head_working_bytes(self, size: Size, loss_chunk_size: int, recompute: Recompute) -> float:
+        chunk = min(loss_chunk_size / self.model.context_length, size.sequences)
+        return self.parts(recompute).head_working_bytes(size, chunk)
+
+    def tokens(self, size: Size) -> float:
+        """Of a micro-batch, on one rank."""
+        return size.sequences * self.model.context_length
+
+    def gathered_activation_bytes(self, size: Size) -> float:
+        """Of the hidden states of a micro-batch, in the format that ranks of tensor send."""
+        return self.tokens(size) * self.model.d_model * self.activation_bytes
+
+    def _head_seconds(self, size: Size, loss_chunk_size: int, recompute: Recompute) -> StageSeconds:
+        """Of norm, head and loss of one micro-batch."""
+        tokens = self.tokens(size)
+        chunk = min(float(loss_chunk_size), tokens)
+        chunks, rest = divmod(tokens, chunk)
+        of_chunk = self.seconds("chunk", size._replace(sequences=chunk / self.model.context_length), recompute, False)
+        seconds = self.seconds("head", size, recompute, False) + of_chunk * int(chunks)
+        if rest >= 1:
+            last = size._replace(sequences=rest / self.model.context_length)
+            seconds += self.seconds("chunk", last, recompute, False)
+        return seconds
+
+    def _least_seconds(self, size: Size, recompute: Recompute, gathered: bool, loss_chunk_size: int) -> float:
+        """Of one micro-batch through the whole model on one rank, without collectives."""
+        dense = self.model.n_dense_layers if self.model.n_experts else 0
+        every = self.resolved.recipe.training.recompute_every
+        seconds = self.head_seconds(size, loss_chunk_size, "none")
+        for part, number in (("dense", dense), ("block", self.model.n_layers - dense)):
+            if number:
+                again = number // every if recompute != "none" else 0
+                seconds += self.seconds(part, size, recompute, gathered) * again
+                seconds += self.seconds(part, size, "none", gathered) * (number - again)
+        return seconds.forward + seconds.of("backward")
+
+    def update_seconds(self, parameters: float, blocks: int) -> float:
+        """Of clipping and the optimizer, on so many parameters in so many blocks."""
+        parts = self.parts("none")
+        share = parameters / parts.counted_parameters
+        launch = self.ceilings.seconds_per_operator
+        rows = parts.parts["update"].rows
+        bound = sum(max(0.0, roofline_seconds(row, self.ceilings) - launch) for row in rows)
+        calls = len(rows) + parts.update_calls_per_block * (blocks - parts.counted_blocks)
+        return share * bound + launch * max(1, calls)
+
+    def accumulate_seconds(self, parameters: float) -> float:
+        """Of adding the gradients of a micro-batch to those before it: each number is read twice and written once."""
+        touched = 3 * self.weight_bytes * parameters
+        return touched / self.ceilings.bandwidth(touched) if touched else 0.0
+
+    def model_flops(self, sequences: int) -> float:
+        """FLOPs of a step of the whole model, recomputation left out, attention over all pairs."""
+        model, counted = self.model, self.parts("none").parts
+        dense = model.n_dense_layers if model.n_experts else 0
+        sums = 0.0
+        for part, times in (("dense", dense), ("block", model.n_layers - dense), ("head", 1), ("chunk", 1)):
+            if times and part in counted:
+                figures = counted[part].figures_at(Size(1.0))
+                sums += times * float(figures[:, 0].sum())
+        return sums * sequences

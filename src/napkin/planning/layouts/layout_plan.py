@@ -1,0 +1,272 @@
+"""The plan of a layout: bytes of each rank, and the seconds of a step, its pipeline simulated action by action.
+
+A step is as long as its schedule, then the all-reduce of gradients that no backward pass hides, then the update.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from napkin.accounting.pipeline_simulation import PipelineTimeline, simulate_pipeline
+from napkin.accounting.pricing import dollars
+from napkin.errors import NapkinError
+from napkin.planning.layouts.costs import Choice, LayoutCosts, choice_of
+from napkin.planning.layouts.memory import RankBytes, ranks_bytes, schedule_of, stages_of_ranks
+from napkin.planning.layouts.stages import (
+    Sender,
+    StageContent,
+    StageTime,
+    once_per_step,
+    own_parameters,
+    send_seconds,
+    stage_times,
+)
+from napkin.planning.step.machine import CatalogueMachine
+from napkin.planning.step.site import Site
+from napkin.recipe.layout import Layout
+from napkin.recipe.resolved import ResolvedRecipe
+
+PHASES = ("forward", "backward_input", "backward_weight", "recompute")
+SENDERS = ("tensor", "context", "expert", "shard", "data")
+
+
+@dataclass(frozen=True)
+class LayoutPlan:
+    """What a step of one layout takes: the seconds of the whole, the bytes of each rank of its pipeline."""
+
+    resolved: ResolvedRecipe
+    choice: Choice
+    site: Site
+    micro_batches: int
+    """That pass through each pipeline in a step."""
+    stages: tuple[StageTime, ...]
+    """In the order of the forward pass; seconds of one micro-batch."""
+    ranks: tuple[RankBytes, ...]
+    """Of each rank of a pipeline; ranks beside it in the other dimensions hold as much."""
+    pipeline_seconds: float
+    """From the first forward to the end of the last backward pass."""
+    sending_seconds: float
+    """Of one micro-batch from a stage to the next."""
+    once_per_step: dict[Sender, tuple[float, float]]
+    """Exposed and hidden seconds of what is sent once per step, by dimension."""
+    update_seconds: float
+    """Of clipping and the optimizer, and of sending updated parameters where ranks share its state."""
+    model_flops: float
+    """Of the step of all devices, recomputation left out, attention over all pairs."""
+    expert_seconds: float
+    """Of a step, those that grow with the tokens that the busiest rank of expert gets: its experts compute, and the
+    others wait for it. 0 where ranks do not divide experts, or where experts have a capacity."""
+    factor: float
+    """In nine cases of ten a step is expected to take between seconds / factor and seconds · factor."""
+    counted_bytes: int | None = None
+    """The peak of the rank that needs most, its real step counted; None where it was not."""
+
+    @property
+    def layout(self) -> Layout:
+        """The ranks."""
+        return self.choice.layout
+
+    @property
+    def seconds(self) -> float:
+        """Of one step."""
+        return self.pipeline_seconds + self.update_seconds + sum(exposed for exposed, _ in self.once_per_step.values())
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Seconds that hold a step in nine cases of ten."""
+        return self.seconds / self.factor, self.seconds * self.factor
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all devices."""
+        return self.resolved.recipe.tokens_per_step / self.seconds
+
+    @property
+    def mfu(self) -> float:
+        """Model-FLOPs utilisation: attention over all pairs, recomputation left out."""
+        return self.model_flops / self.seconds / (self.site.n_devices * self.site.matmul_peak)
+
+    @property
+    def dollars(self) -> float | None:
+        """Of all steps; None where the price is not known."""
+        per_hour = self.site.usd_per_hour
+        return None if per_hour is None else dollars(self.resolved.recipe.training.steps * self.seconds, per_hour)
+
+    @property
+    def peak_bytes(self) -> float:
+        """Of the rank that needs most: counted, or the sum of its parts."""
+        return self.ranks[self.largest_rank].total if self.counted_bytes is None else self.counted_bytes
+
+    @property
+    def largest_rank(self) -> int:
+        """The rank of the pipeline that needs most."""
+        return max(range(len(self.ranks)), key=lambda rank: self.ranks[rank].total)
+
+    @property
+    def fits(self) -> bool:
+        """Whether that is within the device's memory."""
+        return self.peak_bytes <= self.site.memory_bytes
+
+    @functools.cached_property
+    def busiest(self) -> tuple[int, ...]:
+        """The stages of the rank of the pipeline that computes and waits for collectives longest."""
+        return max(stages_of_ranks(self.layout), key=lambda held: sum(self._busy(stage) for stage in held))
+
+    def _busy(self, stage: int) -> float:
+        seconds = self.stages[stage].seconds
+        return seconds.forward + seconds.of("backward")
+
+    @functools.cached_property
+    def by_kind(self) -> dict[str, float]:
+        """Seconds of the step on its busiest rank: computation by phase, exposed collectives by dimension, the
+        bubble (waiting for other stages, sends included), the update. They add up to `seconds`."""
+        found = dict.fromkeys(PHASES, 0.0)
+        exposed = dict.fromkeys(SENDERS, 0.0)
+        for stage in self.busiest:
+            for phase in PHASES:
+                found[phase] += self.micro_batches * getattr(self.stages[stage].compute, phase)
+            for sender, passes in self.stages[stage].sends.exposed.items():
+                exposed[sender] += self.micro_batches * sum(passes)
+        for sender, (seconds, _) in self.once_per_step.items():
+            exposed[sender] += seconds
+        found |= {f"{sender} exposed": seconds for sender, seconds in exposed.items() if seconds}
+        busy = sum(self.micro_batches * self._busy(stage) for stage in self.busiest)
+        found["bubble"] = max(0.0, self.pipeline_seconds - busy)
+        found["update"] = self.update_seconds
+        return {kind: seconds for kind, seconds in found.items() if seconds}
+
+    @functools.cached_property
+    def hidden(self) -> dict[str, float]:
+        """Seconds of collectives by dimension that the busiest rank computes through."""
+        found: dict[str, float] = {}
+        for stage in self.busiest:
+            for sender, seconds in self.stages[stage].sends.hidden.items():
+                found[sender] = found.get(sender, 0.0) + self.micro_batches * seconds
+        for sender, (_, seconds) in self.once_per_step.items():
+            found[sender] = found.get(sender, 0.0) + seconds
+        return {sender: seconds for sender, seconds in found.items() if seconds}
+
+    @functools.cached_property
+    def timeline(self) -> PipelineTimeline:
+        """Each action of the step; of a layout without a pipeline, that of its one stage."""
+        return simulated(self.choice, self.stages, self.sending_seconds, self.micro_batches)
+
+
+def plan_layout(
+    resolved: ResolvedRecipe,
+    machine: CatalogueMachine,
+    choice: Choice | None = None,
+    *,
+    costs: LayoutCosts | None = None,
+    progress: Callable[[str], None] = lambda doing: None,
+) -> LayoutPlan:
+    """Plan the step of a recipe on a machine in one layout.
+
+    Args:
+        resolved: the recipe, of the whole run.
+        machine: the devices, as many as the layout has ranks.
+        choice: the layout, micro-batch size, recomputation and chunk of the loss; those of the recipe by default.
+        costs: priced parts, to be shared by plans of the same recipe and machine.
+        progress: called with a description of what is counted.
+
+    Raises:
+        NapkinError: where the layout does not divide the batch or the blocks, and where it is not known what connects
+            the devices.
+    """
+    choice = choice or choice_of(resolved)
+    costs = costs or LayoutCosts(resolved, machine, (choice.layout.tensor,), progress=progress)
+    micro_batches = micro_batches_of(resolved, choice)
+    stages = stage_times(costs, choice, micro_batches)
+    sending = send_seconds(costs, choice) if choice.layout.pipeline > 1 else 0.0
+    if choice.layout.pipeline > 1:
+        pipeline_seconds = simulated(choice, stages, sending, micro_batches).seconds
+    else:
+        pipeline_seconds = one_stage_seconds(stages[0], micro_batches)
+    return composed(costs, choice, stages, micro_batches, sending, pipeline_seconds)
+
+
+def micro_batches_of(resolved: ResolvedRecipe, choice: Choice) -> int:
+    """Forward passes of each pipeline in a step. Raises NapkinError where the batch does not divide into them."""
+    rows = choice.layout.batch_parts * choice.micro_batch_size
+    batch_size = resolved.recipe.training.batch_size
+    if batch_size % rows:
+        raise NapkinError(
+            f"training.batch_size {batch_size} does not divide into {choice.layout.batch_parts} parts of micro-batches "
+            f"of {choice.micro_batch_size}: use a multiple of {rows}, or a smaller --training.micro-batch-size"
+        )
+    return batch_size // rows
+
+
+def composed(
+    costs: LayoutCosts,
+    choice: Choice,
+    stages: list[StageTime],
+    micro_batches: int,
+    sending: float,
+    pipeline_seconds: float,
+) -> LayoutPlan:
+    """The plan, once it is known how long its pipeline takes."""
+    layout, site = choice.layout, costs.site
+    contents = [stage.content for stage in stages]
+    return LayoutPlan(
+        resolved=costs.resolved,
+        choice=choice,
+        site=site,
+        micro_batches=micro_batches,
+        stages=tuple(stages),
+        ranks=tuple(ranks_bytes(costs, choice, contents, micro_batches)),
+        pipeline_seconds=pipeline_seconds,
+        sending_seconds=sending,
+        once_per_step=once_per_step(costs, layout, stages[0]),
+        update_seconds=update_seconds(costs, layout, contents),
+        model_flops=costs.model_flops(costs.resolved.recipe.training.batch_size),
+        expert_seconds=_expert_seconds(costs, choice, stages, micro_batches),
+        factor=costs.machine.efficiency.factor * (1 + _launch_share(costs, choice)),
+    )
+
+
+def simulated(
+    choice: Choice, stages: tuple[StageTime, ...] | list[StageTime], sending: float, micro_batches: int
+) -> PipelineTimeline:
+    """The step's schedule, action by action."""
+    layout = choice.layout
+    per_rank = layout.stages_per_rank if layout.pipeline > 1 else 1
+    schedule = schedule_of(
+        layout.schedule if layout.pipeline > 1 else "gpipe", layout.pipeline, per_rank, micro_batches
+    )
+    return simulate_pipeline(schedule, [stage.seconds for stage in stages], send_seconds=sending)
+
+
+def one_stage_seconds(stage: StageTime, micro_batches: int) -> float:
+    """Of a step without a pipeline."""
+    seconds = stage.seconds
+    return micro_batches * (seconds.forward + seconds.of("backward"))
+
+
+def update_seconds(costs: LayoutCosts, layout: Layout, contents: Sequence[StageContent]) -> float:
+    """Of the rank that has most parameters to update."""
+    held = [[contents[stage] for stage in stages] for stages in stages_of_ranks(layout)]
+    most, blocks = max(
+        (own_parameters(costs, layout, each), sum(stage.dense + stage.blocks for stage in each)) for each in held
+    )
+    replicas = layout.data * layout.context
+    if not layout.shard_optimizer or layout.shard > 1 or replicas == 1:
+        return costs.update_seconds(most, blocks)
+    group = costs.interconnect.group(replicas, stride=layout.tensor)
+    gathering = costs.interconnect.seconds("all_gather", costs.weight_bytes * most, group)
+    return costs.update_seconds(most / replicas, blocks) + gathering
+
+
+def _expert_seconds(costs: LayoutCosts, choice: Choice, stages: Sequence[StageTime], micro_batches: int) -> float:
+    if choice.layout.expert == 1 or costs.model.expert_capacity is not None:
+        return 0.0
+    of_block = costs.expert_seconds(choice.size, choice.recompute)
+    longest = max(stage.content.blocks * of_block + sum(stage.sends.exposed["expert"]) for stage in stages)
+    return micro_batches * longest * choice.layout.stages_per_rank
+
+
+def _launch_share(costs: LayoutCosts, choice: Choice) -> float:
+    """Fraction of a block's seconds that is the overhead of its kernels."""
+    seconds = costs.seconds("block", choice.size, choice.recompute, False)
+    whole = seconds.forward + seconds.of("backward")
+    return costs.launch_seconds("block", choice.size, choice.recompute) / whole if whole else 0.0

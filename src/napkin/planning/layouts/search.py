@@ -1,0 +1,510 @@
+"""The fastest layouts of a recipe on so many devices: all that divide it, best first.
+
+A layout is at least as long as its blocks take on one rank without a bubble; candidates are evaluated in that order,
+until no other can be among the best. Memory excludes first. Pipelines are simulated only if their slowest rank alone
+does not exclude them, with few micro-batches where more only repeat what these do.
+"""
+
+import dataclasses
+import heapq
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from napkin.errors import NapkinError
+from napkin.planning.layouts.costs import Choice, LayoutCosts
+from napkin.planning.layouts.layout_plan import LayoutPlan, one_stage_seconds, plan_layout, simulated, update_seconds
+from napkin.planning.layouts.memory import RankBytes, ranks_bytes, stages_of_ranks
+from napkin.planning.layouts.stages import StageTime, once_per_step, send_seconds, stage_times
+from napkin.recipe.layout import Layout, refuse_impossible_layout
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import ParallelismConfig, PipelineScheduleName
+from napkin.train_step.compile import Recompute
+from napkin.train_step.step_ledger import count_step
+from napkin.units import format_bytes, format_seconds, format_share
+
+FREE = 0.95
+"""Of the memory: the rest is for the difference between plan and run."""
+BEST = 6
+"""Layouts that a search returns, of different sizes of tensor, pipeline and expert."""
+MOST_TOO_LARGE = 2
+MOST_TENSOR = 64
+MOST_CONTEXT = 64
+MOST_STAGES_PER_RANK = 8
+LEAST_TOKENS = 512
+"""Of a rank's part of a sequence."""
+MOST_TOKENS = 2**17
+"""Of a micro-batch on one rank."""
+CHUNK_SHARE = 1 / 16
+"""Of the device's memory, what the logits of a chunk of the loss take, in fp32."""
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+_REPEATS_FROM = 4
+"""A schedule with more than so many times its ranks' micro-batches repeats itself."""
+
+
+_SIZE = re.compile(r"(parallelism\.\w+) \d+\b")
+"""Layouts of other sizes are refused for the same reason."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """One evaluated choice."""
+
+    choice: Choice
+    seconds: float
+    peak_bytes: float
+
+
+@dataclass
+class SearchResult:
+    """What a search found."""
+
+    plans: list[LayoutPlan]
+    """The fastest that fit, of different sizes, fastest first; each planned in full."""
+    too_large: list[LayoutPlan]
+    """The fastest that would be faster than the best but do not fit, of different sizes."""
+    considered: int
+    """Choices that divide the recipe."""
+    evaluated: int
+    refused: Counter[str] = field(default_factory=Counter)
+    """Why layouts are left out that napkin does not train, and how many."""
+
+
+def search_layouts(
+    costs: LayoutCosts,
+    *,
+    best: int = BEST,
+    trains: bool = True,
+    progress: Callable[[str], None] = lambda doing: None,
+) -> SearchResult:
+    """Rank all layouts of a recipe on the machine by tokens per second.
+
+    Args:
+        costs: of the recipe on the machine; batch size, precision and optimizer are the recipe's; layout, micro-batch
+            size, recomputation, schedule and chunk of the loss are searched.
+        best: how many layouts of different sizes are returned.
+        trains: whether layouts that napkin does not train are left out.
+        progress: called with how far it is.
+
+    Raises:
+        NapkinError: where no layout divides the recipe, where none fits, or all are refused.
+    """
+    search = _Search(costs, best, trains, progress)
+    return search.run()
+
+
+def candidates(costs: LayoutCosts) -> Iterator[Choice]:
+    """All choices that divide a recipe's model and batch among the machine's devices."""
+    for layout, size in _layouts(costs.resolved, costs.site.n_devices, costs.interconnect.devices_per_node):
+        chunk = loss_chunk_size(costs, layout, size)
+        for recompute in RECOMPUTE:
+            yield Choice(layout=layout, micro_batch_size=size, recompute=recompute, loss_chunk_size=chunk)
+
+
+def loss_chunk_size(costs: LayoutCosts, layout: Layout, micro_batch_size: int) -> int:
+    """The largest chunk of the loss whose logits take a small part of the memory: fewer chunks are faster."""
+    tokens = micro_batch_size * costs.model.context_length // layout.context
+    fits = CHUNK_SHARE * costs.site.memory_bytes / (4 * costs.model.vocab_size / layout.tensor)
+    return min(tokens, max(512, 2 ** int(math.log2(max(1.0, fits)))))
+
+
+class _Search:
+    def __init__(self, costs: LayoutCosts, best: int, trains: bool, progress: Callable[[str], None]) -> None:
+        self.costs = costs
+        self.best = best
+        self.trains = trains
+        self.progress = progress
+        self.memory = FREE * costs.site.memory_bytes
+        self.fastest: dict[tuple, Found] = {}
+        self.beyond: dict[tuple, Found] = {}
+        self.refusals: dict[tuple[Layout, int, Recompute], str | None] = {}
+        self.refused: Counter[str] = Counter()
+        self.evaluated = 0
+
+    def run(self) -> SearchResult:
+        queue: list[tuple[float, int, Choice]] = []
+        for number, choice in enumerate(candidates(self.costs)):
+            queue.append((self._least_seconds(choice), number, choice))
+        if not queue:
+            raise NapkinError(_divides_nowhere(self.costs))
+        considered = len(queue)
+        self.progress(f"{considered:,} layouts")
+        heapq.heapify(queue)
+        while queue and queue[0][0] < self._to_beat():
+            self._evaluate(heapq.heappop(queue)[2])
+            if self.evaluated % 500 == 0:
+                self.progress(f"{self.evaluated:,} of {considered:,} layouts")
+        if not self.fastest:
+            raise NapkinError(self._nothing(considered))
+        found = sorted(self.fastest.values(), key=lambda each: each.seconds)[: self.best]
+        best = found[0].seconds
+        beyond = sorted(self.beyond.values(), key=lambda each: each.seconds)
+        too_large = (self._planned(each) for each in beyond if each.seconds < best)
+        return SearchResult(
+            plans=sorted(map(self._planned, found), key=lambda plan: plan.seconds),
+            too_large=list(itertools.islice((plan for plan in too_large if plan.seconds < best), MOST_TOO_LARGE)),
+            considered=considered,
+            evaluated=self.evaluated,
+            refused=self.refused,
+        )
+
+    def _planned(self, found: Found) -> LayoutPlan:
+        return plan_layout(self.costs.resolved, self.costs.machine, found.choice, costs=self.costs)
+
+    def _to_beat(self) -> float:
+        """Seconds of the slowest that would be returned."""
+        if len(self.fastest) < self.best:
+            return math.inf
+        return heapq.nsmallest(self.best, (each.seconds for each in self.fastest.values()))[-1]
+
+    def _least_seconds(self, choice: Choice) -> float:
+        """Computation of all blocks and the head, evenly on all ranks, nothing sent but what tensor waits for."""
+        costs, layout, size = self.costs, choice.layout, choice.size
+        micro_batches = costs.resolved.recipe.training.batch_size // (layout.batch_parts * choice.micro_batch_size)
+        gathered = layout.shard > 1 and costs.gather_bytes < costs.weight_bytes
+        return (
+            micro_batches
+            * costs.least_seconds(size, choice.recompute, gathered, choice.loss_chunk_size)
+            / layout.pipeline
+        )
+
+    def _evaluate(self, choice: Choice) -> None:
+        layout = choice.layout
+        if self.trains and self._refused(choice):
+            return
+        self.evaluated += 1
+        costs = self.costs
+        micro_batches = costs.resolved.recipe.training.batch_size // (layout.batch_parts * choice.micro_batch_size)
+        stages = stage_times(costs, choice, micro_batches)
+        contents = [stage.content for stage in stages]
+        peak = max(rank.total for rank in ranks_bytes(costs, choice, contents, micro_batches))
+        fits = peak <= self.memory
+        kept = self.fastest if fits else self.beyond
+        key = _kind(layout)
+        known = kept.get(key)
+        limit = min(self._to_beat(), known.seconds if known else math.inf)
+        seconds = update_seconds(costs, layout, contents)
+        seconds += sum(exposed for exposed, _ in once_per_step(costs, layout, stages[0]).values())
+        if layout.pipeline == 1:
+            seconds += one_stage_seconds(stages[0], micro_batches)
+        else:
+            sending = send_seconds(costs, choice)
+            least = longest_rank_seconds(choice, stages, sending, micro_batches)
+            if seconds + least >= limit:
+                return
+            # What does not fit is only compared with what does.
+            seconds += pipeline_seconds(choice, stages, sending, micro_batches) if fits else least
+        if seconds < limit:
+            kept[key] = Found(choice, seconds, peak)
+
+    def _refused(self, choice: Choice) -> bool:
+        key = choice.layout, choice.micro_batch_size, choice.recompute
+        if key not in self.refusals:
+            self.refusals[key] = refusal(self.costs.resolved.recipe, choice)
+        reason = self.refusals[key]
+        if reason is not None:
+            self.refused[_SIZE.sub(r"\1", reason)] += 1
+        return reason is not None
+
+    def _nothing(self, considered: int) -> str:
+        """The message where no layout was found: the reason for most refusals, or the least memory that was missing."""
+        if not self.beyond:
+            (reason, number), devices = self.refused.most_common(1)[0], self.costs.site.n_devices
+            return f"none of {considered:,} layouts of {devices} devices trains, {number:,} of them because {reason}"
+        least = min(self.beyond.values(), key=lambda each: each.peak_bytes)
+        return (
+            f"no layout of {self.costs.site.name} fits: the least is {format_bytes(least.peak_bytes)} per device with "
+            f"{least.choice.layout}, of {format_bytes(self.memory)}: use more devices, a smaller "
+            "--model.context-length or a smaller model"
+        )
+
+
+def _kind(layout: Layout) -> tuple[int, ...]:
+    """Layouts that differ in their schedules, or in how those that split the batch also split sequences or hold
+    replicas, are variants of one."""
+    return layout.tensor, layout.pipeline, layout.expert, layout.shard > 1
+
+
+def refusal(recipe: Recipe, choice: Choice) -> str | None:
+    """Why napkin does not train a recipe in a layout; None if it does."""
+    training = dataclasses.replace(
+        recipe.training, micro_batch_size=choice.micro_batch_size, recompute=choice.recompute
+    )
+    try:
+        refuse_impossible_layout(dataclasses.replace(recipe, training=training), choice.layout)
+    except NapkinError as error:
+        return str(error)
+    return None
+
+
+def longest_rank_seconds(choice: Choice, stages: list[StageTime], sending: float, micro_batches: int) -> float:
+    """What a pipeline takes at least: until a rank begins, all that it computes, and until the first rank is done with
+    the last micro-batch that this rank sent back."""
+    layout = choice.layout
+    seconds = [stage.seconds for stage in stages]
+    longest, before, after = 0.0, 0.0, 0.0
+    for held in stages_of_ranks(layout):
+        busy = sum(seconds[stage].forward + seconds[stage].of("backward") for stage in held)
+        longest = max(longest, before + micro_batches * busy + after)
+        first = seconds[held[0]]
+        before += first.forward + sending
+        after += 0.0 if layout.splits_backward else first.of("backward") + sending
+    return longest
+
+
+def pipeline_seconds(choice: Choice, stages: list[StageTime], sending: float, micro_batches: int) -> float:
+    """As long as the simulated schedule; one of many micro-batches grows by the same time with each round of them."""
+    ranks = choice.layout.pipeline
+    rounds, rest = divmod(micro_batches, ranks)
+    if rounds <= _REPEATS_FROM + 1 or (rest and choice.layout.schedule not in ("gpipe", "1f1b")):
+        return simulated(choice, stages, sending, micro_batches).seconds
+    few = [simulated(choice, stages, sending, (_REPEATS_FROM + more) * ranks + rest).seconds for more in (0, 1)]
+    return few[1] + (rounds - _REPEATS_FROM - 1) * (few[1] - few[0])
+
+
+def _layouts(resolved: ResolvedRecipe, n_devices: int, per_node: int) -> Iterator[tuple[Layout, int]]:
+    """Layouts and micro-batch sizes."""
+    model, batch_size = resolved.recipe.model, resolved.recipe.training.batch_size
+    for tensor in _tensor_sizes(resolved, n_devices):
+        for context in _divisors(n_devices // tensor, most=MOST_CONTEXT):
+            if context > 1 and (
+                model.context_length % (2 * context * tensor) or model.context_length // context < LEAST_TOKENS
+            ):
+                continue
+            for pipeline in _divisors(n_devices // tensor // context, most=model.n_layers):
+                parts = n_devices // tensor // context // pipeline
+                if batch_size % parts:
+                    continue
+                for shard in _shard_sizes(parts, per_node // (tensor * context)):
+                    for expert in _expert_sizes(resolved, parts):
+                        data = parts // shard
+                        layout = Layout(
+                            tensor=tensor, context=context, pipeline=pipeline, shard=shard, data=data, expert=expert
+                        )
+                        yield from _variants(layout, resolved, batch_size // parts)
+
+
+def _variants(layout: Layout, resolved: ResolvedRecipe, rows: int) -> Iterator[tuple[Layout, int]]:
+    """Of schedule, sharing of optimizer state, and micro-batch size."""
+    n_layers, context_length = resolved.recipe.model.n_layers, resolved.recipe.model.context_length
+    shares = (False, True) if layout.shard == 1 and layout.data > 1 else (False,)
+    for size in _divisors(rows, most=max(1, MOST_TOKENS * layout.context // context_length)):
+        micro_batches = rows // size
+        for schedule, per_rank in _schedules(layout.pipeline, n_layers, micro_batches):
+            for share in shares:
+                yield (
+                    dataclasses.replace(layout, schedule=schedule, stages_per_rank=per_rank, shard_optimizer=share),
+                    size,
+                )
+
+
+def _schedules(pipeline: int, n_layers: int, micro_batches: int) -> Iterator[tuple[PipelineScheduleName, int]]:
+    if pipeline == 1:
+        yield "1f1b", 1
+        return
+    if micro_batches < pipeline:
+        yield "gpipe", 1
+        return
+    yield "1f1b", 1
+    if micro_batches % pipeline == 0:
+        yield "zb-h1", 1
+        for per_rank in range(2, MOST_STAGES_PER_RANK + 1):
+            if n_layers % (pipeline * per_rank) == 0:
+                yield "interleaved-1f1b", per_rank
+    if 2 * pipeline <= n_layers and micro_batches >= 2 * pipeline - 1:
+        yield "zb-v", 2
+
+
+def _tensor_sizes(resolved: ResolvedRecipe, n_devices: int) -> list[int]:
+    model = resolved.recipe.model
+    alike = math.gcd(model.n_heads, model.resolved_n_kv_heads, model.context_length, model.resolved_d_ff)
+    return [size for size in _divisors(alike, most=MOST_TENSOR) if n_devices % size == 0]
+
+
+def tensor_sizes(resolved: ResolvedRecipe, n_devices: int) -> list[int]:
+    """Sizes of tensor that divide the model: heads, keys and values, d_ff and the sequence."""
+    return _tensor_sizes(resolved, n_devices)
+
+
+def _shard_sizes(parts: int, per_node: int) -> list[int]:
+    """None, all, and as many as are in one node, in 4 and in 16 of them."""
+    wanted = {1, parts, *(nodes * max(1, per_node) for nodes in (1, 4, 16))}
+    return sorted(size for size in wanted if parts % size == 0)
+
+
+def _expert_sizes(resolved: ResolvedRecipe, parts: int) -> list[int]:
+    n_experts = resolved.recipe.model.n_experts
+    return [1] if not n_experts else [size for size in _divisors(n_experts, most=parts) if parts % size == 0]
+
+
+def _divisors(number: int, *, most: int) -> list[int]:
+    low = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return sorted({size for size in itertools.chain(low, (number // each for each in low)) if size <= most})
+
+
+def _divides_nowhere(costs: LayoutCosts) -> str:
+    batch_size, n_devices = costs.resolved.recipe.training.batch_size, costs.site.n_devices
+    return (
+        f"training.batch_size {batch_size} does not divide among {n_devices} devices in any layout: use a multiple of "
+        f"{n_devices}, --training.batch-size {n_devices * -(-batch_size // n_devices)}"
+    )
+
+
+# FOLD planning/layouts/search.py
+# Why one layout is slower than another, or does not fit, in one line each.
+
+_NAMES = {
+    "forward": "a slower forward pass",
+    "backward_input": "a slower backward pass",
+    "backward_weight": "slower gradients of weights",
+    "recompute": "recomputation",
+    "tensor exposed": "exposed collectives of tensor",
+    "context exposed": "an exposed ring of context",
+    "expert exposed": "tokens sent to experts",
+    "shard exposed": "exposed gathering and scattering of shards",
+    "data exposed": "exposed averaging of gradients",
+    "bubble": "the bubble of the pipeline",
+    "update": "the update",
+}
+_NEARLY = 0.003
+MOST_REASONS = 2
+
+
+def why_slower(plan: LayoutPlan, best: LayoutPlan) -> str:
+    """What takes longer than in the best layout, the largest first; and what takes less."""
+    behind = plan.seconds - best.seconds
+    if behind < _NEARLY * best.seconds:
+        return "as fast, within the accuracy of a plan"
+    longer = sorted(
+        ((plan.by_kind.get(kind, 0.0) - best.by_kind.get(kind, 0.0), kind) for kind in _NAMES), reverse=True
+    )
+    told = [(more, kind) for more, kind in longer[:MOST_REASONS] if more > behind / 4]
+    reasons = " and ".join(f"{_NAMES[kind]} (+{format_seconds(more)})" for more, kind in told)
+    return f"{format_share(behind / best.seconds)} slower: {reasons or 'a little of everything'}"
+
+
+def why_too_large(plan: LayoutPlan) -> str:
+    """What takes most of the rank that does not fit."""
+    rank = plan.ranks[plan.largest_rank]
+    parts = sorted(((size, name) for name, size in described(rank).items()), reverse=True)[:2]
+    largest = " and ".join(f"{name} {format_bytes(size)}" for size, name in parts)
+    faster = f"would take {format_seconds(plan.seconds)}" if plan.layout.pipeline == 1 else "would be faster"
+    needed = f"{format_bytes(plan.peak_bytes)} of {format_bytes(plan.site.memory_bytes)} per device"
+    return f"{faster}, but needs {needed}: {largest}"
+
+
+def described(rank: RankBytes) -> dict[str, float]:
+    """Bytes by what they are for, in words."""
+    return {
+        "parameters": rank.parameters,
+        "gradients": rank.gradients,
+        "optimizer state": rank.optimizer_state,
+        "gathered parameters": rank.gathered,
+        "activations": rank.activations,
+        "working memory": rank.working,
+        "buffers": rank.buffers,
+    }
+
+
+def layout_name(plan: LayoutPlan) -> str:
+    """Sizes, schedule, and how each rank computes its rows."""
+    choice, layout = plan.choice, plan.layout
+    parts = [str(layout)]
+    if layout.pipeline > 1 and layout.stages_per_rank > 1:
+        parts[0] += f" of {layout.stages_per_rank} stages"
+    if layout.shard_optimizer:
+        parts.append("optimizer state shared")
+    parts.append(f"micro-batch {choice.micro_batch_size}")
+    if choice.recompute != "none":
+        parts.append(f"recompute {choice.recompute}")
+    return ", ".join(parts)
+
+
+def recipe_tables(plan: LayoutPlan) -> str:
+    """[parallelism] and the fields of [training] that make a recipe train as planned, to be pasted into it."""
+    choice, layout = plan.choice, plan.layout
+    lines = ["[parallelism]"]
+    lines += [f"{name} = {size}" for name, size in reversed(layout.sizes.items()) if size > 1 or name in _ALWAYS]
+    if layout.expert > 1:
+        lines.append(f"expert = {layout.expert}")
+    if layout.pipeline > 1:
+        lines.append(f'schedule = "{layout.schedule}"')
+        if layout.stages_per_rank > 1:
+            lines.append(f"stages_per_rank = {layout.stages_per_rank}")
+    if layout.shard_optimizer:
+        lines.append("shard_optimizer = true")
+    training = plan.resolved.recipe.training
+    lines += [
+        "",
+        "[training]",
+        f"batch_size = {training.batch_size}",
+        f"micro_batch_size = {choice.micro_batch_size}",
+        f'recompute = "{choice.recompute}"',
+        f"loss_chunk_size = {choice.loss_chunk_size}",
+        f'parallelism = "{"fsdp" if layout.shard > 1 else "ddp"}"',
+    ]
+    return "\n".join(lines)
+
+
+_ALWAYS = ("data", "shard")
+"""Left out, they would be what the other sizes leave."""
+
+
+# FOLD planning/layouts/search.py
+# Layouts that a search found, held to the bytes of a counted step.
+
+
+def with_best_counted(found: SearchResult, progress: Callable[[str], None] = lambda doing: None) -> SearchResult:
+    """The result with the step of its best layout counted; those that do not fit by count come to the ones too large.
+
+    Raises NapkinError where none of them fits.
+    """
+    plans, too_large = list(found.plans), list(found.too_large)
+    while plans:
+        counted = with_counted_bytes(plans[0], progress)
+        if counted.fits:
+            return dataclasses.replace(found, plans=[counted, *plans[1:]], too_large=too_large)
+        too_large.append(counted)
+        del plans[0]
+    least = min(too_large, key=lambda plan: plan.peak_bytes)
+    raise NapkinError(
+        f"no layout of {least.site.name} fits: the least by count is {format_bytes(least.peak_bytes)} per device with "
+        f"{least.layout}, of {format_bytes(least.site.memory_bytes)}: use more devices or a smaller model"
+    )
+
+
+def with_counted_bytes(plan: LayoutPlan, progress: Callable[[str], None] = lambda doing: None) -> LayoutPlan:
+    """The plan with the peak bytes of the rank that is expected to need most: its real step on fake tensors."""
+    resolved = resolved_choice(plan)
+    rank = plan.largest_rank * (resolved.world_size // plan.layout.pipeline)
+    named = f"counting the step of rank {rank}"
+    ledger = count_step(resolved, rank, progress=lambda calls: progress(f"{named}: {calls:,} operator calls"))
+    return dataclasses.replace(plan, counted_bytes=ledger.peak_bytes)
+
+
+def resolved_choice(plan: LayoutPlan) -> ResolvedRecipe:
+    """The recipe that trains as planned."""
+    choice, layout = plan.choice, plan.layout
+    parallelism = ParallelismConfig(
+        data=layout.data,
+        shard=layout.shard,
+        tensor=layout.tensor,
+        pipeline=layout.pipeline,
+        context=layout.context,
+        expert=layout.expert,
+        schedule=layout.schedule,
+        stages_per_rank=layout.stages_per_rank if layout.stages_per_rank > 1 else None,
+        blocks_per_stage=layout.blocks_per_stage,
+        shard_optimizer=layout.shard_optimizer,
+    )
+    resolved = plan.resolved.with_training(
+        micro_batch_size=choice.micro_batch_size,
+        recompute=choice.recompute,
+        loss_chunk_size=choice.loss_chunk_size,
+        parallelism="fsdp" if layout.shard > 1 else "ddp",
+    )
+    return dataclasses.replace(resolved, recipe=dataclasses.replace(resolved.recipe, parallelism=parallelism))

@@ -1,0 +1,1 @@
+"""Plans by rules of thumb, without a model."""

@@ -1,0 +1,277 @@
+"""Plan a service of this machine's engine: its steps are timed alone, and its schedule is simulated with them.
+
+A probe times steps of the engine's kind, decoding so many sequences and computing a chunk of a prompt, at a few sizes.
+Between them seconds are interpolated. The simulation schedules requests as `napkin.inference.engine` does: every step
+computes a token of each running sequence and one chunk of prompts, first come first served.
+"""
+
+import dataclasses
+import statistics
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import psutil
+import torch
+
+from napkin.errors import NapkinError
+from napkin.hardware.competition import Sampler
+from napkin.inference.paged_cache import BlockPool, KVFormat, PagedCache, bytes_per_token
+from napkin.inference.sampling import draw
+from napkin.inference.service_load import Served, ServiceLoad, ServiceMeasurement
+from napkin.inference.settings import Sampling
+from napkin.model.config import ModelConfig
+from napkin.model.transformer import Transformer
+from napkin.units import format_bytes
+
+REPEATS = 5
+MOST_PROBED_BYTES = 2**31
+"""Of a probe's weights: a larger model is probed with fewer layers, at two depths."""
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """Seconds of an engine's passes through a model, between the sizes at which they were timed."""
+
+    decode: dict[tuple[int, int], float]
+    """By the number of sequences and the tokens that each holds."""
+    prefill: dict[tuple[int, int], float]
+    """By the tokens of the chunk and those of the prompt before it."""
+
+    def decode_seconds(self, rows: int, context: float) -> float:
+        """Of a token of `rows` sequences, which hold `context` tokens on the average."""
+        return _between(self.decode, rows, context)
+
+    def prefill_seconds(self, tokens: int, before: float) -> float:
+        """Of so many tokens of a prompt."""
+        return _between(self.prefill, tokens, before)
+
+
+@dataclass(frozen=True)
+class EngineService:
+    """What a load takes on this machine."""
+
+    load: ServiceLoad
+    weight_bytes: int
+    kv_bytes_per_sequence: int
+    cache_bytes: int
+    """Of the pool."""
+    running: int
+    """Sequences that are computed at a time."""
+    steps: StepSeconds
+    expected: ServiceMeasurement
+    """Simulated, in seconds."""
+
+
+def plan_engine_service(
+    config: ModelConfig,
+    load: ServiceLoad,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    cache_bytes: int,
+    max_running: int = 16,
+    prefill_chunk: int = 512,
+    block_size: int = 16,
+    kv: KVFormat = "auto",
+    model: Transformer | None = None,
+    progress: Callable[[str], None] = lambda doing: None,
+) -> EngineService:
+    """Plan a load on this machine's engine with these settings.
+
+    Args:
+        config: the model's.
+        kv: what keys and values are held in, as in `Engine`.
+        model: the model itself, if it is there; None probes one of its shape with random weights.
+        progress: called with a description of what is timed.
+
+    Raises NapkinError where weights and cache exceed the memory that is free.
+    """
+    size = load.input_tokens + load.output_tokens
+    # The embedding is the head, if they are tied.
+    parameters = _parameters(config) if model is None else sum(each.numel() for each in model.parameters())
+    needed, free = parameters * dtype.itemsize + cache_bytes, psutil.virtual_memory().available
+    if model is None and needed > free:
+        raise NapkinError(
+            f"weights and KV cache take {format_bytes(needed)}, this machine has {format_bytes(free)} free: use a "
+            "smaller model or fewer requests, or name accelerators with --on"
+        )
+    fits = cache_bytes // (block_size * bytes_per_token(config, dtype, kv)) * block_size // size
+    running = max(1, min(max_running, fits, load.requests, load.concurrency or load.requests))
+    steps = probe_steps(config, load, running, prefill_chunk, dtype, kv=kv, model=model, progress=progress)
+    return EngineService(
+        load=load,
+        weight_bytes=parameters * dtype.itemsize,
+        kv_bytes_per_sequence=size * bytes_per_token(config, dtype, kv),
+        cache_bytes=cache_bytes,
+        running=running,
+        steps=steps,
+        expected=simulate_engine(load, steps, running, prefill_chunk),
+    )
+
+
+def probe_steps(
+    config: ModelConfig,
+    load: ServiceLoad,
+    running: int,
+    prefill_chunk: int,
+    dtype: torch.dtype,
+    *,
+    kv: KVFormat = "auto",
+    model: Transformer | None = None,
+    progress: Callable[[str], None] = lambda doing: None,
+) -> StepSeconds:
+    """Time the passes that a load needs, on the model or on one of its shape."""
+    contexts = sorted({load.input_tokens, load.input_tokens + load.output_tokens - 1})
+    rows = sorted({1, running})
+    chunk = min(prefill_chunk, load.input_tokens)
+    before = sorted({0, (load.input_tokens - 1) // chunk * chunk})
+    chunks = sorted({max(1, chunk // 8), chunk})
+
+    def probed(probe: Transformer) -> StepSeconds:
+        progress(f"timing steps of {probe.config.n_layers} layers")
+        with Sampler(probe.head_weight.device.type) as sampler:
+            timer = _Timer(probe, max(running * (contexts[-1] + 1), before[-1] + chunk), kv, sampler)
+            decode = {(each, context): timer.seconds(each, context, 1) for each in rows for context in contexts}
+            prefill = {(each, start): timer.seconds(1, start, each) for each in chunks for start in before}
+        return StepSeconds(decode, prefill)
+
+    if model is not None:
+        return probed(model)
+    if _parameters(config) * dtype.itemsize <= MOST_PROBED_BYTES:
+        return probed(_random_model(config, dtype))
+    depths = [config.n_dense_layers + 1, config.n_dense_layers + 3]
+    few, more = (probed(_random_model(dataclasses.replace(config, n_layers=depth), dtype)) for depth in depths)
+    factor = (config.n_layers - depths[0]) / (depths[1] - depths[0])
+    return StepSeconds(
+        *({at: one + factor * (other[at] - one) for at, one in first.items()} for first, other in _pairs(few, more))
+    )
+
+
+def simulate_engine(load: ServiceLoad, steps: StepSeconds, running: int, prefill_chunk: int) -> ServiceMeasurement:
+    """The engine's schedule, step by step, with those seconds."""
+    arrivals = deque(load.arrivals() if load.rate is not None else [])
+    unsent = load.requests
+    waiting: deque[_Simulated] = deque()
+    active: list[_Simulated] = []
+    ended: list[_Simulated] = []
+    now = 0.0
+    while len(ended) < load.requests:
+        while unsent and (
+            arrivals[0] <= now if load.concurrency is None else len(waiting) + len(active) < load.concurrency
+        ):
+            waiting.append(_Simulated(arrivals.popleft() if arrivals else now))
+            unsent -= 1
+        if not waiting and not active:
+            now = max(now, arrivals[0])
+            continue
+        while waiting and len(active) < running:
+            active.append(waiting.popleft())
+        now = _step(load, steps, prefill_chunk, active, now)
+        ended += [each for each in active if each.ended_at is not None]
+        active = [each for each in active if each.ended_at is None]
+    served = [
+        Served(
+            (each.first_at or 0.0) - each.sent_at,
+            ((each.ended_at or 0.0) - (each.first_at or 0.0)) / max(1, load.output_tokens - 1),
+            load.output_tokens,
+        )
+        for each in ended
+    ]
+    return ServiceMeasurement(tuple(served), now)
+
+
+@dataclass
+class _Simulated:
+    """A request of the simulation."""
+
+    sent_at: float
+    computed: int = 0
+    drawn: int = 0
+    first_at: float | None = None
+    ended_at: float | None = field(default=None)
+
+
+def _step(load: ServiceLoad, steps: StepSeconds, prefill_chunk: int, active: list[_Simulated], now: float) -> float:
+    """One step of the engine; the time after it."""
+    decoding = [each for each in active if each.drawn]
+    if decoding:
+        now += steps.decode_seconds(len(decoding), statistics.mean(each.computed for each in decoding))
+        for each in decoding:
+            each.computed += 1
+            _drew(load, each, now)
+    budget = prefill_chunk
+    for each in active:
+        if each.drawn == 0 and each.ended_at is None and budget > 0:
+            count = min(budget, load.input_tokens - each.computed)
+            now += steps.prefill_seconds(count, each.computed)
+            each.computed += count
+            budget -= count
+            if each.computed == load.input_tokens:
+                _drew(load, each, now)
+    return now
+
+
+def _drew(load: ServiceLoad, each: _Simulated, now: float) -> None:
+    each.drawn += 1
+    each.first_at = now if each.first_at is None else each.first_at
+    if each.drawn == load.output_tokens:
+        each.ended_at = now
+
+
+class _Timer:
+    """Times passes of a model through a cache that holds zeros."""
+
+    def __init__(self, model: Transformer, tokens: int, kv: KVFormat, sampler: Sampler) -> None:
+        self.model, self.sampler = model.eval(), sampler
+        self.block_size = 16
+        weight = model.head_weight
+        # Each row has blocks of its own, of which the last may be part empty.
+        self.pool = BlockPool(-(-tokens // self.block_size) + 256, self.block_size)
+        self.cache = PagedCache(
+            model.config, self.pool.n_blocks, self.block_size, dtype=weight.dtype, device=weight.device, kv=kv
+        )
+
+    @torch.inference_mode()
+    def seconds(self, rows: int, context: int, n_new: int) -> float:
+        """Of a pass and of drawing a token of each row, from a few of them."""
+        each = -(-(context + n_new) // self.block_size)
+        tables = [list(range(row * each, (row + 1) * each)) for row in range(rows)]
+        tokens = torch.zeros(rows, n_new, dtype=torch.int64, device=self.cache.device)
+        settings, histories = [Sampling(temperature=1.0, top_p=1.0)] * rows, [[0]] * rows
+
+        def step() -> None:
+            extending = self.cache.extend(tables, [context] * rows, [n_new] * rows, n_new)
+            hidden = self.model.hidden(tokens, cache=extending)
+            draw(self.model.logits_of(hidden[:, -1]).float(), settings, [0] * rows, histories)
+
+        taken = [self.sampler.sample(step) for _ in range(1 + REPEATS)]
+        return self.sampler.seconds(taken[1:])
+
+
+def _between(known: dict[tuple[int, int], float], at: float, other: float) -> float:
+    """Bilinear through the four known points; on a line or at a point where there are fewer."""
+    firsts, seconds = sorted({first for first, _ in known}), sorted({second for _, second in known})
+
+    def along(first: int) -> float:
+        return _line(seconds, [known[first, second] for second in seconds], other)
+
+    return _line(firsts, [along(first) for first in firsts], at)
+
+
+def _line(places: list[int], values: list[float], at: float) -> float:
+    if len(places) == 1:
+        return values[0]
+    return values[0] + (at - places[0]) * (values[1] - values[0]) / (places[1] - places[0])
+
+
+def _pairs(few: StepSeconds, more: StepSeconds) -> list[tuple[dict, dict]]:
+    return [(few.decode, more.decode), (few.prefill, more.prefill)]
+
+
+def _random_model(config: ModelConfig, dtype: torch.dtype) -> Transformer:
+    return Transformer(config, dtype=dtype)
+
+
+def _parameters(config: ModelConfig) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in Transformer(config, device="meta").parameters())

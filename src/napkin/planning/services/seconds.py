@@ -1,0 +1,230 @@
+"""Seconds of a server's steps, and what a steady load of requests makes of them.
+
+A step computes one token of each sequence that is being generated and, where requests are waiting, prompts too. It
+takes the sum of: what every step and layer takes; its products, bound by the weights' bytes or by FLOPs; the cache's
+bytes; attention of prompts; elementwise operators; all-reduces. The rates are those of the datasheet times the
+constants of napkin.hardware.service_efficiency.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from napkin.errors import NapkinError
+from napkin.hardware.ceilings import efficiency_of
+from napkin.hardware.device import Device
+from napkin.hardware.service_efficiency import ServiceEfficiency
+from napkin.planning.services.work import ServiceWork
+
+WeightFormat = Literal["bf16", "fp8", "fp8_block", "nvfp4"]
+KVFormat = Literal["bf16", "fp8"]
+
+WEIGHT_BYTES: dict[WeightFormat, float] = {"bf16": 2.0, "fp8": 1.0, "fp8_block": 1 + 4 / 128**2, "nvfp4": 4.5 / 8}
+"""Per number of the blocks' matrices, scales included; embedding and head stay in bf16."""
+KV_BYTES: dict[KVFormat, float] = {"bf16": 2.0, "fp8": 1.0}
+PRODUCT_FORMATS: dict[WeightFormat, str] = {"bf16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}
+"""Formats that the products are computed in."""
+OTHER_BYTES = {"rest": 2_000_000_000, "all": 5_000_000_000}
+"""Of a device, beside weights and cache: activations, graphs, collectives' buffers. Where a server uses a share of all
+memory, as vLLM, they and the CUDA context are a part of that. Approximate."""
+CORNER = 3
+"""Exponent of the mean of a product's two bounds: near the ridge it takes a quarter longer than either."""
+MOST_BUSY = 0.9
+"""Up to which share of steps with prompts the wait for them is that of an open queue."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A model on some ranks of tensor, as one server runs it; bytes are of one device."""
+
+    work: ServiceWork
+    device: Device
+    server: ServiceEfficiency
+    tensor: int = 1
+    weights: WeightFormat = "bf16"
+    kv: KVFormat = "bf16"
+
+    @cached_property
+    def weight_bytes(self) -> float:
+        """Of all weights, which ranks divide."""
+        work = self.work
+        experts = work.expert_weights * work.n_experts / work.experts_per_token if work.n_experts else 0
+        matrices = work.block_weights - work.expert_weights + experts
+        return (matrices * WEIGHT_BYTES[self.weights] + 2 * (work.parameters - matrices)) / self.tensor
+
+    @cached_property
+    def kv_token_bytes(self) -> float:
+        """That one token leaves in the cache; each rank has at least one head of keys and values."""
+        heads = math.ceil(self.work.n_kv_heads / self.tensor) / self.work.n_kv_heads
+        return self.work.kv_numbers * heads * KV_BYTES[self.kv]
+
+    @cached_property
+    def kv_pool_bytes(self) -> float:
+        """What is left for the cache: below 0 where the weights do not fit."""
+        if self.server.memory_share_is_of_rest:
+            rest = self.device.usable_bytes - self.weight_bytes - OTHER_BYTES["rest"]
+            return self.server.memory_share * rest if rest > 0 else rest
+        return self.server.memory_share * self.device.memory_bytes - self.weight_bytes - OTHER_BYTES["all"]
+
+    def sequences(self, tokens: float) -> int:
+        """How many sequences of so many tokens fit."""
+        return max(0, math.floor(self.kv_pool_bytes / (self.kv_token_bytes * self.work.kept(tokens))))
+
+    @cached_property
+    def product_peak(self) -> float:
+        """Dense FLOP/s of the format of the products; fp16 takes the place of bf16 on devices without it."""
+        name = PRODUCT_FORMATS[self.weights]
+        return self._attention_peak if name == "bf16" else self.device.peak(name)
+
+    @property
+    def ridge(self) -> float:
+        """FLOPs per byte below which the device is bound by bytes, by the datasheet (Williams et al. 2009)."""
+        return self.product_peak / self.device.memory_bandwidth
+
+    def step_bytes(self, sequences: float, context: float, prompt_tokens: float = 0.0) -> float:
+        """Bytes of weights and cache that a step reads."""
+        read = self.work.weights_read(sequences + prompt_tokens) * WEIGHT_BYTES[self.weights]
+        head = 2.0 * self.work.head_weights
+        return (read + head) / self.tensor + sequences * self.work.kept(context) * self.kv_token_bytes
+
+    def step_seconds(self, sequences: float, context: float, prompt_tokens: float = 0.0, pairs: float = 0.0) -> float:
+        """Seconds of a step of one token for each of `sequences`, each with `context` tokens in the cache, and of
+        prompts of `prompt_tokens` in all, whose queries and keys make `pairs`."""
+        work, server, tensor = self.work, self.server, self.tensor
+        tokens = sequences + prompt_tokens
+        bandwidth = self.device.memory_bandwidth
+        weights = work.weights_read(tokens) * WEIGHT_BYTES[self.weights] / tensor / (bandwidth * server.weight_share)
+        flops = 2 * work.block_weights * tokens / tensor / (self.product_peak * server.product_share)
+        products = (weights**CORNER + flops**CORNER) ** (1 / CORNER)
+        head = 2 * work.head_weights / tensor / (bandwidth * server.weight_share)
+        cache = sequences * work.kept(context) * self.kv_token_bytes / (bandwidth * server.kv_share)
+        attention = work.pair_flops * pairs / tensor / (self._attention_peak * server.attention_share)
+        touched = tokens * (work.whole_bytes + work.divided_bytes / tensor)
+        elementwise = server.activation_share * touched / bandwidth
+        fixed = work.n_layers * server.layer_seconds + server.step_seconds + server.sequence_seconds * sequences
+        if self.weights == "nvfp4":
+            # A kernel before each product finds the scales of its input.
+            fixed += work.products * efficiency_of(self.device).kernel_seconds
+        return fixed + products + head + cache + attention + elementwise + self._collectives_seconds(tokens)
+
+    @cached_property
+    def _attention_peak(self) -> float:
+        return self.device.peak(sixteen_bits(self.device))
+
+    @cached_property
+    def _link_bandwidth(self) -> float:
+        """What collectives reach in training."""
+        device = self.device
+        bridged = device.link is None or ("bridge" in device.link and self.tensor > 2)
+        link = device.host_bandwidth if bridged else device.link_bandwidth
+        if link is None:
+            raise NapkinError(f"{device.name}: its link's bandwidth is not known, so that --tensor can only be 1")
+        return efficiency_of(device).link_share * link
+
+    def _collectives_seconds(self, tokens: float) -> float:
+        """Two all-reduces per layer of the residual stream of all tokens, in bf16: of few bytes each rank sends to each
+        other at once, of many in a ring of two rounds."""
+        if self.tensor == 1:
+            return 0.0
+        server, ranks = self.server, self.tensor
+        message = 2 * self.work.d_model * tokens
+        direct = (ranks - 1) * message / (self._link_bandwidth * server.direct_share)
+        ring = 2 * (ranks - 1) / ranks * message / (self._link_bandwidth * server.ring_share)
+        return 2 * self.work.n_layers * (server.collective_seconds + min(direct, 3 * server.collective_seconds + ring))
+
+
+def sixteen_bits(device: Device) -> str:
+    """The format of 16 bits that a device multiplies in: bf16, or fp16 where it has no bf16."""
+    return "fp16" if "bf16" not in device.peaks and "fp16" in device.peaks else "bf16"
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests of one size, of which a constant number is in flight: as one ends, the next comes."""
+
+    concurrency: float
+    input_tokens: float
+    output_tokens: float
+    requests_per_client: float = math.inf
+    """How many requests each client sends, one after another; the first of all clients come at the same time, and the
+    fewer there are, the more of all requests are those. Infinity is the steady state."""
+    max_batched_tokens: int | None = None
+    """Tokens that one step computes at most; None is the server's."""
+    batch_wait_steps: int = 0
+    """Steps that a request waits for others to be prefilled with (TensorRT-LLM's batch_wait_timeout_iters)."""
+
+
+@dataclass(frozen=True)
+class ServiceTimes:
+    """What requests of a steady load see, in seconds, and its parts."""
+
+    time_to_first_token: float
+    time_per_output_token: float
+    running: float
+    """Sequences that are generated at a time: fewer than are in flight where the cache holds no more."""
+    decode_step: float
+    """Of a step without a prompt."""
+    prefill: float
+    """That one prompt adds."""
+    waiting: float
+    """Of the time to first token, until there is room in the cache."""
+    busy: float
+    """Fraction of the time in which prompts are computed."""
+
+
+def service_times(replica: Replica, load: Load) -> ServiceTimes:
+    """Mean times of requests under a load, in closed form.
+
+    Each of the other requests in flight is prefilled once while one is generated, and its prompt delays one step:
+    TPOT = decode step + (running - 1) · prefill / (output tokens - 1). TTFT = the rest of the step that is running +
+    one's own prefill + those that came just before (a queue with constant service, Pollaczek & Khinchine) + the wait
+    for the cache, where it holds fewer sequences than are in flight.
+
+    Raises NapkinError where not one sequence fits.
+    """
+    server, inputs, outputs = replica.server, load.input_tokens, load.output_tokens
+    held = inputs + (outputs if server.reserves_output else outputs / 2)
+    # Fewer fit at their longest than on the average: the server then evicts one now and then.
+    slots = replica.sequences(held)
+    if replica.sequences(inputs + outputs) < 1:
+        raise NapkinError(
+            f"{replica.device.name}: a sequence of {inputs + outputs:,.0f} tokens does not fit beside the weights: use "
+            "more ranks of tensor or narrower weights"
+        )
+    running = min(load.concurrency, float(slots))
+    context = inputs + outputs / 2
+    decode = replica.step_seconds(running, context)
+    budget = load.max_batched_tokens or server.max_batched_tokens
+    # Sequences take part in each step with one token of it.
+    at_once, steps = min(inputs, budget), max(1.0, inputs / budget)
+
+    def added(prompts: float) -> float:
+        """Seconds that so many prompts together add to the steps that compute them, per prompt."""
+        pairs = prompts * replica.work.pairs(inputs) / steps
+        return (replica.step_seconds(running, context, prompts * at_once, pairs) - decode) * steps / prompts
+
+    prefill = added(1)
+    rounds = load.requests_per_client
+    per_token = decode + (running - 1) * prefill * (1 - 0.5 / rounds) / max(1.0, outputs - 1)
+    generation = per_token * outputs
+    busy = running * prefill / (generation + prefill)
+    crowd = min(MOST_BUSY, busy)
+    queue = crowd * prefill / (2 * (1 - crowd))
+    rest = (crowd * prefill + (1 - crowd) * decode) / 2
+    together = max(1.0, min(float(budget // inputs), running))
+    burst = server.burst * added(together) * (running - 1) / 2 / rounds
+    waiting = _wait_for_room(load.concurrency, running, rounds) * generation
+    first = server.request_seconds + rest + queue + prefill + decode + burst + load.batch_wait_steps * decode
+    return ServiceTimes(first + waiting, per_token, running, decode, prefill, waiting, busy)
+
+
+def _wait_for_room(in_flight: float, running: float, rounds: float) -> float:
+    """Mean wait of a request, in times of a generation, where fewer are generated than are in flight.
+
+    As many wait as have no room, until the last requests have come; then the queue empties evenly.
+    """
+    if in_flight <= running:
+        return 0.0
+    steady = in_flight / running - 1
+    return steady if math.isinf(rounds) else steady * ((rounds - 1) + (1 - running / in_flight) / 2) / rounds

@@ -1,0 +1,222 @@
+"""The forms of operators, of attention and of the optimizer update, where the recipe leaves them open."""
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+
+from napkin.accounting.ledger import Ledger
+from napkin.accounting.pricing import CompileEstimate, estimate_compile, price
+from napkin.errors import NapkinError
+from napkin.hardware.ceilings import Ceilings
+from napkin.model.config import WIDEST_FLASH_HEAD, AttentionImplementation, ModelConfig
+from napkin.model.kernel_forms import is_worth_compiling
+from napkin.optim.registry import optimizer_entry
+from napkin.planning.step.machine import Machine
+from napkin.planning.step.run_plan import Plan
+from napkin.recipe.precision import Precision
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.training_config import ParallelismConfig
+from napkin.train_step.compile import missing_compiler
+from napkin.train_step.step_ledger import count_step
+from napkin.units import format_seconds
+
+PLAIN_UP_TO = 512
+"""The longest context at which plain attention is faster than torch's fused attention on a CPU in bf16: forward and
+backward pass take 0.6 times as long at 256 tokens and 2.4 times as long at 1024. In fp32 fused attention is always
+faster."""
+
+COMPILED_FROM_NUMBERS = 2**16
+"""Numbers of a micro-batch's residual stream from which compiled kernels are faster on two cores: with 2^16.6 a step
+takes 0.92 times as long as with plain ones, with 2^18.6 (the demo) 0.85 times."""
+
+COMPILED_ATTENTION_FROM = 1024
+"""The shortest context at which compiled attention is taken on a CPU in bf16. By itself it takes 0.6 times as long as
+the better of both at 256, 512, 1024, 2048 and 4096 tokens, forward and backward (benchmarks/attention.py); but between
+the products of a step with 256 tokens 1.4 times as long as plain attention, as its many short calls begin with cold
+caches. In fp32 it takes 0.9 to 1.3 times as long as torch's fused attention, and 0.7 to 0.4 times as long as plain
+attention."""
+
+
+def choose_kernels(recipe: Recipe, precision: Precision) -> Recipe:
+    """The recipe with all written out; the choice depends only on device, format, shape and length of the run."""
+    model, optimizer, training = recipe.model, recipe.optimizer, recipe.training
+    if training.kernels == "auto":
+        suits = precision.device_type == "cpu" and precision.products == "bf16" and training.compile != "on"
+        tokens = training.steps * training.batch_size * model.context_length
+        large = training.resolved_micro_batch_size * model.context_length * model.d_model >= COMPILED_FROM_NUMBERS
+        compiled = suits and large and is_worth_compiling(model, tokens, trained=True)
+        training = dataclasses.replace(training, kernels="compiled" if compiled else "plain")
+    if model.attention == "auto":
+        attention = _attention(recipe, precision, compiled=training.kernels == "compiled")
+        model = dataclasses.replace(model, attention=attention)
+    if optimizer.fused is None:
+        optimizer = dataclasses.replace(optimizer, fused=optimizer_entry(optimizer.name).fused)
+    return dataclasses.replace(recipe, model=model, optimizer=optimizer, training=training)
+
+
+def _attention(recipe: Recipe, precision: Precision, *, compiled: bool) -> AttentionImplementation:
+    model = recipe.model
+    usual = model.resolved_attention
+    if precision.device_type != "cpu" or recipe.parallelism.context > 1:
+        return usual
+    in_bf16 = precision.products == "bf16"
+    # In fp32 it is faster than plain attention alone, which is what there is for scores with a cap.
+    faster = (in_bf16 or usual == "plain") and model.context_length >= COMPILED_ATTENTION_FROM
+    if compiled and faster and model.positions != "alibi":
+        return "compiled"
+    return "plain" if in_bf16 and model.context_length <= PLAIN_UP_TO else usual
+
+
+# FOLD planning/step/kernel_choice.py
+# Whether a run compiles its blocks: what that costs and saves, and what prevents it.
+
+
+def choose_compile(
+    resolved: ResolvedRecipe, ledger: Ledger, ceilings: Ceilings, *, here: bool = True
+) -> CompileEstimate:
+    """Whether a resolved recipe's run compiles its blocks, and what that costs and saves.
+
+    With "on" nothing is checked here: `refuse_impossible_compile` is called before planning. `here` is whether the run
+    will be on this machine; for another machine only "on" is chosen, where nothing prevents it.
+    """
+    precision, training = resolved.precision, resolved.recipe.training
+    if not here and training.compile != "on":
+        return CompileEstimate(why_not="whether it saves time is decided on the machine that trains")
+    estimate = estimate_compile(ledger, ceilings, device_type=precision.device_type, precision=precision.name)
+    if not here:
+        obstacle = compile_obstacle(resolved)
+        return dataclasses.replace(estimate, chosen=obstacle is None, why_not=obstacle)
+    if training.compile == "off":
+        return dataclasses.replace(estimate, why_not="training.compile is off")
+    if training.compile == "on":
+        return dataclasses.replace(estimate, chosen=True)
+    pays, obstacle = estimate.pays(training.steps), compile_obstacle(resolved)
+    if pays and obstacle is None:
+        obstacle = missing_compiler(precision.device_type)
+    return dataclasses.replace(estimate, chosen=pays and obstacle is None, why_not=obstacle)
+
+
+def refuse_impossible_compile(resolved: ResolvedRecipe) -> None:
+    """Raise NapkinError where training.compile is "on" and the recipe or the machine does not allow it."""
+    if resolved.recipe.training.compile != "on":
+        return
+    obstacle = compile_obstacle(resolved) or missing_compiler(resolved.precision.device_type)
+    if obstacle is not None:
+        raise NapkinError(
+            f"training.compile is 'on', but {obstacle}: use --training.compile off, or in the recipe.toml of a run "
+            'compile = "off"'
+        )
+
+
+def compile_obstacle(resolved: ResolvedRecipe) -> str | None:
+    """What of a resolved recipe prevents that its blocks are compiled; None is nothing."""
+    if resolved.recipe.training.kernels in ("compiled", "triton"):
+        kernels = resolved.recipe.training.kernels
+        return f"training.kernels is '{kernels}', whose operators torch.compile does not see into"
+    if resolved.recipe.model.n_experts:
+        return "the number of tokens per expert varies from step to step, but compiled code has fixed shapes"
+    if resolved.recipe.training.recompute == "selective":
+        return "selective recomputation works on single operators, which compiled code fuses"
+    if resolved.strategy == "fsdp":
+        return "compiled blocks have not been tested with fsdp"
+    if resolved.layout.pipeline > 1:
+        return "compiled blocks have not been tested in a pipeline"
+    if resolved.layout.tensor > 1:
+        return "compiled blocks have not been tested with ranks that divide matrices"
+    return None
+
+
+def with_compile_written_out(recipe: Recipe, plan: Plan) -> Recipe:
+    """The recipe with the plan's choice written out, so that a resumed run computes the same."""
+    training = dataclasses.replace(recipe.training, compile="on" if plan.compile_estimate.chosen else "off")
+    return dataclasses.replace(recipe, training=training)
+
+
+def describe_compile(plan: Plan) -> str:
+    """One line on what was chosen and why."""
+    found = plan.compile_estimate
+    costs = f"costs about {format_seconds(found.seconds)}"
+    basis = " (assumed: nothing was measured on such a device)" if found.assumed else ""
+    saved = format_seconds(plan.steps * found.saved_per_step)
+    if found.chosen:
+        in_all = format_seconds(plan.seconds - found.seconds_once + plan.steps * found.seconds_less)
+        return f"compiled: saves about {saved} of {in_all}, {costs} once{basis}"
+    if found.why_not is not None:
+        return f"not compiled: {found.why_not}"
+    return f"not compiled: would save about {saved} of {format_seconds(plan.seconds)}, {costs}{basis}"
+
+
+# FOLD planning/step/kernel_choice.py
+# Whether a run on a GPU takes Triton's kernels: where they run at all, and where its plan is faster with them.
+
+LAYERS = 2
+"""Of the model whose step is priced with either form of its kernels; all layers are alike."""
+
+
+def with_kernels_that_run(recipe: Recipe, machine: Machine) -> Recipe:
+    """The recipe with plain kernels, and a warning, where it names Triton's and the machine does not run them."""
+    if recipe.training.kernels != "triton" or (obstacle := machine.triton_obstacle()) is None:
+        return recipe
+    warnings.warn(f"training.kernels is 'triton', but {obstacle}; 'plain' is taken instead", stacklevel=2)
+    return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, kernels="plain"))
+
+
+def choose_triton(recipe: Recipe, precision: Precision, machine: Machine) -> Recipe:
+    """The recipe for a GPU with the form of kernels and of attention written out whose step is planned to be fastest.
+
+    Only what the recipe leaves open is chosen. Kernels are chosen for GPUs of this machine: for others a plan cannot
+    know whether Triton is there. Where torch.compile would fuse the blocks, Triton's kernels have to be faster than
+    that.
+    """
+    kernels, is_open = recipe.training.kernels, recipe.training.kernels == "auto"
+    if precision.device_type != "cuda" or kernels not in ("auto", "triton"):
+        return recipe
+    if is_open and (not machine.measured or recipe.training.compile == "on" or machine.triton_obstacle() is not None):
+        return recipe
+    candidates = [_with(recipe, "triton", attention) for attention in _attentions(recipe)]
+    if is_open:
+        candidates.insert(0, _with(recipe, "plain", recipe.model.resolved_attention))
+    return fastest(candidates, lambda candidate: planned_seconds(candidate, precision, machine))
+
+
+def fastest(candidates: list[Recipe], seconds_of: Callable[[Recipe], float]) -> Recipe:
+    """The recipe of the fewest seconds, the first of those that are equally fast."""
+    return candidates[0] if len(candidates) == 1 else min(candidates, key=seconds_of)
+
+
+def planned_seconds(recipe: Recipe, precision: Precision, machine: Machine) -> float:
+    """Of one micro-batch through a few layers and the loss, and of the update, by rooflines."""
+    training = recipe.training
+    size = 1 if training.micro_batch_size == "auto" else training.resolved_micro_batch_size
+    small = dataclasses.replace(
+        recipe,
+        model=dataclasses.replace(recipe.model, n_layers=min(recipe.model.n_layers, LAYERS)),
+        training=dataclasses.replace(training, batch_size=size, micro_batch_size=size, recompute_every=1),
+        parallelism=ParallelismConfig(),
+    )
+    resolved, ceilings = ResolvedRecipe(small, precision, machine.target), machine.ceilings(precision)
+    ledger = count_step(resolved)
+    seconds = price(ledger, ceilings).seconds
+    if training.compile != "off" and compile_obstacle(resolved) is None:
+        names = {"device_type": precision.device_type, "precision": precision.name}
+        seconds -= estimate_compile(ledger, ceilings, **names).saved_per_step
+    return seconds
+
+
+def _with(recipe: Recipe, kernels: str, attention: str) -> Recipe:
+    model = dataclasses.replace(recipe.model, attention=attention)
+    return dataclasses.replace(recipe, model=model, training=dataclasses.replace(recipe.training, kernels=kernels))
+
+
+def _attentions(recipe: Recipe) -> list[str]:
+    """The forms of attention that a recipe with Triton's kernels may take."""
+    usual = recipe.model.resolved_attention
+    if recipe.model.attention != "auto" or recipe.parallelism.context > 1 or not suits_flash(recipe.model):
+        return [usual]
+    return [usual, "flash"]
+
+
+def suits_flash(model: ModelConfig) -> bool:
+    """Whether flash attention has a form for a model."""
+    return model.positions != "alibi" and model.resolved_head_dim <= WIDEST_FLASH_HEAD

@@ -1,0 +1,346 @@
+"""The plan of a run, before its first step: rule and count, time and cost, and whether it fits."""
+
+import html
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from napkin.accounting.ledger import Ledger
+from napkin.accounting.pricing import NOT_COMPILED, CompileEstimate, Price, dollars, kilowatt_hours, mfu
+from napkin.accounting.quantities import QuantityRow, QuantityTable
+from napkin.accounting.rank_seconds import Communication
+from napkin.accounting.rules import (
+    adamw_bytes_rule,
+    bytes_per_parameter,
+    seconds_rule,
+)
+from napkin.checkpoint.folder import checkpoint_bytes
+from napkin.model.adapter_names import matrices_of
+from napkin.planning.layouts.layout_plan import LayoutPlan
+from napkin.planning.rules.sizes import parameters_by_rule, parameters_formula, step_flops_by_rule
+from napkin.planning.step.site import Site
+from napkin.recipe.recipe import Recipe
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.runs.accounting_files import PlannedFile, PredictedLoss
+from napkin.train_step.tuned_model import adapter_of, held_dtype
+from napkin.units import format_bytes, format_count, format_flops, format_seconds, format_three_digits
+
+# FOLD planning/step/run_plan.py
+# What a run that trains adapters writes to its disk: frozen weights, once, and checkpoints of what is trained.
+
+FROZEN_BYTES, CHECKPOINT_BYTES = "frozen bytes", "checkpoint bytes"
+
+
+def stored_rows(resolved: ResolvedRecipe, ledger: Ledger, rule_parameters: float) -> Iterator[QuantityRow]:
+    """The rows of a plan on what is stored; none where all weights are trained. `rule_parameters` are the model's."""
+    adapter = adapter_of(resolved.recipe)
+    if adapter is None:
+        return
+    precision, optimizer = resolved.precision, resolved.recipe.optimizer
+    narrow = held_dtype(adapter.kind, adapter.frozen, precision.name) is not None
+    each = 2 if narrow else precision.bytes_per_weight
+    yield QuantityRow(
+        FROZEN_BYTES,
+        "bytes",
+        each * rule_parameters,
+        ledger.frozen_bytes,
+        note=f"kept once in the run's folder; rule {each} bytes per parameter",
+    )
+    config = resolved.recipe.model
+    matrices = {matrix for name in adapter.modules for matrix in matrices_of(name)}
+    in_blocks = 2 * adapter.rank * config.d_model * config.n_layers * len(matrices - {"head"})
+    in_head = adapter.rank * (config.d_model + config.vocab_size) * ("head" in matrices)
+    # A checkpoint has no gradients.
+    each = bytes_per_parameter(optimizer.name) - 4 + (4 if optimizer.average_decay else 0)
+    yield QuantityRow(
+        CHECKPOINT_BYTES,
+        "bytes",
+        each * (in_blocks + in_head),
+        checkpoint_bytes(ledger),
+        note=f"of tensors, without their names; rule {each} bytes per parameter, of 2·r·d per matrix, as if square",
+    )
+
+
+RULE_MFU = 0.5
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """The prediction of a run: the ledger of one device's step, its price, and the devices that it is for."""
+
+    resolved: ResolvedRecipe
+    """The recipe with every default written out."""
+    ledger: Ledger
+    """Of one device's step: its rows of the batch, the bytes of its part of the model."""
+    price: Price
+    site: Site
+    ranks: Mapping[int, Ledger] = field(default_factory=dict)
+    """The ledgers of several ranks of a pipeline, by rank; empty where all ranks take as much as the first."""
+    layout: LayoutPlan | None = None
+    """Of several devices of a catalogue: the step with what ranks wait for, part by part; the seconds are its."""
+    communication: Communication = field(default_factory=Communication)
+    """What each device sends per step."""
+    communication_seconds: float = 0.0
+    """Seconds per step, overlapped with computation or not."""
+    bubble_seconds: float = 0.0
+    """Seconds per step in which a rank of a pipeline waits for other stages."""
+    exposed_seconds: float = 0.0
+    """Seconds per step that are not overlapped with computation."""
+    compile_estimate: CompileEstimate = NOT_COMPILED
+    """Whether blocks are compiled. The ledger is of the uncompiled step; the seconds include compilation."""
+    epochs: float | None = None
+    """How often all steps read the training files; None where there are none yet."""
+    mixture: tuple[PlannedFile, ...] = ()
+    """How much of each training file all steps read, where there are several."""
+    warnings: tuple[str, ...] = ()
+    """Lines about training files that are read too often."""
+    predicted_loss: PredictedLoss | None = None
+    """By a scaling law, if one was given."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the whole run."""
+        return self.resolved.recipe
+
+    @property
+    def steps(self) -> int:
+        """Number of updates of the run."""
+        return self.recipe.training.steps
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens per step of all devices together."""
+        return self.recipe.tokens_per_step
+
+    @property
+    def rule_parameters(self) -> int:
+        """Parameters by the closed form."""
+        return parameters_by_rule(self.recipe.model)
+
+    @property
+    def rule_flops(self) -> float:
+        """FLOPs of a step of one device by the closed form."""
+        return step_flops_by_rule(self.recipe.model, self.tokens_per_step / self.site.n_devices)
+
+    @property
+    def rule_seconds_per_step(self) -> float:
+        """By those FLOPs."""
+        return seconds_rule(self.rule_flops, self.site.matmul_peak, mfu=RULE_MFU)
+
+    @property
+    def rule_seconds(self) -> float:
+        """Of all steps."""
+        return self.steps * self.rule_seconds_per_step
+
+    @property
+    def rule_bytes_per_parameter(self) -> int:
+        """Bytes per parameter for weight, gradient and optimizer state by the closed form."""
+        narrower = 2 * (4 - self.resolved.precision.bytes_per_weight)
+        return bytes_per_parameter(self.recipe.optimizer.name) - narrower
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of the rank that needs most."""
+        return max(ledger.peak_bytes for ledger in (self.ledger, *self.ranks.values()))
+
+    @property
+    def pipeline_peak_bytes(self) -> tuple[int, ...]:
+        """Of each rank of a pipeline, if all were counted; otherwise of rank 0, for all ranks."""
+        if len(self.ranks) == self.resolved.layout.pipeline:
+            return tuple(self.ranks[rank].peak_bytes for rank in sorted(self.ranks))
+        return (self.ledger.peak_bytes,)
+
+    @property
+    def fits(self) -> bool:
+        """Whether that is within the device's memory."""
+        return self.peak_bytes <= self.site.memory_bytes
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether it was measured beside other processes: seconds are upper bounds, peaks lower ones."""
+        return self.site.disturbed or self.price.disturbed
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Seconds of one step, exposed communication and a pipeline's bubble included."""
+        computing = self.price.seconds - self.compile_estimate.seconds_less
+        return computing + self.exposed_seconds + self.bubble_seconds
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all steps and of compilation, without evaluations and checkpoints."""
+        return self.steps * self.seconds_per_step + self.compile_estimate.seconds_once
+
+    @property
+    def expert_seconds(self) -> float:
+        """Of a step, those that grow with the tokens that are sent to one rank's experts; 0 where ranks do not divide
+        experts, or where experts have a capacity."""
+        if self.layout is not None:
+            return self.layout.expert_seconds
+        if self.resolved.layout.expert == 1 or self.recipe.model.expert_capacity is not None:
+            return 0.0
+        computing = sum(spent.seconds for name, spent in self.price.by_module.items() if name.endswith(".experts"))
+        link = self.site.interconnect
+        return computing + (self.communication.only("all_to_all").seconds(link) if link else 0.0)
+
+    @property
+    def dollars(self) -> float | None:
+        """Price of all steps; None where it is not known."""
+        return None if self.site.usd_per_hour is None else dollars(self.seconds, self.site.usd_per_hour)
+
+    @property
+    def kilowatt_hours(self) -> float | None:
+        """Energy of all steps, with every device at full power; None where it is not known."""
+        return None if self.site.watts is None else kilowatt_hours(self.seconds, self.site.watts)
+
+    def at(
+        self,
+        *,
+        usd_per_hour: float | None = None,
+        watts: float | None = None,
+        mtbf_hours: float | None = None,
+        restart_minutes: float | None = None,
+    ) -> "Plan":
+        """The same plan at another price or power of one device, or with other failures of all of them; None leaves the
+        site's own."""
+        site, n = self.site, self.site.n_devices
+        changed = replace(
+            site,
+            usd_per_hour=site.usd_per_hour if usd_per_hour is None else n * usd_per_hour,
+            offer=site.offer if usd_per_hour is None else None,
+            watts=site.watts if watts is None else n * watts,
+            mtbf_hours=site.mtbf_hours if mtbf_hours is None else mtbf_hours,
+            restart_minutes=site.restart_minutes if restart_minutes is None else restart_minutes,
+        )
+        layout = self.layout and replace(self.layout, site=changed)
+        return replace(self, site=changed, layout=layout)
+
+    @property
+    def mfu(self) -> float:
+        """Predicted model-FLOPs utilisation."""
+        return self.mfu_of(self.seconds_per_step)
+
+    @property
+    def flops_by_phase(self) -> dict[str, int]:
+        """FLOPs of a step, recomputation among them as a phase of its own."""
+        return self.ledger.flops_by("phase")
+
+    def mfu_of(self, seconds: float) -> float:
+        """Model-FLOPs utilisation of a step that takes `seconds`."""
+        if self.layout is not None:
+            return self.layout.model_flops / seconds / (self.site.n_devices * self.site.matmul_peak)
+        return mfu(self.ledger, seconds, self.site.matmul_peak)
+
+    def _summary(self) -> list[str]:
+        verdict = "it fits" if self.fits else "it does not fit"
+        memory = f"{format_bytes(self.peak_bytes)} of {format_bytes(self.site.memory_bytes)} per device"
+        return [f"Plan for {self.site.name}: {verdict}, {memory}, {format_seconds(self.seconds)}"]
+
+    def __repr__(self) -> str:
+        return "\n".join([*self._summary(), repr(self.table())])
+
+    def _repr_html_(self) -> str:
+        """HTML for a notebook."""
+        return f"<p>{html.escape(self._summary()[0])}</p>{self.table()._repr_html_()}"
+
+    def table(self) -> QuantityTable:
+        """Rule and count side by side; `reconcile` adds the meter. FLOPs and bytes are per device."""
+        site = self.site
+        per_parameter = self.rule_bytes_per_parameter
+        parts = site.n_devices if self.resolved.strategy == "fsdp" else 1
+        among = f", divided among {parts} devices" if parts > 1 else ""
+        rows = [
+            QuantityRow(
+                "parameters",
+                "count",
+                self.rule_parameters,
+                self.ledger.parameters,
+                note=f"rule {parameters_formula(self.recipe.model)}: no norms, no biases",
+            ),
+            QuantityRow("FLOPs per step", "FLOP", self.rule_flops, self.ledger.flops, note=self._why_flops_differ()),
+            QuantityRow(
+                "peak bytes",
+                "bytes",
+                int(adamw_bytes_rule(self.rule_parameters, bytes_per_parameter=per_parameter)) // parts,
+                self.ledger.peak_bytes,
+                note=f"rule {per_parameter} bytes per parameter{among}: no activations, no logits, no batch",
+            ),
+            *self._reserved(),
+            *stored_rows(self.resolved, self.ledger, self.rule_parameters),
+            *self._compiled(),
+            QuantityRow(
+                "seconds per step",
+                "seconds",
+                self.rule_seconds_per_step,
+                self.seconds_per_step,
+                note=self._how_priced(),
+            ),
+            QuantityRow("MFU", "share", RULE_MFU, self.mfu, note=self._of_what_peak()),
+            QuantityRow(
+                "seconds in all",
+                "seconds",
+                self.rule_seconds,
+                self.seconds,
+                note=f"{self.steps:,} steps, {format_count(self.steps * self.tokens_per_step)} tokens; "
+                "the meter includes evaluations and checkpoints",
+            ),
+        ]
+        if site.usd_per_hour is not None:
+            price = f"price: {site.offer}" if site.offer else "the price that was given"
+            note = f"{price}; ${site.usd_per_hour:.2f} per hour in all"
+            rows.append(
+                QuantityRow("dollars", "USD", dollars(self.rule_seconds, site.usd_per_hour), self.dollars, note=note)
+            )
+        if site.watts is not None:
+            note = f"{site.watts:,.0f} W in all, the boards alone"
+            rows.append(
+                QuantityRow(
+                    "energy", "kWh", kilowatt_hours(self.rule_seconds, site.watts), self.kilowatt_hours, note=note
+                )
+            )
+        if self.predicted_loss is not None:
+            rows.append(_row_of(self.predicted_loss))
+        return QuantityTable(rows)
+
+    def _reserved(self) -> list[QuantityRow]:
+        if self.ledger.reserved_bytes is None:
+            return []
+        note = "what the caching allocator takes in segments, gaps included; it gives back what is free before it fails"
+        return [QuantityRow("reserved bytes", "bytes", None, self.ledger.reserved_bytes, note=note)]
+
+    def _compiled(self) -> list[QuantityRow]:
+        if not self.compile_estimate.chosen:
+            return []
+        note = "once per run, not in its steps; the peak is that of the uncompiled step"
+        return [QuantityRow("seconds to compile", "seconds", None, self.compile_estimate.seconds, note=note)]
+
+    def _why_flops_differ(self) -> str:
+        ledger = self.ledger
+        return (
+            "rule 6·N·T for the parameters that a token is multiplied with, and attention over all pairs, "
+            f"{ledger.attention_flops / max(1, ledger.flops):.1%} of count; "
+            f"causal pairs alone: {format_flops(ledger.causal_flops)} in all; elementwise work is apart: "
+            f"{format_flops(ledger.elementwise_flops)}, one per element"
+        )
+
+    def _how_priced(self) -> str:
+        how = "each operator alone, on this machine" if self.site.measured else "each operator's roofline"
+        if self.price.disturbed:
+            how += ", measured while it was busy: at most, without other processes"
+        return (
+            f"rule: MFU {RULE_MFU}; count: {how}, within a factor of {self.price.factor:.2f} in nine cases of ten; "
+            f"{self.price.byte_bound_share:.0%} of the time bound by bytes"
+        )
+
+    def _of_what_peak(self) -> str:
+        peak = "measured on this machine" if self.site.measured else "of the datasheet, dense"
+        if self.site.disturbed:
+            peak += ", while it was busy"
+        return f"of the matmul peak {peak}; full attention, no recomputation"
+
+
+def _row_of(predicted: PredictedLoss) -> QuantityRow:
+    note = (
+        f"nats per token, count: the law {predicted.law}, 90% interval {predicted.low:.4f} to {predicted.high:.4f}, at "
+        f"{format_three_digits(predicted.extrapolation)} times the FLOPs of its largest run"
+    )
+    return QuantityRow("validation loss", "nats", None, predicted.loss, note=note)

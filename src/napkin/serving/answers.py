@@ -1,0 +1,153 @@
+"""Answers to clients: one JSON object at the end, or server-sent events as pieces come.
+
+A cut connection ends the job.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from napkin.serving.completion_job import CompletionJob, Piece, ToldToken, chat_logprobs, completion_logprobs
+from napkin.serving.responses import DONE, ApiError, event, json_response
+from napkin.tokenizer.base import Tokenizer
+
+_WRITTEN_IN_PLACE = 2000
+"""Tokens of an answer, with their log-probabilities, beyond which it is written in another thread."""
+
+
+@dataclass
+class AnswerForm:
+    """How the pieces of a job are written: what OpenAI's two interfaces differ in."""
+
+    model: str
+    tokenizer: Tokenizer
+    is_chat: bool
+    with_logprobs: bool
+    id: str = ""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self.id = ("chatcmpl-" if self.is_chat else "cmpl-") + secrets.token_hex(12)
+
+    def head(self, *, streamed: bool) -> dict[str, Any]:
+        """What every object of an answer has."""
+        kind = ("chat.completion.chunk" if streamed else "chat.completion") if self.is_chat else "text_completion"
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def chunk(self, piece: Piece, *, first: bool) -> dict[str, Any]:
+        """An object of a stream: a piece of one choice."""
+        choice: dict[str, Any] = {"index": piece.index}
+        if self.is_chat:
+            choice["delta"] = ({"role": "assistant"} if first else {}) | ({"content": piece.text} if piece.text else {})
+        else:
+            choice["text"] = piece.text
+        choice["logprobs"] = self._logprobs(piece.tokens)
+        choice["finish_reason"] = piece.finish
+        return self.head(streamed=True) | {"choices": [choice]}
+
+    def whole(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+        """The choices of an answer that is sent at once."""
+        choices: list[dict[str, Any]] = []
+        for index in range(1 + max(piece.index for piece in pieces)):
+            own = [piece for piece in pieces if piece.index == index]
+            text = "".join(piece.text for piece in own)
+            choice: dict[str, Any] = {"index": index}
+            if self.is_chat:
+                choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+            else:
+                choice["text"] = text
+            choice["logprobs"] = self._logprobs([token for piece in own for token in piece.tokens])
+            choices.append(choice | {"finish_reason": own[-1].finish})
+        return choices
+
+    def _logprobs(self, tokens: Sequence[ToldToken]) -> dict[str, Any] | None:
+        if not self.with_logprobs:
+            return None
+        return (chat_logprobs if self.is_chat else completion_logprobs)(tokens, self.tokenizer)
+
+
+async def answer_at_once(receive: Receive, job: CompletionJob, form: AnswerForm) -> Response:
+    """Wait for all of a job and answer with one object; a client that leaves ends it."""
+
+    async def work() -> list[Piece]:
+        return [piece async for pieces in job.pieces() for piece in pieces]
+
+    with job:
+        pieces = await unless_disconnected(receive, work())
+        if pieces is None:
+            # Nobody reads it; 499 is what nginx logs.
+            return Response(status_code=499)
+
+        def response() -> Response:
+            answer = form.head(streamed=False) | {"choices": form.whole(pieces), "usage": job.usage()}
+            return json_response(answer | {"timings": job.timings()})
+
+        # A large answer takes seconds to be written, in which others are served.
+        if sum(len(piece.tokens) for piece in pieces) > _WRITTEN_IN_PLACE:
+            return await asyncio.to_thread(response)
+        return response()
+
+
+class EventStream(Response):
+    """A job's pieces as server-sent events."""
+
+    def __init__(self, job: CompletionJob, form: AnswerForm, *, include_usage: bool) -> None:
+        super().__init__(
+            media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"}
+        )
+        del self.headers["content-length"]
+        self._job, self._form, self._include_usage = job, form, include_usage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events until the job ends or the client leaves."""
+        with self._job:
+            await unless_disconnected(receive, self._send_all(send))
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async for events in self._events():
+                # Waits while the client does not read what was sent before.
+                await send({"type": "http.response.body", "body": events, "more_body": True})
+        except ApiError as error:
+            await send({"type": "http.response.body", "body": event(error.body()), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        begun: set[int] = set()
+        more = {"usage": None} if self._include_usage else {}
+        async for pieces in self._job.pieces():
+            chunks = []
+            for piece in pieces:
+                chunks.append(event(self._form.chunk(piece, first=piece.index not in begun) | more))
+                begun.add(piece.index)
+            yield b"".join(chunks)
+        last = b""
+        if self._include_usage:
+            usage = {"choices": [], "usage": self._job.usage(), "timings": self._job.timings()}
+            last = event(self._form.head(streamed=True) | usage)
+        yield last + DONE
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:
+    """What `work` returns; None if the client leaves before, which cancels it."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else None
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,369 @@
+"""One request of a client: its sequences in the engine, and what is new of each as it comes."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from napkin.errors import NapkinError
+from napkin.inference.request import Completion, Request
+from napkin.inference.sampling import Draw
+from napkin.inference.settings import LARGEST_SEED, Sampling
+from napkin.inference.text_stream import TextStream
+from napkin.serving.limits import Limits
+from napkin.serving.request_body import finite
+from napkin.serving.responses import ApiError
+from napkin.serving.service import Service, Watch, token_seconds
+from napkin.tokenizer.base import Tokenizer
+
+# FOLD serving/completion_job.py
+# The text of one completion as it grows, with the tokens that belong to each piece of it.
+
+
+@dataclass(frozen=True)
+class ToldToken:
+    """A token of a text: what was drawn, and the place of its first character in the text."""
+
+    draw: Draw
+    offset: int
+
+
+class GrowingText:
+    """Pieces of text as tokens come; they end before a stop text, and hold whole characters only.
+
+    A token is told with the piece that holds its first character, so that the tokens of all pieces are those of the
+    whole text. Tokens within the stop text are not told.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], *, offset: int = 0, at_start: bool = False) -> None:
+        self.stopped = False
+        self.length = offset
+        """Characters released so far, those before the completion included."""
+        self._tokenizer = tokenizer
+        self._stream = TextStream(tokenizer, stop, at_start=at_start)
+        # A second stream without stop texts knows at which character a token begins while its text is held back.
+        self._plain = TextStream(tokenizer, at_start=at_start) if stop else None
+        self._seen = offset
+        self._waiting: list[ToldToken] = []
+
+    def push(self, draw: Draw) -> tuple[str, list[ToldToken]]:
+        """The text that is certain after one more token, and the tokens that begin in it."""
+        self._waiting.append(ToldToken(draw, self._seen))
+        if draw.token >= self._tokenizer.vocab_size:
+            # The model's vocabulary may be padded: such an id has no text.
+            return "", []
+        piece = self._stream.push(draw.token)
+        self._seen += len(piece if self._plain is None else self._plain.push(draw.token))
+        self.stopped = self._stream.stopped
+        return self._released(piece)
+
+    def finish(self) -> tuple[str, list[ToldToken]]:
+        """The rest, where no more tokens come."""
+        piece, tokens = self._released(self._stream.finish())
+        self.stopped = self._stream.stopped
+        if not self.stopped:
+            tokens, self._waiting = [*tokens, *self._waiting], []
+        return piece, tokens
+
+    def _released(self, piece: str) -> tuple[str, list[ToldToken]]:
+        self.length += len(piece)
+        n_told = sum(each.offset < self.length for each in self._waiting)
+        told, self._waiting = self._waiting[:n_told], self._waiting[n_told:]
+        return piece, told
+
+
+def told_prompt(draws: Sequence[Draw], tokenizer: Tokenizer) -> list[ToldToken]:
+    """The tokens of a prompt, each with its place in the prompt's text."""
+    stream, offset, told = TextStream(tokenizer, at_start=True), 0, []
+    for draw in draws:
+        told.append(ToldToken(draw, offset))
+        if draw.token < tokenizer.vocab_size:
+            offset += len(stream.push(draw.token))
+    return told
+
+
+def token_text(token: int, tokenizer: Tokenizer) -> str:
+    r"""A token's text; one that is a part of a character is written as its bytes: `bytes:\xf0\x9f`."""
+    content = token_bytes(token, tokenizer)
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+
+def token_bytes(token: int, tokenizer: Tokenizer) -> bytes:
+    """A token's bytes; none for an id that only fills up the model's vocabulary."""
+    return tokenizer.vocabulary[token] if token < tokenizer.vocab_size else b""
+
+
+def completion_logprobs(tokens: Sequence[ToldToken], tokenizer: Tokenizer) -> dict[str, Any]:
+    """As `/v1/completions` has them: four lists with an entry per token; the likeliest ones by their text."""
+    return {
+        "tokens": [token_text(each.draw.token, tokenizer) for each in tokens],
+        "token_logprobs": [None if each.draw.logprob is None else finite(each.draw.logprob) for each in tokens],
+        "top_logprobs": [None if each.draw.logprob is None else _likeliest(each.draw, tokenizer) for each in tokens],
+        "text_offset": [each.offset for each in tokens],
+    }
+
+
+def _likeliest(draw: Draw, tokenizer: Tokenizer) -> dict[str, float]:
+    """By their texts, and the drawn one if it is not among them."""
+    found: dict[str, float] = {}
+    for token, logprob in (*draw.top, (draw.token, draw.logprob or 0.0)):
+        # Ids that fill up the vocabulary have the same text.
+        found.setdefault(token_text(token, tokenizer), finite(logprob))
+    return found
+
+
+def chat_logprobs(tokens: Sequence[ToldToken], tokenizer: Tokenizer) -> dict[str, Any]:
+    """As `/v1/chat/completions` has them: an object per token, with the likeliest ones."""
+
+    def described(token: int, logprob: float | None) -> dict[str, Any]:
+        content = token_bytes(token, tokenizer)
+        text = content.decode(errors="replace")
+        return {"token": text, "logprob": None if logprob is None else finite(logprob), "bytes": list(content)}
+
+    return {
+        "content": [
+            described(each.draw.token, each.draw.logprob)
+            | {"top_logprobs": [described(token, logprob) for token, logprob in each.draw.top]}
+            for each in tokens
+        ],
+        "refusal": None,
+    }
+
+
+_ANSWERS_TOLD = 4
+"""So many answers with as many log-probabilities as one may have are in flight at most."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The tokens of a prompt."""
+
+    ids: Sequence[int]
+    n_hidden: int = 0
+    """So many at its beginning were not given by the client and are not echoed."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What is new of a choice."""
+
+    index: int
+    text: str
+    tokens: Sequence[ToldToken]
+    finish: str | None
+
+
+class _Choice:
+    def __init__(self, index: int, completion: Completion, text: GrowingText, echoed: str, prompt: Prompt) -> None:
+        self.index, self.completion, self.text = index, completion, text
+        self.finish: str | None = None
+        self.n_read = 0
+        self.begun = False
+        self.echoed, self.prompt = echoed, prompt
+
+
+class CompletionJob:
+    """The sequences of one request: prompt i's choice j has number i·n + j, and seed + j.
+
+    Made once the engine has taken all of them. Use it as a context manager: what has not ended is cancelled at the end
+    of the block.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        prompts: Sequence[Prompt],
+        *,
+        n: int,
+        max_tokens: int,
+        sampling: Sampling,
+        echo: bool = False,
+    ) -> None:
+        """Raises ApiError for what the limits or the model do not allow."""
+        self._service, self._watch = service, Watch()
+        self._n_prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
+        self._wants_prompt_logprobs = echo and sampling.logprobs is not None
+        self._deadline = asyncio.get_running_loop().time() + service.limits.request_seconds
+        self._n_told = _most_told(prompts, n, max_tokens, sampling.logprobs, echo=echo)
+        _check_limits(service, prompts, n, max_tokens, self._n_told)
+        stop, sampling = sampling.stop, replace(sampling, stop=())
+        try:
+            requests = [
+                Request(
+                    prompt=tuple(prompt.ids),
+                    max_tokens=max_tokens,
+                    sampling=replace(sampling, seed=(sampling.seed + number) % (LARGEST_SEED + 1)),
+                    prompt_logprobs=self._wants_prompt_logprobs,
+                )
+                for prompt in prompts
+                for number in range(n)
+            ]
+            self._completions = service.thread.submit(requests, self._watch)
+        except NapkinError as error:
+            code = "context_length_exceeded" if self._exceeds_context(prompts, max_tokens) else None
+            raise ApiError(400, str(error), code=code) from None
+        self._choices = []
+        echoes = [self._echoed(prompt) if echo else "" for prompt in prompts]
+        for number, completion in enumerate(self._completions):
+            prompt, echoed = prompts[number // n], echoes[number // n]
+            at_start = prompt.n_hidden == len(prompt.ids)
+            text = GrowingText(service.opened.tokenizer, stop, offset=len(echoed), at_start=at_start)
+            self._choices.append(_Choice(number, completion, text, echoed, prompt))
+
+    def __enter__(self) -> "CompletionJob":
+        self._service.n_told += self._n_told
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._service.n_told -= self._n_told
+        for choice in self._choices:
+            if choice.finish is None:
+                self._service.meters.ended(choice.completion, "cancelled")
+        self._service.thread.release(self._completions)
+
+    async def pieces(self) -> AsyncIterator[list[Piece]]:
+        """What is new, each time something is, until all choices have ended.
+
+        Raises ApiError where the request takes longer than its limit, or a sequence of it fails.
+        """
+        while any(choice.finish is None for choice in self._choices):
+            failure = next((each.failure for each in self._completions if each.failure is not None), None)
+            if failure is not None:
+                self._end_all("error")
+                raise ApiError(500, f"the model failed: {failure}")
+            # A client that reads slowly finds something new each time.
+            if asyncio.get_running_loop().time() > self._deadline:
+                raise self._late()
+            new = [piece for choice in self._choices for piece in self._new(choice)]
+            if new:
+                yield new
+                continue
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    await self._watch.wait()
+            except TimeoutError:
+                raise self._late() from None
+
+    def usage(self) -> dict[str, object]:
+        """Tokens, as OpenAI's interface counts them."""
+        n_drawn = sum(choice.n_read for choice in self._choices)
+        n_prompt = self._n_prompt_tokens
+        cached = sum(choice.completion.cached_tokens for choice in self._choices)
+        return {
+            "prompt_tokens": n_prompt,
+            "completion_tokens": n_drawn,
+            "total_tokens": n_prompt + n_drawn,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def timings(self) -> dict[str, float | None]:
+        """Of the first choice, in seconds: to the first token, and per token after it."""
+        first, per_token = token_seconds(self._completions[0], time.perf_counter())
+        return {"seconds_to_first_token": first, "seconds_per_token": per_token}
+
+    def _late(self) -> ApiError:
+        self._end_all("timeout")
+        limit = self._service.limits.request_seconds
+        return ApiError(504, f"the request took longer than {limit:g} s: ask for fewer tokens")
+
+    def _end_all(self, outcome: str) -> None:
+        for choice in self._choices:
+            if choice.finish is None:
+                choice.finish = outcome
+                self._service.meters.ended(choice.completion, outcome)
+
+    def _new(self, choice: _Choice) -> list[Piece]:
+        """What a choice has more than last time, as one piece or none."""
+        if choice.finish is not None:
+            return []
+        completion = choice.completion
+        # Read before the draws: the engine adds draws first, so none is missed.
+        ended = completion.finish
+        new = completion.draws[choice.n_read :]
+        if not (new or ended):
+            return []
+        text, tokens = self._beginning(choice)
+        for draw in new:
+            choice.n_read += 1
+            piece, told = choice.text.push(draw)
+            text += piece
+            tokens += told
+            if choice.text.stopped:
+                break
+        if not choice.text.stopped and ended is not None:
+            piece, told = choice.text.finish()
+            text += piece
+            tokens += told
+        if choice.text.stopped:
+            choice.finish = "stop"
+        elif ended is not None:
+            choice.finish = "stop" if ended == "cancelled" else ended
+        if choice.finish is not None:
+            self._service.meters.ended(completion, choice.finish)
+            if completion.finish is None:
+                self._service.thread.release([completion])
+        return [Piece(choice.index, text, tokens, choice.finish)] if text or tokens or choice.finish else []
+
+    def _beginning(self, choice: _Choice) -> tuple[str, list[ToldToken]]:
+        """The echoed prompt with its tokens, once."""
+        if choice.begun:
+            return "", []
+        choice.begun = True
+        if not self._wants_prompt_logprobs:
+            return choice.echoed, []
+        n_hidden, ids = choice.prompt.n_hidden, choice.prompt.ids
+        found = [draw or Draw(token) for draw, token in zip(choice.completion.prompt_draws, ids, strict=True)]
+        return choice.echoed, told_prompt(found[n_hidden:], self._service.opened.tokenizer)
+
+    def _echoed(self, prompt: Prompt) -> str:
+        tokenizer = self._service.opened.tokenizer
+        stream = TextStream(tokenizer, at_start=True)
+        pieces = [stream.push(token) for token in prompt.ids[prompt.n_hidden :] if token < tokenizer.vocab_size]
+        return "".join(pieces) + stream.finish()
+
+    def _exceeds_context(self, prompts: Sequence[Prompt], max_tokens: int) -> bool:
+        longest = max(len(prompt.ids) for prompt in prompts)
+        return longest + max_tokens > self._service.opened.model.config.context_length
+
+
+def check_sequences(limits: Limits, n_prompts: int, n: int) -> None:
+    """Raise ApiError for more sequences than a server ever has in flight."""
+    if n_prompts * n > limits.max_requests:
+        message = f"the request has {n_prompts * n} sequences: use at most {limits.max_requests}"
+        raise ApiError(400, message, field="n" if n_prompts == 1 else "prompt")
+
+
+def _most_told(prompts: Sequence[Prompt], n: int, max_tokens: int, logprobs: int | None, *, echo: bool) -> int:
+    """Log-probabilities that an answer may have."""
+    if logprobs is None:
+        return 0
+    return n * sum(max_tokens + (len(prompt.ids) if echo else 0) for prompt in prompts) * (logprobs + 1)
+
+
+def _check_limits(service: Service, prompts: Sequence[Prompt], n: int, max_tokens: int, n_told: int) -> None:
+    limits, vocab_size = service.limits, service.opened.model.config.vocab_size
+    for prompt in prompts:
+        wrong = next((token for token in prompt.ids if not 0 <= token < vocab_size), None)
+        if wrong is not None:
+            raise ApiError(400, f"prompt has token id {wrong}: use 0 to {vocab_size - 1}", field="prompt")
+    n_sequences = len(prompts) * n
+    check_sequences(limits, len(prompts), n)
+    n_tokens = sum(len(prompt.ids) + max_tokens for prompt in prompts) * n
+    if limits.max_tokens_per_request is not None and n_tokens > limits.max_tokens_per_request:
+        message = f"the request takes up to {n_tokens} tokens: use at most {limits.max_tokens_per_request}"
+        raise ApiError(400, message, field="max_tokens")
+    if n_told > service.most_told:
+        message = f"the answer has up to {n_told} log-probabilities: ask for fewer, for at most {service.most_told}"
+        raise ApiError(400, message, field="logprobs")
+    if service.n_told + n_told > _ANSWERS_TOLD * service.most_told:
+        message = f"answers in flight have up to {service.n_told} log-probabilities: try again later"
+        raise ApiError(429, message, code="rate_limit_exceeded", retry_after=1)
+    if service.thread.in_flight + n_sequences > limits.max_requests:
+        message = (
+            f"{service.thread.in_flight} sequences are in flight of at most {limits.max_requests}: try again later"
+        )
+        raise ApiError(429, message, code="rate_limit_exceeded", retry_after=1)

@@ -1,0 +1,262 @@
+"""What requests may say: fields, their types and their ranges. Everything else is refused with the field's name.
+
+The fields are those of OpenAI's `/v1/completions` and `/v1/chat/completions`, and `top_k`, `min_p`,
+`repetition_penalty`, `stop_token_ids` and `ignore_eos`, which other servers have too. Fields that would change the
+answer and are not built are accepted only with the value that changes nothing.
+"""
+
+import math
+import re
+import secrets
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from napkin.errors import NapkinError, first_line, near_names
+from napkin.inference.settings import LARGEST_SEED, Sampling
+from napkin.serving.responses import ApiError
+
+MOST_CHOICES = 128
+MOST_STOPS = 64
+LONGEST_STOP = 1000
+"""Characters of a stop text: each is looked for at each token."""
+MOST_STOP_IDS = 1024
+MOST_BIASES = 1024
+MOST_LOGPROBS = 100
+_COMPLETION_TOKENS = 16
+"""OpenAI's `max_tokens` for completions where none is given."""
+
+Body = TypeVar("Body", bound="SharedFields")
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """What a stream has besides pieces of text."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+    """Accepted; nothing is added to the pieces."""
+
+
+class SharedFields(msgspec.Struct, kw_only=True):
+    """Fields of both kinds of request."""
+
+    model: str | None = None
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[str, float] = {}
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    seed: int | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    # Read by nobody here: they tell of the client, or ask for what is so anyway.
+    user: str = ""
+    metadata: dict[str, Any] = {}
+    store: bool = False
+    service_tier: str = ""
+    safety_identifier: str = ""
+    prompt_cache_key: str = ""
+
+    def check(self) -> None:
+        """Raise ApiError for values out of range that `sampling` does not see."""
+        if not 1 <= self.n <= MOST_CHOICES:
+            raise ApiError(400, f"n is {self.n}: use 1 to {MOST_CHOICES}", field="n")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if getattr(self, name) != 0:
+                message = f"{name} is {getattr(self, name)} and is not supported: use 0, or repetition_penalty"
+                raise ApiError(400, message, field=name)
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options needs stream to be true", field="stream_options")
+        if len(self.stops) > MOST_STOPS:
+            raise ApiError(400, f"stop has {len(self.stops)} texts: use at most {MOST_STOPS}", field="stop")
+        longest = max(map(len, self.stops), default=0)
+        if longest > LONGEST_STOP:
+            raise ApiError(400, f"stop has a text of {longest} characters: use at most {LONGEST_STOP}", field="stop")
+        if len(self.stop_token_ids) > MOST_STOP_IDS:
+            message = f"stop_token_ids has {len(self.stop_token_ids)} tokens: use at most {MOST_STOP_IDS}"
+            raise ApiError(400, message, field="stop_token_ids")
+        if len(self.logit_bias) > MOST_BIASES:
+            raise ApiError(
+                400, f"logit_bias has {len(self.logit_bias)} tokens: use at most {MOST_BIASES}", field="logit_bias"
+            )
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def sampling(
+        self, *, stop: Sequence[str], stop_ids: Sequence[int], logprobs: int | None, vocab_size: int
+    ) -> Sampling:
+        """How tokens are drawn; `stop` and `stop_ids` are the model's own. Raises ApiError for values out of range."""
+        seed = secrets.randbelow(LARGEST_SEED) if self.seed is None else self.seed
+        try:
+            biases = tuple((_token_id(token, vocab_size), bias) for token, bias in self.logit_bias.items())
+            wrong = next((token for token in self.stop_token_ids if not 0 <= token < vocab_size), None)
+            if wrong is not None:
+                raise NapkinError(f"stop_token_ids has token id {wrong}: use 0 to {vocab_size - 1}")
+            return Sampling(
+                temperature=self.temperature,
+                top_k=None if self.top_k in (0, -1) else self.top_k,
+                top_p=self.top_p,
+                min_p=self.min_p,
+                repetition_penalty=self.repetition_penalty,
+                logit_bias=biases,
+                stop=(*self.stops, *stop),
+                stop_ids=(*(() if self.ignore_eos else stop_ids), *self.stop_token_ids),
+                logprobs=logprobs,
+                seed=seed,
+            )
+        except NapkinError as error:
+            field = str(error).partition(" ")[0]
+            raise ApiError(400, str(error), field=field) from None
+
+
+class CompletionBody(SharedFields, kw_only=True):
+    """`/v1/completions`."""
+
+    prompt: str | list[str | int | list[int]]
+    max_tokens: int = _COMPLETION_TOKENS
+    echo: bool = False
+    logprobs: int | None = None
+    best_of: int | None = None
+    suffix: str = ""
+
+    def check(self) -> None:
+        """Raise ApiError for values out of range."""
+        super().check()
+        check_count("max_tokens", self.max_tokens)
+        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
+            raise ApiError(400, f"logprobs is {self.logprobs}: use 0 to {MOST_LOGPROBS}", field="logprobs")
+        if self.best_of not in (None, self.n):
+            raise ApiError(
+                400, f"best_of is {self.best_of} and is not supported: leave it out, or give n", field="best_of"
+            )
+        if self.suffix:
+            raise ApiError(400, "suffix is not supported: leave it out", field="suffix")
+
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt, as a text or as ids. Raises ApiError for a list of several kinds."""
+        given = self.prompt
+        if isinstance(given, str):
+            return [given]
+        if not given:
+            raise ApiError(400, "prompt is an empty list: give a text, token ids, or a list of them", field="prompt")
+        ids = [each for each in given if isinstance(each, int)]
+        if len(ids) == len(given):
+            return [ids]
+        texts = [each for each in given if isinstance(each, str)]
+        lists = [each for each in given if isinstance(each, list)]
+        if len(given) not in (len(texts), len(lists)):
+            raise ApiError(400, "prompt mixes texts and token ids: use one kind", field="prompt")
+        return [*texts, *lists]
+
+
+class TextPart(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of a message."""
+
+    type: str
+    text: str
+
+
+class MessageBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A message."""
+
+    role: str
+    content: str | list[TextPart]
+    name: str = ""
+
+    def text(self, place: int) -> str:
+        """What it says. Raises ApiError for parts that are not text."""
+        if isinstance(self.content, str):
+            return self.content
+        for part in self.content:
+            if part.type != "text":
+                message = f"messages[{place}] has a part of type '{part.type}': this model reads text only"
+                raise ApiError(400, message, field="messages")
+        return "".join(part.text for part in self.content)
+
+
+class ChatBody(SharedFields, kw_only=True):
+    """`/v1/chat/completions`."""
+
+    messages: list[MessageBody]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    response_format: dict[str, Any] = {}
+    parallel_tool_calls: bool = True
+
+    def check(self) -> None:
+        """Raise ApiError for values out of range."""
+        super().check()
+        if not self.messages:
+            raise ApiError(400, "messages is empty: give at least one", field="messages")
+        for name in ("max_tokens", "max_completion_tokens"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        if self.top_logprobs is not None:
+            if not self.logprobs:
+                raise ApiError(400, "top_logprobs needs logprobs to be true", field="top_logprobs")
+            if not 0 <= self.top_logprobs <= MOST_LOGPROBS:
+                message = f"top_logprobs is {self.top_logprobs}: use 0 to {MOST_LOGPROBS}"
+                raise ApiError(400, message, field="top_logprobs")
+        if self.response_format.get("type", "text") != "text":
+            raise ApiError(400, "response_format is not supported: use text", field="response_format")
+
+
+def read_body(content: bytes, kind: type[Body]) -> Body:
+    """A request's JSON as its fields, checked; null is as if the field were left out.
+
+    Raises ApiError for malformed JSON, unknown fields, wrong types and values out of range.
+    """
+    try:
+        value = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is not JSON: {first_line(error)}") from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, "the body is not a JSON object")
+    given = {name: each for name, each in value.items() if each is not None}
+    known = kind.__struct_fields__
+    for name in given:
+        if name not in known:
+            near = near_names(name, known)
+            way_out = f"did you mean {near[0]}?" if near else "leave it out"
+            raise ApiError(400, f"there is no field '{name[:100]}': {way_out}", field=name[:100])
+    try:
+        body = msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        place = re.search(r"`\$\.?([^`.\[]*)", str(error))
+        raise ApiError(
+            400, f"the request is not valid: {first_line(error)}", field=place[1] if place else None
+        ) from None
+    body.check()
+    return body
+
+
+def check_count(name: str, value: int) -> None:
+    """Raise ApiError unless a number of tokens is 0 or more, and one that a machine has."""
+    if not 0 <= value < 2**31:
+        raise ApiError(400, f"{name} is {value}: use 0 to {2**31 - 1}", field=name)
+
+
+def _token_id(text: str, vocab_size: int) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) >= vocab_size:
+        raise NapkinError(f"logit_bias names token '{text[:50]}': use ids from 0 to {vocab_size - 1}")
+    return int(text)
+
+
+def finite(value: float) -> float:
+    """A log-probability as JSON can have it; OpenAI's servers send -9999 for zero probability."""
+    return value if math.isfinite(value) else -9999.0

@@ -1,0 +1,452 @@
+"""Units as tokens on disk, memory-mapped instead of read: conversations, pairs of answers, judged answers.
+
+| file | contents |
+|---|---|
+| `NAME.tokens` | ids of one sequence after the other, little-endian uint16 if the vocabulary allows it, else uint32 |
+| `NAME.tokens.mask` | a bit per token, 1 if it counts, the first in the highest bit, padded to 8 bytes; the index |
+| `NAME.tokens.json` | kind, counts, what is left out, checksums; it gets its name last: without it nothing is opened |
+
+The index is a row of little-endian int64 per sequence: its end in tokens; of judged answers also the number of its run,
+which is that of the answers before it while their prompts are the same, and 1 for a good answer, 0 for a bad one.
+"""
+
+import mmap
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Annotated, BinaryIO, Literal, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from napkin.chats.chat_encoder import ChatEncoder, LeftOut
+from napkin.chats.chat_template import RefusedConversation
+from napkin.chats.read_conversations import encoded_chats, in_batches, in_line, longer_than, refused
+from napkin.chats.token_sequence import TokenSequence, Unit, prompt_of, sequence_of
+from napkin.checkpoint.shard_files import checksum_of
+from napkin.data.sidecar import NUMPY_DTYPES, cannot_be_read, dtype_name, sidecar_path
+from napkin.errors import CorruptFile, NapkinError
+from napkin.files import StrPath, atomic_file, cache_folder, regular
+from napkin.runs.json_file import format_json, read_json
+from napkin.tokenizer.base import Tokenizer
+from napkin.tuning.pair_file import JudgedAnswer, Pair, read_judged_answers, read_pairs
+from napkin.tuning.preferences.kto import DESIRABLE, LazyUnits
+
+UnitKind = Literal["conversations", "pairs", "judged answers"]
+SEQUENCES: dict[UnitKind, int] = {"conversations": 1, "pairs": 2, "judged answers": 1}
+"""Of a unit in a file: a conversation; a chosen and a rejected answer; an answer."""
+COLUMNS: dict[UnitKind, int] = {"conversations": 1, "pairs": 1, "judged answers": 3}
+"""Of the index."""
+VERSION = 2
+_AT_A_TIME = 2**20
+"""Bytes that are verified at a time: read, not mapped, so that they do not stay in memory."""
+_Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+_Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+
+
+class UnitSidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The description of a file of units."""
+
+    format: Literal["napkin-chat-tokens"]
+    version: Literal[2]
+    kind: UnitKind
+    dtype: Literal["uint16", "uint32"]
+    sequences: _Count
+    tokens: _Count
+    learned_tokens: _Count
+    longest: _Count
+    """Tokens of the longest sequence."""
+    vocab_size: Annotated[int, msgspec.Meta(ge=1, le=2**32)]
+    tokenizer: _Sha256
+    encoder: _Sha256
+    """Of tokenizer, chat template and what is learned."""
+    max_length: _Count
+    """Tokens that a sequence may have."""
+    left_out: dict[str, tuple[_Count, _Count]]
+    """What is not in it, by reason: how many, and the line of the first."""
+    sha256: _Sha256
+    """Of the tokens."""
+    mask_sha256: _Sha256
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the tokens on disk."""
+        return self.tokens * np.dtype(NUMPY_DTYPES[self.dtype]).itemsize
+
+    @property
+    def mask_bytes(self) -> int:
+        """Those of the bits, padded to whole numbers."""
+        return -(-self.tokens // 64) * 8
+
+    @property
+    def index_bytes(self) -> int:
+        """Those behind the bits."""
+        return 8 * COLUMNS[self.kind] * self.sequences
+
+
+class _Versioned(msgspec.Struct):
+    """What every version says of itself."""
+
+    version: int
+
+
+class UnitFile(LazyUnits):
+    """A file of units opened for reading."""
+
+    def __init__(
+        self,
+        path: Path,
+        about: UnitSidecar,
+        tokens: NDArray[np.integer],
+        bits: NDArray[np.uint8],
+        index: NDArray[np.int64],
+    ) -> None:
+        self.path, self.about = path, about
+        self._tokens, self._bits, self._index = tokens, bits, index
+        self._size = SEQUENCES[about.kind]
+
+    @classmethod
+    def open(cls, path: StrPath) -> "UnitFile":
+        """Map a file into memory and verify its checksums: all of it is read once, and none of it kept.
+
+        Raises NapkinError where it or a file beside it is missing or of another version, CorruptFile where one was
+        altered.
+        """
+        path = Path(path)
+        about = _read_sidecar(sidecar_path(path))
+        content = _verified(path, about.size_bytes, about.sha256)
+        mask = _verified(mask_path(path), about.mask_bytes + about.index_bytes, about.mask_sha256)
+        tokens = np.frombuffer(content, NUMPY_DTYPES[about.dtype])
+        bits = np.frombuffer(mask, np.uint8, about.mask_bytes)
+        index = np.frombuffer(mask, "<i8", offset=about.mask_bytes).reshape(-1, COLUMNS[about.kind])
+        return cls(path, about, tokens, bits, index)
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256, in hexadecimal, of all that is learned from: tokens, which of them count, and labels."""
+        return sha256(f"{self.about.kind} {self.about.sha256} {self.about.mask_sha256}".encode()).hexdigest()
+
+    @property
+    def left_out(self) -> LeftOut:
+        """What of the text is not in it."""
+        return LeftOut(self.about.left_out)
+
+    @property
+    def runs(self) -> NDArray[np.int64]:
+        """Of judged answers: the number of each one's run of equal prompts."""
+        return self._index[:, 1]
+
+    def refuse_other_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Raise NapkinError where another tokenizer made the tokens."""
+        if self.about.tokenizer != tokenizer.fingerprint:
+            raise NapkinError(
+                f"'{self.path}' was made by another tokenizer: make it again with `napkin data chat` and this one"
+            )
+
+    def __len__(self) -> int:
+        return len(self._index) // self._size
+
+    def unit(self, number: int) -> Unit:
+        """Read from the file. Raises CorruptFile where its index has other ends than sequences."""
+        first = number * self._size
+        return tuple(self._sequence(each) for each in range(first, first + self._size))
+
+    def _sequence(self, number: int) -> TokenSequence:
+        start, stop = 0 if number == 0 else int(self._index[number - 1, 0]), int(self._index[number, 0])
+        if not 0 <= start < stop <= len(self._tokens):
+            raise CorruptFile(f"'{mask_path(self.path)}' has ends that are not those of sequences: make it again")
+        tokens = self._tokens[start:stop].astype(np.int64)
+        if int(tokens.max()) >= self.about.vocab_size:
+            raise CorruptFile(
+                f"'{self.path}' holds tokens outside the vocabulary of {self.about.vocab_size}: make it again"
+            )
+        bits = np.unpackbits(self._bits[start // 8 : -(-stop // 8)])[start % 8 :][: stop - start]
+        sequence = TokenSequence(tokens, bits.astype(bool))
+        if self.about.kind != "judged answers":
+            return sequence
+        label = np.full(sequence.n_counted, bool(self._index[number, 2]), np.float32)
+        return sequence.with_values(**{DESIRABLE: label})
+
+
+def is_unit_file(path: StrPath) -> bool:
+    """Whether a path looks like a file of units."""
+    return mask_path(Path(path)).is_file()
+
+
+def mask_path(path: Path) -> Path:
+    """The path of the mask of a file of tokens."""
+    return Path(f"{path}.mask")
+
+
+def _read_sidecar(path: Path) -> UnitSidecar:
+    found = read_json(path, _Versioned)
+    if found is None:
+        raise NapkinError(f"'{path}' does not exist: name a file that `napkin data chat` made, or JSON lines")
+    if found.version != VERSION:
+        raise NapkinError(
+            f"'{path}' is of version {found.version} of its format, and this napkin reads version {VERSION}: make the "
+            "tokens again, as `napkin data chat` does with --out"
+        )
+    about = read_json(path, UnitSidecar)
+    assert about is not None
+    return about
+
+
+def _verified(path: Path, size_bytes: int, checksum: str) -> mmap.mmap:
+    try:
+        with open(path, "rb", opener=regular) as file:
+            found = os.fstat(file.fileno()).st_size
+            if found != size_bytes:
+                raise CorruptFile(f"'{path}' has {found:,} bytes, its sidecar says {size_bytes:,}: make it again")
+            actual = sha256()
+            while chunk := file.read(_AT_A_TIME):
+                actual.update(chunk)
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise cannot_be_read(path, error) from error
+    if actual.hexdigest() != checksum:
+        raise CorruptFile(f"'{path}' was altered, its SHA-256 is not what its sidecar says: make it again")
+    return content
+
+
+# FOLD tuning/example_file.py
+# Pairs and judged answers of a file become units of tokens; see `napkin.tuning.pair_file` for the lines.
+
+Answered = TypeVar("Answered", Pair, JudgedAnswer)
+
+
+def encoded_pairs(
+    path: StrPath, encoder: ChatEncoder, left_out: LeftOut, max_length: int
+) -> Iterator[tuple[int, Unit]]:
+    """The units (chosen, rejected) of a file, each with its line.
+
+    Besides what `read_pairs` leaves out, those that the template refuses, that have the same tokens twice, or of which
+    prompt and an answer are longer than `max_length` tokens are left out and counted. Raises NapkinError, naming the
+    line, for what `read_pairs` raises and for a template that writes a prompt otherwise when an answer follows.
+    """
+    for pair, unit in _encoded(path, read_pairs(path, left_out), encoder, left_out, max_length):
+        chosen, rejected = unit
+        if np.array_equal(chosen.tokens, rejected.tokens):
+            left_out.add(pair.line, "without a difference between the answers in tokens")
+        else:
+            yield pair.line, unit
+
+
+def encoded_judged_answers(
+    path: StrPath, encoder: ChatEncoder, left_out: LeftOut, max_length: int
+) -> Iterator[tuple[int, Unit]]:
+    """The units (answer) of a file, each with its line; `DESIRABLE` is whether it is a good one.
+
+    What is left out, and raised, is as in `encoded_pairs`.
+    """
+    for each, (answer,) in _encoded(path, read_judged_answers(path, left_out), encoder, left_out, max_length):
+        yield each.line, (answer.with_values(**{DESIRABLE: np.full(answer.n_counted, each.is_good, np.float32)}),)
+
+
+def _encoded(
+    path: StrPath, items: Iterable[Answered], encoder: ChatEncoder, left_out: LeftOut, max_length: int
+) -> Iterator[tuple[Answered, tuple[TokenSequence, ...]]]:
+    """The answers of each item that fit behind its prompt."""
+    for batch in in_batches(items, _characters):
+        found = encoder.answers([(each.prompt, _texts(each)) for each in batch])
+        for each, tokens in zip(batch, found, strict=True):
+            if isinstance(tokens, RefusedConversation):
+                left_out.add(each.line, refused(tokens))
+            elif isinstance(tokens, NapkinError):
+                raise in_line(path, each.line, f"cannot be learned from: {tokens}")
+            elif len(tokens.prompt) + max(map(len, tokens.answers)) > max_length:
+                left_out.add(each.line, longer_than(max_length))
+            else:
+                yield each, tuple(sequence_of(tokens.prompt, answer) for answer in tokens.answers)
+
+
+def _texts(item: Pair | JudgedAnswer) -> Sequence[str]:
+    return (item.chosen, item.rejected) if isinstance(item, Pair) else (item.answer,)
+
+
+def _characters(item: Pair | JudgedAnswer) -> int:
+    """Of what is rendered, about."""
+    texts = _texts(item)
+    prompt = sum(len(message.content) for message in item.prompt)
+    return prompt * (len(item.prompt) + 1) * len(texts) + sum(map(len, texts))
+
+
+# FOLD tuning/example_file.py
+# Files of JSON lines are encoded into files of units, which are kept; see `napkin.tuning.example_file`.
+
+OnProgress = Callable[[int], None]
+"""Called with the number of units so far."""
+Encode = Callable[[StrPath, ChatEncoder, LeftOut, int], Iterator[tuple[int, Unit]]]
+"""The units of a file of JSON lines, each with its line, of sequences of at most so many tokens."""
+ENCODE: dict[UnitKind, Encode] = {
+    "conversations": encoded_chats,
+    "pairs": encoded_pairs,
+    "judged answers": encoded_judged_answers,
+}
+
+
+def write_unit_file(
+    path: StrPath,
+    kind: UnitKind,
+    source: StrPath,
+    encoder: ChatEncoder,
+    *,
+    max_length: int,
+    overwrite: bool = False,
+    progress: OnProgress = lambda n: None,
+) -> UnitFile:
+    """Encode a file of JSON lines into a new file at `path`, in memory of some units, and open it.
+
+    The same input gives the same bytes. Raises NapkinError if one of the three files exists, where nothing is left to
+    learn from, or of judged answers only good ones or only bad ones, and for what the function of `ENCODE` raises.
+    """
+    path, left_out = Path(path), LeftOut()
+    # The inner files get their names first, so a sidecar never exists beside incomplete tokens.
+    with (
+        atomic_file(sidecar_path(path), overwrite=overwrite) as sidecar_file,
+        atomic_file(mask_path(path), overwrite=overwrite) as mask_file,
+        atomic_file(path, overwrite=overwrite) as file,
+        TemporaryFile(dir=path.parent) as index_file,
+    ):
+        writer = _Writer(file, mask_file, index_file, kind, encoder)
+        for number, (_, unit) in enumerate(ENCODE[kind](source, encoder, left_out, max_length), start=1):
+            for sequence in unit:
+                writer.add(sequence)
+            progress(number)
+        if not writer.n_sequences:
+            raise nothing_to_learn(source, kind, left_out)
+        if kind == "judged answers" and writer.n_good in (0, writer.n_sequences):
+            raise NapkinError(
+                f"all {writer.n_sequences:,} answers of '{source}' are {'good' if writer.n_good else 'bad'}: kto "
+                "learns from both, add some of the other kind"
+            )
+        sidecar_file.write(format_json(writer.finish(left_out, max_length)).encode())
+    return UnitFile.open(path)
+
+
+def nothing_to_learn(source: StrPath, kind: UnitKind, left_out: LeftOut) -> NapkinError:
+    """The error for a file of which nothing is left."""
+    why = f": {left_out.describe()}" if left_out.n else ""
+    return NapkinError(f"'{source}' has no {kind} to learn from{why}: name a file that has some")
+
+
+def unit_file_of(
+    path: StrPath,
+    kind: UnitKind,
+    encoder: ChatEncoder,
+    *,
+    max_length: int,
+    progress: OnProgress = lambda n: None,
+) -> UnitFile:
+    """The units of a file of JSON lines, which are encoded once and kept in the cache; or of a file of units.
+
+    Raises NapkinError for units of another kind, tokenizer, template or choice of what is learned, and for what
+    `write_unit_file` raises.
+    """
+    if is_unit_file(path):
+        return _opened(path, kind, encoder, max_length)
+    if not Path(path).is_file():
+        made = ", or what `napkin data chat` made" if kind == "conversations" else ""
+        raise NapkinError(f"there is no file '{path}': name JSON lines of {kind}{made}")
+    parts = VERSION, kind, checksum_of(Path(path)), encoder.fingerprint, max_length
+    key = sha256(" ".join(map(str, parts)).encode()).hexdigest()
+    kept = cache_folder() / "chats" / f"{key[:32]}.tokens"
+    if is_unit_file(kept):
+        try:
+            return UnitFile.open(kept)
+        except CorruptFile:
+            # It is made again, as it was.
+            pass
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    return write_unit_file(kept, kind, path, encoder, max_length=max_length, overwrite=True, progress=progress)
+
+
+def _opened(path: StrPath, kind: UnitKind, encoder: ChatEncoder, max_length: int) -> UnitFile:
+    units = UnitFile.open(path)
+    if units.about.kind != kind:
+        raise NapkinError(f"'{path}' holds {units.about.kind}, not {kind}: name JSON lines of {kind}")
+    units.refuse_other_tokenizer(encoder.tokenizer)
+    if units.about.encoder != encoder.fingerprint:
+        raise NapkinError(
+            f"'{path}' was made with another chat template or another --learned than this model is tuned with: make it "
+            "again with `napkin data chat`"
+        )
+    if units.about.max_length > max_length:
+        raise NapkinError(
+            f"'{path}' has {kind} of up to {units.about.max_length:,} tokens, {max_length:,} are allowed here: "
+            f"make it again with --max-length {max_length}"
+        )
+    return units
+
+
+class _Writer:
+    def __init__(
+        self, file: BinaryIO, mask_file: BinaryIO, index_file: BinaryIO, kind: UnitKind, encoder: ChatEncoder
+    ) -> None:
+        self._file, self._mask_file, self._index_file = file, mask_file, index_file
+        self._kind: UnitKind = kind
+        self._encoder = encoder
+        self._dtype: Literal["uint16", "uint32"] = dtype_name(encoder.tokenizer.vocab_size)
+        self._checksum, self._mask_checksum = sha256(), sha256()
+        self._bits = np.empty(0, bool)
+        self._prompt, self._run = np.empty(0, np.int64), -1
+        self.n_sequences = self.n_tokens = self.n_learned = self.n_good = self.longest = 0
+
+    def add(self, sequence: TokenSequence) -> None:
+        """Write a sequence."""
+        data = sequence.tokens.astype(NUMPY_DTYPES[self._dtype]).tobytes()
+        self._file.write(data)
+        self._checksum.update(data)
+        self.n_sequences += 1
+        self.n_tokens += len(sequence.tokens)
+        self.n_learned += sequence.n_counted
+        self.longest = max(self.longest, len(sequence.tokens))
+        self._add_bits(sequence.counts)
+        row = [self.n_tokens] if self._kind != "judged answers" else [self.n_tokens, *self._judged(sequence)]
+        self._index_file.write(np.array(row, "<i8").tobytes())
+
+    def _judged(self, sequence: TokenSequence) -> tuple[int, int]:
+        """The number of the run of equal prompts that an answer belongs to, and whether it is good."""
+        prompt = prompt_of(sequence)
+        self._run += not np.array_equal(prompt, self._prompt)
+        self._prompt = prompt
+        is_good = int(sequence.values[DESIRABLE][0])
+        self.n_good += is_good
+        return self._run, is_good
+
+    def finish(self, left_out: LeftOut, max_length: int) -> UnitSidecar:
+        """Write the rest of the mask, and the index; the sidecar."""
+        self._add_bits(np.zeros(-self.n_tokens % 64, bool))
+        self._index_file.seek(0)
+        while chunk := self._index_file.read(2**20):
+            self._write_mask(chunk)
+        return UnitSidecar(
+            format="napkin-chat-tokens",
+            version=VERSION,
+            kind=self._kind,
+            dtype=self._dtype,
+            sequences=self.n_sequences,
+            tokens=self.n_tokens,
+            learned_tokens=self.n_learned,
+            longest=self.longest,
+            vocab_size=self._encoder.tokenizer.vocab_size,
+            tokenizer=self._encoder.tokenizer.fingerprint,
+            encoder=self._encoder.fingerprint,
+            max_length=max_length,
+            left_out=left_out.by_reason,
+            sha256=self._checksum.hexdigest(),
+            mask_sha256=self._mask_checksum.hexdigest(),
+        )
+
+    def _add_bits(self, counts: np.ndarray) -> None:
+        bits = np.concatenate([self._bits, counts])
+        whole = len(bits) // 8 * 8
+        self._write_mask(np.packbits(bits[:whole]).tobytes())
+        self._bits = bits[whole:]
+
+    def _write_mask(self, data: bytes) -> None:
+        self._mask_file.write(data)
+        self._mask_checksum.update(data)

@@ -1,0 +1,260 @@
+"""Methods that learn from a fixed set of units: supervised tuning, preferences, reward models."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from napkin.accounting.metering import METERED_STEP
+from napkin.accounting.pricing import Measurement
+from napkin.chats.token_sequence import Unit
+from napkin.data.permutation import KeyedPermutation
+from napkin.errors import NapkinError
+from napkin.model.language_model import evaluation_mode
+from napkin.planning.step.machine import Machine, Progress
+from napkin.planning.step.run_plan import Plan
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.tuning_recipe import TuningRecipe
+from napkin.runs.metrics import StepMetrics
+from napkin.runs.run_folder import lower_learning_rate
+from napkin.train_step.step import TrainState, Watch
+from napkin.training.loop import Callback, TrainingLoop
+from napkin.training.metered_step import IsFit, MeteredStep
+from napkin.tuning.example_plan import plan_units
+from napkin.tuning.method import Method
+from napkin.tuning.objective import BatchTotals, Objective, add_figures
+from napkin.tuning.packing import Arrangement, micro_batches_of, resolved_arrangement
+from napkin.tuning.preferences.kto import chunks_of
+from napkin.tuning.sequence_step import SequenceStep, train_on_units, units_of_rank
+
+# FOLD tuning/example_method.py
+# The loss and figures of an objective on units, without gradients.
+
+
+@dataclass(frozen=True)
+class UnitsEvaluation:
+    """What an objective makes of units."""
+
+    loss: float
+    figures: dict[str, float]
+
+
+def evaluate_units(
+    train_state: TrainState,
+    units: Sequence[Unit],
+    objective: Objective,
+    *,
+    max_tokens: int,
+    arrangement: Arrangement = "packed",
+) -> UnitsEvaluation:
+    """The loss and the figures of all units, some of them at a time; the ranks divide them. A collective."""
+    model = train_state.parallel_model
+    settings = {"max_tokens": max_tokens, "row_length": model.model.config.context_length, "arrangement": arrangement}
+    totals = BatchTotals.of_units(units)
+    found: dict[str, float] = {}
+    with torch.no_grad(), evaluation_mode(model.model):
+        for chunk in chunks_of(units):
+            own = micro_batches_of(units_of_rank(chunk, model.layout, model.ranks.info.rank), **settings)
+            if model.layout.batch_parts > 1:
+                own += micro_batches_of([], **settings, at_least=model.ranks.all_reduce_max(len(own)) - len(own))
+            for part in own:
+                part = part.to(model.model.device)
+                with train_state.precision.autocast():
+                    scores = model.token_scores(part.rows)
+                    if part.units:
+                        loss, figures = objective.loss(part, scores, totals)
+                        add_figures(found, {name: float(value) for name, value in {"loss": loss, **figures}.items()})
+    model.reshard()
+    everywhere: dict[str, float] = {}
+    for each in model.ranks.all_gather(found):
+        add_figures(everywhere, each)
+    return UnitsEvaluation(everywhere.pop("loss"), everywhere)
+
+
+MICRO_BATCH_TOKENS = 4096
+"""Of a forward and backward pass, where a recipe does not say."""
+
+
+class UnitMethod(Method):
+    """Learns from units by an objective; each epoch is a different permutation of them all.
+
+    Args:
+        recipe: resolved.
+        units: those to learn from; read when a batch needs them.
+        held_out: those to evaluate on; none are evaluated on if it is empty.
+        checksum: of the units.
+        objective: what is minimised.
+    """
+
+    def __init__(
+        self,
+        recipe: TuningRecipe,
+        units: Sequence[Unit],
+        held_out: Sequence[Unit],
+        checksum: str,
+        objective: Objective,
+    ) -> None:
+        if not len(units):
+            raise NapkinError(f"'{recipe.data.train}' holds nothing to learn from: name a file that does")
+        self.recipe, self.units, self.held_out, self.objective = recipe, units, held_out, objective
+        self._checksum = checksum
+
+    @property
+    def checksum(self) -> str:
+        """Of the units."""
+        return self._checksum
+
+    @property
+    def max_tokens(self) -> int:
+        """Of a micro-batch."""
+        return self.recipe.tuning.micro_batch_tokens or MICRO_BATCH_TOKENS
+
+    @property
+    def arrangement(self) -> Arrangement:
+        """Of the sequences in rows."""
+        return resolved_arrangement(self.recipe.tuning.arrangement)
+
+    def batch(self, number: int) -> list[Unit]:
+        """The units of a step: all of an epoch's before one comes again."""
+        size, n = self.recipe.training.batch_size, len(self.units)
+        places = np.arange(number * size, (number + 1) * size)
+        found: list[Unit] = []
+        for epoch in range(int(places[0]) // n, int(places[-1]) // n + 1):
+            key = f"units seed {self.recipe.training.data_seed} epoch {epoch}"
+            shuffle = KeyedPermutation(n, int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little"))
+            found += [self.units[int(place)] for place in shuffle(places[places // n == epoch] % n)]
+        return found
+
+    def prepared(self, train_state: TrainState, units: Sequence[Unit]) -> Sequence[Unit]:
+        """The units of a batch as the objective reads them, with what the model says of them before the step; a
+        collective."""
+        return units
+
+    def scored(self, units: Sequence[Unit]) -> Sequence[Unit]:
+        """What `prepared` computes without gradients, of a batch."""
+        return ()
+
+    def planned(self, units: Sequence[Unit]) -> Sequence[Unit]:
+        """The units of a batch as a plan counts them: with stand-ins for what a run computes first."""
+        return units
+
+    @property
+    def reference_tokens(self) -> int:
+        """Those of which a reference's log-probabilities are computed before the first step."""
+        return 0
+
+    def metered(self, loop: TrainingLoop) -> dict[str, float]:
+        """What was measured besides the steps, by the names of the plan's rows."""
+        return {}
+
+    def step(self) -> MeteredStep:
+        """Trains on the units of a batch."""
+        return UnitStep(self)
+
+    def evaluation(self) -> Callback:
+        """On the held-out units, all of them."""
+        return UnitEvaluation(self)
+
+    def plan(self, resolved: ResolvedRecipe, machine: Machine, progress: Progress) -> Plan | None:
+        """Of a step like the one that will be metered."""
+        batch = self.batch(min(METERED_STEP, self.recipe.training.steps - 1))
+        return plan_units(
+            resolved,
+            self.planned(batch),
+            self.objective,
+            machine,
+            progress,
+            max_tokens=self.max_tokens,
+            arrangement=self.arrangement,
+            scored=self.scored(batch),
+            reference_tokens=self.reference_tokens,
+        )
+
+
+class UnitStep(MeteredStep):
+    """Trains on the units of the loop's next step."""
+
+    def __init__(self, method: UnitMethod) -> None:
+        super().__init__()
+        self.method = method
+        self.last: SequenceStep | None = None
+
+    def batch(self, loop: TrainingLoop, number: int) -> list[Unit]:
+        """Those of all ranks."""
+        return self.method.batch(number)
+
+    def train(self, loop: TrainingLoop, number: int, batch: list[Unit], watch: Watch, is_fit: IsFit) -> Tensor:
+        """See `train_on_units`."""
+        method = self.method
+        self.last = train_on_units(
+            loop.train_state,
+            number,
+            method.prepared(loop.train_state, batch),
+            method.objective,
+            max_tokens=method.max_tokens,
+            arrangement=method.arrangement,
+            watch=watch,
+            is_fit=is_fit,
+        )
+        return torch.tensor(self.last.loss)
+
+    def micro_batches(self, loop: TrainingLoop, batch: list[Unit]) -> int:
+        """By the tokens, padding left out."""
+        tokens = sum(len(sequence.tokens) for unit in batch for sequence in unit)
+        return math.ceil(tokens / self.method.max_tokens)
+
+    def tensors(self, batch: list[Unit]) -> dict[str, Tensor]:
+        """The tokens of each sequence."""
+        sequences = [sequence for unit in batch for sequence in unit]
+        return {f"sequence {number}": torch.from_numpy(each.tokens) for number, each in enumerate(sequences)}
+
+    def tokens(self, loop: TrainingLoop) -> tuple[int, int, float | None]:
+        """Those that count in the loss."""
+        assert self.last is not None
+        loop.history.tokens += self.last.totals.tokens
+        epochs = loop.step * loop.recipe.training.batch_size / len(self.method.units)
+        return loop.history.tokens, self.last.totals.tokens, epochs
+
+    def measurement(self, loop: TrainingLoop) -> Measurement | None:
+        """With what the method has measured."""
+        found = super().measurement(loop)
+        return found and dataclasses.replace(found, further=self.method.metered(loop))
+
+    def figures(self) -> dict[str, float | None]:
+        """The objective's."""
+        assert self.last is not None
+        return dict(self.last.figures)
+
+
+class UnitEvaluation(Callback):
+    """Evaluates on held-out units when due, with averaged weights if there are any."""
+
+    def __init__(self, method: UnitMethod) -> None:
+        self.method = method
+
+    def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
+        """Add the loss on the held-out units and its figures. Raises NapkinError where it is not finite."""
+        training, method = loop.recipe.training, self.method
+        due = loop.step == training.steps or loop.step % training.evaluate_every == 0
+        if not due or not len(method.held_out):
+            return metrics
+        with loop.watch("evaluation"), loop.train_state.averaged():
+            found = evaluate_units(
+                loop.train_state,
+                method.prepared(loop.train_state, method.held_out),
+                method.objective,
+                max_tokens=method.max_tokens,
+                arrangement=method.arrangement,
+            )
+        if not math.isfinite(found.loss):
+            raise NapkinError(
+                f"step {loop.step}: the held-out loss is {found.loss}: {lower_learning_rate(loop.run.path)}"
+            )
+        loop.history.add_validation(loop.step, found.loss)
+        figures = {**(metrics.figures or {}), **{f"held-out {name}": value for name, value in found.figures.items()}}
+        return dataclasses.replace(metrics, validation_loss=found.loss, figures=figures, seconds=loop.seconds)

@@ -1,0 +1,213 @@
+"""The plan of a step on units: counted on fake tensors in the shapes that a real batch has, priced like any other."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from napkin.accounting.counting import count
+from napkin.accounting.ledger import Ledger
+from napkin.accounting.quantities import QuantityRow, QuantityTable
+from napkin.accounting.rules import seconds_rule
+from napkin.chats.token_sequence import Unit
+from napkin.planning.rules.sizes import step_flops_by_rule
+from napkin.planning.step.machine import Machine, Progress
+from napkin.planning.step.run_plan import RULE_MFU, Plan
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.train_step.step import TrainState, build_train_state
+from napkin.train_step.step_ledger import warm_up_of
+from napkin.tuning.objective import BatchTotals, Objective, totals_of
+from napkin.tuning.packing import Arrangement, SequenceMicroBatch, micro_batches_of
+from napkin.tuning.preferences.kto import chunks_of
+from napkin.tuning.sequence_step import (
+    loss_of_parts,
+    refuse_divided_models,
+    score_parts,
+    units_of_rank,
+    with_known_coefficients,
+)
+
+REFERENCE_TOKENS, REFERENCE_FLOPS, REFERENCE_SECONDS = (f"reference: {what}" for what in ("tokens", "FLOPs", "seconds"))
+"""Rows of the plan of a run that computes a reference's log-probabilities before its first step."""
+
+
+@dataclass(frozen=True, repr=False)
+class UnitPlan(Plan):
+    """The plan of a run whose steps are on units."""
+
+    tokens: int = 0
+    """Tokens that a device trains on in a step, padding included."""
+    scored_tokens: int = 0
+    """Tokens that it computes without gradients before, padding included."""
+    sequence_tokens: int = 0
+    """Of both, padding left out."""
+    reference_tokens: int = 0
+    """Tokens of the reference's pass over all units before the first step, of all devices, padding left out."""
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Of the batch that was counted, of all devices: each has about as many."""
+        return (self.tokens + self.scored_tokens) * self.resolved.layout.batch_parts
+
+    @property
+    def rule_flops(self) -> float:
+        """FLOPs of a step by the rule 6·N·T with attention, a third of it where there are no gradients."""
+        return step_flops_by_rule(self.recipe.model, self.tokens + self.scored_tokens / 3)
+
+    @property
+    def rule_seconds(self) -> float:
+        """With the reference's."""
+        return super().rule_seconds + seconds_rule(self._rule_reference_flops, self.site.matmul_peak, mfu=RULE_MFU)
+
+    @property
+    def seconds(self) -> float:
+        """With the reference's."""
+        return super().seconds + self.reference_seconds
+
+    @property
+    def _rule_reference_flops(self) -> float:
+        return step_flops_by_rule(self.recipe.model, self.reference_tokens / 3 / self.resolved.layout.batch_parts)
+
+    @property
+    def reference_flops(self) -> float:
+        """Of one device."""
+        return self._of_reference * self.ledger.forward_flops
+
+    @property
+    def reference_seconds(self) -> float:
+        """Before the first step; 0 without a reference."""
+        forward = self.price.by_phase.get("forward")
+        return 0.0 if forward is None else self._of_reference * forward.seconds
+
+    @property
+    def _of_reference(self) -> float:
+        """A device's tokens of the reference's pass over those that it computes in a step."""
+        return self.reference_tokens / self.resolved.layout.batch_parts / max(self.sequence_tokens, 1)
+
+    def table(self) -> QuantityTable:
+        """The table of any plan, with the pass of a reference where there is one."""
+        rows = list(super().table())
+        if self.scored_tokens:
+            rows = [_noted(row, "FLOPs per step", _SCORED_NOTE) for row in rows]
+        if not self.reference_tokens:
+            return QuantityTable(rows)
+        rule_flops = self._rule_reference_flops
+        rule_seconds = seconds_rule(rule_flops, self.site.matmul_peak, mfu=RULE_MFU)
+        rows = [_noted(row, "seconds in all", "the reference's log-probabilities included") for row in rows]
+        note = "once, before the first step; tokens without padding, computed as those of a step's forward pass are"
+        return QuantityTable(
+            [
+                *rows,
+                QuantityRow(REFERENCE_TOKENS, "count", None, self.reference_tokens, note=note),
+                QuantityRow(REFERENCE_FLOPS, "FLOP", rule_flops, self.reference_flops, note=note),
+                QuantityRow(REFERENCE_SECONDS, "seconds", rule_seconds, self.reference_seconds, note=note),
+            ]
+        )
+
+
+_SCORED_NOTE = "the rule has 2·N·T for the mismatched answers, which are computed without gradients"
+
+
+def _noted(row: QuantityRow, quantity: str, note: str) -> QuantityRow:
+    return dataclasses.replace(row, note=f"{row.note}; {note}") if row.quantity == quantity else row
+
+
+def plan_units(
+    resolved: ResolvedRecipe,
+    units: Sequence[Unit],
+    objective: Objective,
+    machine: Machine,
+    progress: Progress,
+    *,
+    max_tokens: int,
+    arrangement: Arrangement = "packed",
+    scored: Sequence[Unit] = (),
+    reference_tokens: int = 0,
+) -> UnitPlan:
+    """The plan of steps on batches like this one; several ranks are planned as rank 0, which has as much as any.
+
+    `scored` are the units that a step computes without gradients before it trains on `units`; `reference_tokens` those
+    of all units, where a reference's log-probabilities are computed before the first step.
+    """
+    machine.prepare(resolved.recipe.training)
+    progress("counting the step")
+    refuse_divided_models(resolved.layout)
+    settings = {"max_tokens": max_tokens, "row_length": resolved.recipe.model.context_length}
+    own = units_of_rank(units, resolved.layout, 0)
+    parts = micro_batches_of(own, **settings, arrangement=arrangement)
+    own_scored = [units_of_rank(chunk, resolved.layout, 0) for chunk in chunks_of(scored)]
+    scored_parts = [part for each in own_scored for part in micro_batches_of(each, **settings, arrangement=arrangement)]
+    ledger = count_units(resolved, parts, totals_of(parts), objective, scored_parts)
+    progress("measuring this machine, once")
+    ceilings = machine.ceilings(resolved.precision)
+    site = machine.site(resolved.precision, ceilings)
+    # The overhead between operators is that of a probe run in the shape of the largest micro-batch.
+    rows, length = max((part.rows.inputs.shape for part in parts), key=lambda shape: shape[0] * shape[1])
+    alike = resolved.with_model(context_length=length).with_training(batch_size=rows, micro_batch_size=None)
+    [price] = machine.price(dataclasses.replace(alike, world_size=1), [ledger], ceilings, progress)
+    tokens, scored_tokens = (sum(part.rows.inputs.numel() for part in each) for each in (parts, scored_parts))
+    sequence_tokens = sum(len(sequence.tokens) for unit in [*own, *chain(*own_scored)] for sequence in unit)
+    return UnitPlan(
+        resolved,
+        ledger,
+        price,
+        site,
+        tokens=tokens,
+        scored_tokens=scored_tokens,
+        sequence_tokens=sequence_tokens,
+        reference_tokens=reference_tokens,
+    )
+
+
+def count_units(
+    resolved: ResolvedRecipe,
+    parts: Sequence[SequenceMicroBatch],
+    totals: BatchTotals,
+    objective: Objective,
+    scored: Sequence[SequenceMicroBatch] = (),
+) -> Ledger:
+    """The ledger of a step on micro-batches, in their shapes, in a single process; `scored` are computed before it,
+    without gradients."""
+
+    def step(train_state: TrainState, everything: Sequence[SequenceMicroBatch]) -> None:
+        before, parts = everything[: len(scored)], everything[len(scored) :]
+        score_parts(train_state.parallel_model, before, autocast=train_state.precision.autocast)
+        train_state.step_on_sequences(0, [part.rows for part in parts], loss_of_parts(parts, objective, totals, {}))
+
+    return count_parts(resolved, [*scored, *with_known_coefficients(parts, objective, totals)], step)
+
+
+def count_parts(
+    resolved: ResolvedRecipe,
+    parts: Sequence[SequenceMicroBatch],
+    step: Callable[[TrainState, Sequence[SequenceMicroBatch]], None],
+    *,
+    updates: bool = True,
+) -> Ledger:
+    """The ledger of anything that is computed on micro-batches, in their shapes, in a single process; `updates` is
+    whether the model's weights are updated."""
+    alone = dataclasses.replace(resolved, precision=resolved.precision.on("cpu"), world_size=1)
+    batch = [_tensors_of(part) for part in parts]
+    with FakeTensorMode():
+        train_state = build_train_state(alone)
+
+    def counted(_: Any, fakes: list[dict[str, Any]]) -> None:
+        step(train_state, [_with_tensors(*each) for each in zip(parts, fakes, strict=True)])
+
+    warm_up = warm_up_of(dataclasses.replace(resolved, world_size=1), train_state) if updates else 0
+    return count(train_state.model, batch, counted, target=resolved.counted_for, warm_up=warm_up)
+
+
+def _tensors_of(part: SequenceMicroBatch) -> dict[str, Any]:
+    rows = {field.name: getattr(part.rows, field.name) for field in dataclasses.fields(part.rows)}
+    tensors = {name: value for name, value in rows.items() if isinstance(value, Tensor)}
+    return {"rows": tensors, "sequence": part.sequence, "unit": part.unit, "values": dict(part.values)}
+
+
+def _with_tensors(part: SequenceMicroBatch, tensors: dict[str, Any]) -> SequenceMicroBatch:
+    rows = dataclasses.replace(part.rows, **tensors["rows"])
+    return dataclasses.replace(part, **{**tensors, "rows": rows})

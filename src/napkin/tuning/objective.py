@@ -1,0 +1,150 @@
+"""The protocol of an objective: the loss of a micro-batch as a part of the loss of the whole batch.
+
+What a loss divides by is known before the first forward pass, of the whole batch over all ranks. Each micro-batch then
+adds its part, and the gradient does not depend on how the batch was divided.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from napkin.chats.token_sequence import Unit
+from napkin.errors import NapkinError
+from napkin.model.transformer import TokenScores
+from napkin.tuning.packing import SequenceMicroBatch
+
+Normalisation = Literal["token", "sequence", "constant"]
+"""What a token's term is divided by: the number of tokens that count in the batch; the number of tokens that count in
+its sequence times the number of sequences (every sequence weighs the same); or a constant times the number of
+sequences, as in Dr. GRPO (Liu et al. 2025)."""
+
+Figures = dict[str, Tensor]
+"""Numbers of a micro-batch that add up to those of the batch, by name; of those called ..._max the largest is that of
+the batch."""
+
+Number = TypeVar("Number", float, Tensor)
+
+REFERENCE = "reference_log_probabilities"
+"""The value of a sequence that holds a reference model's log-probabilities of its tokens that count."""
+
+
+@dataclass(frozen=True)
+class BatchTotals:
+    """Counts of the whole batch, over all ranks."""
+
+    tokens: int
+    """Tokens that count."""
+    sequences: int
+    units: int
+
+    @staticmethod
+    def of_units(units: Sequence[Unit]) -> "BatchTotals":
+        """Those of some units."""
+        tokens = sequences = 0
+        for unit in units:
+            tokens += sum(each.n_counted for each in unit)
+            sequences += len(unit)
+        return BatchTotals(tokens, sequences, len(units))
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """What is minimised."""
+
+    def loss(
+        self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
+    ) -> tuple[Float[Tensor, ""], Figures]:
+        """A micro-batch's part of the loss of the batch, and of its figures.
+
+        `scores` are those of `part`'s tokens that count, sequence by sequence.
+        """
+        ...
+
+
+@runtime_checkable
+class WeightedLogProbabilities(Protocol):
+    """An objective whose loss is a weighted sum of log-probabilities, by weights that are known before the model runs:
+    it may take `scores.weighted_sum`, which saves products."""
+
+    def coefficients(self, part: SequenceMicroBatch, totals: BatchTotals) -> Float[Tensor, " token"] | None:
+        """The weights of a micro-batch's tokens that count; None where the model has to tell."""
+        ...
+
+
+def normalised_sum(
+    terms: Float[Tensor, " token"],
+    part: SequenceMicroBatch,
+    totals: BatchTotals,
+    normalisation: Normalisation,
+    constant: float | None = None,
+) -> Float[Tensor, ""]:
+    """A micro-batch's part of the mean of all tokens' terms, see `Normalisation`; `constant` is that of "constant".
+
+    Sequences without a token that counts add nothing.
+    """
+    return (terms * normalised_weights(part, totals, normalisation, constant, dtype=terms.dtype)).sum()
+
+
+def normalised_weights(
+    part: SequenceMicroBatch,
+    totals: BatchTotals,
+    normalisation: Normalisation,
+    constant: float | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> Float[Tensor, " token"]:
+    """By which `normalised_sum` multiplies each token's term."""
+    ones = torch.ones_like(part.sequence, dtype=dtype)
+    if normalisation == "token":
+        return ones / max(totals.tokens, 1)
+    if normalisation == "sequence":
+        return ones / (counts_of_sequences(part)[part.sequence] * max(totals.sequences, 1))
+    if constant is None or not constant > 0:
+        raise NapkinError(f"the constant that sums are divided by is {constant}: use a number above 0")
+    return ones / (constant * max(totals.sequences, 1))
+
+
+def values_of(part: SequenceMicroBatch, name: str) -> Float[Tensor, " token"]:
+    """The sequences' values of that name. Raises NapkinError where they have none."""
+    if name not in part.values:
+        raise NapkinError(f"the sequences have no '{name}', which the objective reads: add them with with_values")
+    return part.values[name]
+
+
+def sums_of_sequences(terms: Float[Tensor, " token"], part: SequenceMicroBatch) -> Float[Tensor, " sequence"]:
+    """The sum of the terms of each sequence's tokens."""
+    return torch.zeros(part.n_sequences, dtype=terms.dtype, device=terms.device).index_add(0, part.sequence, terms)
+
+
+def counts_of_sequences(part: SequenceMicroBatch) -> Float[Tensor, " sequence"]:
+    """How many tokens of each sequence count."""
+    return sums_of_sequences(torch.ones_like(part.sequence, dtype=torch.float32), part)
+
+
+def totals_of(parts: Sequence[SequenceMicroBatch]) -> BatchTotals:
+    """The counts of some micro-batches."""
+    return BatchTotals(
+        tokens=sum(len(part.rows.targets) for part in parts),
+        sequences=sum(part.n_sequences for part in parts),
+        units=sum(len(part.units) for part in parts),
+    )
+
+
+def add_figures(total: dict[str, Number], part: Mapping[str, Number]) -> None:
+    """Add figures of a part of the batch to those of others, see `Figures`."""
+    for name, value in part.items():
+        if name not in total:
+            total[name] = value
+        else:
+            total[name] = _largest(total[name], value) if name.endswith("_max") else total[name] + value
+
+
+def _largest(one: Number, other: Number) -> Number:
+    # Python's own max would wait for a GPU, and has no answer while a step is traced.
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.maximum(one, other)
+    return max(one, other)

@@ -1,0 +1,212 @@
+"""Sequences in rows, rows in micro-batches: padded to one length, or packed one after the other.
+
+What is learned does not depend on it: a packed sequence sees itself alone, padding is never a target, and each
+micro-batch's loss is a part of one sum.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from napkin.chats.token_sequence import TokenSequence, Unit
+from napkin.distributed.pipeline_stages import PackedRows
+from napkin.errors import NapkinError
+
+Arrangement = Literal["packed", "padded", "padded left"]
+"""Several sequences a row, masked from each other; or one a row, with padding after it, or before it."""
+
+PADDING = 0
+"""The id that fills rows: any will do, since nothing sees it."""
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceMicroBatch:
+    """Units of a batch in rows, and where each of their tokens that count belongs."""
+
+    rows: PackedRows
+    units: tuple[Unit, ...]
+    unit_numbers: tuple[int, ...]
+    """Of each unit, its number in the batch."""
+    sequence: Int[Tensor, " token"]
+    """The number of each counted token's sequence, among the sequences of the units in their order."""
+    unit: Int[Tensor, " sequence"]
+    """The number of each sequence's unit in this micro-batch."""
+    values: Mapping[str, Float[Tensor, " token"]]
+    """The sequences' values of that name, one after the other."""
+
+    @property
+    def sequences(self) -> list[TokenSequence]:
+        """Those of the units, in their order."""
+        return [sequence for unit in self.units for sequence in unit]
+
+    @property
+    def n_sequences(self) -> int:
+        """How many sequences there are."""
+        return len(self.unit)
+
+    def with_coefficients(self, coefficients: Float[Tensor, " token"]) -> "SequenceMicroBatch":
+        """The same with the loss's gradient with respect to each log-probability."""
+        return replace(self, rows=replace(self.rows, coefficients=coefficients))
+
+    def to(self, device: str | torch.device) -> "SequenceMicroBatch":
+        """The same on another device."""
+        rows = replace(
+            self.rows,
+            inputs=self.rows.inputs.to(device),
+            documents=None if self.rows.documents is None else self.rows.documents.to(device),
+            places=self.rows.places.to(device),
+            targets=self.rows.targets.to(device),
+        )
+        values = {name: value.to(device) for name, value in self.values.items()}
+        return replace(self, rows=rows, sequence=self.sequence.to(device), unit=self.unit.to(device), values=values)
+
+
+def resolved_arrangement(chosen: Literal["auto", "packed", "padded"]) -> Arrangement:
+    """What "auto" is: packed, in rows of the longest sequence of a micro-batch.
+
+    Where sequences are of one length, each has its row and no mask, as if they were padded. Where they are not, masks
+    in rows that short cost less than padding: with half of the tokens padding, steps of a small model took 0.6 times
+    as long on a CPU, with torch's attention, plain and compiled (benchmarks/alignment_arrangements.py).
+    """
+    return "packed" if chosen == "auto" else chosen
+
+
+def micro_batches_of(
+    units: Sequence[Unit],
+    *,
+    max_tokens: int,
+    row_length: int,
+    arrangement: Arrangement = "packed",
+    temperature: float = 1.0,
+    at_least: int = 0,
+) -> list[SequenceMicroBatch]:
+    """Arrange units in micro-batches of at most `max_tokens` tokens, padding included; a larger unit is alone in its.
+
+    `row_length` is the most tokens of a row, the model's context length; rows are as long as the longest sequence of
+    their micro-batch. There are `at_least` that many micro-batches, if need be empty ones: with fsdp all ranks compute
+    the same number. Raises NapkinError for a sequence longer than a row.
+    """
+    groups = _groups_of(units, max_tokens, row_length, arrangement)
+    groups += [_Group(1, arrangement) for _ in range(at_least - len(groups))]
+    return [group.arranged([units[number] for number in group.numbers], temperature) for group in groups]
+
+
+def tokens_in_rows(units: Sequence[Unit], *, max_tokens: int, row_length: int, arrangement: Arrangement) -> int:
+    """The tokens of all micro-batches that `micro_batches_of` makes of units, padding included."""
+    groups = _groups_of(units, max_tokens, row_length, arrangement)
+    return sum(len(group.rows) * group.width for group in groups)
+
+
+def _groups_of(units: Sequence[Unit], max_tokens: int, row_length: int, arrangement: Arrangement) -> "list[_Group]":
+    for number, unit in enumerate(units):
+        longest = _longest(unit)
+        if longest > row_length:
+            raise NapkinError(
+                f"sequence {number} has {longest + 1:,} tokens, a row has {row_length + 1:,}: shorten it, or use a "
+                "model with a longer context"
+            )
+    # Neighbours of one length need little padding. The sort is stable: the order is a function of the units alone.
+    order = sorted(range(len(units)), key=lambda number: -_longest(units[number]))
+    groups: list[_Group] = []
+    for number in order:
+        # Short units fill what the rows of longer ones have left.
+        if not any(group.add(number, units[number], max_tokens) for group in groups[-_OPEN_GROUPS:]):
+            groups.append(_Group(_longest(units[number]), arrangement))
+            groups[-1].add(number, units[number], max_tokens)
+    return groups
+
+
+_OPEN_GROUPS = 16
+"""Micro-batches into which a unit may go, so that arranging many takes time in proportion to their number."""
+
+
+def _n_inputs(sequence: TokenSequence) -> int:
+    """The last token is only a target."""
+    return len(sequence.tokens) - 1 or 1
+
+
+def _longest(unit: Unit) -> int:
+    return max(_n_inputs(sequence) for sequence in unit)
+
+
+class _Group:
+    """Units of a micro-batch, and the rows of their sequences."""
+
+    def __init__(self, width: int, arrangement: Arrangement) -> None:
+        self.width = width
+        self.arrangement = arrangement
+        self.numbers: list[int] = []
+        self.rows: list[list[tuple[int, int]]] = []
+        """Each row's sequences, as their number in this micro-batch and how many of their tokens are inputs."""
+        self.room: list[int] = []
+        """Of each row, how many tokens are left."""
+        self.n_sequences = 0
+
+    def add(self, number: int, unit: Unit, max_tokens: int) -> bool:
+        """Take a unit, each of its sequences in the first row that has room, unless there are too many rows then."""
+        room, rows = [*self.room], []
+        for sequence in unit:
+            length = _n_inputs(sequence)
+            row = len(room)
+            if self.arrangement == "packed":
+                row = next((row for row, left in enumerate(room) if left >= length), row)
+            if row == len(room):
+                room.append(self.width)
+            room[row] -= length
+            rows.append((row, length))
+        if self.numbers and len(room) * self.width > max_tokens:
+            return False
+        self.room = room
+        self.rows += [[] for _ in range(len(room) - len(self.rows))]
+        for row, length in rows:
+            self.rows[row].append((self.n_sequences, length))
+            self.n_sequences += 1
+        self.numbers.append(number)
+        return True
+
+    def arranged(self, units: Sequence[Unit], temperature: float) -> SequenceMicroBatch:
+        """The micro-batch of the units that were taken."""
+        sequences = [sequence for unit in units for sequence in unit]
+        inputs = np.full((max(len(self.rows), 1), self.width), PADDING, dtype=np.int64)
+        documents = np.zeros_like(inputs)
+        starts = [0] * len(sequences)
+        for number, row in enumerate(self.rows):
+            begin = self.width - sum(length for _, length in row) if self.arrangement == "padded left" else 0
+            place = begin
+            for document, (which, length) in enumerate(row, start=1):
+                inputs[number, place : place + length] = sequences[which].tokens[:length]
+                documents[number, place : place + length] = document
+                starts[which] = number * self.width + place
+                place += length
+            # Padding is a document of its own, which no sequence sees; on the right none would in any case.
+            documents[number, place:] = len(row) + 1
+        places, targets, sequence = [], [], []
+        for which, each in enumerate(sequences):
+            counted = np.flatnonzero(each.counts)
+            places.append(starts[which] + counted - 1)
+            targets.append(each.tokens[counted])
+            sequence.append(np.full(len(counted), which))
+        names = sequences[0].values.keys() if sequences else ()
+        values = {
+            name: torch.from_numpy(np.concatenate([each.values[name] for each in sequences]).astype(np.float32))
+            for name in names
+        }
+        separate = self.arrangement == "padded left" or any(len(row) > 1 for row in self.rows)
+        packed = PackedRows(
+            torch.from_numpy(inputs),
+            torch.from_numpy(documents) if separate else None,
+            _joined(places),
+            _joined(targets),
+            temperature,
+        )
+        unit = torch.tensor([place for place, each in enumerate(units) for _ in each], dtype=torch.int64)
+        return SequenceMicroBatch(packed, tuple(units), tuple(self.numbers), _joined(sequence), unit, values)
+
+
+def _joined(parts: Sequence[np.ndarray]) -> Int[Tensor, " n"]:
+    return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64))

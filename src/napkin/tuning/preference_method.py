@@ -1,0 +1,234 @@
+"""Tuning on preferences: pairs or judged answers from files, an objective, and a reference's log-probabilities."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from napkin.chats.token_sequence import Unit, prompt_of, sequence_of
+from napkin.errors import NapkinError
+from napkin.recipe.tuning_recipe import PreferenceConfig, PreferenceRecipe, TuningRecipe
+from napkin.train_step.step import TrainState
+from napkin.training.loop import Callback, TrainingLoop
+from napkin.tuning.example_file import UnitFile, UnitKind
+from napkin.tuning.example_method import UnitMethod
+from napkin.tuning.method import TuningContext
+from napkin.tuning.objective import REFERENCE, Objective
+from napkin.tuning.preferences.kto import (
+    KTOObjective,
+    LazyUnits,
+    MappedUnits,
+    chunks_of,
+    mismatched_number,
+    tokens_of,
+    with_kl_estimate,
+)
+from napkin.tuning.preferences.pair_objectives import DPOObjective, IPOObjective, ORPOObjective, SimPOObjective
+from napkin.tuning.preferences.reward_model import RewardObjective, calibration_of, rewarded
+from napkin.tuning.reference_scores import ReferencePass, ReferredUnits, with_stand_ins
+from napkin.tuning.sequence_step import scores_of_units
+from napkin.tuning.tuning_run import opened_units
+
+# FOLD tuning/preference_method.py
+# Judged answers as KTO reads them: each with a mismatched one, an answer to another prompt behind its own.
+
+
+class JudgedUnits(LazyUnits):
+    """Units (answer, mismatched) of a file of judged answers, see `napkin.tuning.preferences.kto`.
+
+    A mismatched answer is composed when it is asked for: the answer to the next other prompt, cut where the two would
+    be longer than the sequences of the file may be.
+    """
+
+    def __init__(self, file: UnitFile) -> None:
+        self.file = file
+        first, last = (prompt_of(file[number][0]) for number in (0, -1))
+        self._is_closed = np.array_equal(first, last)
+        """Whether the last run of equal prompts goes on with the first."""
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+    def unit(self, number: int) -> Unit:
+        """See the class."""
+        (answer,) = self.file[number]
+        (other,) = self.file[mismatched_number(self.file.runs, number, is_closed=self._is_closed)]
+        prompt = prompt_of(answer)
+        behind = other.tokens[other.counts][: self.file.about.max_length - len(prompt)]
+        return answer, sequence_of(prompt.tolist(), behind.tolist())
+
+
+# FOLD tuning/preference_method.py
+# The objective that a recipe's [preference] names.
+
+
+def preference_objective(config: PreferenceConfig) -> Objective:
+    """The objective with its settings."""
+    beta, per_token = config.beta, config.takes_means
+    match config.objective:
+        case "dpo":
+            return DPOObjective(beta, per_token, config.label_smoothing, config.supervised_weight)
+        case "ipo":
+            return IPOObjective(beta, per_token)
+        case "kto":
+            return KTOObjective(beta, per_token, config.desirable_weight, config.undesirable_weight)
+        case "orpo":
+            return ORPOObjective(beta, per_token)
+        case "simpo":
+            return SimPOObjective(beta, per_token, config.margin)
+
+
+def preference_method(context: TuningContext) -> "PreferenceMethod":
+    """The method of a recipe with [preference]. Raises NapkinError where its data cannot be used."""
+    assert isinstance(context.recipe, PreferenceRecipe)
+    if context.recipe.preference.objective != "kto":
+        train, held_out = _opened(context, "pairs", n_after=0)
+        return PreferenceMethod(context.recipe, train, held_out or (), train.checksum, _checksum(held_out))
+    train, held_out = _opened(context, "judged answers", n_after=0)
+    evaluated = () if held_out is None else JudgedUnits(held_out)
+    return PreferenceMethod(context.recipe, JudgedUnits(train), evaluated, train.checksum, _checksum(held_out))
+
+
+def reward_model_method(context: TuningContext) -> UnitMethod:
+    """The method of a recipe of a reward model. Raises NapkinError where its data cannot be used."""
+    train, held_out = _opened(context, "pairs", n_after=1)
+    units, evaluated = (MappedUnits(each or (), _rewarded) for each in (train, held_out))
+    return RewardModelMethod(context.recipe, units, evaluated, train.checksum, RewardObjective())
+
+
+class PreferenceMethod(UnitMethod):
+    """Learns from pairs; with KTO from single answers that are good or bad.
+
+    Args:
+        recipe: resolved.
+        train: the units to learn from.
+        held_out: those to evaluate on.
+        checksum: of the first.
+        held_out_checksum: of the second.
+    """
+
+    def __init__(
+        self,
+        recipe: PreferenceRecipe,
+        train: Sequence[Unit],
+        held_out: Sequence[Unit],
+        checksum: str,
+        held_out_checksum: str = "",
+    ) -> None:
+        self.preference = recipe.preference
+        units, evaluated = ReferredUnits(train), ReferredUnits(held_out)
+        super().__init__(recipe, units, evaluated, checksum, preference_objective(recipe.preference))
+        self._reference: ReferencePass | None = None
+        if self.preference.has_reference:
+            self._reference = ReferencePass(
+                recipe.tuning.start,
+                {"train": (units, checksum), "held-out": (evaluated, held_out_checksum)},
+                max_tokens=self.max_tokens,
+                arrangement=self.arrangement,
+            )
+
+    def callbacks(self) -> list[Callback]:
+        """The reference's log-probabilities are there before the first step, for objectives that read them."""
+        return [] if self._reference is None else [self._reference]
+
+    @property
+    def reference_tokens(self) -> int:
+        """Of all units, if the objective has a reference."""
+        if self._reference is None:
+            return 0
+        return sum(tokens_of(units) for units in (self.units, self.held_out))
+
+    def metered(self, loop: TrainingLoop) -> dict[str, float]:
+        """The reference's pass, if this process has made all of it."""
+        return {} if self._reference is None else self._reference.metered(loop)
+
+    def scored(self, units: Sequence[Unit]) -> Sequence[Unit]:
+        """The mismatched answers, with KTO."""
+        return [(mismatched,) for _, mismatched in units] if self.preference.objective == "kto" else ()
+
+    def prepared(self, train_state: TrainState, units: Sequence[Unit]) -> Sequence[Unit]:
+        """With KTO, the answers alone, which know the divergence that the mismatched answers of the batch show."""
+        if self.preference.objective != "kto":
+            return units
+        ratios: list[float] = []
+        for chunk in chunks_of(units):
+            scores = scores_of_units(
+                train_state.parallel_model,
+                self.scored(chunk),
+                max_tokens=self.max_tokens,
+                arrangement=self.arrangement,
+                autocast=train_state.precision.autocast,
+            )
+            for (_, mismatched), (found,) in zip(chunk, scores, strict=True):
+                terms = found.log_probabilities.astype("f8") - mismatched.values[REFERENCE]
+                ratios.append(float(terms.mean() if self.preference.takes_means else terms.sum()))
+        return with_kl_estimate(units, ratios)
+
+    def planned(self, units: Sequence[Unit]) -> Sequence[Unit]:
+        """With zeros for the log-probabilities and the divergence that are not known yet."""
+        if not self.preference.has_reference:
+            return units
+        referred = [with_stand_ins(unit) for unit in units]
+        return with_kl_estimate(referred, [0.0] * len(referred)) if self.preference.objective == "kto" else referred
+
+
+class RewardModelMethod(UnitMethod):
+    """Learns which of two answers is better."""
+
+    def callbacks(self) -> list[Callback]:
+        """At the end it is told how far the probabilities can be taken at their word."""
+        return [CalibrationAtEnd(self)] if len(self.held_out) else []
+
+
+class CalibrationAtEnd(Callback):
+    """Writes calibration.json, and tells it, after the last step."""
+
+    def __init__(self, method: UnitMethod) -> None:
+        self.method = method
+
+    def on_end(self, loop: TrainingLoop) -> None:
+        """Of the held-out pairs; a collective."""
+        if loop.step < loop.recipe.training.steps:
+            return
+        state, method = loop.train_state, self.method
+        with state.averaged():
+            margins: list[float] = []
+            for chunk in chunks_of(method.held_out):
+                scores = scores_of_units(
+                    state.parallel_model,
+                    chunk,
+                    max_tokens=method.max_tokens,
+                    arrangement=method.arrangement,
+                    autocast=state.precision.autocast,
+                )
+                rewards = [[float(each.scalars[-1]) for each in pair if each.scalars is not None] for pair in scores]
+                margins += [chosen - rejected for chosen, rejected in rewards]
+        found = calibration_of(margins)
+        if loop.ranks.is_rank_zero:
+            loop.run.write_json("calibration.json", found)
+            for line in found.lines():
+                loop.on_message(line)
+
+
+def _opened(context: TuningContext, kind: UnitKind, *, n_after: int) -> tuple[UnitFile, UnitFile | None]:
+    """The units of data.train and of data.validation, to which `n_after` tokens are added later."""
+    recipe = context.recipe
+    _refuse_unread(recipe)
+    max_length = recipe.tuning.max_length or recipe.model.context_length + 1 - n_after
+    return opened_units(context, kind, max_length=max_length)
+
+
+def _checksum(file: UnitFile | None) -> str:
+    return "" if file is None else file.checksum
+
+
+def _rewarded(unit: Unit) -> Unit:
+    return tuple(map(rewarded, unit))
+
+
+def _refuse_unread(recipe: TuningRecipe) -> None:
+    """Refuse settings of the loss that preferences do not read, rather than ignore them."""
+    default = type(recipe)().tuning
+    for name in ("learned", "normalisation"):
+        value = getattr(recipe.tuning, name)
+        if value != getattr(default, name):
+            raise NapkinError(f"tuning.{name} is '{value}', and objectives of preferences do not read it: leave it out")

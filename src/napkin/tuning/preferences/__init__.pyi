@@ -1,0 +1,16 @@
+from .kto import KTOObjective as KTOObjective
+from .kto import kto_losses as kto_losses
+from .kto import with_kl_estimate as with_kl_estimate
+from .pair_objectives import DPOObjective as DPOObjective
+from .pair_objectives import IPOObjective as IPOObjective
+from .pair_objectives import ORPOObjective as ORPOObjective
+from .pair_objectives import SimPOObjective as SimPOObjective
+from .pair_objectives import dpo_losses as dpo_losses
+from .pair_objectives import ipo_losses as ipo_losses
+from .pair_objectives import orpo_losses as orpo_losses
+from .pair_objectives import simpo_losses as simpo_losses
+from .reward_model import Calibration as Calibration
+from .reward_model import ReliabilityBin as ReliabilityBin
+from .reward_model import RewardObjective as RewardObjective
+from .reward_model import bradley_terry_losses as bradley_terry_losses
+from .reward_model import calibration_of as calibration_of

@@ -1,0 +1,359 @@
+"""Reinforcement learning as a way of tuning: prompts by step, a step of four phases, held-out tasks."""
+
+import dataclasses
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from napkin.accounting.pricing import Measurement
+from napkin.distributed.parallel_model import all_resident
+from napkin.environments.environment import Environment
+from napkin.environments.registry import environment_named
+from napkin.errors import NapkinError
+from napkin.grading.reward import NamedFailures
+from napkin.model.transformer import Transformer
+from napkin.planning.step.machine import Machine, Progress
+from napkin.planning.step.run_plan import Plan
+from napkin.recipe.precision import Precision
+from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.tuning_recipe import ReinforcementConfig, ReinforcementRecipe
+from napkin.report.headline import CORRECT
+from napkin.runs.metrics import StepMetrics
+from napkin.runs.run_record import MOST_ANSWERS, Answered, Said, write_answers
+from napkin.train_step.step import TrainState, Watch
+from napkin.training.loop import Callback, TrainingLoop
+from napkin.training.metered_step import IsFit, MeteredStep, no_watch
+from napkin.training.non_finite import Verdict
+from napkin.tuning.method import Method, TuningContext
+from napkin.tuning.packing import resolved_arrangement
+from napkin.tuning.phase_accounting import PhaseFigures, PhaseMeters, PhaseTimes, metered_rows
+from napkin.tuning.policy_gradient.algorithms import parts_of
+from napkin.tuning.reinforcement_plan import ReinforcementPlan, plan_reinforcement
+from napkin.tuning.reinforcement_step import (
+    PHASES,
+    Phases,
+    ReinforcementOutcome,
+    ReinforcementSettings,
+    learn_from_answers,
+)
+from napkin.tuning.rollout import Episode, RolloutSettings, roll_out
+from napkin.tuning.start_model import initial_weights, open_start, reference_model
+
+# FOLD tuning/reinforcement_method.py
+# Steps of reinforcement learning in which nothing could be learned, said when a run ends.
+
+REASONS = {
+    "equal_groups": "all answers to each prompt had the same reward: use prompts that are neither too hard nor too "
+    "easy, or a larger rl.group_size",
+    "cut_share": "every answer was cut: use a larger rl.max_answer",
+}
+"""By a figure that is 1 in such a step, why, and what may help."""
+
+
+class LostSteps(Callback):
+    """Counts them in this process."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.lost = dict.fromkeys(REASONS, 0)
+
+    def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
+        """Count the step."""
+        self.steps += 1
+        for figure in REASONS:
+            self.lost[figure] += (metrics.figures or {}).get(figure) == 1
+        return metrics
+
+    def on_end(self, loop: TrainingLoop) -> None:
+        """Say how many there were, where they are more than half of all."""
+        for figure, n in self.lost.items():
+            if 2 * n > self.steps:
+                loop.on_message(f"in {n:,} of {self.steps:,} steps {REASONS[figure]}")
+
+
+MICRO_BATCH_TOKENS = 4096
+
+
+def reinforcement_method(context: TuningContext) -> "ReinforcementMethod":
+    """The method of a recipe of reinforcement learning.
+
+    Raises NapkinError for parts of an algorithm that contradict each other, and for environments that do not exist.
+    """
+    recipe = context.recipe
+    assert isinstance(recipe, ReinforcementRecipe)
+    parts_of(recipe.rl)
+    if recipe.data.train or recipe.data.validation:
+        raise NapkinError(
+            f"data.train is '{recipe.data.train}', and reinforcement learning reads no data there: name a file of "
+            "prompts with --rl.environment"
+        )
+    if recipe.training.parallelism == "fsdp":
+        raise NapkinError(
+            "training.parallelism is 'fsdp', which divides weights, and answers are drawn with whole ones: use ddp"
+        )
+    return ReinforcementMethod(context, recipe)
+
+
+class ReinforcementMethod(Method):
+    """Learns from rewards of the model's own answers; step i answers prompts that follow from rl.seed and i alone."""
+
+    def __init__(self, context: TuningContext, recipe: ReinforcementRecipe) -> None:
+        self.context, self.recipe, self.config = context, recipe, recipe.rl
+        self.environment = _environment(self.config, held_out=False)
+        self.held_out = _environment(self.config, held_out=True)
+        self.settings = ReinforcementSettings(
+            self.config,
+            self.environment,
+            context.encoder,
+            recipe.tuning.micro_batch_tokens or MICRO_BATCH_TOKENS,
+            resolved_arrangement(recipe.tuning.arrangement),
+        )
+
+    @property
+    def checksum(self) -> str:
+        """Of the environment and the reward, their files if they have any, how texts become tokens, and the seed."""
+        config = self.config
+        named = [config.environment, config.reward]
+        parts = [*named, str(config.seed), self.context.encoder.fingerprint]
+        return sha256("\0".join(parts).encode() + b"".join(map(_file_content, named))).hexdigest()
+
+    def batch(self, number: int) -> Sequence[int]:
+        """The numbers of this rank's prompts: a range of those of the step."""
+        return own_range(self.recipe.training.batch_size, self.context)
+
+    @property
+    def has_second_model(self) -> bool:
+        """Whether the weights of the start are held too."""
+        return self.config.kl_weight > 0 and self.recipe.adapter.kind == "none"
+
+    def reference(self, precision: Precision) -> Transformer | None:
+        """The second model that a divergence is measured from; None without one, and where adapters are trained: the
+        model without them is the reference."""
+        if not self.has_second_model:
+            return None
+        return reference_model(open_start(self.recipe.tuning.start), precision)
+
+    def plan(self, resolved: ResolvedRecipe, machine: Machine, progress: Progress) -> Plan:
+        """Of a step like the one that will be metered, as the start answers."""
+        return plan_reinforcement(
+            resolved,
+            self.settings,
+            self.batch(0),
+            initial_weights(self.context.folder, self.recipe),
+            machine,
+            progress,
+            has_second_model=self.has_second_model,
+        )
+
+    def step(self) -> MeteredStep:
+        """Answers, rewards, log-probabilities, updates."""
+        return ReinforcementStep(self)
+
+    def evaluation(self) -> Callback:
+        """Greedy answers to held-out tasks."""
+        return HeldOutAnswers(self)
+
+    def callbacks(self) -> list[Callback]:
+        """One that says in how many steps nothing could be learned."""
+        return [LostSteps()]
+
+
+class ReinforcementStep(MeteredStep):
+    """Learns from answers to the prompts of the loop's next step."""
+
+    # It waits for processes that judge answers.
+    computes_all_the_time = False
+
+    def __init__(self, method: ReinforcementMethod) -> None:
+        super().__init__()
+        self.method = method
+        self.last: ReinforcementOutcome | None = None
+        self._reference: Transformer | None = None
+        self._times = PhaseTimes()
+        self._meters: PhaseMeters | None = None
+        self._metered_tokens: dict[str, int] = {}
+        self._failures = NamedFailures()
+
+    def batch(self, loop: TrainingLoop, number: int) -> Sequence[int]:
+        """The numbers of this rank's prompts."""
+        return self.method.batch(number)
+
+    def train(self, loop: TrainingLoop, number: int, batch: Sequence[int], watch: Watch, is_fit: IsFit) -> Tensor:
+        """See `learn_from_answers`."""
+        phases: Phases = self._times if watch is not no_watch else Phases()
+        self.last = self._taken(loop, number, batch, watch, is_fit, phases)
+        self._times.end_step()
+        episodes = (episode for group in self.last.rollout.groups for episode in group)
+        for reason in self._failures.new(episode.failure for episode in episodes):
+            loop.on_message(f"a reward cannot be had, and is 0: {reason}")
+        return torch.tensor(self.last.loss)
+
+    def _taken(
+        self,
+        loop: TrainingLoop,
+        number: int,
+        batch: Sequence[int],
+        watch: Watch,
+        is_fit: IsFit,
+        phases: Phases,
+    ) -> ReinforcementOutcome:
+        if self._reference is None:
+            self._reference = self.method.reference(loop.preparation.precision)
+        return learn_from_answers(
+            loop.train_state,
+            number,
+            batch,
+            self.method.settings,
+            reference=self._reference,
+            watch=watch if watch is no_watch else self._times.watching(watch),
+            # The loop's own does not give up a step that has changed weights.
+            later_watch=watch if watch is no_watch else loop.watch,
+            is_fit=is_fit,
+            phases=phases,
+        )
+
+    def _meter(self, loop: TrainingLoop, number: int, batch: Sequence[int], verdict: Verdict) -> None:
+        """Each phase apart."""
+        train_state = loop.train_state
+        reference = [] if self._reference is None else list(self._reference.parameters())
+        meters = PhaseMeters(
+            train_state.model,
+            loop.device_type,
+            lambda: [*all_resident(train_state.model, train_state.optimizer), *reference],
+        )
+        self.last = self._taken(loop, number, batch, no_watch, verdict, meters)
+        self._meters, self._metered_tokens = meters, dict(self.last.computed)
+        self.metered = meters.step
+
+    def in_planned_steps(self, loop: TrainingLoop) -> float:
+        """By the tokens of each phase: answers are longer or shorter than those of the trial."""
+        plan = loop.preparation.plan
+        if not isinstance(plan, ReinforcementPlan) or self.last is None:
+            return 1.0
+        return plan.steps_like(self.last.computed)
+
+    def measurement(self, loop: TrainingLoop) -> Measurement | None:
+        """With the meter of each phase."""
+        found, plan = super().measurement(loop), loop.preparation.plan
+        if found is None or self._meters is None or plan is None:
+            return found
+        seconds = self._times.medians
+        phases = {
+            phase: PhaseFigures(
+                self._metered_tokens.get(phase),
+                None if meter is None else meter.ledger.flops,
+                None if meter is None else meter.peak_bytes,
+                seconds.get(phase),
+            )
+            for phase in PHASES
+            for meter in [self._meters.found.get(phase)]
+        }
+        return dataclasses.replace(found, further=metered_rows(phases, plan.site.usd_per_hour))
+
+    def micro_batches(self, loop: TrainingLoop, batch: Sequence[int]) -> int:
+        """Of the first update at most: by the longest answers."""
+        config = self.method.config
+        tokens = len(batch) * config.group_size * config.max_answer // config.updates_per_rollout
+        return max(tokens // self.method.settings.max_tokens, 1)
+
+    def tensors(self, batch: Sequence[int]) -> dict[str, Tensor]:
+        """The tokens of the answers that were learned from."""
+        episodes = [] if self.last is None else self.last.rollout.episodes
+        return {f"answer {number}": torch.from_numpy(each.sequence.tokens) for number, each in enumerate(episodes)}
+
+    def tokens(self, loop: TrainingLoop) -> tuple[int, int, float | None]:
+        """Those that were generated and learned from."""
+        assert self.last is not None
+        loop.history.tokens += self.last.tokens
+        # Steps differ in their number of updates, which the optimizer counts.
+        loop.history.updates = int(loop.train_state.optimizer.param_groups[0]["step"])
+        return loop.history.tokens, self.last.tokens, None
+
+    def figures(self) -> dict[str, float | None]:
+        """Of rewards, answers and updates."""
+        assert self.last is not None
+        return self.last.figures
+
+
+class HeldOutAnswers(Callback):
+    """Answers held-out tasks greedily before the first step, after it, and when an evaluation is due."""
+
+    def __init__(self, method: ReinforcementMethod) -> None:
+        self.method = method
+
+    def on_start(self, loop: TrainingLoop) -> None:
+        """Say what the start can do."""
+        if loop.step == 0 and self.method.config.evaluation_prompts:
+            with loop.watch("evaluation"):
+                figures = self._answered(loop, 0)
+            loop.on_message(
+                f"before the first step: held-out reward {figures['held-out reward']:.3f}, "
+                f"{figures[CORRECT]:.1%} correct"
+            )
+
+    def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
+        """Add the held-out figures."""
+        training = loop.recipe.training
+        due = loop.step in (1, training.steps) or loop.step % training.evaluate_every == 0
+        if not due or not self.method.config.evaluation_prompts:
+            return metrics
+        with loop.watch("evaluation"), loop.train_state.averaged():
+            figures = self._answered(loop, loop.step)
+        return dataclasses.replace(metrics, figures={**(metrics.figures or {}), **figures}, seconds=loop.seconds)
+
+    def _answered(self, loop: TrainingLoop, step: int) -> dict[str, float]:
+        method, ranks = self.method, loop.ranks
+        own = own_range(method.config.evaluation_prompts, method.context)
+        episodes = held_out_answers(loop.train_state, method, own)
+        told = [[each.reward, each.cut, each.sequence.n_counted] for each in episodes]
+        everyone = [each for part in ranks.all_gather(told) for each in part]
+        if ranks.is_rank_zero:
+            write_answers(loop.run.path, step, map(_answered, episodes[:MOST_ANSWERS]))
+        n = len(everyone)
+        return {
+            "held-out reward": sum(reward for reward, _, _ in everyone) / n,
+            CORRECT: sum(reward >= 1 for reward, _, _ in everyone) / n,
+            "held-out cut_share": sum(cut for _, cut, _ in everyone) / n,
+            "held-out length": sum(length for _, _, length in everyone) / n,
+        }
+
+
+def held_out_answers(train_state: TrainState, method: ReinforcementMethod, prompts: Sequence[int]) -> list[Episode]:
+    """Greedy answers to held-out tasks by number, the same ones at every evaluation."""
+    if not prompts:
+        return []
+    config = method.config
+    settings = RolloutSettings(1, config.max_answer, 0.0, config.seed, config.answers_at_a_time)
+    return roll_out(
+        train_state.model,
+        method.held_out,
+        method.context.encoder,
+        settings,
+        step=0,
+        prompts=prompts,
+        autocast=train_state.precision.autocast,
+    ).episodes
+
+
+def own_range(n: int, context: TuningContext) -> range:
+    """This rank's of the numbers below n."""
+    rank, size = context.ranks.info.rank, context.ranks.world_size
+    return range(n * rank // size, n * (rank + 1) // size)
+
+
+def _answered(episode: Episode) -> Answered:
+    messages = tuple(Said(each.role, each.content) for each in episode.messages)
+    return Answered(messages, episode.reward, episode.sequence.n_counted, episode.ending, episode.failure)
+
+
+def _file_content(name: str) -> bytes:
+    """Of FILE.py:NAME, or of a file of prompts; nothing of what is bundled."""
+    path = Path(name.partition(".py:")[0] + ".py" if ".py:" in name else name)
+    return path.read_bytes() if path.is_file() else b""
+
+
+def _environment(config: ReinforcementConfig, *, held_out: bool) -> Environment:
+    return environment_named(config.environment, reward=config.reward, held_out=held_out)

@@ -1,0 +1,374 @@
+"""A step of reinforcement learning: answers, their rewards, log-probabilities, and updates on them.
+
+Each rank answers prompts of its own; rewards are gathered, so that baselines and figures are those of the whole batch.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from napkin.chats.token_sequence import TokenSequence, Unit
+from napkin.distributed.parallel_model import ParallelModel
+from napkin.distributed.ranks import ALONE
+from napkin.environments.environment import Environment
+from napkin.errors import NapkinError
+from napkin.model.adapters import adapters_off
+from napkin.model.transformer import TokenScores, Transformer
+from napkin.recipe.layout import Layout
+from napkin.recipe.tuning_recipe import ReinforcementConfig
+from napkin.train_step.step import TrainState, Watch
+from napkin.tuning.objective import BatchTotals, Figures, Objective
+from napkin.tuning.packing import Arrangement, SequenceMicroBatch, tokens_in_rows
+from napkin.tuning.policy_gradient.credit import Credit, advantages_of, learned_units
+from napkin.tuning.policy_gradient.objective import PolicyObjective, policy_objective
+from napkin.tuning.rollout import SAMPLER, ConversationTokens, Episode, Rollout, RolloutSettings, roll_out
+from napkin.tuning.sequence_step import SequenceScores, scores_of_units, train_on_units
+
+OLD, REFERENCE, OLD_VALUES = "old_log_probabilities", "reference_log_probabilities", "old_values"
+PHASES = ("rollout", "reward", "log-probabilities", "update")
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class ReinforcementSettings:
+    """What a step is made of, besides the model."""
+
+    config: ReinforcementConfig
+    environment: Environment
+    tokens: ConversationTokens
+    max_tokens: int
+    """Of a micro-batch, padding included."""
+    arrangement: Arrangement = "packed"
+
+    @property
+    def rollout(self) -> RolloutSettings:
+        """Of training."""
+        config = self.config
+        return RolloutSettings(
+            config.group_size, config.max_answer, config.temperature, config.seed, config.answers_at_a_time
+        )
+
+    @property
+    def n_updates(self) -> int:
+        """Of a step."""
+        return self.config.epochs * self.config.updates_per_rollout
+
+    @property
+    def needs_old(self) -> bool:
+        """Whether log-probabilities before the first update are computed apart: a single update is on fresh answers,
+        whose old log-probabilities are those that it computes itself."""
+        return self.n_updates > 1 or self.config.algorithm == "ppo" or self.config.sampler_ratio_limit > 0
+
+
+@dataclass(frozen=True)
+class ReinforcementOutcome:
+    """What a step did, over all ranks."""
+
+    loss: float
+    """Of the last update."""
+    figures: dict[str, float | None]
+    tokens: int
+    """Generated tokens that were learned from."""
+    updates: int
+    """Made; those on answers that teach nothing are left out."""
+    computed: dict[str, int]
+    """Tokens that went through the model by phase, padding included, on this rank."""
+    rollout: Rollout
+    """This rank's."""
+
+
+class Phases:
+    """Runs the phases of a step; the meter has a subclass of its own."""
+
+    def run(self, phase: str, function: Callable[[], Result]) -> Result:
+        """Run one of `PHASES`: "rollout" has "reward" within."""
+        return function()
+
+
+def learn_from_answers(
+    train_state: TrainState,
+    number: int,
+    prompts: Sequence[int],
+    settings: ReinforcementSettings,
+    *,
+    reference: Transformer | None = None,
+    watch: Watch = lambda part: nullcontext(),
+    later_watch: Watch | None = None,
+    is_fit: Callable[[Tensor, Tensor], bool] = lambda loss, norm: True,
+    phases: Phases | None = None,
+) -> ReinforcementOutcome:
+    """Answer this rank's prompts of step `number`, by number, and learn from the answers; a collective.
+
+    `reference` is the model that a divergence is measured from, with a kl_weight; None is the model in training without
+    its adapters. `watch` times phases and the parts of
+    updates; after the first update `later_watch` does, since a step that has changed weights is not repeated. Updates
+    end where `is_fit` refuses one. Raises NapkinError for a model that ranks divide.
+    """
+    phases, parallel = phases or Phases(), train_state.parallel_model
+    if parallel.layout.strategy == "fsdp":
+        raise NapkinError("rl.environment is answered with whole weights, and fsdp divides them: use ddp")
+    rollout = phases.run(
+        "rollout",
+        lambda: roll_out(
+            train_state.model,
+            settings.environment,
+            settings.tokens,
+            settings.rollout,
+            step=number,
+            prompts=prompts,
+            autocast=train_state.precision.autocast,
+            watch=watch,
+        ),
+    )
+    computed = {"rollout": rollout.computed_prompt_tokens + rollout.generated_tokens}
+    sequences = [[episode.sequence for episode in group] for group in rollout.groups]
+
+    def scored() -> list[list[TokenSequence]]:
+        with watch("log-probabilities"):
+            return _with_scores(train_state, sequences, settings, reference, computed)
+
+    if settings.needs_old or settings.config.kl_weight:
+        sequences = phases.run("log-probabilities", scored)
+    everyone = _Everyone(parallel, rollout)
+    with watch("advantages"):
+        credit = everyone.credit(settings.config)
+        units = learned_units(settings.config, sequences, everyone.own(credit))
+    parts = [
+        _Part(
+            [unit for place, group in enumerate(units) if (everyone.first + place) % n == part for unit in group],
+            int(everyone.lengths[part::n][credit.learned.numpy()[part::n]].sum()),
+        )
+        for n in [min(settings.config.updates_per_rollout, len(everyone.lengths))]
+        for part in range(n)
+    ]
+
+    def updated() -> _Updates:
+        return _update(train_state, number, parts, settings, computed, watch, later_watch or watch, is_fit)
+
+    updates = phases.run("update", updated)
+    gap = {} if not settings.needs_old else everyone.gathered_gap(sequences)
+    figures: dict[str, float | None] = {**everyone.figures(credit), **updates.figures, **gap}
+    learned = int(everyone.lengths[credit.learned.numpy()].sum())
+    return ReinforcementOutcome(updates.loss, figures, learned, updates.made, computed, rollout)
+
+
+@dataclass(frozen=True)
+class _Part:
+    units: list[Unit]
+    """This rank's."""
+    tokens: int
+    """That count, of all ranks."""
+
+
+@dataclass
+class _Updates:
+    loss: float = 0.0
+    made: int = 0
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+def _update(
+    train_state: TrainState,
+    number: int,
+    parts: Sequence[_Part],
+    settings: ReinforcementSettings,
+    computed: dict[str, int],
+    watch: Watch,
+    later_watch: Watch,
+    is_fit: Callable[[Tensor, Tensor], bool],
+) -> _Updates:
+    """Learn from each part, as often as there are epochs; the figures are means over the updates."""
+    policy = policy_objective(settings.config)
+    objective: Objective = policy if settings.needs_old else FreshObjective(policy)
+    result, fit = _Updates(), True
+
+    def judge(loss: Tensor, norm: Tensor) -> bool:
+        nonlocal fit
+        fit = is_fit(loss, norm)
+        return fit
+
+    found: list[dict[str, float]] = []
+    for part in [part for _ in range(settings.config.epochs) for part in parts if part.tokens]:
+        step = train_on_units(
+            train_state,
+            number,
+            part.units,
+            objective,
+            max_tokens=settings.max_tokens,
+            arrangement=settings.arrangement,
+            temperature=settings.config.temperature,
+            divided=True,
+            watch=later_watch if result.made else watch,
+            is_fit=judge,
+        )
+        computed["update"] = computed.get("update", 0) + step.tokens_computed
+        found.append(step.figures)
+        result.loss = step.loss
+        if not fit:
+            break
+        result.made += 1
+    if not found:
+        # Nothing is learned: all groups are alike, or no answer has a reward.
+        is_fit(torch.zeros(()), torch.zeros(()))
+    for name in sorted({name for each in found for name in each}):
+        values = [each[name] for each in found if name in each]
+        result.figures[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
+    return result
+
+
+@dataclass(frozen=True)
+class FreshObjective:
+    """An objective of answers that the same weights have just drawn: old log-probabilities are those of this pass.
+
+    Adds the figures of the gap between the log-probabilities that tokens were drawn with and these.
+    """
+
+    objective: PolicyObjective
+
+    def coefficients(self, part: SequenceMicroBatch, totals: BatchTotals) -> Float[Tensor, " token"] | None:
+        """See `WeightedLogProbabilities`."""
+        return self.objective.fresh_coefficients(part, totals)
+
+    def loss(
+        self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
+    ) -> tuple[Float[Tensor, ""], Figures]:
+        """See `Objective`."""
+        old = scores.log_probabilities.detach()
+        loss, figures = self.objective.loss(replace(part, values={**part.values, OLD: old}), scores, totals)
+        if scores.weighted_sum is not None:
+            # Its gradient is the loss's, its value not.
+            loss = loss + (scores.weighted_sum - scores.weighted_sum.detach())
+        gap = sampler_gap(part.values[SAMPLER].to(old.dtype), old)
+        n_tokens = max(totals.tokens, 1)
+        means = {name: values.sum() / n_tokens for name, values in gap.items()}
+        return loss, {**figures, **means, "sampler_gap_max": torch.cat([gap["sampler_gap"], old.new_zeros(1)]).max()}
+
+
+def sampler_gap(sampler: Float[Tensor, " token"], trainer: Float[Tensor, " token"]) -> dict[str, Tensor]:
+    """Of each token, |log p(sampler) - log p(trainer)|, and its part of KL(sampler ‖ trainer) by k3 (Schulman 2020)."""
+    ahead = trainer - sampler
+    return {"sampler_gap": ahead.abs(), "sampler_kl": ahead.expm1() - ahead}
+
+
+def _with_scores(
+    train_state: TrainState,
+    groups: Sequence[Sequence[TokenSequence]],
+    settings: ReinforcementSettings,
+    reference: Transformer | None,
+    computed: dict[str, int],
+) -> list[list[TokenSequence]]:
+    """The sequences with log-probabilities of the trainer, values, and log-probabilities of the reference."""
+    units: list[Unit] = [(sequence,) for group in groups for sequence in group]
+    options: dict[str, Any] = {
+        "max_tokens": settings.max_tokens,
+        "arrangement": settings.arrangement,
+        "temperature": settings.config.temperature,
+        "divided": True,
+        "autocast": train_state.precision.autocast,
+    }
+    values: list[dict[str, NDArray[np.float32]]] = [{} for _ in units]
+    n_tokens = tokens_in_rows(
+        units,
+        max_tokens=settings.max_tokens,
+        row_length=train_state.model.config.context_length,
+        arrangement=settings.arrangement,
+    )
+    if settings.needs_old:
+        for each, found in zip(values, _scores(train_state.parallel_model, units, options), strict=True):
+            each[OLD] = found.log_probabilities
+            if found.scalars is not None:
+                each[OLD_VALUES] = found.scalars
+        computed["log-probabilities"] = computed.get("log-probabilities", 0) + n_tokens
+    if settings.config.kl_weight:
+        # A model in training is its own reference without its adapters.
+        frozen = train_state.parallel_model if reference is None else ParallelModel(reference, ALONE, Layout())
+        with adapters_off(frozen.model):
+            for each, found in zip(values, _scores(frozen, units, options), strict=True):
+                each[REFERENCE] = found.log_probabilities
+        computed["log-probabilities"] = computed.get("log-probabilities", 0) + n_tokens
+    scored = iter([unit[0].with_values(**each) for unit, each in zip(units, values, strict=True)])
+    return [[next(scored) for _ in group] for group in groups]
+
+
+def _scores(model: ParallelModel, units: list[Unit], options: dict[str, Any]) -> list[SequenceScores]:
+    return [scores[0] for scores in scores_of_units(model, units, **options)]
+
+
+class _Everyone:
+    """Rewards and lengths of all ranks' answers, in the order of prompts."""
+
+    def __init__(self, parallel: ParallelModel, rollout: Rollout) -> None:
+        self.ranks = parallel.ranks
+        own = [[_told(episode) for episode in group] for group in rollout.groups]
+        gathered = self.ranks.all_gather(own)
+        self.first = sum(len(each) for each in gathered[: self.ranks.info.rank])
+        self.n_own = len(own)
+        self.answers: list[list[dict[str, Any]]] = [group for each in gathered for group in each]
+        self.lengths = self._table("length").astype(np.int64)
+
+    def credit(self, config: ReinforcementConfig) -> Credit:
+        """What is learned from each."""
+        cut = self._table("cut").astype(bool)
+        return advantages_of(config, self._table("reward"), self.lengths, cut)
+
+    def own(self, credit: Credit) -> Credit:
+        """That of this rank's groups."""
+        rows = slice(self.first, self.first + self.n_own)
+        return replace(
+            credit, advantages=credit.advantages[rows], learned=credit.learned[rows], rewards=credit.rewards[rows]
+        )
+
+    def figures(self, credit: Credit) -> dict[str, float]:
+        """Of rewards and answers."""
+        rewards = self._table("reward")
+        parts = sorted({name for group in self.answers for each in group for name in each["parts"]})
+        found = {
+            "reward": float(rewards.mean()),
+            "reward_std": float(rewards.std()),
+            "length": float(self.lengths.mean()),
+            "length_max": float(self.lengths.max()),
+            "cut_share": float(self._table("cut").mean()),
+            "equal_groups": credit.equal_groups / len(self.answers),
+            "learned_share": float(credit.learned.double().mean()),
+            "turns": float(self._table("turns").mean()),
+            "reward_failures": float(self._table("failed").sum()),
+        }
+        for name in parts:
+            values = [each["parts"].get(name, 0.0) for group in self.answers for each in group]
+            found[f"part {name}"] = float(np.mean(values))
+        return found
+
+    def gathered_gap(self, groups: Sequence[Sequence[TokenSequence]]) -> dict[str, float]:
+        """The gap between sampler and trainer, where the trainer's log-probabilities were computed apart."""
+        values = [sequence.values for group in groups for sequence in group]
+        old = torch.from_numpy(np.concatenate([np.empty(0, np.float32), *(each[OLD] for each in values)]))
+        sampler = torch.from_numpy(np.concatenate([np.empty(0, np.float32), *(each[SAMPLER] for each in values)]))
+        gap = sampler_gap(sampler.double(), old.double())
+        largest = float(gap["sampler_gap"].max()) if len(old) else 0.0
+        told = self.ranks.all_gather([len(old), largest, {name: float(each.sum()) for name, each in gap.items()}])
+        n_tokens = max(sum(n for n, _, _ in told), 1)
+        means = {name: sum(sums[name] for _, _, sums in told) / n_tokens for name in gap}
+        return {**means, "sampler_gap_max": max(most for _, most, _ in told)}
+
+    def _table(self, name: str) -> NDArray[np.float64]:
+        return np.array([[each[name] for each in group] for group in self.answers], dtype=np.float64)
+
+
+def _told(episode: Episode) -> dict[str, Any]:
+    """What other ranks need to know."""
+    return {
+        "reward": episode.reward,
+        "length": episode.sequence.n_counted,
+        "cut": episode.cut,
+        "turns": episode.turns,
+        "parts": episode.parts,
+        "failed": episode.failure is not None,
+    }

@@ -1,0 +1,241 @@
+"""One step on a batch of units, and the scores of units: on any number of ranks, in micro-batches of any size.
+
+What a loss divides by is counted over the whole batch first. Ranks and micro-batches then add parts of one sum, so the
+gradient is the same however a batch is divided.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32
+from numpy.typing import NDArray
+from torch import Tensor
+
+from napkin.chats.token_sequence import Unit
+from napkin.distributed.parallel_model import ParallelModel
+from napkin.errors import NapkinError
+from napkin.model.language_model import evaluation_mode
+from napkin.model.transformer import TokenScores
+from napkin.recipe.layout import Layout
+from napkin.train_step.step import TrainState, Watch
+from napkin.tuning.objective import BatchTotals, Figures, Objective, WeightedLogProbabilities, add_figures
+from napkin.tuning.packing import Arrangement, SequenceMicroBatch, micro_batches_of
+
+
+@dataclass(frozen=True)
+class SequenceStep:
+    """What a step on a batch has found; over all ranks, where nothing else is said."""
+
+    loss: float
+    gradient_norm: float
+    """Before clipping; 0 where fp16 overflowed and the update was skipped."""
+    figures: dict[str, float]
+    """Those of the objective, of all micro-batches and ranks together."""
+    totals: BatchTotals
+    tokens_computed: int
+    """Tokens that went through the model on this rank, padding included."""
+
+
+class SequenceScores(NamedTuple):
+    """What a model makes of the tokens of a sequence that count."""
+
+    log_probabilities: Float32[np.ndarray, " counted"]
+    entropies: Float32[np.ndarray, " counted"]
+    scalars: Float32[np.ndarray, " counted"] | None
+    """Of the scalar head; None without one."""
+
+
+def train_on_units(
+    train_state: TrainState,
+    number: int,
+    units: Sequence[Unit],
+    objective: Objective,
+    *,
+    max_tokens: int,
+    arrangement: Arrangement = "packed",
+    temperature: float = 1.0,
+    divided: bool = False,
+    watch: Watch = lambda part: nullcontext(),
+    is_fit: Callable[[Tensor, Tensor], bool] = lambda loss, norm: True,
+) -> SequenceStep:
+    """Train on one batch, as step `number`; a collective.
+
+    All ranks give the whole batch, or with `divided` each its own units, which no other rank has. `max_tokens` are
+    those of a micro-batch, padding included. `watch` and `is_fit` are as in `TrainState.step`.
+
+    Raises NapkinError for a layout that divides more than batches, for a batch of which no token counts, and for a
+    sequence longer than the model's context.
+    """
+    model = train_state.parallel_model
+    own = units if divided else units_of_rank(units, model.layout, model.ranks.info.rank)
+    refuse_divided_models(model.layout)
+    totals = _totals(model, units, divided=divided)
+    if not totals.tokens:
+        raise NapkinError(
+            f"none of the {sum(len(each.tokens) for unit in units for each in unit):,} tokens of a batch of "
+            f"{totals.units} units counts: choose what is learned so that some do"
+        )
+    parts = _micro_batches(model, own, max_tokens, arrangement, temperature)
+    parts = with_known_coefficients(parts, objective, totals)
+    figures: Figures = {}
+    loss_of = loss_of_parts(parts, objective, totals, figures)
+    loss, norm = train_state.step_on_sequences(
+        number, [part.rows for part in parts], loss_of, watch=watch, is_fit=is_fit
+    )
+    tokens_computed = sum(part.rows.inputs.numel() for part in parts)
+    return SequenceStep(float(loss), float(norm), _summed(model, figures), totals, tokens_computed)
+
+
+def with_known_coefficients(
+    parts: Sequence[SequenceMicroBatch], objective: Objective, totals: BatchTotals
+) -> list[SequenceMicroBatch]:
+    """The micro-batches with the weights of their log-probabilities, where the objective knows them."""
+    if not isinstance(objective, WeightedLogProbabilities):
+        return [*parts]
+    known = [objective.coefficients(part, totals) for part in parts]
+    return [part if each is None else part.with_coefficients(each) for part, each in zip(parts, known, strict=True)]
+
+
+def loss_of_parts(
+    parts: Sequence[SequenceMicroBatch], objective: Objective, totals: BatchTotals, figures: Figures
+) -> Callable[[int, TokenScores], Float[Tensor, ""]]:
+    """The loss of each micro-batch, as `TrainState.step_on_sequences` asks for it; adds their figures to `figures`."""
+
+    def loss_of(number: int, scores: TokenScores) -> Float[Tensor, ""]:
+        part = parts[number]
+        if not part.units:
+            # Other ranks have one more: the gradient of this one is 0, and takes part in what they exchange.
+            return scores.log_probabilities.sum() if scores.weighted_sum is None else scores.weighted_sum
+        loss, found = objective.loss(part, scores, totals)
+        add_figures(figures, {name: value.detach() for name, value in found.items()})
+        return loss
+
+    return loss_of
+
+
+def scores_of_units(
+    model: ParallelModel,
+    units: Sequence[Unit],
+    *,
+    max_tokens: int,
+    arrangement: Arrangement = "packed",
+    temperature: float = 1.0,
+    divided: bool = False,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+) -> list[tuple[SequenceScores, ...]]:
+    """Of each unit, what the model makes of each of its sequences; without gradients and dropout; a collective.
+
+    All ranks give the same units and have all scores, or with `divided` each its own. `autocast` is that of the
+    precision that the model computes in, as `TrainState.precision.autocast`. Raises NapkinError as `train_on_units`.
+    """
+    refuse_divided_models(model.layout)
+    shared = not divided and model.layout.batch_parts > 1
+    numbers = numbers_of_rank(units, model.layout, model.ranks.info.rank) if shared else range(len(units))
+    parts = _micro_batches(model, [units[number] for number in numbers], max_tokens, arrangement, temperature)
+    ends = np.cumsum([0, *(each.n_counted for unit in units for each in unit)])
+    first_sequences = np.cumsum([0, *(len(unit) for unit in units)])
+    columns = 2 if model.model.scalar_head is None else 3
+    table = torch.zeros(columns, int(ends[-1]))
+
+    def keep(part: SequenceMicroBatch, scores: TokenScores) -> None:
+        found = torch.stack([each.float() for each in scores if each is not None]).cpu()
+        begin = 0
+        for number in part.unit_numbers:
+            start = int(ends[first_sequences[numbers[number]]])
+            n = int(ends[first_sequences[numbers[number] + 1]]) - start
+            table[:, start : start + n] = found[:, begin : begin + n]
+            begin += n
+
+    try:
+        score_parts(model, parts, autocast=autocast, keep=keep)
+    finally:
+        model.reshard()
+    if shared:
+        table = model.ranks.all_reduce_sum(table)
+    sequences = [_scores(table.numpy()[:, start:end]) for start, end in pairwise(ends)]
+    return [tuple(sequences[a:b]) for a, b in pairwise(first_sequences)]
+
+
+def score_parts(
+    model: ParallelModel,
+    parts: Sequence[SequenceMicroBatch],
+    *,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    keep: Callable[[SequenceMicroBatch, TokenScores], None] = lambda part, scores: None,
+) -> None:
+    """Compute what the model makes of micro-batches, without gradients and dropout; `keep` is given each's."""
+    with torch.no_grad(), evaluation_mode(model.model):
+        for part in parts:
+            with autocast():
+                scores = model.token_scores(part.rows)
+            keep(part, scores)
+
+
+def refuse_divided_models(layout: Layout) -> None:
+    """Raise NapkinError for ranks that divide more than the batch: tensors, layers, positions or experts."""
+    for dimension in ("pipeline", "context", "tensor", "expert"):
+        if getattr(layout, dimension) > 1:
+            raise NapkinError(
+                f"tuning divides batches among ranks, and parallelism.{dimension} is {getattr(layout, dimension)}: "
+                f"leave it at 1, and use training.parallelism ddp or fsdp"
+            )
+
+
+def units_of_rank(units: Sequence[Unit], layout: Layout, rank: int) -> list[Unit]:
+    """Those of a batch that a rank computes, see `numbers_of_rank`."""
+    return [units[number] for number in numbers_of_rank(units, layout, rank)]
+
+
+def numbers_of_rank(units: Sequence[Unit], layout: Layout, rank: int) -> list[int]:
+    """The numbers of a batch's units that a rank computes: each goes to the rank with the fewest tokens so far, the
+    longest units first. It follows from the units alone."""
+    tokens = [sum(len(each.tokens) for each in unit) for unit in units]
+    loads = [0] * layout.batch_parts
+    own: list[list[int]] = [[] for _ in loads]
+    for number in sorted(range(len(units)), key=lambda number: -tokens[number]):
+        part = loads.index(min(loads))
+        loads[part] += tokens[number]
+        own[part].append(number)
+    return sorted(own[layout.batch_part(rank)])
+
+
+def _micro_batches(
+    model: ParallelModel, units: Sequence[Unit], max_tokens: int, arrangement: Arrangement, temperature: float
+) -> list[SequenceMicroBatch]:
+    """This rank's micro-batches, on its device; with fsdp as many as any rank has."""
+    settings = {"max_tokens": max_tokens, "row_length": model.model.config.context_length}
+    parts = micro_batches_of(units, **settings, arrangement=arrangement, temperature=temperature)
+    wanted = max(len(parts), 1)
+    if model.layout.strategy == "fsdp":
+        wanted = model.ranks.all_reduce_max(wanted)
+    parts += micro_batches_of(
+        [], **settings, arrangement=arrangement, temperature=temperature, at_least=wanted - len(parts)
+    )
+    device = model.model.device
+    return [part.to(device) for part in parts]
+
+
+def _totals(model: ParallelModel, units: Sequence[Unit], *, divided: bool) -> BatchTotals:
+    own = BatchTotals.of_units(units)
+    if not divided:
+        return own
+    return BatchTotals(*model.ranks.all_reduce_sum(torch.tensor([own.tokens, own.sequences, own.units])).tolist())
+
+
+def _summed(model: ParallelModel, figures: Figures) -> dict[str, float]:
+    """Figures of all ranks together; a rank without units has none."""
+    values = torch.stack([*figures.values()]).tolist() if figures else []
+    total: dict[str, float] = {}
+    for part in model.ranks.all_gather(dict(zip(figures, values, strict=True))):
+        add_figures(total, part)
+    return total
+
+
+def _scores(columns: NDArray[np.float32]) -> SequenceScores:
+    log_probabilities, entropies, *scalars = columns
+    return SequenceScores(log_probabilities, entropies, scalars[0] if scalars else None)

@@ -1,0 +1,69 @@
+"""Supervised fine-tuning: the negative log-likelihood of the tokens that count."""
+
+from dataclasses import dataclass
+from hashlib import sha256
+
+from jaxtyping import Float
+from torch import Tensor
+
+from napkin.errors import NapkinError
+from napkin.model.transformer import TokenScores
+from napkin.tuning.example_method import UnitMethod
+from napkin.tuning.method import TuningContext
+from napkin.tuning.objective import BatchTotals, Figures, Normalisation, normalised_sum, normalised_weights
+from napkin.tuning.packing import SequenceMicroBatch
+from napkin.tuning.tuning_run import opened_units
+
+
+@dataclass(frozen=True)
+class SupervisedObjective:
+    """-log p(token), averaged by `normalisation`; `constant` is what "constant" divides a sequence's sum by."""
+
+    normalisation: Normalisation = "token"
+    constant: float | None = None
+
+    def coefficients(self, part: SequenceMicroBatch, totals: BatchTotals) -> Float[Tensor, " token"]:
+        """See `WeightedLogProbabilities`."""
+        return -normalised_weights(part, totals, self.normalisation, self.constant)
+
+    def loss(
+        self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
+    ) -> tuple[Float[Tensor, ""], Figures]:
+        """See `Objective`."""
+        loss = scores.weighted_sum
+        if loss is None:
+            loss = normalised_sum(-scores.log_probabilities, part, totals, self.normalisation, self.constant)
+        entropy = scores.entropies.detach().sum() / max(totals.tokens, 1)
+        return loss, {"entropy": entropy}
+
+
+# FOLD tuning/supervised.py
+# Supervised fine-tuning as a method of `napkin tune`: conversations in, the likelihood of what is learned up.
+
+
+def supervised_method(context: TuningContext) -> UnitMethod:
+    """Of a recipe: data.train and data.validation are JSON lines of conversations, or files of `napkin data chat`.
+
+    Says what was left out of them. Raises NapkinError where they cannot be read or hold nothing to learn from.
+    """
+    recipe, tuning = context.recipe, context.recipe.tuning
+    most = longest_sequence(context)
+    if not context.encoder.end_ids:
+        context.on_message(
+            "the chat template ends answers with text and not with a special token: the tuned model may not know where "
+            "to end"
+        )
+    train, held_out = opened_units(context, "conversations", max_length=most)
+    checksum = (
+        train.checksum if held_out is None else sha256(f"{train.checksum} {held_out.checksum}".encode()).hexdigest()
+    )
+    objective = SupervisedObjective(tuning.normalisation, float(most))
+    return UnitMethod(recipe, train, held_out or (), checksum, objective)
+
+
+def longest_sequence(context: TuningContext) -> int:
+    """Tokens that a sequence may have. Raises NapkinError for more than the model's context length."""
+    chosen, limit = context.recipe.tuning.max_length, context.recipe.model.context_length
+    if chosen > limit:
+        raise NapkinError(f"tuning.max_length is {chosen:,}, the model's context length is {limit:,}: use at most that")
+    return chosen or limit

@@ -1,0 +1,106 @@
+"""Published chat templates, as TRL has them: ids and masks beside those of transformers, or a line says why not."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+
+from napkin.chats.chat_format import Message, TemplateChat, UnstableTemplate
+from napkin.chats.chat_template import ChatTemplate, RefusedConversation
+from napkin.tokenizer.interchange.huggingface import read_huggingface
+from peers import peer
+
+pytestmark = pytest.mark.peers
+
+TEMPLATES = [
+    "llama3", "llama3_2", "qwen2_5", "qwen3", "gemma", "gemma3", "phi3", "phi3_5", "deepseekv3", "deepseek_r1_distill",
+    "gptoss", "glm4moe",
+]  # fmt: skip
+VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
+TAGS = {"<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"}
+THOUGHT = "<think>\nIt is late.\n</think>\n\nGood night."
+CHATS = {
+    "an answer": [("user", "Hi there"), ("assistant", "Hello.")],
+    "two": [("user", "Hi there"), ("assistant", "Hello."), ("user", "Hello."), ("assistant", "Hello.\n")],
+    "system": [("system", "Be brief."), ("user", "Hi"), ("assistant", "Yes.")],
+    "thought": [("user", "Hi there"), ("assistant", THOUGHT)],
+    "thought in a field": [("user", "Hi"), ("assistant", "Good night.")],
+    "thought before": [("user", "Hi"), ("assistant", THOUGHT), ("user", "More"), ("assistant", "No.")],
+    "tool": [("user", "Add"), ("assistant", "Let me see."), ("tool", "5"), ("assistant", "It is 5.")],
+}
+compared: set[str] = set()
+# What a template leaves out of the text, or asks by and does not write.
+CANNOT = {
+    ("qwen3", "thought before"),
+    ("glm4moe", "thought before"),
+    *((name, "thought in a field") for name in TEMPLATES if name not in ("qwen3", "glm4moe", "gptoss")),
+    *(("deepseekv3", name) for name in CHATS),
+    *(("deepseek_r1_distill", name) for name in CHATS),
+}
+
+
+def both(template: str, folder: Path) -> tuple[Any, TemplateChat]:
+    """The tokenizer of transformers, and napkin's format with the same one: bytes, and what the template names."""
+    transformers, trl = peer("transformers"), peer("trl")
+    source = (Path(trl.__file__).parent / "chat_templates" / f"{template}.jinja").read_text("utf-8")
+    names = {*re.findall(r"<[|｜][^'\"<>{}\s]+[|｜]>|<(?:start|end)_of_turn>", source), "<s>", "</s>", *TAGS}
+    made: Any = tokenizers.Tokenizer(
+        tokenizers.models.BPE({each: i for i, each in enumerate(tokenizers.pre_tokenizers.ByteLevel.alphabet())}, [])
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    for name in sorted(names):
+        made.add_tokens([tokenizers.AddedToken(name, special=name not in TAGS, normalized=False)])
+    made.save(str(folder / "tokenizer.json"))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **VARIABLES)
+    theirs.chat_template = source
+    ours = TemplateChat(read_huggingface(folder / "tokenizer.json"), ChatTemplate(source, VARIABLES))
+    return theirs, ours
+
+
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_ids_and_masks_are_those_of_transformers_or_a_line_says_why_not(
+    template: str, chat: str, tmp_path: Path
+) -> None:
+    theirs, ours = both(template, tmp_path)
+    thoughts = {"reasoning_content": "It is late."} if template in ("qwen3", "glm4moe") else {"thinking": "It is late."}
+    messages: list[dict[str, Any]] = [{"role": role, "content": content} for role, content in CHATS[chat]]
+    messages[-1] |= thoughts if chat == "thought in a field" else {}
+    said = [Message(each["role"], each["content"], tuple(thoughts.items()) * (len(each) > 2)) for each in messages]
+    try:
+        expected = theirs.apply_chat_template(messages, tokenize=True, return_dict=False)
+    except peer("jinja2").TemplateError:
+        expected = None
+    if expected is None or (template, chat) in CANNOT:
+        with pytest.raises(UnstableTemplate if expected else RefusedConversation) as caught:
+            ours.encode_answers(said)
+        assert "\n" not in str(caught.value)
+        return
+    found = ours.encode_answers(said)
+    assert found.ids == expected
+    for turn in (number for number, each in enumerate(messages) if each["role"] == "assistant"):
+        asked = theirs.apply_chat_template(
+            messages[:turn], tokenize=True, return_dict=False, add_generation_prompt=True
+        )
+        assert ours.encode_fields(messages[:turn]) == asked
+    # TRL's form of the same template marks what is learned, headers and what stands behind an end with it.
+    marked = Path(peer("trl").__file__).parent / "chat_templates" / f"{template}_training.jinja"
+    if marked.exists():
+        theirs.chat_template = marked.read_text("utf-8")
+        told = theirs.apply_chat_template(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+        if told["input_ids"] == found.ids:
+            learned = {i for begin, end in found.answers for i in range(begin, end)}
+            marked_too = {i for i, counts in enumerate(told["assistant_masks"]) if counts}
+            assert learned <= marked_too
+            rest = theirs.decode([found.ids[i] for i in sorted(marked_too - learned)])
+            assert re.fullmatch(r"(\s|</s>|<\|start\|>assistant|<\|end\|>|<｜Assistant｜>)*", rest)
+            compared.add(template)
+
+
+def test_masks_were_compared(tmp_path: Path) -> None:
+    for template in TEMPLATES:
+        test_ids_and_masks_are_those_of_transformers_or_a_line_says_why_not(template, "an answer", tmp_path)
+    assert compared >= {"llama3", "qwen2_5", "qwen3", "gemma", "gemma3", "phi3", "phi3_5", "gptoss"}

@@ -1,0 +1,95 @@
+"""The gradient of a batch of sequences does not depend on how it is arranged, and is that of a plain computation."""
+
+import numpy as np
+import pytest
+import torch
+
+from napkin.chats.token_sequence import TokenSequence, Unit
+from napkin.distributed.parallel_model import ParallelModel
+from napkin.distributed.pipeline_stages import Passes
+from napkin.distributed.ranks import ALONE
+from napkin.model.config import ModelConfig
+from napkin.model.transformer import Transformer
+from napkin.recipe.layout import Layout
+from napkin.tuning.objective import Normalisation, totals_of
+from napkin.tuning.packing import Arrangement, micro_batches_of
+from napkin.tuning.supervised import SupervisedObjective
+
+CONFIG = ModelConfig(vocab_size=29, context_length=32, d_model=16, n_layers=2, n_heads=2)
+
+
+def some_units(n: int = 7) -> list[Unit]:
+    generator = np.random.default_rng(3)
+    units = []
+    for _ in range(n):
+        length = int(generator.integers(3, 20))
+        counts = generator.random(length) < 0.6
+        counts[0], counts[-1] = False, True
+        units.append((TokenSequence(generator.integers(0, 29, length), counts),))
+    return units
+
+
+def gradient(model: Transformer, units: list[Unit], normalisation: Normalisation, **how: object) -> torch.Tensor:
+    model.zero_grad()
+    settings = {"max_tokens": 64, "row_length": 32, "arrangement": "packed", **how}
+    parts = micro_batches_of(units, **settings)  # pyright: ignore[reportArgumentType]
+    totals = totals_of(parts)
+    objective = SupervisedObjective(normalisation, 20.0)
+    ParallelModel(model, ALONE, Layout()).gradients_of_sequences(
+        [part.rows for part in parts],
+        lambda number, scores: objective.loss(parts[number], scores, totals)[0],
+        Passes(),
+    )
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+
+def plain_gradient(model: Transformer, units: list[Unit], normalisation: Normalisation) -> torch.Tensor:
+    """One sequence at a time, by autograd over all logits."""
+    model.zero_grad()
+    n_tokens = sum(sequence.n_counted for (sequence,) in units)
+    for (sequence,) in units:
+        tokens = torch.from_numpy(sequence.tokens)[None]
+        logprobs = model(tokens[:, :-1]).log_softmax(-1).gather(-1, tokens[:, 1:, None])[0, :, 0]
+        total = -logprobs[torch.from_numpy(sequence.counts[1:])].sum()
+        divisor = {
+            "token": n_tokens,
+            "sequence": sequence.n_counted * len(units),
+            "constant": 20.0 * len(units),
+        }[normalisation]
+        (total / divisor).backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+
+@pytest.mark.parametrize("normalisation", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("arrangement", ["packed", "padded", "padded left"])
+@pytest.mark.parametrize("max_tokens", [1, 40, 10_000])
+def test_a_gradient_is_that_of_single_sequences(
+    normalisation: Normalisation, arrangement: Arrangement, max_tokens: int
+) -> None:
+    model, units = Transformer(CONFIG), some_units()
+    found = gradient(model, units, normalisation, arrangement=arrangement, max_tokens=max_tokens)
+    expected = plain_gradient(model, units, normalisation)
+    assert float((found - expected).norm() / expected.norm()) < 1e-6
+
+
+def test_the_order_of_units_and_empty_micro_batches_do_not_matter() -> None:
+    model, units = Transformer(CONFIG), some_units()
+    one = gradient(model, units, "token")
+    other = gradient(model, units[::-1], "token", at_least=9)
+    assert float((one - other).norm() / one.norm()) < 1e-6
+
+
+def test_short_sequences_fill_the_rows_of_longer_ones() -> None:
+    # Inputs of 10, 7, 6, 4, 3 tokens: three rows of 10, and what is left of two is taken.
+    units: list[Unit] = [(TokenSequence(np.arange(n + 1), np.arange(n + 1) > 0),) for n in (3, 10, 6, 7, 4)]
+    (part,) = micro_batches_of(units, max_tokens=30, row_length=32)
+    assert tuple(part.rows.inputs.shape) == (3, 10)
+    assert part.rows.documents is not None
+    # A unit that does not fit is in the next micro-batch, and shorter ones still go to the first.
+    first, second = micro_batches_of(units, max_tokens=20, row_length=32)
+    assert (first.unit_numbers, second.unit_numbers) == ((1, 3, 0), (2, 4))
+    assert tuple(second.rows.inputs.shape) == (2, 6)
+    # Of one length, each has its row and none a mask.
+    (alike,) = micro_batches_of(units[1:2] * 4, max_tokens=40, row_length=32)
+    assert alike.rows.documents is None
+    assert [len(each.rows.inputs) for each in micro_batches_of(units[1:2] * 4, max_tokens=39, row_length=32)] == [3, 1]
