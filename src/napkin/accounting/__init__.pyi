@@ -1,5 +1,7 @@
 from . import cuda as cuda
 from .counting import count as count
+from .educational import EducationalLedger as EducationalLedger
+from .educational import educational_ledger as educational_ledger
 from .ledger import Ledger as Ledger
 from .ledger import Row as Row
 from .metering import MeteredLoop as MeteredLoop
