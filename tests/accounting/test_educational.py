@@ -23,7 +23,7 @@ def test_its_examples_are_true():
 
 @pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 40), marks=pytest.mark.torture)], ids=str)
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
-def test_flops_peak_and_categories_are_the_engines_on_random_models(make, seeds: range, monkeypatch: pytest.MonkeyPatch):
+def test_flops_and_peak_bytes_are_the_engines_on_random_models(make, seeds: range, monkeypatch: pytest.MonkeyPatch):
     # What kernels take while they run is the engine's alone.
     monkeypatch.setattr(_Recorder, "_scratch", lambda *_: 0)
     for seed in seeds:
