@@ -149,7 +149,7 @@ def test_emulated_products_are_at_most_as_fast_as_those_that_they_are_made_of():
 @pytest.mark.parametrize("others", [1, 7])
 def test_a_calibration_beside_other_processes_has_the_rates_of_a_quiet_one(others: int, monkeypatch) -> None:
     def calibration(conditions: Conditions, others: int) -> Calibration:
-        monkeypatch.setattr("napkin.hardware.competition.time", ProcessorClock(1e-3, others=others))
+        monkeypatch.setattr("napkin.hardware.timing.time", ProcessorClock(1e-3, others=others))
         monkeypatch.setattr(Watch, "conditions", lambda self, **_: conditions)
         return calibrate(settings=TINY)
 

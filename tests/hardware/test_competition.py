@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from napkin.hardware import competition
-from napkin.hardware.competition import Sample, Sampler, Watch, agree, fastest_tenth, is_quiet_start, processor_seconds
+from napkin.hardware.competition import Sample, Sampler, Watch, agree, fastest_tenth, is_quiet_start
 from napkin.hardware.conditions import Conditions
+from napkin.hardware.timing import processor_seconds
 from oracles.clock import ProcessorClock
 
 QUIET, BUSY = Conditions(2, 2, 0.0, lost=0.02), Conditions(2, 2, 1.9, waited=0.5, lost=0.5)
@@ -104,7 +105,7 @@ def test_the_fastest_tenth_and_its_agreement() -> None:
 def test_a_sample_beside_other_processes_is_what_it_is_without_them(
     others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("napkin.hardware.competition.time", ProcessorClock(0.125, others=others))
+    monkeypatch.setattr("napkin.hardware.timing.time", ProcessorClock(0.125, others=others))
     monkeypatch.setattr(Watch, "conditions", lambda self, **_: BUSY if others else QUIET)
     with Sampler() as sampler:
         samples = [sampler.sample(lambda: None) for _ in range(5)]

@@ -93,7 +93,7 @@ def test_a_run_beside_other_processes_tells_the_seconds_of_a_step_without_them(
     others: int, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preparation, run = create_run(tiny_recipe(text, steps=6), tmp_path / "run")
-    monkeypatch.setattr("napkin.hardware.competition.time", ProcessorClock(0.5, others=others))
+    monkeypatch.setattr("napkin.hardware.timing.time", ProcessorClock(0.5, others=others))
     monkeypatch.setattr(Watch, "conditions", lambda self, **_: Conditions(2, 2, others / 2))
     table = train_run(preparation, run).table
     rows = {row.quantity: row for row in table}

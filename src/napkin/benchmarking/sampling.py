@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from napkin.hardware.competition import event_seconds, wall_seconds
+from napkin.hardware.timing import event_seconds, wall_seconds
 
 SHORTEST_SAMPLE = {"cpu": 2e-4, "cuda": 1e-3}
 """Seconds: shorter calls are timed several at a time."""

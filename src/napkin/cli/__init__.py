@@ -119,7 +119,7 @@ def _run(command: str, rest: Sequence[str]) -> int:
         if command in ("-V", "--version"):
             print(f"napkin {napkin.__version__}")
             return 0
-        from napkin.data.token_file import leaving_on_lost_pages
+        from napkin.data.lost_pages import leaving_on_lost_pages
 
         with leaving_on_lost_pages():
             return run_command(__name__, COMMANDS, command, rest)

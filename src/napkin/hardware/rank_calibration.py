@@ -30,15 +30,9 @@ from napkin.errors import NapkinError
 from napkin.files import atomic_write_bytes, read_bytes
 from napkin.hardware.calibration import Machine, Positive, Size
 from napkin.hardware.cluster import Group, Interconnect, Operation
-from napkin.hardware.competition import (
-    Watch,
-    event_seconds,
-    fastest_tenth,
-    is_quiet_start,
-    processor_seconds,
-    wall_seconds,
-)
+from napkin.hardware.competition import Watch, fastest_tenth, is_quiet_start
 from napkin.hardware.conditions import Conditions
+from napkin.hardware.timing import event_seconds, processor_seconds, wall_seconds
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from napkin.accounting.pricing import mfu
 from napkin.checkpoint.folder import checkpoint_paths
 from napkin.checkpoint.sharded_writer import restore_on_ranks
 from napkin.checkpoint.state import frozen_checksum, frozen_tensors
+from napkin.data.lost_pages import leaving_on_lost_pages
 from napkin.data.mixing import TokenGuard, TokenMixture
-from napkin.data.token_file import TokenFile, leaving_on_lost_pages
+from napkin.data.token_file import TokenFile
 from napkin.errors import CorruptFile, NapkinError, first_line
 from napkin.hardware.host import keep_freed_memory
 from napkin.recipe.recipe import Recipe
