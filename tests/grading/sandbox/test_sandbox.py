@@ -195,6 +195,21 @@ REFUSED = {
     "try:\n    f(1)\nexcept OwnError:\n    pass\nassert f(2) == 2": "'OwnError'",
     "import pytest\nwith pytest.raises(ValueError):\n    f(1)\nassert f(2) == 2": "'pytest'",
     '["assert isclose(area(2), 12.566)"]': "'isclose'",
+    # What is compared stands in a variable, an argument or a list, or is that of HumanEval's candidate.
+    "def check(candidate):\n    assert isclose(candidate(2), 4)": "'isclose'",
+    "def check(candidate):\n    assert gcd(candidate(2), 4) == 4": "'gcd'",
+    "def check(f):\n    assert isclose(f(2), 4)\ncheck(area)": "'isclose'",
+    "r = area(2)\nassert isclose(r, 12.566)": "'isclose'",
+    "r: float = area(2)\nr += 0\nassert close_enough(r, 12.566)": "'close_enough'",
+    "def test_a():\n    x = area(1)\n    y = x\n    assert close_enough(y, 2)": "'close_enough'",
+    "def one(got, want):\n    assert close_enough(got, want)\none(area(2), 12.566)": "'close_enough'",
+    "def run(r):\n    return area(r)\nassert close_enough(run(2), 12.566)": "'close_enough'",
+    "for r in [area(2)]:\n    assert close_enough(r, 12.566)": "'close_enough'",
+    "found = []\nfound.append(area(2))\nassert close_enough(found[0], 12.566)": "'close_enough'",
+    "assert (r := area(2)) and close_enough(r, 12.566)": "'close_enough'",
+    "assert all(close_enough(area(r), 3) for r in (1, 2))": "'close_enough'",
+    "assert close_enough(area(2), 12.566) is True": "'close_enough'",
+    "if not close_enough(area(2), 12.566):\n    raise AssertionError\nassert area(0) == 0": "'close_enough'",
 }
 ACCEPTED = [
     "assert gcd(4, 6) == 2",
@@ -210,6 +225,10 @@ ACCEPTED = [
     "def run(n):\n    return [f(x) for x in range(n)]\nassert run(3) == [0, 1, 2]",
     "def test_a():\n    global seen\n    seen = f(1)\n    assert seen == 1",
     "def check(candidate):\n    assert candidate(1) == 2",
+    # HumanEval/32: `poly` stands in the prompt.
+    "def check(candidate):\n    assert abs(poly([1, 2], candidate([1, 2]))) < 1e-4",
+    "s = encode('x')\nassert decode(s) == 'x'",
+    "n = 7\nassert is_prime(n)\nassert primes(n) == [2, 3, 5, 7]",
     "METADATA = {}\ndef check(candidate):\n    assert candidate(1) == 2\ncheck(f)",
     '["assert add(1, 2) == 3", "assert add(0, 0) == 0"]',
     "try:\n    import gmpy2\nexcept ImportError:\n    gmpy2 = None\nassert f(1) == 1",

@@ -220,11 +220,10 @@ def _whole(text: str) -> str | None:
 
 def _marked(text: str, *, in_tag: bool = False) -> tuple[bool, str | None]:
     """Whether something says which part the answer is, and that part; None if it is none."""
-    _, thought_ends, after = text.rpartition("</think>")
-    if not thought_ends and "<think>" in text:
+    text = text.rpartition("</think>")[2]
+    if "<think>" in text:
         # It was cut while it thought.
         return True, None
-    text = after
     if not in_tag and "<answer>" in text:
         return True, _tagged(text)
     found, boxed, end = _last_box(text)

@@ -12,9 +12,10 @@ import importlib
 import json
 import symtable
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeGuard
 
 from napkin.errors import NapkinError
 from napkin.grading.sandbox.fork_server import MODULES
@@ -30,7 +31,10 @@ _OTHER_HELPERS = frozenset(
     allclose approx array array_equal assert_allclose assert_almost_equal assert_array_equal assert_equal raises
     """.split()
 )
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+_FILLING = frozenset("add append extend insert setdefault update".split())
+"""Methods that put a value into what they are called of."""
 
 
 @dataclass(frozen=True)
@@ -156,24 +160,97 @@ def _refuse_unresolved(tree: ast.Module, free: frozenset[str]) -> None:
         base = node.type if isinstance(node, ast.ExceptHandler) else base
         if isinstance(base, ast.Name) and base.id in free:
             raise _not_defined(base.id)
-    if len(free) > 1:
-        # What all others are tested with, and what is tested itself.
-        asked = [_free_in(node, free) for node in ast.walk(tree) if isinstance(node, ast.Assert)]
-        for name in sorted(free):
-            is_judge = any(_judges(node.test, name, free) for node in ast.walk(tree) if isinstance(node, ast.Assert))
-            if is_judge or (name in _library_names() and {name} not in asked):
-                raise _not_defined(name)
+    tests = [node for node in ast.walk(tree) if _decides(node)]
+    for name in sorted(free):
+        results = _results(tree, free - {name})
+        is_judge = any(_judges(node.test, name, results) for node in tests)
+        asked = [_names_in(node, results | {name}) for node in tests]
+        # What is tested itself is not what others are tested with.
+        if is_judge or (results and name in _library_names() and {name} not in asked):
+            raise _not_defined(name)
 
 
-def _judges(test: ast.expr, name: str, free: frozenset[str]) -> bool:
-    """Whether an assertion believes what a free name says of another's result: assert isclose(area(2), 12.5)."""
-    test = test.operand if isinstance(test, ast.UnaryOp) else test
-    is_call = isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and test.func.id == name
-    return is_call and bool(_free_in(test, free) - {name})
+def _decides(node: ast.AST) -> TypeGuard[ast.Assert | ast.If]:
+    return isinstance(node, ast.Assert) or (
+        isinstance(node, ast.If) and any(isinstance(each, ast.Raise) for each in ast.walk(node))
+    )
 
 
-def _free_in(node: ast.AST, free: frozenset[str]) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} & free
+def _judges(test: ast.expr, name: str, results: frozenset[str]) -> bool:
+    """Whether a test believes what a free name says of another's result: assert isclose(area(2), 12.5)."""
+    return any(
+        isinstance(each, ast.Call)
+        and isinstance(each.func, ast.Name)
+        and each.func.id == name
+        and bool(_names_in(each, results))
+        for each in _believed(test)
+    )
+
+
+def _believed(test: ast.expr) -> Iterator[ast.expr]:
+    """The parts of a test of which it asks whether they are true."""
+    match test:
+        case ast.UnaryOp():
+            yield from _believed(test.operand)
+        case ast.BoolOp():
+            for each in test.values:
+                yield from _believed(each)
+        case ast.Compare(comparators=[ast.Constant(value=bool())]):
+            yield from _believed(test.left)
+        case ast.Call(func=ast.Name(id="all" | "any"), args=[ast.GeneratorExp() | ast.ListComp() as each]):
+            yield from _believed(each.elt)
+        case _:
+            yield test
+
+
+def _results(tree: ast.Module, sources: frozenset[str]) -> frozenset[str]:
+    """Names that may hold what the program gives: the sources, arguments that are called as HumanEval's `candidate` is,
+    and all that is made of these."""
+    nodes = list(ast.walk(tree))
+    functions = {node.name: node for node in nodes if isinstance(node, _FUNCTION)}
+    found = set(sources)
+    for function in functions.values():
+        calls = [each.func for each in ast.walk(function) if isinstance(each, ast.Call)]
+        found |= _parameters(function) & {each.id for each in calls if isinstance(each, ast.Name)}
+    size = -1
+    while size < len(found):
+        size = len(found)
+        for node in nodes:
+            targets, values = _flow(node, functions)
+            if targets and any(_names_in(each, found) for each in values):
+                found |= targets
+    return frozenset(found)
+
+
+def _flow(node: ast.AST, functions: dict[str, _Function]) -> tuple[set[str], Sequence[ast.AST]]:
+    """The names that a node gives a value, and what that is made of."""
+    match node:
+        case ast.Assign():
+            return {name for each in node.targets for name in _names_in(each)}, [node.value]
+        case ast.AnnAssign(value=ast.expr() as value):
+            return _names_in(node.target), [value]
+        case ast.AugAssign() | ast.NamedExpr():
+            return _names_in(node.target), [node.value]
+        case ast.For() | ast.AsyncFor() | ast.comprehension():
+            return _names_in(node.target), [node.iter]
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            return {node.name}, [each for each in ast.walk(node) if isinstance(each, ast.Return | ast.Yield)]
+        case ast.Call(func=ast.Name(id=name)) if name in functions:
+            return _parameters(functions[name]), [*node.args, *node.keywords]
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr)) if attr in _FILLING:
+            return {name}, node.args
+        case _:
+            return set(), ()
+
+
+def _parameters(function: _Function) -> set[str]:
+    arguments = function.args
+    return {each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+
+
+def _names_in(node: ast.AST, names: Collection[str] | None = None) -> set[str]:
+    found = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return found if names is None else found & set(names)
 
 
 @lru_cache(maxsize=1)
