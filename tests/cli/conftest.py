@@ -95,10 +95,17 @@ def napkin(capsys: pytest.CaptureFixture[str]) -> Napkin:
 
 
 @pytest.fixture
-def refusal(napkin: Napkin) -> Callable[..., str]:
-    """Run a command that must refuse, and return its line: status 2, nothing printed, made, changed or removed."""
+def refusal(
+    napkin: Napkin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> Callable[..., str]:
+    """Run a command that must refuse, and return its line: status 2, nothing printed, made, changed or removed.
+
+    A test that has no folder of its own gets an empty one: the checkout changes while other tests run beside it.
+    """
 
     def run(*arguments: str, printed: bool = False) -> str:
+        if Path.cwd() in (pytestconfig.invocation_params.dir, pytestconfig.rootpath):
+            monkeypatch.chdir(tmp_path)
         before = contents()
         done = napkin(*arguments)
         assert done.status == 2, done

@@ -211,3 +211,12 @@ def test_copies_in_token_files_are_found(tmp_path: Path) -> None:
     assert [(each.item, each.document) for each in found.found] == [("item 1", "train.tokens#2")]
     with pytest.raises(NapkinError):
         list(documents_of_token_file(TokenFile.open(tmp_path / "train.tokens"), train_bpe(["other"], vocab_size=260)))
+
+
+def test_tags_with_attributes_without_a_value_are_no_letters_of_an_item() -> None:
+    item = questions(1, seed=5)[0]
+    for tag in ("<input type=radio checked>", "<OPTION Selected>", "<details open class='a'>", "<input disabled />"):
+        found = find_contamination([item], [Document("page", item.prompt.replace(" ", f" {tag} "))])
+        assert found.contaminated == {item.name}, tag
+    # What is compared is not a tag: its letters stay.
+    assert letters("if a <b and c> d: open") == letters("if a b and c d: open")

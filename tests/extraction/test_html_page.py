@@ -229,6 +229,23 @@ def test_what_is_not_the_heading_of_the_page_is_left_out(heading: str) -> None:
     assert extract_html(page.encode()).text.startswith(f"{_SENTENCE} Part 0.")
 
 
+@pytest.mark.parametrize(
+    ("title", "headings", "chosen"),
+    [
+        ("My Site - River story of May", "<h1>River story of May</h1>", "River story of May"),
+        ("My Site: River story of May", "<h1>My Site</h1><h1>River story of May</h1>", "River story of May"),
+        ("River story of May - My Site", "<h1>River story of May</h1><h1>My Site</h1>", "River story of May"),
+        ("Riverside news", "<h1>River</h1><h1>Letters</h1>", "Letters"),
+        ("Berlin - Wikipedia", "<h1>Berlin</h1>", "Berlin"),
+        ("Berlin - Wikipedia", "<h1>Wikipedia</h1>", ""),
+    ],
+)
+def test_the_heading_is_the_longest_part_of_the_title_at_either_end(title: str, headings: str, chosen: str) -> None:
+    page = f"<html><head><title>{title}</title></head><body>{headings}<div>{_PROSE}</div></body></html>"
+    text = extract_html(page.encode()).text
+    assert text.partition(_SENTENCE)[0] == (f"# {chosen}\n\n" if chosen else "")
+
+
 def test_the_heading_that_stands_apart_can_be_left_out() -> None:
     page = f"<body><h1>River story</h1><div>{_PROSE}</div></body>".encode()
     with_heading, without = extract_html(page).text, extract_html(page, heading=False).text

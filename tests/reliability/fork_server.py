@@ -111,6 +111,8 @@ def become(request: dict[str, Any]) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["largest_file"], request["largest_file"]))
     if request["signal_at"] is not None:
         signal_at(request["signal_at"], request["near"], request["after"], signal.Signals(request["signal"]))
+    if request["after_step"] is not None:
+        signals_after_step(request["after_step"], [signal.Signals(each) for each in request["signals"]])
     if request["refuse_pickles"]:
         refuse_pickles()
     status = 0
@@ -156,6 +158,20 @@ def signal_at(number: int, near: str, after: str, what: signal.Signals) -> None:
                 os.kill(os.getpid(), what)
 
     sys.addaudithook(look)
+
+
+def signals_after_step(step: int, signals: list[signal.Signals]) -> None:
+    """Signal this process when a step is computed, before its evaluation and its line of metrics."""
+    callbacks = importlib.import_module("napkin.training.callbacks")
+    evaluated = callbacks.Evaluation.after_step
+
+    def after_step(self: Any, loop: Any, metrics: Any) -> Any:
+        if loop.step == step:
+            for each in signals:
+                os.kill(os.getpid(), each)
+        return evaluated(self, loop, metrics)
+
+    callbacks.Evaluation.after_step = after_step
 
 
 if __name__ == "__main__":

@@ -62,6 +62,8 @@ class Napkin:
         near: str = "",
         after: str = "",
         signal: signal.Signals = signal.SIGKILL,
+        after_step: int | None = None,
+        signals: Sequence[signal.Signals] = (),
         ignored: Sequence[signal.Signals] = (),
         environment: dict[str, str] | None = None,
         refuse_pickles: bool = False,
@@ -71,8 +73,10 @@ class Napkin:
 
         No file may grow beyond `largest_file` bytes; `signal` comes right before the command's `signal_at`-th
         operation on a file whose path contains `near`, counted from the first one on whose path contains `after`.
-        Signals in `ignored` are ignored when it starts. With `refuse_pickles` it ends, with status 3, where it would
-        read one that names anything to be called. `program` is Python code that runs instead of a command.
+        `signals` come one after the other when the command has computed step `after_step`, before its evaluation: from
+        within, so that none comes too late where the machine is busy. Signals in `ignored` are ignored when it starts.
+        With `refuse_pickles` it ends, with status 3, where it would read one that names anything to be called.
+        `program` is Python code that runs instead of a command.
         """
         self._started += 1
         out, err = (self.streams / f"{stream}-{self._started}.txt" for stream in ("out", "err"))
@@ -85,6 +89,8 @@ class Napkin:
             signal_at=signal_at,
             near=near,
             after=after,
+            after_step=after_step,
+            signals=[int(number) for number in signals],
             ignored=[int(number) for number in ignored],
             signal=signal,
             environment=environment or {},

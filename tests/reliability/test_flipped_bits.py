@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from reliability.conftest import Tally
-from reliability.harness import Command, Napkin, figures, lines_of_metrics, wait_until, weights
+from reliability.harness import Command, Napkin, figures, weights
 
 READING = (("runs", "run", "--json"), ("evaluate", "run", "--json"), ("generate", "run", "--tokens", "8", "--json"))
 """Commands that read a run; `napkin resume` comes after them."""
@@ -34,10 +34,9 @@ def killed(tmp_path_factory: pytest.TempPathFactory, uninterrupted: Path, server
     folder = tmp_path_factory.mktemp("killed")
     shutil.copytree(uninterrupted.parent, folder, dirs_exist_ok=True)
     shutil.rmtree(folder / "run")
-    command = Napkin(folder, server).start("train", "recipe.toml", "--run", "run")  # type: ignore[arg-type]
-    wait_until(lambda: lines_of_metrics(folder / "run") >= 20, command)
-    command.send(signal.SIGKILL)
-    assert command.wait() == -signal.SIGKILL
+    napkin = Napkin(folder, server)  # type: ignore[arg-type]
+    command = napkin.run("train", "recipe.toml", "--run", "run", after_step=20, signals=[signal.SIGKILL])
+    assert command.status == -signal.SIGKILL
     return folder / "run"
 
 

@@ -16,11 +16,7 @@ from typing import Any
 
 import pytest
 
-from napkin.data.curated_corpus import Document
-from napkin.data.token_file import SEPARATOR
-from napkin.data.token_writer import write_token_file
 from napkin.recipe.toml_file import format_recipe
-from napkin.tokenizer.bpe import ByteTokenizer
 from oracles.tiny_run import TRAINING, tiny_recipe
 from reliability.harness import Command, Napkin, assert_same_run, checkpoints, figures, lines_of_metrics, wait_until
 
@@ -40,10 +36,20 @@ def test_a_signal_ends_the_run_with_a_checkpoint_and_a_line_that_says_how_to_res
     napkin: Napkin, uninterrupted: Path, what: signal.Signals
 ) -> None:
     run = napkin.folder / "run"
+    command = napkin.run("train", "recipe.toml", "--run", "run", after_step=5, signals=[what])
+    assert_stopped(command, what, run)
+    assert checkpoints(run)[-1] == 5
+    assert napkin.run("resume", "run").status == 0
+    assert_same_run(run, uninterrupted)
+
+
+@pytest.mark.torture
+def test_a_signal_from_another_process_ends_the_run_alike(napkin: Napkin, uninterrupted: Path) -> None:
+    run = napkin.folder / "run"
     command = napkin.start("train", "recipe.toml", "--run", "run")
     wait_until(lambda: lines_of_metrics(run) >= 5, command)
-    command.send(what)
-    assert_stopped(command, what, run)
+    command.send(signal.SIGTERM)
+    assert_stopped(command, signal.SIGTERM, run)
     assert 5 <= checkpoints(run)[-1] < TRAINING.steps
     assert napkin.run("resume", "run").status == 0
     assert_same_run(run, uninterrupted)
@@ -84,17 +90,15 @@ def test_a_signal_in_the_last_checkpoint_comes_too_late_to_stop_anything(napkin:
     assert_same_run(napkin.folder / "run", uninterrupted)
 
 
-@pytest.mark.torture
-@pytest.mark.parametrize("average_decay", [None, 0.9])
+@pytest.mark.parametrize("average_decay", [None, pytest.param(0.9, marks=pytest.mark.torture)])
 def test_an_evaluation_does_not_keep_a_signal_waiting_and_is_made_up_for(
     napkin: Napkin, average_decay: float | None
 ) -> None:
-    write_recipe_with_long_evaluations(napkin, average_decay)
+    write_recipe_with_evaluations(napkin, average_decay)
     assert napkin.run("train", "recipe.toml", "--run", "uninterrupted").status == 0
     run = napkin.folder / "run"
-    command = start_and_wait_for_the_evaluation(napkin)
-    command.send(signal.SIGTERM)
-    assert command.wait() == 128 + signal.SIGTERM
+    command = stopped_in_the_evaluation(napkin, signal.SIGTERM)
+    assert command.status == 128 + signal.SIGTERM
     # The step is done and saved; its line comes with its evaluation.
     assert checkpoints(run) == [2]
     assert lines_of_metrics(run) == 1
@@ -104,12 +108,10 @@ def test_an_evaluation_does_not_keep_a_signal_waiting_and_is_made_up_for(
 
 @pytest.mark.torture
 def test_the_last_evaluation_that_was_given_up_is_all_that_resuming_does(napkin: Napkin) -> None:
-    write_recipe_with_long_evaluations(napkin, steps=2)
+    write_recipe_with_evaluations(napkin, steps=2)
     assert napkin.run("train", "recipe.toml", "--run", "uninterrupted").status == 0
     run = napkin.folder / "run"
-    command = start_and_wait_for_the_evaluation(napkin)
-    command.send(signal.SIGTERM)
-    assert command.wait() == 128 + signal.SIGTERM
+    assert stopped_in_the_evaluation(napkin, signal.SIGTERM).status == 128 + signal.SIGTERM
     for _ in range(2):
         assert napkin.run("resume", "run").status == 0
         assert figures(run) == figures(napkin.folder / "uninterrupted")
@@ -120,11 +122,10 @@ def test_the_last_evaluation_that_was_given_up_is_all_that_resuming_does(napkin:
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, -signal.SIGTERM, marks=pytest.mark.torture)],
 )
 def test_a_second_signal_ends_the_run_at_once(napkin: Napkin, what: signal.Signals, status: int) -> None:
-    write_recipe_with_long_evaluations(napkin, is_given_up=True)
+    write_recipe_with_evaluations(napkin)
     # The second one comes when the first has led to a checkpoint.
-    command = start_and_wait_for_the_evaluation(napkin, signal_at=1, near=".step-00000002.", signal=what)
-    command.send(what)
-    assert command.wait() == status
+    command = stopped_in_the_evaluation(napkin, what, signal_at=1, near=".step-00000002.", signal=what)
+    assert command.status == status
     assert lines_of_metrics(napkin.folder / "run") == 1
     assert checkpoints(napkin.folder / "run") == []
     assert len(command.errors) <= 1
@@ -132,24 +133,19 @@ def test_a_second_signal_ends_the_run_at_once(napkin: Napkin, what: signal.Signa
 
 @pytest.mark.parametrize("what", [signal.SIGHUP, signal.SIGUSR1])
 def test_a_warning_that_comes_again_and_a_stop_after_it_change_nothing(napkin: Napkin, what: signal.Signals) -> None:
-    write_recipe_with_long_evaluations(napkin, is_given_up=True)
+    write_recipe_with_evaluations(napkin)
     # A shell and the kernel each send SIGHUP; a cluster sends SIGTERM when its warning is over.
-    command = start_and_wait_for_the_evaluation(napkin, signal_at=1, near=".step-00000002.", signal=signal.SIGTERM)
-    command.send(what)
-    command.send(what)
-    assert command.wait() == 128 + what
+    command = stopped_in_the_evaluation(napkin, what, what, signal_at=1, near=".step-00000002.", signal=signal.SIGTERM)
+    assert command.status == 128 + what
     assert checkpoints(napkin.folder / "run") == [2]
     assert len(command.errors) == 1
     assert command.errors[0].startswith(f"{what.name}: checkpoint saved")
 
 
 def test_nohup_stays_in_effect(napkin: Napkin, uninterrupted: Path) -> None:
-    run = napkin.folder / "run"
-    command = napkin.start("train", "recipe.toml", "--run", "run", ignored=[signal.SIGHUP])
-    wait_until(lambda: lines_of_metrics(run) >= 5, command)
-    command.send(signal.SIGHUP)
-    assert command.wait() == 0
-    assert_same_run(run, uninterrupted)
+    ignored = {"ignored": [signal.SIGHUP], "signals": [signal.SIGHUP], "after_step": 5}
+    assert napkin.run("train", "recipe.toml", "--run", "run", **ignored).status == 0
+    assert_same_run(napkin.folder / "run", uninterrupted)
 
 
 @pytest.mark.torture
@@ -220,29 +216,17 @@ def assert_stopped(command: Command, what: signal.Signals, run: Path) -> None:
     assert f"napkin resume {run.name}" in command.errors[0]
 
 
-def write_recipe_with_long_evaluations(
-    napkin: Napkin, average_decay: float | None = None, steps: int = 4, *, is_given_up: bool = False
-) -> None:
-    """An evaluation takes a second, or twenty where the first one is to be given up, however busy the machine is."""
-    # A window at a time: hundreds of them take a hundred times as long as a step.
-    recipe = tiny_recipe(".", steps=steps, micro_batch_size=1, evaluate_every=2, evaluation_tokens=1_000_000)
-    validation = recipe.data.train
-    if is_given_up:
-        tokenizer, text = ByteTokenizer([SEPARATOR]), "etaoin " * 50_000
-        validation = str(napkin.folder / "long.tokens")
-        write_token_file(validation, [Document(name="long", text=text)], tokenizer)
+def write_recipe_with_evaluations(napkin: Napkin, average_decay: float | None = None, steps: int = 4) -> None:
+    """Evaluations of many windows, one at a time, of which each can be the last."""
+    recipe = tiny_recipe(".", steps=steps, micro_batch_size=1, evaluate_every=2, evaluation_tokens=1_000)
     recipe = dataclasses.replace(
         recipe,
-        data=dataclasses.replace(recipe.data, validation=validation),
+        data=dataclasses.replace(recipe.data, validation=recipe.data.train),
         optimizer=dataclasses.replace(recipe.optimizer, average_decay=average_decay),
     )
     (napkin.folder / "recipe.toml").write_text(format_recipe(recipe))
 
 
-def start_and_wait_for_the_evaluation(napkin: Napkin, **settings: Any) -> Command:
-    """The one after step 2."""
-    run = napkin.folder / "run"
-    command = napkin.start("train", "recipe.toml", "--run", "run", **settings)
-    wait_until(lambda: lines_of_metrics(run) >= 1, command)
-    time.sleep(0.05)
-    return command
+def stopped_in_the_evaluation(napkin: Napkin, *signals: signal.Signals, **settings: Any) -> Command:
+    """A run that got signals before the first window of the evaluation after step 2."""
+    return napkin.run("train", "recipe.toml", "--run", "run", after_step=2, signals=signals, **settings)

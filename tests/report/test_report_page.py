@@ -91,6 +91,16 @@ def test_the_losses_of_all_held_out_text_and_of_a_sample_say_which_they_are(full
     assert "sample of 4,321" in tile
 
 
+def test_held_out_text_that_is_shorter_than_the_sample_is_not_said_to_be_sampled(full_run):
+    tokens = json.loads((full_run / "evaluation.json").read_text())["tokens"]
+    with (full_run / "recipe.toml").open("a") as recipe:
+        recipe.write(f"\n[training]\nevaluation_tokens = {tokens}\n")
+    page = report_of(full_run)
+    assert "of a sample" not in page.text + page.source
+    (full_run / "evaluation.json").unlink()
+    assert f"of a sample of up to {tokens:,} tokens" in report_of(full_run).source
+
+
 def test_a_finished_run_shows_its_figures_in_order(full_run):
     text = report_of(full_run).text
     shown = ["shakespeare", "300 steps over 1,228,800 tokens on EPYC <16 cores>.", "held-out loss 2.240"]

@@ -38,8 +38,14 @@ _TOKENS_AT_A_TIME = 2**20
 _SELECTED_BITS = 2
 _NOT_WORDS = re.compile(r"[\W_]+")
 _NOT_ASCII = re.compile(rb"[\x80-\xff]+")
-# Attributes have values, so that a comparison of two numbers is not taken for a tag.
-_ATTRIBUTE = rb"""\s+[a-zA-Z_:@][\w:.-]*\s*=\s*(?:"[^"<>]*"|'[^'<>]*'|[^\s"'<>]+)"""
+# Attributes have values, or are of those that need none, so that a comparison of two numbers is not taken for a tag.
+_WITHOUT_VALUE = (
+    rb"(?:allowfullscreen|async|autofocus|autoplay|checked|controls|default|defer|disabled|download|hidden|inert|ismap|"
+    rb"itemscope|loop|multiple|muted|nomodule|noshade|novalidate|nowrap|open|readonly|required|reversed|selected)"
+)
+_ATTRIBUTE = (
+    rb"""\s+(?:[a-zA-Z_:@][\w:.-]*\s*=\s*(?:"[^"<>]*"|'[^'<>]*'|[^\s"'<>]+)|(?i:""" + _WITHOUT_VALUE + rb")(?=[\s/>]))"
+)
 _TAG = re.compile(rb"</?[a-zA-Z][a-zA-Z0-9-]*(?:" + _ATTRIBUTE + rb")*\s*/?>|<!--[^<>]*-->")
 _REFERENCE = re.compile(rb"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,30});")
 _AFFIXES = re.compile(r"\A\s*(?:question|problem|q)\s*:|\b(?:answer|a)\s*:\s*\Z", re.IGNORECASE)

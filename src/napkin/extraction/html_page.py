@@ -149,8 +149,9 @@ def main_blocks(tables: PageTables) -> NDArray[np.bool_]:
 def with_main_heading(tables: PageTables, kept: NDArray[np.bool_], title: str) -> NDArray[np.bool_]:
     """The blocks that are kept, and the page's main heading where it stands apart: an `h1` before the first of them.
 
-    Of several the one that the page's `title` repeats, else the nearest. A site's name is not the page's heading: what
-    only ends the title, or links to another page under another name. Nor is what stands in navigation or is hidden.
+    Of several the one that is the longest part of the page's `title`, at its beginning or its end, else the nearest. A
+    site's name is not the page's heading: what ends the title and is no more than half of it, or links to another page
+    under another name. Nor is what stands in navigation or is hidden.
     """
     elements, heading = tables.elements, np.zeros(len(tables.elements), np.int64)
     for row in range(1, len(elements)):
@@ -161,20 +162,20 @@ def with_main_heading(tables: PageTables, kept: NDArray[np.bool_], title: str) -
         return kept
     first = int(np.flatnonzero(kept)[0])
     words = _plain_words(title)
-    best, best_agrees = 0, False
+    best = most = 0
     for row in dict.fromkeys(of[:first][of[:first] > 0].tolist()):
         blocks = np.flatnonzero(of == row)
-        text = "".join(
-            tables.text[begin:stop].decode("utf-8", "replace") + " " for begin, stop in _texts(tables, blocks)
+        own = _plain_words(
+            " ".join(tables.text[begin:stop].decode("utf-8", "replace") for begin, stop in _texts(tables, blocks))
         )
-        own = _plain_words(text)
-        begins = bool(own) and words.startswith(own)
+        begins, ends = words[: len(own)] == own, words[-len(own) :] == own
+        is_site = ends and not begins and 2 * len(own) <= len(words)
         is_linked = tables.blocks[blocks, f.LINKED].sum() * 2 > tables.blocks[blocks, f.CHARACTERS].sum()
-        is_site = bool(own) and words.endswith(own) and not begins
         if not own or is_site or (is_linked and not begins) or elements[row, f.ALL_EVIDENCE] & _NO_HEADING:
             continue
-        if begins or not best_agrees:
-            best, best_agrees = row, begins
+        agrees = len(own) if begins or ends else 0
+        if agrees >= most:
+            best, most = row, agrees
     return kept | (of == best) if best else kept
 
 
@@ -182,9 +183,9 @@ def _texts(tables: PageTables, blocks: NDArray[np.intp]) -> list[list[int]]:
     return tables.blocks[blocks][:, (f.BEGIN, f.STOP)].tolist()
 
 
-def _plain_words(text: str) -> str:
-    """A text in small letters, without marks: titles and headings are compared by it."""
-    return " ".join(re.findall(r"\w+", text.casefold()))
+def _plain_words(text: str) -> list[str]:
+    """The words of a text in small letters: titles and headings are compared by them."""
+    return re.findall(r"\w+", text.casefold())
 
 
 _NO_HEADING = sum(1 << PLACE_BIT[name] for name in ("nav", "footer", "aside", "form")) | 1 << BIT["hidden"]

@@ -102,8 +102,9 @@ def _loss_figure(run: RunRecord) -> list[KeyFigure]:
     if run.evaluation:
         of_all = f"of all {run.evaluation.tokens:,} tokens, perplexity {format_three_digits(run.evaluation.perplexity)}"
         found, sample = evaluations(run.metrics), sample_of(run)
-        if found and sample:
-            of_all += f"; validation loss {found[-1].loss:.3f}, of a sample of {sample:,}, at step {found[-1].step:,}"
+        if found and "tuning.method" not in recipe_values(run.recipe):
+            of_sample = f"of a sample of {sample:,}" if sample else "in other windows"
+            of_all += f"; validation loss {found[-1].loss:.3f}, {of_sample}, at step {found[-1].step:,}"
         return [KeyFigure("held-out loss", f"{run.evaluation.loss:.3f}", of_all)]
     if found := evaluations(run.metrics):
         return [KeyFigure("validation loss", f"{found[-1].loss:.3f}", _validation_detail(found))]
@@ -115,11 +116,13 @@ def _loss_figure(run: RunRecord) -> list[KeyFigure]:
 
 def sample_of(run: RunRecord) -> int | None:
     """Tokens of the held-out text in which the validation losses of a run's steps are measured; None where these are of
-    all that is held out, as in tuning, or the recipe does not say.
+    all that is held out, as in tuning or of a short text, or the recipe does not say.
     """
     recipe = recipe_values(run.recipe)
     tokens = recipe.get("training.evaluation_tokens")
-    return tokens if isinstance(tokens, int) and "tuning.method" not in recipe else None
+    if not isinstance(tokens, int) or "tuning.method" in recipe:
+        return None
+    return None if run.evaluation and run.evaluation.tokens <= tokens else tokens
 
 
 def _validation_detail(found: list[Evaluated]) -> str:

@@ -51,7 +51,7 @@ def run_charts(run: RunRecord, curves: dict[str, Curve]) -> Charts | None:
         Chart(
             "loss",
             f"Line chart: training and validation loss,{ends}.",
-            _loss_lines(len(run.metrics), sample_of(run)),
+            _loss_lines(run),
             320,
             False,
         ),
@@ -98,9 +98,11 @@ def _figure(value: float | None, form) -> str:
     return "–" if value is None or not np.isfinite(value) else form(value)
 
 
-def _loss_lines(steps: int, sample: int | None) -> tuple[Line, ...]:
-    width = smoothing_width(steps)
+def _loss_lines(run: RunRecord) -> tuple[Line, ...]:
+    width, sample = smoothing_width(len(run.metrics)), sample_of(run)
     training = Line("training loss, nats per token", "loss", "blue", "loss", "faint" if width > 1 else "line")
     mean = Line(f"mean of {width} logged steps", "mean", "blue", "loss", "bold")
-    validation = f"validation loss, of a sample of {sample:,} tokens" if sample else "validation loss"
+    # How long the held-out text is, only an evaluation of all of it tells.
+    of_sample = f", of a sample of {'' if run.evaluation else 'up to '}{sample:,} tokens" if sample else ""
+    validation = f"validation loss{of_sample}"
     return training, mean, Line(validation, "validation_loss", "vermilion", "loss", "points")

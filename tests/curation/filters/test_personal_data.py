@@ -30,6 +30,7 @@ MASKED = [
         "London <PHONE>, <PHONE>; Berlin <PHONE> or <PHONE>",
     ),
     ("Paris 01 42 68 53 00 ou 01.42.68.53.00.", "Paris <PHONE> ou <PHONE>."),
+    ("06-12345678, (02) 9374 4000 and 06 98765432.", "<PHONE>, <PHONE> and <PHONE>."),
     ("card 4111 1111 1111 1111, 378282246310005", "card <CARD>, <CARD>"),
     ("5500-0000-0000-0004.", "<CARD>."),
     ("IBAN: GB82 WEST 1234 5698 7654 32 AND MORE", "IBAN: <IBAN> AND MORE"),
@@ -47,6 +48,7 @@ LEFT = [
     "git clone git@github.com:owner/repository.git ssh://git@gitlab.com/x hg@bitbucket.org",
     "2147483647 4294967295 4294967296 1609459200 1234567890 5500000 9112530000 6509110000 65025300001 0.6502530000",
     "MA 02110-1301, <Buffer 01 02 03 04 05 06>, 01-02-2003 10:11, 07 08 09 10 11 12, #6502530000 a/6502530000",
+    "06-20201231 05-2020-2021 (02) 93744 000 06-1234567890",
     "-----BEGIN PUBLIC KEY-----\nMIIB\n-----END PUBLIC KEY-----",
 ]
 
@@ -79,6 +81,8 @@ FORMATS = {
     **{"sk-": (ALNUM, 48), "sk-proj-": (URL, 156), "sk-ant-api03-": (URL, 95), "pypi-AgEIcHlwaS5vcmc": (URL, 100)},
     **{"lin_api_": (ALNUM, 40), "gsk_": (ALNUM, 52), "pplx-": (ALNUM, 48), "LTAI": (ALNUM, 20)},
     **{"xoxb-": (string.digits, 11), "glimt-": (URL, 25), "gloas-": (URL, 64), "rubygems_": (HEX, 48)},
+    **{"dckr_pat_": (URL, 27), "dckr_oat_": (URL, 32), "figd_": (URL, 40), "r8_": (ALNUM, 37), "xai-": (ALNUM, 80)},
+    "AccountKey=": (ALNUM + "+/", 86),
 }
 
 
@@ -90,7 +94,9 @@ def test_keys_of_services_are_masked(prefix: str) -> None:
     def drawn(characters: str, length: int) -> str:
         return "".join(draw.choices(characters, k=length))
 
-    end = "-" + drawn(string.digits, 12) + "-" + drawn(ALNUM, 24) if prefix == "xoxb-" else ""
+    end = "==" if prefix == "AccountKey=" else ""
+    if prefix == "xoxb-":
+        end = "-" + drawn(string.digits, 12) + "-" + drawn(ALNUM, 24)
     for _ in range(300):
         key = prefix + drawn(characters, length) + end
         assert mask_personal_data(f'token = "{key}"\n')[0] == 'token = "<SECRET>"\n', key
@@ -107,6 +113,18 @@ def test_a_key_without_a_digit_is_masked_and_words_are_not() -> None:
         ),
     ):
         assert mask_personal_data(words) == (words, {})
+
+
+@pytest.mark.parametrize("before", ["", "token=", "https://me:", r"\n", r"a\tb\r", "?key%3D", "密钥", "é"])
+def test_a_key_is_masked_behind_escapes_and_letters_without_spaces(before: str) -> None:
+    key = "hf_" + "kQzWmRbTnXcVpLdGsHfJyKwEaUoItBvNqZ"
+    assert mask_personal_data(f"{before}{key}")[0] == f"{before}<SECRET>"
+
+
+@pytest.mark.parametrize("before", ["n", "3D", "%3", "my_", "7"])
+def test_a_key_is_not_the_end_of_a_longer_name(before: str) -> None:
+    key = "hf_" + "kQzWmRbTnXcVpLdGsHfJyKwEaUoItBvNqZ"
+    assert mask_personal_data(f"a {before}{key}")[0] == f"a {before}{key}"
 
 
 def test_the_standard_library_holds_no_secrets_and_few_telephone_numbers() -> None:

@@ -113,6 +113,12 @@ _EXACT = {
     "PMAK-": f"{_HEX}{{24}}-{_HEX}{{34}}",  # Postman
     "rubygems_": f"{_HEX}{{48}}",
     "LTAI": f"{_ALNUM}{{20}}",  # Alibaba
+    "dckr_pat_": f"{_URL}{{27}}",  # Docker
+    "dckr_oat_": f"{_URL}{{32}}",
+    "figd_": f"{_URL}{{40}}",  # Figma
+    "r8_": f"{_ALNUM}{{37}}",  # Replicate
+    "xai-": f"{_ALNUM}{{80}}",
+    "AccountKey=": "[A-Za-z0-9+/]{86}==",  # Azure
     "ATATT3": "[A-Za-z0-9_=-]{186}",  # Atlassian
     "HRKU-AA": f"{_URL}{{58}}",  # Heroku
     "AGE-SECRET-KEY-1": "[QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L]{58}",
@@ -142,6 +148,9 @@ def _any_of(prefixes: list[str]) -> re.Pattern[str]:
 
 
 _PREFIX = _any_of(list(_PATTERNS))
+_BEFORE_KEY = re.compile(r"(?:\A|[^A-Za-z0-9_]|\\[nrt]|%[0-9A-Fa-f]{2})\Z")
+"""What may stand before a key: no letter or digit of ASCII, unless it ends an escaped line feed or a character of an
+address (`%3D`). Chinese has no space before it."""
 _BEGIN, _END = re.compile(r"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY-----"), re.compile(r"-----END [A-Z0-9 ]{0,40}-----")
 
 
@@ -150,9 +159,9 @@ def secrets_in(text: str) -> Iterator[tuple[int, int]]:
     end = 0
     for found in _PREFIX.finditer(text):
         at = found.start()
-        if at < end or (at and (text[at - 1].isalnum() or text[at - 1] == "_")):
-            continue
         pattern, is_open = _PATTERNS[found[0]]
+        if at < end or not _BEFORE_KEY.search(text, max(0, at - 3), at):
+            continue
         match = pattern.match(text, found.end())
         if match and looks_random(match[1], may_be_words=is_open):
             end = match.end()
@@ -220,10 +229,12 @@ _PLAIN = re.compile(
 )
 _LIMITS_OF_INTEGERS = (2**31, 2**32, 9876543210)
 """Numbers near which ten digits are not a telephone's: in texts on computers they are frequent."""
-# Elsewhere numbers within a country begin with a 0: in pairs, as in France, or an area and one or two groups.
+# Elsewhere numbers within a country begin with a 0: in pairs, as in France, or an area and one or two groups. Where the
+# area is a single digit, as in Australia or of mobile telephones in the Netherlands, eight digits follow.
 _TRUNK = re.compile(
     r"[(0](?<![0-9A-Za-z.,/:+=(-][(0])(?<![0-9][ .-][(0])(?:(?<=\()0)?[1-9]"
-    r"(?:(?:([ .-])[0-9]{2})(?:\1[0-9]{2}){3}|[0-9]{1,4}(?:\)[ /-]?|[ /-])[0-9]{3,8}(?:[ -][0-9]{3,6})?)"
+    r"(?:(?:([ .-])[0-9]{2})(?:\1[0-9]{2}){3}|\)[ -]?[0-9]{4}[ -]?[0-9]{4}|[ -](?!19|20)[0-9]{8}"
+    r"|[0-9]{1,4}(?:\)[ /-]?|[ /-])[0-9]{3,8}(?:[ -][0-9]{3,6})?)"
     r"(?![0-9A-Za-z/:=-]|[.,][0-9]|[ -][0-9])"
 )
 _TRUNK_DIGITS = range(10, 13)
