@@ -1,4 +1,4 @@
-"""Peak bytes of each rank, plan against meter: 40 layouts on 2 and 4 gloo ranks of this machine.
+"""Peak bytes of each rank, plan against meter: 49 layouts on 2 and 4 gloo ranks of this machine.
 
     python benchmarks/rank_bytes.py [WORDS | NAMES ...]
 
@@ -45,6 +45,8 @@ MODEL: dict[str, Any] = {
     "n_kv_heads": 2,
 }
 EXPERTS = {"n_experts": 4, "d_expert": 32}
+EVEN = {**EXPERTS, "experts_per_token": 4}
+"""Each expert gets every token: as evenly distributed as plans assume."""
 METERED_STEPS = 2
 Case = dict[str, Any]
 IMPORTED = (
@@ -89,6 +91,9 @@ CASES: dict[str, Case] = {
     "fsdp 2 one expert": case(2, {**EXPERTS, "n_experts": 1, "experts_per_token": 1}, shard=2),
     "fsdp 2 as many experts": case(2, {**EXPERTS, "n_experts": 2}, shard=2),
     "fsdp 2 uneven experts": case(2, {**EXPERTS, "n_experts": 3}, shard=2),
+    "expert 2": case(2, EVEN, data=2, expert=2),
+    "expert 2 shard 2 bf16": case(2, EVEN, shard=2, expert=2, precision="bf16"),
+    "expert 2 shard 4": case(4, EVEN, shard=4, expert=2, micro_batch_size=2),
     "fsdp 4": case(4, shard=4),
     "fsdp 4 fewer experts": case(4, {**EXPERTS, "n_experts": 3}, shard=4),
     "fsdp 4 as many experts": case(4, EXPERTS, shard=4),

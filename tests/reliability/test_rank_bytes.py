@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "rank_bytes.py"
 CASES = ("fsdp 2 accumulated", "tensor 2", "pipeline 2 1f1b")
-OTHERS = ("ddp 2 accumulated", "zero-1 2", "context 2", "tensor 2 experts", "hsdp 2 x 2")
+OTHERS = ("ddp 2 accumulated", "zero-1 2", "context 2", "tensor 2 experts", "hsdp 2 x 2", "expert 2")
 
 
 @pytest.mark.torture
