@@ -135,7 +135,7 @@ def test_a_device_that_is_advised_holds_the_step_and_could_replace_the_planned_o
             device
             for device in catalogue()
             if device.vendor == planned.vendor
-            and device.usable_bytes >= needed
+            and 0.95 * device.usable_bytes >= needed
             and (n_devices == 1 or device.link_bandwidth)
         ]
         if plan.fits:

@@ -69,7 +69,7 @@ def test_each_rank_of_a_pipeline_has_bytes_of_its_own_and_the_largest_decides() 
     planned = planned_ranks(resolved, ledgers, prices, site)
     assert planned.pipeline_peak_bytes == tuple(count_step(resolved, rank).peak_bytes for rank in (0, 1))
     assert planned.peak_bytes == max(planned.pipeline_peak_bytes) > min(planned.pipeline_peak_bytes)
-    less = dataclasses.replace(planned, site=dataclasses.replace(site, memory_bytes=planned.peak_bytes - 1))
+    less = dataclasses.replace(planned, site=dataclasses.replace(site, memory_bytes=int(planned.peak_bytes / 0.95) - 1))
     assert planned.fits
     assert not less.fits
 
@@ -83,7 +83,7 @@ def test_the_best_layout_of_a_search_fits_by_the_count_of_its_real_step() -> Non
     best = with_best_counted(found).plans[0]
     assert best.counted_bytes is not None
     assert best.peak_bytes == best.counted_bytes == pytest.approx(found.plans[0].peak_bytes, rel=0.3)
-    memory = dataclasses.replace(costs.site, memory_bytes=best.counted_bytes - 1)
+    memory = dataclasses.replace(costs.site, memory_bytes=int(best.counted_bytes / 0.95) - 1)
     alone = dataclasses.replace(found, plans=[dataclasses.replace(found.plans[0], site=memory)])
     with pytest.raises(NapkinError, match=r"layout .* fits"):
         with_best_counted(alone)

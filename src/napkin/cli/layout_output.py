@@ -19,6 +19,7 @@ from napkin.planning.layouts.search import (
     why_slower,
     why_too_large,
 )
+from napkin.planning.step.site import memory_of
 from napkin.units import format_bytes, format_count, format_rate, format_seconds, format_share
 
 MOST_ROWS = 16
@@ -126,8 +127,8 @@ def refuse_too_large(plan: LayoutPlan) -> None:
     """Raise NapkinError for a layout that does not fit."""
     if not plan.fits:
         raise NapkinError(
-            f"{plan.layout} needs {format_bytes(plan.peak_bytes)} per device, {plan.site.device_name} has "
-            f"{format_bytes(plan.site.memory_bytes)}: --layout auto finds layouts that fit"
+            f"{plan.layout} needs {format_bytes(plan.peak_bytes)} per device, "
+            f"{memory_of(plan.site.device_name, plan.site.memory_bytes)}: --layout auto finds layouts that fit"
         )
 
 

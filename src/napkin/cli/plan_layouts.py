@@ -15,6 +15,7 @@ from napkin.cli.terminal import print_json, say
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.hardware.cluster import Cluster, find_cluster
+from napkin.planning.step.site import fits, memory_of
 from napkin.recipe.layout import layout_of_recipe
 from napkin.recipe.recipe import Recipe
 from napkin.units import format_bytes, parse_dollars, parse_seconds
@@ -92,15 +93,15 @@ def obstacle(recipe: Recipe, on: str, given: set[str]) -> str | None:
         vocab_size=model.vocab_size, d_model=model.d_model, n_layers=model.n_layers, tied=model.tie_embeddings
     )
     state = adamw_bytes_rule(parameters, bytes_per_parameter=bytes_per_parameter(recipe.optimizer.name))
-    if state > cluster.device.usable_bytes:
+    if not fits(state, cluster.device.usable_bytes):
         needed, device = f"{format_bytes(state)} by rule, without activations", cluster.device
-        return f"{_WHOLE} {needed}, {device.name} has {format_bytes(device.usable_bytes)}"
+        return f"{_WHOLE} {needed}, {memory_of(device.name, device.usable_bytes)}"
     return None
 
 
 def too_large_whole(peak_bytes: int, site: "Site") -> str:
     """The same, of a step that was counted."""
-    return f"{_WHOLE} {format_bytes(peak_bytes)}, {site.device_name} has {format_bytes(site.memory_bytes)}"
+    return f"{_WHOLE} {format_bytes(peak_bytes)}, {memory_of(site.device_name, site.memory_bytes)}"
 
 
 def search(recipe: Recipe, options: _PlanOptions, given: set[str], *, why: str | None = None) -> None:

@@ -16,12 +16,13 @@ from napkin.planning.layouts.search import search_layouts
 from napkin.planning.planner import plan_resolved, resolve
 from napkin.planning.step.machine import CatalogueMachine, Machine
 from napkin.planning.step.run_plan import Plan
+from napkin.planning.step.site import memory_of, step_memory
 from napkin.recipe.precision import PrecisionName
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.train_step.step_ledger import count_step
-from napkin.units import format_bytes, format_seconds
+from napkin.units import format_seconds
 
 MOST_DEVICES = 16384
 _BEST_MFU = 0.7
@@ -194,7 +195,7 @@ def largest_model(family: Family, machine: Machine, *, progress: Callable[[str],
 
     Raises NapkinError where not even the smallest member fits.
     """
-    usable = machine.memory_bytes
+    usable = step_memory(machine.memory_bytes)
 
     @functools.cache
     def width_of(n_layers: int) -> _Width:
@@ -204,8 +205,9 @@ def largest_model(family: Family, machine: Machine, *, progress: Callable[[str],
     n_layers = _largest(lambda n: width_of(n).peak_bytes(n), usable, _guess(family, machine.n_devices * usable))
     if not n_layers:
         raise NapkinError(
-            f"not even one layer of width {WIDTH_PER_LAYER} fits into the {format_bytes(usable)} of a "
-            f"{machine.device_name}: use a smaller --batch-size, --context-length or --vocab-size"
+            f"not even one layer of width {WIDTH_PER_LAYER} fits, "
+            f"{memory_of(machine.device_name, machine.memory_bytes)}: use a smaller "
+            "--batch-size, --context-length or --vocab-size"
         )
     width = width_of(n_layers)
     while width.peak_bytes(n_layers + 1) <= usable:

@@ -22,7 +22,7 @@ from napkin.planning.layouts.stages import (
     stage_times,
 )
 from napkin.planning.step.machine import CatalogueMachine
-from napkin.planning.step.site import Site
+from napkin.planning.step.site import Site, fits
 from napkin.recipe.layout import Layout
 from napkin.recipe.resolved import ResolvedRecipe
 
@@ -104,8 +104,8 @@ class LayoutPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether that is within the device's memory."""
-        return self.peak_bytes <= self.site.memory_bytes
+        """Whether that fits into the device's memory, as `site.fits` says."""
+        return fits(self.peak_bytes, self.site.memory_bytes)
 
     @functools.cached_property
     def busiest(self) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from napkin.planning.layouts.costs import Choice, LayoutCosts
 from napkin.planning.layouts.layout_plan import LayoutPlan, one_stage_seconds, plan_layout, simulated, update_seconds
 from napkin.planning.layouts.memory import RankBytes, ranks_bytes, stages_of_ranks
 from napkin.planning.layouts.stages import StageTime, once_per_step, send_seconds, stage_times
+from napkin.planning.step.site import fits, memory_of, step_memory
 from napkin.recipe.layout import Layout, refuse_impossible_layout
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
@@ -27,8 +28,6 @@ from napkin.train_step.compile import Recompute
 from napkin.train_step.step_ledger import count_step
 from napkin.units import format_bytes, format_seconds, format_share
 
-FREE = 0.95
-"""Of the memory: the rest is for the difference between plan and run."""
 BEST = 6
 """Layouts that a search returns, of different sizes of tensor, pipeline and expert."""
 MOST_TOO_LARGE = 2
@@ -118,7 +117,6 @@ class _Search:
         self.best = best
         self.trains = trains
         self.progress = progress
-        self.memory = FREE * costs.site.memory_bytes
         self.fastest: dict[tuple, Found] = {}
         self.beyond: dict[tuple, Found] = {}
         self.refusals: dict[tuple[Layout, int, Recompute], str | None] = {}
@@ -182,8 +180,8 @@ class _Search:
         stages = stage_times(costs, choice, micro_batches)
         contents = [stage.content for stage in stages]
         peak = max(rank.total for rank in ranks_bytes(costs, choice, contents, micro_batches))
-        fits = peak <= self.memory
-        kept = self.fastest if fits else self.beyond
+        within = fits(peak, costs.site.memory_bytes)
+        kept = self.fastest if within else self.beyond
         key = _kind(layout)
         known = kept.get(key)
         limit = min(self._to_beat(), known.seconds if known else math.inf)
@@ -197,7 +195,7 @@ class _Search:
             if seconds + least >= limit:
                 return
             # What does not fit is only compared with what does.
-            seconds += pipeline_seconds(choice, stages, sending, micro_batches) if fits else least
+            seconds += pipeline_seconds(choice, stages, sending, micro_batches) if within else least
         if seconds < limit:
             kept[key] = Found(choice, seconds, peak)
 
@@ -218,8 +216,8 @@ class _Search:
         least = min(self.beyond.values(), key=lambda each: each.peak_bytes)
         return (
             f"no layout of {self.costs.site.name} fits: the least is {format_bytes(least.peak_bytes)} per device with "
-            f"{least.choice.layout}, of {format_bytes(self.memory)}: use more devices, a smaller "
-            "--model.context-length or a smaller model"
+            f"{least.choice.layout}; {memory_of(self.costs.site.device_name, self.costs.site.memory_bytes)}: use more "
+            "devices, a smaller --model.context-length or a smaller model"
         )
 
 
@@ -393,7 +391,7 @@ def why_too_large(plan: LayoutPlan) -> str:
     parts = sorted(((size, name) for name, size in described(rank).items()), reverse=True)[:2]
     largest = " and ".join(f"{name} {format_bytes(size)}" for size, name in parts)
     faster = f"would take {format_seconds(plan.seconds)}" if plan.layout.pipeline == 1 else "would be faster"
-    needed = f"{format_bytes(plan.peak_bytes)} of {format_bytes(plan.site.memory_bytes)} per device"
+    needed = f"{format_bytes(plan.peak_bytes)} of {format_bytes(step_memory(plan.site.memory_bytes))} per device"
     return f"{faster}, but needs {needed}: {largest}"
 
 
@@ -473,7 +471,8 @@ def with_best_counted(found: SearchResult, progress: Callable[[str], None] = lam
     least = min(too_large, key=lambda plan: plan.peak_bytes)
     raise NapkinError(
         f"no layout of {least.site.name} fits: the least by count is {format_bytes(least.peak_bytes)} per device with "
-        f"{least.layout}, of {format_bytes(least.site.memory_bytes)}: use more devices or a smaller model"
+        f"{least.layout}; {memory_of(least.site.device_name, least.site.memory_bytes)}: use more devices or "
+        "a smaller model"
     )
 
 

@@ -32,7 +32,7 @@ from napkin.hardware.microbenchmarks import current_machine
 from napkin.hardware.rank_calibration import RankCalibration, ranks_of_this_machine
 from napkin.hardware.target import CudaTarget, Target
 from napkin.kernels.triton.usable import triton_obstacle
-from napkin.planning.step.site import Site
+from napkin.planning.step.site import Site, fits
 from napkin.recipe.precision import NARROW, Precision, PrecisionName, choose_device, choose_precision
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
@@ -266,7 +266,7 @@ class ThisMachine(Machine):
         self, resolved: ResolvedRecipe, ledgers: Sequence[Ledger], ceilings: Ceilings, progress: Progress
     ) -> list[Price]:
         """Time each operator alone, and a probe run of a few layers, if the step fits; otherwise use rooflines."""
-        if max(ledger.peak_bytes for ledger in ledgers) > self.memory_bytes:
+        if not fits(max(ledger.peak_bytes for ledger in ledgers), self.memory_bytes):
             return [price(ledger, ceilings) for ledger in ledgers]
         with Sampler(self.device_type) as sampler:
             return self._measured_price(resolved, ledgers, ceilings, progress, sampler)

@@ -14,6 +14,7 @@ from napkin.hardware.ceilings import Ceilings
 from napkin.hardware.device_file import catalogue
 from napkin.planning.rules.sizes import parameters_by_rule
 from napkin.planning.step.run_plan import Plan
+from napkin.planning.step.site import fits, memory_of, step_memory
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step_ledger import count_step
 from napkin.units import format_bytes
@@ -120,21 +121,23 @@ def refuse_what_does_not_fit(plan: Plan) -> None:
 
 
 def largest_micro_batch(resolved: ResolvedRecipe, memory_bytes: int) -> int:
-    """The largest micro-batch that divides a device's batch and whose step fits, by count; 1 where none does.
-
-    5% of the memory is left free, for the difference between count and run.
-    """
-    budget = int(0.95 * memory_bytes)
+    """The largest micro-batch that divides a device's batch and whose step fits, by count; 1 where none does."""
     sizes = _divisors(resolved.per_device.training.batch_size)
+    found = _largest_that_fits(resolved, sizes, memory_bytes)
+    return sizes[0] if found is None else found[0]
+
+
+def _largest_that_fits(resolved: ResolvedRecipe, sizes: list[int], memory_bytes: int) -> tuple[int, int] | None:
+    """The largest of some micro-batch sizes whose step fits, and its peak; None where none does."""
     peak_of = _peak_by_size(resolved, accumulated=True)
     # The linear estimate is within a few percent of the count: only sizes that may fit are counted.
-    likely = bisect.bisect_right(sizes, 1.1 * budget, key=peak_of)
+    likely = bisect.bisect_right(sizes, 1.1 * step_memory(memory_bytes), key=peak_of)
     for size in reversed(sizes[:likely]):
         exact = size * resolved.recipe.model.context_length <= _MANY_TOKENS
         peak = _peak_bytes(resolved.with_training(micro_batch_size=size)) if exact else peak_of(size)
-        if peak <= budget:
-            return size
-    return sizes[0]
+        if fits(peak, memory_bytes):
+            return size, peak
+    return None
 
 
 def refuse_far_too_much(resolved: ResolvedRecipe, device_name: str, memory_bytes: int) -> None:
@@ -146,29 +149,27 @@ def refuse_far_too_much(resolved: ResolvedRecipe, device_name: str, memory_bytes
     size = training.resolved_micro_batch_size
     if size * resolved.recipe.model.context_length > _MANY_TOKENS:
         needed = _peak_by_size(resolved, accumulated=size < training.batch_size)(size)
-        if needed > memory_bytes:
+        if not fits(needed, memory_bytes):
             ways = _with_less_at_a_time(resolved, memory_bytes) or [_smaller(resolved, memory_bytes)]
             raise _too_much(needed, device_name, memory_bytes, ways)
 
 
 def _too_much(needed: int, device_name: str, memory_bytes: int, ways: list[str]) -> NapkinError:
-    found = f"a step needs {format_bytes(needed)}, {device_name} has {format_bytes(memory_bytes)} free"
+    found = f"a step needs {format_bytes(needed)}, {memory_of(device_name, memory_bytes)}"
     return NapkinError(f"{found}: {'; '.join(ways)}")
 
 
 def _with_less_at_a_time(resolved: ResolvedRecipe, memory_bytes: int) -> list[str]:
     """The largest smaller micro-batch that fits, if there is one."""
-    if _state_bytes(resolved) > memory_bytes:
+    if not fits(_state_bytes(resolved), memory_bytes):
         return []
     training = resolved.per_device.training
-    peak_of = _peak_by_size(resolved, accumulated=True)
     sizes = [size for size in _divisors(training.batch_size) if size < training.resolved_micro_batch_size]
-    # The estimate may be a few percent below the count: the advised size must not be refused afterwards.
-    fitting = bisect.bisect_right(sizes, memory_bytes, key=lambda size: 1.05 * peak_of(size))
-    if not fitting:
+    found = _largest_that_fits(resolved, sizes, memory_bytes)
+    if found is None:
         return []
-    size = sizes[fitting - 1]
-    return [f"with --training.micro-batch-size {size} it needs about {format_bytes(peak_of(size))}"]
+    size, peak = found
+    return [f"with --training.micro-batch-size {size} it needs {format_bytes(peak)}"]
 
 
 def _sharded(plan: Plan) -> list[str]:
@@ -182,7 +183,7 @@ def _sharded(plan: Plan) -> list[str]:
         sharded = plan.resolved.with_training(parallelism="fsdp", recompute=recompute)
         peak = _peak_bytes(sharded)
         extra = "" if recompute == plan.recipe.training.recompute else " with --training.recompute full"
-        if peak <= memory_bytes:
+        if fits(peak, memory_bytes):
             return [f"{with_fsdp}fits{extra}, with {format_bytes(peak)} each"]
         less = _with_less_at_a_time(sharded, memory_bytes)
         if less:
@@ -197,7 +198,7 @@ def _on_a_larger_device(plan: Plan) -> list[str]:
     large_enough = [
         device
         for device in catalogue()
-        if device.usable_bytes >= plan.peak_bytes
+        if fits(plan.peak_bytes, device.usable_bytes)
         and (planned is None or device.vendor == planned.vendor)
         and (plan.site.n_devices == 1 or device.link_bandwidth is not None)
     ]
@@ -208,7 +209,7 @@ def _on_a_larger_device(plan: Plan) -> list[str]:
 
 
 def _smaller(resolved: ResolvedRecipe, memory_bytes: int) -> str:
-    if _state_bytes(resolved) > memory_bytes:
+    if not fits(_state_bytes(resolved), memory_bytes):
         return "no micro-batch size is small enough, use a smaller --model.d-model or --model.n-layers"
     return "use a smaller --training.batch-size, --model.context-length or --model.d-model"
 

@@ -17,7 +17,7 @@ from napkin.checkpoint.folder import checkpoint_bytes
 from napkin.model.adapter_names import matrices_of
 from napkin.planning.layouts.layout_plan import LayoutPlan
 from napkin.planning.rules.sizes import parameters_by_rule, parameters_formula, step_flops_by_rule
-from napkin.planning.step.site import Site
+from napkin.planning.step.site import Site, fits
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.runs.accounting_files import PlannedFile, PredictedLoss
@@ -151,8 +151,8 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether that is within the device's memory."""
-        return self.peak_bytes <= self.site.memory_bytes
+        """Whether that fits into the device's memory, as `site.fits` says."""
+        return fits(self.peak_bytes, self.site.memory_bytes)
 
     @property
     def disturbed(self) -> bool:

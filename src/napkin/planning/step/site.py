@@ -1,9 +1,31 @@
-"""The devices of a run, with the figures of theirs that a plan states."""
+"""The devices of a run, with the figures of theirs that a plan states; and when a step fits into their memory."""
 
 from dataclasses import dataclass
 
 from napkin.accounting.failures import RESTART_MINUTES
 from napkin.hardware.cluster import Interconnect
+from napkin.units import format_bytes
+
+FREE_SHARE = 0.05
+"""Part of a device's memory that a step is to leave free, in every plan and every search. A plan counts the bytes of
+tensors. A run also needs what its allocator cannot reuse between them, buffers of collectives and of libraries, and
+memory that other programs take meanwhile: some percent, which no count can know."""
+
+
+def step_memory(memory_bytes: float) -> int:
+    """Bytes that a step may take on a device with so many for tensors: all but `FREE_SHARE`."""
+    return int((1 - FREE_SHARE) * memory_bytes)
+
+
+def fits(peak_bytes: float, memory_bytes: float) -> bool:
+    """Whether a step of that peak fits: the one answer of plans, of searches and of what refuses a run."""
+    return peak_bytes <= step_memory(memory_bytes)
+
+
+def memory_of(device_name: str, memory_bytes: float) -> str:
+    """What a step may take on a device, for messages."""
+    allowed = format_bytes(step_memory(memory_bytes))
+    return f"{device_name} has {allowed} for a step ({format_bytes(memory_bytes)} less {FREE_SHARE:.0%})"
 
 
 @dataclass(frozen=True)
