@@ -34,6 +34,7 @@ from .accounting import Ledger as Ledger
 from .accounting import count as count
 from .accounting import meter as meter
 from .accounting import reconcile as reconcile
+from .curation import curate as curate
 from .data import TokenFile as TokenFile
 from .data import read_documents as read_documents
 from .data import split_documents as split_documents
@@ -54,6 +55,8 @@ from .recipe import DataConfig as DataConfig
 from .recipe import OptimizerConfig as OptimizerConfig
 from .recipe import Recipe as Recipe
 from .recipe import TrainingConfig as TrainingConfig
+from .recipe import TuningConfig as TuningConfig
+from .recipe import TuningRecipe as TuningRecipe
 from .recipe import read_recipe as read_recipe
 from .report import write_report as write_report
 from .tensors import inspect as inspect

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from napkin.curation.engine.pipeline_file import read_pipeline
-from napkin.curation.engine.pipeline_run import run_pipeline
+from napkin.curation.engine.pipeline_run import curate
 from napkin.curation.registry import STAGES, StageEntry
 from reliability.harness import Napkin
 
@@ -84,7 +84,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         know_stages(patch)
         write_raw(folder / "raw")
         (folder / "pipeline.toml").write_text(PIPELINE)
-        run_pipeline(read_pipeline("pipeline.toml"), Path("corpus"))
+        curate(read_pipeline("pipeline.toml"), Path("corpus"))
     return folder
 
 

@@ -16,7 +16,7 @@ from napkin.curation.engine import corpus_plan, input_sample
 from napkin.curation.engine.corpus_plan import CorpusPlan, Estimate, plan_corpus, read_plan, reconcile
 from napkin.curation.engine.input_sample import draw_files
 from napkin.curation.engine.pipeline_file import InputOptions, Pipeline
-from napkin.curation.engine.pipeline_run import run_pipeline
+from napkin.curation.engine.pipeline_run import curate
 from napkin.curation.reading.input_file import InputFile, find_files
 from napkin.curation.registry import make_stage
 from napkin.errors import NapkinError
@@ -79,7 +79,7 @@ def test_a_sample_of_everything_is_what_the_pipeline_makes(tmp_path: Path) -> No
     plan = plan_corpus(pipeline, share=1.0, workers=2, dollars_per_core_hour=0.05)
     assert plan.sampled_share == 1
     assert plan.dollars == pytest.approx(plan.seconds * 2 / 3600 * 0.05)
-    run_pipeline(pipeline, tmp_path / "corpus")
+    curate(pipeline, tmp_path / "corpus")
     write_json(tmp_path / "plan.json", plan)
     reconciled = reconcile(tmp_path / "corpus", read_plan(tmp_path / "plan.json"))
     assert [row.planned.value for row in reconciled.rows] == [row.metered for row in reconciled.rows]
@@ -213,7 +213,7 @@ def test_a_plan_neither_makes_an_index_nor_adds_to_one(tmp_path: Path) -> None:
 
     plan_corpus(pipeline(folder), share=1.0)
     assert not index.exists()
-    run_pipeline(pipeline(folder), tmp_path / "first")
+    curate(pipeline(folder), tmp_path / "first")
     before = sorted(path for path in index.rglob("*"))
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "b.jsonl").write_text('{"text": "a text that is new"}\n')
@@ -225,7 +225,7 @@ def test_a_plan_neither_makes_an_index_nor_adds_to_one(tmp_path: Path) -> None:
 
 def test_a_plan_of_other_stages_is_refused(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path / "in", 1)
-    run_pipeline(pipeline_of(folder, ("length",)), tmp_path / "corpus")
+    curate(pipeline_of(folder, ("length",)), tmp_path / "corpus")
     plan = plan_corpus(pipeline_of(folder), share=1.0)
     with pytest.raises(NapkinError, match="length, duplicates"):
         reconcile(tmp_path / "corpus", plan)

@@ -15,7 +15,7 @@ from curation.conftest import PIPELINE, PROGRAM, contents
 from napkin.curation.engine.corpus_writer import read_manifest
 from napkin.curation.engine.document_story import find_story
 from napkin.curation.engine.pipeline_file import pipeline_of, read_pipeline
-from napkin.curation.engine.pipeline_run import run_pipeline
+from napkin.curation.engine.pipeline_run import curate
 from napkin.curation.reading.bounded_stream import decompressed
 from napkin.errors import NapkinError
 from reliability.harness import Command, Napkin
@@ -115,7 +115,7 @@ def test_samples_are_the_documents_whose_identities_hash_lowest(undisturbed: Pat
 
 
 def test_the_bytes_do_not_depend_on_the_number_of_workers(place: Path, undisturbed: Path) -> None:
-    run_pipeline(read_pipeline("pipeline.toml"), Path("corpus"), workers=3)
+    curate(read_pipeline("pipeline.toml"), Path("corpus"), workers=3)
     assert contents(place / "corpus") == contents(undisturbed / "corpus")
 
 
@@ -171,7 +171,7 @@ def test_a_worker_that_is_killed_costs_a_line(
 def test_a_document_that_ends_every_worker_is_set_aside(place: Path) -> None:
     (place / "raw" / "zz.txt").write_text("before\n<|endoftext|>\nabort, please\n<|endoftext|>\nand one behind it\n")
     told: list[str] = []
-    outcome = run_pipeline(read_pipeline("pipeline.toml"), Path("corpus"), on_message=told.append)
+    outcome = curate(read_pipeline("pipeline.toml"), Path("corpus"), on_message=told.append)
     assert outcome.manifest.set_aside["ended a worker"] == 1
     assert [re.sub(r" at .*", "", line) for line in told] == [
         "a worker ended (status 7)",
@@ -182,7 +182,7 @@ def test_a_document_that_ends_every_worker_is_set_aside(place: Path) -> None:
 
 
 def test_content_of_which_no_stage_made_text_is_set_aside(place: Path) -> None:
-    outcome = run_pipeline(pipeline_of({"input": {"paths": ["raw/page.html", "raw/0.txt"]}}), Path("corpus"))
+    outcome = curate(pipeline_of({"input": {"paths": ["raw/page.html", "raw/0.txt"]}}), Path("corpus"))
     assert outcome.manifest.set_aside == {"no text": 1}
     assert (
         find_story(Path("corpus"), "raw/page.html#1").ending == "set aside: no text (no stage made text of text/html)"
@@ -204,7 +204,7 @@ def test_a_full_disk_is_a_line_and_the_corpus_can_be_finished(
 def test_what_is_finished_says_so_and_what_is_different_is_refused(place: Path, undisturbed: Path) -> None:
     raw = place / "raw"
     (place / "corpus").symlink_to(undisturbed / "corpus")
-    again = run_pipeline(read_pipeline("pipeline.toml"), Path("corpus"))
+    again = curate(read_pipeline("pipeline.toml"), Path("corpus"))
     assert again.was_finished
     for old, new, complaint in (
         ("least = 20", "least = 30", "stage 3.least was 20, it is 30 now"),
@@ -219,20 +219,20 @@ def test_what_is_finished_says_so_and_what_is_different_is_refused(place: Path, 
                 read_pipeline("pipeline.toml")
             continue
         with pytest.raises(NapkinError, match=re.escape(f"made otherwise: {complaint}")):
-            run_pipeline(read_pipeline("pipeline.toml"), Path("corpus"))
+            curate(read_pipeline("pipeline.toml"), Path("corpus"))
     pipeline = pipeline_of_text(PIPELINE)
     (raw / "3.txt").write_text("something else")
     with pytest.raises(NapkinError, match=r"'raw/3.txt'.*changed"):
-        run_pipeline(pipeline, Path("corpus"))
+        curate(pipeline, Path("corpus"))
     (raw / "3.txt").unlink()
     with pytest.raises(NapkinError, match=r"'raw/3.txt'.*'raw/4.txt'"):
-        run_pipeline(pipeline, Path("corpus"))
+        curate(pipeline, Path("corpus"))
     Path("other").mkdir()
     Path("other/file").write_text("")
     with pytest.raises(NapkinError, match="'other' exists"):
-        run_pipeline(pipeline, Path("other"))
+        curate(pipeline, Path("other"))
     with pytest.raises(NapkinError, match=r"raw/4.txt' exists"):
-        run_pipeline(pipeline, raw / "4.txt")
+        curate(pipeline, raw / "4.txt")
     assert os.listdir("other") == ["file"]
 
 
@@ -250,7 +250,7 @@ def test_two_commands_do_not_write_one_corpus(place: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         with pytest.raises(NapkinError, match=r"written.*process"):
-            run_pipeline(read_pipeline("pipeline.toml"), Path("corpus"))
+            curate(read_pipeline("pipeline.toml"), Path("corpus"))
     finally:
         os.close(descriptor)
 
@@ -281,9 +281,9 @@ def test_a_list_that_changes_between_two_runs_is_refused_as_an_option_would_be(t
     words = tmp_path / "words.txt"
     words.write_text("sausage\n")
     text = f'[input]\npaths = ["{tmp_path}/a.txt"]\n[[stage]]\nname = "word-list"\nfile = "{words}"\n'
-    manifest = run_pipeline(pipeline_of_text(text), tmp_path / "corpus").manifest
+    manifest = curate(pipeline_of_text(text), tmp_path / "corpus").manifest
     assert manifest.files_of_options == {str(words): sha256(b"sausage\n").hexdigest()}
-    assert run_pipeline(pipeline_of_text(text), tmp_path / "corpus").was_finished
+    assert curate(pipeline_of_text(text), tmp_path / "corpus").was_finished
     words.write_text("cheese\n")
     with pytest.raises(NapkinError, match=r"words.txt'.*changed"):
-        run_pipeline(pipeline_of_text(text), tmp_path / "corpus")
+        curate(pipeline_of_text(text), tmp_path / "corpus")

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from napkin.curation.engine.pipeline_file import InputOptions, Pipeline
-from napkin.curation.engine.pipeline_run import run_pipeline
+from napkin.curation.engine.pipeline_run import curate
 from napkin.curation.registry import make_stage
 from peers import peer
 
@@ -48,7 +48,7 @@ def digests(corpus: Path) -> dict[str, str]:
 
 def test_a_cluster_gives_the_same_bytes_though_a_worker_and_a_node_vanish(tmp_path: Path, cluster: Any) -> None:
     pipeline = pipeline_of(tmp_path / "in")
-    run_pipeline(pipeline, tmp_path / "alone")
+    curate(pipeline, tmp_path / "alone")
     killed: list[int] = []
 
     def disturb() -> None:
@@ -65,7 +65,7 @@ def test_a_cluster_gives_the_same_bytes_though_a_worker_and_a_node_vanish(tmp_pa
 
     thread = threading.Thread(target=disturb)
     thread.start()
-    run_pipeline(pipeline, tmp_path / "ray", engine="ray", ray_address=cluster.address)
+    curate(pipeline, tmp_path / "ray", engine="ray", ray_address=cluster.address)
     thread.join()
     assert killed
     assert digests(tmp_path / "ray") == digests(tmp_path / "alone")

@@ -7,7 +7,7 @@ import pytest
 
 from napkin.cli import main
 from napkin.curation.engine.pipeline_file import pipeline_of
-from napkin.curation.engine.pipeline_run import run_pipeline
+from napkin.curation.engine.pipeline_run import curate
 from napkin.data.corpus import read_documents
 from napkin.errors import CorruptFile
 
@@ -24,7 +24,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def make(output_format: str, name: str = "corpus") -> Path:
     output = {"format": output_format, "shard_bytes": 3000}
-    run_pipeline(pipeline_of({"input": {"paths": ["raw.jsonl"]}, "output": output}), Path(name))
+    curate(pipeline_of({"input": {"paths": ["raw.jsonl"]}, "output": output}), Path(name))
     return Path(name)
 
 
@@ -37,7 +37,7 @@ def test_the_documents_are_those_that_were_written(place: Path, output_format: s
     if output_format != "text":
         assert [document.name for document in found] == [f"raw.jsonl#{number}" for number in range(1, 51)]
         again = pipeline_of({"input": {"paths": ["corpus/documents"]}})
-        manifest = run_pipeline(again, Path("again")).manifest
+        manifest = curate(again, Path("again")).manifest
         assert (manifest.documents, manifest.set_aside) == (50, {})
 
 

@@ -10,7 +10,11 @@ from .training_config import OptimizerConfig as OptimizerConfig
 from .training_config import ParallelismConfig as ParallelismConfig
 from .training_config import TrackingConfig as TrackingConfig
 from .training_config import TrainingConfig as TrainingConfig
+from .tuning_recipe import AdapterConfig as AdapterConfig
+from .tuning_recipe import PreferenceConfig as PreferenceConfig
 from .tuning_recipe import PreferenceRecipe as PreferenceRecipe
+from .tuning_recipe import ReinforcementConfig as ReinforcementConfig
 from .tuning_recipe import ReinforcementRecipe as ReinforcementRecipe
 from .tuning_recipe import RewardModelRecipe as RewardModelRecipe
+from .tuning_recipe import TuningConfig as TuningConfig
 from .tuning_recipe import TuningRecipe as TuningRecipe

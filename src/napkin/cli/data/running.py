@@ -8,7 +8,7 @@ from napkin.cli.progress import ProgressLine, progress_line
 from napkin.cli.terminal import notify, print_json, print_table, say
 from napkin.curation.engine.corpus_writer import Amount, Manifest
 from napkin.curation.engine.pipeline_file import Pipeline
-from napkin.curation.engine.pipeline_run import Engine, Outcome, run_pipeline
+from napkin.curation.engine.pipeline_run import Engine, Outcome, curate
 from napkin.errors import NapkinError
 from napkin.hardware.host import usable_cores
 from napkin.units import format_bytes, format_share
@@ -28,7 +28,7 @@ def run_and_print(
         raise NapkinError("--out is empty: name a folder for the corpus")
     path = Path(out)
     with progress_line("reading") as line, folder_for(path):
-        outcome = run_pipeline(
+        outcome = curate(
             pipeline,
             path,
             workers=usable_cores() if workers is None else workers,

@@ -15,16 +15,17 @@ import msgspec
 
 from napkin.curation.engine.corpus_folder import INPUTS, WORK, finish_corpus, input_lines, remove_work, write_inputs
 from napkin.curation.engine.corpus_writer import NAME, Manifest, read_manifest
-from napkin.curation.engine.pipeline_file import Pipeline, files_of_options, values_of, versions_of
+from napkin.curation.engine.pipeline_file import Pipeline, files_of_options, read_pipeline, values_of, versions_of
 from napkin.curation.engine.shard_work import RECORDS, SUMMARY, DecisionTask, ShardTask, Task, folder_of
 from napkin.curation.engine.workers import do_tasks, do_tasks_on_ray, ray_cluster
 from napkin.curation.reading.bounded_stream import SetAside
 from napkin.curation.reading.input_file import InputFile, find_files
 from napkin.curation.registry import divide_into_passes
 from napkin.errors import NapkinError
-from napkin.files import try_lock
+from napkin.files import StrPath, try_lock
 from napkin.missing_library import import_extra, zstandard
 from napkin.runs.json_file import read_json, write_json
+from napkin.units import format_bytes
 
 STATE = "pipeline.json"
 
@@ -53,10 +54,18 @@ class Outcome:
     manifest: Manifest
     was_finished: bool
 
+    def __str__(self) -> str:
+        manifest, read = self.manifest, self.manifest.input.read
+        lines = [f"{manifest.documents:,} of {read.documents:,} documents, {format_bytes(manifest.text_bytes)} of text"]
+        for stage in manifest.stages:
+            lines += [f"{stage.name} drops {each.documents:,}: {rule}" for rule, each in sorted(stage.dropped.items())]
+        lines += [f"set aside {n:,}: {reason}" for reason, n in manifest.set_aside.items()]
+        return "\n".join(lines)
 
-def run_pipeline(
-    pipeline: Pipeline,
-    out: Path,
+
+def curate(
+    pipeline: Pipeline | StrPath,
+    out: StrPath,
     *,
     workers: int = 1,
     engine: Engine = "processes",
@@ -64,10 +73,10 @@ def run_pipeline(
     on_progress: Progress = lambda *_: None,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
-    """Make the corpus `out` of a pipeline, or go on with it.
+    """Make the corpus `out` of a pipeline; what was begun there, by this pipeline, is continued.
 
     Args:
-        pipeline: what is read, done and written.
+        pipeline: what is read, done and written, or its TOML file.
         out: a folder that does not exist or is empty, or one in which this pipeline was begun.
         workers: processes that work on shards.
         engine: who does so: processes of this machine, or the nodes of a Ray cluster, however many there are.
@@ -81,6 +90,9 @@ def run_pipeline(
     """
     if workers < 1:
         raise NapkinError(f"--workers is {workers}: use 1 or more")
+    out = Path(out)
+    if not isinstance(pipeline, Pipeline):
+        pipeline = read_pipeline(pipeline)
     _refuse_missing_libraries(pipeline)
     shards, found = _divide_into_shards(pipeline)
     if _refuse_other(out, pipeline, shards):
