@@ -36,6 +36,7 @@ from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.report.live_report import live_report
 from napkin.runs.metrics import StepMetrics
 from napkin.train_step.step import build_train_state
+from napkin.training.pretraining import Pretraining
 from napkin.training.run import train_run
 from napkin.training.start import create_run
 from napkin.units import format_seconds
@@ -140,6 +141,7 @@ def watched_steps(recipe: Recipe, folder: Path) -> tuple[list[dict[str, float]],
         line(metrics.step, recipe.training.steps, f"loss {metrics.loss:.3f}")
         live()
         end = time.perf_counter()
+        assert isinstance(preparation, Pretraining)
         batch = preparation.batches[metrics.step - 1]
         start = time.perf_counter()
         loss, _ = bare.step(metrics.step - 1, *batch)

@@ -20,8 +20,8 @@ from napkin.model.transformer import Transformer
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.tokenizer.bpe_training import train_bpe
+from napkin.tuning.method import conversation_files_of, encoder_of_run, encoder_of_start
 from napkin.tuning.start_model import StartModel, open_start
-from napkin.tuning.tuning_run import conversation_files_of, encoder_of_run, encoder_of_start
 from peers import peer
 
 CHATML = """\

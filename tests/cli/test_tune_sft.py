@@ -7,8 +7,8 @@ import pytest
 
 from napkin.chats.chat_format import Message
 from napkin.inference.open_model import open_model
+from napkin.tuning.method import encoder_of_start
 from napkin.tuning.start_model import open_start
-from napkin.tuning.tuning_run import encoder_of_start
 
 BASE = "--data.train data/train.tokens --data.validation None --data.tokenizer data/tokenizer.json --training.steps 2"
 SIZES = "--model.context-length 64 --model.d-model 16 --model.n-layers 1 --model.n-heads 2 --training.batch-size 2"

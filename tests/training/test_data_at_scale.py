@@ -23,7 +23,7 @@ from napkin.runs.run_folder import RunFolder
 from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.train_step.step import build_train_state
 from napkin.train_step.step_ledger import count_step
-from napkin.training.preparation import Preparation
+from napkin.training.pretraining import Pretraining
 from napkin.training.run import train_run
 from napkin.training.start import create_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text
@@ -58,7 +58,7 @@ def several(text: Path) -> dict[str, float]:
     return {f"{text}/train.tokens": 3.0, f"{text}/short.tokens": 1.0}
 
 
-def resumed_after(step: int, preparation: Preparation, path: Path) -> RunFolder:
+def resumed_after(step: int, preparation: Pretraining, path: Path) -> RunFolder:
     """A run that is stopped after a step and taken up again."""
     run = RunFolder.create(path, preparation.recipe, preparation.tokenizer)
     stopped = train_run(
@@ -75,6 +75,7 @@ def test_a_run_on_several_files_resumes_as_if_never_stopped_and_refuses_other_we
 ) -> None:
     recipe = recipe_of(text, train=several(text), separate_documents=True)
     preparation, whole = create_run(recipe, tmp_path / "whole")
+    assert isinstance(preparation, Pretraining)
     train_run(preparation, whole)
     assert losses(resumed_after(3, preparation, tmp_path / "run")) == losses(whole)
     ahead = preparation.with_recipe(recipe_with(preparation.recipe, prefetch="on"))
@@ -87,6 +88,7 @@ def test_a_run_on_several_files_resumes_as_if_never_stopped_and_refuses_other_we
 
 def test_a_run_goes_on_with_as_many_sequences_a_step_as_it_began_with(text: Path, tmp_path: Path) -> None:
     preparation, run = create_run(recipe_of(text, train=several(text)), tmp_path / "run")
+    assert isinstance(preparation, Pretraining)
     train_run(preparation, run, on_step=lambda m: signal.raise_signal(signal.SIGTERM) if m.step == 3 else None)
     training = dataclasses.replace(preparation.recipe.training, batch_size=6)
     other = preparation.with_recipe(dataclasses.replace(preparation.recipe, training=training))

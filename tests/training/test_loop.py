@@ -21,7 +21,7 @@ from napkin.planning.step.run_plan import Plan
 from napkin.recipe.recipe import Recipe
 from napkin.runs.metrics import StepMetrics, read_metrics
 from napkin.runs.run_folder import RunFolder
-from napkin.training.preparation import Preparation
+from napkin.training.pretraining import Pretraining
 from napkin.training.run import Outcome, train_run
 from napkin.training.start import create_run, open_run
 from oracles.clock import Clock, ProcessorClock
@@ -48,10 +48,11 @@ def clock() -> Iterator[Clock]:
 
 
 @pytest.fixture(scope="module")
-def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, RunFolder, Preparation]:
+def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, RunFolder, Pretraining]:
     """A run that was never stopped; copy it before you change it."""
     recipe = tiny_recipe(text, steps=STEPS, checkpoint_every=5, evaluate_every=4, keep_best=True)
     preparation, run = create_run(recipe, tmp_path_factory.mktemp("finished") / "run")
+    assert isinstance(preparation, Pretraining)
     return train_run(preparation, run), run, preparation
 
 
@@ -68,7 +69,7 @@ def stop_after(step: int) -> Callable[[StepMetrics], None]:
     return lambda metrics: signal.raise_signal(signal.SIGTERM) if metrics.step == step else None
 
 
-def plan_of(preparation: Preparation) -> Plan:
+def plan_of(preparation: Pretraining) -> Plan:
     assert preparation.plan is not None
     return preparation.plan
 
@@ -77,7 +78,7 @@ def meters(table: list) -> dict[str, object]:
     return {row.quantity: row.meter for row in table}
 
 
-def test_a_run_ends_with_its_books_kept(finished: tuple[Outcome, RunFolder, Preparation]) -> None:
+def test_a_run_ends_with_its_books_kept(finished: tuple[Outcome, RunFolder, Pretraining]) -> None:
     outcome, run, preparation = finished
     assert (outcome.first_step, outcome.step, outcome.interrupted_by) == (0, STEPS, None)
     assert outcome.checkpoint == run.checkpoints / f"step-{STEPS:08d}"
@@ -109,7 +110,7 @@ def test_a_run_beside_other_processes_tells_the_seconds_of_a_step_without_them(
 
 
 def test_metrics_tell_every_step_and_the_evaluations_that_were_due(
-    finished: tuple[Outcome, RunFolder, Preparation],
+    finished: tuple[Outcome, RunFolder, Pretraining],
 ) -> None:
     _, run, preparation = finished
     found = lines(run)
@@ -120,7 +121,7 @@ def test_metrics_tell_every_step_and_the_evaluations_that_were_due(
     assert all(before < after for before, after in itertools.pairwise(clock))
 
 
-def test_each_second_falls_to_the_part_that_took_it(finished: tuple[Outcome, RunFolder, Preparation]) -> None:
+def test_each_second_falls_to_the_part_that_took_it(finished: tuple[Outcome, RunFolder, Pretraining]) -> None:
     measurement = finished[0].measurement
     assert measurement is not None
     parts = dict(measurement.seconds_by_part)
@@ -140,7 +141,7 @@ def test_only_the_lines_asked_for_are_logged_and_the_last_one_always(text: Path,
 
 
 def test_a_stopped_run_says_what_it_measured_and_nothing_of_the_whole(
-    finished: tuple[Outcome, RunFolder, Preparation], tmp_path: Path
+    finished: tuple[Outcome, RunFolder, Pretraining], tmp_path: Path
 ) -> None:
     _, whole, _ = finished
     preparation, run = create_run(whole.recipe, tmp_path / "run")
@@ -167,7 +168,7 @@ def test_a_stopped_run_says_what_it_measured_and_nothing_of_the_whole(
 
 
 def test_a_run_that_is_stopped_after_every_step_is_the_run_that_never_was(
-    finished: tuple[Outcome, RunFolder, Preparation], tmp_path: Path
+    finished: tuple[Outcome, RunFolder, Pretraining], tmp_path: Path
 ) -> None:
     whole_outcome, whole, _ = finished
     preparation, run = create_run(whole.recipe, tmp_path / "run")
@@ -184,7 +185,7 @@ def test_a_run_that_is_stopped_after_every_step_is_the_run_that_never_was(
 
 
 def test_a_finished_run_has_nothing_left_to_do_and_stays_as_it_is(
-    finished: tuple[Outcome, RunFolder, Preparation], tmp_path: Path
+    finished: tuple[Outcome, RunFolder, Pretraining], tmp_path: Path
 ) -> None:
     _, whole, preparation = finished
     run = RunFolder(tmp_path / "run")
@@ -196,7 +197,7 @@ def test_a_finished_run_has_nothing_left_to_do_and_stays_as_it_is(
 
 
 def test_the_last_step_alone_keeps_the_measurement_of_those_before(
-    finished: tuple[Outcome, RunFolder, Preparation], tmp_path: Path
+    finished: tuple[Outcome, RunFolder, Pretraining], tmp_path: Path
 ) -> None:
     _, whole, _ = finished
     preparation, run = create_run(whole.recipe, tmp_path / "run")
@@ -214,7 +215,7 @@ def test_training_asks_nothing_of_the_random_state_of_torch(text: Path, tmp_path
 
 
 def test_a_plan_that_a_kill_prevented_is_written_on_resuming(
-    finished: tuple[Outcome, RunFolder, Preparation], tmp_path: Path
+    finished: tuple[Outcome, RunFolder, Pretraining], tmp_path: Path
 ) -> None:
     _, whole, preparation = finished
     run = RunFolder(tmp_path / "run")
@@ -229,7 +230,7 @@ def test_a_plan_that_a_kill_prevented_is_written_on_resuming(
 
 
 def test_a_copy_for_checkpoints_is_made_where_it_fits_beside_the_step(
-    finished: tuple[Outcome, RunFolder, Preparation],
+    finished: tuple[Outcome, RunFolder, Pretraining],
 ) -> None:
     plan = plan_of(finished[2])
     needed = plan.ledger.peak_bytes + checkpoint_bytes(plan.ledger)

@@ -23,6 +23,7 @@ from napkin.runs.history import History
 from napkin.runs.metrics import read_metrics
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.training.non_finite import NonFiniteSteps, Verdict, find_source
+from napkin.training.pretraining import Pretraining
 from napkin.training.run import train_run
 from napkin.training.start import create_run, open_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text
@@ -121,6 +122,7 @@ def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
 
 def test_a_bad_batch_stops_the_run_by_name_and_is_kept(poisoned: Callable[..., Recipe], tmp_path: Path) -> None:
     preparation, run = create_run(poisoned({8}), tmp_path / "run")
+    assert isinstance(preparation, Pretraining)
     with pytest.raises(NapkinError, match=r"^step 8.*'embedding'.*is.*'") as caught:
         train_run(preparation, run)
     kept = run.path / "non-finite" / "step-00000008.safetensors"
@@ -148,6 +150,7 @@ def test_what_is_kept_names_the_precision_that_ran(
 
 def test_a_skipped_step_is_as_if_its_update_had_never_been_due(poisoned: Callable[..., Recipe], tmp_path: Path) -> None:
     preparation, run = create_run(poisoned({4, 8, 9}, on_non_finite="skip"), tmp_path / "run")
+    assert isinstance(preparation, Pretraining)
     messages: list[str] = []
     outcome = train_run(preparation, run, on_message=messages.append)
     assert [message.split(":")[0] for message in messages] == ["step 4", "step 8", "step 9"]

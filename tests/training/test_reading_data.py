@@ -24,6 +24,7 @@ from napkin.recipe.toml_file import format_recipe
 from napkin.runs.metrics import read_metrics
 from napkin.runs.run_folder import RunFolder
 from napkin.tokenizer.bpe import ByteTokenizer
+from napkin.training.pretraining import Pretraining
 from napkin.training.run import train_run
 from napkin.training.start import create_run, open_run
 from oracles.altered_tokens import flip_bit
@@ -61,6 +62,7 @@ def losses(run: RunFolder) -> list[tuple[int, float, float, float | None]]:
 def starts_of(recipe: Recipe) -> list[int]:
     """The block that the first token of each step's only window is in."""
     preparation, _ = create_run(recipe, f"{recipe.data.train}-probe")
+    assert isinstance(preparation, Pretraining)
     tokens = preparation.train_tokens.files[0].tokens.tobytes()
     windows = [preparation.batches[step][0].numpy() for step in range(recipe.training.steps)]
     return [tokens.find(window.astype("<u2").tobytes()) // BLOCK_BYTES for window in windows]
@@ -79,6 +81,7 @@ def test_a_flipped_bit_ends_the_run_before_anything_is_learned_from_its_block(te
 
     # The start reads the first block alone.
     preparation, run = create_run(recipe, text / "run")
+    assert isinstance(preparation, Pretraining)
     assert preparation.train_tokens.files[0].bytes_verified == BLOCK_BYTES
     with pytest.raises(CorruptFile) as caught:
         train_run(preparation, run)
@@ -141,11 +144,13 @@ def test_a_run_on_a_terabyte_reads_the_blocks_of_its_batches_alone(text: Path) -
     sidecar_path(path).write_text(json.dumps(content))
     recipe = with_data(tiny_recipe(text, steps=4, batch_size=4), train=str(path))
     preparation, run = create_run(recipe, text / "run")
+    assert isinstance(preparation, Pretraining)
     [tokens] = preparation.train_tokens.files
     assert tokens.bytes_verified == BLOCK_BYTES
     assert train_run(preparation, run).step == 4
     assert BLOCK_BYTES < tokens.bytes_verified <= (1 + 4 * 4 * 2) * BLOCK_BYTES
     resumed, _ = open_run(run.path)
+    assert isinstance(resumed, Pretraining)
     assert resumed.train_tokens.files[0].bytes_verified == BLOCK_BYTES
 
 
@@ -230,6 +235,7 @@ def test_a_run_of_before_windows_were_shifted_continues_as_it_began(text: Path) 
 
 def test_windows_cannot_change_within_a_run(text: Path) -> None:
     preparation, run = create_run(little_text(text), text / "run")
+    assert isinstance(preparation, Pretraining)
     train_run(preparation, run, on_step=lambda m: signal.raise_signal(signal.SIGTERM) if m.step == 5 else None)
     other = preparation.with_recipe(with_data(preparation.recipe, windows="fixed"))
     with pytest.raises(NapkinError, match=r'data.windows is "fixed", but .* was trained with "shifted"'):

@@ -11,6 +11,7 @@ from napkin.distributed.ranks import RankInfo, Ranks
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
 from napkin.recipe.toml_file import format_recipe
+from napkin.training.pretraining import Pretraining
 from napkin.training.start import create_run, open_run
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 
@@ -64,6 +65,7 @@ def test_a_run_that_was_moved_with_its_text_is_resumed_on_it(tmp_path: Path) -> 
     create_run(tiny_recipe(before), before / "runs" / "a")
     before.rename(after)
     preparation, run = open_run(after / "runs" / "a")
+    assert isinstance(preparation, Pretraining)
     assert preparation.train_tokens.n_tokens > 1000
     assert [run.recipe.data.train, run.recipe.data.validation] == [
         str(after / "train.tokens"),

@@ -13,9 +13,9 @@ from napkin.errors import NapkinError
 from napkin.recipe.training_config import TrackerName, TrackingConfig
 from napkin.runs.metrics import StepMetrics, read_metrics
 from napkin.runs.run_folder import RunFolder
-from napkin.training.preparation import Preparation, prepare
+from napkin.training.pretraining import Pretraining
 from napkin.training.run import train_run
-from napkin.training.start import create_run
+from napkin.training.start import create_run, prepare
 from napkin.training.trackers import TRACKERS, TrackedRun, figures_of
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 from peers import peer
@@ -24,19 +24,21 @@ STEPS = 9
 
 
 @pytest.fixture(scope="module")
-def preparation(tmp_path_factory: pytest.TempPathFactory) -> Preparation:
+def preparation(tmp_path_factory: pytest.TempPathFactory) -> Pretraining:
     folder = tmp_path_factory.mktemp("text")
     write_tiny_text(folder)
     recipe = tiny_recipe(folder, steps=STEPS, checkpoint_every=4, evaluate_every=5, log_every=2)
-    return create_run(recipe, folder / "run")[0]
+    preparation, _ = create_run(recipe, folder / "run")
+    assert isinstance(preparation, Pretraining)
+    return preparation
 
 
-def tracked_by(preparation: Preparation, *names: Any) -> Preparation:
+def tracked_by(preparation: Pretraining, *names: Any) -> Pretraining:
     recipe = dataclasses.replace(preparation.recipe, tracking=TrackingConfig(names))
     return preparation.with_recipe(recipe)
 
 
-def run_in(folder: Path, preparation: Preparation) -> RunFolder:
+def run_in(folder: Path, preparation: Pretraining) -> RunFolder:
     return RunFolder.create(folder / "run", preparation.recipe, preparation.tokenizer)
 
 
@@ -77,7 +79,7 @@ def notebooks(monkeypatch: pytest.MonkeyPatch) -> list[Notebook]:
 
 @pytest.mark.torture
 def test_a_tracker_is_told_what_metrics_tell_and_goes_on_where_the_run_does(
-    preparation: Preparation, notebooks: list[Notebook], tmp_path: Path
+    preparation: Pretraining, notebooks: list[Notebook], tmp_path: Path
 ) -> None:
     tracked = tracked_by(preparation, "wandb")
     run = run_in(tmp_path, tracked)
@@ -95,7 +97,7 @@ def test_a_tracker_is_told_what_metrics_tell_and_goes_on_where_the_run_does(
 
 
 def test_a_tracker_that_fails_is_named_once_and_stops_nothing(
-    preparation: Preparation, notebooks: list[Notebook], tmp_path: Path
+    preparation: Pretraining, notebooks: list[Notebook], tmp_path: Path
 ) -> None:
     tracked = tracked_by(preparation, "trackio", "wandb")
     said: list[str] = []
@@ -108,7 +110,7 @@ def test_a_tracker_that_fails_is_named_once_and_stops_nothing(
 
 
 def test_a_run_without_trackers_leaves_no_trace_of_any(
-    preparation: Preparation, notebooks: list[Notebook], tmp_path: Path
+    preparation: Pretraining, notebooks: list[Notebook], tmp_path: Path
 ) -> None:
     run = run_in(tmp_path, preparation)
     train_run(preparation, run)
@@ -130,7 +132,7 @@ def test_figures_are_numbers_and_experts_are_told_by_their_balance() -> None:
 
 @pytest.mark.parametrize("name", get_args(TrackerName))
 def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_made(
-    preparation: Preparation, name: TrackerName
+    preparation: Pretraining, name: TrackerName
 ) -> None:
     if importlib.util.find_spec(name):
         pytest.skip(f"{name} is installed")
@@ -139,7 +141,7 @@ def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_made(
 
 
 @pytest.mark.peers
-def test_tensorboard_shows_the_whole_run_once(preparation: Preparation, tmp_path: Path) -> None:
+def test_tensorboard_shows_the_whole_run_once(preparation: Pretraining, tmp_path: Path) -> None:
     accumulator = peer("tensorboard.backend.event_processing.event_accumulator")
     tracked = tracked_by(preparation, "tensorboard")
     run = run_in(tmp_path, tracked)
@@ -157,7 +159,7 @@ def test_tensorboard_shows_the_whole_run_once(preparation: Preparation, tmp_path
 
 @pytest.mark.peers
 def test_wandb_keeps_one_run_over_two_processes(
-    preparation: Preparation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    preparation: Pretraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -173,7 +175,7 @@ def test_wandb_keeps_one_run_over_two_processes(
 
 @pytest.mark.peers
 def test_trackio_keeps_one_run_over_two_processes(
-    preparation: Preparation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    preparation: Pretraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Read once, when it is imported, which other libraries do too.
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))

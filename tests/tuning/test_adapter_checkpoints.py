@@ -27,8 +27,10 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.tuning_recipe import AdapterConfig, TuningRecipe
 from napkin.train_step.step import build_train_state
 from napkin.training.callbacks import finished_checkpoint
+from napkin.training.run import train_run
+from napkin.training.start import create_run, open_run
+from napkin.tuning.method import tune
 from napkin.tuning.start_model import open_start
-from napkin.tuning.tuning_run import create_tuning, open_tuning, train_tuning, tune
 from oracles.tiny_tuning import make_start, tuning_recipe, write_conversations
 
 
@@ -44,8 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def planned(folder: Path) -> Plan:
     """The plan of a run of bf16 adapters with averages, which has been trained."""
-    preparation, run = create_tuning(lora(folder, precision="bf16"), folder / "tuned")
-    train_tuning(preparation, run)
+    preparation, run = create_run(lora(folder, precision="bf16"), folder / "tuned")
+    train_run(preparation, run)
     assert preparation.plan is not None
     return preparation.plan
 
@@ -111,10 +113,10 @@ def test_planned_bytes_are_those_on_the_disk(planned: Plan, tuned: Path) -> None
 
 def test_a_run_needs_nothing_of_the_folder_that_it_started_from(folder: Path, tuned: Path, tmp_path: Path) -> None:
     run, recipe = tmp_path / "run", lora(folder, precision="bf16")
-    create_tuning(recipe, run)
+    create_run(recipe, run)
     (folder / "start").rename(folder / "gone")
     try:
-        train_tuning(*open_tuning(run))
+        train_run(*open_run(run))
         for name in ("model", "optimizer"):
             resumed, whole = (each / "checkpoints/step-00000002" / f"{name}.safetensors" for each in (run, tuned))
             assert resumed.read_bytes() == whole.read_bytes()
@@ -123,7 +125,7 @@ def test_a_run_needs_nothing_of_the_folder_that_it_started_from(folder: Path, tu
         assert_equal(again, load_run(run).model)
         # Tuning goes on from there, with adapters and frozen weights of its own.
         further = dataclasses.replace(recipe, tuning=dataclasses.replace(recipe.tuning, start=str(run)))
-        create_tuning(further, tmp_path / "further")
+        create_run(further, tmp_path / "further")
         merged = {name: each.bfloat16() for name, each in again.named_parameters() if name.startswith("blocks.")}
         kept = load_file(frozen_file(tmp_path / "further"))
         assert all(torch.equal(kept[name], each) for name, each in merged.items() if each.ndim == 2)
@@ -155,7 +157,7 @@ def test_frozen_weights_that_are_others_are_named_and_nothing_is_set_aside(
     names = sorted(path.name for path in (run / "checkpoints").iterdir())
     uses: list[Callable[[], object]] = [lambda: load_run(run), lambda: open_start(run).fingerprint]
     if damage is other_weights:
-        uses.append(lambda: train_tuning(*open_tuning(run)))
+        uses.append(lambda: train_run(*open_run(run)))
     for use in uses:
         with pytest.raises(CorruptFile, match=r"^'.*/frozen/model.safetensors' .*restore.*need"):
             use()
@@ -172,17 +174,17 @@ def test_a_checkpoint_of_another_run_is_no_damage_of_the_frozen_weights(run: Pat
 
 
 def test_a_run_without_a_checkpoint_verifies_its_frozen_weights(folder: Path, tmp_path: Path) -> None:
-    create_tuning(lora(folder), tmp_path / "run")
+    create_run(lora(folder), tmp_path / "run")
     cut(frozen_file(tmp_path / "run"))
     with pytest.raises(CorruptFile, match=r"^'.*/frozen/model.safetensors'.*truncated"):
-        train_tuning(*open_tuning(tmp_path / "run"))
+        train_run(*open_run(tmp_path / "run"))
 
 
 def test_a_damaged_list_of_the_frozen_weights_harms_no_checkpoint(run: Path) -> None:
     """Checkpoints go on with the checksum that was verified."""
     (frozen_file(run).parent / "SHA256SUMS").write_text("nonsense")
     shutil.rmtree(run / "checkpoints" / "step-00000002")
-    train_tuning(*open_tuning(run))
+    train_run(*open_run(run))
     assert (
         read_checkpoint(run / "checkpoints" / "step-00000002").frozen
         == hashlib.sha256(frozen_file(run).read_bytes()).hexdigest()
@@ -196,7 +198,7 @@ def test_a_checkpoint_of_the_whole_model_with_adapters_is_refused(run: Path) -> 
     files = ("model.safetensors", "optimizer.safetensors", "state.json")
     sums = [f"{hashlib.sha256((step / name).read_bytes()).hexdigest()}  {name}\n" for name in files]
     (step / "SHA256SUMS").write_text("".join(sums))
-    for use in (lambda: load_run(run), lambda: train_tuning(*open_tuning(run))):
+    for use in (lambda: load_run(run), lambda: train_run(*open_run(run))):
         with pytest.raises(NapkinError, match=r"earlier napkin.*train"):
             use()
 

@@ -21,13 +21,15 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import TrainingConfig
 from napkin.recipe.tuning_recipe import AdapterConfig, TuningRecipe
 from napkin.train_step.step import TrainState, build_train_state
+from napkin.training.run import train_run
+from napkin.training.start import open_run
 from napkin.tuning.example_plan import count_units
+from napkin.tuning.method import tune
 from napkin.tuning.objective import totals_of
 from napkin.tuning.packing import micro_batches_of
 from napkin.tuning.sequence_step import train_on_units
 from napkin.tuning.start_model import open_start
 from napkin.tuning.supervised import SupervisedObjective
-from napkin.tuning.tuning_run import open_tuning, train_tuning, tune
 from oracles.alignment_cases import MODEL, some_units
 from oracles.tiny_tuning import make_start, tuning_recipe, write_conversations
 from reliability.ranks import free_port
@@ -112,7 +114,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(folder: Path, tmp_path: Path) ->
     for file in files[0].parent.iterdir():
         file.unlink()
     files[0].parent.rmdir()
-    train_tuning(*open_tuning(tmp_path / "run"))
+    train_run(*open_run(tmp_path / "run"))
     assert [file.read_bytes() for file in files] == whole
 
 

@@ -14,9 +14,11 @@ from napkin.chats.token_sequence import Unit
 from napkin.errors import NapkinError
 from napkin.recipe.tuning_recipe import PreferenceConfig, PreferenceObjective, PreferenceRecipe, TuningRecipe
 from napkin.runs.metrics import read_metrics
+from napkin.training.run import train_run
+from napkin.training.start import create_run, open_run
 from napkin.tuning.example_method import UnitMethod
+from napkin.tuning.method import tune
 from napkin.tuning.sequence_step import scores_of_units
-from napkin.tuning.tuning_run import create_tuning, open_tuning, train_tuning, tune
 from oracles.tiny_tuning import make_start, tuning_recipe
 
 
@@ -48,8 +50,8 @@ def recipe_of(folder: Path, objective: PreferenceObjective, beta: float = 0.1, *
 
 def test_a_run_learns_preferences_and_its_books_are_closed(folder: Path, tmp_path: Path) -> None:
     messages: list[str] = []
-    preparation, run = create_tuning(recipe_of(folder, "dpo", steps=30), tmp_path / "run")
-    outcome = train_tuning(preparation, run, on_message=messages.append)
+    preparation, run = create_run(recipe_of(folder, "dpo", steps=30), tmp_path / "run")
+    outcome = train_run(preparation, run, on_message=messages.append)
     metrics = list(read_metrics(tmp_path / "run" / "metrics.jsonl"))
     # Before the first update the model is its reference.
     assert metrics[0].loss == pytest.approx(np.log(2), abs=1e-6)
@@ -65,7 +67,7 @@ def test_a_run_learns_preferences_and_its_books_are_closed(folder: Path, tmp_pat
     assert len([message for message in messages if "log-probabilities of the reference" in message]) == 2
 
     # The reference's pass was planned as what it has been.
-    method, model = preparation.method, outcome.train_state.parallel_model
+    method, model = preparation, outcome.train_state.parallel_model
     assert isinstance(method, UnitMethod)
     everything = [*method.units, *method.held_out]
     assert rows["reference: tokens"].count == rows["reference: tokens"].meter == tokens_in(everything)
@@ -97,7 +99,7 @@ def test_a_run_that_is_resumed_ends_with_the_same_bytes(folder: Path, tmp_path: 
             # Damaged: the model that the run has started from computes it again.
             reference.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
         messages: list[str] = []
-        outcome = train_tuning(*open_tuning(run), on_message=messages.append)
+        outcome = train_run(*open_run(run), on_message=messages.append)
         assert outcome.first_step == 3
         assert (run / "checkpoints" / "step-00000006" / "model.safetensors").read_bytes() == expected
         assert reference.read_bytes() == before

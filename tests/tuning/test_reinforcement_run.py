@@ -12,8 +12,9 @@ from napkin.errors import NapkinError
 from napkin.recipe.tuning_recipe import AdapterConfig, ReinforcementConfig, ReinforcementRecipe
 from napkin.runs.metrics import read_metrics
 from napkin.runs.run_record import read_run_record
-from napkin.training.run import train
-from napkin.tuning.tuning_run import open_tuning, train_tuning, tune
+from napkin.training.run import train, train_run
+from napkin.training.start import open_run
+from napkin.tuning.method import tune
 from oracles.tiny_run import tiny_recipe, write_tiny_text
 from oracles.tiny_tuning import tuning_recipe
 
@@ -46,7 +47,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(folder: Path, tmp_path: Path) ->
     assert any(message.startswith("before the first step: held-out reward 0.") for message in messages)
     shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
     shutil.rmtree(tmp_path / "resumed" / "checkpoints" / "step-00000006")
-    outcome = train_tuning(*open_tuning(tmp_path / "resumed"))
+    outcome = train_run(*open_run(tmp_path / "resumed"))
     assert outcome.first_step == 3
     assert weights(tmp_path / "resumed", 6) == weights(tmp_path / "whole", 6)
     whole, resumed = (list(read_metrics(tmp_path / name / "metrics.jsonl")) for name in ("whole", "resumed"))
@@ -132,7 +133,7 @@ def test_a_run_that_could_not_learn_says_so_and_a_changed_reward_is_another_run(
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000004")
     own.write_text("def same(answer, reference):\n    return 1.0\n")
     with pytest.raises(NapkinError):
-        train_tuning(*open_tuning(tmp_path / "run"))
+        train_run(*open_run(tmp_path / "run"))
 
 
 def test_a_reward_that_raises_is_0_counted_in_each_step_and_named_once(folder: Path, tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ from napkin.chats.chat_encoder import ChatEncoder
 from napkin.chats.token_sequence import TokenSequence, Unit
 from napkin.recipe.tuning_recipe import PreferenceConfig, PreferenceRecipe
 from napkin.tokenizer.bpe import ByteTokenizer
+from napkin.training.method import Setting
 from napkin.tuning.example_file import write_unit_file
+from napkin.tuning.method import TuningContext
 from napkin.tuning.objective import REFERENCE
 from napkin.tuning.preference_method import JudgedUnits, PreferenceMethod
 from napkin.tuning.preferences.kto import DESIRABLE
@@ -175,8 +177,11 @@ def test_kto_is_that_of_trl(tmp_path: Path, reference: float) -> None:
 
     units: list[Unit] = [tuple(map(referred, unit)) for unit in judged(tmp_path / "judged.jsonl")]
     config = PreferenceConfig("kto", beta=0.3, desirable_weight=1.3, undesirable_weight=0.7)
-    method = PreferenceMethod(PreferenceRecipe(preference=config), units, [], "")
     train_state = train_state_of(model=dataclasses.replace(MODEL, vocab_size=257, context_length=64))
+    resolved = dataclasses.replace(train_state.resolved, recipe=PreferenceRecipe(preference=config))
+    tokenizer = ByteTokenizer([])
+    context = TuningContext(resolved, tokenizer, ChatEncoder(tokenizer), tmp_path / "run", Setting())
+    method = PreferenceMethod(context, units, [], "")
     gradient, step = gradient_of(
         train_state, method.prepared(train_state, units), method.objective, max_tokens=method.max_tokens
     )

@@ -11,7 +11,9 @@ from napkin.chats.read_conversations import read_chats
 from napkin.errors import NapkinError
 from napkin.inference.trained import load_run
 from napkin.runs.metrics import read_metrics
-from napkin.tuning.tuning_run import encoder_of_run, open_tuning, train_tuning, tune
+from napkin.training.run import train_run
+from napkin.training.start import open_run
+from napkin.tuning.method import encoder_of_run, tune
 from oracles.tiny_tuning import make_start, tuning_recipe, write_conversations
 
 
@@ -50,7 +52,7 @@ def test_a_run_that_is_resumed_ends_with_the_same_bytes(folder: Path, tmp_path: 
     tune(recipe, tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
     shutil.rmtree(tmp_path / "resumed" / "checkpoints" / "step-00000006")
-    outcome = train_tuning(*open_tuning(tmp_path / "resumed"))
+    outcome = train_run(*open_run(tmp_path / "resumed"))
     assert outcome.first_step == 3
     assert weights(tmp_path / "resumed", 6) == weights(tmp_path / "whole", 6)
     lines = [list(read_metrics(tmp_path / name / "metrics.jsonl")) for name in ("whole", "resumed")]

@@ -1,21 +1,18 @@
 """`napkin resume`."""
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from napkin.cli.options import RunOptions, parse
 from napkin.cli.progress import progress_line
 from napkin.cli.terminal import notify, print_json, say
-from napkin.errors import NapkinError
 from napkin.recipe.data_config import DataConfig, TrainFiles
 from napkin.recipe.training_config import ParallelismConfig
 from napkin.recipe.tuning_recipe import TuningRecipe
 
 if TYPE_CHECKING:
     from napkin.checkpoint.state import Checkpoint
-    from napkin.distributed.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -63,35 +60,23 @@ def main(arguments: list[str]) -> int:
                 if ranks.is_rank_zero:
                     _say_it_is_finished(options, finished[0])
                 return 0
-            if isinstance(recipe, TuningRecipe):
-                return _resume_tuning(options, recipe, data, parallelism, line.retitle, ranks)
-            from napkin.cli.train_and_report import train_and_report
             from napkin.training.start import open_run
 
-            preparation, run = open_run(
-                options.run, data=data, parallelism=parallelism, progress=line.retitle, ranks=ranks
+            method, run = open_run(
+                options.run,
+                data=data,
+                parallelism=parallelism,
+                progress=line.retitle,
+                on_message=notify,
+                ranks=ranks,
             )
-        return train_and_report(preparation, run, as_json=options.json)
+        if isinstance(recipe, TuningRecipe):
+            from napkin.cli.tune.tuning_command import follow_tuning
 
+            return follow_tuning(method, run, as_json=options.json)
+        from napkin.cli.train_and_report import train_and_report
 
-def _resume_tuning(
-    options: ResumeOptions,
-    recipe: TuningRecipe,
-    data: DataConfig,
-    parallelism: ParallelismConfig | None,
-    progress: Callable[[str], None],
-    ranks: "Ranks",
-) -> int:
-    if parallelism is not None or data != recipe.data:
-        raise NapkinError(
-            f"'{options.run}' is a run of tuning, which continues with the files and the layout that it began with: "
-            "leave out --data and --parallelism"
-        )
-    from napkin.cli.tune.tuning_command import follow_tuning
-    from napkin.tuning.tuning_run import open_tuning
-
-    preparation, run = open_tuning(options.run, progress=progress, on_message=notify, ranks=ranks)
-    return follow_tuning(preparation, run, as_json=options.json)
+        return train_and_report(method, run, as_json=options.json)
 
 
 def _moved(data: DataConfig, moved: MovedData) -> DataConfig:

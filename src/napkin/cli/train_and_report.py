@@ -2,8 +2,6 @@
 
 import contextlib
 import shlex
-from collections.abc import Callable
-from functools import partial
 
 from napkin.accounting.pricing import loop_overhead
 from napkin.accounting.rank_seconds import rank_lines
@@ -21,35 +19,34 @@ from napkin.runs.accounting_files import MEASUREMENT_FILE, MeasurementFile, Plan
 from napkin.runs.json_file import read_json
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_folder import RunFolder
-from napkin.training.preparation import Preparation, Prepared
+from napkin.training.method import Method
+from napkin.training.pretraining import Pretraining
 from napkin.training.run import Outcome, train_run
 from napkin.training.signals import catch_interruption
 from napkin.units import format_seconds
 
-Train = Callable[..., Outcome]
-"""`train_run`, or what trains a run of another kind: with the same callbacks."""
 
-
-def train_and_report(preparation: Preparation, run: RunFolder, *, as_json: bool) -> int:
-    """Train, write the report, and return the exit status."""
+def train_and_report(method: Method, run: RunFolder, *, as_json: bool) -> int:
+    """Train a run of pre-training, write the report, and return the exit status."""
+    assert isinstance(method, Pretraining)
     lines = PretrainingLines(
         run.path,
-        steps=preparation.recipe.training.steps,
-        tokens_per_step=preparation.recipe.tokens_per_step,
-        train_tokens=preparation.train_tokens,
+        steps=method.recipe.training.steps,
+        tokens_per_step=method.recipe.tokens_per_step,
+        train_tokens=method.train_tokens,
     )
-    return follow_training(preparation, run, partial(train_run, preparation, run), lines, as_json=as_json)
+    return follow_training(method, run, lines, as_json=as_json)
 
 
-def follow_training(preparation: Prepared, run: RunFolder, train: Train, lines: TrainingLines, *, as_json: bool) -> int:
+def follow_training(method: Method, run: RunFolder, lines: TrainingLines, *, as_json: bool) -> int:
     """Train a run of any kind with its lines on the terminal, write the report, and return the exit status."""
-    if not preparation.ranks.is_rank_zero:
+    if not method.ranks.is_rank_zero:
         # Only rank 0 prints.
-        followed = train()
+        followed = train_run(method, run)
         return 0 if followed.interrupted_by is None else 128 + followed.interrupted_by
     if not as_json:
-        _print_preparation(preparation)
-    before, steps = _books(run), preparation.recipe.training.steps
+        _print_preparation(method)
+    before, steps = _books(run), method.recipe.training.steps
     with progress_line(f"training {run.path}") as line:
         with live_report(run.path, notify) as live:
 
@@ -57,7 +54,7 @@ def follow_training(preparation: Prepared, run: RunFolder, train: Train, lines: 
                 line(metrics.step, steps, lines.of_step(metrics))
                 live()
 
-            outcome = train(on_step=on_step, on_message=notify)
+            outcome = train_run(method, run, on_step=on_step, on_message=notify)
         line.retitle("writing the report")
         # A signal comes too late to stop anything: the books are closed first.
         with catch_interruption():
@@ -90,12 +87,12 @@ def _write_report(run: RunFolder) -> NapkinError | None:
     return None
 
 
-def _print_preparation(preparation: Prepared) -> None:
-    plan = preparation.plan
+def _print_preparation(method: Method) -> None:
+    plan = method.plan
     if plan is None:
         return
     print_plan(plan)
-    if preparation.recipe.training.parallelism == "fsdp" and preparation.ranks.world_size == 1:
+    if method.recipe.training.parallelism == "fsdp" and method.ranks.world_size == 1:
         say("fsdp has nothing to shard in one process: `torchrun --nproc-per-node N -m napkin ...` starts several")
     say(describe_checkpoints(plan))
 

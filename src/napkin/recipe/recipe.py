@@ -7,6 +7,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import floor
+from typing import ClassVar
 
 from napkin.errors import NapkinError
 from napkin.model.config import ModelConfig
@@ -29,6 +30,9 @@ SCHEDULE_FIELDS = {"optimizer.warmup_steps", "optimizer.decay_steps"}
 @dataclass(frozen=True)
 class Recipe:
     """Everything that is chosen for a run."""
+
+    METHOD: ClassVar[str] = "napkin.training.pretraining:Pretraining"
+    """The class that trains by it, a `napkin.training.method.Method`: module and name, imported when it is needed."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

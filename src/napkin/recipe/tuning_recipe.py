@@ -5,7 +5,7 @@ training.batch_size counts conversations, pairs or prompts. [model] is that of t
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from napkin.errors import NapkinError
 from napkin.model.adapter_names import refuse_unknown
@@ -305,6 +305,7 @@ def _data() -> DataConfig:
 class TuningRecipe(Recipe):
     """Everything that is chosen for tuning a model."""
 
+    METHOD: ClassVar[str] = "napkin.tuning.supervised:SupervisedMethod"
     data: DataConfig = field(default_factory=_data)
     optimizer: OptimizerConfig = field(default_factory=_optimizer)
     tuning: TuningConfig = field(default_factory=TuningConfig)
@@ -315,6 +316,7 @@ class TuningRecipe(Recipe):
 class PreferenceRecipe(TuningRecipe):
     """Tuning on pairs of answers."""
 
+    METHOD: ClassVar[str] = "napkin.tuning.preference_method:PreferenceMethod"
     tuning: TuningConfig = field(default_factory=lambda: TuningConfig(method="preference"))
     preference: PreferenceConfig = field(default_factory=PreferenceConfig)
 
@@ -323,6 +325,7 @@ class PreferenceRecipe(TuningRecipe):
 class RewardModelRecipe(TuningRecipe):
     """A model of which of two answers is better."""
 
+    METHOD: ClassVar[str] = "napkin.tuning.preference_method:RewardModelMethod"
     tuning: TuningConfig = field(default_factory=lambda: TuningConfig(method="reward-model"))
 
 
@@ -330,6 +333,7 @@ class RewardModelRecipe(TuningRecipe):
 class ReinforcementRecipe(TuningRecipe):
     """Tuning on rewards of the model's own answers."""
 
+    METHOD: ClassVar[str] = "napkin.tuning.reinforcement_method:ReinforcementMethod"
     tuning: TuningConfig = field(default_factory=lambda: TuningConfig(method="rl"))
     rl: ReinforcementConfig = field(default_factory=ReinforcementConfig)
 

@@ -19,7 +19,6 @@ from napkin.files import StrPath
 from napkin.hardware.host import detect_host
 from napkin.planning.planner import SharedPlans
 from napkin.planning.step.failure_plan import whole_checkpoint_bytes
-from napkin.planning.step.memory_savings import refuse_what_does_not_fit
 from napkin.planning.step.run_plan import Plan
 from napkin.recipe.precision import choose_device
 from napkin.recipe.recipe import Recipe
@@ -30,8 +29,8 @@ from napkin.scaling.best_run import Standing, standing
 from napkin.scaling.sweep_workers import Ended, train_one, train_side_by_side
 from napkin.scaling.trials import Trial, Value
 from napkin.training.callbacks import finished_checkpoint
-from napkin.training.preparation import prepare
-from napkin.training.start import recipe_differences
+from napkin.training.method import Setting
+from napkin.training.start import prepare, recipe_differences
 from napkin.units import format_bytes
 
 # FOLD scaling/sweep.py
@@ -196,9 +195,8 @@ def plan_sweep(
     for number, trial in enumerate(trials, start=1):
         progress(f"planning run {number} of {len(trials)}")
         try:
-            plan = prepare(trial.recipe, planner=planner).plan
+            plan = prepare(trial.recipe, setting=Setting(planner=planner)).plan
             assert plan is not None
-            refuse_what_does_not_fit(plan)
         except NapkinError as error:
             raise NapkinError(f"the run {trial.name}: {error}") from None
         plans[trial.name] = plan

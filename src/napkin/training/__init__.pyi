@@ -1,12 +1,15 @@
 from .callbacks import Checkpointing as Checkpointing
-from .callbacks import Evaluation as Evaluation
 from .callbacks import MetricsLog as MetricsLog
 from .loop import Callback as Callback
 from .loop import TrainingLoop as TrainingLoop
+from .metered_step import MeteredStep as MeteredStep
+from .method import Method as Method
 from .preparation import Preparation as Preparation
-from .preparation import prepare as prepare
+from .pretraining import Evaluation as Evaluation
+from .pretraining import Pretraining as Pretraining
 from .run import Outcome as Outcome
 from .run import train as train
 from .run import train_run as train_run
 from .start import create_run as create_run
 from .start import open_run as open_run
+from .start import prepare as prepare

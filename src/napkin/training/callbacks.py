@@ -1,11 +1,9 @@
-"""What a run does around its steps, each in a class of its own: evaluations, metrics, checkpoints, trackers.
+"""What any run does around its steps, each in a class of its own: metrics, checkpoints, trackers.
 
 The loop knows only the protocol `Callback`. Callbacks are called in their order; they also work with other kinds of
 training steps.
 """
 
-import dataclasses
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
@@ -13,54 +11,15 @@ from napkin.accounting.metering import METERED_STEP
 from napkin.checkpoint.folder import checkpoint_paths, disk_warning, read_checkpoint, refuse_full_disk
 from napkin.checkpoint.sharded_writer import open_writer
 from napkin.checkpoint.state import Checkpoint, Snapshot, snapshot
-from napkin.errors import CorruptFile, NapkinError
-from napkin.evaluation.bits_per_byte import EVALUATION_BATCH_SIZE, mean_loss
+from napkin.errors import CorruptFile
 from napkin.files import StrPath
 from napkin.planning.step.failure_plan import writes_in_background
 from napkin.report.page import REPORT_FILE
 from napkin.runs.accounting_files import MEASUREMENT_FILE
 from napkin.runs.metrics import METRICS_FILE, MetricsFile, StepMetrics, read_metrics_record
-from napkin.runs.run_folder import RunFolder, lower_learning_rate
+from napkin.runs.run_folder import RunFolder
 from napkin.training.loop import Callback, TrainingLoop
-from napkin.training.preparation import Preparation
 from napkin.training.trackers import open_tracking
-
-
-class Evaluation(Callback):
-    """Evaluates on a sample of the validation tokens when due, with averaged weights if there are any."""
-
-    def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
-        """Add the validation loss. Raises NapkinError where it is not finite."""
-        training = loop.recipe.training
-        if loop.step != training.steps and loop.step % training.evaluate_every:
-            return metrics
-        loss = self._validation_loss(loop)
-        if not math.isfinite(loss or 0.0):
-            raise NapkinError(f"step {loop.step}: the validation loss is {loss}: {lower_learning_rate(loop.run.path)}")
-        if loss is not None:
-            loop.history.add_validation(loop.step, loss)
-        return dataclasses.replace(metrics, validation_loss=loss, seconds=loop.seconds)
-
-    def _validation_loss(self, loop: TrainingLoop) -> float | None:
-        assert isinstance(loop.preparation, Preparation)
-        tokens = loop.preparation.validation_tokens
-        if tokens is None:
-            return None
-        with loop.watch("evaluation"), loop.guarded(tokens), loop.train_state.averaged():
-            training = loop.recipe.training
-            return mean_loss(
-                loop.train_state.model,
-                tokens,
-                loop.preparation.precision,
-                max_tokens=training.evaluation_tokens,
-                # At most a micro-batch at a time, so that an evaluation needs no more memory than a step.
-                batch_size=min(training.resolved_micro_batch_size, EVALUATION_BATCH_SIZE),
-                separate_documents=loop.recipe.data.separate_documents,
-                progress=lambda done, total: (
-                    loop.interruption.give_up() if done < total and loop.ranks.world_size == 1 else None
-                ),
-                parallel_model=loop.train_state.parallel_model,
-            )
 
 
 class MetricsLog(Callback):
@@ -193,14 +152,11 @@ def snapshot_of(loop: TrainingLoop) -> Snapshot:
     )
 
 
-# FOLD training/callbacks.py
-# Whether a run has anything left to do: asked before its text is verified and its step is planned.
-
-
 def finished_checkpoint(folder: StrPath) -> Checkpoint | None:
-    """The last checkpoint of a run that has nothing left to do, verified; else None.
+    """The last checkpoint of a run that has nothing left to do, verified; else None. It is asked for before the run's
+    text is verified and its step is planned.
 
-    All steps are done, the books are closed, no line of metrics.jsonl is damaged, and the recipe is the one that the
+    All steps are done, the accounts are closed, no line of metrics.jsonl is damaged, and the recipe is the one that the
     run was created with.
     """
     run = RunFolder.open(folder)
@@ -212,7 +168,7 @@ def finished_checkpoint(folder: StrPath) -> Checkpoint | None:
         state = read_checkpoint(newest, verify=False).state
         if state.step < run.recipe.training.steps or state.history.unfinished is not None:
             return None
-        if run.recipe_was_changed or not _books_are_closed(run):
+        if run.recipe_was_changed or not _accounts_are_closed(run):
             return None
         return read_checkpoint(newest)
     except CorruptFile:
@@ -220,7 +176,7 @@ def finished_checkpoint(folder: StrPath) -> Checkpoint | None:
         return None
 
 
-def _books_are_closed(run: RunFolder) -> bool:
+def _accounts_are_closed(run: RunFolder) -> bool:
     metered = (run.path / MEASUREMENT_FILE).exists() or run.recipe.training.steps <= METERED_STEP
     if not metered or not (run.path / REPORT_FILE).exists():
         return False

@@ -1,6 +1,7 @@
 """The training loop: restores a run, takes its steps, calls the callbacks, and ends with a checkpoint.
 
-The step and the callbacks are parameters of the loop: another kind of training has another `take_step`.
+The step and the callbacks are parameters of the loop: another kind of training has another `take_step`. Compiled blocks
+are compiled before the first step, so that compilation is timed apart from the steps.
 """
 
 import contextlib
@@ -28,69 +29,12 @@ from napkin.runs.metrics import StepMetrics, format_metrics, parse_metrics
 from napkin.runs.run_folder import RunFolder
 from napkin.torch_compile import compiled_folder, stoppable_compiler
 from napkin.train_step.step import TrainState, build_train_state
-from napkin.training.preparation import Prepared
+from napkin.training.preparation import Preparation
 from napkin.training.signals import Interrupted, Interruption, agree_on_signal
 from napkin.units import format_seconds
 
-# FOLD training/loop.py
-# Compiles the blocks before the first step, so that compilation is timed apart from the steps.
-
 SILENT_SECONDS = 2.0
 """A compilation that takes longer is announced."""
-
-
-def compile_first(
-    train_state: TrainState,
-    preparation: Prepared,
-    watch: Stopwatch,
-    interruption: Interruption,
-    on_message: Callable[[str], None],
-) -> None:
-    """Compile the train state's blocks if they are to be, timed as "compiling".
-
-    The random state is unchanged. A signal stops the compiler. Raises NapkinError
-    where the compiler fails.
-    """
-    if not train_state.compiled:
-        return
-    from torch._dynamo.exc import TorchDynamoException
-
-    plan = preparation.plan
-    about = "" if plan is None else f", about {format_seconds(plan.compile_estimate.seconds)}"
-    line = f"compiling the model's blocks{about}; the result is cached for runs of the same shape"
-    announcement = threading.Timer(SILENT_SECONDS, on_message, [line])
-    announcement.daemon = True
-    announcement.start()
-    devices = [0] if preparation.precision.device_type == "cuda" else []
-    try:
-        with (
-            stoppable_compiler() as stop,
-            interruption.ending(stop),
-            watch("compiling"),
-            torch.random.fork_rng(devices=devices),
-        ):
-            interruption.give_up()
-            train_state.warm_up(preparation.resolved.per_device.training.batch_size)
-    except (Interrupted, KeyboardInterrupt, TorchDynamoException) as error:
-        if interruption.signal is not None:
-            train_state.optimizer.zero_grad(set_to_none=True)
-        elif isinstance(error, TorchDynamoException):
-            raise NapkinError(
-                f"the model's blocks cannot be compiled ({_why(error)}): remove '{compiled_folder()}' if what "
-                'was kept there is damaged, or set compile = "off" under [training] in the run\'s recipe.toml; and '
-                "continue with `napkin resume`"
-            ) from error
-        else:
-            raise
-    finally:
-        announcement.cancel()
-
-
-def _why(error: Exception) -> str:
-    """The first error line of the compiler if torch quotes it, otherwise the first line of the error."""
-    _, _, output = str(error).partition("Output:")
-    return next((line.strip() for line in output.splitlines() if "error" in line), first_line(error))[:200]
-
 
 Step = Callable[["TrainingLoop"], StepMetrics]
 """Takes the loop's next step and increments `loop.step`. Raises Interrupted where a signal interrupts it."""
@@ -125,7 +69,7 @@ class TrainingLoop:
 
     def __init__(
         self,
-        preparation: Prepared,
+        preparation: Preparation,
         run: RunFolder,
         on_message: Callable[[str], None],
         interruption: Interruption,
@@ -142,7 +86,6 @@ class TrainingLoop:
         begins = not checkpoint_paths(run.checkpoints)
         initialize = preparation.initialize if begins else None
         self.train_state = build_train_state(preparation.resolved, self.ranks, compiled=compiled, initialize=initialize)
-        self.fetcher = preparation.open_fetcher()
         self.watch = Stopwatch(self.device_type)
         self.history = History()
         self.callbacks: Sequence[Callback] = ()
@@ -161,12 +104,11 @@ class TrainingLoop:
     def run_to_end(self) -> None:
         """Restore the run, and take its remaining steps, or those until a signal arrives."""
         self._restore()
-        compile_first(self.train_state, self.preparation, self.watch, self.interruption, self.on_message)
+        _compile_first(self.train_state, self.preparation, self.watch, self.interruption, self.on_message)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(leaving_on_lost_pages(self._last_words))
             for callback in self.callbacks:
                 stack.enter_context(callback.running(self))
-            stack.enter_context(leaving_on_lost_pages(self._last_words))
-            stack.enter_context(contextlib.closing(self.fetcher))
             while self.is_unfinished and agree_on_signal(self.ranks, self.interruption) is None:
                 self._advance()
             self._finish()
@@ -198,6 +140,12 @@ class TrainingLoop:
     def is_unfinished(self) -> bool:
         """Whether a step remains, or the evaluation after the last one."""
         return self.step < self.recipe.training.steps or self.history.unfinished is not None
+
+    @property
+    def evaluation_is_due(self) -> bool:
+        """Whether an evaluation follows the step that was taken last."""
+        training = self.recipe.training
+        return self.step == training.steps or self.step % training.evaluate_every == 0
 
     @property
     def seconds(self) -> float:
@@ -257,3 +205,56 @@ class TrainingLoop:
             return line + "earlier checkpoints are kept"
         self._finish()
         return f"{line}nothing was learned from it, step {self.step} is saved"
+
+
+def _compile_first(
+    train_state: TrainState,
+    preparation: Preparation,
+    watch: Stopwatch,
+    interruption: Interruption,
+    on_message: Callable[[str], None],
+) -> None:
+    """Compile the train state's blocks if they are to be, timed as "compiling".
+
+    The random state is unchanged. A signal stops the compiler. Raises NapkinError
+    where the compiler fails.
+    """
+    if not train_state.compiled:
+        return
+    from torch._dynamo.exc import TorchDynamoException
+
+    plan = preparation.plan
+    about = "" if plan is None else f", about {format_seconds(plan.compile_estimate.seconds)}"
+    line = f"compiling the model's blocks{about}; the result is cached for runs of the same shape"
+    announcement = threading.Timer(SILENT_SECONDS, on_message, [line])
+    announcement.daemon = True
+    announcement.start()
+    devices = [0] if preparation.precision.device_type == "cuda" else []
+    try:
+        with (
+            stoppable_compiler() as stop,
+            interruption.ending(stop),
+            watch("compiling"),
+            torch.random.fork_rng(devices=devices),
+        ):
+            interruption.give_up()
+            train_state.warm_up(preparation.resolved.per_device.training.batch_size)
+    except (Interrupted, KeyboardInterrupt, TorchDynamoException) as error:
+        if interruption.signal is not None:
+            train_state.optimizer.zero_grad(set_to_none=True)
+        elif isinstance(error, TorchDynamoException):
+            raise NapkinError(
+                f"the model's blocks cannot be compiled ({_why(error)}): remove '{compiled_folder()}' if what "
+                'was kept there is damaged, or set compile = "off" under [training] in the run\'s recipe.toml; and '
+                "continue with `napkin resume`"
+            ) from error
+        else:
+            raise
+    finally:
+        announcement.cancel()
+
+
+def _why(error: Exception) -> str:
+    """The first error line of the compiler if torch quotes it, otherwise the first line of the error."""
+    _, _, output = str(error).partition("Output:")
+    return next((line.strip() for line in output.splitlines() if "error" in line), first_line(error))[:200]

@@ -1,5 +1,8 @@
 from . import policy_gradient as policy_gradient
 from . import preferences as preferences
+from .method import encoder_of_run as encoder_of_run
+from .method import encoder_of_start as encoder_of_start
+from .method import tune as tune
 from .objective import BatchTotals as BatchTotals
 from .objective import Objective as Objective
 from .packing import SequenceMicroBatch as SequenceMicroBatch
@@ -25,6 +28,3 @@ from .start_model import StartModel as StartModel
 from .start_model import open_start as open_start
 from .start_model import reference_model as reference_model
 from .supervised import SupervisedObjective as SupervisedObjective
-from .tuning_run import encoder_of_run as encoder_of_run
-from .tuning_run import encoder_of_start as encoder_of_start
-from .tuning_run import tune as tune

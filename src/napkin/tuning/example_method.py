@@ -15,18 +15,18 @@ from napkin.accounting.pricing import Measurement
 from napkin.chats.token_sequence import Unit
 from napkin.data.permutation import KeyedPermutation
 from napkin.errors import NapkinError
+from napkin.files import StrPath
 from napkin.model.language_model import evaluation_mode
-from napkin.planning.step.machine import Machine, Progress
 from napkin.planning.step.run_plan import Plan
-from napkin.recipe.resolved import ResolvedRecipe
-from napkin.recipe.tuning_recipe import TuningRecipe
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_folder import lower_learning_rate
 from napkin.train_step.step import TrainState, Watch
 from napkin.training.loop import Callback, TrainingLoop
 from napkin.training.metered_step import IsFit, MeteredStep
+from napkin.training.method import Setting
+from napkin.tuning.example_file import UnitFile, UnitKind, unit_file_of
 from napkin.tuning.example_plan import plan_units
-from napkin.tuning.method import Method
+from napkin.tuning.method import TuningContext, TuningMethod
 from napkin.tuning.objective import BatchTotals, Objective, add_figures
 from napkin.tuning.packing import Arrangement, micro_batches_of, resolved_arrangement
 from napkin.tuning.preferences.kto import chunks_of
@@ -80,11 +80,11 @@ MICRO_BATCH_TOKENS = 4096
 """Of a forward and backward pass, where a recipe does not say."""
 
 
-class UnitMethod(Method):
+class UnitMethod(TuningMethod):
     """Learns from units by an objective; each epoch is a different permutation of them all.
 
     Args:
-        recipe: resolved.
+        context: the recipe, and what it is read with.
         units: those to learn from; read when a batch needs them.
         held_out: those to evaluate on; none are evaluated on if it is empty.
         checksum: of the units.
@@ -93,31 +93,26 @@ class UnitMethod(Method):
 
     def __init__(
         self,
-        recipe: TuningRecipe,
+        context: TuningContext,
         units: Sequence[Unit],
         held_out: Sequence[Unit],
         checksum: str,
         objective: Objective,
     ) -> None:
+        super().__init__(context)
+        recipe = context.recipe
         if not len(units):
             raise NapkinError(f"'{recipe.data.train}' holds nothing to learn from: name a file that does")
-        self.recipe, self.units, self.held_out, self.objective = recipe, units, held_out, objective
+        self.units, self.held_out, self.objective = units, held_out, objective
+        self.max_tokens = recipe.tuning.micro_batch_tokens or MICRO_BATCH_TOKENS
+        """The size of a micro-batch, padding included."""
+        self.arrangement: Arrangement = resolved_arrangement(recipe.tuning.arrangement)
         self._checksum = checksum
 
     @property
-    def checksum(self) -> str:
-        """Of the units."""
+    def data_checksum(self) -> str:
+        """The checksum of the units."""
         return self._checksum
-
-    @property
-    def max_tokens(self) -> int:
-        """Of a micro-batch."""
-        return self.recipe.tuning.micro_batch_tokens or MICRO_BATCH_TOKENS
-
-    @property
-    def arrangement(self) -> Arrangement:
-        """Of the sequences in rows."""
-        return resolved_arrangement(self.recipe.tuning.arrangement)
 
     def batch(self, number: int) -> list[Unit]:
         """The units of a step: all of an epoch's before one comes again."""
@@ -160,15 +155,15 @@ class UnitMethod(Method):
         """On the held-out units, all of them."""
         return UnitEvaluation(self)
 
-    def plan(self, resolved: ResolvedRecipe, machine: Machine, progress: Progress) -> Plan | None:
-        """Of a step like the one that will be metered."""
+    def make_plan(self, setting: Setting) -> Plan:
+        """The plan of a step like the one that will be metered."""
         batch = self.batch(min(METERED_STEP, self.recipe.training.steps - 1))
         return plan_units(
-            resolved,
+            self.resolved,
             self.planned(batch),
             self.objective,
-            machine,
-            progress,
+            setting.machine(self.recipe),
+            setting.progress,
             max_tokens=self.max_tokens,
             arrangement=self.arrangement,
             scored=self.scored(batch),
@@ -239,9 +234,8 @@ class UnitEvaluation(Callback):
 
     def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
         """Add the loss on the held-out units and its figures. Raises NapkinError where it is not finite."""
-        training, method = loop.recipe.training, self.method
-        due = loop.step == training.steps or loop.step % training.evaluate_every == 0
-        if not due or not len(method.held_out):
+        method = self.method
+        if not loop.evaluation_is_due or not len(method.held_out):
             return metrics
         with loop.watch("evaluation"), loop.train_state.averaged():
             found = evaluate_units(
@@ -258,3 +252,32 @@ class UnitEvaluation(Callback):
         loop.history.add_validation(loop.step, found.loss)
         figures = {**(metrics.figures or {}), **{f"held-out {name}": value for name, value in found.figures.items()}}
         return dataclasses.replace(metrics, validation_loss=found.loss, figures=figures, seconds=loop.seconds)
+
+
+def opened_units(context: TuningContext, kind: UnitKind, *, max_length: int) -> tuple[UnitFile, UnitFile | None]:
+    """Those of data.train, and of data.validation if it names a file; sequences have at most `max_length` tokens.
+
+    Raises NapkinError where they cannot be read or hold nothing to learn from.
+    """
+    data = context.recipe.data
+    if not isinstance(data.train, str):
+        raise NapkinError("data.train names several files, and tuning reads one: join them")
+    if not data.train:
+        raise NapkinError(f"no {kind} to learn from are named: use --data.train with a file of JSON lines")
+    train = _opened(context, data.train, kind, max_length)
+    return train, _opened(context, data.validation, kind, max_length) if data.validation else None
+
+
+def _opened(context: TuningContext, path: StrPath, kind: UnitKind, max_length: int) -> UnitFile:
+    units = unit_file_of(
+        path,
+        kind,
+        context.encoder,
+        max_length=max_length,
+        progress=lambda n: None if n % 1000 else context.setting.progress(f"encoding {n:,} {kind}"),
+    )
+    left_out = units.left_out
+    if left_out.n and context.setting.ranks.is_rank_zero:
+        n = left_out.n + len(units)
+        context.setting.on_message(f"'{path}': {left_out.n:,} of {n:,} {kind} are left out: {left_out.describe()}")
+    return units

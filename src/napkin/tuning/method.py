@@ -1,62 +1,187 @@
-"""What a way of tuning gives to the loop: its data, its step, its evaluation, its plan."""
+"""What the methods of tuning share: the model that they start from, how its conversations become tokens, and `tune`."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from napkin.chats.chat_encoder import ChatEncoder
-from napkin.distributed.ranks import Ranks
-from napkin.planning.step.machine import Machine, Progress
-from napkin.planning.step.run_plan import Plan
+import msgspec
+
+from napkin.chats.chat_encoder import ChatEncoder, Learned
+from napkin.chats.chat_template import ChatTemplate, read_template_file, read_template_variables
+from napkin.chats.run_texts import run_texts
+from napkin.checkpoint.state import write_frozen
+from napkin.data.token_file import SEPARATOR
+from napkin.errors import NapkinError
+from napkin.files import StrPath
+from napkin.model.transformer import Transformer
+from napkin.planning.planner import resolve
+from napkin.planning.step.machine import Progress
+from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
+from napkin.recipe.toml_file import read_recipe
 from napkin.recipe.tuning_recipe import TuningRecipe
+from napkin.runs.metrics import StepMetrics
+from napkin.runs.model_files import conversation_files
+from napkin.runs.run_folder import RunFolder
 from napkin.tokenizer.base import Tokenizer
-from napkin.training.loop import Callback
-from napkin.training.metered_step import MeteredStep
+from napkin.train_step.step import build_model
+from napkin.train_step.tuned_model import adapter_of
+from napkin.training.method import Method, Setting
+from napkin.training.run import Outcome, train
+from napkin.tuning.sequence_step import refuse_divided_models
+from napkin.tuning.start_model import StartModel, initial_weights, open_start
+
+
+def tune(
+    recipe: TuningRecipe | StrPath,
+    folder: StrPath,
+    *,
+    on_step: Callable[[StepMetrics], None] = lambda metrics: None,
+    on_message: Callable[[str], None] = lambda message: None,
+    progress: Progress = lambda doing: None,
+) -> Outcome:
+    """Plan, train and reconcile a run of tuning in `folder`: start it, or resume it if it exists.
+
+    `recipe` is the recipe, or its TOML file; all else is as in `napkin.train`. Raises NapkinError for a recipe of
+    pre-training, and as `napkin.train` does.
+    """
+    chosen = recipe if isinstance(recipe, Recipe) else read_recipe(recipe)
+    if not isinstance(chosen, TuningRecipe):
+        raise NapkinError(f"'{recipe}' has no [tuning]: it is a recipe of pre-training, train it with `napkin train`")
+    return train(chosen, folder, on_step=on_step, on_message=on_message, progress=progress)
 
 
 @dataclass(frozen=True)
 class TuningContext:
-    """What a method is made of, whether a run begins or is resumed."""
+    """What a method of tuning is made of, whether its run begins or is resumed."""
 
-    recipe: TuningRecipe
-    """Resolved: [model] is that of the start."""
+    resolved: ResolvedRecipe
+    """[model] is that of the base model."""
     tokenizer: Tokenizer
     encoder: ChatEncoder
     """How conversations become tokens."""
     folder: Path
-    """The run's: made after the method, which may look for files of its own there later."""
-    ranks: Ranks
-    progress: Progress
-    on_message: Callable[[str], None]
-
-
-class Method(ABC):
-    """A way of tuning."""
+    """The run's folder. A new run makes it after the method, which may look for files of its own there later."""
+    setting: Setting
+    base: StartModel | None = None
+    """The model that a new run starts from. A resumed run has weights of its own."""
 
     @property
+    def recipe(self) -> TuningRecipe:
+        """The resolved recipe."""
+        recipe = self.resolved.recipe
+        assert isinstance(recipe, TuningRecipe)
+        return recipe
+
+
+class TuningMethod(Method):
+    """A method of tuning; each says what it learns from, and how."""
+
+    def __init__(self, context: TuningContext) -> None:
+        super().__init__(context.resolved, context.tokenizer, ranks=context.setting.ranks)
+        self.context = context
+
+    @classmethod
     @abstractmethod
-    def checksum(self) -> str:
-        """Of its data, which a checkpoint remembers."""
+    def open(cls, context: TuningContext) -> "TuningMethod":
+        """Open what the recipe names. Raises NapkinError where it cannot be used."""
 
-    @abstractmethod
-    def batch(self, number: int) -> Any:
-        """The batch of step `number`, counted from 0: always the same one."""
+    @classmethod
+    def begin(cls, recipe: Recipe, folder: Path, setting: Setting) -> "TuningMethod":
+        """Open the base model and what the recipe names."""
+        assert isinstance(recipe, TuningRecipe)
+        recipe.tracking.refuse_missing()
+        base = open_start(recipe.tuning.start)
+        resolved = _resolved(recipe, base, setting)
+        encoder = encoder_of_start(base, recipe.tuning.chat_template, recipe.tuning.learned)
+        return cls.open(TuningContext(resolved, base.tokenizer, encoder, folder, setting, base))
 
-    @abstractmethod
-    def step(self) -> MeteredStep:
-        """What trains on a batch."""
+    @classmethod
+    def reopen(cls, run: RunFolder, recipe: Recipe, setting: Setting) -> "TuningMethod":
+        """Open what the recipe of a run names."""
+        assert isinstance(recipe, TuningRecipe)
+        resolved = resolve(recipe, setting.machine(recipe))
+        encoder = encoder_of_run(run.path, run.tokenizer, recipe.tuning.learned)
+        return cls.open(TuningContext(resolved, run.tokenizer, encoder, run.path, setting))
 
-    @abstractmethod
-    def evaluation(self) -> Callback:
-        """What evaluates when an evaluation is due."""
+    def initialize(self, model: Transformer) -> None:
+        """Copy the weights that the run starts from into the model: frozen ones that it keeps, or the base model's."""
+        context = self.context
+        if context.base is not None and adapter_of(context.recipe) is None:
+            context.base.load_into(model)
+        else:
+            initial_weights(context.folder, context.recipe)(model)
 
-    def callbacks(self) -> list[Callback]:
-        """Others of its own, called after the loop's."""
-        return []
+    def run_files(self) -> dict[str, bytes]:
+        """conversation.json."""
+        assert self.context.base is not None
+        return conversation_files_of(self.context.encoder, self.context.base)
 
-    def plan(self, resolved: ResolvedRecipe, machine: Machine, progress: Progress) -> Plan | None:
-        """The plan of its steps; None without one."""
-        return None
+    def write_weights(self, checkpoints: Path) -> None:
+        """Write the weights of the base model, where only adapters are trained."""
+        if adapter_of(self.context.recipe) is not None:
+            assert self.context.base is not None
+            self.context.setting.progress("keeping the frozen weights")
+            write_frozen(checkpoints, build_model(self.resolved, self.context.base.load_into))
+
+
+def _resolved(recipe: TuningRecipe, base: StartModel, setting: Setting) -> ResolvedRecipe:
+    training = recipe.training
+    if training.compile == "on":
+        raise NapkinError("training.compile is 'on', and the sequences of tuning differ in length: leave it out")
+    if training.micro_batch_size is not None:
+        raise NapkinError(
+            f"training.micro_batch_size is {training.micro_batch_size!r}, and sequences differ in length: use "
+            "--tuning.micro-batch-tokens"
+        )
+    training = replace(training, compile="off")
+    resolved = resolve(replace(recipe, model=base.config, training=training), setting.machine(recipe))
+    refuse_divided_models(resolved.layout)
+    return resolved
+
+
+def encoder_of_start(start: StartModel, chat_template: StrPath = "", learned: Learned = "assistant") -> ChatEncoder:
+    """The encoder of a model that is to be tuned.
+
+    The template is that of the file `chat_template`, or the model's own, or the built-in one. Raises NapkinError where
+    it cannot be read, or the tokenizer lacks what the built-in one needs.
+    """
+    template = start.chat_template
+    if chat_template:
+        template = ChatTemplate(read_template_file(chat_template), _variables(start))
+    return ChatEncoder(start.tokenizer, template, start.first_ids, stop_ids=start.stop_ids, learned=learned)
+
+
+def encoder_of_tokenizer(
+    tokenizer: Tokenizer, chat_template: StrPath = "", learned: Learned = "assistant"
+) -> ChatEncoder:
+    """The encoder of models that are trained from scratch with a tokenizer: their texts stand between separators."""
+    separators = [tokenizer.special_tokens[SEPARATOR]] if SEPARATOR in tokenizer.special_tokens else []
+    template = ChatTemplate(read_template_file(chat_template), _separators(tokenizer)) if chat_template else None
+    return ChatEncoder(tokenizer, template, separators, stop_ids=separators, learned=learned)
+
+
+def encoder_of_run(run: Path, tokenizer: Tokenizer, learned: Learned = "assistant") -> ChatEncoder:
+    """The encoder of a tuned run, by its conversation.json."""
+    texts = run_texts(run, tokenizer)
+    return ChatEncoder(tokenizer, texts.chat_template, texts.first_ids, stop_ids=texts.stop_ids, learned=learned)
+
+
+def conversation_files_of(encoder: ChatEncoder, start: StartModel) -> dict[str, bytes]:
+    """What a run that is tuned with an encoder keeps, by the names of files, so that it is asked as it was trained."""
+    kept = start.conversation_file(encoder.template)
+    return conversation_files(msgspec.structs.replace(kept, stop_ids=encoder.stop_ids))
+
+
+def _variables(start: StartModel) -> dict[str, str]:
+    """The special tokens that a template may name."""
+    if start.chat_template is not None:
+        return dict(start.chat_template.special_tokens)
+    if variables := read_template_variables(start.folder):
+        return variables
+    return _separators(start.tokenizer)
+
+
+def _separators(tokenizer: Tokenizer) -> dict[str, str]:
+    return {"bos_token": SEPARATOR, "eos_token": SEPARATOR} if SEPARATOR in tokenizer.special_tokens else {}

@@ -10,7 +10,7 @@ from napkin.recipe.tuning_recipe import PreferenceConfig, PreferenceRecipe, Tuni
 from napkin.train_step.step import TrainState
 from napkin.training.loop import Callback, TrainingLoop
 from napkin.tuning.example_file import UnitFile, UnitKind
-from napkin.tuning.example_method import UnitMethod
+from napkin.tuning.example_method import UnitMethod, opened_units
 from napkin.tuning.method import TuningContext
 from napkin.tuning.objective import REFERENCE, Objective
 from napkin.tuning.preferences.kto import (
@@ -26,7 +26,6 @@ from napkin.tuning.preferences.pair_objectives import DPOObjective, IPOObjective
 from napkin.tuning.preferences.reward_model import RewardObjective, calibration_of, rewarded
 from napkin.tuning.reference_scores import ReferencePass, ReferredUnits, with_stand_ins
 from napkin.tuning.sequence_step import scores_of_units
-from napkin.tuning.tuning_run import opened_units
 
 # FOLD tuning/preference_method.py
 # Judged answers as KTO reads them: each with a mismatched one, an answer to another prompt behind its own.
@@ -77,46 +76,41 @@ def preference_objective(config: PreferenceConfig) -> Objective:
             return SimPOObjective(beta, per_token, config.margin)
 
 
-def preference_method(context: TuningContext) -> "PreferenceMethod":
-    """The method of a recipe with [preference]. Raises NapkinError where its data cannot be used."""
-    assert isinstance(context.recipe, PreferenceRecipe)
-    if context.recipe.preference.objective != "kto":
-        train, held_out = _opened(context, "pairs", n_after=0)
-        return PreferenceMethod(context.recipe, train, held_out or (), train.checksum, _checksum(held_out))
-    train, held_out = _opened(context, "judged answers", n_after=0)
-    evaluated = () if held_out is None else JudgedUnits(held_out)
-    return PreferenceMethod(context.recipe, JudgedUnits(train), evaluated, train.checksum, _checksum(held_out))
-
-
-def reward_model_method(context: TuningContext) -> UnitMethod:
-    """The method of a recipe of a reward model. Raises NapkinError where its data cannot be used."""
-    train, held_out = _opened(context, "pairs", n_after=1)
-    units, evaluated = (MappedUnits(each or (), _rewarded) for each in (train, held_out))
-    return RewardModelMethod(context.recipe, units, evaluated, train.checksum, RewardObjective())
-
-
 class PreferenceMethod(UnitMethod):
     """Learns from pairs; with KTO from single answers that are good or bad.
 
     Args:
-        recipe: resolved.
+        context: the recipe, and what it is read with.
         train: the units to learn from.
         held_out: those to evaluate on.
         checksum: of the first.
         held_out_checksum: of the second.
     """
 
+    @classmethod
+    def open(cls, context: TuningContext) -> "PreferenceMethod":
+        """Open the pairs, or the judged answers."""
+        assert isinstance(context.recipe, PreferenceRecipe)
+        if context.recipe.preference.objective != "kto":
+            train, held_out = _opened(context, "pairs", n_after=0)
+            return cls(context, train, held_out or (), train.checksum, _checksum(held_out))
+        train, held_out = _opened(context, "judged answers", n_after=0)
+        evaluated = () if held_out is None else JudgedUnits(held_out)
+        return cls(context, JudgedUnits(train), evaluated, train.checksum, _checksum(held_out))
+
     def __init__(
         self,
-        recipe: PreferenceRecipe,
+        context: TuningContext,
         train: Sequence[Unit],
         held_out: Sequence[Unit],
         checksum: str,
         held_out_checksum: str = "",
     ) -> None:
+        recipe = context.recipe
+        assert isinstance(recipe, PreferenceRecipe)
         self.preference = recipe.preference
         units, evaluated = ReferredUnits(train), ReferredUnits(held_out)
-        super().__init__(recipe, units, evaluated, checksum, preference_objective(recipe.preference))
+        super().__init__(context, units, evaluated, checksum, preference_objective(recipe.preference))
         self._reference: ReferencePass | None = None
         if self.preference.has_reference:
             self._reference = ReferencePass(
@@ -173,6 +167,13 @@ class PreferenceMethod(UnitMethod):
 
 class RewardModelMethod(UnitMethod):
     """Learns which of two answers is better."""
+
+    @classmethod
+    def open(cls, context: TuningContext) -> "RewardModelMethod":
+        """Open the pairs."""
+        train, held_out = _opened(context, "pairs", n_after=1)
+        units, evaluated = (MappedUnits(each or (), _rewarded) for each in (train, held_out))
+        return cls(context, units, evaluated, train.checksum, RewardObjective())
 
     def callbacks(self) -> list[Callback]:
         """At the end it is told how far the probabilities can be taken at their word."""

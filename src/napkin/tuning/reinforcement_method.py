@@ -15,10 +15,8 @@ from napkin.environments.registry import environment_named
 from napkin.errors import NapkinError
 from napkin.grading.reward import NamedFailures
 from napkin.model.transformer import Transformer
-from napkin.planning.step.machine import Machine, Progress
 from napkin.planning.step.run_plan import Plan
 from napkin.recipe.precision import Precision
-from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.tuning_recipe import ReinforcementConfig, ReinforcementRecipe
 from napkin.report.headline import CORRECT
 from napkin.runs.metrics import StepMetrics
@@ -26,8 +24,9 @@ from napkin.runs.run_record import MOST_ANSWERS, Answered, Said, write_answers
 from napkin.train_step.step import TrainState, Watch
 from napkin.training.loop import Callback, TrainingLoop
 from napkin.training.metered_step import IsFit, MeteredStep, no_watch
+from napkin.training.method import Setting
 from napkin.training.non_finite import Verdict
-from napkin.tuning.method import Method, TuningContext
+from napkin.tuning.method import TuningContext, TuningMethod
 from napkin.tuning.packing import resolved_arrangement
 from napkin.tuning.phase_accounting import PhaseFigures, PhaseMeters, PhaseTimes, metered_rows
 from napkin.tuning.policy_gradient.algorithms import parts_of
@@ -77,31 +76,32 @@ class LostSteps(Callback):
 MICRO_BATCH_TOKENS = 4096
 
 
-def reinforcement_method(context: TuningContext) -> "ReinforcementMethod":
-    """The method of a recipe of reinforcement learning.
-
-    Raises NapkinError for parts of an algorithm that contradict each other, and for environments that do not exist.
-    """
-    recipe = context.recipe
-    assert isinstance(recipe, ReinforcementRecipe)
-    parts_of(recipe.rl)
-    if recipe.data.train or recipe.data.validation:
-        raise NapkinError(
-            f"data.train is '{recipe.data.train}', and reinforcement learning reads no data there: name a file of "
-            "prompts with --rl.environment"
-        )
-    if recipe.training.parallelism == "fsdp":
-        raise NapkinError(
-            "training.parallelism is 'fsdp', which divides weights, and answers are drawn with whole ones: use ddp"
-        )
-    return ReinforcementMethod(context, recipe)
-
-
-class ReinforcementMethod(Method):
+class ReinforcementMethod(TuningMethod):
     """Learns from rewards of the model's own answers; step i answers prompts that follow from rl.seed and i alone."""
 
-    def __init__(self, context: TuningContext, recipe: ReinforcementRecipe) -> None:
-        self.context, self.recipe, self.config = context, recipe, recipe.rl
+    @classmethod
+    def open(cls, context: TuningContext) -> "ReinforcementMethod":
+        """Open the environment. Raises NapkinError for one that does not exist, and for parts of an algorithm that
+        contradict each other."""
+        recipe = context.recipe
+        assert isinstance(recipe, ReinforcementRecipe)
+        parts_of(recipe.rl)
+        if recipe.data.train or recipe.data.validation:
+            raise NapkinError(
+                f"data.train is '{recipe.data.train}', and reinforcement learning reads no data there: name a file of "
+                "prompts with --rl.environment"
+            )
+        if recipe.training.parallelism == "fsdp":
+            raise NapkinError(
+                "training.parallelism is 'fsdp', which divides weights, and answers are drawn with whole ones: use ddp"
+            )
+        return cls(context)
+
+    def __init__(self, context: TuningContext) -> None:
+        super().__init__(context)
+        recipe = context.recipe
+        assert isinstance(recipe, ReinforcementRecipe)
+        self.config = recipe.rl
         self.environment = _environment(self.config, held_out=False)
         self.held_out = _environment(self.config, held_out=True)
         self.settings = ReinforcementSettings(
@@ -113,7 +113,7 @@ class ReinforcementMethod(Method):
         )
 
     @property
-    def checksum(self) -> str:
+    def data_checksum(self) -> str:
         """Of the environment and the reward, their files if they have any, how texts become tokens, and the seed."""
         config = self.config
         named = [config.environment, config.reward]
@@ -127,24 +127,24 @@ class ReinforcementMethod(Method):
     @property
     def has_second_model(self) -> bool:
         """Whether the weights of the start are held too."""
-        return self.config.kl_weight > 0 and self.recipe.adapter.kind == "none"
+        return self.config.kl_weight > 0 and self.context.recipe.adapter.kind == "none"
 
     def reference(self, precision: Precision) -> Transformer | None:
         """The second model that a divergence is measured from; None without one, and where adapters are trained: the
         model without them is the reference."""
         if not self.has_second_model:
             return None
-        return reference_model(open_start(self.recipe.tuning.start), precision)
+        return reference_model(open_start(self.context.recipe.tuning.start), precision)
 
-    def plan(self, resolved: ResolvedRecipe, machine: Machine, progress: Progress) -> Plan:
-        """Of a step like the one that will be metered, as the start answers."""
+    def make_plan(self, setting: Setting) -> Plan:
+        """The plan of a step like the one that will be metered, as the base model answers."""
         return plan_reinforcement(
-            resolved,
+            self.resolved,
             self.settings,
             self.batch(0),
-            initial_weights(self.context.folder, self.recipe),
-            machine,
-            progress,
+            initial_weights(self.context.folder, self.context.recipe),
+            setting.machine(self.recipe),
+            setting.progress,
             has_second_model=self.has_second_model,
         )
 
@@ -296,9 +296,7 @@ class HeldOutAnswers(Callback):
 
     def after_step(self, loop: TrainingLoop, metrics: StepMetrics) -> StepMetrics:
         """Add the held-out figures."""
-        training = loop.recipe.training
-        due = loop.step in (1, training.steps) or loop.step % training.evaluate_every == 0
-        if not due or not self.method.config.evaluation_prompts:
+        if not (loop.step == 1 or loop.evaluation_is_due) or not self.method.config.evaluation_prompts:
             return metrics
         with loop.watch("evaluation"), loop.train_state.averaged():
             figures = self._answered(loop, loop.step)
@@ -340,7 +338,7 @@ def held_out_answers(train_state: TrainState, method: ReinforcementMethod, promp
 
 def own_range(n: int, context: TuningContext) -> range:
     """This rank's of the numbers below n."""
-    rank, size = context.ranks.info.rank, context.ranks.world_size
+    rank, size = context.setting.ranks.info.rank, context.setting.ranks.world_size
     return range(n * rank // size, n * (rank + 1) // size)
 
 

@@ -8,11 +8,10 @@ from torch import Tensor
 
 from napkin.errors import NapkinError
 from napkin.model.transformer import TokenScores
-from napkin.tuning.example_method import UnitMethod
+from napkin.tuning.example_method import UnitMethod, opened_units
 from napkin.tuning.method import TuningContext
 from napkin.tuning.objective import BatchTotals, Figures, Normalisation, normalised_sum, normalised_weights
 from napkin.tuning.packing import SequenceMicroBatch
-from napkin.tuning.tuning_run import opened_units
 
 
 @dataclass(frozen=True)
@@ -37,28 +36,24 @@ class SupervisedObjective:
         return loss, {"entropy": entropy}
 
 
-# FOLD tuning/supervised.py
-# Supervised fine-tuning as a method of `napkin tune`: conversations in, the likelihood of what is learned up.
+class SupervisedMethod(UnitMethod):
+    """Learns from conversations: data.train and data.validation are JSON lines, or files of `napkin data chat`."""
 
-
-def supervised_method(context: TuningContext) -> UnitMethod:
-    """Of a recipe: data.train and data.validation are JSON lines of conversations, or files of `napkin data chat`.
-
-    Says what was left out of them. Raises NapkinError where they cannot be read or hold nothing to learn from.
-    """
-    recipe, tuning = context.recipe, context.recipe.tuning
-    most = longest_sequence(context)
-    if not context.encoder.end_ids:
-        context.on_message(
-            "the chat template ends answers with text and not with a special token: the tuned model may not know where "
-            "to end"
-        )
-    train, held_out = opened_units(context, "conversations", max_length=most)
-    checksum = (
-        train.checksum if held_out is None else sha256(f"{train.checksum} {held_out.checksum}".encode()).hexdigest()
-    )
-    objective = SupervisedObjective(tuning.normalisation, float(most))
-    return UnitMethod(recipe, train, held_out or (), checksum, objective)
+    @classmethod
+    def open(cls, context: TuningContext) -> "SupervisedMethod":
+        """Open the conversations, and say what was left out of them."""
+        tuning, longest = context.recipe.tuning, longest_sequence(context)
+        if not context.encoder.end_ids:
+            context.setting.on_message(
+                "the chat template ends answers with text and not with a special token: the tuned model may not know "
+                "where to end"
+            )
+        train, held_out = opened_units(context, "conversations", max_length=longest)
+        checksum = train.checksum
+        if held_out is not None:
+            checksum = sha256(f"{train.checksum} {held_out.checksum}".encode()).hexdigest()
+        objective = SupervisedObjective(tuning.normalisation, float(longest))
+        return cls(context, train, held_out or (), checksum, objective)
 
 
 def longest_sequence(context: TuningContext) -> int:

@@ -115,7 +115,7 @@ def _check(options: ChatDataOptions) -> None:
 
 def _encoder(options: ChatDataOptions) -> tuple["ChatEncoder", int]:
     """What encodes, and how long a conversation may be."""
-    from napkin.tuning.tuning_run import encoder_of_start, encoder_of_tokenizer
+    from napkin.tuning.method import encoder_of_start, encoder_of_tokenizer
 
     if options.tokenizer:
         from napkin.tokenizer.tokenizer_file import load_tokenizer

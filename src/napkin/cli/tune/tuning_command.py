@@ -3,9 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from napkin.cli.options import INLINED, JsonOption, parse
 from napkin.cli.progress import progress_line
@@ -19,6 +18,9 @@ from napkin.recipe.training_config import OptimizerConfig, ParallelismConfig, Tr
 from napkin.recipe.tuning_recipe import RECIPE_OF, AdapterConfig, TuningConfig, TuningRecipe
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from napkin.training.method import Method
 
 
 @dataclass(frozen=True)
@@ -76,19 +78,18 @@ def tune_by(options: type[Options], tables: type[TuningTables], command: str, ar
 
     with join_ranks(recipe.training) as ranks:
         with progress_line("starting", shown=ranks.is_rank_zero) as line:
-            from napkin.tuning.tuning_run import create_tuning
+            from napkin.training.start import create_run
 
-            preparation, run = create_tuning(recipe, folder, progress=line.retitle, on_message=notify, ranks=ranks)
-        return follow_tuning(preparation, run, as_json=parsed.json)
+            method, run = create_run(recipe, folder, progress=line.retitle, on_message=notify, ranks=ranks)
+        return follow_tuning(method, run, as_json=parsed.json)
 
 
-def follow_tuning(preparation: Any, run: RunFolder, *, as_json: bool) -> int:
+def follow_tuning(method: "Method", run: RunFolder, *, as_json: bool) -> int:
     """Train a run of tuning with its lines on the terminal; the exit status."""
     from napkin.cli.train_and_report import follow_training
-    from napkin.tuning.tuning_run import train_tuning
 
-    lines = TuningLines(run.path, steps=preparation.recipe.training.steps)
-    return follow_training(preparation, run, partial(train_tuning, preparation, run), lines, as_json=as_json)
+    lines = TuningLines(run.path, steps=method.recipe.training.steps)
+    return follow_training(method, run, lines, as_json=as_json)
 
 
 class TuningLines(TrainingLines):
