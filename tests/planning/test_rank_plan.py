@@ -14,7 +14,7 @@ from napkin.model.config import ModelConfig
 from napkin.planning.layouts.costs import LayoutCosts
 from napkin.planning.layouts.rank_plan import planned_ranks
 from napkin.planning.layouts.search import search_layouts, with_best_counted
-from napkin.planning.planner import resolve
+from napkin.planning.planner import plan, resolve
 from napkin.planning.step.machine import CatalogueMachine
 from napkin.recipe.precision import Precision
 from napkin.recipe.recipe import Recipe
@@ -87,3 +87,21 @@ def test_the_best_layout_of_a_search_fits_by_the_count_of_its_real_step() -> Non
     alone = dataclasses.replace(found, plans=[dataclasses.replace(found.plans[0], site=memory)])
     with pytest.raises(NapkinError, match=r"layout .* fits"):
         with_best_counted(alone)
+
+
+def test_seconds_by_operator_are_the_counted_ones_scaled_to_the_sum_of_parts_and_the_plan_has_both() -> None:
+    recipe = Recipe(model=MODEL, training=TrainingConfig(batch_size=8, parallelism="fsdp"))
+    machine = CatalogueMachine(find_device("H100"), 4)
+    planned = plan(recipe, machine)
+    alone = price(planned.ledger, machine.ceilings(planned.resolved.precision))
+    computing, layout = planned.computing, planned.layout
+    assert computing is not None
+    assert computing.counted == pytest.approx(alone.seconds)
+    assert computing.sum == pytest.approx(planned.seconds_per_step - planned.exposed_seconds - planned.bubble_seconds)
+    shown = sum(spent.seconds for spent in planned.price.by_operator.values())
+    assert shown == pytest.approx(alone.seconds * computing.sum / computing.counted)
+    assert layout is not None
+    peak = layout.bytes_of_largest
+    assert peak.counted == layout.peak_bytes == planned.ledger.peak_bytes
+    assert peak.sum == pytest.approx(layout.ranks[layout.largest_rank].total)
+    assert (1 + peak.count_over_sum) * peak.sum == pytest.approx(peak.counted)

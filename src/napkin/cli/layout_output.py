@@ -13,7 +13,6 @@ from napkin.planning.layouts.layout_plan import LayoutPlan
 from napkin.planning.layouts.memory import RankBytes, stages_of_ranks
 from napkin.planning.layouts.search import (
     SearchResult,
-    described,
     layout_name,
     recipe_tables,
     why_slower,
@@ -109,18 +108,18 @@ def print_routing(expert_seconds: float, seconds: float) -> None:
 
 
 def _print_counted(plan: LayoutPlan) -> None:
-    if plan.counted_bytes is not None:
+    found = plan.bytes_of_largest
+    if found.counted is not None and found.count_over_sum is not None:
         place = f"rank {plan.largest_rank} of the pipeline" if plan.layout.pipeline > 1 else "a rank"
-        planned = plan.ranks[plan.largest_rank].total
         say(
-            f"counted on fake tensors, operator by operator: {place} peaks at {format_bytes(plan.counted_bytes)} "
-            f"({plan.counted_bytes / planned - 1:+.1%} beside the sum of its parts)"
+            f"counted on fake tensors, operator by operator: {place} peaks at {format_bytes(found.counted)} "
+            f"({found.count_over_sum:+.1%} beside the sum of its parts)"
         )
 
 
 def bytes_of(rank: RankBytes) -> list[float]:
     """Bytes of a rank by what they are for, and their sum."""
-    return [*described(rank).values(), rank.total]
+    return [*rank.by_use.values(), rank.total]
 
 
 def refuse_too_large(plan: LayoutPlan) -> None:

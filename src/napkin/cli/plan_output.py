@@ -53,6 +53,12 @@ def print_plan(plan: Plan, *, by: Literal["operator", "module", "phase"] | None 
     say(describe_compile(plan))
     if by:
         _print_seconds(getattr(plan.price, f"by_{by}"), plan.price.seconds, by)
+        if (computing := plan.computing) is not None and computing.counted is not None:
+            say(
+                f"rank 0's counted operators, {format_seconds(computing.counted)} in all, times "
+                f"{computing.sum / computing.counted:.3f}: scaled to the layout's busiest rank by the sum of parts",
+                style="dim",
+            )
     if site.n_devices > 1:
         say(_communication(plan))
         print_routing(plan.expert_seconds, plan.seconds_per_step)

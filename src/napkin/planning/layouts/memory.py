@@ -43,6 +43,19 @@ class RankBytes:
         state = self.parameters + self.gradients + self.optimizer_state
         return state + self.gathered + self.activations + self.working + self.buffers
 
+    @property
+    def by_use(self) -> dict[str, float]:
+        """Bytes by what they are for, in words."""
+        return {
+            "parameters": self.parameters,
+            "gradients": self.gradients,
+            "optimizer state": self.optimizer_state,
+            "gathered parameters": self.gathered,
+            "activations": self.activations,
+            "working memory": self.working,
+            "buffers": self.buffers,
+        }
+
 
 def ranks_bytes(
     costs: LayoutCosts, choice: Choice, contents: Sequence[StageContent], micro_batches: int

@@ -26,7 +26,8 @@ def planned_layout(
 ) -> Plan:
     """The plan of a datasheet's devices: bytes and FLOPs of the counted ranks, the seconds of the layout's plan.
 
-    `price` has the seconds of rank 0's operators; they are scaled to what the busiest rank computes.
+    `price` has the seconds of rank 0's operators; they are scaled to what the busiest rank computes, which
+    `Plan.computing` explains.
     """
     exposed = sum(seconds for kind, seconds in layout.by_kind.items() if kind.endswith("exposed"))
     bubble = layout.by_kind.get("bubble", 0.0)
@@ -42,6 +43,7 @@ def planned_layout(
         communication_seconds=exposed + sum(layout.hidden.values()),
         exposed_seconds=exposed,
         bubble_seconds=bubble,
+        operator_seconds=price.seconds,
     )
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from napkin.errors import NapkinError
 from napkin.planning.layouts.costs import Choice, LayoutCosts
 from napkin.planning.layouts.layout_plan import LayoutPlan, one_stage_seconds, plan_layout, simulated, update_seconds
-from napkin.planning.layouts.memory import RankBytes, ranks_bytes, stages_of_ranks
+from napkin.planning.layouts.memory import ranks_bytes, stages_of_ranks
 from napkin.planning.layouts.stages import StageTime, once_per_step, send_seconds, stage_times
 from napkin.planning.step.site import fits, memory_of, step_memory
 from napkin.recipe.layout import Layout, refuse_impossible_layout
@@ -388,24 +388,11 @@ def why_slower(plan: LayoutPlan, best: LayoutPlan) -> str:
 def why_too_large(plan: LayoutPlan) -> str:
     """What takes most of the rank that does not fit."""
     rank = plan.ranks[plan.largest_rank]
-    parts = sorted(((size, name) for name, size in described(rank).items()), reverse=True)[:2]
+    parts = sorted(((size, name) for name, size in rank.by_use.items()), reverse=True)[:2]
     largest = " and ".join(f"{name} {format_bytes(size)}" for size, name in parts)
     faster = f"would take {format_seconds(plan.seconds)}" if plan.layout.pipeline == 1 else "would be faster"
     needed = f"{format_bytes(plan.peak_bytes)} of {format_bytes(step_memory(plan.site.memory_bytes))} per device"
     return f"{faster}, but needs {needed}: {largest}"
-
-
-def described(rank: RankBytes) -> dict[str, float]:
-    """Bytes by what they are for, in words."""
-    return {
-        "parameters": rank.parameters,
-        "gradients": rank.gradients,
-        "optimizer state": rank.optimizer_state,
-        "gathered parameters": rank.gathered,
-        "activations": rank.activations,
-        "working memory": rank.working,
-        "buffers": rank.buffers,
-    }
 
 
 def layout_name(plan: LayoutPlan) -> str:

@@ -15,7 +15,7 @@ from napkin.accounting.rules import (
 )
 from napkin.checkpoint.folder import checkpoint_bytes
 from napkin.model.adapter_names import matrices_of
-from napkin.planning.layouts.layout_plan import LayoutPlan
+from napkin.planning.layouts.layout_plan import LayoutPlan, SumAndCount
 from napkin.planning.rules.sizes import parameters_by_rule, parameters_formula, step_flops_by_rule
 from napkin.planning.step.site import Site, fits
 from napkin.recipe.recipe import Recipe
@@ -77,6 +77,8 @@ class Plan:
     """The ledgers of several ranks of a pipeline, by rank; empty where all ranks take as much as the first."""
     layout: LayoutPlan | None = None
     """Of several devices of a catalogue: the step with what ranks wait for, part by part; the seconds are its."""
+    operator_seconds: float | None = None
+    """Of rank 0's operators, before they were scaled to what the layout's busiest rank computes; see `computing`."""
     communication: Communication = field(default_factory=Communication)
     """What each device sends per step."""
     communication_seconds: float = 0.0
@@ -186,6 +188,19 @@ class Plan:
     def dollars(self) -> float | None:
         """Price of all steps; None where it is not known."""
         return None if self.site.usd_per_hour is None else dollars(self.seconds, self.site.usd_per_hour)
+
+    @property
+    def computing(self) -> SumAndCount | None:
+        """Seconds of a step that ranks of a layout compute, by phase, beside those of rank 0's counted operators; None
+        without a layout."""
+        if self.layout is None:
+            return None
+        parts = {
+            kind: seconds
+            for kind, seconds in self.layout.by_kind.items()
+            if kind != "bubble" and not kind.endswith("exposed")
+        }
+        return SumAndCount(parts, self.operator_seconds)
 
     @property
     def kilowatt_hours(self) -> float | None:
