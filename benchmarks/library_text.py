@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from napkin.cli import main
-from napkin.cli.text_arguments import STANDARD_LIBRARY
+from napkin.cli.common.files import STANDARD_LIBRARY
 from napkin.files import cache_folder
 from napkin.recipe.data_config import DataConfig
 

@@ -28,7 +28,7 @@ import torch
 import napkin.training.loop
 from library_text import library_text
 from napkin.accounting.metering import METERED_STEP, Stopwatch
-from napkin.cli.progress import progress_line
+from napkin.cli.common.progress import progress_line
 from napkin.hardware.host import detect_host
 from napkin.model.config import ModelConfig
 from napkin.recipe.recipe import Recipe

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from napkin.cli.plan_output import print_plan
+from napkin.cli.plan.output import print_plan
 from napkin.data import TokenFile
 from napkin.hardware.conditions import Conditions
 from napkin.planning.planner import plan as make_plan

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from napkin.cli import commands, progress, terminal
+from napkin.cli import commands
+from napkin.cli.common import progress, terminal
 
 NAPKIN = [sys.executable, "-m", "napkin"]
 LONG = "step 10000/10000  loss 9.123  12.3 k tok/s  MFU 45%  812 MB"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from napkin.cli import doctor_checks
+from napkin.hardware import doctor
 from napkin.hardware.host import cpu_name, usable_cores
 
 
@@ -19,7 +19,7 @@ def findings(napkin) -> dict[str, dict[str, str]]:
     return {each["what"]: each for each in found["findings"]}
 
 
-def only(found: Iterable[doctor_checks.Finding]) -> dict[str, doctor_checks.Finding]:
+def only(found: Iterable[doctor.Finding]) -> dict[str, doctor.Finding]:
     """What one of the checks finds: all of them start processes that import torch."""
     return {each.what: each for each in found}
 
@@ -50,12 +50,12 @@ def test_a_compiler_that_fails_is_told_from_one_that_works(
     fake.write_text("#!/bin/sh\necho 'try.cpp:1: error: no headers of C++' >&2\nexit 1\n")
     fake.chmod(0o755)
     monkeypatch.setenv("CXX", str(fake))
-    found = only(doctor_checks._compiler())["C++ compiler"]
+    found = only(doctor._compiler())["C++ compiler"]
     assert found.state == "lacking"
     assert "does not compile a program: no headers of C++" in found.found
     assert "install one" in found.remedy
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "no-such-compiler is not there" in only(doctor_checks._compiler())["C++ compiler"].found
+    assert "no-such-compiler is not there" in only(doctor._compiler())["C++ compiler"].found
 
 
 def test_a_compiler_that_hangs_does_not_hang_the_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,8 +63,8 @@ def test_a_compiler_that_hangs_does_not_hang_the_doctor(tmp_path: Path, monkeypa
     fake.write_text("#!/bin/sh\nexec sleep 1000\n")
     fake.chmod(0o755)
     monkeypatch.setenv("CXX", str(fake))
-    monkeypatch.setattr(doctor_checks, "LIMIT_SECONDS", 0.2)
-    (found,) = doctor_checks._compiler()
+    monkeypatch.setattr(doctor, "LIMIT_SECONDS", 0.2)
+    (found,) = doctor._compiler()
     assert (found.state, "took more than 0.2 s" in found.found) == ("lacking", True)
 
 
@@ -95,14 +95,14 @@ def test_a_cache_that_others_may_write_into_is_broken(napkin, tmp_path: Path, mo
     assert empty["calibration (cpu)"]["state"] == "lacking"
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)
-    found = only(doctor_checks._caches())["cache"]
+    found = only(doctor._caches())["cache"]
     assert (found.state, "other users may write into it" in found.found) == ("broken", True)
     assert "NAPKIN_CACHE_DIR" in found.remedy
     (tmp_path / "cache").chmod(stat.S_IRWXU)
-    assert only(doctor_checks._caches())["cache"].state == "fine"
+    assert only(doctor._caches())["cache"].state == "fine"
 
 
 def test_a_file_in_place_of_the_cache_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cache").write_text("")
     monkeypatch.setenv("NAPKIN_CACHE_DIR", str(tmp_path / "cache"))
-    assert only(doctor_checks._caches())["cache"].state == "broken"
+    assert only(doctor._caches())["cache"].state == "broken"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Napkin
-from napkin.cli import plan_layouts
-from napkin.cli.recipe_options import fields_given
+from napkin.cli.common.recipe_options import RecipeSource
+from napkin.cli.plan import layouts
 from napkin.model.published_models import preset
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import read_recipe
@@ -70,30 +70,30 @@ def test_a_batch_that_does_not_divide_is_chosen_and_the_best_layout_is_planned(n
 def test_what_devices_cannot_hold_whole_is_seen_without_counting() -> None:
     llama, small = (Recipe(model=preset(name)) for name in ("llama-3-8b", "gpt2"))
     given = {"training.batch_size"}
-    assert "120 GB" in (plan_layouts.obstacle(llama, "8xH100", given) or "")
-    assert plan_layouts.obstacle(small, "8xH100", given) is None
-    assert plan_layouts.obstacle(llama, "8xB200", given) is None
-    assert "16 sequences" in (plan_layouts.obstacle(small, "64xH100", set()) or "")
+    assert "120 GB" in (layouts.obstacle(llama, "8xH100", given) or "")
+    assert layouts.obstacle(small, "8xH100", given) is None
+    assert layouts.obstacle(llama, "8xB200", given) is None
+    assert "16 sequences" in (layouts.obstacle(small, "64xH100", set()) or "")
 
 
 def test_a_layout_is_open_where_neither_file_nor_options_say_one(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text("[model]\nd_model = 64\n")
-    assert plan_layouts.leaves_layout_open("8xH100", fields_given(str(recipe), ["--training.steps", "5"]))
-    assert not plan_layouts.leaves_layout_open("H100", set())
-    assert not plan_layouts.leaves_layout_open(None, set())
+    assert layouts.leaves_layout_open("8xH100", RecipeSource(str(recipe), ("--training.steps", "5")).given())
+    assert not layouts.leaves_layout_open("H100", set())
+    assert not layouts.leaves_layout_open(None, set())
     for options in ("--training.parallelism fsdp", "--parallelism.shard=8", "--training.micro_batch_size 1"):
-        assert not plan_layouts.leaves_layout_open("8xH100", fields_given(str(recipe), options.split()))
+        assert not layouts.leaves_layout_open("8xH100", RecipeSource(str(recipe), tuple(options.split())).given())
     recipe.write_text("[parallelism]\nshard = 8\n")
-    assert not plan_layouts.leaves_layout_open("8xH100", fields_given(str(recipe), []))
+    assert not layouts.leaves_layout_open("8xH100", RecipeSource(str(recipe), ()).given())
 
 
 @pytest.mark.parametrize(("n_devices", "context"), [(64, 8192), (24, 256), (7, 1024), (1000, 2048), (1, 512)])
 def test_the_batch_that_is_chosen_divides_among_the_devices_or_is_divided_by_them(n_devices: int, context: int) -> None:
     model = Recipe().model.__class__(vocab_size=300, context_length=context)
-    recipe, told = plan_layouts._with_batch(Recipe(model=model), n_devices, given=set())
+    recipe, told = layouts._with_batch(Recipe(model=model), n_devices, given=set())
     batch = recipe.training.batch_size
     assert batch % n_devices == 0 or n_devices % batch == 0
-    assert 0.5 <= batch * context / plan_layouts.USUAL_TOKENS <= 2
+    assert 0.5 <= batch * context / layouts.USUAL_TOKENS <= 2
     assert told is not None
     assert f"{batch:,}" in told

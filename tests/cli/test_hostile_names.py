@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from napkin.cli import progress, terminal
+from napkin.cli.common import progress, terminal
 from napkin.recipe.toml_file import read_recipe
 
 pytestmark = pytest.mark.usefixtures("place")

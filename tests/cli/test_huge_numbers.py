@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from napkin.cli import progress
+from napkin.cli.common import progress
 
 TINY = "--model.vocab-size 256 --model.d-model 16 --model.n-heads 2 --model.n-layers 1 --model.context-length 64"
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from napkin.cli.options import field_docstrings
-from napkin.cli.recipe import with_comments
+from napkin.cli.common.options import field_docstrings
+from napkin.cli.plan.recipe import with_comments
 from napkin.optim.registry import OPTIMIZERS
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import read_recipe

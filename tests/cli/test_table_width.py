@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from napkin.cli import table_layout, terminal
-from napkin.cli.table_layout import Column, lay_out
-from napkin.cli.terminal import print_table
+from napkin.cli.common import table_layout, terminal
+from napkin.cli.common.table_layout import Column, lay_out
+from napkin.cli.common.terminal import print_table
 
 SIZES = "--params 70B --on 1024xH100 --tokens 15T --rules --n-layers 80 --d-model 8192 --n-heads 64 --vocab-size 128256"
 MODEL = "--model.vocab-size 4096 --model.d-model 64 --model.n-layers 2 --model.n-heads 2 --model.context-length 64"

@@ -170,7 +170,7 @@ def test_a_restarted_job_knows_its_run_by_its_recipe(tmp_path: Path) -> None:
 def test_a_process_alone_loads_nothing_of_the_machinery() -> None:
     loaded = """
 import sys
-import napkin.cli.train_and_report, napkin.training.run
+import napkin.cli.train.following, napkin.training.run
 machinery = {"napkin.distributed.process_group", "torch.distributed.fsdp", "torch.distributed.tensor"}
 print(sorted(machinery & sys.modules.keys()))
 """

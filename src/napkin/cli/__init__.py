@@ -1,4 +1,4 @@
-"""The command line: one file per command, imported when it is called."""
+"""The command line: a folder per group of commands, each imported when it is called."""
 
 import contextlib
 import io
@@ -8,60 +8,61 @@ import warnings
 from collections.abc import Sequence
 
 import napkin
-from napkin.cli.commands import run_command, usage
+from napkin.cli.commands import Command, Group
 from napkin.errors import NapkinError, is_out_of_memory
 
-GROUPS: dict[str, dict[str, str]] = {
+GROUPS: dict[str, dict[str, Command]] = {
     "begin": {
-        "demo": "train a model on Python's own library, and account for it",
-        "doctor": "say what this machine has and lacks, and what is broken",
-        "calibrate": "measure this machine's products, bandwidth and overhead",
-        "completion": "print a script that completes commands in bash, zsh or fish",
+        "demo": Command("train a model on Python's own library, and account for it", "begin.demo"),
+        "doctor": Command("say what this machine has and lacks, and what is broken", "begin.doctor"),
+        "calibrate": Command("measure this machine's products, bandwidth and overhead", "measure.calibrate"),
+        "completion": Command("print a script that completes commands in bash, zsh or fish", "begin.completion"),
     },
     "text": {
-        "tokenizer": "train, compare, show, import or export one; encode text",
-        "data": "make a corpus of raw pages and files, by pipelines of stages",
-        "contamination": "say which items of a task stand in a training text",
+        "tokenizer": Command("train, compare, show, import or export one; encode text", "tokenizer"),
+        "data": Command("make a corpus of raw pages and files, by pipelines of stages", "data"),
+        "contamination": Command("say which items of a task stand in a training text", "evaluate.contamination"),
     },
     "plan, before anything runs": {
-        "recipe": "print a recipe, the TOML file that says all that a run does",
-        "plan": "say what a run will take: parameters, FLOPs, bytes, seconds",
-        "fit": "say how large a model some accelerators can train",
-        "count": "trace a training step: FLOPs, bytes by operator or module",
-        "budget": "say what FLOPs, days or dollars buy, by a fitted law",
-        "hardware": "print the catalogue of accelerators, or all about one",
-        "formats": "print the number formats, or a number rounded to each",
+        "recipe": Command("print a recipe, the TOML file that says all that a run does", "plan.recipe"),
+        "plan": Command("say what a run will take: parameters, FLOPs, bytes, seconds", "plan.training"),
+        "fit": Command("say how large a model some accelerators can train", "plan.fit"),
+        "count": Command("trace a training step: FLOPs, bytes by operator or module", "plan.count"),
+        "budget": Command("say what FLOPs, days or dollars buy, by a fitted law", "plan.budget"),
+        "hardware": Command("print the catalogue of accelerators, or all about one", "plan.catalogue:hardware_command"),
+        "formats": Command("print the number formats, or a number rounded to each", "plan.catalogue:formats_command"),
     },
     "train": {
-        "train": "plan, train, meter and reconcile a run",
-        "resume": "continue a run from its newest intact checkpoint",
-        "launch": "print or submit a job's script for Slurm or Kubernetes",
-        "tune": "learn from conversations, preferences, or rewards of answers",
-        "runs": "list runs, and compare their losses over steps or dollars",
-        "report": "write a run's report.html",
+        "train": Command("plan, train, meter and reconcile a run", "train.train"),
+        "resume": Command("continue a run from its newest intact checkpoint", "train.resume"),
+        "launch": Command("print or submit a job's script for Slurm or Kubernetes", "train.launch"),
+        "tune": Command("learn from conversations, preferences, or rewards of answers", "tune"),
+        "runs": Command("list runs, and compare their losses over steps or dollars", "train.runs:runs_command"),
+        "report": Command("write a run's report.html", "train.runs:report_command"),
     },
     "use a model": {
-        "generate": "let a trained model continue a text",
-        "chat": "talk with a model in the terminal",
-        "serve": "serve a model over HTTP, with OpenAI's interface and a page",
-        "evaluate": "bits per byte beside gzip and xz; tasks; two models compared",
-        "quantize": "write a run's model with weights of 8 or 4 bits",
-        "export": "write a model and its tokenizer as a Hugging Face folder",
+        "generate": Command("let a trained model continue a text", "models.generate"),
+        "chat": Command("talk with a model in the terminal", "models.chat"),
+        "serve": Command("serve a model over HTTP, with OpenAI's interface and a page", "models.serve"),
+        "evaluate": Command("bits per byte beside gzip and xz; tasks; two models compared", "evaluate.run"),
+        "quantize": Command("write a run's model with weights of 8 or 4 bits", "models.quantize"),
+        "export": Command("write a model and its tokenizer as a Hugging Face folder", "models.export"),
     },
     "scale": {
-        "sweep": "train a grid, a list or a sample of runs, and name the best",
-        "ladder": "recipes of growing runs whose law predicts a larger one",
-        "law": "fit scaling laws to runs, predict losses and best sizes",
-        "mup": "whether a learning rate of a small width holds at larger ones",
+        "sweep": Command("train a grid, a list or a sample of runs, and name the best", "scale.sweep"),
+        "ladder": Command("recipes of growing runs whose law predicts a larger one", "scale.ladder"),
+        "law": Command("fit scaling laws to runs, predict losses and best sizes", "law"),
+        "mup": Command("whether a learning rate of a small width holds at larger ones", "scale.mup"),
     },
     "measure": {
-        "profile": "where the seconds of a step go, operator by operator",
-        "bench": "time operators, modules, collectives, beside their limits",
-        "bench-serve": "send a load to a server: what its requests see",
-        "autotune": "choose the tiles of a recipe's GPU kernels by timing them",
+        "profile": Command("where the seconds of a step go, operator by operator", "measure.profile"),
+        "bench": Command("time operators, modules, collectives, beside their limits", "measure.bench"),
+        "bench-serve": Command("send a load to a server: what its requests see", "measure.bench_serve"),
+        "autotune": Command("choose the tiles of a recipe's GPU kernels by timing them", "measure.autotune"),
     },
 }
-COMMANDS = {name: what for commands in GROUPS.values() for name, what in commands.items()}
+COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
+ALL = Group(__name__, COMMANDS)
 
 # GNU's OpenMP lets waiting threads spin for a long time. Beside another busy program they occupy the core that they are
 # waiting for; sleeping sooner costs nothing on an idle machine (benchmarks/waiting_threads.py).
@@ -104,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _discard_output() -> None:
-    from napkin.cli.terminal import discard
+    from napkin.cli.common.terminal import discard
 
     discard(sys.stdout)
 
@@ -122,7 +123,7 @@ def _run(command: str, rest: Sequence[str]) -> int:
         from napkin.data.lost_pages import leaving_on_lost_pages
 
         with leaving_on_lost_pages():
-            return run_command(__name__, COMMANDS, command, rest)
+            return ALL.run(command, rest)
     except SystemExit as leaving:
         # `--help` of a command exits.
         return leaving.code if isinstance(leaving.code, int) else 0
@@ -162,19 +163,19 @@ def _fail(command: str, reason: str, status: int = 2) -> int:
 
 
 def _notify(command: str, message: str) -> None:
-    from napkin.cli.terminal import notify
+    from napkin.cli.common.terminal import notify
 
     notify(f"{command if command in COMMANDS else 'napkin'}: {message}")
 
 
 def _help() -> str:
-    listed, *_ = usage(__name__, COMMANDS)
+    listed, *_ = ALL.usage()
     about = "napkin trains language models and accounts for every byte, FLOP and dollar."
     width = max(map(len, COMMANDS))
     groups = [
         line
         for title, commands in GROUPS.items()
-        for line in ("", f"{title}:", *(f"  {name:<{width}}  {what}" for name, what in commands.items()))
+        for line in ("", f"{title}:", *(f"  {name:<{width}}  {command.about}" for name, command in commands.items()))
     ]
     more = "`napkin COMMAND --help` tells more. TEXT is a file, a folder, or stdlib: for\nPython's own library."
     return "\n".join([listed, "", about, *groups, "", more])

@@ -1,55 +1,67 @@
-"""Groups of commands: a folder is a group, a file in it a command, imported when it is called."""
+"""Groups of commands, and where the function of each command stands: it is imported when the command is called."""
 
 import importlib
-import keyword
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from napkin.errors import NapkinError, near_names
 
-
-def run_command(package: str, commands: Mapping[str, str], name: str, arguments: Sequence[str]) -> int:
-    """Call `main` of the command's module in `package` and return the exit status.
-
-    Raises NapkinError, with the nearest name, for a command that is not in `commands`.
-    """
-    if name not in commands:
-        prefix = command_line(package)
-        near = near_names(name, commands)
-        way_out = f"did you mean `{prefix} {near[0]}`?" if near else f"`{prefix} --help` lists them"
-        full_name = f"{prefix} {name}".removeprefix("napkin ")
-        raise NapkinError(f"there is no command '{full_name}': {way_out}")
-    return importlib.import_module(f"{package}.{module_name(name)}").main(list(arguments)) or 0
+Main = Callable[[Sequence[str]], int | None]
+"""A command as a function of its arguments; None is the exit status 0."""
 
 
-def module_name(command: str) -> str:
-    """The name of a command's module: `import` cannot be one, nor what has a hyphen.
+class Command(NamedTuple):
+    """What a command is for, and where it stands."""
 
-    >>> module_name("bench-serve"), module_name("import")
-    ('bench_serve', 'import_')
-    """
-    return command.replace("-", "_") + "_" * keyword.iskeyword(command)
+    about: str
+    place: str | Callable[[], Main]
+    """The module below the package of the group, with `:function` behind it unless that is `main`; or what gives the
+    function."""
 
-
-def run_group(package: str, commands: Mapping[str, str], arguments: Sequence[str]) -> int:
-    """Run the command that the first argument names; `--help`, or no argument, lists the commands."""
-    name, *rest = arguments or ["--help"]
-    if name in ("-h", "--help"):
-        print("\n".join([*usage(package, commands), "", f"`{command_line(package)} COMMAND --help` tells more."]))
-        return 0
-    return run_command(package, commands, name, rest)
+    def load(self, package: str) -> Main:
+        """Import the command."""
+        if not isinstance(self.place, str):
+            return self.place()
+        module, _, function = self.place.partition(":")
+        return getattr(importlib.import_module(f"{package}.{module}"), function or "main")
 
 
-def usage(package: str, commands: Mapping[str, str]) -> list[str]:
-    """The lines of help that list the commands of a group."""
-    width = max(map(len, commands))
-    listed = [f"  {name:<{width}}  {what}" for name, what in commands.items()]
-    return [f"usage: {command_line(package)} COMMAND ...", "", *listed]
+class Group:
+    """A command that is several: its first argument names one, and `--help`, or no argument, lists them."""
 
+    def __init__(self, package: str, commands: Mapping[str, Command]) -> None:
+        self.package, self.commands = package, commands
 
-def command_line(package: str) -> str:
-    """What is typed for a group.
+    @property
+    def typed(self) -> str:
+        """What is typed for it.
 
-    >>> command_line("napkin.cli"), command_line("napkin.cli.tokenizer")
-    ('napkin', 'napkin tokenizer')
-    """
-    return " ".join(["napkin", *package.split(".")[2:]])
+        >>> Group("napkin.cli", {}).typed, Group("napkin.cli.tokenizer", {}).typed
+        ('napkin', 'napkin tokenizer')
+        """
+        return " ".join(["napkin", *self.package.split(".")[2:]])
+
+    def __call__(self, arguments: Sequence[str]) -> int:
+        """Run the command that the first argument names."""
+        name, *rest = arguments or ["--help"]
+        if name in ("-h", "--help"):
+            print("\n".join([*self.usage(), "", f"`{self.typed} COMMAND --help` tells more."]))
+            return 0
+        return self.run(name, rest)
+
+    def run(self, name: str, arguments: Sequence[str]) -> int:
+        """Run a command and return its exit status.
+
+        Raises NapkinError, with the nearest name, for one that is not in the group.
+        """
+        if name not in self.commands:
+            near = near_names(name, self.commands)
+            way_out = f"did you mean `{self.typed} {near[0]}`?" if near else f"`{self.typed} --help` lists them"
+            raise NapkinError(f"there is no command '{f'{self.typed} {name}'.removeprefix('napkin ')}': {way_out}")
+        return self.commands[name].load(self.package)(list(arguments)) or 0
+
+    def usage(self) -> list[str]:
+        """The lines of help that list the commands."""
+        width = max(map(len, self.commands))
+        listed = [f"  {name:<{width}}  {command.about}" for name, command in self.commands.items()]
+        return [f"usage: {self.typed} COMMAND ...", "", *listed]

@@ -1,36 +1,35 @@
-"""`napkin data`: a group of commands, one file each; and one for each stage of a pipeline, made from its options."""
+"""`napkin data`: a group of commands, and one for each stage of a pipeline, made from its options."""
 
-from napkin.cli.commands import run_group
+from functools import partial
+
+from napkin.cli.commands import Command, Group, Main
 from napkin.curation.registry import STAGES
 
+
+def _stage(name: str) -> Main:
+    from napkin.cli.data.run import stage_command
+
+    return stage_command(name)
+
+
 COMMANDS = {
-    "run": "make a corpus of raw documents by the stages of a pipeline, or go on with it",
-    "recipe": "print a complete pipeline with a comment on each option, to begin with",
-    "plan": "predict what a pipeline will leave and take, from a sample of its input",
-    "reconcile": "compare a corpus with its plan",
-    "why": "tell a document's story: what each stage did to it, or why it was dropped",
-    "samples": "write a page with samples of what each stage dropped, beside what remained",
-    "chat": "turn conversations into tokens for tuning, and show what is learned of them",
-    "train-classifier": "train a classifier of texts on your positives and negatives, for the stage `classifier`",
-    "train-languages": "train a language classifier on texts of your own",
-    **{name: stage.about for name, stage in STAGES.items()},
+    "run": Command("make a corpus of raw documents by the stages of a pipeline, or go on with it", "run:run_command"),
+    "recipe": Command("print a complete pipeline with a comment on each option, to begin with", "recipe"),
+    "plan": Command("predict what a pipeline will leave and take, from a sample of its input", "plan:plan_command"),
+    "reconcile": Command("compare a corpus with its plan", "plan:reconcile_command"),
+    "why": Command("tell a document's story: what each stage did to it, or why it was dropped", "story:why_command"),
+    "samples": Command(
+        "write a page with samples of what each stage dropped, beside what remained", "story:samples_command"
+    ),
+    "chat": Command("turn conversations into tokens for tuning, and show what is learned of them", "chat"),
+    "train-classifier": Command(
+        "train a classifier of texts on your positives and negatives, for the stage `classifier`",
+        "classifiers:train_classifier_command",
+    ),
+    "train-languages": Command(
+        "train a language classifier on texts of your own", "classifiers:train_languages_command"
+    ),
+    **{name: Command(stage.about, partial(_stage, name)) for name, stage in STAGES.items()},
 }
 
-
-def main(arguments: list[str]) -> int:
-    """Run one of the commands."""
-    if arguments and arguments[0] in STAGES:
-        from napkin.cli.data.stage_command import run_stage
-
-        run_stage(arguments[0], arguments[1:])
-        return 0
-    return run_group(__name__, COMMANDS, arguments)
-
-
-def made_options(command: str) -> type | None:
-    """The options of a stage's command; None for a command that has a file."""
-    if command not in STAGES:
-        return None
-    from napkin.cli.data.stage_command import options_class
-
-    return options_class(command)
+main = Group(__name__, COMMANDS)

@@ -1,23 +1,63 @@
-"""`napkin data chat`."""
+"""`napkin data chat`: conversations as tokens, some of which are learned: coloured on a terminal, and elsewhere between
+marks."""
 
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+from rich.text import Text
 
-from napkin.cli.data.chat_text import LEARNED_BEGINS, LEARNED_ENDS, is_coloured, learned_text
-from napkin.cli.options import JsonOption, Switch, parse
-from napkin.cli.output_files import folder_for, refuse_existing
-from napkin.cli.progress import ProgressLine, progress_line
-from napkin.cli.terminal import print_json, print_rich, print_table, say
+from napkin.chats.token_sequence import TokenSequence
+from napkin.cli.common.files import folder_for, refuse_existing
+from napkin.cli.common.options import JsonOption, Switch, command
+from napkin.cli.common.progress import ProgressLine, progress_line
+from napkin.cli.common.terminal import out, print_json, print_rich, print_table, say
 from napkin.errors import NapkinError
+from napkin.tokenizer.base import Tokenizer
+from napkin.tokenizer.inspection import printable
+from napkin.tokenizer.text_input import split_at
 
 if TYPE_CHECKING:
     from napkin.chats.chat_encoder import ChatEncoder, LeftOut
     from napkin.chats.token_sequence import TokenSequence
     from napkin.tuning.example_file import UnitFile
+
+
+LEARNED_BEGINS, LEARNED_ENDS = "{+", "+}"
+_LEARNED, _NOT_LEARNED, _SPECIAL = "black on bright_green", "", "bold"
+
+
+def learned_text(tokenizer: Tokenizer, sequence: TokenSequence) -> Text:
+    """The text that a sequence's tokens stand for.
+
+    Characters that do not print are escapes. Where ordinary text is that of a special token, a backslash is before it.
+    """
+    special = set(tokenizer.special_tokens.values())
+    text, coloured = Text(), is_coloured()
+    pairs = zip(sequence.tokens.tolist(), sequence.counts.tolist(), strict=True)
+    for counts, stretch in groupby(pairs, key=lambda pair: pair[1]):
+        style = _LEARNED if counts else _NOT_LEARNED
+        text.append("" if coloured or not counts else LEARNED_BEGINS)
+        for is_special, run in groupby((token for token, _ in stretch), key=lambda token: token in special):
+            data = b"".join(tokenizer.vocabulary[token] for token in run)
+            shown = printable(data) if is_special else _with_backslashes(printable(data), tokenizer)
+            # A line of the text is a line here.
+            text.append(shown.replace("↵", "↵\n"), f"{style} {_SPECIAL}".strip() if is_special else style)
+        text.append("" if coloured or not counts else LEARNED_ENDS)
+    return text
+
+
+def is_coloured() -> bool:
+    """Whether standard output shows colours."""
+    return out.color_system is not None and not out.no_color
+
+
+def _with_backslashes(text: str, tokenizer: Tokenizer) -> str:
+    parts = split_at(text, tokenizer.special_tokens)
+    return "".join(f"\\{part}" if number % 2 else part for number, part in enumerate(parts))
+
 
 MOST_SHOWN = 1000
 NO_LIMIT = 2**34
@@ -70,9 +110,8 @@ class Counts:
         self.longest = max(self.longest, len(sequence.tokens))
 
 
-def main(arguments: list[str]) -> None:
-    """Encode the conversations of a file."""
-    options = parse(ChatDataOptions, "data chat", arguments)
+@command("data chat", ChatDataOptions)
+def main(options: ChatDataOptions) -> None:
     _check(options)
     from napkin.tuning.example_file import UnitFile, is_unit_file
 

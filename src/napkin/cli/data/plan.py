@@ -1,11 +1,11 @@
-"""`napkin data plan`."""
+"""`napkin data plan` and `napkin data reconcile`."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
 
-from napkin.cli.options import JsonOption, parse
+from napkin.cli.common.options import JsonOption, command
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,14 @@ class PlanOptions(JsonOption):
     """File for the plan, JSON, which `napkin data reconcile` compares with the corpus."""
 
 
-def main(arguments: list[str]) -> None:
-    """Plan the pipeline."""
-    options = parse(PlanOptions, "data plan", arguments)
+@command("data plan", PlanOptions)
+def plan_command(options: PlanOptions) -> None:
     from pathlib import Path
 
+    from napkin.cli.common.files import folder_for
+    from napkin.cli.common.progress import progress_line
+    from napkin.cli.common.terminal import print_json, say
     from napkin.cli.data.plan_tables import print_plan
-    from napkin.cli.output_files import folder_for
-    from napkin.cli.progress import progress_line
-    from napkin.cli.terminal import print_json, say
     from napkin.curation.engine.corpus_plan import plan_corpus
     from napkin.curation.engine.pipeline_file import read_pipeline
     from napkin.files import already_exists
@@ -68,3 +67,28 @@ def main(arguments: list[str]) -> None:
     print_plan(plan)
     if path is not None:
         say(f"wrote {path}")
+
+
+@dataclass(frozen=True)
+class ReconcileOptions(JsonOption):
+    """Compare a finished corpus with its plan: documents and bytes after each stage, and the seconds of each."""
+
+    corpus: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS")]
+    """Folder of the corpus."""
+    plan: str
+    """The plan, as `napkin data plan --out` wrote it."""
+
+
+@command("data reconcile", ReconcileOptions)
+def reconcile_command(options: ReconcileOptions) -> None:
+    from pathlib import Path
+
+    from napkin.cli.common.terminal import print_json
+    from napkin.cli.data.plan_tables import print_reconciliation
+    from napkin.curation.engine.corpus_plan import read_plan, reconcile
+
+    reconciled = reconcile(Path(options.corpus), read_plan(Path(options.plan)))
+    if options.json:
+        print_json(reconciled)
+    else:
+        print_reconciliation(reconciled)

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 
-from napkin.cli.terminal import print_table, say
+from napkin.cli.common.terminal import print_table, say
 from napkin.curation.engine.corpus_plan import CorpusPlan, Estimate, Flow, ReconciledRow, Reconciliation
 from napkin.units import format_bytes, format_count, format_seconds, format_share
 
 
 def print_plan(plan: CorpusPlan) -> None:
     """What is expected at each place of the pipeline, and what it takes."""
-    rows = [_row("read", plan.read, plan.read_seconds)]
+    rows = [_flow_row("read", plan.read, plan.read_seconds)]
     for stage in plan.stages:
-        rows.append(_row(stage.name, stage.remained, stage.seconds))
+        rows.append(_flow_row(stage.name, stage.remained, stage.seconds))
         rows += [[f"  {rule}", f"-{format_count(n)}", "", "", ""] for rule, n in _largest(stage.dropped)]
     rows.append(["written", "", format_bytes(plan.corpus_bytes), "", format_seconds(plan.write_seconds)])
     tokens = "tokens" if plan.tokens_are_counted else "tokens at 4 bytes"
@@ -40,7 +40,7 @@ def print_reconciliation(reconciled: Reconciliation) -> None:
         print_table(["stage", "planned seconds", "metered seconds", "meter / plan"], rows, align="lrrr")
 
 
-def _row(name: str, flow: Flow, seconds: float) -> list[str]:
+def _flow_row(name: str, flow: Flow, seconds: float) -> list[str]:
     documents = _interval(flow.documents, format_count)
     return [
         name,

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import tomli_w
 import tyro
 
-from napkin.cli.options import field_docstrings, parse
-from napkin.cli.terminal import print_verbatim
+from napkin.cli.common.options import command, field_docstrings
+from napkin.cli.common.terminal import print_verbatim
 from napkin.curation.engine.pipeline_file import InputOptions, OutputOptions, Pipeline
 from napkin.curation.registry import STAGES, stage_class
 
@@ -43,9 +43,8 @@ class PipelineRecipeOptions:
     """Stages of the pipeline, in order: napkin data recipe length near-duplicates."""
 
 
-def main(arguments: list[str]) -> None:
-    """Print a pipeline."""
-    options = parse(PipelineRecipeOptions, "data recipe", arguments)
+@command("data recipe", PipelineRecipeOptions)
+def main(options: PipelineRecipeOptions) -> None:
     print_verbatim(commented_pipeline(options.stages).removesuffix("\n"))
 
 

@@ -3,9 +3,9 @@
 from functools import partial
 from pathlib import Path
 
-from napkin.cli.output_files import folder_for
-from napkin.cli.progress import ProgressLine, progress_line
-from napkin.cli.terminal import notify, print_json, print_table, say
+from napkin.cli.common.files import folder_for
+from napkin.cli.common.progress import ProgressLine, progress_line
+from napkin.cli.common.terminal import notify, print_json, print_table, say
 from napkin.curation.engine.corpus_writer import Amount, Manifest
 from napkin.curation.engine.pipeline_file import Pipeline
 from napkin.curation.engine.pipeline_run import Engine, Outcome, curate

@@ -1,14 +1,11 @@
-"""`napkin law`: a group of commands, one file each."""
+"""`napkin law`, a group of commands."""
 
-from napkin.cli.commands import run_group
+from napkin.cli.commands import Command, Group
 
 COMMANDS = {
-    "fit": "fit a scaling law to runs, and say how far it can be trusted",
-    "predict": "predict a loss, or the best size and tokens for some FLOPs, with intervals",
-    "compare": "say which law holds: fit on the smaller runs, predict the larger ones",
+    "fit": Command("fit a scaling law to runs, and say how far it can be trusted", "fit"),
+    "predict": Command("predict a loss, or the best size and tokens for some FLOPs, with intervals", "predict"),
+    "compare": Command("say which law holds: fit on the smaller runs, predict the larger ones", "compare"),
 }
 
-
-def main(arguments: list[str]) -> int:
-    """Run one of the commands."""
-    return run_group(__name__, COMMANDS, arguments)
+main = Group(__name__, COMMANDS)

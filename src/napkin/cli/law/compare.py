@@ -3,10 +3,10 @@
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from napkin.cli.law.law_runs import Sources, read_runs
-from napkin.cli.options import JsonOption, parse
-from napkin.cli.progress import progress_line
-from napkin.cli.terminal import print_json, print_table, say
+from napkin.cli.common.options import JsonOption, command
+from napkin.cli.common.progress import progress_line
+from napkin.cli.common.terminal import print_json, print_table, say
+from napkin.cli.law.runs import Sources, read_runs
 from napkin.units import format_share
 
 if TYPE_CHECKING:
@@ -28,9 +28,8 @@ class CompareOptions(JsonOption):
     """Column of the loss in the CSV file."""
 
 
-def main(arguments: list[str]) -> None:
-    """Compare laws."""
-    options = parse(CompareOptions, "law compare", arguments)
+@command("law compare", CompareOptions)
+def main(options: CompareOptions) -> None:
     chosen = read_runs(options.runs, loss_column=options.loss_column, drop_highest=options.drop_highest)
     from napkin.scaling.law_comparison import compare_laws
 

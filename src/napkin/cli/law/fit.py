@@ -4,8 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from napkin.cli.law.law_runs import ChosenRuns, FittedName, Sources, read_runs
-from napkin.cli.law.law_tables import (
+from napkin.cli.common.files import refuse_existing
+from napkin.cli.common.options import JsonOption, command
+from napkin.cli.common.progress import progress_line
+from napkin.cli.common.terminal import notify, print_json, print_table, say
+from napkin.cli.law.runs import ChosenRuns, FittedName, Sources, read_runs
+from napkin.cli.law.tables import (
     as_json,
     five_digits,
     optimum_rows,
@@ -16,10 +20,6 @@ from napkin.cli.law.law_tables import (
     print_size_law,
     residual_summary,
 )
-from napkin.cli.options import JsonOption, parse
-from napkin.cli.output_files import refuse_existing
-from napkin.cli.progress import progress_line
-from napkin.cli.terminal import notify, print_json, print_table, say
 from napkin.errors import NapkinError
 from napkin.units import format_share, parse_count
 
@@ -60,9 +60,8 @@ class FitOptions(JsonOption):
     """HTML file to write, with pictures; an earlier page of this command is replaced, no other file is."""
 
 
-def main(arguments: list[str]) -> None:
-    """Fit a law and print it."""
-    options = parse(FitOptions, "law fit", arguments)
+@command("law fit", FitOptions)
+def main(options: FitOptions) -> None:
     if options.out is not None:
         refuse_existing(Path(options.out))
     budgets = [float(parse_count(each)) for each in options.flops]

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from napkin.cli.law.law_runs import LawName, Sources, read_runs
-from napkin.cli.law.law_tables import as_json, print_optima
-from napkin.cli.options import JsonOption, parse
-from napkin.cli.progress import progress_line
-from napkin.cli.terminal import print_json, print_table, say
+from napkin.cli.common.options import JsonOption, command
+from napkin.cli.common.progress import progress_line
+from napkin.cli.common.terminal import print_json, print_table, say
+from napkin.cli.law.runs import LawName, Sources, read_runs
+from napkin.cli.law.tables import as_json, print_optima
 from napkin.errors import NapkinError
 from napkin.units import format_count, parse_count
 
@@ -41,9 +41,8 @@ class PredictOptions(JsonOption):
     """Column of the loss in the CSV file."""
 
 
-def main(arguments: list[str]) -> None:
-    """Predict."""
-    options = parse(PredictOptions, "law predict", arguments)
+@command("law predict", PredictOptions)
+def main(options: PredictOptions) -> None:
     params, tokens, flops = (
         None if each is None else float(_positive(each, name))
         for each, name in ((options.params, "params"), (options.tokens, "tokens"), (options.flops, "flops"))

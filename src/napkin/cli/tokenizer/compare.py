@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 import tyro
 
-from napkin.cli.options import JsonOption, Switch, parse
-from napkin.cli.progress import ProgressLine, progress_line
-from napkin.cli.terminal import print_json, print_table, say
-from napkin.cli.text_arguments import STANDARD_LIBRARY, open_documents
+from napkin.cli.common.files import STANDARD_LIBRARY, open_documents
+from napkin.cli.common.options import JsonOption, Switch, command
+from napkin.cli.common.progress import ProgressLine, progress_line
+from napkin.cli.common.terminal import print_json, print_table, say
+from napkin.cli.tokenizer.texts import describe_unknown_words
 from napkin.cli.tokenizer.token_text import print_tokens
-from napkin.cli.tokenizer.unknown_words import describe_unknown_words
 from napkin.errors import NapkinError
 from napkin.hardware.host import usable_cores
 from napkin.tokenizer.base import Tokenizer
@@ -64,9 +64,8 @@ class Result:
     cost: UnknownRate
 
 
-def main(arguments: list[str]) -> None:
-    """Encode a text with tokenizers of each kind, and show their tokens."""
-    options = parse(CompareOptions, "tokenizer compare", arguments)
+@command("tokenizer compare", CompareOptions)
+def main(options: CompareOptions) -> None:
     if not 0 <= options.show <= MOST_SHOWN:
         raise NapkinError(f"--show is {options.show}: use 0 to {MOST_SHOWN:,} characters")
     saved = [(path, load_tokenizer(path)) for path in options.with_]

@@ -8,13 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from napkin.cli.options import JsonOption, parse
-from napkin.cli.output_files import folder_for, refuse_existing
-from napkin.cli.progress import ProgressLine, progress_line
-from napkin.cli.terminal import notify, print_json, say
-from napkin.cli.text_arguments import PART_BYTES
-from napkin.cli.tokenizer.texts import TextOptions, read_sides, require_texts
-from napkin.cli.tokenizer.unknown_words import describe_unknown_words
+from napkin.cli.common.files import PART_BYTES, folder_for, refuse_existing
+from napkin.cli.common.options import JsonOption, command
+from napkin.cli.common.progress import ProgressLine, progress_line
+from napkin.cli.common.terminal import notify, print_json, say
+from napkin.cli.tokenizer.texts import TextOptions, describe_unknown_words, read_sides, require_texts
 from napkin.data.corpus import Side
 from napkin.data.curated_corpus import Document
 from napkin.hardware.host import usable_cores
@@ -44,9 +42,8 @@ class EncodeOptions(TextOptions, JsonOption):
     and a line says so."""
 
 
-def main(arguments: list[str]) -> None:
-    """Write one token file per side of the split."""
-    options = parse(EncodeOptions, "tokenizer encode", arguments)
+@command("tokenizer encode", EncodeOptions)
+def main(options: EncodeOptions) -> None:
     require_texts(options, "encode")
     tokenizer = load_tokenizer(options.tokenizer)
     sides: list[Side] = ["training", "validation"] if options.validation_fraction else ["training"]

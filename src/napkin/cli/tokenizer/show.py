@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import tyro
 from rich.text import Text
 
-from napkin.cli.options import JsonOption, parse
-from napkin.cli.terminal import print_json, print_table, say
+from napkin.cli.common.options import JsonOption, command
+from napkin.cli.common.terminal import print_json, print_table, say
 from napkin.cli.tokenizer.token_text import split_text
 from napkin.errors import NapkinError
 from napkin.tokenizer.base import Tokenizer
@@ -37,9 +37,8 @@ class ShowOptions(JsonOption):
     """Text to build up instead; in the middle of a sentence a word begins with its space: --word " word"."""
 
 
-def main(arguments: list[str]) -> None:
-    """Print what a tokenizer contains, or how a word is built up."""
-    options = parse(ShowOptions, "tokenizer show", arguments)
+@command("tokenizer show", ShowOptions)
+def main(options: ShowOptions) -> None:
     for name, number in (("--longest", options.longest), ("--merges", options.merges)):
         if number < 0:
             raise NapkinError(f"{name} is {number}: use 0 or more")

@@ -1,4 +1,5 @@
-"""The texts of `napkin tokenizer train` and `napkin tokenizer encode`, split into training and validation."""
+"""The texts of `napkin tokenizer train` and `napkin tokenizer encode`, split into training and validation, and what
+their unknown words cost."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,10 +8,11 @@ from typing import Annotated
 
 import tyro
 
-from napkin.cli.text_arguments import PART_BYTES, open_documents
+from napkin.cli.common.files import PART_BYTES, open_documents
 from napkin.data.corpus import Side, divide_inline, split_into_sides
 from napkin.data.curated_corpus import Document
 from napkin.errors import NapkinError
+from napkin.tokenizer.word_level import UNK, UnknownRate
 
 
 @dataclass(frozen=True)
@@ -66,3 +68,8 @@ def read_sides(
                 f"--validation-fraction {fraction} leaves no text for {side}: "
                 "use more text, another fraction, or 0 to hold nothing out"
             )
+
+
+def describe_unknown_words(cost: UnknownRate) -> str:
+    """The fraction of the tokens that are UNK, and the fraction of the bytes that they lose."""
+    return f"{cost.tokens:.1%} of the tokens are {UNK}, and {cost.bytes:.1%} of the bytes are lost in them"

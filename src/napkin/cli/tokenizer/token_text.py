@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from rich.cells import cell_len
 from rich.text import Text
 
-from napkin.cli.terminal import out, print_rich
+from napkin.cli.common.terminal import out, print_rich
 from napkin.tokenizer.base import Tokenizer
 from napkin.tokenizer.inspection import printable
 

@@ -9,13 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from napkin.cli.options import JsonOption, parse
-from napkin.cli.output_files import folder_for, refuse_existing
-from napkin.cli.progress import ProgressLine, progress_line
-from napkin.cli.terminal import print_json, print_table, say
-from napkin.cli.text_arguments import open_documents
-from napkin.cli.tokenizer.texts import TextOptions, read_side, require_texts
-from napkin.cli.tokenizer.unknown_words import describe_unknown_words
+from napkin.cli.common.files import folder_for, open_documents, refuse_existing
+from napkin.cli.common.options import JsonOption, command
+from napkin.cli.common.progress import ProgressLine, progress_line
+from napkin.cli.common.terminal import print_json, print_table, say
+from napkin.cli.tokenizer.texts import TextOptions, describe_unknown_words, read_side, require_texts
 from napkin.data.corpus import split_documents
 from napkin.data.curated_corpus import Document
 from napkin.errors import NapkinError
@@ -52,9 +50,8 @@ class TrainOptions(TextOptions, JsonOption):
     o200k, whole, or a regular expression; None is gpt2."""
 
 
-def main(arguments: list[str]) -> None:
-    """Train a tokenizer, compare it with simpler ones, and write its file."""
-    options = parse(TrainOptions, "tokenizer train", arguments)
+@command("tokenizer train", TrainOptions)
+def main(options: TrainOptions) -> None:
     require_texts(options, "train")
     _refuse_meaningless(options)
     path = Path(options.out)

@@ -1,16 +1,15 @@
-"""`napkin tune`: a group of commands, one file each."""
+"""`napkin tune`, a group of commands."""
 
-from napkin.cli.commands import run_group
+from napkin.cli.commands import Command, Group
 
 COMMANDS = {
-    "sft": "fine-tune a model on conversations: all weights, or adapters",
-    "demo": "an arithmetic model from scratch: taught by a careless teacher, then by rewards",
-    "rl": "reinforcement learning: a model learns from rewards of its own answers",
-    "preference": "learn from pairs of answers: DPO, IPO, KTO, ORPO, SimPO",
-    "reward-model": "learn which of two answers is better, as a number for each",
+    "sft": Command("fine-tune a model on conversations: all weights, or adapters", "methods:sft_command"),
+    "demo": Command("an arithmetic model from scratch: taught by a careless teacher, then by rewards", "demo"),
+    "rl": Command("reinforcement learning: a model learns from rewards of its own answers", "methods:rl_command"),
+    "preference": Command("learn from pairs of answers: DPO, IPO, KTO, ORPO, SimPO", "methods:preference_command"),
+    "reward-model": Command(
+        "learn which of two answers is better, as a number for each", "methods:reward_model_command"
+    ),
 }
 
-
-def main(arguments: list[str]) -> int:
-    """Run one of the commands."""
-    return run_group(__name__, COMMANDS, arguments)
+main = Group(__name__, COMMANDS)

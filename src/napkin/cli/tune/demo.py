@@ -3,14 +3,13 @@
 import dataclasses
 import json
 import random
-import shlex
 import statistics
 import time
 from pathlib import Path
 
-from napkin.cli.demo import free_folder, run_napkin
-from napkin.cli.options import parse
-from napkin.cli.terminal import print_table, say
+from napkin.cli.begin.demo import free_folder, print_times, run_stage
+from napkin.cli.common.options import command
+from napkin.cli.common.terminal import print_table, say
 from napkin.files import atomic_write_text
 from napkin.model.config import ModelConfig
 from napkin.recipe.data_config import DataConfig
@@ -18,7 +17,6 @@ from napkin.recipe.recipe import Recipe
 from napkin.recipe.toml_file import format_recipe
 from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.recipe.tuning_recipe import ReinforcementConfig, ReinforcementRecipe, TuningConfig, TuningRecipe
-from napkin.units import format_seconds
 
 ENVIRONMENT = "sums:2"
 SOLVED = 12000
@@ -38,9 +36,8 @@ class TuningDemoOptions:
     """Of the teacher, of the weights and of what is drawn."""
 
 
-def main(arguments: list[str]) -> int:
-    """Run the demo; returns the exit status of the first command that fails."""
-    options = parse(TuningDemoOptions, "tune demo", arguments)
+@command("tune demo", TuningDemoOptions)
+def main(options: TuningDemoOptions) -> int:
     folder = free_folder(Path(options.folder))
     folder.mkdir(parents=True)
     begin = time.perf_counter()
@@ -56,13 +53,9 @@ def main(arguments: list[str]) -> int:
         ("supervised tuning", ["tune", "sft", f"{folder}/taught.toml", "--run", f"{folder}/taught"]),
         ("reinforcement learning", ["tune", "rl", f"{folder}/practised.toml", "--run", f"{folder}/practised"]),
     ]
-    for name, command in stages:
-        say()
-        say(f"$ napkin {shlex.join(command)}", style="bold", keep_lines=True)
-        start = time.perf_counter()
-        if status := run_napkin(command):
+    for name, typed in stages:
+        if status := run_stage(name, typed, taken):
             return status
-        taken[name] = time.perf_counter() - start
     _summarise(folder, taken)
     return 0
 
@@ -131,10 +124,7 @@ def held_out(run: Path, step: int) -> float:
 def _summarise(folder: Path, taken: dict[str, float]) -> None:
     run = folder / "practised"
     steps = sorted(int(path.stem.removeprefix("step-")) for path in (run / "answers").glob("step-*.jsonl"))
-    rows = [(name, format_seconds(seconds)) for name, seconds in (*taken.items(), ("total", sum(taken.values())))]
-    say()
-    print_table(("stage", "time"), rows)
-    say()
+    print_times(taken)
     print_table(
         ("step", "held-out sums that are right"), [(f"{step:,}", f"{held_out(run, step):.1%}") for step in steps]
     )

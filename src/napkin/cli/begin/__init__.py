@@ -1,0 +1,1 @@
+"""The first commands: what this machine has, a demo, completion in a shell."""

@@ -1,0 +1,1 @@
+"""What all commands share: options and their help, the terminal, progress, files."""

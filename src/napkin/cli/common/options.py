@@ -1,0 +1,315 @@
+"""Commands and their options, parsed by tyro into the command's dataclass; an error in them is one line.
+
+The docstring below a field is its help. tyro would keep the line breaks of the source, so a rule of our own joins the
+lines of each paragraph.
+"""
+
+import ast
+import contextlib
+import dataclasses
+import functools
+import inspect
+import io
+import re
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+import tyro
+from rich.text import Text
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
+
+from napkin.cli.commands import Main
+from napkin.cli.common.help_sections import ALL, asked_section, short_help
+from napkin.cli.common.terminal import printable
+from napkin.errors import NapkinError, near_names
+from napkin.recipe.data_config import TrainFiles, read_files, write_files
+
+Options = TypeVar("Options")
+
+Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+"""An option that is off unless it is given; other booleans also have a --no- form."""
+
+INLINED = tyro.conf.arg(name="")
+"""For a group of options without a prefix: --temperature, not --sampling.temperature."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonOption:
+    """For commands that can print their result as JSON."""
+
+    json: Switch = False
+    """Print the result for programs, as JSON."""
+
+
+@dataclass(frozen=True)
+class RunOptions(JsonOption):
+    """For commands on a run."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
+
+
+def command(name: str, options: type[Options]) -> Callable[[Callable[[Options], int | None]], Main]:
+    """Make a command of a function of its parsed options."""
+
+    def decorate(run: Callable[[Options], int | None]) -> Main:
+        return takes(options)(lambda arguments: run(parse(options, name, arguments)))
+
+    return decorate
+
+
+def takes(*options: type) -> Callable[[Main], Main]:
+    """Declare the options of a command that parses its arguments itself."""
+
+    def decorate(run: Main) -> Main:
+        run.__dict__["options"] = options
+        return run
+
+    return decorate
+
+
+def options_of(run: Main) -> tuple[type, ...]:
+    """The dataclasses that a command parses."""
+    return run.__dict__.get("options", ())
+
+
+_REGISTRY = ConstructorRegistry()
+_CONFIG = (tyro.conf.AvoidSubcommands,)
+
+
+def parse(options: type[Options], command: str, arguments: Sequence[str], default: Options | None = None) -> Options:
+    """Parse a command's options into its dataclass; `--help` shows its docstrings, types and defaults: all of them, or
+    those that the dataclass names in `FIRST`; `--help SECTION` those of a group.
+
+    Raises NapkinError for an unknown option, a value of the wrong type, a superfluous or a missing argument.
+    """
+    complaint = io.StringIO()
+    first = getattr(options, "FIRST", None)
+    shown, section = asked_section(arguments)
+    if section == ALL:
+        section = None
+    if section or (section is not None and first):
+        # In boxes, whatever the terminal's encoding is: they divide the text.
+        page = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+        with redirect_stdout(page), contextlib.suppress(SystemExit):
+            tyro.cli(options, prog=f"napkin {command}", args=shown, default=default, registry=_REGISTRY, config=_CONFIG)
+        page.seek(0)
+        print(short_help(page.read(), section, first or (), f"napkin {command}"))
+        raise SystemExit(0)
+    try:
+        with redirect_stderr(complaint):
+            parsed, unknown = tyro.cli(
+                options,
+                prog=f"napkin {command}",
+                args=shown,
+                default=default,
+                registry=_REGISTRY,
+                config=_CONFIG,
+                return_unknown_args=True,
+            )
+    except SystemExit as leaving:
+        if not leaving.code:
+            raise
+        raise NapkinError(_explained(_first_paragraph(complaint.getvalue()), command)) from None
+    assert parsed is not None
+    if unknown:
+        raise NapkinError(_unknown(unknown[0], options, command))
+    return parsed
+
+
+def _first_paragraph(box: str) -> str:
+    """The text in tyro's error box up to its first rule, as one line."""
+    found: list[str] = []
+    # The first line is the box's upper edge, with a title.
+    for line in Text.from_ansi(box).plain.splitlines()[1:]:
+        # Where the output is not UTF-8 the box is drawn in ASCII.
+        line = line.strip("│| ")
+        is_rule = not line.strip("─╰╯-+")
+        if found and is_rule:
+            break
+        found += [] if is_rule else line.split()
+    text = " ".join(found).removeprefix("Error parsing ").removesuffix("(required)").rstrip(" .")
+    first = text.partition(" ")[0].rstrip(":")
+    # The name of a positional argument is in capitals.
+    return text if first.isupper() and len(first) > 1 else text[:1].lower() + text[1:]
+
+
+def _explained(complaint: str, command: str) -> str:
+    """tyro's complaint with a way out: the nearest of an option's choices, or the help."""
+    choice = _CHOICE.fullmatch(complaint)
+    if not choice:
+        return f"{complaint}: {_tells_more(command)}"
+    before, value, listed = choice.groups()
+    choices = re.findall(r"'([^']*)'", listed)
+    near = near_names(value, choices)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return f"{before}: use one of {', '.join(choices)}{hint}; {_tells_more(command)}"
+
+
+_CHOICE = re.compile(r"(invalid choice '(.*)' for argument '[^']*')\. Expected one of \((.*)\)")
+
+
+def _unknown(argument: str, options: type, command: str) -> str:
+    if not argument.startswith("-"):
+        return f"'{argument}' is one argument too many, or in the wrong place: {_tells_more(command)}"
+    name = argument.partition("=")[0]
+    names = list(option_choices(options))
+    group, _, field = name.lstrip("-").rpartition(".")
+    beside = [found.removeprefix(f"{group}.") for found in names if group and found.startswith(f"{group}.")]
+    # A field is found by its own name, as --training.steps for --steps, and by its initials, as in lr. Within a
+    # known group only the fields are compared: the common prefix would make any two of its options similar.
+    near = (
+        [found for found in names if found.rpartition(".")[2] == field]
+        or [found for found in names if "-" in found and _initials(found) == field]
+        or [f"{group}.{found}" for found in near_names(field, beside)]
+        or ([] if beside else near_names(name.lstrip("-"), names))
+    )
+    if near:
+        return f"there is no option '{name}': did you mean --{near[0]}?"
+    return f"there is no option '{name}': {_tells_more(command)}; write --option=VALUE for a value that begins with -"
+
+
+def _initials(name: str) -> str:
+    return "".join(word[:1] for word in name.rpartition(".")[2].split("-"))
+
+
+def option_choices(options: type) -> dict[str, tuple[str, ...]]:
+    """The names of a command's options, and the values of those that have few: for completion in a shell."""
+    return dict(_choices(options))
+
+
+def _choices(options: type, prefix: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
+    for field, hint in _fields(options):
+        inner, *marks = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+        name = next((mark.name for mark in marks if getattr(mark, "name", None)), field.name.replace("_", "-"))
+        if dataclasses.is_dataclass(inner):
+            yield from _choices(typing.cast(type, inner), prefix if INLINED in marks else f"{prefix}{name}.")
+        elif tyro.conf.Positional not in marks:
+            kinds = [inner, *typing.get_args(inner)]
+            values = [value for kind in kinds if typing.get_origin(kind) is Literal for value in typing.get_args(kind)]
+            yield prefix + name, tuple(str(value) for value in values)
+            if inner is bool and tyro.conf.FlagCreatePairsOff not in marks:
+                yield f"{prefix}no-{name}", ()
+
+
+def _tells_more(command: str) -> str:
+    return f"`napkin {command.partition(' [')[0]} --help` tells more"
+
+
+@_REGISTRY.struct_rule
+def _dataclass(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """A dataclass whose help texts are paragraphs; the help of a group is the first paragraph of its docstring."""
+    if not dataclasses.is_dataclass(info.type):
+        return None
+    cls = typing.cast(type, info.type)
+    fields = []
+    for field, hint in _fields(cls):
+        default = getattr(info.default, field.name) if isinstance(info.default, cls) else _default(field)
+        texts = field_docstrings(cls)
+        inner = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+        text = _paragraphs(inner.__doc__ or "")[0] if dataclasses.is_dataclass(inner) else texts.get(field.name, "")
+        fields.append(StructFieldSpec(name=field.name, type=hint, default=default, helptext=text))
+    return StructConstructorSpec(instantiate=cls, fields=tuple(fields))
+
+
+def _fields(cls: type) -> list[tuple[dataclasses.Field, Any]]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    # What is keyword-only, --json, comes last.
+    return [
+        (field, hints[field.name]) for field in sorted(dataclasses.fields(cls), key=lambda field: field.kw_only is True)
+    ]
+
+
+def _default(field: dataclasses.Field) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    return tyro.MISSING if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+@functools.cache
+def field_docstrings(cls: type) -> dict[str, str]:
+    """The docstring below each field of a dataclass and of its base classes."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        try:
+            source = inspect.getsource(base)
+        except (OSError, TypeError):
+            # A class that was made of others, whose fields are theirs.
+            continue
+        (definition,) = ast.parse(inspect.cleandoc("\n" + source)).body
+        assert isinstance(definition, ast.ClassDef)
+        for statement, following in zip(definition.body, definition.body[1:], strict=False):
+            match statement, following:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = "\n\n".join(_paragraphs(text))
+    return found
+
+
+def _paragraphs(docstring: str) -> list[str]:
+    """A docstring's paragraphs, each as one line."""
+    return [" ".join(paragraph.split()) for paragraph in inspect.cleandoc(docstring).split("\n\n")]
+
+
+@_REGISTRY.primitive_rule
+def _value(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """Numbers, texts, and values that may be None, with error messages in plain words instead of Python's."""
+    kinds: list[Any] = list(typing.get_args(info.type)) or [info.type]
+    optional = type(None) in kinds
+    kind: Any = next((kind for kind in kinds if kind is not type(None)), None)
+    if kind not in _EXPECTED or len(kinds) > 1 + optional:
+        return None
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=kind.__name__.upper() + "|None" * optional,
+        instance_from_str=functools.partial(_read, kind, optional),
+        is_instance=functools.partial(_is, kind, optional),
+        str_from_instance=_shown,
+    )
+
+
+def _read(kind: Any, optional: bool, texts: list[str]) -> Any:
+    if optional and texts[0] == "None":
+        return None
+    try:
+        return kind(texts[0])
+    except ValueError:
+        raise ValueError(f"'{texts[0]}' is not {_EXPECTED[kind]}{' and not None' * optional}") from None
+
+
+def _is(kind: Any, optional: bool, value: Any) -> bool:
+    return isinstance(value, kind) or (optional and value is None)
+
+
+def _shown(value: Any) -> list[str]:
+    # In the help, where a default comes from a recipe file.
+    return [printable(str(value))]
+
+
+@_REGISTRY.primitive_rule
+def _train_files(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """One file, several, or several with weights."""
+    if info.type != TrainFiles:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="FILE[=WEIGHT] ...",
+        instance_from_str=read_files,
+        is_instance=lambda value: isinstance(value, str | tuple | dict),
+        str_from_instance=lambda value: [printable(each) for each in write_files(value)],
+    )
+
+
+_EXPECTED: dict[Any, str] = {int: "a whole number", float: "a number", str: "text"}

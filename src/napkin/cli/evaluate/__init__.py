@@ -1,0 +1,1 @@
+"""`napkin evaluate` in its forms, and `napkin contamination`."""

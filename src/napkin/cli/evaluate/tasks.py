@@ -1,0 +1,239 @@
+"""`napkin evaluate RUN --task FILE`: questions put to a model, with their plan, and what they can tell apart."""
+
+import hashlib
+import json as json_text
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from napkin.cli.common.files import folder_for, refuse_existing
+from napkin.cli.common.options import Switch
+from napkin.cli.common.progress import progress_line
+from napkin.cli.common.terminal import notify, print_json, print_table, say
+from napkin.errors import NapkinError
+from napkin.units import format_count, format_seconds
+
+if TYPE_CHECKING:
+    from napkin.evaluation.tasks.prompts import Prompting
+    from napkin.evaluation.tasks.published import Task
+    from napkin.evaluation.tasks.results import TaskResult
+    from napkin.evaluation.tasks.running import TaskPlan
+    from napkin.evaluation.uncertainty import Estimate
+    from napkin.inference.task_model import EvaluatedModel
+
+TIMED_ITEMS = 8
+DISAGREEMENTS = (0.2, 0.5)
+"""Shares of items on which two models may differ: relatives, and strangers at half right."""
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """Questions put to the model: --task FILE."""
+
+    task: tuple[str, ...] = ()
+    """Task files (JSONL, CSV or TOML), or folders of them: multiple choice, minimal pairs, or answers that the model
+    writes. Several are sections of one task."""
+    dev: tuple[str, ...] = ()
+    """Files of items that examples are taken from."""
+    shots: int = 0
+    """Examples before each question."""
+    seed: int | None = None
+    """Draws the examples, the items of --limit, and windows of a text; None takes the first examples of the dev
+    file."""
+    limit: int | None = None
+    """Items of a random sample; None is all."""
+    chat: Switch = False
+    """Put questions and examples in the model's chat template."""
+    unconditional: Switch = False
+    """Score choices without their question too: acc_uncond, as Brown et al. 2020 normalise."""
+    answer_tokens: int | None = None
+    """Tokens of a generated answer, at most; None is what the task says, or 256."""
+    score: str | None = None
+    """The score that leads: acc, acc_norm (per character), acc_bytes, acc_tokens, acc_uncond, exact_match."""
+    skip_bad: Switch = False
+    """Leave out items that cannot be scored, and say which."""
+    weights: Literal["auto", "fp32", "bf16"] = "fp32"
+    """Number format of the weights; auto is bf16 where the device multiplies it natively."""
+    plan: Switch = False
+    """Say what the evaluation takes, timed on a part of it, and what its items can tell apart, and stop there."""
+    usd_per_hour: float | None = None
+    """Price of this machine, for the plan."""
+    out: str | None = None
+    """JSON file of the result, beside which the items that are done are kept; None is in the run's folder."""
+    compare: tuple[str, ...] = ()
+    """Two results, to be compared: of a task item by item; no RUN is opened."""
+
+    def __post_init__(self) -> None:
+        if self.usd_per_hour is not None and not 0 < self.usd_per_hour < 1e9:
+            raise NapkinError(f"--usd-per-hour is {self.usd_per_hour}: use a number above 0")
+
+
+def evaluate_task(folder: str, options: TaskOptions, *, json: bool) -> None:
+    """Plan the task, run it, and print and write its result."""
+    task, prompting = _task(options)
+    with progress_line("opening the model") as line:
+        from napkin.evaluation.tasks.results import settings_of
+        from napkin.evaluation.tasks.running import fitting_items, plan_task
+        from napkin.inference.task_model import open_for_tasks
+
+        model = open_for_tasks(folder, weights=options.weights, on_message=notify)
+        task = fitting_items(task, model, prompting, skip_bad=options.skip_bad)
+        settings = settings_of(task, model.about(), prompting)
+        path = _path(folder, options.out, task.name, settings)
+        if path is not None and path.exists() and not _log_of(path).exists():
+            refuse_existing(path)
+        line.retitle("counting the tokens")
+        plan = plan_task(task, model, prompting, timed_items=TIMED_ITEMS if options.plan else 0, progress=line)
+    told = _plan_figures(plan, options.usd_per_hour)
+    if options.plan and json:
+        print_json(told)
+    if not json:
+        _say_plan(task, prompting, plan, told)
+    if options.plan:
+        return
+    result = _run(path, settings, task, model, prompting)
+    if json:
+        print_json(result)
+    else:
+        _say_result(result, path)
+
+
+def _task(options: TaskOptions) -> "tuple[Task, Prompting]":
+    from napkin.evaluation.tasks.prompts import Prompting
+    from napkin.evaluation.tasks.running import chosen_items
+    from napkin.evaluation.tasks.task_file import read_task
+
+    if options.shots < 0:
+        raise NapkinError(f"--shots is {options.shots}: use 0 or more")
+    task = read_task(options.task, dev=options.dev, skip_bad=options.skip_bad)
+    if task.kind == "pair" and (options.shots or options.chat):
+        raise NapkinError("minimal pairs are whole texts without a question: leave out --shots and --chat")
+    if options.answer_tokens is not None:
+        if not task.is_generated or options.answer_tokens < 1:
+            raise NapkinError(
+                f"--answer-tokens is {options.answer_tokens}: use 1 or more, for a task whose answers are generated"
+            )
+        task = replace(task, max_tokens=options.answer_tokens)
+    if options.score is not None:
+        task = replace(task, score=options.score)
+    _refuse_unknown_score(task, unconditional=options.unconditional)
+    task = chosen_items(task, options.limit, options.seed)
+    return task, Prompting(options.shots, options.seed, options.chat, options.unconditional and task.kind == "choice")
+
+
+def _refuse_unknown_score(task: "Task", *, unconditional: bool) -> None:
+    """Before the model is opened, not after an hour."""
+    names = {"choice": ["acc", "acc_norm", "acc_bytes", "acc_tokens"], "pair": ["acc"]}.get(task.kind, ["exact_match"])
+    names += ["acc_uncond"] if unconditional and task.kind == "choice" else []
+    if task.score and task.score not in names:
+        hint = "; acc_uncond needs --unconditional" if task.score == "acc_uncond" else ""
+        raise NapkinError(f"the task has no score '{task.score}': use one of {', '.join(names)}{hint}")
+
+
+def _run(
+    path: Path | None, settings: dict[str, Any], task: "Task", model: "EvaluatedModel", prompting: "Prompting"
+) -> "TaskResult":
+    from napkin.evaluation.tasks.item_log import open_log
+    from napkin.evaluation.tasks.results import read_result, summarise, write_result
+    from napkin.evaluation.tasks.running import run_task
+
+    if path is None:
+        notify("the result is printed only: name a file with --out to keep it, and to go on after an interruption")
+    with ExitStack() as stack:
+        if path is not None:
+            stack.enter_context(folder_for(path))
+        log = stack.enter_context(open_log(path and _log_of(path), settings))
+        if log.done:
+            notify(f"{len(log.done):,} of {len(task.items):,} items are done already")
+        with progress_line("evaluating") as line:
+            results = run_task(
+                task, model, prompting, log, progress=lambda done, total: line(done, total, f"{done:,}/{total:,} items")
+            )
+        result = summarise(settings, task, results)
+        if path is not None:
+            if path.exists():
+                # Only a result is replaced, by that of the same settings.
+                read_result(path)
+            write_result(path, result)
+    return result
+
+
+def _log_of(path: Path) -> Path:
+    """The items that are done, beside the result."""
+    return path.with_name(f"{path.stem}.items.jsonl")
+
+
+def _path(folder: str, out: str | None, name: str, settings: dict[str, Any]) -> Path | None:
+    """Where the result goes: named by what it is of, so that other settings never meet it."""
+    from napkin.runs.run_folder import is_run
+
+    if out is not None:
+        return Path(out)
+    if not is_run(Path(folder)):
+        return None
+    key = hashlib.sha256(json_text.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    safe = "".join(each if each.isalnum() or each in "-_." else "-" for each in name)[:80]
+    return Path(folder) / "evaluations" / f"{safe}-{key}.json"
+
+
+def _plan_figures(plan: "TaskPlan", usd_per_hour: float | None) -> dict[str, Any]:
+    from napkin.evaluation.uncertainty import detectable_difference
+
+    dollars = None if plan.seconds is None or usd_per_hour is None else plan.seconds / 3600 * usd_per_hour
+    told = {f"{share:g}": detectable_difference(plan.items, share) for share in DISAGREEMENTS}
+    return {**asdict(plan), "usd": dollars, "detectable_difference_by_disagreement": told}
+
+
+def _say_plan(task: "Task", prompting: "Prompting", plan: "TaskPlan", told: dict[str, Any]) -> None:
+    about = "" if plan.counted_items == plan.items else "about "
+    examples = f", {prompting.shots} examples before each" if prompting.shots else ""
+    generated = f"; up to {plan.generated_tokens:,} tokens are generated" if plan.generated_tokens else ""
+    say(
+        f"{task.name}: {plan.items:,} items of kind {task.kind}{examples}; {about}{plan.sequences:,} sequences, "
+        f"{format_count(plan.tokens)} tokens, of which {format_count(plan.computed_tokens)} are computed: shared "
+        f"beginnings once{generated}"
+    )
+    if task.left_out:
+        say(f"{len(task.left_out):,} items are left out, such as {task.left_out[0]}")
+    if plan.dropped_examples or plan.cut:
+        say(
+            f"{about}{plan.dropped_examples:,} items lose examples to fit the model's context, {plan.cut:,} lose the "
+            "beginning of their own prompt"
+        )
+    relatives, strangers = (told["detectable_difference_by_disagreement"][f"{each:g}"] for each in DISAGREEMENTS)
+    say(
+        f"These {plan.items:,} items cannot tell two models apart unless they differ by more than {_points(relatives)} "
+        f"if they disagree on {DISAGREEMENTS[0]:.0%} of the items, {_points(strangers)} on {DISAGREEMENTS[1]:.0%} "
+        "(paired, power 80%, two-sided level 5%)"
+    )
+    if plan.seconds is not None:
+        dollars = "" if told["usd"] is None else f", ${told['usd']:.3g}"
+        say(f"about {format_seconds(plan.seconds)}{dollars}, by the tokens of {plan.timed_items} items, timed here")
+
+
+def _say_result(result: "TaskResult", path: Path | None) -> None:
+    rows = [_row(name, estimate) for name, estimate in result.scores.items()]
+    print_table(("score", "", "± s.e.", "95% from", "to", "items"), rows)
+    if result.sections:
+        leading = str(result.task["score"])
+        say()
+        rows = [_row(section or "–", estimates[leading]) for section, estimates in result.sections.items()]
+        print_table((leading, "", "± s.e.", "95% from", "to", "items"), rows)
+    if path is not None:
+        say(f"written to {path}", wrap=False)
+
+
+def _row(name: str, estimate: "Estimate") -> tuple[str, ...]:
+    items = f"{estimate.items:,}"
+    if estimate.groups != estimate.items:
+        items += f" in {estimate.groups:,} groups"
+    mean, error, low, high = (
+        f"{100 * share:.2f}%" for share in (estimate.mean, estimate.standard_error, estimate.low, estimate.high)
+    )
+    # Items that all agree tell nothing of how they vary; the interval does.
+    return (name, mean, error if estimate.standard_error else "–", low, high, items)
+
+
+def _points(difference: float) -> str:
+    return f"{100 * difference:.1f} points" if difference <= 1 else "any amount"

@@ -1,0 +1,1 @@
+"""Commands that time this machine: operators, steps, collectives, servers."""

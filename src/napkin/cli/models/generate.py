@@ -1,0 +1,104 @@
+"""`napkin generate`."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from napkin.cli.common.files import renew_report
+from napkin.cli.common.options import INLINED, RunOptions, Switch, parse, takes
+from napkin.cli.common.progress import progress_line
+from napkin.cli.common.terminal import notify, print_json, print_verbatim
+from napkin.errors import NapkinError
+from napkin.files import atomic_write_text, refuse_unmarked
+from napkin.inference.settings import Sampling, Speculation
+from napkin.runs.run_folder import is_run
+
+
+@dataclass(frozen=True)
+class GenerateOptions(RunOptions):
+    """Let a trained model continue a text: that of a run, or of a Hugging Face folder."""
+
+    texts: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[PROMPT ...]")] = ()
+    """Texts to continue. None, or an empty one, begins a new document."""
+    prompts: tuple[str, ...] = ()
+    """More texts to continue. Write --prompts=-TEXT for one that begins with -"""
+    tokens: int = 120
+    """Maximum number of tokens of a completion, which ends earlier where the model ends the document."""
+    sampling: Annotated[Sampling, INLINED] = field(default_factory=Sampling)
+    speculation: Annotated[Speculation, INLINED] = field(default_factory=Speculation)
+    kv: Literal["auto", "int8"] = "auto"
+    """What keys and values are held in: auto is the format of the weights; int8 takes about half the bytes of bf16, and
+    prompt and tokens must fit the model's context."""
+    save: Switch = False
+    """Write the completions to the run's samples.txt, and show them in its report."""
+
+
+@takes(GenerateOptions)
+def main(arguments: Sequence[str]) -> None:
+    """Print completions."""
+    options = parse(GenerateOptions, "generate", arguments)
+    if "--prompts" in arguments and not options.prompts:
+        raise NapkinError('--prompts names no text: give one, or --prompts "" for a new document')
+    if options.tokens < 1:
+        raise NapkinError(f"--tokens is {options.tokens}: use 1 or more")
+    prompts = (*options.texts, *options.prompts) or ("",)
+    samples = Path(options.run) / "samples.txt"
+    if options.save:
+        if (Path(options.run) / "config.json").exists() and not is_run(Path(options.run)):
+            raise NapkinError(f"'{options.run}' is not a run: completions are saved in runs, leave --save out")
+        refuse_unmarked(samples, b"=== 1 (seed ", "what `napkin generate --save` wrote")
+    with progress_line("opening the run"):
+        from napkin.inference.speculation_plan import SpeculationMeter
+        from napkin.inference.trained import load
+
+        trained = load(options.run, on_message=notify)
+        proposer = trained.proposer(options.speculation)
+    completions, texts, told = [], [], []
+    meter = SpeculationMeter()
+    for number, prompt in enumerate(prompts):
+        seed = options.sampling.seed + number
+        beginning = f"=== {number + 1} (seed {seed})\n{prompt}"
+        told.append([])
+        pieces = trained.stream(
+            prompt,
+            max_tokens=options.tokens,
+            sampling=options.sampling,
+            seed=seed,
+            on_draw=told[-1].append,
+            proposer=proposer,
+            proposed=options.speculation.proposed,
+            meter=meter,
+            kv=options.kv,
+        )
+        if options.json:
+            completions.append("".join(pieces))
+        else:
+            completions.append(_shown_as_made(beginning, pieces))
+        texts.append(f"{beginning}{completions[-1]}\n")
+    if options.save:
+        atomic_write_text(samples, "\n".join(texts), overwrite=True)
+    if options.json:
+        print_json(
+            [
+                {"prompt": p, "completion": c, **({} if options.sampling.logprobs is None else {"tokens": drawn})}
+                for p, c, drawn in zip(prompts, completions, told, strict=True)
+            ]
+        )
+    if proposer is not None:
+        notify(f"speculation: {meter}")
+    if options.save:
+        renew_report(Path(options.run))
+
+
+def _shown_as_made(beginning: str, pieces: Iterator[str]) -> str:
+    """The pieces together, each printed when it comes."""
+    print_verbatim(beginning, end="")
+    made = []
+    for piece in pieces:
+        print_verbatim(piece, end="")
+        made.append(piece)
+    print_verbatim("\n")
+    return "".join(made)

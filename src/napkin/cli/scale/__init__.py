@@ -1,0 +1,1 @@
+"""Commands on many runs: sweeps, ladders, the transfer of learning rates."""

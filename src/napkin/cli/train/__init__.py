@@ -1,0 +1,1 @@
+"""Commands that train runs, and compare what they left."""
