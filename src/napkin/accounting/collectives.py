@@ -1,4 +1,8 @@
-"""Operators of torch.distributed in a ledger: which collective a call is, how many bytes it moves, and among whom."""
+"""Operators of torch.distributed in a ledger: which collective a call is, how many bytes it moves, and among whom.
+
+`CollectiveClock` times the collectives of one step on one rank: when it entered each, and for how long its computation
+waited.
+"""
 
 import bisect
 import time
@@ -91,12 +95,8 @@ def _ranks_of(given: dict[str, Any]) -> tuple[int, ...]:
     return tuple(dist.get_process_group_ranks(group))
 
 
-# FOLD accounting/collectives.py
-# Times the collectives of one step on one rank: when it entered each, and for how long its computation waited.
-#
 # A rank waits in three ways: in the call itself, in `Work.wait` or `wait_tensor`, and, where C++ waits as DDP does at
-# the
-# end of a backward pass, between two operators. What a collective takes beyond that is hidden behind computation.
+# the end of a backward pass, between two operators. What a collective takes beyond that is hidden behind computation.
 
 
 @dataclass(slots=True)

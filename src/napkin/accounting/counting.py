@@ -2,6 +2,9 @@
 
 Fake tensors have shapes, number formats and storages but no data: nothing is allocated and nothing is computed. A step
 that needs data is counted by running it.
+
+Where no step is given, it is forward pass, loss, backward pass and update, of a module that may return its loss in any
+form: alone, first of a tuple, as `.loss` or under "loss", or not at all.
 """
 
 import copy
@@ -29,11 +32,6 @@ from napkin.accounting.recording import record
 from napkin.errors import NapkinError, first_line
 from napkin.hardware.target import Target, cuda_target
 from napkin.optim.saved_state import local
-
-# FOLD accounting/counting.py
-# The step that is counted where none is given: forward pass, loss, backward pass, update; and the module that it runs.
-#
-# A module may return its loss in any form: alone, first of a tuple, as `.loss` or under "loss", or not at all.
 
 
 def plain_step(
@@ -106,9 +104,6 @@ def _tensors_in(output: Any) -> Iterator[Tensor]:
         yield from _tensors_in(vars(output))
 
 
-# FOLD accounting/counting.py
-# Count a training step by running it: on a copy, with real tensors, recorded operator by operator.
-#
 # It is for what fake tensors cannot do: `.item()`, masks, routing of tokens to experts, numpy. The peak is that of the
 # allocator's own events, with all that kernels take while they run.
 

@@ -2,6 +2,9 @@
 
 A ledger comes from `count` (traced on fake tensors) or from `meter` (a real step). Plans, progress bars, reports and
 tests read their figures from it, so that each figure has one formula only.
+
+A row of a collective says which (`CollectiveCall`), and `component_of` what a call is for: the part of a model that it
+belongs to, by the module that made it and by what it multiplies.
 """
 
 import re
@@ -14,9 +17,6 @@ from typing import Literal, NamedTuple
 
 from napkin.accounting.quantities import Line, Summary, largest, with_parts
 from napkin.units import format_bytes, format_flops
-
-# FOLD accounting/ledger.py
-# One call of a collective, as a row of a ledger has it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,8 @@ class CollectiveCall:
         return len(self.ranks)
 
 
-# FOLD accounting/ledger.py
-# What a call is for: the part of a model that it belongs to, by the module that made it and by what it multiplies.
-#
 # Modules are told apart by their names and classes, from the innermost to the outermost. The names are those of
-# napkin's
-# models, of torch's layers and of the Hugging Face library's.
+# napkin's models, of torch's layers and of the Hugging Face library's.
 
 Component = Literal[
     "embedding",

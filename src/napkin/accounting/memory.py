@@ -3,6 +3,8 @@
 Memory is tracked by storage, not by tensor: views share a storage and count once, and a storage is alive until its
 last reference is gone, wherever that is (a variable, the autograd graph, autocast's cache). A storage keeps its Python
 object for as long as it lives, so a weak reference to it reports the exact moment at which it is freed.
+
+`allocator_events` is the CPU allocator's own account of a block of code, as torch's profiler records it.
 """
 
 import os
@@ -273,10 +275,6 @@ class Memory:
             if change == size and number in self.alive.values():
                 self.reusing.append((event, len(self.events)))
                 return
-
-
-# FOLD accounting/memory.py
-# What the CPU's allocator takes in a block of code, by the events that torch's profiler records.
 
 
 @contextmanager

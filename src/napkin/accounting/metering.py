@@ -1,4 +1,8 @@
-"""Meter a real training step: the allocator's own events, the clock, and the operators that ran."""
+"""Meter a real training step: the allocator's own events, the clock, and the operators that ran.
+
+`meter` does the same for a training loop of one's own: it times its steps, and records one of them operator by
+operator.
+"""
 
 import dataclasses
 import statistics
@@ -126,9 +130,6 @@ class Stopwatch:
             self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
 
 
-# FOLD accounting/metering.py
-# Meter a training loop of one's own: time its steps, and record one of them operator by operator.
-#
 #     with napkin.meter(model) as measured:
 #         for inputs, targets in batches:
 #             with measured.step(tokens=inputs.numel()):
@@ -139,8 +140,7 @@ class Stopwatch:
 #     print(measured)
 #
 # The third step is recorded, which takes a multiple of its time; all others are timed and otherwise left alone. What
-# the
-# loop computes is the same, bit for bit.
+# the loop computes is the same, bit for bit.
 
 
 @contextmanager

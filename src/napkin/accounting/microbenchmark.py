@@ -2,6 +2,9 @@
 
 A roofline knows matrix products and bytes. It does not know that an exponential, a change of number format or a
 non-contiguous stride costs many times as much as a copy. On the machine that will train, measuring is more accurate.
+
+Operators whose result depends on data that fake tensors do not have, such as a router's, are called on equal shares
+(below).
 """
 
 import sys
@@ -162,9 +165,6 @@ def _make(layout: _TensorLayout, generator: torch.Generator) -> Tensor:
     return filled.as_strided(layout.shape, layout.strides)
 
 
-# FOLD accounting/microbenchmark.py
-# Call operators on fake tensors, also those whose result depends on data that fake tensors do not have.
-#
 # A router distributes tokens among n experts by `topk` or `argmax`; masks and `nonzero` find the tokens of each expert.
 # How many these are depends on data: here every expert gets equally many. So the indices of a `topk` over n numbers are
 # followed through comparisons, one-hot masks and sums, and a mask that is true in 1 of n places has numel / n of them.

@@ -2,6 +2,10 @@
 
 By its roofline, an operator takes the longer of two times, that of its FLOPs at the rate for its format and shape and
 that of its bytes at the memory bandwidth, and a fixed time to launch (Williams et al. 2009, "Roofline").
+
+Below: the roofs over one operator; the time that a training loop takes besides the work of its steps; whether compiling
+pays, by the seconds that fused operators save over a run and those that the compiler takes; what seconds mean (MFU,
+dollars, kilowatt-hours); and `reconcile`, which puts the meter beside rule and count once a run has ended.
 """
 
 import dataclasses
@@ -179,9 +183,6 @@ def _seconds_of_bytes(row: Row, ceilings: Ceilings) -> float:
     return touched / ceilings.bandwidth(touched) if touched else 0.0
 
 
-# FOLD accounting/pricing.py
-# The roofs over an operator: its FLOPs at the machine's peak, and its bytes at the machine's bandwidth.
-#
 # Williams et al. 2009, "Roofline": no operator is faster than the slower of the two allows.
 
 MAIN_MEMORY = float("inf")
@@ -222,10 +223,6 @@ def computed_flops(row: Row) -> float:
     return flops * row.causal_flops / row.flops if row.is_fused_attention and row.flops else flops
 
 
-# FOLD accounting/pricing.py
-# The time that a training loop takes besides the work of its steps, as one figure.
-
-
 def loop_overhead(seconds_by_part: Mapping[str, float]) -> tuple[float, float] | None:
     """Seconds that the loop adds to its steps, and their fraction of all step time; None if no step was timed.
 
@@ -237,13 +234,10 @@ def loop_overhead(seconds_by_part: Mapping[str, float]) -> tuple[float, float] |
     return (added, added / (computed + added)) if computed > 0 else None
 
 
-# FOLD accounting/pricing.py
-# Whether compiling pays: the seconds that fused operators save over a run, against those that the compiler takes.
-#
 # A compiler fuses what stands between the matrix products of a block (norms, activations, changes of format, residual
 # sums) and leaves the products as they are. What it saves is a multiple of what rooflines give for those operators,
-# whose
-# tensors would otherwise go through memory one by one. Rooflines, not microbenchmarks: they say the same each time.
+# whose tensors would otherwise go through memory one by one. Rooflines, not microbenchmarks: they say the same each
+# time.
 
 SAVED = {
     # Two cores of an AMD EPYC with avx512_bf16, torch 2.13, width 256, batch 16 × 256: of 0.5 s a step 13 ms were saved
@@ -319,10 +313,6 @@ def fusible_seconds(ledger: Ledger, ceilings: Ceilings) -> float:
     )
 
 
-# FOLD accounting/pricing.py
-# What seconds mean: model-FLOPs utilisation, dollars, kilowatt-hours.
-
-
 def dollars(seconds: float, usd_per_hour: float) -> float:
     """What `seconds` cost."""
     return seconds / 3600 * usd_per_hour
@@ -360,9 +350,6 @@ def mfu_of_steps(steps: Iterable[tuple[float | None, float | None]]) -> float | 
     whole = sum(seconds for _, seconds in known)
     return sum(share * seconds for share, seconds in known) / whole if known else None
 
-
-# FOLD accounting/pricing.py
-# Put the meter beside rule and count, once a run has ended.
 
 ALONE = "seconds per step, alone"
 """The row of a step's seconds without other processes, where they disturbed the run."""

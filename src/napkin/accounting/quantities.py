@@ -1,6 +1,9 @@
 """One quantity three times, side by side: by rule of thumb, by count, and by meter.
 
 Accounting reconciles such rows, a run folder keeps them (in plan.json and measurement.json), and a report shows them.
+
+The table that every run ends with is rule | count | meter | meter/count (`QuantityTable`). The accountant's objects
+print as a few lines of text, and in a notebook as a small table (`Summary`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -98,9 +101,6 @@ def format_ratio(row: QuantityRow) -> str:
     return f"{ratio:.4f}" if abs(ratio - 1) < 0.005 else format_three_digits(ratio)
 
 
-# FOLD accounting/quantities.py
-# How the accountant's objects print: as a few lines of text, and in a notebook as a small table.
-
 Line = tuple[str, str]
 """(name, figures)."""
 
@@ -163,9 +163,6 @@ def with_parts(whole: float, parts: Iterable[tuple[str, float]], show: Callable[
     text = "; ".join(f"{name} {show(value)}" for name, value in parts)
     return f"{show(whole)}: {text}" if text else show(whole)
 
-
-# FOLD accounting/quantities.py
-# rule | count | meter | meter/count: the table that every run ends with.
 
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 

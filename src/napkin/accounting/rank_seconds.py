@@ -1,4 +1,8 @@
-"""Where the seconds of a step went on each rank, and which of them the others waited for."""
+"""Where the seconds of a step went on each rank, and which of them the others waited for.
+
+`Communication` is what devices send to each other in a step: its collectives, their bytes and seconds, and what
+computation hides.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -177,9 +181,6 @@ def _straggler(caused: Sequence[float], step_seconds: float) -> int | None:
     is_large = caused[worst] > STRAGGLER_SECONDS * step_seconds * others
     return worst if is_large and caused[worst] > STRAGGLER_SHARE * sum(caused) else None
 
-
-# FOLD accounting/rank_seconds.py
-# What devices send to each other in a step: its collectives, their bytes and seconds, and what computation hides.
 
 Pass = Literal["forward", "backward", "optimizer"]
 

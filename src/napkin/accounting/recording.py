@@ -1,4 +1,7 @@
-"""Records a training step, operator by operator, as a ledger; on fake tensors or on real ones."""
+"""Records a training step, operator by operator, as a ledger; on fake tensors or on real ones.
+
+It also sees what changes storages without being an operator: resizing, and waiting for a collective.
+"""
 
 import gc
 import sys
@@ -36,9 +39,6 @@ from napkin.hardware.target import CudaTarget
 from napkin.kernels.early_gradient import computes_early_gradient
 from napkin.optim.saved_state import local
 from napkin.tensors import FORMAT_OF
-
-# FOLD accounting/recording.py
-# What changes storages without being an operator: resizing, and waiting for a collective.
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 N is the number of parameters, T that of tokens; results are FLOPs, bytes or seconds. The errors given here were found
 by comparing with `count`.
+
+`rules_table` compares all of them for one model with the count of its step.
 """
 
 from collections.abc import Iterator
@@ -218,10 +220,6 @@ def matmul_intensity_rule(m: int, k: int, n: int, *, bytes_per_number: int = 2) 
     bf16. Exact if each number is read or written once.
     """
     return 2 * m * k * n / (bytes_per_number * (m * k + k * n + m * n))
-
-
-# FOLD accounting/rules.py
-# All rules of thumb for one model and its step, compared with the count of that step: rule, count, error.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,8 @@ Modelled is what torch's own kernels take, which grows with the tensors: operand
 sum of exponentials, a gradient copied to attention's layout; attention's tiles, which grow with the threads; and, where
 the processor has AMX, the keys and values that attention packs for its tiles. Known to take nothing are operators that
 make views, and those that compute or move elements one by one. All others are measured (`measured_scratch`).
+
+Scratch that no formula tells is measured (`measured_scratch`) by running each distinct call alone.
 """
 
 import contextlib
@@ -258,9 +260,6 @@ SCRATCH: dict[torch._ops.OpOverloadPacket, Callable[[list[Tensor], tuple], int]]
 }
 
 
-# FOLD accounting/scratch.py
-# Scratch that no formula tells is measured: what a kernel takes while it runs, by running each distinct call alone.
-#
 # Libraries pack operands, make copies without gaps and add up in buffers for each thread, by rules of their own that
 # differ between processors, versions and numbers of threads. So each call that is traced on fake tensors, and is not
 # known to take nothing, is run once on tensors of the same layouts, and the allocator is watched. Where that would take

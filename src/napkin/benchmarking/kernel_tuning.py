@@ -3,6 +3,8 @@
 One step runs with the kernels, and each launch whose tile can be tuned is kept with its arguments. Then the operator of
 each is called again and again with other tiles: from the default on, each size is halved and doubled as long as that
 makes it faster. A tile whose results differ from the default's is not taken.
+
+`tune_recipe` tunes the tiles of a recipe's step on this machine's GPU.
 """
 
 import dataclasses
@@ -189,9 +191,6 @@ class _Catching(TorchDispatchMode):
                 self.found[key] = TunableLaunch(lookup, func, args, func._schema.is_mutable)
         return result
 
-
-# FOLD benchmarking/kernel_tuning.py
-# The tiles of a recipe's step, tuned on this machine's GPU.
 
 LAYERS = 2
 """Of the model whose launches are timed: those of further layers are alike."""

@@ -273,10 +273,6 @@ OPERATORS: dict[str, Operator] = {
 """By name; the first form is that of napkin's layers."""
 
 
-# FOLD benchmarking/operators.py
-# An operator of napkin.kernels as something to be timed.
-
-
 class OperatorTarget(Target):
     """One operator of the table."""
 

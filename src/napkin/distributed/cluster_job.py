@@ -1,4 +1,9 @@
-"""A run as a job of a cluster: what the scripts for Slurm and for Kubernetes have in common, checked."""
+"""A run as a job of a cluster: what the scripts for Slurm and for Kubernetes have in common, checked.
+
+For Slurm it is a batch script, for Kubernetes a manifest: a JobSet with one pod per node. Both go on until all steps
+are done. `python -m napkin.distributed.cluster_job` is `torchrun`, which reports a lost rank in one line instead of a
+traceback.
+"""
 
 import json
 import logging
@@ -95,9 +100,6 @@ def refuse_unprintable(**texts: str | None) -> None:
             raise NapkinError(f"the {what.replace('_', ' ')} '{text}' {problem}, which no script can hold: rename it")
 
 
-# FOLD distributed/cluster_job.py
-# The batch script with which Slurm trains a run on several nodes, until all its steps are done.
-#
 # Slurm starts the script on the first node; `srun` starts torchrun once on every node, and torchrun the ranks. Before
 # the time limit Slurm signals the script, which passes the signal on: the run stops with a checkpoint, the script puts
 # its job back into the queue, and the next start resumes the run. A node that fails has the same end, by `--requeue`.
@@ -272,12 +274,9 @@ def _start(job: ClusterJob, settings: SlurmSettings) -> Iterator[str]:
     yield 'exit "$status"'
 
 
-# FOLD distributed/cluster_job.py
-# The manifest with which Kubernetes trains a run on several nodes: a JobSet with one pod per node.
-#
 # The pods of its indexed Job find each other by the names that its headless service gives them. A pod that is to go
-# gets
-# SIGTERM: the run stops with a checkpoint. When a pod has failed, the JobSet creates all of them anew, and they resume.
+# gets SIGTERM: the run stops with a checkpoint. When a pod has failed, the JobSet creates all of them anew, and they
+# resume.
 
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 LONGEST_NAME = 40
@@ -437,10 +436,6 @@ def _indented(lines: Iterable[str], spaces: int) -> Iterator[str]:
     return (textwrap.indent(line, " " * spaces) for line in lines)
 
 
-# FOLD distributed/cluster_job.py
-# `python -m napkin.distributed.cluster_job` is `torchrun`, which reports a lost rank in one line instead of a
-# traceback.
-#
 # It takes torchrun's options. It exits with the status of the rank that failed first, 128 + n after signal n, and
 # forwards the signals that clusters send before a time limit, for which torchrun itself would end and leave its ranks
 # behind.

@@ -3,6 +3,8 @@
 The engine is torch.distributed.pipelining: `PipelineStage` sends, receives and computes, and its schedules say in which
 order, which is that of `napkin.accounting.pipeline_schedules`. Shapes are known beforehand, so nothing but tensors is
 sent.
+
+Gradients are averaged over ranks that hold the same parameters as soon as they are complete, and waited for later.
 """
 
 import logging
@@ -32,9 +34,6 @@ from napkin.model.transformer import Transformer
 from napkin.optim.base import Optimizer, buckets
 from napkin.optim.saved_state import local
 from napkin.recipe.layout import Layout
-
-# FOLD distributed/pipeline.py
-# The mean of gradients over ranks that hold the same parameters, begun when they are complete, waited for later.
 
 
 class GradientMean:

@@ -2,6 +2,8 @@
 
 The first stage begins with the embedding, the last ends with norm, head and loss. What other ranks hold leaves the
 model; what stays keeps its name, so that optimizers, checkpoints and logs see the same names as in a single process.
+
+Whichever way the ranks divide the work, the same is computed for each micro-batch of a step.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,9 +20,6 @@ from napkin.accounting.pipeline_schedules import SCHEDULES, loop_placement, v_pl
 from napkin.model.positions import NoPositions
 from napkin.model.transformer import Transformer, mixtures
 from napkin.recipe.layout import Layout
-
-# FOLD distributed/pipeline_stages.py
-# What is computed for each micro-batch of a step, whichever way the ranks divide the work.
 
 Tokens = Int[Tensor, "batch position"]
 

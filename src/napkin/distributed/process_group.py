@@ -1,4 +1,7 @@
-"""Ranks that communicate through torch.distributed: gloo between CPUs, NCCL between GPUs."""
+"""Ranks that communicate through torch.distributed: gloo between CPUs, NCCL between GPUs.
+
+Collectives on activations have gradients: torch's functional ones, whose result is waited for at once.
+"""
 
 import datetime
 import json
@@ -154,9 +157,6 @@ def _value(data: Tensor) -> Any:
     return json.loads(bytes(data.tolist()))
 
 
-# FOLD distributed/process_group.py
-# Collectives on activations, with gradients: torch's functional ones, whose result is waited for at once.
-#
 # What a rank computes from a gathered tensor gives it a summand of the gradient: the backward pass of a gather adds up
 # the summands and scatters the sum, that of a scatter gathers.
 

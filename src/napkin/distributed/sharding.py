@@ -1,4 +1,7 @@
-"""Dividing a model among the ranks of a layout, one dimension of the mesh after the other."""
+"""Dividing a model among the ranks of a layout, one dimension of the mesh after the other.
+
+Optimizer state is divided among ranks that have the same parameters as in ZeRO, stage 1 (Rajbhandari et al. 2020).
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -118,9 +121,6 @@ def _copies(resolved: ResolvedRecipe, mesh: "DeviceMesh") -> "DeviceMesh":
     return flattened(mesh, "data", "shard", "context") if resolved.layout.context > 1 else mesh["data"]
 
 
-# FOLD distributed/sharding.py
-# Optimizer state divided among ranks that have the same parameters: ZeRO stage 1 (Rajbhandari et al. 2020).
-#
 # Each rank updates some of the parameters, whole ones, keeps the optimizer state of these alone, and sends them to the
 # others. Rules that need whole matrices, such as Muon's, have them.
 

@@ -5,6 +5,9 @@ and writes to it with matrices whose columns are divided ("row-parallel"): betwe
 or some of the feed-forward layer's numbers. Outside of them it has a part of every sequence, for which alone it
 computes norms, dropout and sums (Korthikanti et al. 2022): gathered before a column-parallel product, reduce-scattered
 after a row-parallel one.
+
+Parameters that ranks divide are DTensors in `named_parameters`, and local tensors where a module computes. The
+vocabulary is divided too: of an embedding and a loss each rank has the rows of some ids.
 """
 
 import functools
@@ -43,9 +46,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-# FOLD distributed/tensor_parallel.py
-# Parameters that ranks divide: DTensors in `named_parameters`, local tensors where a module computes.
-#
 # Optimizer state, clipping and checkpoints follow from a parameter's placement. The modules see none of it: their
 # attributes are this rank's parts, and the gradients of these are DTensors again.
 
@@ -129,9 +129,6 @@ def _is_summand(gradient: Tensor) -> bool:
     return isinstance(gradient, DTensor) and any(placement.is_partial() for placement in gradient.placements)
 
 
-# FOLD distributed/tensor_parallel.py
-# The vocabulary divided among ranks: an embedding and a loss of which each rank has the rows of some ids.
-#
 # Of a chunk's logits [tokens, ids of this rank] ranks exchange a maximum, a sum of exponentials and the target's logit
 # for each token. Logits of all ids exist on no rank (Shoeybi et al. 2019, section 3).
 

@@ -1,4 +1,7 @@
-"""Ceilings of a device's speed, which bound an operator's time: a measured calibration, or datasheet figures."""
+"""Ceilings of a device's speed, which bound an operator's time: a measured calibration, or datasheet figures.
+
+What PyTorch's kernels and collectives reach of a datasheet's figures is in efficiency.toml, by generation.
+"""
 
 import dataclasses
 import functools
@@ -13,9 +16,6 @@ import msgspec
 
 from napkin.hardware.device import Device
 
-# FOLD hardware/ceilings.py
-# How much of a datasheet's figures PyTorch's kernels and collectives reach, by generation of accelerator.
-#
 # The coefficients stand in efficiency.toml, which `benchmarks/published_runs.py --fit` writes from published training
 # runs; a generation that has none takes the geometric means of those that have, within a wider factor.
 

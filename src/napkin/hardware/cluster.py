@@ -1,4 +1,8 @@
-"""Clusters by name: "64xH100" (in nodes as sold), "8x8xH100" (8 nodes of 8), "16xDGX-H100" (16 such nodes)."""
+"""Clusters by name: "64xH100" (in nodes as sold), "8x8xH100" (8 nodes of 8), "16xDGX-H100" (16 such nodes).
+
+How many devices one fast link connects, and what connects such nodes, is in nodes.toml; the seconds of collectives on
+them follow the α–β model, a latency for each hop and bytes over a bandwidth.
+"""
 
 import dataclasses
 import functools
@@ -16,9 +20,6 @@ from napkin.hardware.ceilings import Efficiency
 from napkin.hardware.device import Device, Positive, Source
 from napkin.hardware.device_file import find_device
 from napkin.units import parse_devices
-
-# FOLD hardware/cluster.py
-# Nodes: how many devices one fast link connects, and what connects such nodes. Data are in nodes.toml.
 
 DEFAULT_DEVICES = 8
 """Per node, of a device that no node of the table has."""
@@ -129,15 +130,10 @@ def _bounded(cluster: Cluster, name: str) -> Cluster:
     return cluster
 
 
-# FOLD hardware/cluster.py
-# The seconds of collectives by the α–β model: a latency for each hop, and bytes over a bandwidth.
-#
 # Two levels: devices of a node, and nodes. A ring passes through all devices, node by node; through each border of a
-# node
-# flows what flows between two devices, spread over the adapters of all devices of the node that take part. Ring and
-# tree
-# as NCCL prices them (its src/graph/tuning.cc; Thakur et al. 2005, "Optimization of Collective Communication Operations
-# in MPICH"; for pipelined trees Sanders et al. 2009, "Two-tree algorithms for full bandwidth broadcast").
+# node flows what flows between two devices, spread over the adapters of all devices of the node that take part. Ring
+# and tree as NCCL prices them (its src/graph/tuning.cc; Thakur et al. 2005, "Optimization of Collective Communication
+# Operations in MPICH"; for pipelined trees Sanders et al. 2009, "Two-tree algorithms for full bandwidth broadcast").
 
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
 

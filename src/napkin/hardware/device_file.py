@@ -1,6 +1,6 @@
-"""A device of one's own: a TOML file with the fields of the catalogue.
+"""Accelerators by name: datasheet figures from the catalogue, or from a TOML file of one's own with the same fields.
 
-Required are `name`, `peaks`, `memory_bytes` and `memory_bandwidth`; the rest is as in catalogue.toml.
+Data and conventions are in catalogue.toml. A file needs `name`, `peaks`, `memory_bytes` and `memory_bandwidth`.
 """
 
 import dataclasses
@@ -134,11 +134,6 @@ def _refuse_absurd(path: Path, device: Device) -> None:
             f"context takes, got {device.memory_bytes:,}"
         )
 
-
-# FOLD hardware/device_file.py
-# The catalogue of accelerators: datasheet figures by name. Data and conventions are in catalogue.toml.
-#
-# A device that is not in it is described by a TOML file with the same fields (see `napkin.hardware.device_file`).
 
 # Prefixes that are not part of the name: "NVIDIA GeForce RTX 4090" is the RTX-4090.
 _BRANDS = set("nvidia geforce tesla quadro amd instinct google cloud apple intel habana aws gpu".split())

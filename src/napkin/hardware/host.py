@@ -1,4 +1,8 @@
-"""The host: its processor, the cores and memory that this process may use, and its accelerators."""
+"""The host: its processor, the cores and memory that this process may use, and its accelerators.
+
+A container's limits count, and glibc's malloc is told whether to keep freed memory for the next tensor of the same
+size.
+"""
 
 import contextlib
 import ctypes
@@ -16,9 +20,6 @@ import psutil
 
 from napkin.child_process import run_program
 
-# FOLD hardware/host.py
-# The resource limits of a container: Linux control groups, versions 1 and 2.
-#
 # Limits apply to a group and everything below it, so the tightest between this process's group and the root counts.
 # Inside a container, the path in /proc/self/cgroup may be that of the host; then the root of the mounted tree is the
 # group itself.
@@ -244,14 +245,9 @@ def _accelerator(index: int) -> Accelerator:
     return Accelerator(properties.name, properties.total_memory, native)
 
 
-# FOLD hardware/host.py
-# glibc's malloc: keeping freed memory for the next tensor of the same size, or giving it back to the system.
-#
 # By default glibc returns large blocks to the system and maps them again each time; then every page is zeroed and
-# faulted
-# in again, which for the tensors of a training step takes longer than many of the operators that fill them. The bytes
-# of
-# tensors, which plan and meter report, do not change.
+# faulted in again, which for the tensors of a training step takes longer than many of the operators that fill them. The
+# bytes of tensors, which plan and meter report, do not change.
 
 # malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4

@@ -3,6 +3,8 @@
 Ranks on one machine share its caches, its memory bandwidth and often its cores: each computes more slowly than it would
 alone. Their messages pass through the kernel, whose speed no datasheet tells. Both are measured by as many child
 processes as there are ranks, and cached like a `Calibration`.
+
+This file is also the program of those processes.
 """
 
 import datetime
@@ -165,9 +167,6 @@ def run_ranks(request: Mapping[str, Any], ranks: int, threads: int) -> dict[str,
             raise NapkinError(failures[0])
         return msgspec.json.decode(read_bytes(Path(folder) / "measured.json"), type=dict)
 
-
-# FOLD hardware/rank_calibration.py
-# One of the processes by which `rank_calibration.py` measures the ranks of this machine.
 
 SIZES = (2**12, 2**16, 2**20, 2**23, 2**25)
 """Bytes, from latency to bandwidth."""

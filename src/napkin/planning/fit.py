@@ -1,4 +1,6 @@
-"""The fewest devices of a kind that finish a run in time, and the most that its budget allows."""
+"""Searches over plans: the fewest devices of a kind that finish a run in time, the most that its budget allows, and the
+largest model of a family whose training step fits on given devices.
+"""
 
 import functools
 import math
@@ -146,9 +148,6 @@ def _too_late(costs: LayoutCosts, tried: list[Tried], within_seconds: float, mos
 
 _smaller = "use a smaller --model.d-model or --model.context-length"
 
-
-# FOLD planning/fit.py
-# The largest model of a family whose training step fits on given devices: a search over counted plans.
 
 HEAD_DIM = 128
 WIDTH_PER_LAYER = 128

@@ -1,4 +1,8 @@
-"""The planner: one function for this machine, for the devices of a datasheet, and for any number of them."""
+"""The planner: one function for this machine, for the devices of a datasheet, and for any number of them.
+
+`resolve` sets the fields that a recipe leaves open, from its tokenizer and the devices that it is for; `plan_resolved`
+counts and prices. `SharedPlans` plans several runs in one process: steps that are alike are counted and timed once.
+"""
 
 import contextlib
 import dataclasses
@@ -34,9 +38,6 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.runs.accounting_files import PlannedFile
 from napkin.tokenizer.tokenizer_file import load_tokenizer
 from napkin.train_step.step_ledger import count_step
-
-# FOLD planning/planner.py
-# Resolving a recipe: fields that it leaves open are set from its tokenizer and the devices that it is for.
 
 
 def resolve(recipe: Recipe, machine: Machine) -> ResolvedRecipe:
@@ -219,9 +220,6 @@ def _count(resolved: ResolvedRecipe, rank: int, progress: Progress) -> Ledger:
     return count_step(resolved, rank, progress=lambda calls: progress(f"{named}: {calls:,} operator calls"))
 
 
-# FOLD planning/planner.py
-# Plans of several runs in one process: steps that are alike are counted and timed once.
-#
 # Runs of a sweep differ in seeds, learning rates and numbers of steps more often than in what a step computes.
 
 _FREE = {

@@ -6,6 +6,9 @@ autograd's engine, is the price of the call and counts with it. All else is Pyth
 
 On a device the time is that of its kernels, each of which belongs to the call that launched it; where several run at a
 time, the later ones count from the end of the earlier.
+
+Events are those of the host's threads and the kernels of a device, as torch's profiler recorded them. Each call is
+matched with its row of the ledger: both are the same operators in the same order.
 """
 
 import os
@@ -20,9 +23,6 @@ import torch
 from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 
 from napkin.errors import NapkinError
-
-# FOLD profiling/operator_calls.py
-# What torch's profiler has recorded of some steps: events of the host's threads, and kernels of a device.
 
 STEP = "napkin step"
 """The range of each profiled step."""
@@ -308,9 +308,6 @@ def _launching_call(calls: Sequence[OperatorCall], begins: Sequence[int], moment
     return min(before + 1, len(calls) - 1)
 
 
-# FOLD profiling/operator_calls.py
-# Finds the row of the ledger that each call of a profiled step is: both are the same operators in the same order.
-#
 # They differ in little. Recording a step makes autograd add gradients out of place where it would add them in place,
 # `reshape` reports its view under another name, and a few operators are seen by one of both alone.
 

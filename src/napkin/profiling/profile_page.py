@@ -1,4 +1,8 @@
-"""The page of a profile: one self-contained HTML file with its tables and pictures."""
+"""The page of a profile: one self-contained HTML file with its tables and pictures.
+
+Pictures are SVG without scripts: the seconds of a step as nested boxes (phases, modules, the modules in them,
+operators), operators under the roofs, and memory over the time of a step, beside what was planned.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +21,6 @@ from napkin.profiling.step_profile import By, Figures, StepProfile
 from napkin.report.templates import WITHOUT_CHARTS, render
 from napkin.report.xy_picture import COLOURS, Series, shade, xy_svg
 from napkin.units import format_bytes, format_rate, format_seconds, format_share
-
-# FOLD profiling/profile_page.py
-# The seconds of a step as nested boxes, as SVG without scripts: phases, modules, the modules in them, operators.
 
 WIDTH = 800
 _ROW = 21
@@ -120,9 +121,6 @@ def _plain(text: str) -> str:
     """XML has no characters for controls."""
     return "".join(each if each.isprintable() else "�" for each in text[:300])
 
-
-# FOLD profiling/profile_page.py
-# Pictures of a profile: operators under the roofs, and memory over the time of a step, beside what was planned.
 
 _MOST_MOMENTS = 1500
 _ROOFS = ("vermilion", "orange", "purple")

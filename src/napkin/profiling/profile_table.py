@@ -1,4 +1,8 @@
-"""The table of a profile: planned and measured seconds of each operator, module or phase, and what is in no row."""
+"""The table of a profile: planned and measured seconds of each operator, module or phase, and what is in no row.
+
+The calls of a step are also written as a trace for Perfetto or chrome://tracing, with phases and modules as ranges
+around them.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -121,9 +125,6 @@ def _signed(overhead: float) -> str:
     return f"{format_share(abs(overhead))} {'less' if overhead < 0 else 'longer'}"
 
 
-# FOLD profiling/profile_table.py
-# The calls of a step as a trace for Perfetto or chrome://tracing, with phases and modules as ranges around them.
-#
 # The format is Chrome's "Trace Event Format": JSON, times in microseconds.
 
 _PHASES, _MODULES, _OPERATORS, _STREAMS = 1, 2, 3, 100

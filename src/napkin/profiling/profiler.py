@@ -1,4 +1,8 @@
-"""Profile a training step: a few real ones under torch's profiler, and one recorded as a ledger."""
+"""Profile a training step: a few real ones under torch's profiler, and one recorded as a ledger.
+
+`profile_recipe` profiles the step of a recipe: planned as for training, with new weights, on random tokens. Where a
+CUDA device computes, a step's modules and its update are NVTX ranges for Nsight Systems.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -30,9 +34,6 @@ from napkin.profiling.step_profile import ProfiledSpan, StepProfile, middle, pro
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step import TrainState, build_train_state
-
-# FOLD profiling/profiler.py
-# NVTX ranges of a step's modules and of its update, for Nsight Systems, where a CUDA device computes.
 
 
 @contextmanager
@@ -248,10 +249,6 @@ def _spans(profiled: ProfiledStep, step: CallsOfStep, rows: list[int | None], le
         site = ("", "", "") if number is None else sites[number]
         begin, end = kernel.begin - profiled.begin, kernel.end - profiled.begin
         yield ProfiledSpan(*site, begin, end, kernel=kernel.name, stream=kernel.stream)
-
-
-# FOLD profiling/profiler.py
-# Profile the step of a recipe: planned as for training, with new weights, on random tokens.
 
 
 def profile_recipe(

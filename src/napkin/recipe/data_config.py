@@ -1,4 +1,8 @@
-"""[data] of a recipe: the files that a run reads."""
+"""[data] of a recipe: the files that a run reads.
+
+data.train is one token file, several, or several with weights; `refuse_impossible_mixture` says what of the fields that
+mix them is possible. This file does not import torch: the command line reads its types for its help.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,11 +11,6 @@ from math import floor, isfinite
 from typing import Literal
 
 from napkin.errors import NapkinError
-
-# FOLD recipe/data_config.py
-# The values of data.train: one token file, several, or several with weights.
-#
-# Does not import torch: the command line reads these types for its help.
 
 TrainFiles = str | tuple[str, ...] | dict[str, float]
 
@@ -70,11 +69,6 @@ def _weighted(text: str) -> tuple[str, float | None]:
         # A file's name may have an equals sign.
         return text, None
 
-
-# FOLD recipe/data_config.py
-# The fields of [data] that mix files: what of them is possible, and how data.curriculum is read.
-#
-# Does not import torch: the command line reads recipes for its help.
 
 Phases = list[tuple[int, tuple[float, ...]]]
 """Steps, and the weights of the files from there on."""

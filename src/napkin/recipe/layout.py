@@ -3,6 +3,9 @@
 The dimensions, from the outermost to the innermost: pipeline, data, shard, context, tensor. Neighbours in the innermost
 are neighbours in rank, on the same node: those of tensor send the most. Expert parallelism has no dimension of its own:
 it splits the experts among ranks of data and shard.
+
+What a layout cannot divide is refused before anything starts: sizes that do not divide, and options of a model or a run
+that no rank could compute its part of.
 """
 
 import itertools
@@ -201,11 +204,6 @@ def layout_of(config: ParallelismConfig, world_size: int, *, otherwise: Literal[
             "divisor of it"
         )
     return layout
-
-
-# FOLD recipe/layout.py
-# What a layout cannot divide, refused before anything starts: sizes that do not divide, and options of a model or a
-# run that no rank could compute its part of.
 
 
 def refuse_impossible_layout(recipe: Recipe, layout: Layout) -> None:

@@ -16,9 +16,6 @@ from napkin.files import StrPath, regular
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.tuning_recipe import RECIPE_OF
 
-# FOLD recipe/toml_file.py
-# TOML that anyone may have written, parsed in a time that does not grow with the square of its size.
-#
 # The standard library's parser takes that time for keys of many parts, `a.a.a.a = 1`.
 
 MAX_DOTS = 32

@@ -1,4 +1,9 @@
-"""[training] of a recipe: steps, batches, memory, devices, and how often to log, evaluate and save."""
+"""[training] of a recipe: steps, batches, memory, devices, and how often to log, evaluate and save.
+
+Beside it stand [optimizer], how a step changes the weights; [tracking], where metrics are sent besides metrics.jsonl;
+and [parallelism], how many ranks split the batch, the layers, the matrices, the sequences and the experts. This file
+does not import torch: the command line reads its types for its help.
+"""
 
 import dataclasses
 from dataclasses import dataclass
@@ -138,9 +143,6 @@ class TrainingConfig:
         return self.micro_batch_size if isinstance(self.micro_batch_size, int) else self.batch_size
 
 
-# FOLD recipe/training_config.py
-# [optimizer] of a recipe: how a step changes the weights.
-
 # Options that only some optimizers, or only some schedules, accept.
 OPTIMIZER_OPTIONS = {"momentum", "beta1", "beta2", "eps"}
 SCHEDULE_OPTIONS = {"decay_steps", "final_fraction"}
@@ -245,11 +247,6 @@ def fields_of(cls: type) -> set[str]:
     return {field.name for field in dataclasses.fields(cls)}
 
 
-# FOLD recipe/training_config.py
-# [tracking] of a recipe: where metrics are sent besides metrics.jsonl.
-#
-# Does not import torch: the command line reads these classes for its help.
-
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 
 
@@ -274,9 +271,6 @@ class TrackingConfig:
                 f"`pip install {' '.join(missing)}`, or leave {'it' if len(missing) == 1 else 'them'} out"
             )
 
-
-# FOLD recipe/training_config.py
-# [parallelism] of a recipe: how many ranks split the batch, the layers, the matrices, the sequences, the experts.
 
 PipelineScheduleName = Literal["gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-v"]
 ZERO_BUBBLE: tuple[PipelineScheduleName, ...] = ("zb-h1", "zb-v")

@@ -2,6 +2,10 @@
 
 data.train and data.validation name files of conversations or pairs; reinforcement learning reads none.
 training.batch_size counts conversations, pairs or prompts. [model] is that of tuning.start.
+
+Beside the recipes stand their tables: [adapter], small matrices that are trained in place of the weights; [preference],
+how a model learns from pairs of answers; [rl], how it learns from rewards of its own answers; [tuning], from which
+model tuning starts, on what, and how sequences are packed.
 """
 
 from dataclasses import dataclass, field
@@ -12,9 +16,6 @@ from napkin.model.adapter_names import refuse_unknown
 from napkin.recipe.data_config import DataConfig
 from napkin.recipe.recipe import Recipe
 from napkin.recipe.training_config import OptimizerConfig
-
-# FOLD recipe/tuning_recipe.py
-# [adapter] of a recipe: small matrices that are trained in place of the weights.
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,6 @@ class AdapterConfig:
             raise NapkinError("adapter.modules names nothing: name some, such as attention mlp")
         refuse_unknown(self.modules)
 
-
-# FOLD recipe/tuning_recipe.py
-# [preference] of a recipe: how a model learns from pairs of answers.
 
 PreferenceObjective = Literal["dpo", "ipo", "kto", "orpo", "simpo"]
 
@@ -124,9 +122,6 @@ _ONLY_OF: dict[str, PreferenceObjective] = {
     "undesirable_weight": "kto",
 }
 
-
-# FOLD recipe/tuning_recipe.py
-# [rl] of a recipe: how a model learns from rewards of its own answers.
 
 PolicyAlgorithm = Literal["expert-iteration", "reinforce", "rloo", "ppo", "grpo", "dr-grpo", "dapo", "cispo", "gspo"]
 
@@ -247,9 +242,6 @@ class ReinforcementConfig:
             if value is not None and not least <= value <= most:
                 raise NapkinError(f"rl.{name} is {value}: use {least} to {most}")
 
-
-# FOLD recipe/tuning_recipe.py
-# [tuning] of a recipe: from which model tuning starts, on what, and how sequences are arranged.
 
 TuningMethod = Literal["sft", "preference", "reward-model", "rl"]
 

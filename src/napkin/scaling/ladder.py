@@ -3,6 +3,9 @@ many FLOPs as a budget of seconds or dollars has, by the plan of each run.
 
 Shapes follow one rule, d_model / n_layers, and tokens are what the level's FLOPs leave, by the counted FLOPs of a step
 instead of 6·N·D. The learning rate follows a rule too, for a loss that another one would lower says nothing of size.
+
+ladder.json, beside its runs, keeps their recipes, so that the same ladder goes on whatever a new plan says. A finished
+ladder has a law, which predicts the run after it.
 """
 
 import dataclasses
@@ -281,9 +284,6 @@ def _distinct(heads: Sequence[int]) -> list[int]:
     return found
 
 
-# FOLD scaling/ladder.py
-# ladder.json, beside the runs of a ladder: their recipes, so that the same ladder goes on whatever a new plan says.
-
 LADDER_FILE = "ladder.json"
 FORMAT, VERSION = "napkin-ladder", 1
 
@@ -350,10 +350,6 @@ def write_ladder(folder: Path, file: LadderFile) -> None:
 
 def _run(rung: Rung) -> LadderRun:
     return LadderRun(rung.level, rung.trial.values, format_recipe(rung.trial.recipe))
-
-
-# FOLD scaling/ladder.py
-# The law of a finished ladder, and what it predicts of the run after it.
 
 
 @dataclass(frozen=True)

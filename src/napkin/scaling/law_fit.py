@@ -1,4 +1,9 @@
-"""Fit a law to runs: the least sum of Huber losses of the log loss, and bootstrap draws for intervals."""
+"""Fit a law to runs: the least sum of Huber losses of the log loss, and bootstrap draws for intervals.
+
+How much a fit hangs on single runs is seen by leaving out every run in turn, and a number of runs together.
+`fit_power_law` fits y = K · Π xᵢ^eᵢ by least squares of logarithms, with Student's intervals: best sizes, learning
+rates, batches.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -177,9 +182,6 @@ def _draws(
     return theta + (drawn - theta) * enlarged, tuple(np.quantile(kept * enlarged, quantile_shares()).tolist())
 
 
-# FOLD scaling/law_fit.py
-# How much a fit hangs on single runs: every run left out in turn, and a number of runs left out together.
-
 MOST_LEFT_OUT = 400
 """Of more runs, those with the largest residuals are left out in turn."""
 
@@ -226,10 +228,6 @@ def refit_with(fitted: LawFit, more: Sequence[Observation]) -> LawFit:
 def _shift(value: float, interval: Interval) -> float:
     half = (interval.high - interval.low) / 2
     return abs(value - interval.estimate) / half if half > 0 else 0.0
-
-
-# FOLD scaling/law_fit.py
-# y = K · Π xᵢ^eᵢ by least squares of logarithms, with Student's intervals: best sizes, learning rates, batches.
 
 
 @dataclass(frozen=True)

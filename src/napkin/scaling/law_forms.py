@@ -1,4 +1,8 @@
-"""The laws that can be fitted: each a sum of powers of parameters N, tokens D or FLOPs C, with their sources."""
+"""The laws that can be fitted: each a sum of powers of parameters N, tokens D or FLOPs C, with their sources.
+
+Their log losses are fitted by Huber's loss, many at once: starts, bootstrap draws and left-out runs are rows of one
+batch.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -11,9 +15,6 @@ from numpy.typing import NDArray
 from napkin.errors import NapkinError, near_names
 from napkin.scaling.observations import Observation
 
-# FOLD scaling/law_forms.py
-# Fits of log losses by Huber's loss, many at once: starts, bootstrap draws and left-out runs are rows of one batch.
-#
 # The model of a log loss is y = s · log Σₖ exp(Xₖ·θ): a sum of powers of parameters and tokens, each power a term, is
 # linear in θ inside the exponentials. s is 1, or exp of the last coefficient of θ.
 

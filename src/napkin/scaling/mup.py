@@ -2,6 +2,9 @@
 
 Yang et al. 2022 (Tensor Programs V), appendix D.1: with µP the mean size of the change of each activation after a few
 steps does not depend on the width; with plain layers at one learning rate it grows with it.
+
+The transfer test goes on from there: whether the best learning rate stays where it is as the model grows wider, as
+numbers and as a picture of loss over learning rate.
 """
 
 import dataclasses
@@ -122,12 +125,8 @@ def _activations(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     return found
 
 
-# FOLD scaling/mup.py
-# The transfer test of µP: whether the best learning rate stays where it is as the model grows wider.
-#
 # Yang et al. 2022 (Tensor Programs V), figure 1. Models of several widths are trained at several learning rates, each
-# an
-# ordinary run of a sweep; the best rate of a width is the vertex of the parabola through the lowest loss and its
+# an ordinary run of a sweep; the best rate of a width is the vertex of the parabola through the lowest loss and its
 # neighbours, over the logarithm of the rate.
 
 FARTHEST = 2.0
@@ -252,9 +251,6 @@ def _best(width: int, points: list[tuple[float, float]]) -> BestRate:
     curvature, slope, _ = np.polyfit(logarithms - logarithms[1], losses[near], 2)
     return BestRate(width, rates[lowest] * math.exp(-slope / (2 * curvature)), losses[lowest], is_bracketed=True)
 
-
-# FOLD scaling/mup.py
-# The picture of a transfer test: loss over learning rate, a line for each width.
 
 _SHADES = ("sky", "blue", "green", "orange", "vermilion", "purple", "grey")
 

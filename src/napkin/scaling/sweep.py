@@ -1,4 +1,8 @@
-"""A sweep: its runs are planned together, trained one after the other or side by side, and resumed as they are."""
+"""A sweep: its runs are planned together, trained one after the other or side by side, and resumed as they are.
+
+Its folder has sweep.json, which says which runs they are and which have failed. What it takes is known before it
+starts: seconds, dollars and bytes of all runs, and how many of them run at once.
+"""
 
 import dataclasses
 import os
@@ -32,9 +36,6 @@ from napkin.training.callbacks import finished_checkpoint
 from napkin.training.method import Setting
 from napkin.training.start import prepare, recipe_differences
 from napkin.units import format_bytes
-
-# FOLD scaling/sweep.py
-# The folder of a sweep: its runs, and sweep.json, which says which they are and which have failed.
 
 SWEEP_FILE = "sweep.json"
 FORMAT, VERSION = "napkin-sweep", 1
@@ -119,9 +120,6 @@ class SweepFolder:
     def __str__(self) -> str:
         return shlex.quote(str(self.path))
 
-
-# FOLD scaling/sweep.py
-# What a sweep takes, before it starts: seconds, dollars and bytes of all runs, and how many of them run at once.
 
 SECONDS_PER_RUN = 1.0
 """Of a run in a sweep beside its steps: its files are opened, a step is metered, a checkpoint and a report are written.

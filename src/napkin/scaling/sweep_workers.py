@@ -1,6 +1,8 @@
 """Runs side by side: processes that train one run after the other, each asked by a line and answering with one.
 
 A worker imports the libraries once, and counts each kind of step once.
+
+A run is started, resumed, or found finished, in this process or in a worker's.
 """
 
 import json
@@ -29,9 +31,6 @@ from napkin.training.callbacks import finished_checkpoint
 from napkin.training.run import train_run
 from napkin.training.signals import Interruption, catch_interruption
 from napkin.training.start import create_run, open_run
-
-# FOLD scaling/sweep_workers.py
-# One run of a sweep: started, resumed, or found finished; in this process or in a worker's.
 
 _STEP_PARTS = ("data", "forward", "backward", "optimizer", "evaluation")
 

@@ -1,4 +1,7 @@
-"""The runs of a sweep: a grid, a list or a random sample of the values of its axes, each with a recipe and a name."""
+"""The runs of a sweep: a grid, a list or a random sample of the values of its axes, each with a recipe and a name.
+
+An axis is a field of the recipe with the values that it takes: 64,128,256, or a range 1e-4..1e-2.
+"""
 
 import dataclasses
 import itertools
@@ -15,9 +18,6 @@ import msgspec
 
 from napkin.errors import NapkinError, near_names
 from napkin.recipe.recipe import SCHEDULE_FIELDS, Recipe
-
-# FOLD scaling/trials.py
-# An axis of a sweep: a field of the recipe, and the values that it takes: 64,128,256, or a range 1e-4..1e-2.
 
 Value = str | int | float | bool | None
 

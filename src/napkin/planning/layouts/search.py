@@ -3,6 +3,9 @@
 A layout is at least as long as its blocks take on one rank without a bubble; candidates are evaluated in that order,
 until no other can be among the best. Memory excludes first. Pipelines are simulated only if their slowest rank alone
 does not exclude them, with few micro-batches where more only repeat what these do.
+
+`why_slower` and `why_too_large` say in a line what a layout loses by. The best layout is held to the bytes of its
+counted step (`with_best_counted`).
 """
 
 import dataclasses
@@ -352,9 +355,6 @@ def _divides_nowhere(costs: LayoutCosts) -> str:
     )
 
 
-# FOLD planning/layouts/search.py
-# Why one layout is slower than another, or does not fit, in one line each.
-
 _NAMES = {
     "forward": "a slower forward pass",
     "backward_input": "a slower backward pass",
@@ -437,10 +437,6 @@ def recipe_tables(plan: LayoutPlan) -> str:
 
 _ALWAYS = ("data", "shard")
 """Left out, they would be what the other sizes leave."""
-
-
-# FOLD planning/layouts/search.py
-# Layouts that a search found, held to the bytes of a counted step.
 
 
 def with_best_counted(found: SearchResult, progress: Callable[[str], None] = lambda doing: None) -> SearchResult:

@@ -1,4 +1,7 @@
-"""Plan a service: what it takes to serve a model under a load, for each degree of tensor parallelism of the devices."""
+"""Plan a service: what it takes to serve a model under a load, for each degree of tensor parallelism of the devices.
+
+How far off its times may be, in nine cases of ten, is `interval_of`'s.
+"""
 
 import dataclasses
 import math
@@ -25,9 +28,6 @@ from napkin.planning.services.seconds import (
 from napkin.planning.services.work import ServiceWork, count_work
 from napkin.units import format_bytes, format_seconds
 
-# FOLD planning/services/service_plan.py
-# How far off the times of a service may be, in nine cases of ten.
-#
 # On the generations and with the formats that a server's constants were fitted to: what held nine in ten of those
 # measurements. Elsewhere each constant may differ as generations do: the time moves by its sensitivity to each, times
 # their spread, all independent (propagation of uncertainty, first order).

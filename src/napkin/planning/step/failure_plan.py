@@ -1,4 +1,7 @@
-"""What failures are expected to cost a run, and how often it should write checkpoints."""
+"""What failures are expected to cost a run, and how often it should write checkpoints.
+
+A checkpoint costs bytes on the disk, and the copy in memory that it is written from.
+"""
 
 import dataclasses
 import functools
@@ -21,9 +24,6 @@ from napkin.planning.step.site import Site
 from napkin.recipe.tuning_recipe import TuningRecipe
 from napkin.runs.accounting_files import PlannedFailures
 from napkin.units import format_bytes
-
-# FOLD planning/step/failure_plan.py
-# The predicted cost of checkpoints: bytes on the disk, and the copy in memory that they are written from.
 
 
 def whole_checkpoint_bytes(plan: Plan) -> int:

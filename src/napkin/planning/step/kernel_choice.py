@@ -1,4 +1,8 @@
-"""The forms of operators, of attention and of the optimizer update, where the recipe leaves them open."""
+"""What a plan chooses where the recipe leaves it open.
+
+The forms of operators, of attention and of the optimizer update; whether blocks are compiled, by what that costs and
+saves and what prevents it; and Triton's kernels, where they run and the plan is faster with them.
+"""
 
 import dataclasses
 import warnings
@@ -66,10 +70,6 @@ def _attention(recipe: Recipe, precision: Precision, *, compiled: bool) -> Atten
     if compiled and faster and model.positions != "alibi":
         return "compiled"
     return "plain" if in_bf16 and model.context_length <= PLAIN_UP_TO else usual
-
-
-# FOLD planning/step/kernel_choice.py
-# Whether a run compiles its blocks: what that costs and saves, and what prevents it.
 
 
 def choose_compile(
@@ -146,9 +146,6 @@ def describe_compile(plan: Plan) -> str:
         return f"not compiled: {found.why_not}"
     return f"not compiled: would save about {saved} of {format_seconds(plan.seconds)}, {costs}{basis}"
 
-
-# FOLD planning/step/kernel_choice.py
-# Whether a run on a GPU takes Triton's kernels: where they run at all, and where its plan is faster with them.
 
 LAYERS = 2
 """Of the model whose step is priced with either form of its kernels; all layers are alike."""

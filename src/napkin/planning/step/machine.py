@@ -2,6 +2,9 @@
 
 Both have the same interface, so that there is one planner. The difference: this machine can be measured and can run
 operators, a datasheet cannot.
+
+Its steps are timed in a probe run (`time_probe_run`): two layers of the model at full width train for a few steps,
+before the run itself.
 """
 
 import dataclasses
@@ -39,9 +42,6 @@ from napkin.recipe.training_config import TrainingConfig
 from napkin.train_step.step import build_train_state
 from napkin.train_step.step_ledger import count_step
 
-# FOLD planning/step/machine.py
-# A probe run: two layers of the model at full width train for a few steps, before the run itself.
-#
 # Operators that are timed alone have their tensors in the cache and no overhead between them; in a step autograd and
 # Python run in between, and the tensors have left the cache. The overhead of the probe run relative to its operators is
 # taken as that of the whole model.

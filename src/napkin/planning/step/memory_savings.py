@@ -1,4 +1,7 @@
-"""Memory options: the peak memory and the seconds of a recipe's step with each of them, by count."""
+"""Memory options: the peak memory and the seconds of a recipe's step with each of them, by count.
+
+And whether a step fits, and with which micro-batch it would. All bytes are those of `count_step`, sharding included.
+"""
 
 import bisect
 import functools
@@ -88,11 +91,6 @@ def _by_memory_saved(setting: tuple[str, int]) -> tuple[int, int]:
 def _largest_proper_divisor(size: int) -> int:
     return next((size // factor for factor in range(2, size + 1) if size % factor == 0), size)
 
-
-# FOLD planning/step/memory_savings.py
-# Whether a step fits into a device's memory, and the micro-batch size with which it would.
-#
-# All bytes are those of `count_step`, sharding included.
 
 # From this number of tokens on a step's peak is linear in the tokens: the logits fill a whole chunk.
 _PROBE_TOKENS = 4096

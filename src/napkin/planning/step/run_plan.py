@@ -1,4 +1,8 @@
-"""The plan of a run, before its first step: rule and count, time and cost, and whether it fits."""
+"""The plan of a run, before its first step: rule and count, time and cost, and whether it fits.
+
+Of a run that trains adapters it also states what is written to the disk (`stored_rows`): frozen weights once, and
+checkpoints of what is trained.
+"""
 
 import html
 from collections.abc import Iterator, Mapping
@@ -23,9 +27,6 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.runs.accounting_files import PlannedFile, PredictedLoss
 from napkin.train_step.tuned_model import adapter_of, held_dtype
 from napkin.units import format_bytes, format_count, format_flops, format_seconds, format_three_digits
-
-# FOLD planning/step/run_plan.py
-# What a run that trains adapters writes to its disk: frozen weights, once, and checkpoints of what is trained.
 
 FROZEN_BYTES, CHECKPOINT_BYTES = "frozen bytes", "checkpoint bytes"
 
