@@ -5,6 +5,10 @@ A stage is a frozen dataclass whose fields are its options, each with a docstrin
 sensible; TOML values, checked in `__post_init__`. Its class is imported for the help and for completion in a shell, so
 its module imports numpy, numba and other heavy libraries where it uses them. No option may be named as one of
 `RESERVED`, which every command of a stage has.
+
+The passes of a pipeline over its shards: a new one begins at each stage that has to see all of them.
+
+Stages as functions on an iterator of records, without a pipeline's files.
 """
 
 import dataclasses
@@ -133,10 +137,6 @@ def stage_version(stage: Stage) -> int:
     return getattr(type(stage), "version", 1)
 
 
-# FOLD curation/registry.py
-# The passes of a pipeline over its shards: a new one begins at each stage that has to see all of them.
-
-
 @dataclass(frozen=True)
 class Pass:
     """What is done to each shard alone, in one process."""
@@ -171,9 +171,6 @@ def divide_into_passes(stages: Sequence[Stage]) -> list[Pass]:
             run.append(stage)
     return [*passes, Pass(len(passes), decided, tuple(run), None, first)]
 
-
-# FOLD curation/registry.py
-# Stages as functions on an iterator of records, without a pipeline's files.
 
 MEMORY_BYTES = 2**30
 """What a stage that has to see all shards may hold, unless the user says otherwise."""

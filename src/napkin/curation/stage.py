@@ -1,4 +1,11 @@
-"""What a stage of a pipeline is: a pure function of records and options."""
+"""What a stage of a pipeline is: a pure function of records and options.
+
+A document on its way from a raw page to a corpus: its text, where it comes from, and what each stage did to it.
+
+Records between two passes of a pipeline: MessagePack, each behind its length, in one zstd stream.
+
+These files are a pipeline's own and are read back by it alone; a truncated one is an error.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,9 +17,6 @@ import msgspec
 
 from napkin.errors import CorruptFile
 from napkin.missing_library import zstandard
-
-# FOLD curation/stage.py
-# A document on its way from a raw page to a corpus: its text, where it comes from, and what each stage did to it.
 
 
 @dataclass(slots=True)
@@ -98,11 +102,6 @@ class CorpusStage(Protocol):
         """For each record of a shard, in order: the record as it goes on, or why it does not."""
         ...
 
-
-# FOLD curation/stage.py
-# Records between two passes of a pipeline: MessagePack, each behind its length, in one zstd stream.
-#
-# These files are a pipeline's own and are read back by it alone; a truncated one is an error.
 
 _LENGTH_BYTES = 8
 _LEVEL = 1

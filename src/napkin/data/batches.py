@@ -2,6 +2,8 @@
 
 There is no data loader state: training batch i is a pure function of (seed, i). So a run can resume at any step, and
 the order does not depend on the number of processes.
+
+Warnings for a run that reads the same text too often.
 """
 
 from collections.abc import Iterator
@@ -213,9 +215,6 @@ def _too_few_tokens(token_file: TokenFile, context_length: int) -> NapkinError:
         f"'{token_file.path}' holds {n_tokens} tokens, a batch needs {context_length + 1}: use more text{way_out}"
     )
 
-
-# FOLD data/batches.py
-# Warnings for a run that reads the same text too often.
 
 MAX_EPOCHS = 40
 """Four epochs are nearly as good as new text; after about 40, more add nothing (Muennighoff et al. 2023)."""

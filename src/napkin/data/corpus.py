@@ -2,6 +2,8 @@
 
 Bytes are preserved: line ends are not translated, a byte order mark is kept. A file is one document, unless lines with
 only `<|endoftext|>` divide it into several.
+
+Splitting documents into training and validation, by a hash of each document's text.
 """
 
 import itertools
@@ -214,9 +216,6 @@ def _readable(path: StrPath) -> Iterator[None]:
     except OSError as error:
         raise NapkinError(f"'{path}' cannot be read ({error.strerror}): leave it out or make it readable") from error
 
-
-# FOLD data/corpus.py
-# Splitting documents into training and validation, by a hash of each document's text.
 
 Side = Literal["training", "validation"]
 

@@ -1,4 +1,7 @@
-"""The documents of a corpus that `napkin data` made: a folder with manifest.json, and files in `documents/`."""
+"""The documents of a corpus that `napkin data` made: a folder with manifest.json, and files in `documents/`.
+
+A document of a corpus: its name, and its text as a string or as UTF-8, whichever is asked for.
+"""
 
 import gzip
 import importlib
@@ -17,9 +20,6 @@ from napkin.data.file_sections import choose_split, has_text
 from napkin.errors import CorruptFile, NapkinError, first_line
 from napkin.files import is_marked, regular
 from napkin.tokenizer.text_input import utf8
-
-# FOLD data/curated_corpus.py
-# A document of a corpus: its name, and its text as a string or as UTF-8, whichever is asked for.
 
 
 class Document:

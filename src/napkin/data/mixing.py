@@ -5,6 +5,14 @@ determines for any single m whether it goes left, without the elements before it
 and each source gets its proportion of that error. The tree is a Huffman tree (1952), in which the proportions of a
 source's ancestors grow at least like the Fibonacci numbers: the total error is below
 (1 + 1 + 1/2 + 1/3 + 1/5 + ...) / 2.
+
+How a mixture's proportions come about, and how they change during training.
+
+Files are weighted by their lengths with a temperature (Devlin et al. 2018, multilingual BERT: exponentially smoothed
+weighting), no file is read more often than a number of epochs (as in UniMax, Chung et al. 2023), and the proportions
+may change at steps (a curriculum).
+
+Detects that a memory-mapped token file was modified in place while a run reads it.
 """
 
 import heapq
@@ -158,14 +166,6 @@ def _huffman(proportions: Sequence[float]) -> _Node | int:
     return heap[0][2]
 
 
-# FOLD data/mixing.py
-# How a mixture's proportions come about, and how they change during training.
-#
-# Files are weighted by their lengths with a temperature (Devlin et al. 2018, multilingual BERT: exponentially smoothed
-# weighting), no file is read more often than a number of epochs (as in UniMax, Chung et al. 2023), and the proportions
-# may change at steps (a curriculum).
-
-
 def temperature_weights(lengths: Sequence[int], temperature: float) -> tuple[float, ...]:
     """Weights in proportion to lengths^(1/temperature): 1 is proportional, infinity the same for all.
 
@@ -268,10 +268,6 @@ class _Phase:
 
     def given(self, length: int) -> list[int]:
         return [before for before, _ in self(length, 0)]
-
-
-# FOLD data/mixing.py
-# Detects that a memory-mapped token file was modified in place while a run reads it.
 
 
 class TokenGuard:

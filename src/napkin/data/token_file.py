@@ -3,6 +3,11 @@
 `NAME.tokens` contains the ids only, as little-endian uint16 if the vocabulary allows it, otherwise uint32;
 `NAME.tokens.json`, its sidecar, describes them (see napkin.data.sidecar). Each document is preceded by the separator,
 and one more is at the end. The sidecar gets its name last: tokens without one cannot be opened.
+
+Verifies each block of a mapped token file when it is first read, instead of the whole file at the start.
+
+A batch of windows is copied only after all of its blocks are verified: nothing is learned from a damaged block. Threads
+may read at the same time; a block is verified once, until `verify_again`.
 """
 
 import mmap
@@ -30,13 +35,6 @@ from napkin.data.sidecar import (
 from napkin.errors import CorruptFile, NapkinError
 from napkin.files import StrPath, regular
 from napkin.tokenizer.base import Tokenizer
-
-# FOLD data/token_file.py
-# Verifies each block of a mapped token file when it is first read, instead of the whole file at the start.
-#
-# A batch of windows is copied only after all of its blocks are verified: nothing is learned from a damaged block.
-# Threads
-# may read at the same time; a block is verified once, until `verify_again`.
 
 # Hashing releases the interpreter's lock, and several reads at a time suit a disk; few blocks are not worth a thread.
 _THREADS = 4

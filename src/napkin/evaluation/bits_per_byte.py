@@ -1,4 +1,7 @@
-"""How well a model predicts a text: loss, perplexity, bits per byte; with those of general compressors."""
+"""How well a model predicts a text: loss, perplexity, bits per byte; with those of general compressors.
+
+The result of a measurement of bits per byte, as a file, and the comparison of two of them.
+"""
 
 import gzip
 import lzma
@@ -167,9 +170,6 @@ def _own_rows(
     rows = parallel_model.rows(len(inputs))
     return inputs[rows], targets[rows]
 
-
-# FOLD evaluation/bits_per_byte.py
-# The result of a measurement of bits per byte, as a file, and the comparison of two of them.
 
 FORMAT = "napkin-bits-per-byte"
 VERSION = 1

@@ -1,4 +1,16 @@
-"""The text of an HTML page: bytes, characters, tree, tables of elements and blocks, a choice among these, text."""
+"""The text of an HTML page: bytes, characters, tree, tables of elements and blocks, a choice among these, text.
+
+What is measured of each block of text, from which its chance to be main content is computed.
+
+Which blocks of a page are its main content: a score for each, then a choice that hangs together.
+
+The score is the logarithm of odds that logistic regression gives a block, from what `block_features.py` measures of it.
+The weights were fitted by `benchmarks/curation_extraction.py --fit` on half of the pages of a published benchmark.
+
+Why a document gives no text.
+
+How large a page becomes when it is parsed; see `compiled/parser_cost.py` for how small ones become large.
+"""
 
 import math
 import re
@@ -16,9 +28,6 @@ from napkin.extraction.page_metadata import PageMetadata, decode_page, page_meta
 from napkin.extraction.rendering import PageTables, page_tables, render
 from napkin.extraction.tags import BIT, FIRST_PLACE, PATTERNS, PLACE_BIT, PLACES, TAG
 from napkin.missing_library import import_extra
-
-# FOLD extraction/html_page.py
-# What is measured of each block of text, from which its chance to be main content is computed.
 
 _GROUPS: dict[str, str] = {
     "p": "p",
@@ -118,13 +127,6 @@ def block_features(tables: PageTables) -> NDArray[np.float32]:
     assert len(columns) == len(NAMES)
     return out
 
-
-# FOLD extraction/html_page.py
-# Which blocks of a page are its main content: a score for each, then a choice that hangs together.
-#
-# The score is the logarithm of odds that logistic regression gives a block, from what `block_features.py` measures of
-# it.
-# The weights were fitted by `benchmarks/curation_extraction.py --fit` on half of the pages of a published benchmark.
 
 _BEST_SHARE = 0.1
 _BEST_CHARACTERS = 300.0
@@ -234,20 +236,12 @@ def block_weights() -> NDArray[np.float32]:
     return np.array([weights[name] for name in NAMES], np.float32)
 
 
-# FOLD extraction/html_page.py
-# Why a document gives no text.
-
-
 class NotExtracted(ValueError):
     """A document over a limit, or one that cannot be read: the name of the rule, and what was found."""
 
     def __init__(self, rule: str, detail: str) -> None:
         super().__init__(f"{rule}: {detail}")
         self.rule, self.detail = rule, detail
-
-
-# FOLD extraction/html_page.py
-# How large a page becomes when it is parsed; see `compiled/parser_cost.py` for how small ones become large.
 
 
 def parsed_size(page: bytes, most_elements: int, most_attributes: int) -> tuple[int, int]:

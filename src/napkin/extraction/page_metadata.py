@@ -1,4 +1,7 @@
-"""What a page says of itself, in the head that the parser has serialized: title, language, address, date, licence."""
+"""What a page says of itself, in the head that the parser has serialized: title, language, address, date, licence.
+
+The characters of a page: which encoding its bytes have, and their text.
+"""
 
 import codecs
 import re
@@ -98,9 +101,6 @@ def _published(named: dict[str, str], head: str, after: str) -> str:
 def _clean(value: str) -> str:
     return " ".join(unescape(value).split())[:_LONGEST]
 
-
-# FOLD extraction/page_metadata.py
-# The characters of a page: which encoding its bytes have, and their text.
 
 _BYTE_ORDER_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 _META = re.compile(rb"<meta[^>]{0,400}?charset\s*=\s*[\"']?\s*([\w.:-]{1,40})", re.IGNORECASE)

@@ -1,4 +1,7 @@
-"""The text of a PDF, read by pdfium in a process of its own, with limits: it is C++ that is fed by strangers."""
+"""The text of a PDF, read by pdfium in a process of its own, with limits: it is C++ that is fed by strangers.
+
+Lines of a PDF's pages as paragraphs: what pages repeat is left out, divided words are joined.
+"""
 
 import json
 import re
@@ -10,9 +13,6 @@ from typing import Any
 from napkin.child_process import run_program
 from napkin.extraction.html_page import NotExtracted
 from napkin.missing_library import import_extra
-
-# FOLD extraction/pdf_document.py
-# Lines of a PDF's pages as paragraphs: what pages repeat is left out, divided words are joined.
 
 _EDGE = 2
 """Lines at the top and at the bottom of a page that may be a header or a footer."""

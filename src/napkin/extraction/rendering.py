@@ -1,4 +1,11 @@
-"""Blocks of a page as text: Markdown, with the structure that the page's tags gave them, or plain paragraphs."""
+"""Blocks of a page as text: Markdown, with the structure that the page's tags gave them, or plain paragraphs.
+
+Short lines that are not a page's own words wherever they stand: what sites say about advertising, sharing, comments.
+
+A line is one of them as a whole; in running text the same words are left alone.
+
+A page as two tables: its elements and its blocks of text, as `compiled/fields.py` says.
+"""
 
 import re
 from collections.abc import Iterator
@@ -11,11 +18,6 @@ from numpy.typing import NDArray
 from napkin.extraction.compiled import fields as f
 from napkin.extraction.compiled.loading import EXTRACTION
 from napkin.extraction.tags import TAG, automaton, tag_table
-
-# FOLD extraction/rendering.py
-# Short lines that are not a page's own words wherever they stand: what sites say about advertising, sharing, comments.
-#
-# A line is one of them as a whole; in running text the same words are left alone.
 
 LONGEST = 160
 """Characters of the longest line that is compared."""
@@ -56,10 +58,6 @@ _PATTERN = re.compile(r"[\W_]*(?:" + "|".join(_WHOLE) + r")[\W_]*", re.IGNORECAS
 def is_boilerplate_line(text: str) -> bool:
     """Whether a line is a site's, not the page's."""
     return len(text) <= LONGEST and _PATTERN.fullmatch(text) is not None
-
-
-# FOLD extraction/rendering.py
-# A page as two tables: its elements and its blocks of text, as `compiled/fields.py` says.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,11 @@
-"""What HTML's elements are to extraction: each tag has a number, and its number a kind."""
+"""What HTML's elements are to extraction: each tag has a number, and its number a kind.
+
+What the names that a page gives its elements say: words of `class`, `id`, `role` and `itemprop`, as bits.
+
+Names are read as words: `relatedPosts`, `related-posts` and `related_posts` are alike `-related-posts-`. A pattern with
+a hyphen begins or ends with a word. All patterns are searched at once by an automaton (Aho & Corasick 1975), whose
+table compiled code walks along the attribute.
+"""
 
 from collections import deque
 from functools import cache
@@ -86,14 +93,6 @@ def tag_table() -> NDArray[np.int64]:
         table[slot] = key, TAG[name], kind, 1 << places[name] if name in places else 0
     return table
 
-
-# FOLD extraction/tags.py
-# What the names that a page gives its elements say: words of `class`, `id`, `role` and `itemprop`, as bits.
-#
-# Names are read as words: `relatedPosts`, `related-posts` and `related_posts` are alike `-related-posts-`. A pattern
-# with
-# a hyphen begins or ends with a word. All patterns are searched at once by an automaton (Aho & Corasick 1975), whose
-# table compiled code walks along the attribute.
 
 PATTERNS: dict[str, str] = {
     "article body": (

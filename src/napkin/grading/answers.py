@@ -1,4 +1,9 @@
-"""Multiple choice: the answer is a letter."""
+"""Multiple choice: the answer is a letter.
+
+The answer is the reference, letter by letter, but for white space.
+
+Regular expressions: the reference is one, which the whole answer must match.
+"""
 
 import re
 from functools import lru_cache
@@ -66,10 +71,6 @@ def check_choice_reference(reference: str) -> None:
         raise NapkinError(f"the reference {reference[:40]!r} is not a choice: give its letter")
 
 
-# FOLD grading/answers.py
-# The answer is the reference, letter by letter, but for white space.
-
-
 def exact_score(answer: str, reference: str) -> float:
     """1 if the texts are equal where runs of white space count as one space and those at the ends not at all.
 
@@ -78,9 +79,6 @@ def exact_score(answer: str, reference: str) -> float:
     """
     return float(answer.split() == reference.split())
 
-
-# FOLD grading/answers.py
-# Regular expressions: the reference is one, which the whole answer must match.
 
 MOST_SECONDS = 1.0
 """Of a match: some expressions try exponentially many ways on a text that is made for it."""

@@ -1,4 +1,10 @@
-"""Rewards by name."""
+"""Rewards by name.
+
+What a reward is: a function of the text of an answer and of a reference, with a name.
+
+Whatever the function does, training gets a finite number: where it raises, takes too long or returns something else,
+the reward is 0, and the failure is counted and named.
+"""
 
 import math
 from collections import Counter
@@ -18,12 +24,6 @@ from napkin.grading.mathematics.math_answer import (
 from napkin.grading.sandbox.own_function import OwnFunction
 from napkin.grading.sandbox.program_tests import ProgramTests, check_program_reference
 from napkin.hardware.host import usable_cores
-
-# FOLD grading/reward.py
-# What a reward is: a function of the text of an answer and of a reference, with a name.
-#
-# Whatever the function does, training gets a finite number: where it raises, takes too long or returns something else,
-# the reward is 0, and the failure is counted and named.
 
 MOST_REASONS = 32
 """Failures that are told apart; further ones are counted together, for a message may differ in each answer."""

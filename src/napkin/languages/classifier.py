@@ -1,4 +1,19 @@
-"""Which language a text is in: the mean of its n-grams' rows, a linear layer, a softmax whose probabilities hold."""
+"""Which language a text is in: the mean of its n-grams' rows, a linear layer, a softmax whose probabilities hold.
+
+What the classifier sees of a text: its letters in lower case, as code points, with one zero between words.
+
+A word is a run of letters and marks (combining vowels and tones); digits, punctuation and symbols only separate words.
+Canonically equal texts are the same: they are composed (NFC) first.
+
+The features of a text: its character n-grams, each hashed to a row of the weights. The plain form.
+
+A word of code points c1 … cm is read as `space c1 … cm space`. Its n-grams of 1 to LONGEST_NGRAM characters, but for
+the spaces alone, and the word as a whole if it is longer than that, each give one row: the hash starts at SEED, and
+each character c makes (hash xor c) · FACTOR of it, modulo 2^64; the row is its highest bits. Words of more than
+LONGEST_WORD letters, as scripts without spaces have them, are cut into pieces.
+
+Documents in several languages: the language of each paragraph, and how much of the document each language has.
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,13 +31,6 @@ from napkin.files import StrPath, atomic_write_bytes, read_bytes
 from napkin.languages.compiled import sum_rows
 from napkin.languages.compiled.loading import CORE
 from napkin.tokenizer.numba.character_classes import KIND, LETTER, MARK, character_classes
-
-# FOLD languages/classifier.py
-# What the classifier sees of a text: its letters in lower case, as code points, with one zero between words.
-#
-# A word is a run of letters and marks (combining vowels and tones); digits, punctuation and symbols only separate
-# words.
-# Canonically equal texts are the same: they are composed (NFC) first.
 
 _UNICODE = "16.0"
 """The version of Unicode whose letters are known, whatever Python's own."""
@@ -49,14 +57,6 @@ def letter_table() -> NDArray[np.uint8]:
     classes = character_classes(_UNICODE)
     return (((classes & KIND) == LETTER) | ((classes & MARK) > 0)).astype(np.uint8)
 
-
-# FOLD languages/classifier.py
-# The features of a text: its character n-grams, each hashed to a row of the weights. The plain form.
-#
-# A word of code points c1 … cm is read as `space c1 … cm space`. Its n-grams of 1 to LONGEST_NGRAM characters, but for
-# the spaces alone, and the word as a whole if it is longer than that, each give one row: the hash starts at SEED, and
-# each character c makes (hash xor c) · FACTOR of it, modulo 2^64; the row is its highest bits. Words of more than
-# LONGEST_WORD letters, as scripts without spaces have them, are cut into pieces.
 
 LONGEST_NGRAM = 4
 LONGEST_WORD = 64
@@ -314,10 +314,6 @@ def identify_languages(texts: Iterable[str], least: float = 0.5) -> Iterator[Lan
     """The language of each text, in order."""
     classifier = packaged_classifier()
     return (classifier.identify(text, least) for text in texts)
-
-
-# FOLD languages/classifier.py
-# Documents in several languages: the language of each paragraph, and how much of the document each language has.
 
 
 @dataclass(frozen=True, slots=True)

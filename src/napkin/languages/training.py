@@ -4,6 +4,14 @@
 
 As fastText's classifier (Joulin et al. 2016), with Adagrad. Nothing is random but the seed: the same texts give the
 same weights, bit by bit, on the same type of processor.
+
+Probabilities that hold: how sharp a classifier's softmax has to be, and how far it is from what comes true.
+
+A text of n n-grams has its logits multiplied by exp(a + b · ln n), with a and b of the least cross-entropy on held-out
+texts. That is temperature scaling (Guo et al. 2017) with a temperature that depends on the length: a mean of many
+n-grams is surer than one of few.
+
+The texts that a classifier learns from: a folder with a file, or a folder of files, per language.
 """
 
 import os
@@ -19,14 +27,6 @@ from napkin.errors import NapkinError
 from napkin.files import StrPath, read_bytes
 from napkin.languages.classifier import WIDTH, LanguageClassifier, letter_table, lowered_code_points
 from napkin.languages.compiled.loading import CORE
-
-# FOLD languages/training.py
-# Probabilities that hold: how sharp a classifier's softmax has to be, and how far it is from what comes true.
-#
-# A text of n n-grams has its logits multiplied by exp(a + b · ln n), with a and b of the least cross-entropy on held-
-# out
-# texts. That is temperature scaling (Guo et al. 2017) with a temperature that depends on the length: a mean of many
-# n-grams is surer than one of few.
 
 
 def fit_sharpness(classifier: LanguageClassifier, texts: Sequence[str], languages: Sequence[str]) -> LanguageClassifier:
@@ -81,9 +81,6 @@ def reliability(
     ]
     return rows, sum(row.guesses * abs(row.probability - row.right) for row in rows) / len(values)
 
-
-# FOLD languages/training.py
-# The texts that a classifier learns from: a folder with a file, or a folder of files, per language.
 
 SOURCES = "SOURCES"
 """A file of this name in the folder says where its texts are from; the classifier's header keeps it."""

@@ -1,4 +1,7 @@
-"""Bars of the page of a run, as lengths in percent; the template makes them of HTML, so that they need no script."""
+"""Bars of the page of a run, as lengths in percent; the template makes them of HTML, so that they need no script.
+
+The table rule | count | meter | meter/count for a terminal.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -64,10 +67,6 @@ def bits_bars(evaluation: Evaluation) -> list[Bar]:
         Bar(name, format_three_digits(value), "grey" if index else "blue", round(100 * value / longest, 3))
         for index, (name, value) in enumerate(bits.items())
     ]
-
-
-# FOLD report/bars.py
-# The table rule | count | meter | meter/count for a terminal.
 
 
 def reconcile_table(rows: Sequence[QuantityRow]) -> Table:

@@ -1,4 +1,7 @@
-"""The data of a page's charts, which charts.js draws with uPlot: thinned curves, lines and axes, as one JSON object."""
+"""The data of a page's charts, which charts.js draws with uPlot: thinned curves, lines and axes, as one JSON object.
+
+Charts of a tuned run's further figures: reward, length, entropy and what else its steps tell, one chart each.
+"""
 
 import json
 import math
@@ -131,9 +134,6 @@ def _relative(values: Curve, steps: Curve) -> list[float | int | None] | float:
             return times
     return _rounded(values)
 
-
-# FOLD report/charts.py
-# Charts of a tuned run's further figures: reward, length, entropy and what else its steps tell, one chart each.
 
 HELD_OUT = "held-out "
 """Begins the names of an evaluation's figures, which are points in the chart of the same figure."""

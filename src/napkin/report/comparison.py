@@ -1,4 +1,7 @@
-"""Runs compared: a summary of each, and its loss over steps, tokens, FLOPs, seconds and dollars."""
+"""Runs compared: a summary of each, and its loss over steps, tokens, FLOPs, seconds and dollars.
+
+Which of several runs predicts unseen text best, said in words, and which of them cannot be compared.
+"""
 
 import math
 import tomllib
@@ -196,10 +199,6 @@ def _round_up(interval: float) -> float:
     """The smallest of ..., 1, 2, 5, 10, 20, ... that is not less."""
     decade = 10.0 ** math.floor(math.log10(interval))
     return next(digit * decade for digit in (1, 2, 5, 10) if digit * decade >= interval * (1 - 1e-9))
-
-
-# FOLD report/comparison.py
-# Which of several runs predicts unseen text best, said in words, and which of them cannot be compared.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Validation losses of a run: the lowest one, and whether the run is overfitted."""
+"""Validation losses of a run: the lowest one, and whether the run is overfitted.
+
+Long curves reduced for drawing: thinned without losing a spike, smoothed without lag.
+"""
 
 import itertools
 import math
@@ -9,9 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from napkin.runs.metrics import StepMetrics
-
-# FOLD report/overfitting.py
-# Long curves reduced for drawing: thinned without losing a spike, smoothed without lag.
 
 Curve = NDArray[np.float64]
 

@@ -1,4 +1,7 @@
-"""The report of a run: one self-contained HTML file, made from the run folder alone."""
+"""The report of a run: one self-contained HTML file, made from the run folder alone.
+
+How evenly the experts of a mixture were used, over the last logged steps.
+"""
 
 import os
 import secrets
@@ -25,9 +28,6 @@ from napkin.runs.accounting_files import PlanFile
 from napkin.runs.metrics import StepMetrics
 from napkin.runs.run_record import Answers, RunRecord, read_run_record
 from napkin.units import format_bytes, format_flops, format_rate, format_seconds, format_share, format_three_digits
-
-# FOLD report/page.py
-# How evenly the experts of a mixture were used, over the last logged steps.
 
 STEPS = 25
 """Logged steps that the balance is averaged over: a single batch is too noisy."""

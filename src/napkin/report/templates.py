@@ -1,4 +1,7 @@
-"""The HTML templates: values are escaped, and a missing value is an error."""
+"""The HTML templates: values are escaped, and a missing value is an error.
+
+The scripts of a page, each with the hash by which the Content-Security-Policy allows it and no other.
+"""
 
 import base64
 import hashlib
@@ -30,9 +33,6 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
 
-
-# FOLD report/templates.py
-# The scripts of a page, each with the hash by which the Content-Security-Policy allows it and no other.
 
 UPLOT = "vendor/uPlot-1.6.32.iife.min.js"
 UPLOT_STYLE = "vendor/uPlot-1.6.32.min.css"

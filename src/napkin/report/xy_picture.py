@@ -1,4 +1,9 @@
-"""A picture of points, lines and bands over logarithmic or linear axes, as SVG without scripts."""
+"""A picture of points, lines and bands over logarithmic or linear axes, as SVG without scripts.
+
+The colours of the pages.
+
+What a loss can be drawn over: steps, tokens, FLOPs, seconds or dollars.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,9 +18,6 @@ from napkin.accounting.quantities import Unit
 from napkin.errors import NapkinError
 from napkin.report.overfitting import Curve
 from napkin.runs.run_record import RunRecord
-
-# FOLD report/xy_picture.py
-# The colours of the pages.
 
 # Okabe & Ito's palette, safe for colour-blind readers; style.html has brighter ones for a dark background.
 COLOURS = {
@@ -240,9 +242,6 @@ def _legend(series: Sequence[Series]) -> Iterator[str]:
             yield f'<text x="{x + 17:.0f}" y="22">{escape(each.label)}</text>'
             x += 17 + 6.6 * len(each.label) + 20
 
-
-# FOLD report/xy_picture.py
-# What a loss can be drawn over: steps, tokens, FLOPs, seconds or dollars.
 
 Axis = Literal["steps", "tokens", "flops", "seconds", "dollars"]
 AXES: tuple[Axis, ...] = ("steps", "tokens", "flops", "seconds", "dollars")

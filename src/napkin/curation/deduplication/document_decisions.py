@@ -1,4 +1,12 @@
-"""Deciding on duplicate documents: from the keys of all shards to the verdicts about each."""
+"""Deciding on duplicate documents: from the keys of all shards to the verdicts about each.
+
+Which document of a cluster stays.
+
+Documents of earlier runs (an index) stay before those of this one: they may have been published. Of the rest it is the
+longest, of equally long ones that with the smallest identity, whatever the order of shards; or the first that was read.
+
+The keys by which documents are found to be duplicates: one of the whole text, or one per band of a signature.
+"""
 
 import hashlib
 from bisect import bisect_right
@@ -15,14 +23,6 @@ from napkin.curation.deduplication.equal_keys import join_equal_keys, refuse_lit
 from napkin.curation.deduplication.key_file import CHUNK, KeyChunk, KeyFile, KeyHeader, open_key_files, opened_index
 from napkin.curation.deduplication.minhash import BATCH_BYTES, Banding, MinHash, choose_banding
 from napkin.curation.deduplication.verdicts import Clusters, Marks, Numbers, numbers_array, write_verdicts
-
-# FOLD curation/deduplication/document_decisions.py
-# Which document of a cluster stays.
-#
-# Documents of earlier runs (an index) stay before those of this one: they may have been published. Of the rest it is
-# the
-# longest, of equally long ones that with the smallest identity, whatever the order of shards; or the first that was
-# read.
 
 Keep = Literal["longest", "first"]
 
@@ -167,9 +167,6 @@ def _verdicts_of(
         for document, other in kept.dropped(begin + first, roots[begin + first : begin + last]):
             yield document - begin, identity(other)
 
-
-# FOLD curation/deduplication/document_decisions.py
-# The keys by which documents are found to be duplicates: one of the whole text, or one per band of a signature.
 
 Identified = Iterable[tuple[str, str]]
 """Pairs of an identity and a text."""

@@ -11,6 +11,15 @@
 
 A key is one or two uint64; two documents are equal in a table if their keys are. The key 0 belongs to no document.
 Lines have no identities: theirs are empty.
+
+An index: a folder with the keys of earlier runs, against which later ones are compared, and which they extend.
+
+    000000-0123456789abcdef/00000.keys, 00001.keys ...: the keys of the first run that extended it
+    000001-.../
+
+A generation is named by its number and by a hash of its keys. A run that is made again, because it was killed or its
+pipeline has changed behind the stage, finds its own generation, and is compared with those before it alone: the result
+is the same.
 """
 
 import hashlib
@@ -162,17 +171,6 @@ def open_key_files(paths: Iterable[Path]) -> list[KeyFile]:
             )
     return files
 
-
-# FOLD curation/deduplication/key_file.py
-# An index: a folder with the keys of earlier runs, against which later ones are compared, and which they extend.
-#
-#     000000-0123456789abcdef/00000.keys, 00001.keys ...: the keys of the first run that extended it
-#     000001-.../
-#
-# A generation is named by its number and by a hash of its keys. A run that is made again, because it was killed or its
-# pipeline has changed behind the stage, finds its own generation, and is compared with those before it alone: the
-# result
-# is the same.
 
 _GENERATION = re.compile(r"(\d{6})-([0-9a-f]{16})")
 

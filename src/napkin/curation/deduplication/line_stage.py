@@ -1,4 +1,10 @@
-"""The stage `duplicate-lines`: of each line of a corpus the first stays, or none of those that stand twice."""
+"""The stage `duplicate-lines`: of each line of a corpus the first stays, or none of those that stand twice.
+
+The stage `duplicate-substrings`: of a passage that stands in a corpus several times the first stays.
+
+The stage `decontaminate`: documents with questions of a task in them are dropped, as `napkin contamination` finds
+them.
+"""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -122,10 +128,6 @@ def _removed_lines(file: "KeyFile", start: int, removed: "Marks") -> Iterator[tu
         yield record, [place & 0xFFFFFFFF for place in group]
 
 
-# FOLD curation/deduplication/line_stage.py
-# The stage `duplicate-substrings`: of a passage that stands in a corpus several times the first stays.
-
-
 @dataclass(frozen=True)
 class DuplicateSubstrings:
     """Remove passages that stand earlier in the corpus, in the order of the input, and documents of nothing else.
@@ -178,11 +180,6 @@ class DuplicateSubstrings:
             record.text = text
             record.trace.append(TraceEntry(self.name, f"{note} removed"))
             yield record
-
-
-# FOLD curation/deduplication/line_stage.py
-# The stage `decontaminate`: documents with questions of a task in them are dropped, as `napkin contamination` finds
-# them.
 
 
 @dataclass(frozen=True)

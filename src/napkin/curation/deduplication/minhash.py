@@ -4,6 +4,17 @@ similarity.
 The similarity J of two documents is that of their sets of shingles: each n consecutive words (word_table.py says what a
 word is), of a shorter document all its words. With k numbers the share of equal ones has the mean J and the standard
 error sqrt(J (1 - J) / k) (Broder 1997), about 0.035 for J = 0.8 and k = 128.
+
+What a word is: the table by which the compiled loops split text.
+
+A word is a run of letters, digits and combining marks, without regard to case (for Latin, Greek, Cyrillic and
+Armenian letters). Characters of scripts that are written without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese)
+are words of their own. Everything else separates words: punctuation, symbols and white space do not count.
+
+Locality-sensitive hashing: which bands of a signature two documents must share to be candidates.
+
+Of b bands of r numbers each, two documents of similarity s share at least one with probability 1 - (1 - s^r)^b, an
+S-shaped curve (Indyk and Motwani 1998; Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, 3.4).
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,14 +27,6 @@ from numpy.typing import NDArray
 from napkin.curation.deduplication.compiled.loading import DEDUPLICATION, address_of
 from napkin.errors import NapkinError
 from napkin.tokenizer.numba.character_classes import KIND, LETTER, MARK, NUMBER, character_classes
-
-# FOLD curation/deduplication/minhash.py
-# What a word is: the table by which the compiled loops split text.
-#
-# A word is a run of letters, digits and combining marks, without regard to case (for Latin, Greek, Cyrillic and
-# Armenian letters). Characters of scripts that are written without spaces (Chinese, Japanese, Thai, Lao, Khmer,
-# Burmese)
-# are words of their own. Everything else separates words: punctuation, symbols and white space do not count.
 
 SEPARATOR, PART_OF_WORD, WORD = range(3)
 _UNICODE = "16.0"
@@ -130,12 +133,6 @@ def estimated_similarity(first: Signatures, second: Signatures) -> NDArray[np.fl
     """The estimated Jaccard similarity of signatures, along the last axis."""
     return np.mean(first == second, axis=-1)
 
-
-# FOLD curation/deduplication/minhash.py
-# Locality-sensitive hashing: which bands of a signature two documents must share to be candidates.
-#
-# Of b bands of r numbers each, two documents of similarity s share at least one with probability 1 - (1 - s^r)^b, an
-# S-shaped curve (Indyk and Motwani 1998; Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, 3.4).
 
 LEAST_FOUND = 0.9
 """The least share of the pairs at the threshold itself that bands find."""

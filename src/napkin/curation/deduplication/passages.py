@@ -7,6 +7,17 @@
 
 Anchors are such that two equal passages of the shortest length or more have an equal anchor at the same place in them:
 of the windows of half that length in the passage, the one with the smallest hash.
+
+Which bytes of a corpus stand in a passage that the corpus has before: exact substrings (Lee et al. 2022).
+
+A window of N bytes at a place is repeated if the same N bytes begin at an earlier place, at least N bytes before, in
+the order of the files. The bytes of all repeated windows are found, so every repetition of N bytes or more is found
+whole, and the first occurrence stays. Windows do not reach from one record into the next.
+
+Instead of a suffix array (8 bytes or more of memory per byte of text), windows are sorted by their hashes, and only
+those that hold a repeated anchor: an anchor is one of N / 2 bytes, chosen such that equal windows have equal ones. So
+24 bytes per 4 / N bytes of text are sorted, and 24 per repeated byte, in bounded memory; a mark takes one bit per byte
+of text. Windows of equal hash are compared byte by byte.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -108,19 +119,6 @@ class PassageFile:
         whole = (int(self.ends[-1]) if len(self.ends) else 0) == n_bytes
         return in_order and whole and (not len(places) or 0 <= int(places.min()) <= int(places.max()) < n_bytes)
 
-
-# FOLD curation/deduplication/passages.py
-# Which bytes of a corpus stand in a passage that the corpus has before: exact substrings (Lee et al. 2022).
-#
-# A window of N bytes at a place is repeated if the same N bytes begin at an earlier place, at least N bytes before, in
-# the order of the files. The bytes of all repeated windows are found, so every repetition of N bytes or more is found
-# whole, and the first occurrence stays. Windows do not reach from one record into the next.
-#
-# Instead of a suffix array (8 bytes or more of memory per byte of text), windows are sorted by their hashes, and only
-# those that hold a repeated anchor: an anchor is one of N / 2 bytes, chosen such that equal windows have equal ones. So
-# 24 bytes per 4 / N bytes of text are sorted, and 24 per repeated byte, in bounded memory; a mark takes one bit per
-# byte
-# of text. Windows of equal hash are compared byte by byte.
 
 _STEP = 2**16
 

@@ -4,6 +4,10 @@
     [record, what was decided]
 
 One line per record that does not stay as it is, in their order; a record is its number in the shard.
+
+Clusters of documents: those that share a key with each other, directly or through others.
+
+A mark for each of many numbers: one bit, in a file where they do not fit into memory.
 """
 
 from collections.abc import Iterable, Iterator
@@ -77,9 +81,6 @@ class Verdicts(Generic[_V]):
         return NapkinError(f"{str(self.path)!r} does not have the decisions of '{self._stage}' ({why}): make it again")
 
 
-# FOLD curation/deduplication/verdicts.py
-# Clusters of documents: those that share a key with each other, directly or through others.
-
 Numbers = NDArray[np.int64]
 
 
@@ -123,10 +124,6 @@ def lists_of(roots: Numbers) -> list[list[int]]:
     order = np.argsort(roots, kind="stable")
     edges = np.flatnonzero(np.diff(roots[order])) + 1
     return [group.tolist() for group in np.split(order, edges) if len(group) > 1]
-
-
-# FOLD curation/deduplication/verdicts.py
-# A mark for each of many numbers: one bit, in a file where they do not fit into memory.
 
 
 class Marks:

@@ -6,6 +6,8 @@ logarithmic scale, and narrowed by the part of the input that was read. A stage 
 duplicates in a sample: what it drops of the whole is at least what it drops of the sample, and at most what it drops if
 every pair of duplicates is a pair of its own. The estimate is the square root of the product, as that of the
 guaranteed-error estimator of distinct values (Charikar et al. 2000), and the interval has both.
+
+A corpus beside its plan: what was predicted of each stage, and what came out.
 """
 
 import tempfile
@@ -325,10 +327,6 @@ def _write(pipeline: Pipeline, records: Sequence[Record]) -> tuple[float, int]:
             writer.close()
             seconds, n_bytes = time.perf_counter() - begin, sum(file.file_bytes for file in writer.files)
     return seconds, n_bytes
-
-
-# FOLD curation/engine/corpus_plan.py
-# A corpus beside its plan: what was predicted of each stage, and what came out.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Writing documents to files of a corpus: a new one begins after so many bytes of text."""
+"""Writing documents to files of a corpus: a new one begins after so many bytes of text.
+
+manifest.json of a corpus: what was done, what came out, and checksums of every file. It is written last.
+"""
 
 import contextlib
 import gzip
@@ -16,9 +19,6 @@ from napkin.data.file_sections import SEPARATOR_LINE
 from napkin.errors import NapkinError
 from napkin.missing_library import import_extra, zstandard
 from napkin.runs.json_file import read_json
-
-# FOLD curation/engine/corpus_writer.py
-# manifest.json of a corpus: what was done, what came out, and checksums of every file. It is written last.
 
 NAME = "manifest.json"
 KIND = "napkin corpus"

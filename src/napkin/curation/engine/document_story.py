@@ -1,4 +1,7 @@
-"""A document's story in a corpus: found by its identity in the files of one shard."""
+"""A document's story in a corpus: found by its identity in the files of one shard.
+
+A page with samples of what each rule dropped, beside samples of what remained.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -140,9 +143,6 @@ def _lines(path: Path, containing: str = "") -> Iterator[dict[str, Any]]:
                 if wanted in line:
                     yield msgspec.json.decode(line)
 
-
-# FOLD curation/engine/document_story.py
-# A page with samples of what each rule dropped, beside samples of what remained.
 
 GENERATOR = b'<meta name="generator" content="napkin data">'
 

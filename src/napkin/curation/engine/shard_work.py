@@ -4,6 +4,8 @@
                                00012-000.jsonl.zst ...: documents, in the last pass
                                dropped.jsonl.zst, set_aside.jsonl, samples.jsonl, counts.json
 .work/pass-0/decisions/00012   what the stage after pass 0 decided on the shard
+
+What happens to the records of one shard in one pass: counts, traces, lines of what was dropped, samples.
 """
 
 import contextlib
@@ -35,9 +37,6 @@ from napkin.curation.registry import (
 from napkin.curation.stage import CorpusStage, Dropped, Record, RecordStage, read_record_file
 from napkin.errors import NapkinError, first_line
 from napkin.files import draft_folder, sync_file, sync_folder
-
-# FOLD curation/engine/shard_work.py
-# What happens to the records of one shard in one pass: counts, traces, lines of what was dropped, samples.
 
 DROPPED, SET_ASIDE, SAMPLES, COUNTS = "dropped.jsonl.zst", "set_aside.jsonl", "samples.jsonl", "counts.json"
 """The files that a pass leaves of each shard."""

@@ -3,6 +3,12 @@
 A worker reads its requests in a thread. When the command that started it is gone, the requests end, and so does the
 worker, in the midst of whatever it does: what a task leaves is whole or not there. In a small file it notes which
 document it works on, so that a document that ends two workers can be set aside.
+
+The tasks of a pipeline on a Ray cluster instead of processes of this machine.
+
+All nodes see the input, the folder of the corpus and napkin at the same paths, as on a shared file system. A task
+leaves a folder whole or not at all, whoever does it and however often; so a node may vanish at any moment, and Ray has
+its tasks done elsewhere.
 """
 
 import contextlib
@@ -216,14 +222,6 @@ class _Worker:
             with contextlib.suppress(OSError):
                 pipe.close()
 
-
-# FOLD curation/engine/workers.py
-# The tasks of a pipeline on a Ray cluster instead of processes of this machine.
-#
-# All nodes see the input, the folder of the corpus and napkin at the same paths, as on a shared file system. A task
-# leaves a folder whole or not at all, whoever does it and however often; so a node may vanish at any moment, and Ray
-# has
-# its tasks done elsewhere.
 
 MOST_ATTEMPTS = 6
 """How often a task is begun whose worker or node ended."""

@@ -1,4 +1,10 @@
-"""The stage `classifier`: documents by the score of a model that the user trained on positives and negatives."""
+"""The stage `classifier`: documents by the score of a model that the user trained on positives and negatives.
+
+The stage `best-share`: the best documents of a corpus by a number that an earlier stage found.
+
+A summary is the number of each record as float64; the decision on a shard is one float64, the least number to keep.
+The threshold is found by halving the interval of all float64 numbers, in passes over the summaries, in bounded memory.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -53,13 +59,6 @@ class Classifier:
         record.trace.append(TraceEntry(self.name, f"{self.field}: {score}"))
         return record
 
-
-# FOLD curation/filters/classifier.py
-# The stage `best-share`: the best documents of a corpus by a number that an earlier stage found.
-#
-# A summary is the number of each record as float64; the decision on a shard is one float64, the least number to keep.
-# The threshold is found by halving the interval of all float64 numbers, in passes over the summaries, in bounded
-# memory.
 
 _BATCH = 2**16
 """Numbers that are read or written at once."""

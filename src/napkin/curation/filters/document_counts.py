@@ -3,6 +3,8 @@
 Compiled functions need room beside the text: up to 50 bytes of address space per byte of it. What is used of that
 becomes resident: all where words have one letter, a quarter in ordinary text. Room for texts up to 4 MB is kept for the
 next one, per thread.
+
+Which lines of a text C4 keeps: the plain form of what `compiled/scan.py` does in its one pass.
 """
 
 import threading
@@ -24,9 +26,6 @@ from napkin.curation.filters.text_counts import (
     plain_statistics,
 )
 from napkin.errors import NapkinError
-
-# FOLD curation/filters/document_counts.py
-# Which lines of a text C4 keeps: the plain form of what `compiled/scan.py` does in its one pass.
 
 REASONS = ("a very long word", "no punctuation at the end", "few words", "javascript", "policy")
 """Why a line is removed, in the order in which the reasons are looked for."""

@@ -1,4 +1,9 @@
-"""Documents of hosts in a list: block lists of the web, which users bring."""
+"""Documents of hosts in a list: block lists of the web, which users bring.
+
+Lists of words and hosts as files of the user: an entry per line, blank lines and what follows `#` are left out.
+
+Documents with words of a list, such as the bad words of C4 (Raffel et al. 2020, section 2.2), which users bring.
+"""
 
 import re
 from dataclasses import dataclass
@@ -10,9 +15,6 @@ from urllib.parse import urlsplit
 from napkin.curation.filters.web_rules import check_counts
 from napkin.curation.stage import Dropped, Record
 from napkin.errors import NapkinError
-
-# FOLD curation/filters/lists.py
-# Lists of words and hosts as files of the user: an entry per line, blank lines and what follows `#` are left out.
 
 
 @lru_cache(maxsize=16)
@@ -93,9 +95,6 @@ def _entries(file: str) -> dict[str, list[str]]:
             entries.setdefault(host, []).append((slash + path).rstrip("/"))
     return entries
 
-
-# FOLD curation/filters/lists.py
-# Documents with words of a list, such as the bad words of C4 (Raffel et al. 2020, section 2.2), which users bring.
 
 _TOKEN = re.compile(r"\w+")
 

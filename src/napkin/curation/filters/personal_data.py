@@ -3,6 +3,14 @@
 Each kind is searched for by a pattern that begins at a literal or at a character that rarely stands in prose, and that
 reads a bounded number of characters from there, so that no text takes more than linear time; whatever has a check
 (Luhn's digit, the remainder of an IBAN, a valid and public address) is masked only if that holds.
+
+Numbers that carry their own check: payment cards (ISO/IEC 7812, Luhn) and bank accounts (ISO 13616, IBAN).
+
+Keys of services in a text, by the prefixes and lengths that their issuers publish; and private keys.
+
+What follows a prefix must look random. A prefix with an exact length behind it is hardly met by chance: enough entropy
+is asked for, and no digit, which many keys lack. Where the length is open and words may be joined by hyphens, a digit
+is. A text is searched for literal prefixes, and each pattern is bounded: time grows with the text's length only.
 """
 
 import ipaddress
@@ -15,9 +23,6 @@ from typing import ClassVar
 
 from napkin.curation.stage import Record, TraceEntry
 from napkin.errors import NapkinError, suggestion
-
-# FOLD curation/filters/personal_data.py
-# Numbers that carry their own check: payment cards (ISO/IEC 7812, Luhn) and bank accounts (ISO 13616, IBAN).
 
 _IBAN_LENGTHS = (
     "AD24 AE23 AL28 AT20 AZ28 BA20 BE16 BG22 BH22 BI27 BR29 BY28 CH21 CR22 CY28 CZ24 DE22 DJ27 DK18 DO28 EE20 EG29 "
@@ -64,14 +69,6 @@ def is_iban(account: str) -> bool:
     # A letter stands for two digits: A is 10.
     return int("".join(str(int(each, 36)) for each in account[4:] + account[:4])) % 97 == 1
 
-
-# FOLD curation/filters/personal_data.py
-# Keys of services in a text, by the prefixes and lengths that their issuers publish; and private keys.
-#
-# What follows a prefix must look random. A prefix with an exact length behind it is hardly met by chance: enough
-# entropy
-# is asked for, and no digit, which many keys lack. Where the length is open and words may be joined by hyphens, a digit
-# is. A text is searched for literal prefixes, and each pattern is bounded: time grows with the text's length only.
 
 MIN_ENTROPY = 2.5
 """Bits per character of what follows the prefix. 16 random characters of base 32 have 3.6 in the mean, and fewer than 1

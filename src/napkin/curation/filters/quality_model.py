@@ -5,6 +5,16 @@
 `w` is fitted by L-BFGS to the logistic loss with the penalty |w|^2 / 2 · `penalty`, on 80% of the texts; `scale` and
 `shift` calibrate it on 10% (Platt 1999); accuracy and calibration are told of the other 10%. Positives and negatives
 weigh alike, however many there are of each: 0.5 is the score of a text that is as likely among the ones as the others.
+
+Texts as hashed word n-grams: the columns of a sparse matrix, for a linear classifier (fastText, Joulin et al. 2016).
+
+A token is a run of letters, digits and underscores in lower case, or one other character that is not white space.
+Tokens and n-grams are hashed into a fixed number of columns (a power of two), so that no vocabulary is kept. A text has
+each column once, however often its n-grams occur, and the length 1.
+
+The file of a quality model: safetensors with one tensor, `weights` [columns], and a header of strings.
+
+format = napkin quality model 1, max_n, scale, shift
 """
 
 import hashlib
@@ -27,14 +37,6 @@ from napkin.files import atomic_write_bytes, refuse_irregular
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
-
-# FOLD curation/filters/quality_model.py
-# Texts as hashed word n-grams: the columns of a sparse matrix, for a linear classifier (fastText, Joulin et al. 2016).
-#
-# A token is a run of letters, digits and underscores in lower case, or one other character that is not white space.
-# Tokens and n-grams are hashed into a fixed number of columns (a power of two), so that no vocabulary is kept. A text
-# has
-# each column once, however often its n-grams occur, and the length 1.
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 # An odd number with bits in all places, by which the hash of each token that follows is distinguished.
@@ -226,11 +228,6 @@ def _held_out(model: QualityModel, test: _Labelled) -> HeldOut:
 def _sigmoid(z: Any) -> Any:
     return 0.5 * (1 + np.tanh(0.5 * z))
 
-
-# FOLD curation/filters/quality_model.py
-# The file of a quality model: safetensors with one tensor, `weights` [columns], and a header of strings.
-#
-# format = napkin quality model 1, max_n, scale, shift
 
 FORMAT = "napkin quality model 1"
 MAX_COLUMNS = 2**28

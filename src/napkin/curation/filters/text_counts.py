@@ -4,6 +4,8 @@ A **word** is the longest run of characters that are not white space (Unicode's 
 a word of its own. A **line** is what line feeds separate, without white space at its ends; lines without a word do not
 count, and separate **paragraphs**. Lines, paragraphs and n-grams are equal if their words are. Lengths are in code
 points. These functions are the specification, and what short texts run; `compiled/` is held to them.
+
+What the rules of quality distinguish of a character, as bits of one byte per code point of Unicode.
 """
 
 import re
@@ -16,9 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from napkin.tokenizer.unicode_tables.tables import DEFAULT_VERSION, WHITE_SPACE, ranges
-
-# FOLD curation/filters/text_counts.py
-# What the rules of quality distinguish of a character, as bits of one byte per code point of Unicode.
 
 SPACE, LETTER, LOWER, SOLO, BULLET, TERMINAL, CLOSER, WATCHED = (1 << bit for bit in range(8))
 

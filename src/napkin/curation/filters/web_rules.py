@@ -3,6 +3,19 @@
 As in the code that made C4 (tensorflow_datasets, c4_utils.py): a line is judged by the first reason that holds, lorem
 ipsum and curly brackets are searched for in lines that end sentences. The list of bad words is the stage `word-list`.
 Ours are: what a sentence is (`count_sentences`), and that case is folded in ASCII only.
+
+How rules compare a value of a text with a threshold, and say what they found.
+
+The rules that FineWeb adds to those of others.
+
+The paper has three of them with their thresholds (Penedo et al. 2024, arXiv:2406.17557, section 3.6). The code that
+made the dataset (datatrove's `FineWebQualityFilter`) differs in two: it drops a document with 1% of its characters in
+repeated lines where the paper says 10%, and one with more than 0.3 line feeds per word: the paper has no such rule.
+
+RefinedWeb's corrections of lines (Penedo et al. 2023, arXiv:2306.01116, section 3.2 and appendix G.2).
+
+The paper names the kinds of lines and gives examples; the lists of words are ours: extraction leaves counters of social
+networks, buttons and menus, each on a line of its own.
 """
 
 import re
@@ -18,9 +31,6 @@ if TYPE_CHECKING:
     from napkin.curation.filters.document_counts import C4Lines
     from napkin.curation.filters.text_counts import TextStatistics
 
-
-# FOLD curation/filters/web_rules.py
-# How rules compare a value of a text with a threshold, and say what they found.
 
 Comparison = tuple[str, float, str, float]
 """The name of a rule, the value of the text, the comparison for which the text is dropped, and the threshold."""
@@ -123,14 +133,6 @@ class C4:
         return c4_lines(text, self.min_line_words, self.max_word_characters)
 
 
-# FOLD curation/filters/web_rules.py
-# The rules that FineWeb adds to those of others.
-#
-# The paper has three of them with their thresholds (Penedo et al. 2024, arXiv:2406.17557, section 3.6). The code that
-# made the dataset (datatrove's `FineWebQualityFilter`) differs in two: it drops a document with 1% of its characters in
-# repeated lines where the paper says 10%, and one with more than 0.3 line feeds per word: the paper has no such rule.
-
-
 @dataclass(frozen=True)
 class FineWeb:
     """Drop lists and menus by FineWeb's rules: lines without full stops, lines said twice, short lines.
@@ -184,13 +186,6 @@ class FineWeb:
             line_feeds = share(counts.line_feeds, counts.words)
             yield "line feeds per word", line_feeds, ">", self.max_line_feeds_per_word
 
-
-# FOLD curation/filters/web_rules.py
-# RefinedWeb's corrections of lines (Penedo et al. 2023, arXiv:2306.01116, section 3.2 and appendix G.2).
-#
-# The paper names the kinds of lines and gives examples; the lists of words are ours: extraction leaves counters of
-# social
-# networks, buttons and menus, each on a line of its own.
 
 _COUNTER = re.compile(
     r"\W*[0-9][0-9.,]{0,15} ?[KkMm]?\s{1,3}"

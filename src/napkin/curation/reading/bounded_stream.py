@@ -2,6 +2,10 @@
 
 The kind is told by the first bytes. Little is given to the decompressor at a time, so that what one call gives is
 bounded whatever is in the file: deflate expands by at most 1,032, a block of zstd of 4 bytes to 128 KiB.
+
+What could not be read, and the limits of what may be.
+
+Text files: one document, or several where lines with only `<|endoftext|>` divide them, as in `napkin.data`.
 """
 
 import re
@@ -14,9 +18,6 @@ from napkin.curation.stage import Record
 from napkin.data.file_sections import SEPARATOR_LINE, has_text
 from napkin.missing_library import zstandard
 from napkin.units import format_bytes
-
-# FOLD curation/reading/bounded_stream.py
-# What could not be read, and the limits of what may be.
 
 
 @dataclass(frozen=True)
@@ -209,9 +210,6 @@ class Decompressed:
             )
         return data
 
-
-# FOLD curation/reading/bounded_stream.py
-# Text files: one document, or several where lines with only `<|endoftext|>` divide them, as in `napkin.data`.
 
 _BLOCK_BYTES = 2**20
 _PROBE_BYTES = 8192

@@ -2,6 +2,8 @@
 
 A record is header lines, an empty line, as many bytes as its Content-Length says, and two line ends. Where those do not
 follow, the length is wrong: the record is set aside, and reading goes on at the next that begins.
+
+HTTP messages as web archives keep them: status, headers and body (RFC 9112).
 """
 
 import io
@@ -10,9 +12,6 @@ from collections.abc import Callable, Iterator
 
 from napkin.curation.reading.bounded_stream import ReadLimits, SetAside, Stream, Unreadable, decompressed, too_large
 from napkin.curation.stage import Record
-
-# FOLD curation/reading/warc.py
-# HTTP messages as web archives keep them: status, headers and body (RFC 9112).
 
 Headers = dict[str, str]
 """By name, in small letters; of one that is repeated, the first."""

@@ -2,6 +2,8 @@
 
 Rules for what does not fit the context: examples are dropped, the first one first; then the prompt loses its oldest
 tokens. Both are counted. A continuation that alone exceeds the context is refused.
+
+How far sequences of tokens are the same.
 """
 
 import random
@@ -189,10 +191,6 @@ def _divided(
         ids = whole[len(context) :] if whole[: len(context)] == context else model.encode(rest)
         pairs.append((before, tuple(ids)))
     return tuple(pairs)
-
-
-# FOLD evaluation/tasks/prompts.py
-# How far sequences of tokens are the same.
 
 
 def common_length(first: Sequence[int], second: Sequence[int]) -> int:

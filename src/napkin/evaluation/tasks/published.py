@@ -1,6 +1,8 @@
 """Items as published benchmarks store them, one function per format, and how each is put to a model.
 
 The prompts are those of lm-evaluation-harness 0.4 for the same data, so that scores compare.
+
+A task: questions with what is right, and how they are put to a model.
 """
 
 import re
@@ -9,9 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from napkin.errors import NapkinError
-
-# FOLD evaluation/tasks/published.py
-# A task: questions with what is right, and how they are put to a model.
 
 Kind = Literal["choice", "pair", "exact", "number", "math"]
 """The likeliest of several continuations; the likelier of two whole texts; a generated text that is equal to the

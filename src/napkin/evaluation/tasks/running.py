@@ -1,4 +1,14 @@
-"""Put a task to a model, item by item."""
+"""Put a task to a model, item by item.
+
+Scores of an item: from log-probabilities of choices, or from a generated text.
+
+acc              the choice with the highest log-probability is the right one
+acc_norm         ... divided by the characters of the choice, as in lm-evaluation-harness
+acc_bytes        ... divided by its UTF-8 bytes
+acc_tokens       ... divided by its tokens
+acc_uncond       ... less its log-probability after "Answer:" alone (Brown et al. 2020, section 2.4)
+exact_match      the generated text is the answer
+"""
 
 import dataclasses
 import itertools
@@ -17,16 +27,6 @@ from napkin.evaluation.tasks.published import Item, Kind, Task
 from napkin.grading.answers import exact_score
 from napkin.grading.mathematics.final_answer import final_answer, final_number
 from napkin.grading.mathematics.math_answer import math_score, number_score
-
-# FOLD evaluation/tasks/running.py
-# Scores of an item: from log-probabilities of choices, or from a generated text.
-#
-# acc              the choice with the highest log-probability is the right one
-# acc_norm         ... divided by the characters of the choice, as in lm-evaluation-harness
-# acc_bytes        ... divided by its UTF-8 bytes
-# acc_tokens       ... divided by its tokens
-# acc_uncond       ... less its log-probability after "Answer:" alone (Brown et al. 2020, section 2.4)
-# exact_match      the generated text is the answer
 
 
 def choice_scores(

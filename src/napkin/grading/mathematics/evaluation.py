@@ -1,4 +1,10 @@
-"""The value of a tree, given numbers for its variables."""
+"""The value of a tree, given numbers for its variables.
+
+Elementary functions of real numbers in 120 digits, with series whose length is bounded by the digits.
+
+Where a value is a whole number or a half, as the sine of a sixth of a half turn, it is found to be: within 1e-90 of it,
+where 120 digits of a series do not come by chance.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -22,13 +28,6 @@ from napkin.grading.mathematics.expression import (
     exact_root,
     whole_number,
 )
-
-# FOLD grading/mathematics/evaluation.py
-# Elementary functions of real numbers in 120 digits, with series whose length is bounded by the digits.
-#
-# Where a value is a whole number or a half, as the sine of a sixth of a half turn, it is found to be: within 1e-90 of
-# it,
-# where 120 digits of a series do not come by chance.
 
 _MOST_ARGUMENT = 10**6
 _SPENT = 300

@@ -1,4 +1,11 @@
-"""What an answer is once it has been read: numbers, symbols, operations, collections and relations."""
+"""What an answer is once it has been read: numbers, symbols, operations, collections and relations.
+
+Arithmetic in bounded work: exact with fractions where it can be, else with 120 digits.
+
+A complex number is a pair; each part is a Fraction, or a Decimal once a root or a function made it irrational. Results
+of 120 digits are kept between 1e-25 and 1e25, and differences that are neither nothing nor clearly something are
+refused: two numbers that agree in 90 digits are equal, whatever was done to write one that nearly is.
+"""
 
 import math
 from contextlib import AbstractContextManager
@@ -80,14 +87,6 @@ def variables_of(node: Node) -> set[str]:
         return set() if node.name in CONSTANTS else {node.name}
     return set[str]().union(*(variables_of(part) for part in parts_of(node)))
 
-
-# FOLD grading/mathematics/expression.py
-# Arithmetic in bounded work: exact with fractions where it can be, else with 120 digits.
-#
-# A complex number is a pair; each part is a Fraction, or a Decimal once a root or a function made it irrational.
-# Results
-# of 120 digits are kept between 1e-25 and 1e25, and differences that are neither nothing nor clearly something are
-# refused: two numbers that agree in 90 digits are equal, whatever was done to write one that nearly is.
 
 DIGITS = 120
 MOST_BITS = 8192

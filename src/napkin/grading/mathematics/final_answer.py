@@ -9,6 +9,8 @@ After a thought in <think> tags, the first of these that the text has:
 5. the whole text, if it is a single short line; for a number, what the last sentence concludes.
 
 A mark that is empty, never closed or taken back ("\boxed{42} is wrong") is no answer, whatever was marked before it.
+
+Whole numbers in words: five, forty-two, three hundred and five, two thousand; 1.5 million, 5 dozen.
 """
 
 import re
@@ -16,9 +18,6 @@ from fractions import Fraction
 
 from napkin.grading.mathematics.answer_tokens import Token
 from napkin.grading.mathematics.units import changes_numbers
-
-# FOLD grading/mathematics/final_answer.py
-# Whole numbers in words: five, forty-two, three hundred and five, two thousand; 1.5 million, 5 dozen.
 
 _ONES = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"

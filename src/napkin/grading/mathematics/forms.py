@@ -1,4 +1,7 @@
-"""Forms of a tree that are recognised before numbers are compared: ±, intervals, names that are given a value."""
+"""Forms of a tree that are recognised before numbers are compared: ±, intervals, names that are given a value.
+
+Answers in words, and when case makes none different.
+"""
 
 from fractions import Fraction
 
@@ -15,9 +18,6 @@ from napkin.grading.mathematics.expression import (
     Symbol,
     parts_of,
 )
-
-# FOLD grading/mathematics/forms.py
-# Answers in words, and when case makes none different.
 
 _WHATEVER_THEIR_CASE = frozenset({"yes", "no", "true", "false", "none"})
 

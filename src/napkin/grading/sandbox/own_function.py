@@ -2,6 +2,8 @@
 
 The function is the user's and trusted, what it reads is a model's: its process writes no files and, where the system
 can confine it, makes no processes and no connections once the file has been loaded.
+
+Starting a confined process and talking with it in lines of JSON, until it ends or its time is over.
 """
 
 import contextlib
@@ -13,9 +15,6 @@ from typing import Any
 
 from napkin.child_process import AnsweringProcess, start_answering, stop_session
 from napkin.errors import NapkinError, NotJudged
-
-# FOLD grading/sandbox/own_function.py
-# Starting a confined process and talking with it in lines of JSON, until it ends or its time is over.
 
 _MAIN = "from napkin.grading.sandbox.own_function_main import main; main()"
 MOST_LINE = 2**22

@@ -2,6 +2,11 @@
 
 The first line of standard input says which; lines of JSON go in and out. A program and its tests are in two processes:
 the program answers calls with plain data, and nothing that it does to its own process reaches the tests.
+
+Values between a program and its tests: plain data only, in JSON with a tag for what JSON does not have.
+
+Objects of a program never travel: one whose `==` always says yes would pass every test. Numbers, texts, collections and
+dates of the standard library do, and iterators by what they give.
 """
 
 import atexit
@@ -20,13 +25,6 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, TextIO
-
-# FOLD grading/sandbox/program_roles.py
-# Values between a program and its tests: plain data only, in JSON with a tag for what JSON does not have.
-#
-# Objects of a program never travel: one whose `==` always says yes would pass every test. Numbers, texts, collections
-# and
-# dates of the standard library do, and iterators by what they give.
 
 MOST_DEPTH = 50
 MOST_ITEMS = 10_000
