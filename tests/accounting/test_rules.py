@@ -66,6 +66,14 @@ def test_the_rule_by_layers_is_as_far_off_as_it_says(gpt2: Ledger, llama: Ledger
     assert_stated(layered_parameters_rule, by_layers, llama.parameters, "0.015% under")
 
 
+def test_parameters_by_layer_are_those_of_dense_and_routed_layers_by_hand():
+    shape = {"vocab_size": 10, "d_model": 4, "n_layers": 3, "d_ff": 8, "n_heads": 2, "n_kv_heads": 1, "head_dim": 2}
+    experts = {"n_experts": 3, "n_routed": 5, "d_expert": 6, "n_dense_layers": 1}
+    attention, dense, experts_and_router, table = 2 * 4 * 2 * 3, 3 * 4 * 8, 3 * (3 * 4 * 6) + 4 * 5, 10 * 4
+    expected = 3 * attention + dense + 2 * experts_and_router + table
+    assert layered_parameters_rule(**shape, tied=True, **experts) == expected
+
+
 def test_rules_of_flops_are_as_far_off_as_they_say(gpt2: Ledger, llama: Ledger):
     training = training_flops_rule(gpt2.parameters, 1024)
     assert_stated(training_flops_rule, training, gpt2.flops, "13% under")

@@ -104,3 +104,12 @@ def test_a_used_model_can_be_copied() -> None:
     model(tokens)
     again = copy.deepcopy(model)
     assert torch.equal(again(tokens), model(tokens))
+
+
+def test_an_experts_capacity_is_rounded_up() -> None:
+    experts = CapacityExperts(SwiGLU, 2, 8, 12, factory(), capacity=1.0)
+    chosen = torch.zeros(5, 1, dtype=torch.int64)
+    outputs, dropped = experts(torch.randn(5, 8), chosen, torch.tensor([5, 0]))
+    # Half of 5 assignments are 2.5: there is room for 3.
+    assert dropped == 2
+    assert [bool(row.any()) for row in outputs] == [True, True, True, False, False]

@@ -14,8 +14,10 @@ from napkin.hardware.device_file import find_device
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
 from napkin.planning.layouts.costs import Choice, LayoutCosts
+from napkin.planning.layouts.counted_parts import Size
 from napkin.planning.layouts.layout_plan import LayoutPlan, plan_layout
 from napkin.planning.layouts.memory import schedule_of
+from napkin.planning.layouts.stages import groups
 from napkin.planning.planner import resolve
 from napkin.planning.step.machine import CatalogueMachine
 from napkin.recipe.layout import Layout, layout_of
@@ -208,3 +210,17 @@ def test_a_faster_link_is_never_slower() -> None:
             )
             seconds.append(plan_layout(costs.resolved, costs.machine, choice, costs=faster).seconds)
         assert seconds[0] >= seconds[1] >= seconds[2]
+
+
+def test_shards_of_experts_are_as_far_apart_as_the_ranks_that_divide_the_experts() -> None:
+    # 16 ranks divide 8 experts: those that have the same expert are 0 and 8, in two nodes.
+    interconnect = costs_on(16).interconnect
+    layout = layout_of(ParallelismConfig(shard=16, expert=8), 16)
+    found = groups(interconnect, layout)["shard of experts"]
+    assert (found.per_node, found.nodes) == (1, 2)
+
+
+def test_ranks_of_tensor_gather_a_blocks_input_and_its_gradient() -> None:
+    costs, size = costs_on(2), Size(1.0, 2, 1)
+    whole = MODEL.context_length * MODEL.d_model * 2
+    assert costs.working_bytes(size, "none") == costs.parts("none").working_bytes(size) + 2 * whole
