@@ -280,3 +280,10 @@ def test_generating_drops_nothing_and_leaves_the_model_in_training() -> None:
     texts = [list(generate(model, [1, 2, 3], 20, Sampling(seed=1))) for model in (dropping, whole)]
     assert texts[0] == texts[1]
     assert dropping.training
+
+
+def test_tokens_that_reach_top_p_exactly_are_enough() -> None:
+    """Of equal weights, whose sums are exact: half of four tokens are two, and a quarter is one."""
+    settings = [Sampling(temperature=1, top_p=share) for share in (0.25, 0.5, 0.75, 1)]
+    found = distributions(torch.zeros(4, 4), settings, [[]] * 4)
+    assert found.tolist() == [[1, 0, 0, 0], [0.5, 0.5, 0, 0], [1 / 3, 1 / 3, 1 / 3, 0], [0.25] * 4]
