@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from napkin.data import Batches, Document, TokenFile, evaluation_windows, write_token_file
+from napkin.data import Batches, Document, TokenFile, document_ids, evaluation_windows, write_token_file
 from napkin.errors import NapkinError
 from napkin.tokenizer import ByteTokenizer
 
@@ -194,3 +194,8 @@ def test_evaluation_by_hand(make: MakeTokenFile) -> None:
 def test_a_stride_that_would_skip_tokens_is_refused(make: MakeTokenFile, stride: int) -> None:
     with pytest.raises(NapkinError, match=f"stride.*{stride}.*possible: choose.*1.*4"):
         evaluation_windows(make(10), 4, stride, 1)
+
+
+def test_a_document_begins_with_the_separator_before_it() -> None:
+    tokens = torch.tensor([[5, 0, 7, 8, 0, 9], [0, 0, 1, 1, 1, 0]])
+    assert document_ids(tokens, 0).tolist() == [[0, 1, 1, 1, 2, 2], [1, 2, 2, 2, 2, 3]]

@@ -1,6 +1,7 @@
 """Windows that begin elsewhere in every epoch: no token twice in one, and over epochs every token as often as any."""
 
 import hashlib
+import itertools
 from collections import Counter
 from pathlib import Path
 
@@ -155,3 +156,14 @@ def test_of_several_files_the_one_that_is_read_too_often_is_told(folder: Path) -
 def test_epochs_are_tokens_trained_on_by_tokens_of_the_files(folder: Path) -> None:
     mixture = TokenMixture([distinct(folder, 99), distinct(folder, 49)])
     assert mixture.epochs(300) == 2.0
+
+
+def test_an_epoch_begins_where_the_one_before_it_ended(folder: Path) -> None:
+    n_targets, context_length = 23, 5
+    tokens = distinct(folder, n_targets)
+    places = {token: place for place, token in enumerate(tokens.tokens[:-1].tolist())}
+    batches = Batches(tokens, context_length=context_length, batch_size=1, seed=9)
+    begun = [{places[inputs[0]] for inputs, _ in windows_in(batches, epoch * 4, epoch * 4 + 4)} for epoch in range(10)]
+    for epoch, following in itertools.pairwise(begun):
+        (end,) = {(place + context_length) % n_targets for place in epoch} - epoch
+        assert end in following

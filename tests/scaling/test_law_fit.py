@@ -8,9 +8,9 @@ from scipy.optimize import least_squares
 from scipy.stats import norm, t
 
 from napkin import NapkinError
-from napkin.scaling import FittedLaw, Observation, fit_chinchilla, fit_law, read_law, read_observations
+from napkin.scaling import FittedLaw, Observation, fit_chinchilla, fit_law, law_fit, read_law, read_observations
 from napkin.scaling.fitted_law import quantile_shares
-from napkin.scaling.law_fit import outliers
+from napkin.scaling.law_fit import fit_batch, outliers
 from napkin.scaling.observations import EXAMPLE, drop_highest
 from scaling.synthetic_runs import TRUTH, synthetic_runs, true_loss
 
@@ -109,6 +109,29 @@ def test_residuals_of_few_runs_are_enlarged_as_students_t_says() -> None:
         factor = np.sqrt(n / (n - 5)) * t.ppf(0.95, n - 5) / norm.ppf(0.95)
         assert factor > 1.05
         assert fitted.law.content.residuals == pytest.approx(np.quantile(kept, quantile_shares()) * factor, rel=1e-6)
+
+
+def test_fewest_runs_have_students_t_of_the_degrees_that_the_law_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Residuals in the law are t's quantiles, and the noise of the draws has another deviation in each."""
+    given: list[np.ndarray] = []
+
+    def recording(terms, log_losses, *others, **settings):
+        given.append(log_losses)
+        return fit_batch(terms, log_losses, *others, **settings)
+
+    monkeypatch.setattr(law_fit, "fit_batch", recording)
+    n, coefficients = 12, 5
+    runs = synthetic_runs(n, noise=0.01, seed=3)
+    fitted = fit_law(runs, draws=400)
+    kept = fitted.residuals[~outliers(fitted.residuals)]
+    deviation = np.sqrt(np.sum(kept**2) / (len(kept) - coefficients))
+    quantiles = deviation * t.ppf(quantile_shares(), n - coefficients)
+    assert fitted.law.content.residuals == pytest.approx(quantiles, rel=1e-6)
+    noise = given[-1] - (np.log([run.loss for run in runs]) - fitted.residuals)
+    assert noise.shape == (400, n)
+    # log of the root of a mean square of n normal numbers, and of that of n - p which divides it: each 1 / sqrt(2 f).
+    spread = np.std(np.log(np.sqrt(np.mean(noise**2, axis=1)) / deviation))
+    assert spread == pytest.approx(np.sqrt(0.5 / n + 0.5 / (n - coefficients)), rel=0.15)
 
 
 def test_bootstrap_draws_spread_as_the_normal_equations_say() -> None:

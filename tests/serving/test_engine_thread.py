@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ import torch
 from napkin.inference.engine import Engine
 from napkin.inference.request import Completion, Request
 from napkin.inference.settings import Sampling
-from napkin.serving.service import EngineThread, Watch
+from napkin.serving.limits import Limits
+from napkin.serving.service import REQUEST_DUE, EngineThread, Service, Watch, connection_class
 from oracles.served_model import tiny_served_model
 from serving.conftest import Serve
 
@@ -108,3 +110,16 @@ def test_one_clients_poison_is_nobody_elses(start_server: Serve) -> None:
     assert served.get("/health").json == {"status": "ok"}
     assert served.metric("napkin_kv_blocks_free") == served.metric("napkin_kv_blocks_total")
     assert served.complete(**honest) == [expected]
+
+
+def test_a_request_has_the_seconds_of_the_limit_and_its_connection_a_second_more() -> None:
+    """By a clock of the test's own: how soon a machine is at it does not matter."""
+    clock, transport = Mock(**{"time.return_value": 100.0}), Mock()
+    service = object.__new__(Service)
+    service.limits, service.waiting = Limits(stalled_seconds=30.0), {transport: 1.0}
+    connection: Any = object.__new__(connection_class(service))
+    connection.loop, connection.transport, connection.app_state = clock, transport, {}
+    connection._wait_for_request()
+    assert connection.app_state == {REQUEST_DUE: 130.0}
+    assert clock.call_at.mock_calls == [call(131.0, transport.abort)]
+    assert service.waiting == {transport: 100.0}
