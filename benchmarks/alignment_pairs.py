@@ -25,8 +25,8 @@ from napkin.chats.chat_format import Message
 from napkin.files import cache_folder
 from napkin.tokenizer.bpe import ByteTokenizer
 from napkin.tuning.example_file import unit_file_of
+from napkin.tuning.examples import chunks_of
 from napkin.tuning.preference_method import JudgedUnits
-from napkin.tuning.preferences.kto import chunks_of
 from napkin.tuning.reference_scores import ReferenceKey, ReferredUnits, read_reference_scores, reference_writer
 from napkin.units import format_bytes, format_seconds
 from result_files import write_result

@@ -28,12 +28,9 @@ from napkin.recipe.tuning_recipe import (
 )
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.tuning.objective import REFERENCE, Normalisation, Objective
-from napkin.tuning.policy_gradient.objective import policy_objective
+from napkin.tuning.policy_loss import SAMPLER, FreshObjective, policy_objective
 from napkin.tuning.preference_method import preference_objective
-from napkin.tuning.preferences.kto import DESIRABLE, with_kl_estimate
-from napkin.tuning.preferences.reward_model import RewardObjective, rewarded
-from napkin.tuning.reinforcement_step import FreshObjective
-from napkin.tuning.rollout import SAMPLER
+from napkin.tuning.preferences import DESIRABLE, RewardObjective, rewarded, with_kl_estimate
 from napkin.tuning.sequence_step import SequenceStep, train_on_units
 from napkin.tuning.supervised import SupervisedObjective
 

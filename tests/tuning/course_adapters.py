@@ -23,9 +23,15 @@ from napkin.recipe.tuning_recipe import PolicyAlgorithm, ReinforcementConfig
 from napkin.tokenizer.base import Tokenizer
 from napkin.tuning.objective import REFERENCE, BatchTotals, Objective, counts_of_sequences, sums_of_sequences, totals_of
 from napkin.tuning.packing import SequenceMicroBatch, micro_batches_of
-from napkin.tuning.policy_gradient.credit import group_normalised, less_group_mean
-from napkin.tuning.policy_gradient.objective import pessimistic_terms, plain_terms, policy_objective, token_ratios
-from napkin.tuning.preferences.pair_objectives import DPOObjective
+from napkin.tuning.policy_gradient import (
+    group_normalised,
+    less_group_mean,
+    pessimistic_terms,
+    plain_terms,
+    token_ratios,
+)
+from napkin.tuning.policy_loss import policy_objective
+from napkin.tuning.preferences import DPOObjective
 from napkin.tuning.supervised import SupervisedObjective
 
 Loss = tuple[Tensor, dict[str, Tensor]]

@@ -25,7 +25,7 @@ from napkin.tuning.example_file import (
 )
 from napkin.tuning.objective import REFERENCE
 from napkin.tuning.preference_method import JudgedUnits
-from napkin.tuning.preferences.kto import DESIRABLE
+from napkin.tuning.preferences import DESIRABLE
 from napkin.tuning.reference_scores import ReferenceKey, ReferredUnits, read_reference_scores, reference_writer
 
 TOKENIZER = ByteTokenizer(["<|endoftext|>"])

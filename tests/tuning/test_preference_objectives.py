@@ -19,9 +19,14 @@ from napkin.recipe.tuning_recipe import PreferenceConfig
 from napkin.tuning.objective import REFERENCE, Objective, totals_of
 from napkin.tuning.packing import Arrangement, micro_batches_of
 from napkin.tuning.preference_method import preference_objective
-from napkin.tuning.preferences.kto import DESIRABLE, mismatched_number, with_kl_estimate
-from napkin.tuning.preferences.pair_objectives import log_odds
-from napkin.tuning.preferences.reward_model import RewardObjective, rewarded
+from napkin.tuning.preferences import (
+    DESIRABLE,
+    RewardObjective,
+    log_odds,
+    mismatched_number,
+    rewarded,
+    with_kl_estimate,
+)
 
 Array = NDArray[np.float64]
 CONFIG = ModelConfig(vocab_size=29, context_length=32, d_model=16, n_layers=2, n_heads=2)

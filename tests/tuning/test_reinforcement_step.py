@@ -15,8 +15,8 @@ from napkin.recipe.resolved import ResolvedRecipe
 from napkin.recipe.training_config import OptimizerConfig, TrainingConfig
 from napkin.recipe.tuning_recipe import ReinforcementConfig, ReinforcementRecipe
 from napkin.train_step.step import TrainState, build_train_state
+from napkin.tuning.policy_loss import SAMPLER
 from napkin.tuning.reinforcement_step import ReinforcementOutcome, ReinforcementSettings, learn_from_answers
-from napkin.tuning.rollout import SAMPLER
 from oracles.letter_games import CONFIG, Letters, Turns
 
 PROMPTS = range(4)

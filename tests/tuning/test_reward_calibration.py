@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from napkin.errors import NapkinError
-from napkin.tuning.preferences.reward_model import calibration_of
+from napkin.tuning.preferences import calibration_of
 
 
 def test_a_model_that_is_right_as_often_as_it_says_has_no_error() -> None:

@@ -17,7 +17,8 @@ from napkin.errors import NapkinError
 from napkin.grading.sandbox.confinement import can_confine
 from napkin.model.config import ModelConfig
 from napkin.model.transformer import Transformer
-from napkin.tuning.rollout import SAMPLER, Rollout, RolloutSettings, roll_out
+from napkin.tuning.policy_loss import SAMPLER
+from napkin.tuning.rollout import Rollout, RolloutSettings, roll_out
 from oracles.letter_games import CONFIG, STOP, Letters, Turns
 
 SETTINGS = RolloutSettings(group_size=3, max_answer=12, temperature=0.7, seed=5)

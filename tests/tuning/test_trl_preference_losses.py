@@ -25,8 +25,7 @@ from napkin.tuning.example_file import write_unit_file
 from napkin.tuning.method import TuningContext
 from napkin.tuning.objective import REFERENCE
 from napkin.tuning.preference_method import JudgedUnits, PreferenceMethod
-from napkin.tuning.preferences.kto import DESIRABLE
-from napkin.tuning.preferences.pair_objectives import dpo_losses, ipo_losses, orpo_losses, simpo_losses
+from napkin.tuning.preferences import DESIRABLE, dpo_losses, ipo_losses, orpo_losses, simpo_losses
 from oracles.alignment_cases import MODEL, gradient_of, train_state_of
 from peers import peer
 

@@ -7,11 +7,11 @@ from .objective import BatchTotals as BatchTotals
 from .objective import Objective as Objective
 from .packing import SequenceMicroBatch as SequenceMicroBatch
 from .packing import micro_batches_of as micro_batches_of
-from .policy_gradient.credit import Credit as Credit
-from .policy_gradient.credit import advantages_of as advantages_of
-from .policy_gradient.credit import learned_units as learned_units
-from .policy_gradient.objective import PolicyObjective as PolicyObjective
-from .policy_gradient.objective import policy_objective as policy_objective
+from .policy_loss import Credit as Credit
+from .policy_loss import PolicyObjective as PolicyObjective
+from .policy_loss import advantages_of as advantages_of
+from .policy_loss import learned_units as learned_units
+from .policy_loss import policy_objective as policy_objective
 from .preference_method import preference_objective as preference_objective
 from .reinforcement_step import ReinforcementOutcome as ReinforcementOutcome
 from .reinforcement_step import ReinforcementSettings as ReinforcementSettings

@@ -32,8 +32,9 @@ from napkin.errors import CorruptFile, NapkinError
 from napkin.files import StrPath, atomic_file, cache_folder, regular
 from napkin.runs.json_file import format_json, read_json
 from napkin.tokenizer.base import Tokenizer
+from napkin.tuning.examples import LazyUnits
 from napkin.tuning.pair_file import JudgedAnswer, Pair, read_judged_answers, read_pairs
-from napkin.tuning.preferences.kto import DESIRABLE, LazyUnits
+from napkin.tuning.preferences import DESIRABLE
 
 UnitKind = Literal["conversations", "pairs", "judged answers"]
 SEQUENCES: dict[UnitKind, int] = {"conversations": 1, "pairs": 2, "judged answers": 1}

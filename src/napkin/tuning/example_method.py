@@ -26,10 +26,10 @@ from napkin.training.metered_step import IsFit, MeteredStep
 from napkin.training.method import Setting
 from napkin.tuning.example_file import UnitFile, UnitKind, unit_file_of
 from napkin.tuning.example_plan import plan_units
+from napkin.tuning.examples import chunks_of
 from napkin.tuning.method import TuningContext, TuningMethod
 from napkin.tuning.objective import BatchTotals, Objective, add_figures
 from napkin.tuning.packing import Arrangement, micro_batches_of, resolved_arrangement
-from napkin.tuning.preferences.kto import chunks_of
 from napkin.tuning.sequence_step import SequenceStep, train_on_units, units_of_rank
 
 # FOLD tuning/example_method.py

@@ -11,19 +11,21 @@ from napkin.train_step.step import TrainState
 from napkin.training.loop import Callback, TrainingLoop
 from napkin.tuning.example_file import UnitFile, UnitKind
 from napkin.tuning.example_method import UnitMethod, opened_units
+from napkin.tuning.examples import LazyUnits, MappedUnits, chunks_of, tokens_of
 from napkin.tuning.method import TuningContext
 from napkin.tuning.objective import REFERENCE, Objective
-from napkin.tuning.preferences.kto import (
+from napkin.tuning.preferences import (
+    DPOObjective,
+    IPOObjective,
     KTOObjective,
-    LazyUnits,
-    MappedUnits,
-    chunks_of,
+    ORPOObjective,
+    RewardObjective,
+    SimPOObjective,
+    calibration_of,
     mismatched_number,
-    tokens_of,
+    rewarded,
     with_kl_estimate,
 )
-from napkin.tuning.preferences.pair_objectives import DPOObjective, IPOObjective, ORPOObjective, SimPOObjective
-from napkin.tuning.preferences.reward_model import RewardObjective, calibration_of, rewarded
 from napkin.tuning.reference_scores import ReferencePass, ReferredUnits, with_stand_ins
 from napkin.tuning.sequence_step import scores_of_units
 
@@ -32,7 +34,7 @@ from napkin.tuning.sequence_step import scores_of_units
 
 
 class JudgedUnits(LazyUnits):
-    """Units (answer, mismatched) of a file of judged answers, see `napkin.tuning.preferences.kto`.
+    """Units (answer, mismatched) of a file of judged answers, see `napkin.tuning.preferences`.
 
     A mismatched answer is composed when it is asked for: the answer to the next other prompt, cut where the two would
     be longer than the sequences of the file may be.

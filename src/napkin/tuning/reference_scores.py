@@ -37,9 +37,9 @@ from napkin.model.adapters import adapters_off
 from napkin.training.loop import Callback, TrainingLoop
 from napkin.training.signals import Interrupted, agree_on_signal
 from napkin.tuning.example_plan import REFERENCE_SECONDS, REFERENCE_TOKENS
+from napkin.tuning.examples import LazyUnits, chunks_of
 from napkin.tuning.objective import REFERENCE
 from napkin.tuning.packing import Arrangement
-from napkin.tuning.preferences.kto import LazyUnits, chunks_of
 from napkin.tuning.sequence_step import scores_of_units
 from napkin.tuning.start_model import open_start, reference_model
 from napkin.units import format_seconds

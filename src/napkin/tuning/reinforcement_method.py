@@ -29,7 +29,7 @@ from napkin.training.non_finite import Verdict
 from napkin.tuning.method import TuningContext, TuningMethod
 from napkin.tuning.packing import resolved_arrangement
 from napkin.tuning.phase_accounting import PhaseFigures, PhaseMeters, PhaseTimes, metered_rows
-from napkin.tuning.policy_gradient.algorithms import parts_of
+from napkin.tuning.policy_loss import parts_of
 from napkin.tuning.reinforcement_plan import ReinforcementPlan, plan_reinforcement
 from napkin.tuning.reinforcement_step import (
     PHASES,

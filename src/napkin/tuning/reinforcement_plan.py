@@ -27,11 +27,11 @@ from napkin.planning.step.run_plan import Plan
 from napkin.recipe.resolved import ResolvedRecipe
 from napkin.train_step.step import TrainState, build_train_state
 from napkin.tuning.example_plan import count_parts
-from napkin.tuning.objective import Objective, totals_of
+from napkin.tuning.objective import REFERENCE, Objective, totals_of
 from napkin.tuning.packing import SequenceMicroBatch, micro_batches_of
 from napkin.tuning.phase_accounting import PhaseFigures, joined, phase_rows, sum_of, tokens_of
-from napkin.tuning.policy_gradient.objective import policy_objective
-from napkin.tuning.reinforcement_step import OLD, OLD_VALUES, REFERENCE, FreshObjective, ReinforcementSettings
+from napkin.tuning.policy_loss import OLD, OLD_VALUES, FreshObjective, policy_objective
+from napkin.tuning.reinforcement_step import ReinforcementSettings
 from napkin.tuning.rollout import Rollout, roll_out
 from napkin.tuning.sequence_step import loss_of_parts, score_parts, with_known_coefficients
 

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,18 +19,26 @@ from napkin.distributed.ranks import ALONE
 from napkin.environments.environment import Environment
 from napkin.errors import NapkinError
 from napkin.model.adapters import adapters_off
-from napkin.model.transformer import TokenScores, Transformer
+from napkin.model.transformer import Transformer
 from napkin.recipe.layout import Layout
 from napkin.recipe.tuning_recipe import ReinforcementConfig
 from napkin.train_step.step import TrainState, Watch
-from napkin.tuning.objective import BatchTotals, Figures, Objective
-from napkin.tuning.packing import Arrangement, SequenceMicroBatch, tokens_in_rows
-from napkin.tuning.policy_gradient.credit import Credit, advantages_of, learned_units
-from napkin.tuning.policy_gradient.objective import PolicyObjective, policy_objective
-from napkin.tuning.rollout import SAMPLER, ConversationTokens, Episode, Rollout, RolloutSettings, roll_out
+from napkin.tuning.objective import REFERENCE, Objective
+from napkin.tuning.packing import Arrangement, tokens_in_rows
+from napkin.tuning.policy_loss import (
+    OLD,
+    OLD_VALUES,
+    SAMPLER,
+    Credit,
+    FreshObjective,
+    advantages_of,
+    learned_units,
+    policy_objective,
+    sampler_gap,
+)
+from napkin.tuning.rollout import ConversationTokens, Episode, Rollout, RolloutSettings, roll_out
 from napkin.tuning.sequence_step import SequenceScores, scores_of_units, train_on_units
 
-OLD, REFERENCE, OLD_VALUES = "old_log_probabilities", "reference_log_probabilities", "old_values"
 PHASES = ("rollout", "reward", "log-probabilities", "update")
 
 Result = TypeVar("Result")
@@ -222,40 +229,6 @@ def _update(
         values = [each[name] for each in found if name in each]
         result.figures[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
     return result
-
-
-@dataclass(frozen=True)
-class FreshObjective:
-    """An objective of answers that the same weights have just drawn: old log-probabilities are those of this pass.
-
-    Adds the figures of the gap between the log-probabilities that tokens were drawn with and these.
-    """
-
-    objective: PolicyObjective
-
-    def coefficients(self, part: SequenceMicroBatch, totals: BatchTotals) -> Float[Tensor, " token"] | None:
-        """See `WeightedLogProbabilities`."""
-        return self.objective.fresh_coefficients(part, totals)
-
-    def loss(
-        self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
-    ) -> tuple[Float[Tensor, ""], Figures]:
-        """See `Objective`."""
-        old = scores.log_probabilities.detach()
-        loss, figures = self.objective.loss(replace(part, values={**part.values, OLD: old}), scores, totals)
-        if scores.weighted_sum is not None:
-            # Its gradient is the loss's, its value not.
-            loss = loss + (scores.weighted_sum - scores.weighted_sum.detach())
-        gap = sampler_gap(part.values[SAMPLER].to(old.dtype), old)
-        n_tokens = max(totals.tokens, 1)
-        means = {name: values.sum() / n_tokens for name, values in gap.items()}
-        return loss, {**figures, **means, "sampler_gap_max": torch.cat([gap["sampler_gap"], old.new_zeros(1)]).max()}
-
-
-def sampler_gap(sampler: Float[Tensor, " token"], trainer: Float[Tensor, " token"]) -> dict[str, Tensor]:
-    """Of each token, |log p(sampler) - log p(trainer)|, and its part of KL(sampler ‖ trainer) by k3 (Schulman 2020)."""
-    ahead = trainer - sampler
-    return {"sampler_gap": ahead.abs(), "sampler_kl": ahead.expm1() - ahead}
 
 
 def _with_scores(

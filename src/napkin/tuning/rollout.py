@@ -30,6 +30,7 @@ from napkin.inference.request import Completion, Request
 from napkin.inference.settings import Sampling
 from napkin.model.transformer import Transformer
 from napkin.train_step.step import Watch
+from napkin.tuning.policy_loss import SAMPLER
 
 # FOLD tuning/rollout.py
 # Answers that an environment judges while others are drawn: in threads, where it allows that.
@@ -59,8 +60,6 @@ class AnswerJudging:
             self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
 
-SAMPLER = "sampler_log_probabilities"
-"""Of an episode's tokens, the name of those they were drawn with."""
 BLOCK_SIZE = 16
 PREFILL_CHUNK = 4096
 """Prompt tokens of a step of the engine: nobody waits for a first token here."""

@@ -13,9 +13,8 @@ from napkin.model.transformer import TokenScores
 from napkin.recipe.tuning_recipe import PolicyAlgorithm, ReinforcementConfig
 from napkin.tuning.objective import totals_of
 from napkin.tuning.packing import micro_batches_of
-from napkin.tuning.policy_gradient.algorithms import PRESETS
-from napkin.tuning.policy_gradient.credit import advantages_of, learned_units
-from napkin.tuning.policy_gradient.objective import divergence_terms, policy_objective
+from napkin.tuning.policy_gradient import PRESETS, divergence_terms
+from napkin.tuning.policy_loss import advantages_of, learned_units, policy_objective
 
 LOGITS = torch.tensor([0.4, -0.3, 0.1], dtype=torch.float64)
 PROBABILITIES = LOGITS.softmax(0).numpy()

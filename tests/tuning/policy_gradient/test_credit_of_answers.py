@@ -10,15 +10,14 @@ import torch
 from napkin.chats.token_sequence import TokenSequence
 from napkin.errors import NapkinError
 from napkin.recipe.tuning_recipe import ReinforcementConfig
-from napkin.tuning.policy_gradient.algorithms import PRESETS, parts_of
-from napkin.tuning.policy_gradient.credit import (
-    advantages_of,
+from napkin.tuning.policy_gradient import (
+    PRESETS,
     generalised_advantages,
     group_normalised,
-    learned_units,
     less_mean_of_others,
     overlong_penalty,
 )
+from napkin.tuning.policy_loss import advantages_of, learned_units, parts_of
 
 REWARDS = np.array([[1.0, 0.0, 0.25, 1.0], [0.5, 0.5, 0.5, 0.5], [-2.0, 3.0, 0.1, 0.1]])
 LENGTHS = np.full((3, 4), 5)

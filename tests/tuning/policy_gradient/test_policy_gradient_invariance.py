@@ -16,9 +16,8 @@ from napkin.recipe.layout import Layout
 from napkin.recipe.tuning_recipe import PolicyAlgorithm, ReinforcementConfig
 from napkin.tuning.objective import Figures, totals_of
 from napkin.tuning.packing import micro_batches_of
-from napkin.tuning.policy_gradient.algorithms import PRESETS
-from napkin.tuning.policy_gradient.objective import policy_objective
-from napkin.tuning.reinforcement_step import FreshObjective
+from napkin.tuning.policy_gradient import PRESETS
+from napkin.tuning.policy_loss import FreshObjective, policy_objective
 from napkin.tuning.sequence_step import loss_of_parts, with_known_coefficients
 
 ARRANGEMENTS = [

@@ -13,8 +13,8 @@ from napkin.model.transformer import TokenScores
 from napkin.recipe.tuning_recipe import PolicyAlgorithm, ReinforcementConfig
 from napkin.tuning.objective import BatchTotals, add_figures, totals_of
 from napkin.tuning.packing import SequenceMicroBatch, micro_batches_of
-from napkin.tuning.policy_gradient.algorithms import PRESETS
-from napkin.tuning.policy_gradient.objective import PolicyObjective, policy_objective
+from napkin.tuning.policy_gradient import PRESETS
+from napkin.tuning.policy_loss import PolicyObjective, policy_objective
 
 LENGTHS = (4, 1, 7, 3)
 NORMALISATIONS = ("token", "sequence", "constant")

@@ -1,0 +1,366 @@
+"""The loss of a policy on batches: rewards become advantages of tokens, and these become terms of the loss.
+
+The formulas are in `policy_gradient.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from napkin.chats.token_sequence import TokenSequence, Unit
+from napkin.errors import NapkinError
+from napkin.model.transformer import TokenScores
+from napkin.recipe.tuning_recipe import ReinforcementConfig
+from napkin.tuning.objective import (
+    REFERENCE,
+    BatchTotals,
+    Figures,
+    counts_of_sequences,
+    normalised_sum,
+    normalised_weights,
+    sums_of_sequences,
+    values_of,
+)
+from napkin.tuning.packing import SequenceMicroBatch
+from napkin.tuning.policy_gradient import (
+    PRESETS,
+    PolicyParts,
+    divergence_terms,
+    generalised_advantages,
+    group_normalised,
+    has_equal_rewards,
+    less_batch_mean,
+    less_group_mean,
+    less_mean_of_others,
+    overlong_penalty,
+    pessimistic_terms,
+    plain_terms,
+    sequence_ratios,
+    token_ratios,
+    truncated_sampler_ratios,
+    weighted_terms,
+)
+
+OLD, SAMPLER, OLD_VALUES = "old_log_probabilities", "sampler_log_probabilities", "old_values"
+"""Values of a sequence's tokens before the first update: the trainer's log-probabilities, those that they were drawn
+with, and what the value head expected."""
+
+
+@dataclass(frozen=True)
+class PolicyObjective:
+    """Mean of -advantage · (ratio or log-probability), limited by the clip, plus kl_weight · KL(policy ‖ reference),
+    minus entropy_weight · entropy, plus value_weight · the value head's squared error.
+
+    Reads of each sequence, for each token that counts: "advantages"; with a ratio "old_log_probabilities"; with a
+    kl_weight "reference_log_probabilities"; with a sampler_ratio_limit "sampler_log_probabilities" and
+    "old_log_probabilities"; with a value head "returns" and "old_values".
+
+    Figures: policy_loss, normalised as the loss is; kl and entropy in nats, clip_share, ratio_mean and value_loss,
+    means of the batch's tokens; ratio_max.
+    """
+
+    parts: PolicyParts
+    constant: float
+    """By which normalisation "constant" divides an answer's sum."""
+    kl_weight: float = 0.0
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    entropy_weight: float = 0.0
+    value_weight: float = 0.5
+    value_clip: float = 0.2
+    """By how much a value may differ from its old one before it is held back; 0 is no limit."""
+    sampler_ratio_limit: float = 0.0
+    """Of the weight old / sampler; 0 is no correction."""
+
+    def loss(
+        self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
+    ) -> tuple[Float[Tensor, ""], Figures]:
+        """See `Objective`."""
+        terms, means = self._policy_terms(part, scores)
+        policy_loss = self._normalised(terms.detach(), part, totals)
+        if self.kl_weight:
+            reference = values_of(part, REFERENCE)
+            means["kl"] = divergence_terms(scores.log_probabilities, reference, self.kl_estimator)
+            terms = terms + self.kl_weight * means["kl"]
+        means["entropy"] = scores.entropies
+        if self.entropy_weight:
+            terms = terms - self.entropy_weight * scores.entropies
+        loss = self._normalised(terms, part, totals)
+        n_tokens = max(totals.tokens, 1)
+        if self.parts.advantage == "gae":
+            means["value_loss"] = self._value_terms(part, scores)
+            loss = loss + self.value_weight * means["value_loss"].sum() / n_tokens
+        figures = {name: values.detach().sum() / n_tokens for name, values in means.items()}
+        figures["policy_loss"] = policy_loss
+        if "ratio_mean" in means:
+            # Without tokens there is no largest: 0 is below all ratios.
+            ratios = means["ratio_mean"].detach()
+            figures["ratio_max"] = torch.cat([ratios, ratios.new_zeros(1)]).max()
+        return loss, figures
+
+    def fresh_coefficients(self, part: SequenceMicroBatch, totals: BatchTotals) -> Float[Tensor, " token"] | None:
+        """The gradient of the loss with respect to the log-probabilities, where these are the old ones: ratios are 1,
+        and no limit acts. None where more than the policy's terms has a part in it."""
+        if self.kl_weight or self.entropy_weight or self.sampler_ratio_limit or self.parts.advantage == "gae":
+            return None
+        weights = normalised_weights(part, totals, self.parts.normalisation, self.constant)
+        slopes = -values_of(part, "advantages") * weights
+        if self.parts.ratio != "sequence":
+            return slopes
+        # The ratio of all tokens of an answer is the mean of their logarithms.
+        means = sums_of_sequences(slopes, part) / counts_of_sequences(part).clamp(min=1)
+        return means[part.sequence]
+
+    def _policy_terms(self, part: SequenceMicroBatch, scores: TokenScores) -> tuple[Float[Tensor, " token"], Figures]:
+        """Each token's term, and figures that are means of tokens."""
+        parts, logprobs, advantages = self.parts, scores.log_probabilities, values_of(part, "advantages")
+        means: Figures = {}
+        if parts.ratio == "none":
+            terms = plain_terms(logprobs, advantages)
+        else:
+            ratios = self._ratios(part, logprobs)
+            limited = torch.zeros_like(ratios, dtype=torch.bool)
+            if parts.clip == "ppo":
+                terms, limited = pessimistic_terms(ratios, advantages, low=parts.clip_low, high=parts.clip_high)
+            elif parts.clip == "cispo":
+                terms, limited = weighted_terms(logprobs, ratios, advantages, low=parts.clip_low, high=parts.clip_high)
+            else:
+                terms = plain_terms(ratios, advantages)
+            means |= {"ratio_mean": ratios, "clip_share": limited.float()}
+        if self.sampler_ratio_limit:
+            old, sampler = values_of(part, OLD), values_of(part, SAMPLER)
+            terms = terms * truncated_sampler_ratios(old, sampler, self.sampler_ratio_limit)
+        return terms, means
+
+    def _ratios(self, part: SequenceMicroBatch, logprobs: Float[Tensor, " token"]) -> Float[Tensor, " token"]:
+        old = values_of(part, OLD)
+        if self.parts.ratio == "token":
+            return token_ratios(logprobs, old)
+        return sequence_ratios(logprobs, old, part.sequence, part.n_sequences)
+
+    def _value_terms(self, part: SequenceMicroBatch, scores: TokenScores) -> Float[Tensor, " token"]:
+        """max((V - R)², (V_clipped - R)²) / 2, where V_clipped is within value_clip of the old value: the value loss of
+        PPO's published code (Huang et al. 2022, detail 9)."""
+        if scores.scalars is None:
+            raise NapkinError("the model has no value head, which ppo trains: add one, or use another rl.algorithm")
+        returns = values_of(part, "returns")
+        errors = (scores.scalars - returns).square()
+        if self.value_clip:
+            old = values_of(part, OLD_VALUES)
+            held = old + (scores.scalars - old).clamp(-self.value_clip, self.value_clip)
+            errors = torch.maximum(errors, (held - returns).square())
+        return errors / 2
+
+    def _normalised(
+        self, terms: Float[Tensor, " token"], part: SequenceMicroBatch, totals: BatchTotals
+    ) -> Float[Tensor, ""]:
+        return normalised_sum(terms, part, totals, self.parts.normalisation, self.constant)
+
+
+@dataclass(frozen=True)
+class FreshObjective:
+    """An objective of answers that the same weights have just drawn: old log-probabilities are those of this pass.
+
+    Adds the figures of the gap between the log-probabilities that tokens were drawn with and these.
+    """
+
+    objective: PolicyObjective
+
+    def coefficients(self, part: SequenceMicroBatch, totals: BatchTotals) -> Float[Tensor, " token"] | None:
+        """See `WeightedLogProbabilities`."""
+        return self.objective.fresh_coefficients(part, totals)
+
+    def loss(
+        self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
+    ) -> tuple[Float[Tensor, ""], Figures]:
+        """See `Objective`."""
+        old = scores.log_probabilities.detach()
+        loss, figures = self.objective.loss(replace(part, values={**part.values, OLD: old}), scores, totals)
+        if scores.weighted_sum is not None:
+            # Its gradient is the loss's, its value not.
+            loss = loss + (scores.weighted_sum - scores.weighted_sum.detach())
+        gap = sampler_gap(part.values[SAMPLER].to(old.dtype), old)
+        n_tokens = max(totals.tokens, 1)
+        means = {name: values.sum() / n_tokens for name, values in gap.items()}
+        return loss, {**figures, **means, "sampler_gap_max": torch.cat([gap["sampler_gap"], old.new_zeros(1)]).max()}
+
+
+def sampler_gap(sampler: Float[Tensor, " token"], trainer: Float[Tensor, " token"]) -> dict[str, Tensor]:
+    """Of each token, |log p(sampler) - log p(trainer)|, and its part of KL(sampler ‖ trainer) by k3 (Schulman 2020)."""
+    ahead = trainer - sampler
+    return {"sampler_gap": ahead.abs(), "sampler_kl": ahead.expm1() - ahead}
+
+
+def policy_objective(config: ReinforcementConfig) -> PolicyObjective:
+    """The objective of a recipe's algorithm. Raises NapkinError for parts that contradict each other."""
+    return PolicyObjective(
+        parts=parts_of(config),
+        constant=float(config.max_answer),
+        kl_weight=config.kl_weight,
+        kl_estimator=config.kl_estimator,
+        entropy_weight=config.entropy_weight,
+        value_weight=config.value_weight,
+        value_clip=config.value_clip,
+        sampler_ratio_limit=config.sampler_ratio_limit,
+    )
+
+
+def parts_of(config: ReinforcementConfig) -> PolicyParts:
+    """The parts of a recipe's algorithm: those that the recipe names, and the preset's for the others.
+
+    Raises NapkinError for parts that contradict each other.
+    """
+    preset = PRESETS[config.algorithm]
+    chosen = {
+        name: getattr(config, name)
+        for name in ("advantage", "ratio", "clip", "normalisation", "clip_low", "clip_high", "drop_equal_groups")
+        if getattr(config, name) not in ("auto", None)
+    }
+    if config.overlong != "auto":
+        chosen["overlong"] = config.overlong
+    if config.ratio == "none" and config.clip == "auto":
+        chosen["clip"] = "none"
+    parts = replace(preset, **chosen)
+    _check(config, parts)
+    return parts
+
+
+def _check(config: ReinforcementConfig, parts: PolicyParts) -> None:
+    if parts.ratio == "none" and parts.clip != "none":
+        raise NapkinError(f"rl.clip is '{parts.clip}', and without a ratio there is nothing to clip: set rl.ratio")
+    if (parts.advantage == "gae") != (config.algorithm == "ppo"):
+        raise NapkinError(
+            f"rl.advantage is '{parts.advantage}' and rl.algorithm '{config.algorithm}': gae reads the value head, "
+            "which only ppo has, and ppo trains it for nothing else: leave rl.advantage at auto"
+        )
+    if parts.only_rewarded and parts.advantage != "none":
+        raise NapkinError(
+            f"rl.advantage is '{parts.advantage}', and expert-iteration learns all answers with rewards alike: leave "
+            "it at auto, or use rl.algorithm reinforce"
+        )
+    if config.group_size == 1 and parts.advantage in ("group", "group mean", "leave one out"):
+        raise NapkinError(
+            f"rl.group_size is 1, and rl.advantage '{parts.advantage}' compares the answers of a group: use 2 or more, "
+            "or rl.advantage batch"
+        )
+    if parts.clip_low >= 1 and parts.clip == "ppo":
+        raise NapkinError(f"rl.clip_low is {parts.clip_low}, and no ratio is below 0: use a number below 1")
+
+
+@dataclass(frozen=True, eq=False)
+class Credit:
+    """What is learned from each answer of a batch."""
+
+    advantages: Float[Tensor, "group answer"]
+    """Of an answer's tokens, all alike; with gae the reward that its last token gets."""
+    learned: Bool[Tensor, "group answer"]
+    """Whether an answer is learned from; the others are left out of all counts."""
+    rewards: Float[Tensor, "group answer"]
+    """With the penalty for length, if there is one."""
+    equal_groups: int
+    """Groups whose answers all had the same reward, before a penalty."""
+
+
+def advantages_of(
+    config: ReinforcementConfig,
+    rewards: ArrayLike,
+    lengths: ArrayLike,
+    cut: ArrayLike | None = None,
+    *,
+    prompts: Sequence[str] = (),
+) -> Credit:
+    """What is learned from answers with these rewards.
+
+    All are of shape [group, answer], in float64: rewards; lengths in tokens; and whether an answer was cut at the
+    longest length, by default if it is that long. `prompts` name the groups in errors. Raises NapkinError for a reward
+    that is not a finite number.
+    """
+    parts = parts_of(config)
+    given = torch.as_tensor(np.asarray(rewards, dtype=np.float64))
+    sizes = torch.as_tensor(np.asarray(lengths, dtype=np.int64))
+    was_cut = sizes >= config.max_answer if cut is None else torch.as_tensor(np.asarray(cut, dtype=bool))
+    _check_finite(given, prompts)
+    equal = has_equal_rewards(given)
+    shaped = given
+    if parts.overlong == "penalty":
+        # A cut answer would have been longer still.
+        reached = torch.where(was_cut, config.max_answer, sizes)
+        shaped = given + overlong_penalty(reached, max_length=config.max_answer, window=overlong_window(config))
+    learned = torch.ones_like(given, dtype=torch.bool)
+    if parts.drop_equal_groups:
+        learned &= ~equal[:, None]
+    if parts.overlong == "mask":
+        learned &= ~was_cut
+    if parts.only_rewarded:
+        learned &= given > 0
+    return Credit(_advantages(parts, shaped), learned, shaped, int(equal.sum()))
+
+
+def overlong_window(config: ReinforcementConfig) -> int:
+    """Over how many tokens before the longest answer DAPO's penalty rises; by default a fifth, as in its section 4."""
+    return min(config.overlong_window or max(config.max_answer // 5, 1), config.max_answer)
+
+
+def learned_units(
+    config: ReinforcementConfig, groups: Sequence[Sequence[TokenSequence]], credit: Credit
+) -> list[list[Unit]]:
+    """Each group's answers that are learned from, with "advantages" of their tokens; with gae, "returns" too.
+
+    `groups[g][a]` is answer a to prompt g, of which the tokens of the answer count; with gae it has "old_values".
+    Groups may be left empty.
+    """
+    parts = parts_of(config)
+    return [
+        [
+            (_with_credit(parts, config, answer, float(credit.advantages[g, a])),)
+            for a, answer in enumerate(group)
+            if credit.learned[g, a]
+        ]
+        for g, group in enumerate(groups)
+    ]
+
+
+def _with_credit(
+    parts: PolicyParts, config: ReinforcementConfig, answer: TokenSequence, advantage: float
+) -> TokenSequence:
+    if parts.advantage != "gae":
+        return answer.with_values(advantages=np.full(answer.n_counted, advantage, np.float32))
+    if OLD_VALUES not in answer.values:
+        raise NapkinError("an answer has no 'old_values', which rl.advantage gae reads: give those of the value head")
+    values = torch.as_tensor(answer.values[OLD_VALUES], dtype=torch.float64)
+    rewards = torch.zeros_like(values)
+    rewards[-1:] = advantage
+    advantages = generalised_advantages(rewards, values, decay=config.gae_lambda)
+    return answer.with_values(
+        advantages=advantages.numpy().astype(np.float32), returns=(advantages + values).numpy().astype(np.float32)
+    )
+
+
+def _advantages(parts: PolicyParts, rewards: Float[Tensor, "group answer"]) -> Float[Tensor, "group answer"]:
+    if parts.only_rewarded:
+        return torch.ones_like(rewards)
+    match parts.advantage:
+        case "group":
+            return group_normalised(rewards)
+        case "group mean":
+            return less_group_mean(rewards)
+        case "leave one out":
+            return less_mean_of_others(rewards)
+        case "batch":
+            return less_batch_mean(rewards)
+        case "none" | "gae":
+            return rewards
+
+
+def _check_finite(rewards: Float[Tensor, "group answer"], prompts: Sequence[str]) -> None:
+    for group, answer in (~rewards.isfinite()).nonzero().tolist():
+        name = f" '{prompts[group][:60]}'" if prompts else ""
+        raise NapkinError(
+            f"the reward of answer {answer + 1} to prompt {group + 1}{name} is {float(rewards[group, answer])}: "
+            "let the reward be a finite number"
+        )

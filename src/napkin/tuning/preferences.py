@@ -1,0 +1,422 @@
+"""Preferences: models that learn which of two answers is better, or whether one is good.
+
+First the losses, each a function on tensors with its equation; then the objectives around them, which take an answer's
+log-probability from a batch; last a reward model's calibration. DPO makes the policy its own reward model. IPO
+regresses a difference, so that it stays bounded where every pair agrees. SimPO has a target margin and no reference.
+ORPO is supervised tuning that also moves the odds. KTO learns from single answers. A reward model gives each answer a
+number.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from napkin.chats.token_sequence import TokenSequence, Unit
+from napkin.errors import NapkinError
+from napkin.model.transformer import TokenScores
+from napkin.tuning.examples import MappedUnits
+from napkin.tuning.objective import REFERENCE, BatchTotals, Figures, counts_of_sequences, sums_of_sequences, values_of
+from napkin.tuning.packing import PADDING, SequenceMicroBatch
+
+
+def dpo_losses(
+    chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"], *, beta: float, label_smoothing: float = 0.0
+) -> Float[Tensor, " pair"]:
+    """-(1 - ε) log σ(h) - ε log σ(-h), h = β (chosen - rejected), of log-ratios log π(y | x) - log π_ref(y | x).
+
+    Rafailov et al. 2023, equation 7; ε, the probability that a label is wrong: Mitchell 2023, "A note on DPO with noisy
+    preferences".
+    """
+    difference = beta * (chosen - rejected)
+    return -(1 - label_smoothing) * logsigmoid(difference) - label_smoothing * logsigmoid(-difference)
+
+
+def ipo_losses(
+    chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"], *, beta: float
+) -> Float[Tensor, " pair"]:
+    """(chosen - rejected - 1 / (2 β))², of log-ratios log π(y | x) - log π_ref(y | x).
+
+    Azar et al. 2023, equation 17, whose τ is β here. The recipe's objective takes the means of log-ratios per token:
+    with sums, one target for answers of all lengths would be a different one per token for each.
+    """
+    return (chosen - rejected - 1 / (2 * beta)).square()
+
+
+def simpo_losses(
+    chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"], *, beta: float, margin: float = 0.0
+) -> Float[Tensor, " pair"]:
+    """-log σ(β (chosen - rejected) - γ), of mean log-probabilities per token; γ is `margin`.
+
+    Meng et al. 2024, equation 6.
+    """
+    return -logsigmoid(beta * (chosen - rejected) - margin)
+
+
+_HIGHEST = -1e-6
+"""Log-probability per token above which the odds are taken as those of this: they are infinite at 0."""
+
+
+def orpo_losses(
+    chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"], *, beta: float
+) -> Float[Tensor, " pair"]:
+    """-chosen - β log σ(log odds(chosen) - log odds(rejected)), of mean log-probabilities per token; odds(p) = p / (1 -
+    p).
+
+    Hong et al. 2024, equations 4 to 7, whose λ is β here.
+    """
+    return -chosen - beta * logsigmoid(log_odds(chosen) - log_odds(rejected))
+
+
+def log_odds(log_probabilities: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """log(p / (1 - p)), of log p."""
+    bounded = log_probabilities.clamp(max=_HIGHEST)
+    # log(1 - p): each form where it is exact. The other's argument is kept from where its gradient is not finite.
+    near_one = bounded > -math.log(2)
+    of_large = torch.log(-torch.expm1(torch.where(near_one, bounded, -1.0)))
+    of_small = torch.log1p(-torch.exp(torch.where(near_one, -1.0, bounded)))
+    return bounded - torch.where(near_one, of_large, of_small)
+
+
+def kto_losses(
+    ratios: Float[Tensor, " answer"],
+    desirable: Float[Tensor, " answer"],
+    kl: Float[Tensor, " answer"],
+    *,
+    beta: float,
+    desirable_weight: float = 1.0,
+    undesirable_weight: float = 1.0,
+) -> Float[Tensor, " answer"]:
+    """λ (1 - σ(±β (ratio - z))): + and λ_D for good answers (`desirable` is 1), - and λ_U for bad ones (0).
+
+    `ratios` are log π(y | x) - log π_ref(y | x), z is `kl`, at least 0 and without gradient. Ethayarajh et al. 2024,
+    equations 7 and 8.
+    """
+    sign = 2 * desirable - 1
+    weight = desirable * desirable_weight + (1 - desirable) * undesirable_weight
+    return weight * (-sign * beta * (ratios - kl)).sigmoid()
+
+
+def bradley_terry_losses(chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"]) -> Float[Tensor, " pair"]:
+    """-log P(chosen wins), P = σ(r(chosen) - r(rejected)) (Bradley and Terry 1952; Ouyang et al. 2022, equation 1)."""
+    return -logsigmoid(chosen - rejected)
+
+
+@dataclass(frozen=True)
+class PairObjective:
+    """The mean loss of pairs (chosen, rejected). Each objective says what a pair's loss is.
+
+    An answer's implicit reward is beta times the log-probability that the objective compares.
+    """
+
+    beta: float
+    per_token: bool = False
+    """Whether an answer's log-probability is the mean over its tokens instead of the sum."""
+    has_reference = True
+    """Whether log-probabilities are taken beside those of a reference model."""
+
+    def loss(
+        self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
+    ) -> tuple[Float[Tensor, ""], Figures]:
+        """See `Objective`."""
+        score = log_ratios_of_answers if self.has_reference else log_probabilities_of_answers
+        chosen, rejected = pairs_of(score(part, scores, per_token=self.per_token), part)
+        likelihoods, _ = pairs_of(log_probabilities_of_answers(part, scores, per_token=True), part)
+        losses = self.pair_losses(chosen, rejected) + self.supervised_share * -likelihoods
+        sums, rejected_sums = pairs_of(log_probabilities_of_answers(part, scores), part)
+        figures = pair_figures(self.beta * chosen, self.beta * rejected, totals)
+        figures["chosen_log_probability"] = sums.detach().sum() / max(totals.units, 1)
+        figures["rejected_log_probability"] = rejected_sums.detach().sum() / max(totals.units, 1)
+        return losses.sum() / max(totals.units, 1), figures
+
+    @property
+    def supervised_share(self) -> float:
+        """Weight of the negative log-likelihood of the chosen answer, per token."""
+        return 0.0
+
+    def pair_losses(self, chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"]) -> Float[Tensor, " pair"]:
+        """The loss of each pair, of its answers' log-probabilities or log-ratios."""
+        raise NotImplementedError
+
+
+def pair_figures(chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"], totals: BatchTotals) -> Figures:
+    """Of rewards: how often the chosen answer's is higher (equal ones count half), by how much, and both means."""
+    chosen, rejected = chosen.detach(), rejected.detach()
+    wins = (chosen > rejected).float() + 0.5 * (chosen == rejected).float()
+    means = {"accuracy": wins, "margin": chosen - rejected, "chosen_reward": chosen, "rejected_reward": rejected}
+    return {name: value.sum() / max(totals.units, 1) for name, value in means.items()}
+
+
+@dataclass(frozen=True)
+class DPOObjective(PairObjective):
+    """`dpo_losses`, and the chosen answer's negative log-likelihood per token (Pang et al. 2024, equation 1) times
+    `supervised_weight`."""
+
+    label_smoothing: float = 0.0
+    supervised_weight: float = 0.0
+
+    @property
+    def supervised_share(self) -> float:
+        """See `PairObjective`."""
+        return self.supervised_weight
+
+    def pair_losses(self, chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"]) -> Float[Tensor, " pair"]:
+        """See `PairObjective`."""
+        return dpo_losses(chosen, rejected, beta=self.beta, label_smoothing=self.label_smoothing)
+
+
+@dataclass(frozen=True)
+class IPOObjective(PairObjective):
+    """`ipo_losses`."""
+
+    def pair_losses(self, chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"]) -> Float[Tensor, " pair"]:
+        """See `PairObjective`."""
+        return ipo_losses(chosen, rejected, beta=self.beta)
+
+
+@dataclass(frozen=True)
+class SimPOObjective(PairObjective):
+    """`simpo_losses`."""
+
+    per_token: bool = True
+    margin: float = 0.0
+    has_reference = False
+
+    def pair_losses(self, chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"]) -> Float[Tensor, " pair"]:
+        """See `PairObjective`."""
+        return simpo_losses(chosen, rejected, beta=self.beta, margin=self.margin)
+
+
+@dataclass(frozen=True)
+class ORPOObjective(PairObjective):
+    """`orpo_losses`."""
+
+    per_token: bool = True
+    has_reference = False
+
+    def pair_losses(self, chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"]) -> Float[Tensor, " pair"]:
+        """See `PairObjective`."""
+        return orpo_losses(chosen, rejected, beta=self.beta)
+
+
+def log_probabilities_of_answers(
+    part: SequenceMicroBatch, scores: TokenScores, *, per_token: bool = False
+) -> Float[Tensor, " sequence"]:
+    """log π(answer | prompt): the sum over the answer's tokens, or with `per_token` their mean."""
+    return _of_answers(scores.log_probabilities, part, per_token)
+
+
+def log_ratios_of_answers(
+    part: SequenceMicroBatch, scores: TokenScores, *, per_token: bool = False
+) -> Float[Tensor, " sequence"]:
+    """log π(answer | prompt) - log π_ref(answer | prompt), summed over the answer's tokens, or their mean.
+
+    Raises NapkinError where the sequences have no reference's log-probabilities.
+    """
+    # Token by token: two large sums that are nearly equal would lose digits.
+    return _of_answers(scores.log_probabilities - values_of(part, REFERENCE), part, per_token)
+
+
+def last_of_answers(values: Float[Tensor, " token"], part: SequenceMicroBatch) -> Float[Tensor, " sequence"]:
+    """The value at each sequence's last token that counts."""
+    numbers = torch.arange(part.n_sequences, device=part.sequence.device)
+    return values[torch.searchsorted(part.sequence, numbers, right=True) - 1]
+
+
+def pairs_of(
+    values: Float[Tensor, " sequence"], part: SequenceMicroBatch
+) -> tuple[Float[Tensor, " pair"], Float[Tensor, " pair"]]:
+    """The values of chosen and of rejected answers. Raises NapkinError for units that are not pairs."""
+    for number, unit in zip(part.unit_numbers, part.units, strict=True):
+        if len(unit) != 2 or not all(sequence.n_counted for sequence in unit):
+            raise NapkinError(
+                f"unit {number} has {len(unit)} sequences, of which "
+                f"{sum(not sequence.n_counted for sequence in unit)} count no token: give pairs of a chosen and a "
+                "rejected answer"
+            )
+    pairs = values.view(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def _of_answers(terms: Tensor, part: SequenceMicroBatch, per_token: bool) -> Tensor:
+    sums = sums_of_sequences(terms, part)
+    return sums / counts_of_sequences(part).clamp(min=1) if per_token else sums
+
+
+# KTO. A unit of the data is (answer, mismatched): `mismatched` is the answer's prompt with another prompt's answer.
+# Before a step, `with_kl_estimate` makes of the mismatched answers of the whole batch one estimate of the divergence
+# from the reference, and leaves units of one: a gradient does not depend on how they are divided into micro-batches.
+
+DESIRABLE = "desirable"
+"""The value of a sequence that says whether it is a good answer, 1.0 or 0.0, at each token."""
+_KL, _ALIKE = "kl", "answers_alike"
+
+
+def with_kl_estimate(units: Sequence[Unit], mismatched_ratios: Sequence[float]) -> Sequence[Unit]:
+    """The units (answer, mismatched) of a whole batch as units (answer), which know the batch's estimate.
+
+    It is max(0, mean of `mismatched_ratios`), which are log π - log π_ref of the second sequences, as the objective
+    takes an answer's: sums, or means per token (Ethayarajh et al. 2024, section 4.1).
+    """
+    kl = max(0.0, float(np.mean(mismatched_ratios)))
+    good = sum(_is_desirable(answer) for answer, _ in units)
+    alike = {True: good, False: len(units) - good}
+    return MappedUnits(units, lambda unit: (_with_constants(unit[0], kl, alike[_is_desirable(unit[0])]),))
+
+
+def mismatched_number(runs: Sequence[int] | NDArray[np.int64], number: int, *, is_closed: bool) -> int:
+    """The number of the example whose answer is put to the prompt of example `number`: the next with another prompt.
+
+    `runs` has of each example the number of its run of neighbours with the same prompt, from 0 on; `is_closed` is
+    whether the last run goes on with the first. Where all prompts are equal it is the next example: then the estimate
+    is of matching answers.
+    """
+    n = len(runs)
+    end = bisect_right(runs, runs[number])
+    if end == n and is_closed:
+        end = bisect_right(runs, 0)
+        return (number + 1) % n if end == n else end
+    return end % n
+
+
+@dataclass(frozen=True)
+class KTOObjective:
+    """`kto_losses` of units that `with_kl_estimate` has made."""
+
+    beta: float
+    per_token: bool = False
+    """Whether an answer's log-ratio is the mean over its tokens instead of the sum."""
+    desirable_weight: float = 1.0
+    undesirable_weight: float = 1.0
+
+    def loss(
+        self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
+    ) -> tuple[Float[Tensor, ""], Figures]:
+        """See `Objective`. Rewards are means over the good, and over the bad answers."""
+        ratios = log_ratios_of_answers(part, scores, per_token=self.per_token)
+        desirable, kl, alike = (last_of_answers(values_of(part, name), part) for name in (DESIRABLE, _KL, _ALIKE))
+        weights = {"desirable_weight": self.desirable_weight, "undesirable_weight": self.undesirable_weight}
+        losses = kto_losses(ratios, desirable, kl, beta=self.beta, **weights)
+        n = max(totals.units, 1)
+        ahead = ratios.detach() - kl
+        rewards = self.beta * ratios.detach() / alike.clamp(min=1)
+        figures = {
+            "accuracy": ((ahead > 0).float() * desirable + (ahead < 0).float() * (1 - desirable)).sum() / n,
+            "margin": ((2 * desirable - 1) * rewards).sum(),
+            "chosen_reward": (desirable * rewards).sum(),
+            "rejected_reward": ((1 - desirable) * rewards).sum(),
+            "kl": kl.sum() / n,
+        }
+        return losses.sum() / n, figures
+
+
+def _is_desirable(answer: TokenSequence) -> bool:
+    return bool(answer.values[DESIRABLE][0])
+
+
+def _with_constants(answer: TokenSequence, kl: float, alike: int) -> TokenSequence:
+    n = answer.n_counted
+    return answer.with_values(**{_KL: np.full(n, kl, np.float32), _ALIKE: np.full(n, alike, np.float32)})
+
+
+def rewarded(sequence: TokenSequence) -> TokenSequence:
+    """A sequence of which only a token after its end counts: there the reward is read."""
+    tokens = np.append(sequence.tokens, PADDING)
+    return TokenSequence(tokens, np.arange(len(tokens)) == len(tokens) - 1)
+
+
+@dataclass(frozen=True)
+class RewardObjective:
+    """`bradley_terry_losses` of pairs whose sequences `rewarded` has made, by a model with a scalar head."""
+
+    def loss(
+        self, part: SequenceMicroBatch, scores: TokenScores, totals: BatchTotals
+    ) -> tuple[Float[Tensor, ""], Figures]:
+        """See `Objective`."""
+        if scores.scalars is None:
+            raise NapkinError("the model has no scalar head, which rewards are read from: add one with add_scalar_head")
+        chosen, rejected = pairs_of(last_of_answers(scores.scalars, part), part)
+        loss = bradley_terry_losses(chosen, rejected).sum() / max(totals.units, 1)
+        return loss, pair_figures(chosen, rejected, totals)
+
+
+# How well calibrated a reward model is. A pair's winner is known, and which of its answers is named first is arbitrary.
+# So a pair counts by the answer that the model prefers: its probability is at least a half, and it is right or wrong.
+
+
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """Pairs whose preferred answer has a probability in one interval."""
+
+    low: float
+    high: float
+    pairs: int
+    probability: float
+    """The mean of what the model says."""
+    right: float
+    """The share of pairs whose chosen answer is the preferred one; an even pair is half right."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Reliability of P(chosen wins) on some pairs."""
+
+    bins: tuple[ReliabilityBin, ...]
+    """Those that hold pairs, by their probability."""
+    pairs: int
+    accuracy: float
+    loss: float
+    """The mean of -log P(chosen wins), in nats; log 2 is that of no opinion."""
+    expected_error: float
+    """Mean over pairs of |probability - share right| of their bin: the expected calibration error (Naeini et al.
+    2015)."""
+
+    def lines(self) -> list[str]:
+        """What it says in words, and the reliability by bins."""
+        summary = (
+            f"{self.pairs:,} held-out pairs: accuracy {self.accuracy:.3f}, loss {self.loss:.3f} nats, expected "
+            f"calibration error {self.expected_error:.3f}"
+        )
+        return [
+            summary,
+            *(
+                f"  says {each.low:.2f} to {each.high:.2f}: {each.probability:.3f} on average, right {each.right:.3f} "
+                f"of {each.pairs:,} pairs"
+                for each in self.bins
+            ),
+        ]
+
+
+def calibration_of(margins: Float[np.ndarray, " pair"] | Sequence[float], *, bins: int = 10) -> Calibration:
+    """Calibration on pairs, of r(chosen) - r(rejected), in `bins` intervals of equal width from 0.5 to 1.
+
+    Raises NapkinError for no pairs, or a margin that is not finite.
+    """
+    differences = np.asarray(margins, dtype=np.float64)
+    if not len(differences) or not np.isfinite(differences).all() or bins < 1:
+        raise NapkinError(
+            f"{len(differences)} margins of rewards, {int((~np.isfinite(differences)).sum())} of them not finite, in "
+            f"{bins} bins, have no calibration: give one finite margin or more"
+        )
+    confidence = 1 / (1 + np.exp(-np.abs(differences)))
+    right = np.where(differences == 0, 0.5, differences > 0)
+    numbers = np.minimum((2 * bins * (confidence - 0.5)).astype(int), bins - 1)
+    found = tuple(
+        _bin(number, bins, confidence[numbers == number], right[numbers == number])
+        for number in np.unique(numbers).tolist()
+    )
+    error = sum(each.pairs * abs(each.probability - each.right) for each in found) / len(differences)
+    loss = float(np.logaddexp(0, -differences).mean())
+    return Calibration(found, len(differences), float(right.mean()), loss, float(error))
+
+
+def _bin(number: int, bins: int, confidence: NDArray[np.float64], right: NDArray[np.float64]) -> ReliabilityBin:
+    low, high = (0.5 + 0.5 * edge / bins for edge in (number, number + 1))
+    return ReliabilityBin(float(low), float(high), len(right), float(confidence.mean()), float(right.mean()))
