@@ -51,9 +51,15 @@ from .planning import plan as plan
 from .planning import plan_service as plan_service
 from .profiling import StepProfile as StepProfile
 from .profiling import profile as profile
+from .recipe import AdapterConfig as AdapterConfig
 from .recipe import DataConfig as DataConfig
 from .recipe import OptimizerConfig as OptimizerConfig
+from .recipe import PreferenceConfig as PreferenceConfig
+from .recipe import PreferenceRecipe as PreferenceRecipe
 from .recipe import Recipe as Recipe
+from .recipe import ReinforcementConfig as ReinforcementConfig
+from .recipe import ReinforcementRecipe as ReinforcementRecipe
+from .recipe import RewardModelRecipe as RewardModelRecipe
 from .recipe import TrainingConfig as TrainingConfig
 from .recipe import TuningConfig as TuningConfig
 from .recipe import TuningRecipe as TuningRecipe

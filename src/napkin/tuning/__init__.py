@@ -1,6 +1,7 @@
-"""Alignment: what turns a language model into one that follows.
+"""Tuning: what turns a language model into one that follows.
 
-Start with `token_sequence.py`, what all of it trains on, and `objective.py`, what is minimised; `tuning_run.py` trains.
+Start with `method.py`, what the methods share, and `objective.py`, what is minimised. `policy_gradient.py` and
+`preferences.py` are the formulas.
 """
 
 import lazy_loader
