@@ -188,7 +188,7 @@ class ReinforcementStep(MeteredStep):
         self._times.end_step()
         episodes = (episode for group in self.last.rollout.groups for episode in group)
         for reason in self._failures.new(episode.failure for episode in episodes):
-            loop.on_message(f"a reward cannot be had, and is 0: {reason}")
+            loop.on_message(f"a reward could not be computed and counts as 0: {reason}")
         return torch.tensor(self.last.loss)
 
     def _taken(

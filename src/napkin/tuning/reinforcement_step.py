@@ -121,7 +121,7 @@ def learn_from_answers(
     """
     phases, parallel = phases or Phases(), train_state.parallel_model
     if parallel.layout.strategy == "fsdp":
-        raise NapkinError("rl.environment is answered with whole weights, and fsdp divides them: use ddp")
+        raise NapkinError("rollouts need unsharded weights, which fsdp does not keep: use ddp")
     rollout = phases.run(
         "rollout",
         lambda: roll_out(
