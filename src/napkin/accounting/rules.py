@@ -7,7 +7,7 @@ by comparing with `count`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from napkin.accounting.ledger import Ledger
@@ -330,35 +330,83 @@ def rules_table(
     return rows + list(_use(ledger, sizes, bytes_per_second, decode_batch_size))
 
 
+def parameter_rows(
+    *, vocab_size: int, d_model: int, n_layers: int, tied: bool, gated: tuple[int, int, int] | None
+) -> Iterator[RuleRow]:
+    """Parameters by size; `gated` are d_ff, n_heads and n_kv_heads of a model whose feed-forward layer has a gate."""
+    rule = parameters_rule(vocab_size=vocab_size, d_model=d_model, n_layers=n_layers, tied=tied)
+    yield RuleRow("parameters", "12·L·d² + V·d", "count", rule)
+    if gated is not None:
+        d_ff, n_heads, n_kv_heads = gated
+        rule = gated_parameters_rule(
+            vocab_size=vocab_size,
+            d_model=d_model,
+            n_layers=n_layers,
+            d_ff=d_ff,
+            n_heads=n_heads,
+            n_kv_heads=n_kv_heads,
+            tied=tied,
+        )
+        yield RuleRow("parameters, gated", "L·d·(2·d + 2·d·kv/h + 3·ff) + V·d", "count", rule)
+
+
+def step_flops_rows(parameters: float, tokens: float) -> list[RuleRow]:
+    """FLOPs of a step of T tokens: forward, backward and both."""
+    return [
+        RuleRow("FLOPs, forward", "2·N·T", "FLOP", forward_flops_rule(parameters, tokens), note="T of a step"),
+        RuleRow("FLOPs, backward", "4·N·T", "FLOP", backward_flops_rule(parameters, tokens)),
+        RuleRow("FLOPs, training", "6·N·T", "FLOP", training_flops_rule(parameters, tokens)),
+    ]
+
+
+def attention_row(*, n_layers: int, d_model: int, context_length: int, tokens: float) -> RuleRow:
+    """FLOPs that attention adds to those of a step."""
+    rule = attention_flops_rule(n_layers=n_layers, d_model=d_model, context_length=context_length, tokens=tokens)
+    return RuleRow("FLOPs, attention", "12·L·d·s·T", "FLOP", rule, note="over all pairs")
+
+
+AttentionForm = Literal["plain", "flash", "checkpointed"]
+_ACTIVATIONS: dict[AttentionForm, str] = {
+    "plain": "s·b·d·(34 + 5·h·s/d)",
+    "flash": "34·s·b·d",
+    "checkpointed": "2·s·b·d",
+}
+
+
+def activation_rows(
+    *, batch_size: int, context_length: int, d_model: int, n_heads: int
+) -> Iterator[tuple[AttentionForm, RuleRow]]:
+    """Bytes that a block keeps, by the form of its attention."""
+    for form, formula in _ACTIVATIONS.items():
+        rule = activation_bytes_rule(
+            batch_size=batch_size, context_length=context_length, d_model=d_model, n_heads=n_heads, form=form
+        )
+        note = "rule: in 16 bits, with dropout"
+        yield form, RuleRow(f"activations per layer, {form}", formula, "bytes", rule, note=note)
+
+
 def _parameters(ledger: Ledger, sizes: Sizes) -> Iterator[RuleRow]:
-    shape = {name: getattr(sizes, name) for name in ("vocab_size", "d_model", "n_layers", "tied")}
     counted = ledger.parameters
-    yield RuleRow("parameters", "12·L·d² + V·d", "count", parameters_rule(**shape), counted)
-    if sizes.gated:
-        heads = {name: getattr(sizes, name) for name in ("d_ff", "n_heads", "n_kv_heads")}
-        gated = gated_parameters_rule(**shape, **heads)
-        yield RuleRow("parameters, gated", "L·d·(2·d + 2·d·kv/h + 3·ff) + V·d", "count", gated, counted)
+    shape = {name: getattr(sizes, name) for name in ("vocab_size", "d_model", "n_layers", "tied")}
+    gated = (sizes.d_ff, sizes.n_heads, sizes.n_kv_heads) if sizes.gated else None
+    yield from (replace(row, count=counted) for row in parameter_rows(**shape, gated=gated))
     if sizes.by_layers is not None:
         yield RuleRow("parameters, by layer", sizes.formula, "count", sizes.by_layers, counted, "no norms, no biases")
 
 
 def _flops(ledger: Ledger, sizes: Sizes) -> Iterator[RuleRow]:
-    parameters, tokens = ledger.parameters, sizes.tokens
-    yield RuleRow(
-        "FLOPs, forward", "2·N·T", "FLOP", forward_flops_rule(parameters, tokens), ledger.forward_flops, "T of a step"
-    )
-    backward = backward_flops_rule(parameters, tokens)
-    yield RuleRow("FLOPs, backward", "4·N·T", "FLOP", backward, ledger.backward_flops)
-    whole = training_flops_rule(parameters, tokens)
-    yield RuleRow("FLOPs, training", "6·N·T", "FLOP", whole, ledger.flops)
-    attention = attention_flops_rule(
+    tokens = sizes.tokens
+    rows = step_flops_rows(ledger.parameters, tokens)
+    counts = (ledger.forward_flops, ledger.backward_flops, ledger.flops)
+    yield from (replace(row, count=count) for row, count in zip(rows, counts, strict=True))
+    row = attention_row(
         n_layers=sizes.n_layers,
         d_model=sizes.n_heads * (sizes.head_dim or sizes.d_model // sizes.n_heads),
         context_length=sizes.context_length,
         tokens=tokens,
     )
-    counted = ledger.attention_flops or None
-    yield RuleRow("FLOPs, attention", "12·L·d·s·T", "FLOP", attention, counted, "over all pairs")
+    yield replace(row, count=ledger.attention_flops or None)
+    whole, attention = rows[-1].rule, row.rule
     yield RuleRow("FLOPs, with attention", "6·N·T + 12·L·d·s·T", "FLOP", whole + attention, ledger.flops)
     if sizes.multiplying is not None:
         used = training_flops_rule(sizes.multiplying, tokens) + attention
@@ -373,25 +421,12 @@ def _bytes(ledger: Ledger, sizes: Sizes, block: str) -> Iterator[RuleRow]:
     kept = sum(row.bytes_kept for row in ledger.rows if f"{row.module}.".startswith(f"{block}."))
     micro_batches = sizes.sequences // sizes.batch_size
     ran = _form_of_attention(ledger)
-    formulas: dict[Literal["plain", "flash", "checkpointed"], str] = {
-        "plain": "s·b·d·(34 + 5·h·s/d)",
-        "flash": "34·s·b·d",
-        "checkpointed": "2·s·b·d",
-    }
-    for form, formula in formulas.items():
-        rule = activation_bytes_rule(
-            batch_size=sizes.batch_size,
-            context_length=sizes.context_length,
-            d_model=sizes.d_model,
-            n_heads=sizes.n_heads,
-            form=form,
-        )
-        counted = kept / micro_batches if form == ran else None
-        note = "rule: in 16 bits, with dropout"
-        yield RuleRow(f"activations per layer, {form}", formula, "bytes", rule, counted or None, note)
+    shape = {name: getattr(sizes, name) for name in ("batch_size", "context_length", "d_model", "n_heads")}
+    for form, row in activation_rows(**shape):
+        yield replace(row, count=(kept / micro_batches or None) if form == ran else None)
 
 
-def _form_of_attention(ledger: Ledger) -> Literal["plain", "flash", "checkpointed"]:
+def _form_of_attention(ledger: Ledger) -> AttentionForm:
     if any(row.phase == "recompute" for row in ledger.rows):
         return "checkpointed"
     # A fused kernel holds no scores.

@@ -25,7 +25,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "plan, before anything runs": {
         "recipe": Command("print a recipe, the TOML file that says all that a run does", "plan.recipe"),
-        "plan": Command("say what a run will take: parameters, FLOPs, bytes, seconds", "plan.training"),
+        "plan": Command("say what a run will take: parameters, FLOPs, bytes, seconds", "plan:plan"),
         "fit": Command("say how large a model some accelerators can train", "plan.fit"),
         "count": Command("trace a training step: FLOPs, bytes by operator or module", "plan.count"),
         "budget": Command("say what FLOPs, days or dollars buy, by a fitted law", "plan.budget"),

@@ -10,9 +10,10 @@ import dataclasses
 import functools
 import inspect
 import io
+import math
 import re
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
@@ -80,7 +81,36 @@ def takes(*options: type) -> Callable[[Main], Main]:
 
 def options_of(run: Main) -> tuple[type, ...]:
     """The dataclasses that a command parses."""
-    return run.__dict__.get("options", ())
+    return getattr(run, "options", ())
+
+
+def require_above_zero(options: Any, *names: str) -> None:
+    """Raise NapkinError for an option that is given and not a finite number above 0."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not 0 < value < math.inf:
+            raise NapkinError(f"--{_option(name)} is {value}: use a number above 0")
+
+
+def refuse_given(options: Any, names: Iterable[str], why: str) -> None:
+    """Raise NapkinError for options that are not at their defaults, although they mean nothing beside others."""
+    defaults = {field.name: _default(field) for field in dataclasses.fields(options)}
+    for name in names:
+        if getattr(options, name) != defaults[name]:
+            negated = "no-" * (defaults[name] is True)
+            raise NapkinError(f"--{negated}{_option(name)} {why}: leave it out")
+
+
+def _option(field: str) -> str:
+    return {"passes": "pass"}.get(field, field.replace("_", "-"))
+
+
+class UnknownArgument(NapkinError):
+    """An argument that the command does not have."""
+
+    def __init__(self, argument: str, message: str) -> None:
+        super().__init__(message)
+        self.argument = argument
 
 
 _REGISTRY = ConstructorRegistry()
@@ -91,7 +121,8 @@ def parse(options: type[Options], command: str, arguments: Sequence[str], defaul
     """Parse a command's options into its dataclass; `--help` shows its docstrings, types and defaults: all of them, or
     those that the dataclass names in `FIRST`; `--help SECTION` those of a group.
 
-    Raises NapkinError for an unknown option, a value of the wrong type, a superfluous or a missing argument.
+    Raises UnknownArgument for an option that it does not have or a superfluous argument, NapkinError for a value of the
+    wrong type or a missing argument.
     """
     complaint = io.StringIO()
     first = getattr(options, "FIRST", None)
@@ -123,7 +154,7 @@ def parse(options: type[Options], command: str, arguments: Sequence[str], defaul
         raise NapkinError(_explained(_first_paragraph(complaint.getvalue()), command)) from None
     assert parsed is not None
     if unknown:
-        raise NapkinError(_unknown(unknown[0], options, command))
+        raise UnknownArgument(unknown[0].partition("=")[0], _unknown(unknown[0], options, command))
     return parsed
 
 

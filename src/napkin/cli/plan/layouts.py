@@ -3,14 +3,15 @@
 import dataclasses
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from napkin.accounting.rules import adamw_bytes_rule, bytes_per_parameter, parameters_rule
 from napkin.cli.common.files import folder_for, refuse_existing
+from napkin.cli.common.options import JsonOption, require_above_zero
 from napkin.cli.common.progress import progress_line
-from napkin.cli.common.recipe_options import with_tokens
+from napkin.cli.common.recipe_options import RecipeOptions, RecipeSource, TokenBudget, recipe_command, with_tokens
 from napkin.cli.common.terminal import print_json, say
 from napkin.errors import NapkinError
 from napkin.files import atomic_write_text
@@ -32,10 +33,19 @@ USUAL_TOKENS = 2**22
 """Per step, where a recipe sets no batch size: about what Llama 2 and GPT-3 were trained with."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LayoutOptions:
-    """For plans that choose how ranks divide the work."""
+@dataclasses.dataclass(frozen=True)
+class LayoutOptions(RecipeOptions, TokenBudget, JsonOption):
+    """Search how devices divide the work of a run: the best layouts, and why the others lose; or the fewest devices for
+    a time, or the fastest for a budget."""
 
+    FIRST = ("preset", "on", "tokens", "layout", "within", "for", *RecipeOptions.FIRST)
+
+    on: str | None = None
+    """Accelerators to plan for: A100-80GB; 64xH100, in nodes as they are sold; 8x8xH100, 8 nodes of 8; 4xp4d.24xlarge,
+    4 such nodes. `napkin hardware` lists them, and a TOML file describes another: 8xmydevice.toml. The batch is split
+    among them. None is this machine."""
+    usd_per_hour: float | None = None
+    """Price of one device; None is the catalogue's, if it has one."""
     layout: Literal["auto", "any"] | None = None
     """auto searches all layouts of the devices that napkin trains: sizes of all dimensions, micro-batch,
     recomputation, schedule and stages; any also those that it does not train. What the recipe says of these is not
@@ -48,30 +58,17 @@ class LayoutOptions:
     timeline: str | None = None
     """Write a picture of one step, stage by stage, to this SVG file."""
 
-
-@runtime_checkable
-class _PlanOptions(Protocol):
-    """What is read of the options of `napkin plan`."""
-
-    @property
-    def on(self) -> str | None: ...
-    @property
-    def layout(self) -> Literal["auto", "any"] | None: ...
-    @property
-    def within(self) -> str | None: ...
-    @property
-    def for_(self) -> str | None: ...
-    @property
-    def timeline(self) -> str | None: ...
-    @property
-    def usd_per_hour(self) -> float | None: ...
-    @property
-    def tokens(self) -> str | None: ...
-    @property
-    def json(self) -> bool: ...
+    def __post_init__(self) -> None:
+        """Raise NapkinError for a price that cannot be."""
+        require_above_zero(self, "usd_per_hour")
 
 
-def chosen(options: _PlanOptions) -> bool:
+@recipe_command("plan layouts", LayoutOptions)
+def main(options: LayoutOptions, source: RecipeSource) -> None:
+    search(options.recipe, options, source.given())
+
+
+def chosen(options: LayoutOptions) -> bool:
     """Whether a search was asked for."""
     return any(each is not None for each in (options.layout, options.within, options.for_))
 
@@ -104,7 +101,7 @@ def too_large_whole(peak_bytes: int, site: "Site") -> str:
     return f"{_WHOLE} {format_bytes(peak_bytes)}, {memory_of(site.device_name, site.memory_bytes)}"
 
 
-def search(recipe: Recipe, options: _PlanOptions, given: set[str], *, why: str | None = None) -> None:
+def search(recipe: Recipe, options: LayoutOptions, given: set[str], *, why: str | None = None) -> None:
     """Print the best layouts, or the least hardware; `why` says why they are searched where that was not asked for."""
     on, usd_per_hour = options.on, options.usd_per_hour
     if on is None:
@@ -148,7 +145,7 @@ def search(recipe: Recipe, options: _PlanOptions, given: set[str], *, why: str |
         _write_picture(found.plans[0], picture)
 
 
-def print_one(recipe: Recipe, options: _PlanOptions) -> None:
+def print_one(recipe: Recipe, options: LayoutOptions) -> None:
     """Print the plan of the recipe's own layout."""
     assert options.on is not None
     picture = _picture_path(options)
@@ -207,7 +204,7 @@ def _with_batch(recipe: Recipe, n_devices: int, *, given: set[str]) -> tuple[Rec
     return dataclasses.replace(recipe, training=training), told
 
 
-def _picture_path(options: _PlanOptions) -> Path | None:
+def _picture_path(options: LayoutOptions) -> Path | None:
     if options.timeline is None:
         return None
     path = Path(options.timeline)

@@ -6,12 +6,12 @@ from napkin.accounting.pricing import Spent
 from napkin.accounting.quantities import Unit, format_figure
 from napkin.accounting.rules import RuleRow, rules_table
 from napkin.cli.common.terminal import print_rich, print_table, say
-from napkin.cli.plan.failure_lines import failure_lines, is_worth_saying
 from napkin.cli.plan.layout_output import print_routing
 from napkin.hardware.calibration_cache import calibration_of_this_machine
 from napkin.hardware.ceilings import CatalogueCeilings
 from napkin.hardware.cluster import find_cluster
 from napkin.planning.rules.sizes import sizes_of
+from napkin.planning.step.failure_cost import failure_lines, failures_are_worth_saying
 from napkin.planning.step.failure_plan import planned_failures
 from napkin.planning.step.kernel_choice import describe_compile
 from napkin.planning.step.machine import Progress
@@ -95,7 +95,7 @@ def _held(plan: Plan) -> str:
 
 def _print_failures(plan: Plan) -> None:
     n_devices, given = plan.site.n_devices, plan.site.mtbf_hours is not None
-    if is_worth_saying(plan.seconds, n_devices, given=given):
+    if failures_are_worth_saying(plan.seconds, n_devices, given=given):
         for line in failure_lines(planned_failures(plan), given=given):
             say(line)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from napkin.cli.common.options import JsonOption, Switch
+from napkin.cli.common.options import JsonOption
 from napkin.cli.common.progress import progress_line
 from napkin.cli.common.recipe_options import RecipeOptions, RecipeSource, recipe_command
 from napkin.cli.common.terminal import notify, print_json, print_table, say
@@ -107,17 +107,12 @@ def engine_service_json(plan: "EngineService") -> dict[str, Any]:
     }
 
 
-OPTION = "--serve"
-
-
 @dataclass(frozen=True)
 class ServiceOptions(RecipeOptions, JsonOption):
     """Plan a service: memory, time to first token (TTFT), time per output token (TPOT), tokens per second and dollars
     under a constant number of concurrent requests, for each degree of tensor parallelism of the devices. Of the recipe
-    only the model is read: napkin plan --serve --preset llama-3-8b --on 8xH100 --concurrency 64."""
+    only the model is read: napkin plan service --preset llama-3-8b --on 8xH100 --concurrency 64."""
 
-    serve: Switch = False
-    """Plan a service, not a training run."""
     on: str | None = None
     """Accelerators: H100, 8xH100, 8xmydevice.toml; `napkin hardware` lists them. None is napkin's own engine on this
     machine, whose steps are timed."""
@@ -143,7 +138,7 @@ class ServiceOptions(RecipeOptions, JsonOption):
     """Price of one device; None is the catalogue's, if it has one."""
 
 
-@recipe_command("plan", ServiceOptions)
+@recipe_command("plan service", ServiceOptions)
 def main(options: ServiceOptions, _: RecipeSource) -> None:
     if options.usd_per_hour is not None and not 0 < options.usd_per_hour < math.inf:
         raise NapkinError(f"--usd-per-hour is {options.usd_per_hour}: use a number above 0")

@@ -1,35 +1,29 @@
 """`napkin plan`."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from napkin.cli.common.options import JsonOption, Switch, takes
+from napkin.cli.common.options import Switch, require_above_zero
 from napkin.cli.common.progress import progress_line
-from napkin.cli.common.recipe_options import RecipeOptions, TokenBudget, parse_with_recipe
+from napkin.cli.common.recipe_options import RecipeOptions, RecipeSource, recipe_command
 from napkin.cli.common.terminal import notify, print_json
-from napkin.cli.plan import layouts, rule, service
-from napkin.cli.plan.failure_lines import FailureOptions
+from napkin.cli.plan import layouts
+from napkin.cli.plan.failure_options import FailureOptions
 from napkin.errors import NapkinError
 
 
 @dataclass(frozen=True)
-class PlanOptions(RecipeOptions, TokenBudget, layouts.LayoutOptions, FailureOptions, JsonOption):
+class PlanOptions(layouts.LayoutOptions, FailureOptions):
     """Say what a run will take before it starts, without allocating its tensors. No text is needed: without a
-    tokenizer, --model.vocab-size gives the number of token ids. By rule alone, for any size and any accelerator: napkin
-    plan --params 70B --tokens 15T --on 1024xH100, which has options of its own: napkin plan --params 70B --help."""
+    tokenizer, --model.vocab-size gives the number of token ids. Other plans, with options of their own: by rule alone,
+    for any size and any accelerator, napkin plan rule --params 70B --tokens 15T --on 1024xH100; the best of all
+    layouts, napkin plan layouts; a service, napkin plan service."""
 
     FIRST = ("preset", "on", "tokens", "layout", "within", "memory-options", *RecipeOptions.FIRST)
 
-    on: str | None = None
-    """Accelerators to plan for: A100-80GB; 64xH100, in nodes as they are sold; 8x8xH100, 8 nodes of 8; 4xp4d.24xlarge,
-    4 such nodes. `napkin hardware` lists them, and a TOML file describes another: 8xmydevice.toml. The batch is split
-    among them. None is this machine."""
     by: Literal["operator", "module", "phase"] = "operator"
     """What the seconds are split by."""
-    usd_per_hour: float | None = None
-    """Price of one device; None is the catalogue's, if it has one."""
     watts: float | None = None
     """Power of one device; None is the catalogue's, if it has it."""
     law: str | None = None
@@ -42,22 +36,10 @@ class PlanOptions(RecipeOptions, TokenBudget, layouts.LayoutOptions, FailureOpti
     """Also print what each memory option, such as recomputing activations, saves and costs."""
 
 
-@takes(PlanOptions, rule.PlanByRuleOptions, service.ServiceOptions)
-def main(arguments: Sequence[str]) -> None:
+@recipe_command("plan", PlanOptions)
+def main(options: PlanOptions, source: RecipeSource) -> None:
     """Print rule and count side by side, and whether the run fits; the status is 2 if it does not."""
-    if service.OPTION in arguments:
-        service.main(arguments)
-        return
-    if _is_by_rule(arguments):
-        rule.main(arguments)
-        return
-    options, source = parse_with_recipe(PlanOptions, "plan", arguments)
-    if options.decode_batch_size < 1:
-        raise NapkinError(f"--decode-batch-size is {options.decode_batch_size}: use a number above 0")
-    for name in ("usd_per_hour", "watts"):
-        value = getattr(options, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise NapkinError(f"--{name.replace('_', '-')} is {value}: use a number above 0")
+    require_above_zero(options, "decode_batch_size", "watts")
     options.refuse_impossible()
     if options.law is not None and (layouts.chosen(options) or options.timeline is not None):
         raise NapkinError("--law predicts the loss of a plan of one layout: leave --layout and --timeline out")
@@ -109,16 +91,3 @@ def main(arguments: Sequence[str]) -> None:
     refuse_what_does_not_fit(plan)
     for warning in plan.warnings:
         notify(warning)
-
-
-def _is_by_rule(arguments: list[str]) -> bool:
-    """A plan by rule needs no recipe; with one, --within is the deadline of its run."""
-    names = _names(arguments)
-    has_recipe = bool(arguments) and not arguments[0].startswith("-")
-    return bool(names & rule.CHOOSES) and not (
-        names & {"--preset", "--layout", "--for"} or has_recipe or any(name.startswith("--model.") for name in names)
-    )
-
-
-def _names(arguments: list[str]) -> set[str]:
-    return {argument.split("=")[0].replace("_", "-") for argument in arguments if argument.startswith("-")}
