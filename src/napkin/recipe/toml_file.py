@@ -115,7 +115,8 @@ def _toml_table(table: Any) -> dict[str, Any]:
 
 
 def _refuse_unknown(values: dict[str, Any], cls: type, where: str, prefix: str = "") -> None:
-    types = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls)
+    types = {each.name: hints[each.name] for each in dataclasses.fields(cls)}
     for name, value in values.items():
         if name not in types:
             raise NapkinError(f"'{where}': unknown field '{prefix}{name}': {suggestion(name, types, prefix=prefix)}")

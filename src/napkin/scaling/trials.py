@@ -75,7 +75,8 @@ def read_axis(name: str, text: str) -> Axis:
 
 
 def _type_of(name: str, table: str, field: str) -> Any:
-    tables = typing.get_type_hints(Recipe)
+    hints = typing.get_type_hints(Recipe)
+    tables = {each.name: hints[each.name] for each in dataclasses.fields(Recipe)}
     known = {
         f"{each}.{inner.name}".replace("_", "-"): each for each in tables for inner in dataclasses.fields(tables[each])
     }
