@@ -6,6 +6,7 @@ import pytest
 
 from napkin.accounting.rules import decode_seconds_rule, kv_cache_bytes_rule
 from napkin.cli import main
+from napkin.planning.rules import RuleDevices, training_by_rule
 
 
 def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -171,3 +172,38 @@ def test_a_question_without_an_answer_is_refused_in_one_line(
     refusal = capsys.readouterr().err
     assert reason in refusal
     assert refusal.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("--params 7B --preset gpt2", "'--preset' does not go with --params, which is `napkin plan rule`"),
+        ("recipe.toml --params 7B", "'recipe.toml' does not go with --params, which is `napkin plan rule`"),
+        ("--serve --preset gpt2 --layout auto", "'--layout' does not go with --serve, which is `napkin plan service`"),
+        ("--preset gpt2 --concurrency 3", "'--concurrency' is an option of `napkin plan service`"),
+        ("rule --on H100", "there is nothing to plan: give --params 7B"),
+    ],
+)
+def test_an_option_of_another_form_is_refused_with_its_name(
+    capsys: pytest.CaptureFixture[str], arguments: str, line: str
+) -> None:
+    assert main(["plan", *arguments.split()]) == 2
+    refusal = capsys.readouterr().err
+    assert line in refusal
+    assert refusal.count("\n") == 1
+
+
+def test_a_form_is_named_or_chosen_by_its_option(capsys: pytest.CaptureFixture[str]) -> None:
+    run = ["--params", "7B", "--tokens", "1T", "--on", "8xH100", "--json"]
+    assert output(capsys, "plan", "rule", *run) == output(capsys, "plan", *run)
+
+
+def test_a_plan_by_rule_in_python_has_the_figures_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = training_by_rule(7 * 10**9, 10**12, devices=RuleDevices.of("8xH100"))
+    found = figures(capsys, "--params", "7B", "--tokens", "1T", "--on", "8xH100")
+    for name in ("device", "flops", "seconds", "dollars", "kilowatt_hours", "state_bytes"):
+        assert plan.as_values()[name] == found[name]
+    assert plan.figures["seconds"] == pytest.approx(6 * 7e9 * 1e12 / (0.5 * 8 * 989.5e12))
+    title, *lines = repr(plan).splitlines()
+    assert title.startswith("plan by rule: 8 × 990 TFLOP/s dense bf16")
+    assert len(lines) == len(plan.lines)

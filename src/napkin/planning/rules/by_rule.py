@@ -5,6 +5,7 @@ and how well devices are used (`utilisation_by_rule`). A plan holds its figures 
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +60,7 @@ class RuleDevices:
         return f"{self.n:,} × {rate} dense {self.format} ({self.device.name})"
 
 
-@dataclass
+@dataclass(repr=False)
 class RulePlan(Summary):
     """The answer to a question: figures for programs, and for people a line for each, with its arithmetic."""
 
@@ -71,9 +72,10 @@ class RulePlan(Summary):
     figures: dict[str, Any] = field(default_factory=dict)
     lines: list[Line] = field(default_factory=list)
 
-    def summary(self) -> list[Line]:
+    def summary(self) -> Iterator[Line]:
         """The heading, and the lines."""
-        return [("plan by rule", str(self.devices or f"{format_count(self.parameters)} parameters")), *self.lines]
+        yield "plan by rule", str(self.devices or f"{format_count(self.parameters)} parameters")
+        yield from self.lines
 
     def as_values(self) -> dict[str, Any]:
         """The figures with the name of the devices."""
