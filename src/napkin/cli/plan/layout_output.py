@@ -77,7 +77,7 @@ def print_layout_plan(plan: LayoutPlan) -> None:
     """Print bytes of each rank of the pipeline, and the seconds of a step by what they are for."""
     site = plan.site
     say(f"plan for {site.name}: {layout_name(plan)}, {plan.micro_batches:,} micro-batches per step")
-    names = list(described(plan.ranks[0]))
+    names = list(plan.ranks[0].by_use)
     blocks = _blocks_of_ranks(plan)
     shown = _rows_shown(len(plan.ranks))
     print_table(

@@ -86,7 +86,7 @@ def _moved(data: DataConfig, moved: MovedData) -> DataConfig:
     return dataclasses.replace(data, train=moved.train or data.train, validation=validation)
 
 
-def _names_layout(arguments: list[str]) -> bool:
+def _names_layout(arguments: Sequence[str]) -> bool:
     """Whether any option names a layout, be it the default one."""
     return any(argument.startswith("--parallelism.") for argument in arguments)
 
